@@ -1,0 +1,61 @@
+# Every target does its own set-up in .venv: python3 (3.11 or newer) and a C compiler are enough.
+#   make demo                       flights -> embedded broker -> read back and verified
+#   make demo BOOTSTRAP=host:port   the same against your own cluster
+#   make demo KAFKA=1               the same against three real Kafka nodes (JDK 17+, Maven)
+#   make test                       lint + unit tests + coverage thresholds
+#   make bench                      aiokprod beside aiokafka and confluent-kafka
+
+PYTHON ?= python3
+VENV   := .venv
+PY     := $(VENV)/bin/python
+PIP    := $(PY) -m pip --disable-pip-version-check --quiet
+INPUTS := pyproject.toml setup.py $(wildcard aiokprod/hot/*.pyx aiokprod/hot/*.pxd)
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint unit bench integration clean
+
+help:
+	@sed -n 's/^#  *make/  make/p' Makefile
+
+$(PY):
+	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(0 if v >= (3, 11) else \
+	    f"aiokprod needs Python 3.11 or newer, {sys.executable} is {v[0]}.{v[1]}: use make PYTHON=...")'
+	$(PYTHON) -m venv $(VENV)
+
+# The stamps are keyed on everything that decides what is installed and compiled, so that a repeat
+# run costs nothing and an edited .pyx is never shadowed by the extension built before the edit.
+$(VENV)/.demo: $(PY) $(INPUTS)
+	$(PIP) install --editable '.[demo]'
+	@touch $@
+
+$(VENV)/.test: $(PY) $(INPUTS)
+	$(PIP) install --editable '.[test,dev]'
+	@touch $@ $(VENV)/.demo
+
+demo: $(VENV)/.demo
+	@$(PY) -m examples.demo $(if $(BOOTSTRAP),--bootstrap '$(BOOTSTRAP)') $(if $(KAFKA),--kafka)
+
+test: lint unit
+
+lint: $(VENV)/.test
+	$(PY) -m ruff check .
+	$(PY) -m mypy
+
+# `coverage run` and not pytest-cov: it sees the lines that run while pytest loads its plug-ins.
+unit: $(VENV)/.test
+	$(PY) -m coverage erase
+	$(PY) -m coverage run -m pytest
+	$(PY) -m coverage json --quiet -o coverage.json
+	$(PY) .ci/check_coverage.py coverage.json
+
+integration: $(VENV)/.test
+	$(PY) -m pytest tests/integration
+
+bench: $(VENV)/.test
+	$(PY) -m benchmarks.compare
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .coverage coverage.json htmlcov \
+	    .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -f aiokprod/hot/*.c aiokprod/hot/*.so
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

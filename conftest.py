@@ -1,0 +1,3 @@
+"""Loads the shipped pytest plugin: header with the kind of build, cluster fixtures."""
+
+pytest_plugins = ("aiokprod.testing.pytest_plugin",)
