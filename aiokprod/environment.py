@@ -1,0 +1,50 @@
+"""The outside world as one value: network, wall clock, randomness. Tests replace it."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+
+class Dialer(Protocol):
+    """Names and connections. The caller bounds both by timeouts of its own."""
+
+    async def connect(
+        self, protocol_factory: Callable[[], asyncio.Protocol], host: str, port: int
+    ) -> tuple[asyncio.Transport, asyncio.Protocol]:
+        """Connect to one address.
+
+        Raises:
+            DialError: refused, unreachable or the handshake failed.
+        """
+
+    async def resolve(self, host: str, port: int) -> list[tuple[str, int]]:
+        """All addresses of a name, in the order to try them; never empty.
+
+        Raises:
+            DialError: the name has no address.
+        """
+
+
+def unix_ms() -> int:
+    """Wall clock in milliseconds since 1970; the only read of it in the package."""
+    return time.time_ns() // 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """What a producer takes from outside.
+
+    Attributes:
+        dialer: resolves names and opens connections.
+        unix_ms: wall clock, read for record timestamps only.
+        rng: jitter and partition choice; seeded in simulations.
+    """
+
+    dialer: Dialer
+    unix_ms: Callable[[], int] = unix_ms
+    rng: random.Random = field(default_factory=random.Random)

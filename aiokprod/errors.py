@@ -1,0 +1,378 @@
+"""The exception tree: one class per thing a caller does differently.
+
+    KafkaError
+    ├── ConfigError (ValueError)        fix the configuration
+    ├── SerializationError (ValueError) fix the record
+    ├── RecordTooLarge (ValueError)     fix the record
+    ├── WouldBlock                      wait or shed load
+    │   ├── BufferFull
+    │   └── MetadataMissing
+    ├── KafkaTimeout (TimeoutError)     may send again, knowing `.outcome`
+    │   ├── MetadataTimeout
+    │   ├── BufferTimeout
+    │   └── DeliveryTimeout
+    ├── NetworkError (OSError)          mostly retried inside
+    │   ├── DialError
+    │   ├── Disconnected
+    │   └── RequestTimedOut
+    ├── ProtocolError                   report a bug or an old broker
+    │   ├── DecodeError
+    │   ├── FrameTooLarge
+    │   ├── CorrelationMismatch
+    │   └── UnsupportedVersion
+    ├── AuthenticationError             fix the credentials
+    ├── BrokerError                     read `.code`
+    │   ├── AuthorizationError
+    │   ├── UnknownTopic
+    │   ├── InvalidTopic
+    │   └── RecordRejected
+    ├── TransactionError
+    │   ├── AbortableTransactionError   abort, then go on
+    │   └── FatalTransactionError       close
+    │       └── ProducerFenced
+    ├── ProducerClosed, WrongLoop, ForkedProcess   fix the program
+    └── ProducerFailed, NotReady        a bug of ours; the cause is chained
+
+Every instance carries `.outcome` (can the record be in the log?), `.retriable` and, when a broker
+or the client assigned one, `.code`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Final, Self
+
+from aiokprod.error_codes import Code, ErrorCode, Outcome, error_code
+
+__all__ = [
+    "AbortableTransactionError",
+    "AuthenticationError",
+    "AuthorizationError",
+    "BrokerError",
+    "BufferFull",
+    "BufferTimeout",
+    "Code",
+    "ConfigError",
+    "CorrelationMismatch",
+    "DecodeError",
+    "DeliveryTimeout",
+    "DialError",
+    "Disconnected",
+    "ErrorCode",
+    "FatalTransactionError",
+    "ForkedProcess",
+    "FrameTooLarge",
+    "InvalidTopic",
+    "KafkaError",
+    "KafkaTimeout",
+    "MetadataMissing",
+    "MetadataTimeout",
+    "NetworkError",
+    "NotReady",
+    "Outcome",
+    "ProducerClosed",
+    "ProducerFailed",
+    "ProducerFenced",
+    "ProtocolError",
+    "RecordRejected",
+    "RecordTooLarge",
+    "RequestTimedOut",
+    "SerializationError",
+    "TransactionError",
+    "UnknownTopic",
+    "UnsupportedVersion",
+    "WouldBlock",
+    "WrongLoop",
+    "broker_error",
+    "error_code",
+]
+
+
+class KafkaError(Exception):
+    """Base of everything this package raises on purpose.
+
+    Attributes:
+        message: the text, without the code.
+        code: row of the error table, or None if no code belongs to the failure.
+        outcome: whether the record can be in the log; NOT_SENT and REJECTED are safe to resend.
+        retriable: the same call may succeed later.
+
+    What is not given comes from the code, else from the class. Instances pickle and copy with all
+    their attributes; chained exceptions and tracebacks stay behind.
+    """
+
+    default_outcome: ClassVar[Outcome] = Outcome.UNKNOWN
+    default_retriable: ClassVar[bool] = False
+    default_code: ClassVar[Code | None] = None
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        code: ErrorCode | None = None,
+        outcome: Outcome | None = None,
+        retriable: bool | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        given_code = code is not None
+        if code is None and self.default_code is not None:
+            code = error_code(self.default_code)
+        self.code = code
+        if outcome is None:
+            outcome = code.outcome if code is not None and given_code else self.default_outcome
+        if retriable is None:
+            retriable = (
+                code.retriable if code is not None and given_code else self.default_retriable
+            )
+        self.outcome = outcome
+        self.retriable = retriable
+
+    def __str__(self) -> str:
+        if self.code is None:
+            return self.message
+        return f"{self.message} [{self.code.name}]"
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.message!r}, outcome={self.outcome.value})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (type(self), self.message, dict(self.__dict__))
+
+    def copy(self) -> Self:
+        """A fresh equal exception whose `__cause__` is this one.
+
+        Each awaiter of a batch gets its own: raising one instance from several tasks would mix
+        their tracebacks.
+        """
+        fresh: Self = _rebuild(type(self), self.message, dict(self.__dict__))
+        fresh.__cause__ = self
+        return fresh
+
+
+def _rebuild(cls: type[Any], message: str, state: dict[str, Any]) -> Any:
+    error = cls.__new__(cls)
+    error.args = (message,)
+    error.__dict__.update(state)
+    return error
+
+
+class ConfigError(KafkaError, ValueError):
+    """A setting or an argument is wrong; the message names it, its value and the mend."""
+
+    default_outcome = Outcome.NOT_SENT
+
+
+class SerializationError(KafkaError, ValueError):
+    """A serializer failed on a key or value; nothing was appended."""
+
+    default_outcome = Outcome.NOT_SENT
+
+
+class RecordTooLarge(KafkaError, ValueError):
+    """The record exceeds a limit of the client (NOT_SENT) or of the topic (REJECTED)."""
+
+    default_outcome = Outcome.NOT_SENT
+
+
+class WouldBlock(KafkaError):
+    """`try_submit` cannot admit the record without waiting."""
+
+    default_outcome = Outcome.NOT_SENT
+    default_retriable = True
+
+
+class BufferFull(WouldBlock):
+    """buffer_memory is used up at the moment."""
+
+
+class MetadataMissing(WouldBlock):
+    """The topic's metadata are not known yet; a fetch has been requested."""
+
+
+class KafkaTimeout(KafkaError, TimeoutError):
+    """A deadline of the caller or of the configuration passed."""
+
+    default_retriable = True
+
+
+class MetadataTimeout(KafkaTimeout):
+    """Topic or partition did not appear in the metadata in time; nothing was appended."""
+
+    default_outcome = Outcome.NOT_SENT
+
+
+class BufferTimeout(KafkaTimeout):
+    """No buffer memory became free in time; nothing was appended."""
+
+    default_outcome = Outcome.NOT_SENT
+
+
+class DeliveryTimeout(KafkaTimeout):
+    """delivery_timeout_ms passed; `.outcome` is NOT_SENT only if no byte was written."""
+
+
+class NetworkError(KafkaError, OSError):
+    """A connection failed; retried inside, so callers mostly never see it."""
+
+    default_retriable = True
+
+
+class DialError(NetworkError):
+    """Name resolution or connecting failed."""
+
+    default_outcome = Outcome.NOT_SENT
+
+
+class Disconnected(NetworkError):
+    """The connection ended before the answer arrived."""
+
+    default_code = Code.NETWORK_EXCEPTION
+
+
+class RequestTimedOut(NetworkError):
+    """No answer arrived within request_timeout_ms; the connection was closed."""
+
+    default_code = Code.REQUEST_TIMED_OUT
+
+
+class ProtocolError(KafkaError):
+    """Bytes or answers that the protocol does not allow."""
+
+
+class DecodeError(ProtocolError):
+    """Bytes do not follow the schema, or are left over after it."""
+
+
+class FrameTooLarge(ProtocolError):
+    """A frame announces more bytes than receive_max_bytes."""
+
+
+class CorrelationMismatch(ProtocolError):
+    """An answer does not belong to the oldest open request of its connection."""
+
+
+class UnsupportedVersion(ProtocolError):
+    """Broker and client share no version of a request, or a field needs a newer one."""
+
+    default_outcome = Outcome.NOT_SENT
+    default_code = Code.UNSUPPORTED_VERSION
+
+
+class AuthenticationError(KafkaError):
+    """TLS or SASL was refused."""
+
+    default_outcome = Outcome.NOT_SENT
+
+
+class BrokerError(KafkaError):
+    """A broker answered with an error code; read `.code`."""
+
+
+class AuthorizationError(BrokerError):
+    """The principal lacks a permission; heals when the ACL is fixed."""
+
+    default_outcome = Outcome.REJECTED
+
+
+class UnknownTopic(BrokerError):
+    """Topic, partition or topic id does not exist where the metadata placed it."""
+
+    default_outcome = Outcome.REJECTED
+    default_retriable = True
+
+
+class InvalidTopic(BrokerError):
+    """The topic's name is not allowed."""
+
+    default_outcome = Outcome.REJECTED
+
+
+class RecordRejected(BrokerError):
+    """The broker refused the records themselves: timestamp, format, policy, validation."""
+
+    default_outcome = Outcome.REJECTED
+
+
+class TransactionError(KafkaError):
+    """The transaction cannot go on as asked."""
+
+
+class AbortableTransactionError(TransactionError):
+    """Abort the transaction; the producer stays usable."""
+
+
+class FatalTransactionError(TransactionError):
+    """The producer can only be closed."""
+
+
+class ProducerFenced(FatalTransactionError):
+    """Another producer with the same transactional id took over."""
+
+    default_outcome = Outcome.REJECTED
+    default_code = Code.PRODUCER_FENCED
+
+
+class ProducerClosed(KafkaError):
+    """The producer was closed before or during the call."""
+
+    default_outcome = Outcome.NOT_SENT
+
+
+class WrongLoop(KafkaError):
+    """The producer belongs to another event loop."""
+
+    default_outcome = Outcome.NOT_SENT
+
+
+class ForkedProcess(KafkaError):
+    """The producer was created in the parent process; its sockets must not be shared."""
+
+    default_outcome = Outcome.NOT_SENT
+
+
+class ProducerFailed(KafkaError):
+    """A task of the producer died of the chained cause; create a new producer."""
+
+
+class NotReady(KafkaError):
+    """A request was handed to a node that could not take it: a bug in this package."""
+
+    default_outcome = Outcome.NOT_SENT
+
+
+_CLASS_OF: Final[dict[int, type[KafkaError]]] = {
+    Code.CORRUPT_MESSAGE: RecordRejected,
+    Code.UNKNOWN_TOPIC_OR_PARTITION: UnknownTopic,
+    Code.MESSAGE_TOO_LARGE: RecordTooLarge,
+    Code.INVALID_TOPIC_EXCEPTION: InvalidTopic,
+    Code.RECORD_LIST_TOO_LARGE: RecordRejected,
+    Code.TOPIC_AUTHORIZATION_FAILED: AuthorizationError,
+    Code.GROUP_AUTHORIZATION_FAILED: AuthorizationError,
+    Code.CLUSTER_AUTHORIZATION_FAILED: AuthorizationError,
+    Code.INVALID_TIMESTAMP: RecordRejected,
+    Code.UNSUPPORTED_SASL_MECHANISM: AuthenticationError,
+    Code.ILLEGAL_SASL_STATE: AuthenticationError,
+    Code.UNSUPPORTED_VERSION: UnsupportedVersion,
+    Code.UNSUPPORTED_FOR_MESSAGE_FORMAT: RecordRejected,
+    Code.POLICY_VIOLATION: RecordRejected,
+    Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: AuthorizationError,
+    Code.SASL_AUTHENTICATION_FAILED: AuthenticationError,
+    Code.DELEGATION_TOKEN_AUTHORIZATION_FAILED: AuthorizationError,
+    Code.UNSUPPORTED_COMPRESSION_TYPE: RecordRejected,
+    Code.INVALID_RECORD: RecordRejected,
+    Code.PRODUCER_FENCED: ProducerFenced,
+    Code.UNKNOWN_TOPIC_ID: UnknownTopic,
+    Code.INCONSISTENT_TOPIC_ID: UnknownTopic,
+    Code.TRANSACTION_ABORTABLE: AbortableTransactionError,
+}
+
+
+def broker_error(number: int, message: str, *, outcome: Outcome | None = None) -> KafkaError:
+    """The exception for an error code a broker answered.
+
+    The message should name the topic-partition, broker, attempts and elapsed time; the meaning of
+    the code is appended. Codes without a class of their own become a plain `BrokerError`.
+    """
+    code = error_code(number)
+    cls = _CLASS_OF.get(number, BrokerError)
+    return cls(f"{message}: {code.text}", code=code, outcome=outcome)

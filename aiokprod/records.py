@@ -1,0 +1,141 @@
+"""Values a caller hands over and gets back."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Generic, NamedTuple, TypeAlias, TypeVar
+
+from aiokprod.errors import ConfigError, Outcome
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+Header: TypeAlias = tuple[str, bytes | None]
+"""Key (UTF-8 on the wire, not null) and value (None = null)."""
+
+MAX_TIMESTAMP_MS: Final = 2**63 - 1
+MAX_PARTITION: Final = 2**31 - 1
+
+_LEGAL_TOPIC: Final = re.compile(r"[a-zA-Z0-9._-]{1,249}", re.ASCII)
+
+
+class TopicPartition(NamedTuple):
+    """A topic and one of its partitions."""
+
+    topic: str
+    partition: int
+
+    def __str__(self) -> str:
+        return f"{self.topic}-{self.partition}"
+
+
+@dataclass(frozen=True, slots=True)
+class ProducerRecord(Generic[K, V]):
+    """A record before serialization.
+
+    Attributes:
+        topic: name of the topic.
+        value: None is a tombstone on compacted topics.
+        key: None means no key; an empty key is a key.
+        partition: 0 to 2³¹-1, or None to let the partitioner choose.
+        timestamp_ms: Unix time in milliseconds, 0 to 2⁶³-1, or None for the time of the append.
+        headers: pairs of str and bytes (or None), kept in order.
+
+    Raises:
+        ConfigError: topic, partition or timestamp is out of range.
+
+    Source: Java `ProducerRecord`.
+    """
+
+    topic: str
+    value: V | None = None
+    key: K | None = None
+    partition: int | None = None
+    timestamp_ms: int | None = None
+    headers: Sequence[Header] = ()
+
+    def __post_init__(self) -> None:
+        validate_topic(self.topic)
+        if self.partition is not None:
+            validate_partition(self.partition)
+        if self.timestamp_ms is not None:
+            validate_timestamp_ms(self.timestamp_ms)
+
+
+@dataclass(frozen=True, slots=True)
+class UndeliveredBatch:
+    """Records of one partition that were given up, and whether they can be in the log."""
+
+    topic_partition: TopicPartition
+    records: int
+    outcome: Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class DrainReport:
+    """What `close()` achieved.
+
+    Attributes:
+        delivered: records acknowledged since `close()` was called.
+        failed: records that failed since then, the undelivered ones included.
+        undelivered: what was still open when the timeout passed.
+        elapsed_s: duration of the close in seconds.
+        complete: True if nothing was left open.
+    """
+
+    delivered: int
+    failed: int
+    undelivered: tuple[UndeliveredBatch, ...]
+    elapsed_s: float
+    complete: bool
+
+
+def validate_topic(name: object) -> str:
+    """The name, if it is legal: 1 to 249 characters of ``a-z A-Z 0-9 . _ -``, not ``.`` or ``..``.
+
+    Raises:
+        ConfigError: it is not.
+
+    Source: Java `Topic.validate`.
+    """
+    if type(name) is str and _LEGAL_TOPIC.fullmatch(name) and name not in (".", ".."):
+        return name
+    if not isinstance(name, str):
+        raise ConfigError(f"topic must be a str, not {type(name).__name__}")
+    if _LEGAL_TOPIC.fullmatch(name) and name not in (".", ".."):
+        return name
+    shown = name if len(name) <= 60 else name[:60] + "…"
+    raise ConfigError(
+        f"topic {shown!r} ({len(name)} characters) is not legal: use 1 to 249 characters out of "
+        "ASCII letters, digits, '.', '_' and '-', and neither '.' nor '..'"
+    )
+
+
+def validate_partition(partition: object) -> int:
+    """The partition, if it is an int of 0 to 2³¹-1.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    if isinstance(partition, bool) or not isinstance(partition, int):
+        raise ConfigError(f"partition must be an int, not {type(partition).__name__}")
+    if not 0 <= partition <= MAX_PARTITION:
+        raise ConfigError(f"partition {partition} is not in the range 0 to {MAX_PARTITION}")
+    return partition
+
+
+def validate_timestamp_ms(timestamp_ms: object) -> int:
+    """The timestamp, if it is an int of 0 to 2⁶³-1 (milliseconds since 1970).
+
+    Raises:
+        ConfigError: it is not.
+    """
+    if isinstance(timestamp_ms, bool) or not isinstance(timestamp_ms, int):
+        raise ConfigError(f"timestamp_ms must be an int, not {type(timestamp_ms).__name__}")
+    if not 0 <= timestamp_ms <= MAX_TIMESTAMP_MS:
+        raise ConfigError(f"timestamp_ms {timestamp_ms} is not in the range 0 to 2**63 - 1")
+    return timestamp_ms
