@@ -1,0 +1,1 @@
+"""Testing kit: virtual time, in-memory network, a scripted Kafka cluster."""
