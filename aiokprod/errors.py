@@ -39,7 +39,7 @@ or the client assigned one, `.code`.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Final, Self
+from typing import Any, ClassVar, Final, Self, TypeVar
 
 from aiokprod.error_codes import Code, ErrorCode, Outcome, error_code
 
@@ -85,6 +85,9 @@ __all__ = [
     "broker_error",
     "error_code",
 ]
+
+
+_E = TypeVar("_E", bound="KafkaError")
 
 
 class KafkaError(Exception):
@@ -144,12 +147,12 @@ class KafkaError(Exception):
         Each awaiter of a batch gets its own: raising one instance from several tasks would mix
         their tracebacks.
         """
-        fresh: Self = _rebuild(type(self), self.message, dict(self.__dict__))
+        fresh = _rebuild(type(self), self.message, dict(self.__dict__))
         fresh.__cause__ = self
         return fresh
 
 
-def _rebuild(cls: type[Any], message: str, state: dict[str, Any]) -> Any:
+def _rebuild(cls: type[_E], message: str, state: dict[str, Any]) -> _E:
     error = cls.__new__(cls)
     error.args = (message,)
     error.__dict__.update(state)
