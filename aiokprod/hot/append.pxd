@@ -1,0 +1,60 @@
+from libc.stdint cimport int32_t, int64_t
+
+from aiokprod.hot.core cimport BatchCore, Delivery, MemoryBudget
+
+
+cdef class PartitionSlot:
+    cdef public BatchCore core
+    cdef readonly str topic
+    cdef readonly int32_t partition
+
+
+cdef class TopicSlot:
+    cdef readonly str topic
+    cdef readonly list slots
+    cdef public int32_t sticky
+    cdef public int64_t sticky_bytes
+
+
+cdef class BulkTracker:
+    cdef readonly list cores
+    cdef readonly Py_ssize_t count
+    cdef int64_t identity
+    cdef Py_ssize_t capacity
+    cdef int32_t* numbers
+    cdef int32_t* indices
+
+    cdef int reserve(self, Py_ssize_t capacity) except -1
+    cdef int add(self, BatchCore core, int32_t index) except -1
+
+
+cdef class Appender:
+    cdef public bint enabled
+    cdef readonly dict topics
+    cdef readonly int64_t max_request_size
+    cdef readonly int64_t sticky_limit
+    cdef readonly bint ignore_keys
+    cdef object loop
+    cdef object running_loop
+    cdef object roll
+    cdef object slow_submit
+    cdef object unix_ms
+    cdef object clock
+    cdef MemoryBudget memory
+    cdef bint tick_open
+    cdef int64_t tick_ms
+    cdef double slice_start
+    cdef double slice_length
+    cdef int since_check
+
+    cdef int open_tick(self) except -1
+    cdef bint slice_over(self)
+    cdef Delivery append_slot(self, TopicSlot slot, int32_t partition, bytes value, bytes key,
+                              int64_t timestamp, object headers, int64_t reserved)
+    cdef inline bint is_sticky(self, int32_t partition, bytes key):
+        return partition < 0 and (key is None or self.ignore_keys)
+    cdef PartitionSlot choose(self, TopicSlot topic, int32_t partition, bytes key)
+    cdef BatchCore encode(self, TopicSlot topic, int32_t partition, bytes value, bytes key,
+                          int64_t timestamp, object headers, int64_t reserved, int64_t charge)
+    cdef Delivery fast(self, object topic, object value, object key, object partition,
+                       object timestamp_ms, object headers)

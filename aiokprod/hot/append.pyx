@@ -1,0 +1,407 @@
+# cython: language_level=3, boundscheck=False, cdivision=True
+"""From a `submit` call to bytes in an open batch, without suspension and without Python code.
+
+The fast path takes records that need no policy: topic known, key and value already bytes, room in
+memory and in the batch. Whatever else comes up is answered with None, and the caller takes the
+slow path, which gives every error its text. Policy that runs once per batch (a new batch, the
+next sticky partition) is the `roll` callback.
+
+Source: Java `KafkaProducer.doSend`, `RecordAccumulator.append`, `BuiltInPartitioner` (KIP-794).
+"""
+
+cimport cython
+
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
+from cpython.dict cimport PyDict_GetItem
+from cpython.mem cimport PyMem_Free, PyMem_Realloc
+from cpython.ref cimport PyObject
+
+from aiokprod.hot.core cimport (
+    BatchCore, Delivery, MemoryBudget, headers_encoded_size, record_body_size,
+)
+from aiokprod.hot.encode cimport int32_t, int64_t, uint8_t, murmur2_bytes, varint_size
+
+from asyncio import _get_running_loop
+
+# Memory an unsettled record holds besides its bytes: its handle, with the allocator's overhead.
+DELIVERY_CHARGE = 96
+# Largest encoding of a record apart from key, value and headers (Java DefaultRecord
+# MAX_RECORD_OVERHEAD 21, plus the header count).
+RECORD_OVERHEAD = 26
+
+cdef int64_t _trackers = 0
+
+cdef enum:
+    CHARGE = 96
+    OVERHEAD = 26
+    BATCH_HEADER = 61
+    CHECK_EVERY = 64
+
+
+def record_size_bound(key, value, headers):
+    """Upper bound of a record's encoded bytes; key and value bytes or None.
+
+    Raises ValueError if headers are not (str, bytes | None) pairs.
+    """
+    cdef int32_t count
+    cdef Py_ssize_t size = headers_encoded_size(headers, &count)
+    if size < 0:
+        raise ValueError("headers must be a list or tuple of (str, bytes | None) tuples")
+    return (RECORD_OVERHEAD + size + (len(key) if key is not None else 0)
+            + (len(value) if value is not None else 0))
+
+
+cdef class PartitionSlot:
+    """The open batch of one partition, if any. The engine's queue of batches derives from it."""
+
+    def __init__(self, str topic not None, int32_t partition):
+        self.topic = topic
+        self.partition = partition
+
+
+cdef class TopicSlot:
+    """The partitions of one topic and its sticky choice (-1: none yet)."""
+
+    def __init__(self, str topic not None):
+        self.topic = topic
+        self.slots = []
+        self.sticky = -1
+
+
+@cython.freelist(256)
+cdef class Admission:
+    """What `submit` returns: await it for the `Delivery`. The record is admitted already.
+
+    Awaiting suspends for one loop pass if this task has held the loop for its time slice.
+    """
+    cdef Delivery delivery
+    cdef bint must_yield
+
+    def __await__(self):
+        return self
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        if self.must_yield:
+            self.must_yield = False
+            return None
+        raise StopIteration(self.delivery)
+
+    # The rest of the coroutine interface, so that `asyncio.create_task` takes it too.
+    def send(self, value):
+        return self.__next__()
+
+    def throw(self, error, value=None, traceback=None):
+        raise error
+
+    def close(self):
+        pass
+
+
+cdef class BulkTracker:
+    """Where each record of a bulk call went: batch and index, eight bytes a record."""
+
+    def __cinit__(self):
+        global _trackers
+        _trackers += 1
+        self.identity = _trackers
+        self.cores = []
+
+    def __dealloc__(self):
+        PyMem_Free(self.numbers)
+        PyMem_Free(self.indices)
+
+    cdef int reserve(self, Py_ssize_t capacity) except -1:
+        cdef int32_t* grown
+        if capacity <= self.capacity:
+            return 0
+        grown = <int32_t*>PyMem_Realloc(self.numbers, capacity * sizeof(int32_t))
+        if grown is NULL:
+            raise MemoryError
+        self.numbers = grown
+        grown = <int32_t*>PyMem_Realloc(self.indices, capacity * sizeof(int32_t))
+        if grown is NULL:
+            raise MemoryError
+        self.indices = grown
+        self.capacity = capacity
+        return 0
+
+    cdef int add(self, BatchCore core, int32_t index) except -1:
+        if self.count == self.capacity:
+            self.reserve(max(1024, 2 * self.capacity))
+        if core.bulk_owner != self.identity:
+            core.bulk_owner = self.identity
+            core.bulk_number = <int32_t>len(self.cores)
+            self.cores.append(core)
+        self.numbers[self.count] = core.bulk_number
+        self.indices[self.count] = index
+        self.count += 1
+        return 0
+
+    def add_delivery(self, Delivery delivery not None):
+        """Note a record that took the slow path."""
+        self.add(delivery.core, delivery.index)
+
+    def last_delivery(self, Py_ssize_t number):
+        """A handle that settles with the last record of batch `number` (cores[number])."""
+        cdef Delivery delivery = Delivery.__new__(Delivery)
+        delivery.core = self.cores[number]
+        delivery.index = delivery.core.count - 1
+        return delivery
+
+    def position(self, Py_ssize_t record):
+        """(partition, offset | None, error | None) of one record; its batch must be settled."""
+        cdef int32_t index
+        cdef BatchCore core
+        if record < 0 or record >= self.count:
+            raise IndexError(record)
+        index = self.indices[record]
+        core = (<BatchCore>self.cores[self.numbers[record]]).locate(&index)
+        if core.error is not None:
+            error = core.error
+            if core.record_errors is not None:
+                error = core.record_errors.get(index, error)
+            return core.partition, None, error
+        return core.partition, core.base_offset + index if core.base_offset >= 0 else None, None
+
+    def failed(self):
+        """Positions of failed records, ascending."""
+        cdef Py_ssize_t i
+        cdef int32_t index
+        cdef BatchCore core
+        cdef list found = []
+        for i in range(self.count):
+            core = <BatchCore>self.cores[self.numbers[i]]
+            if core.parts is not None or core.error is not None:
+                index = self.indices[i]
+                if core.locate(&index).error is not None:
+                    found.append(i)
+        return found
+
+
+cdef class Appender:
+    """The producer's append path. `enabled` is false whenever a call needs a decision first.
+
+    `roll(topic_slot, partition, size)` returns a `PartitionSlot` whose open batch takes `size`
+    more bytes; partition -1 asks it to choose the sticky one. `slow_submit(...)` is the coroutine
+    function behind `submit`. `unix_ms` is read once per loop pass.
+    """
+
+    def __init__(self, *, loop, MemoryBudget memory not None, roll, slow_submit, unix_ms,
+                 int64_t max_request_size, int64_t sticky_limit, bint ignore_keys=False,
+                 double slice_length=0.001):
+        self.enabled = False
+        self.topics = {}
+        self.loop = loop
+        self.clock = loop.time
+        self.running_loop = _get_running_loop
+        self.memory = memory
+        self.roll = roll
+        self.slow_submit = slow_submit
+        self.unix_ms = unix_ms
+        self.max_request_size = max_request_size
+        self.sticky_limit = sticky_limit
+        self.ignore_keys = ignore_keys
+        self.slice_length = slice_length
+
+    # -- one record -----------------------------------------------------------------------------
+
+    def submit(self, topic, value=None, *, key=None, partition=None, timestamp_ms=None,
+               headers=None):
+        """An awaitable of the record's `Delivery`."""
+        cdef Delivery delivery = self.fast(topic, value, key, partition, timestamp_ms, headers)
+        cdef Admission admission
+        if delivery is None:
+            return self.slow_submit(topic, value, key, partition, timestamp_ms, headers)
+        admission = Admission.__new__(Admission)
+        admission.delivery = delivery
+        self.since_check += 1
+        if self.since_check >= CHECK_EVERY:
+            self.since_check = 0
+            admission.must_yield = self.slice_over()
+        return admission
+
+    def try_append(self, topic, value=None, key=None, partition=None, timestamp_ms=None,
+                   headers=None):
+        """The record's `Delivery`, or None if it needs the slow path."""
+        return self.fast(topic, value, key, partition, timestamp_ms, headers)
+
+    cdef Delivery fast(self, object topic, object value, object key, object partition,
+                       object timestamp_ms, object headers):
+        cdef PyObject* found
+        cdef TopicSlot slot
+        cdef int64_t timestamp
+        cdef int32_t number = -1
+        if not self.enabled or self.running_loop() is not self.loop:
+            return None
+        if type(topic) is not str:
+            return None
+        found = PyDict_GetItem(self.topics, topic)
+        if found is NULL:
+            return None
+        slot = <TopicSlot>found
+        if not (value is None or type(value) is bytes) or not (key is None or type(key) is bytes):
+            return None
+        if partition is not None:
+            if type(partition) is not int or not 0 <= partition < len(slot.slots):
+                return None
+            number = partition
+        if not self.tick_open:
+            self.open_tick()
+        if timestamp_ms is None:
+            timestamp = self.tick_ms
+        elif type(timestamp_ms) is int and 0 <= timestamp_ms <= 0x7FFFFFFFFFFFFFFF:
+            timestamp = timestamp_ms
+        else:
+            return None
+        return self.append_slot(slot, number, value, key, timestamp, headers, 0)
+
+    def append(self, TopicSlot slot not None, partition, bytes value, bytes key, timestamp_ms,
+               headers, int64_t reserved=0):
+        """Append a checked record; None if memory is short.
+
+        `partition` None means by key or sticky. `reserved` bytes were granted by BufferMemory
+        before; what is not needed goes back.
+        """
+        if not self.tick_open:
+            self.open_tick()
+        return self.append_slot(slot, -1 if partition is None else partition, value, key,
+                                self.tick_ms if timestamp_ms is None else timestamp_ms,
+                                headers, reserved)
+
+    cdef Delivery append_slot(self, TopicSlot slot, int32_t partition, bytes value, bytes key,
+                              int64_t timestamp, object headers, int64_t reserved):
+        cdef Delivery delivery
+        cdef BatchCore core = self.encode(slot, partition, value, key, timestamp, headers,
+                                          reserved, CHARGE)
+        if core is None:
+            return None
+        delivery = Delivery.__new__(Delivery)
+        delivery.core = core
+        delivery.index = core.count - 1
+        delivery.timestamp = timestamp
+        delivery.key_size = <int32_t>PyBytes_GET_SIZE(key) if key is not None else -1
+        delivery.value_size = <int32_t>PyBytes_GET_SIZE(value) if value is not None else -1
+        return delivery
+
+    cdef BatchCore encode(self, TopicSlot topic, int32_t partition, bytes value, bytes key,
+                          int64_t timestamp, object headers, int64_t reserved, int64_t charge):
+        """Append to the right batch and count the bytes; None if memory is short or the record
+        needs the slow path."""
+        cdef int32_t header_count
+        cdef Py_ssize_t headers_size = headers_encoded_size(headers, &header_count)
+        cdef Py_ssize_t bound, body = 0, size = 0
+        cdef PartitionSlot slot
+        cdef BatchCore core
+        cdef MemoryBudget memory = self.memory
+        if headers_size < 0:
+            return None
+        bound = OVERHEAD + headers_size
+        if key is not None:
+            bound += PyBytes_GET_SIZE(key)
+        if value is not None:
+            bound += PyBytes_GET_SIZE(value)
+        if bound + BATCH_HEADER > self.max_request_size:
+            return None
+        if reserved == 0 and (memory.has_waiters or memory.used + bound + charge > memory.limit):
+            return None
+        slot = self.choose(topic, partition, key)
+        core = slot.core if slot is not None else None
+        if core is not None:
+            body = record_body_size(core, timestamp, key, value, headers_size, header_count)
+            size = varint_size(body) + body
+        if core is None or not core.has_room(size):
+            slot = self.roll(topic, slot.partition if slot is not None and
+                             not self.is_sticky(partition, key) else -1, bound)
+            core = slot.core
+            body = record_body_size(core, timestamp, key, value, headers_size, header_count)
+            size = varint_size(body) + body
+        core.append_record(timestamp, key, value, headers, body, headers_size)
+        core.charged += size + charge
+        memory.used += size + charge - reserved
+        if self.is_sticky(partition, key):
+            topic.sticky_bytes += size
+        return core
+
+    cdef PartitionSlot choose(self, TopicSlot topic, int32_t partition, bytes key):
+        """The record's partition slot, None if the sticky partition is to be chosen anew."""
+        cdef int32_t total
+        if partition < 0:
+            if self.is_sticky(partition, key):
+                if topic.sticky < 0 or topic.sticky_bytes >= 2 * self.sticky_limit:
+                    return None
+                partition = topic.sticky
+            else:
+                total = <int32_t>len(topic.slots)
+                partition = <int32_t>((murmur2_bytes(
+                    <const uint8_t*>PyBytes_AS_STRING(key), PyBytes_GET_SIZE(key))
+                    & 0x7FFFFFFF) % total)
+        return <PartitionSlot>topic.slots[partition]
+
+    # -- many records ---------------------------------------------------------------------------
+
+    def append_column(self, BulkTracker tracker not None, TopicSlot topic not None, list values,
+                      list keys, list timestamps, list headers, int32_t partition,
+                      Py_ssize_t start):
+        """Append records from `start` on until the end, the time slice or the memory is over.
+
+        Columns are lists of equal length or None; partition -1 means by key or sticky. Returns
+        the position of the first record not appended: it waits for memory, for the next slice, or
+        needs the slow path.
+        """
+        cdef Py_ssize_t i = start, end = len(values)
+        cdef BatchCore core
+        cdef object value, key = None, stamp
+        cdef int64_t timestamp
+        cdef int unchecked = 0
+        if not self.tick_open:
+            self.open_tick()
+        tracker.reserve(end)
+        while i < end:
+            value = values[i]
+            if keys is not None:
+                key = keys[i]
+            if not (value is None or type(value) is bytes) or \
+                    not (key is None or type(key) is bytes):
+                break
+            timestamp = self.tick_ms
+            if timestamps is not None:
+                stamp = timestamps[i]
+                if stamp is not None:
+                    if type(stamp) is not int or not 0 <= stamp <= 0x7FFFFFFFFFFFFFFF:
+                        break
+                    timestamp = stamp
+            core = self.encode(topic, partition, value, key, timestamp,
+                               headers[i] if headers is not None else None, 0, 0)
+            if core is None:
+                break
+            tracker.add(core, core.count - 1)
+            i += 1
+            unchecked += 1
+            if unchecked >= 1024:
+                unchecked = 0
+                if self.slice_over():
+                    break
+        return i
+
+    # -- time -----------------------------------------------------------------------------------
+
+    cdef int open_tick(self) except -1:
+        self.tick_open = True
+        self.tick_ms = self.unix_ms()
+        self.slice_start = self.clock()
+        self.loop.call_soon(self.close_tick)
+        return 0
+
+    def close_tick(self):
+        """Runs once per loop pass with appends: wall time and time slice start anew."""
+        self.tick_open = False
+
+    cdef bint slice_over(self):
+        return <double>self.clock() - self.slice_start > self.slice_length
+
+    def slice_is_over(self):
+        """True if appends have held the loop for longer than a slice in this pass."""
+        return self.tick_open and self.slice_over()

@@ -1,0 +1,67 @@
+# Varints, big-endian integers and murmur2 as inline C.
+#
+# Varints are the zig-zag base-128 integers of record batch v2 (Kafka protocol guide, "Record
+# Batch"; Java `ByteUtils`). Callers guarantee room: the size functions come first, always.
+
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
+
+
+cdef inline int varint_size(int64_t value) noexcept nogil:
+    cdef uint64_t z = (<uint64_t>value << 1) ^ <uint64_t>(value >> 63)
+    cdef int n = 1
+    while z >= 0x80:
+        z >>= 7
+        n += 1
+    return n
+
+
+cdef inline char* write_varint(char* p, int64_t value) noexcept nogil:
+    cdef uint64_t z = (<uint64_t>value << 1) ^ <uint64_t>(value >> 63)
+    while z >= 0x80:
+        p[0] = <char>((z & 0x7F) | 0x80)
+        p += 1
+        z >>= 7
+    p[0] = <char>z
+    return p + 1
+
+
+cdef inline const char* read_varint(const char* p, const char* end, int64_t* out) noexcept nogil:
+    """The position after the varint, or NULL if it runs past `end` or over ten bytes."""
+    cdef uint64_t z = 0
+    cdef int shift = 0
+    while p < end and shift < 70:
+        z |= <uint64_t>((<uint8_t>p[0]) & 0x7F) << shift
+        if not ((<uint8_t>p[0]) & 0x80):
+            out[0] = <int64_t>(z >> 1) ^ -<int64_t>(z & 1)
+            return p + 1
+        p += 1
+        shift += 7
+    return NULL
+
+
+cdef inline uint32_t murmur2_bytes(const uint8_t* data, Py_ssize_t n) noexcept nogil:
+    """Java `Utils.murmur2`: seed 0x9747b28c, m 0x5bd1e995, r 24, 32-bit wrap-around."""
+    cdef uint32_t m = 0x5BD1E995u
+    cdef uint32_t h = 0x9747B28Cu ^ <uint32_t>n
+    cdef uint32_t k
+    while n >= 4:
+        k = (<uint32_t>data[0] | (<uint32_t>data[1] << 8)
+             | (<uint32_t>data[2] << 16) | (<uint32_t>data[3] << 24))
+        k *= m
+        k ^= k >> 24
+        k *= m
+        h *= m
+        h ^= k
+        data += 4
+        n -= 4
+    if n == 3:
+        h ^= <uint32_t>data[2] << 16
+    if n >= 2:
+        h ^= <uint32_t>data[1] << 8
+    if n >= 1:
+        h ^= <uint32_t>data[0]
+        h *= m
+    h ^= h >> 13
+    h *= m
+    h ^= h >> 15
+    return h
