@@ -1,0 +1,290 @@
+"""The producer's configuration: frozen, picklable data with Kafka's names in snake_case."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Self
+
+from aiokprod.config_keys import (
+    INT64_MAX,
+    Acks,
+    Check,
+    Choice,
+    DefaultInt,
+    Flag,
+    IntRange,
+    ServerList,
+    Text,
+    parse_address,
+    refuse,
+    unknown_key,
+)
+from aiokprod.errors import ConfigError
+
+logger = logging.getLogger("aiokprod")
+
+MAX_IN_FLIGHT_WITH_IDEMPOTENCE: Final = 5
+"""Brokers remember the last five batches per producer and partition."""
+
+
+def _setting(check: Check, default: object = dataclasses.MISSING) -> Any:
+    return field(default=default, metadata={"check": check})
+
+
+def _ms(default: int, low: int = 0) -> Any:
+    return _setting(IntRange(low), default)
+
+
+def _long_ms(default: int, low: int = 0) -> Any:
+    return _setting(IntRange(low, INT64_MAX), default)
+
+
+def _flag(default: bool) -> Any:
+    return _setting(Flag(), default)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProducerConfig:
+    """All settings of a producer. Defaults are those of the Java client 4.x unless noted.
+
+    Times are whole milliseconds, sizes whole bytes.
+
+    Attributes:
+        bootstrap_servers: "host:port", several with commas, or a list; any subset of the brokers.
+            Used until the first metadata answer and for rebootstrap.
+        client_id: name in broker logs, metrics and quotas; None generates "aiokprod-N".
+        acks: 0 (do not wait), 1 (leader) or "all" (all in-sync replicas).
+        enable_idempotence: None means True unless `acks` or `retries` rule it out.
+        retries: attempts after the first; the time limit normally decides. Not for metadata.
+        max_in_flight_requests_per_connection: 1 or more; at most 5 with idempotence.
+        delivery_timeout_ms: from append to result, all retries together; at least
+            linger_ms + request_timeout_ms.
+        request_timeout_ms: wait for one answer; then the connection is closed.
+        linger_ms: the longest a batch waits for company.
+        adaptive_linger: a batch leaves at once while its leader has no produce request in flight;
+            False is the strict Java rule. (Java has no such setting.)
+        batch_size: target size of a batch; 0 sends records one by one. (Java: 16384, which costs
+            3.5 times the throughput; memory is counted here by bytes held, not by batch capacity.)
+        buffer_memory: bytes that unsettled records may hold.
+        max_block_ms: the longest a call waits for metadata and memory together.
+        max_request_size: cap of a request and of one record.
+        compression_type: "none", "gzip", "snappy", "lz4" or "zstd".
+        compression_gzip_level: 1 to 9, -1 for zlib's default.
+        compression_lz4_level: 1 to 17.
+        compression_zstd_level: -131072 to 22.
+        partitioner_adaptive_partitioning_enable: keyless records favour partitions with short
+            queues (KIP-794).
+        partitioner_availability_timeout_ms: avoid partitions whose broker could not be sent to for
+            so long; 0 is off.
+        partitioner_ignore_keys: spread keyed records like keyless ones.
+        transactional_id: turns on transactions.
+        transaction_timeout_ms: the coordinator aborts a transaction that is open for longer.
+        metadata_max_age_ms: forced refresh period.
+        metadata_max_idle_ms: forget topics not sent to for so long; 5000 or more.
+        metadata_recovery_strategy: "rebootstrap" or "none" (KIP-899).
+        metadata_recovery_rebootstrap_trigger_ms: rebootstrap after so long without an answer
+            (KIP-1102).
+        allow_auto_create_topics: ask brokers to create missing topics; they decide. (Java: True
+            for every producer.)
+        client_dns_lookup: "use_all_dns_ips".
+        retry_backoff_ms, retry_backoff_max_ms: exponential with 20 % jitter (KIP-580).
+        reconnect_backoff_ms, reconnect_backoff_max_ms: the same per broker.
+        socket_connection_setup_timeout_ms, socket_connection_setup_timeout_max_ms: limit of name
+            resolution, connecting and handshakes; grows with failures (KIP-601).
+        connections_max_idle_ms: close connections unused for so long; -1 is never.
+        send_buffer_bytes, receive_buffer_bytes: SO_SNDBUF, SO_RCVBUF; -1 leaves them to the system.
+        receive_max_bytes: largest answer accepted, a guard against garbage. (Java: no limit.)
+        security_protocol: only "PLAINTEXT" in this version.
+
+    Raises:
+        ConfigError: a value is out of range, or two settings exclude each other. The message names
+            the setting, its value and the mend.
+
+    Source: Java `ProducerConfig`, `CommonClientConfigs`.
+    """
+
+    bootstrap_servers: str | Sequence[str] = _setting(ServerList())
+    client_id: str | None = _setting(Text(empty_is_none=True), None)
+
+    acks: int | str = _setting(Acks(), "all")
+    enable_idempotence: bool | None = _setting(Flag(optional=True), None)
+    retries: int = _ms(2**31 - 1)
+    max_in_flight_requests_per_connection: int = _ms(5, low=1)
+    delivery_timeout_ms: int = _ms(DefaultInt(120_000))
+    request_timeout_ms: int = _ms(30_000, low=1)
+
+    linger_ms: int = _ms(5)
+    adaptive_linger: bool = _flag(True)
+    batch_size: int = _ms(131_072)
+    buffer_memory: int = _long_ms(33_554_432, low=1)
+    max_block_ms: int = _long_ms(60_000)
+    max_request_size: int = _ms(1_048_576, low=1)
+
+    compression_type: str = _setting(Choice(("none", "gzip", "snappy", "lz4", "zstd")), "none")
+    compression_gzip_level: int = _setting(IntRange(1, 9, also=(-1,)), -1)
+    compression_lz4_level: int = _setting(IntRange(1, 17), 9)
+    compression_zstd_level: int = _setting(IntRange(-131_072, 22), 3)
+
+    partitioner_adaptive_partitioning_enable: bool = _flag(True)
+    partitioner_availability_timeout_ms: int = _long_ms(0)
+    partitioner_ignore_keys: bool = _flag(False)
+
+    transactional_id: str | None = _setting(Text(), None)
+    transaction_timeout_ms: int = _ms(60_000, low=1)
+
+    metadata_max_age_ms: int = _long_ms(300_000)
+    metadata_max_idle_ms: int = _long_ms(300_000, low=5_000)
+    metadata_recovery_strategy: str = _setting(Choice(("rebootstrap", "none")), "rebootstrap")
+    metadata_recovery_rebootstrap_trigger_ms: int = _long_ms(300_000)
+    allow_auto_create_topics: bool = _flag(True)
+    client_dns_lookup: str = _setting(
+        Choice(("use_all_dns_ips",), later=("resolve_canonical_bootstrap_servers_only",)),
+        "use_all_dns_ips",
+    )
+
+    retry_backoff_ms: int = _long_ms(100)
+    retry_backoff_max_ms: int = _long_ms(1_000)
+    reconnect_backoff_ms: int = _long_ms(50)
+    reconnect_backoff_max_ms: int = _long_ms(1_000)
+    socket_connection_setup_timeout_ms: int = _long_ms(10_000, low=1)
+    socket_connection_setup_timeout_max_ms: int = _long_ms(30_000, low=1)
+    connections_max_idle_ms: int = _long_ms(540_000, low=-1)
+    send_buffer_bytes: int = _ms(131_072, low=-1)
+    receive_buffer_bytes: int = _ms(32_768, low=-1)
+    receive_max_bytes: int = _ms(16 * 1024 * 1024, low=1024)
+
+    security_protocol: str = _setting(
+        Choice(("PLAINTEXT",), later=("SSL", "SASL_PLAINTEXT", "SASL_SSL")), "PLAINTEXT"
+    )
+
+    def __post_init__(self) -> None:
+        for setting in dataclasses.fields(self):
+            value = getattr(self, setting.name)
+            normal = setting.metadata["check"].validate(setting.name, value)
+            if normal is not value:
+                object.__setattr__(self, setting.name, normal)
+        self._check_idempotence()
+        self._check_delivery_timeout()
+        self._warn_of_fixed_backoff()
+
+    @property
+    def required_acks(self) -> int:
+        """`acks` as it travels: 0, 1 or -1."""
+        return -1 if self.acks == "all" else int(self.acks)
+
+    @property
+    def idempotent(self) -> bool:
+        """Whether the producer is idempotent, the default worked out."""
+        if self.enable_idempotence is None:
+            return not self._against_idempotence()
+        return self.enable_idempotence
+
+    def bootstrap_addresses(self) -> tuple[tuple[str, int], ...]:
+        """Host and port of each bootstrap server, in order."""
+        return tuple(
+            parse_address("bootstrap_servers", server) for server in self.bootstrap_servers
+        )
+
+    def effective(self) -> dict[str, object]:
+        """Every setting with the value that counts, for `explain()`. Holds no secrets."""
+        values: dict[str, object] = {}
+        for setting in dataclasses.fields(self):
+            value = getattr(self, setting.name)
+            values[setting.name] = int(value) if isinstance(value, DefaultInt) else value
+        values["enable_idempotence"] = self.idempotent
+        return values
+
+    @classmethod
+    def from_mapping(cls, mapping: Mapping[str, object]) -> Self:
+        """A configuration from Java names ("linger.ms") or ours, values also as strings.
+
+        Raises:
+            ConfigError: a key is unknown (the nearest name is given), is given in both spellings,
+                or has no meaning here (the replacement is given); or a value is wrong.
+        """
+        settings = {setting.name: setting for setting in dataclasses.fields(cls)}
+        values: dict[str, Any] = {}
+        for key, value in mapping.items():
+            if not isinstance(key, str):
+                raise ConfigError(f"configuration key {key!r} must be a str")
+            name = key.strip().replace(".", "_")
+            if name not in settings:
+                if name == "enable_metrics_push" and str(value).lower() == "false":
+                    continue
+                raise unknown_key(key, settings)
+            if name in values:
+                raise ConfigError(f"{key!r} is given twice, in Java's and in this spelling")
+            if isinstance(value, str):
+                value = settings[name].metadata["check"].parse(name, value)
+            values[name] = value
+        if "bootstrap_servers" not in values:
+            raise ConfigError('bootstrap_servers is missing: name at least one "host:port"')
+        return cls(**values)
+
+    def _against_idempotence(self) -> list[str]:
+        reasons = []
+        if self.retries == 0:
+            reasons.append("retries=0")
+        if self.required_acks != -1:
+            reasons.append(f"acks={self.acks}")
+        return reasons
+
+    def _check_idempotence(self) -> None:
+        """Source: Java `ProducerConfig.postProcessAndValidateIdempotenceConfigs` (4.0)."""
+        against = " and ".join(self._against_idempotence())
+        if self.enable_idempotence and against:
+            raise ConfigError(
+                f"enable_idempotence=True excludes {against}: "
+                'use acks="all" and retries of 1 or more, or turn idempotence off'
+            )
+        if self.transactional_id is not None and not self.idempotent:
+            because = against or "enable_idempotence=False"
+            raise ConfigError(
+                f"transactional_id={self.transactional_id!r} needs idempotence, which {because} "
+                "rules out: remove one of them"
+            )
+        in_flight = self.max_in_flight_requests_per_connection
+        if self.idempotent and in_flight > MAX_IN_FLIGHT_WITH_IDEMPOTENCE:
+            raise refuse(
+                "max_in_flight_requests_per_connection",
+                in_flight,
+                f"use at most {MAX_IN_FLIGHT_WITH_IDEMPOTENCE} with idempotence, "
+                "or set enable_idempotence=False",
+            )
+        if self.enable_idempotence is None and against:
+            logger.warning("idempotence is off because of %s", against)
+
+    def _check_delivery_timeout(self) -> None:
+        """Source: Java `KafkaProducer.configureDeliveryTimeout`."""
+        least = self.linger_ms + self.request_timeout_ms
+        if self.delivery_timeout_ms >= least:
+            return
+        if not isinstance(self.delivery_timeout_ms, DefaultInt):
+            raise refuse(
+                "delivery_timeout_ms",
+                self.delivery_timeout_ms,
+                f"use at least linger_ms + request_timeout_ms = {least}",
+            )
+        logger.warning(
+            "delivery_timeout_ms is raised to linger_ms + request_timeout_ms = %d", least
+        )
+        object.__setattr__(self, "delivery_timeout_ms", DefaultInt(least))
+
+    def _warn_of_fixed_backoff(self) -> None:
+        """Source: Java `CommonClientConfigs.warnDisablingExponentialBackoff`."""
+        for low, high in (
+            ("retry_backoff_ms", "retry_backoff_max_ms"),
+            ("reconnect_backoff_ms", "reconnect_backoff_max_ms"),
+            ("socket_connection_setup_timeout_ms", "socket_connection_setup_timeout_max_ms"),
+        ):
+            if getattr(self, low) > getattr(self, high):
+                logger.warning(
+                    "%s=%d is more than %s=%d, which therefore applies from the first attempt",
+                    low,
+                    getattr(self, low),
+                    high,
+                    getattr(self, high),
+                )
