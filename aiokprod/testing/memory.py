@@ -1,0 +1,177 @@
+"""A network in memory: names, listeners, links; to be passed as `Environment(dialer=network)`."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from aiokprod.errors import DialError
+from aiokprod.testing.pipes import MutatedBufferError, Pipe, world_at
+from aiokprod.testing.transports import Link, MemoryTransport, memory_pair
+
+__all__ = [
+    "Dial",
+    "Link",
+    "MemoryNetwork",
+    "MemoryTransport",
+    "MutatedBufferError",
+    "Pipe",
+    "memory_pair",
+]
+
+Address = tuple[str, int]
+ServerFactory = Callable[[Link], asyncio.BaseProtocol]
+
+
+@dataclass(frozen=True, slots=True)
+class Dial:
+    """One attempt to connect: loop time in s, where to."""
+
+    time: float
+    address: Address
+
+
+class MemoryNetwork:
+    """Names, listeners and links; implements the producer's `Dialer`.
+
+    Attributes:
+        latency_s: one-way delay of new links, s; a connect takes two of them.
+        dns_delay_s: time a look-up takes, s.
+        on_link: called with each new link before the peers know of it: the place to set faults.
+        links: every link ever made, oldest first.
+        dials, lookups: what was asked of the dialer.
+        trace: checksum over everything delivered and when; equal runs have equal traces.
+    """
+
+    def __init__(self, *, latency_s: float = 0.0005, dns_delay_s: float = 0.0) -> None:
+        self.latency_s = latency_s
+        self.dns_delay_s = dns_delay_s
+        self.on_link: Callable[[Link], object] | None = None
+        self.links: list[Link] = []
+        self.dials: list[Dial] = []
+        self.lookups: list[tuple[float, str]] = []
+        self.trace = 0
+        self._listeners: dict[Address, ServerFactory] = {}
+        self._hosts: set[str] = set()
+        self._names: dict[str, list[str] | None] = {}
+        self._hanging: set[Address] = set()
+        self._hanging_names: set[str] = set()
+        self._next_port = 40_000
+
+    # -- set-up and faults ----------------------------------------------------------------------
+
+    def listen(self, host: str, port: int, factory: ServerFactory) -> None:
+        """Accept connections; `factory(link)` gives the server's protocol for each."""
+        self._listeners[host, port] = factory
+        self._hosts.add(host)
+
+    def unlisten(self, host: str, port: int) -> None:
+        """Refuse connections from now on; open ones stay."""
+        self._listeners.pop((host, port), None)
+
+    def set_name(self, host: str, addresses: Sequence[str] | None) -> None:
+        """Let a name resolve to these addresses, in order; None: it does not exist."""
+        self._names[host] = None if addresses is None else list(addresses)
+
+    def hang_name(self, host: str, hanging: bool = True) -> None:
+        """Let look-ups of a name never answer."""
+        (self._hanging_names.add if hanging else self._hanging_names.discard)(host)
+
+    def hang(self, host: str, port: int, hanging: bool = True) -> None:
+        """Let connects to an address never answer (a packet filter, a dead host)."""
+        (self._hanging.add if hanging else self._hanging.discard)((host, port))
+
+    def links_to(self, host: str, port: int) -> list[Link]:
+        """Open links to an address, oldest first."""
+        return [link for link in self.links if link.names[1] == (host, port) and link.is_open]
+
+    def blackhole(self, host: str, port: int) -> None:
+        """Cut an address off without telling anyone: links stall, connects hang."""
+        self.hang(host, port)
+        for link in self.links_to(host, port):
+            link.blackhole()
+
+    def heal(self, host: str, port: int) -> None:
+        """Undo `blackhole` and `hang`."""
+        self.hang(host, port, False)
+        for link in self.links_to(host, port):
+            link.heal()
+
+    @property
+    def mutated(self) -> list[str]:
+        """Buffers found changed after hand-over; must be empty."""
+        return [text for link in self.links for text in link.mutated]
+
+    # -- Dialer ---------------------------------------------------------------------------------
+
+    async def resolve(self, host: str, port: int) -> list[Address]:
+        """Addresses of a name. Raises DialError for a name that does not exist."""
+        loop = asyncio.get_running_loop()
+        self.lookups.append((loop.time(), host))
+        if host in self._hanging_names:
+            await loop.create_future()
+        if self.dns_delay_s:
+            await _pause(loop, self.dns_delay_s)
+        addresses = self._names.get(host, [host] if self._exists(host) else None)
+        if not addresses:
+            raise DialError(f"cannot resolve {host!r}: name or service not known")
+        return [(address, port) for address in addresses]
+
+    async def connect(
+        self, protocol_factory: Callable[[], asyncio.Protocol], host: str, port: int
+    ) -> tuple[asyncio.Transport, asyncio.Protocol]:
+        """Connect to a listener. Raises DialError if there is none; waits for ever if it hangs."""
+        loop = asyncio.get_running_loop()
+        self.dials.append(Dial(loop.time(), (host, port)))
+        if (host, port) in self._hanging:
+            await loop.create_future()
+        await _pause(loop, 2 * self.latency_s)
+        factory = self._listeners.get((host, port))
+        if factory is None:
+            refused = ConnectionRefusedError(f"connect to {host}:{port} refused")
+            raise DialError(f"cannot connect to {host}:{port}: refused") from refused
+        link = self._link(loop, (host, port))
+        if self.on_link is not None:
+            self.on_link(link)
+        link.server.attach(factory(link))
+        protocol = protocol_factory()
+        link.client.attach(protocol)
+        return link.client, protocol
+
+    def _link(self, loop: asyncio.AbstractEventLoop, address: Address) -> Link:
+        self._next_port += 1
+        names = (("client", self._next_port), address)
+
+        def note(data: bytes) -> None:
+            stamp = f"{loop.time():.9f}{names}".encode()
+            self.trace = zlib.crc32(data, zlib.crc32(stamp, self.trace))
+
+        link = Link(loop, latency_s=self.latency_s, names=names, on_delivery=note)
+        self.links.append(link)
+        return link
+
+    def _exists(self, host: str) -> bool:
+        if host in self._hosts:
+            return True
+        try:
+            ipaddress.ip_address(host)
+        except ValueError:
+            return False
+        return True
+
+
+async def _pause(loop: asyncio.AbstractEventLoop, seconds: float) -> None:
+    future: asyncio.Future[None] = loop.create_future()
+    event = world_at(loop, loop.time() + seconds, _wake, future)
+    try:
+        await future
+    finally:
+        event.cancel()
+
+
+def _wake(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)

@@ -1,0 +1,234 @@
+"""One direction of an in-memory connection: what TCP does to bytes, on good days and bad ones.
+
+A pipe stands for everything between two `send()` and `recv()` system calls: it has latency,
+bandwidth and a window, and can stall, split, spoil or cut the stream. As in TCP it keeps order,
+what it took over may arrive although the sender is gone, and bytes sent to a closed end come back
+as a reset.
+
+Bytes are not copied at hand-over; their checksum is taken then and compared at delivery, so a
+buffer that changes while a request is on its way is found (CVE-2026-35554).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import zlib
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+from aiokprod.testing.virtual import VirtualLoop, WorldHandle
+
+if TYPE_CHECKING:
+    from aiokprod.testing.transports import Link, MemoryTransport
+
+Buffer = bytes | bytearray | memoryview
+
+RECV_MAX: Final = 256 * 1024
+"""Most bytes of one `data_received`, as asyncio's selector transport."""
+
+
+class MutatedBufferError(Exception):
+    """Bytes changed between `transport.write` and their delivery."""
+
+
+def world_at(
+    loop: asyncio.AbstractEventLoop, when: float, callback: Callable[..., object], *args: Any
+) -> WorldHandle | asyncio.TimerHandle:
+    """Schedule an event of the outside world on a virtual loop, a plain timer on any other."""
+    if isinstance(loop, VirtualLoop):
+        return loop.world_at(when, callback, *args)
+    return loop.call_at(when, callback, *args)
+
+
+class Handed:
+    """A buffer as the caller handed it over."""
+
+    __slots__ = ("checksum", "view")
+
+    def __init__(self, data: Buffer) -> None:
+        self.view = memoryview(data).cast("B")
+        self.checksum = zlib.crc32(self.view)
+
+    def is_unchanged(self) -> bool:
+        return zlib.crc32(self.view) == self.checksum
+
+
+class _Piece:
+    """A part of a handed-over buffer on its way."""
+
+    __slots__ = ("arrival", "handed", "view")
+
+    def __init__(self, handed: Handed, view: memoryview, arrival: float) -> None:
+        self.handed = handed
+        self.view = view
+        self.arrival = arrival
+
+
+class Pipe:
+    """One direction of a link. Attributes may be changed at any time; all counts are bytes.
+
+    Attributes:
+        latency_s: seconds a byte travels, or a function giving them (order is kept all the same).
+        bytes_per_s: bandwidth; None: unlimited.
+        window: most bytes under way or unread; beyond it the sender's write buffer fills.
+        chunk: deliver at most this many bytes at a time; None: all that arrived.
+        stalled: nothing is delivered until `resume()`.
+        cut_at: position in the stream after which the link breaks.
+        cut_with: "reset" both ends, or end the stream ("eof") for the receiver.
+        spoil: bytes to put in place of others, by position in the stream.
+        taken, delivered: bytes accepted from the sender, handed to the receiver.
+    """
+
+    def __init__(self, link: Link, latency_s: float) -> None:
+        self.latency_s: float | Callable[[], float] = latency_s
+        self.bytes_per_s: float | None = None
+        self.window = 256 * 1024
+        self.chunk: int | None = None
+        self.stalled = False
+        self.cut_at: int | None = None
+        self.cut_with: Literal["reset", "eof"] = "reset"
+        self.spoil: dict[int, bytes] = {}
+        self.taken = 0
+        self.delivered = 0
+        self.sender: MemoryTransport
+        self.receiver: MemoryTransport
+        self._link = link
+        self._loop = link.loop
+        self._pieces: deque[_Piece] = deque()
+        self._under_way = 0
+        self._sent_until = 0.0
+        self._arrives_until = 0.0
+        self._fin_sent = False
+        self._event: WorldHandle | asyncio.TimerHandle | None = None
+
+    # -- the sender's side ----------------------------------------------------------------------
+
+    def room(self) -> int:
+        """Bytes that may be taken now."""
+        return max(0, self.window - self._under_way)
+
+    def take(self, handed: Handed, view: memoryview) -> None:
+        """Accept bytes; the sender may die now, they are on their way."""
+        self.taken += len(view)
+        size = self.chunk or len(view)
+        for start in range(0, len(view), size):
+            part = view[start : start + size]
+            self._pieces.append(_Piece(handed, part, self._arrival(len(part))))
+        self._under_way += len(view)
+        self._plan()
+
+    def inject(self, data: bytes) -> None:
+        """Put bytes into the stream that nobody sent."""
+        handed = Handed(data)
+        self._under_way += len(data)
+        self._pieces.append(_Piece(handed, handed.view, self._arrival(len(data))))
+        self._plan()
+
+    def end(self) -> None:
+        """No more bytes will come: after the last one the receiver sees the end of the stream."""
+        if not self._fin_sent:
+            self._fin_sent = True
+            self._arrives_until = self._arrival(0)
+            self._plan()
+
+    def _arrival(self, size: int) -> float:
+        now = self._loop.time()
+        self._sent_until = max(self._sent_until, now)
+        if self.bytes_per_s is not None:
+            self._sent_until += size / self.bytes_per_s
+        latency = self.latency_s() if callable(self.latency_s) else self.latency_s
+        self._arrives_until = max(self._arrives_until, self._sent_until + latency)
+        return self._arrives_until
+
+    # -- the receiver's side --------------------------------------------------------------------
+
+    def resume(self) -> None:
+        """End a stall."""
+        self.stalled = False
+        self._plan()
+
+    def stall(self) -> None:
+        """Deliver nothing from now on; what is under way stays there."""
+        self.stalled = True
+
+    def clear(self) -> None:
+        """Lose everything under way."""
+        self._pieces.clear()
+        self._under_way = 0
+        self._fin_sent = False
+        if self._event is not None:
+            self._event.cancel()
+            self._event = None
+
+    def _plan(self) -> None:
+        if self._event is not None or self.stalled or self._link.is_broken:
+            return
+        if self._pieces:
+            when = self._pieces[0].arrival
+        elif self._fin_sent:
+            when = self._arrives_until
+        else:
+            return
+        when = max(when, self._loop.time())
+        self._event = world_at(self._loop, when, self._deliver)
+
+    def _deliver(self) -> None:
+        self._event = None
+        if self.stalled or self._link.is_broken or self.receiver.is_read_paused:
+            return
+        if not self._pieces:
+            if self._fin_sent and not self._under_way:
+                self._fin_sent = False
+                self.receiver.on_eof()
+            return
+        if self.cut_at is not None and self.delivered >= self.cut_at:
+            self._cut()
+            return
+        data = self._due_bytes()
+        if not self.receiver.accepts_bytes:
+            self._link.bounce(self)
+            return
+        self._link.note_delivery(data)
+        self.receiver.on_bytes(data)
+        if self.cut_at is not None and self.delivered >= self.cut_at and not self._link.is_broken:
+            self._cut()
+        self.sender.on_room()
+        self._plan()
+
+    def _due_bytes(self) -> bytes:
+        now = self._loop.time()
+        parts: list[memoryview] = []
+        size = 0
+        while self._pieces and self._pieces[0].arrival <= now:
+            piece = self._pieces[0]
+            if size and (self.chunk or size + len(piece.view) > RECV_MAX):
+                break
+            self._pieces.popleft()
+            if not piece.handed.is_unchanged():
+                self._link.on_mutated(self, piece.handed.view)
+            parts.append(piece.view)
+            size += len(piece.view)
+        data = b"".join(parts)
+        if self.cut_at is not None:
+            data = data[: max(0, self.cut_at - self.delivered)]
+        if self.spoil:
+            data = self._spoiled(data)
+        self._under_way -= size
+        self.delivered += len(data)
+        return data
+
+    def _spoiled(self, data: bytes) -> bytes:
+        mutable = bytearray(data)
+        for position, replacement in self.spoil.items():
+            for index, byte in enumerate(replacement, position - self.delivered):
+                if 0 <= index < len(mutable):
+                    mutable[index] = byte
+        return bytes(mutable)
+
+    def _cut(self) -> None:
+        if self.cut_with == "reset":
+            self._link.reset()
+        else:
+            self.clear()
+            self.receiver.on_eof()
