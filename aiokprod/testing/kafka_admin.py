@@ -1,0 +1,179 @@
+"""What tests ask of a cluster beside producing: topics, leaders, end offsets.
+
+Uses the admin client of confluent-kafka (extra `test`), on purpose: an independent client tells
+the truth about what this one did. Synchronous; every call has a time limit.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Final, TypeVar
+
+T = TypeVar("T")
+
+CALL_TIMEOUT: Final = 10.0
+"""Seconds for one try of one call."""
+RETRY_FOR: Final = 45.0
+"""Seconds over which a call that failed for a passing reason is tried again."""
+
+_UNKNOWN_TOPIC_OR_PARTITION: Final = 3
+_TOPIC_ALREADY_EXISTS: Final = 36
+_INVALID_PARTITIONS: Final = 37
+
+
+class AdminError(RuntimeError):
+    """The cluster did not do what was asked."""
+
+
+class ClusterAdmin:
+    """Admin calls to one cluster; brokers may come and go between them."""
+
+    def __init__(self, bootstrap_servers: str) -> None:
+        try:
+            from confluent_kafka.admin import AdminClient
+        except ImportError as error:
+            raise AdminError(
+                "KafkaCluster asks its brokers through confluent-kafka, which is not installed: "
+                "install aiokprod[test]"
+            ) from error
+        self._client = AdminClient(
+            {
+                "bootstrap.servers": bootstrap_servers,
+                "socket.timeout.ms": int(CALL_TIMEOUT * 1000),
+                "reconnect.backoff.max.ms": 500,
+                "log_level": 0,
+                "error_cb": _ignore,
+            }
+        )
+
+    def broker_ids(self, timeout: float = 2.0) -> set[int]:
+        """Ids of the brokers that serve (registered, not fenced); empty if none answers."""
+        from confluent_kafka import KafkaException
+
+        try:
+            return set(self._client.list_topics(timeout=timeout).brokers)
+        except KafkaException:
+            return set()
+
+    def leader_of(self, topic: str, partition: int) -> int | None:
+        """Node id of the leader; None if the partition is unknown or has none now."""
+        found = self._partitions(topic).get(partition)
+        return None if found is None or found.leader < 0 else int(found.leader)
+
+    def partition_count(self, topic: str) -> int:
+        return len(self._partitions(topic))
+
+    def _partitions(self, topic: str) -> Mapping[int, Any]:
+        metadata = _patiently(lambda: self._client.list_topics(timeout=CALL_TIMEOUT))
+        entry = metadata.topics.get(topic) if metadata is not None else None
+        return {} if entry is None else dict(entry.partitions)
+
+    def create_topic(
+        self,
+        name: str,
+        partitions: int,
+        replication_factor: int,
+        configs: Mapping[str, str] | None = None,
+    ) -> None:
+        """Creates a topic and waits until every partition has a leader."""
+        from confluent_kafka.admin import NewTopic
+
+        topic = NewTopic(
+            name,
+            num_partitions=partitions,
+            replication_factor=replication_factor,
+            config=dict(configs or {}),
+        )
+        _patiently(
+            lambda: self._result(self._client.create_topics([topic]), name),
+            done_by_earlier_try=_TOPIC_ALREADY_EXISTS,
+        )
+        self._wait_for(name, partitions)
+
+    def delete_topic(self, name: str) -> None:
+        """Deletes a topic and waits until the brokers no longer list it."""
+        _patiently(
+            lambda: self._result(self._client.delete_topics([name]), name),
+            done_by_earlier_try=_UNKNOWN_TOPIC_OR_PARTITION,
+        )
+        _until(lambda: not self._partitions(name), f"topic {name} to vanish")
+
+    def create_partitions(self, name: str, total: int) -> None:
+        """Raises the number of partitions to `total` and waits for their leaders."""
+        from confluent_kafka.admin import NewPartitions
+
+        _patiently(
+            lambda: self._result(
+                self._client.create_partitions([NewPartitions(name, total)]), name
+            ),
+            done_by_earlier_try=_INVALID_PARTITIONS,
+        )
+        self._wait_for(name, total)
+
+    def _wait_for(self, name: str, partitions: int) -> None:
+        def complete() -> bool:
+            found = self._partitions(name)
+            return len(found) == partitions and all(p.leader >= 0 for p in found.values())
+
+        _until(complete, f"{partitions} partitions of {name} to have leaders")
+
+    def end_offsets(self, topic: str) -> dict[int, int]:
+        """Partition → offset after its last record (read uncommitted)."""
+        from confluent_kafka import TopicPartition
+        from confluent_kafka.admin import OffsetSpec
+
+        wanted = {TopicPartition(topic, p): OffsetSpec.latest() for p in self._partitions(topic)}
+
+        def ask() -> dict[int, int]:
+            answers = self._client.list_offsets(wanted, request_timeout=CALL_TIMEOUT)
+            return {
+                tp.partition: int(future.result(CALL_TIMEOUT).offset)
+                for tp, future in answers.items()
+            }
+
+        return _patiently(ask) or {}
+
+    @staticmethod
+    def _result(futures: Mapping[str, Any], name: str) -> bool:
+        futures[name].result(CALL_TIMEOUT)
+        return True
+
+
+def _ignore(error: object) -> None:
+    """Brokers that are down are what these tests are about: librdkafka need not report them."""
+
+
+def _patiently(call: Callable[[], T], done_by_earlier_try: int | None = None) -> T | None:
+    """Repeats a call while brokers are on their way up; passes on any other refusal at once.
+
+    A try whose answer got lost may have worked: the refusal `done_by_earlier_try` of a later one
+    then means success, told as None.
+    """
+    from confluent_kafka import KafkaException
+
+    give_up = time.monotonic() + RETRY_FOR
+    tries = 0
+    while True:
+        tries += 1
+        try:
+            return call()
+        except KafkaException as error:
+            code = error.args[0].code()
+            if tries > 1 and code == done_by_earlier_try:
+                return None
+            passing = error.args[0].retriable() or code < 0
+            if not passing or time.monotonic() > give_up:
+                raise AdminError(str(error)) from error
+        except TimeoutError as error:
+            if time.monotonic() > give_up:
+                raise AdminError("the brokers did not answer an admin call") from error
+        time.sleep(0.2)
+
+
+def _until(done: Callable[[], bool], what: str) -> None:
+    give_up = time.monotonic() + RETRY_FOR
+    while not done():
+        if time.monotonic() > give_up:
+            raise AdminError(f"waited {RETRY_FOR:.0f} s for {what}")
+        time.sleep(0.1)

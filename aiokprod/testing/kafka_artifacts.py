@@ -1,0 +1,159 @@
+"""Finds or fetches the jars of a Kafka release, and the tools that need them.
+
+Maven resolves the published artifacts once into a per-user cache, one folder per release; the
+folder appears whole or not at all, and processes that want it at the same time wait for each
+other. Knows nothing of brokers.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+KAFKA_4: Final = "4.3.1"
+KAFKA_3: Final = "3.9.1"
+
+MINIMUM_JAVA: Final = 17
+FETCH_TIMEOUT: Final = 900.0
+"""Seconds allowed to Maven for one release (about 100 jars)."""
+
+_COPY: Final = "org.apache.maven.plugins:maven-dependency-plugin:3.6.1:copy-dependencies"
+
+# The binding to slf4j-simple replaces the one a release may bring: it logs to standard error
+# without a configuration file, which is where the log of a failed test is looked for.
+_POM: Final = """\
+<project xmlns="http://maven.apache.org/POM/4.0.0">
+  <modelVersion>4.0.0</modelVersion>
+  <groupId>aiokprod.testing</groupId>
+  <artifactId>kafka-runtime</artifactId>
+  <version>1</version>
+  <dependencies>
+    <dependency>
+      <groupId>org.apache.kafka</groupId>
+      <artifactId>kafka_2.13</artifactId>
+      <version>{version}</version>
+      <exclusions>
+        <exclusion><groupId>org.slf4j</groupId><artifactId>slf4j-reload4j</artifactId></exclusion>
+      </exclusions>
+    </dependency>
+    <dependency>
+      <groupId>org.apache.kafka</groupId>
+      <artifactId>kafka-tools</artifactId>
+      <version>{version}</version>
+      <exclusions>
+        <exclusion><groupId>org.slf4j</groupId><artifactId>slf4j-reload4j</artifactId></exclusion>
+      </exclusions>
+    </dependency>
+    <dependency>
+      <groupId>org.slf4j</groupId>
+      <artifactId>slf4j-simple</artifactId>
+      <version>1.7.36</version>
+    </dependency>
+  </dependencies>
+</project>
+"""
+
+
+class MissingTool(RuntimeError):
+    """Something that must be on the machine to run real brokers is not there."""
+
+
+def cache_root() -> Path:
+    """Folder of all releases: `AIOKPROD_CACHE`, else the user's cache folder."""
+    chosen = os.environ.get("AIOKPROD_CACHE")
+    if chosen:
+        return Path(chosen)
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "aiokprod" / "kafka"
+
+
+def find_java() -> str | None:
+    """Path of a JVM of at least Java 17, or None. `JAVA_HOME` is asked before the search path."""
+    home = os.environ.get("JAVA_HOME")
+    candidates = [str(Path(home) / "bin" / "java")] if home else []
+    on_path = shutil.which("java")
+    if on_path:
+        candidates.append(on_path)
+    for candidate in candidates:
+        version = _java_version(candidate)
+        if version is not None and version >= MINIMUM_JAVA:
+            return candidate
+    return None
+
+
+def _java_version(java: str) -> int | None:
+    try:
+        answer = subprocess.run(
+            [java, "-version"], capture_output=True, text=True, timeout=60, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    found = re.search(r'version "(?:1\.)?(\d+)', answer.stderr + answer.stdout)
+    return int(found.group(1)) if found else None
+
+
+def class_path(version: str) -> str:
+    """The class path of Kafka `version`, fetched if this user has not got it yet.
+
+    Blocks up to `FETCH_TIMEOUT`. Raises MissingTool without Maven, RuntimeError with Maven's
+    words when the artifacts cannot be resolved.
+    """
+    target = cache_root() / version
+    if not target.is_dir():
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with _lock(target.parent / f"{version}.lock"):
+            if not target.is_dir():
+                _fetch(version, target)
+    return str(target / "*")
+
+
+def _fetch(version: str, target: Path) -> None:
+    maven = shutil.which("mvn")
+    if maven is None:
+        raise MissingTool(
+            f"Kafka {version} is not in {target.parent} and Maven (mvn), which fetches it, is not "
+            "installed"
+        )
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{version}-") as scratch:
+        pom = Path(scratch) / "pom.xml"
+        jars = Path(scratch) / "jars"
+        pom.write_text(_POM.format(version=version))
+        command = [maven, "-B", "-q", "-f", str(pom), _COPY]
+        command += ["-DincludeScope=runtime", f"-DoutputDirectory={jars}"]
+        try:
+            answer = subprocess.run(
+                command,
+                cwd=scratch,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                timeout=FETCH_TIMEOUT,
+            )
+        except subprocess.TimeoutExpired as error:
+            raise RuntimeError(
+                f"Maven did not fetch Kafka {version} within {FETCH_TIMEOUT:.0f} s"
+            ) from error
+        if answer.returncode != 0:
+            words = (answer.stdout + answer.stderr)[-3000:]
+            raise RuntimeError(f"Maven could not fetch Kafka {version}:\n{words}")
+        jars.rename(target)
+
+
+@contextmanager
+def _lock(path: Path) -> Iterator[None]:
+    """Holds an advisory lock between processes; without the means for one, holds nothing."""
+    try:
+        import fcntl
+    except ImportError:  # not a POSIX system: rename() still keeps the folder whole
+        yield
+        return
+    with path.open("w") as handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield

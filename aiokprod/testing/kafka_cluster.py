@@ -1,0 +1,366 @@
+"""KafkaCluster: real Apache Kafka brokers for tests, demos and benchmarks.
+
+    async with KafkaCluster(nodes=3) as cluster:
+        await cluster.create_topic("flights", partitions=6, replication_factor=3)
+        ...
+        await cluster.kill(await cluster.leader_of("flights", 0))
+
+Combined KRaft nodes on the loopback interface, from the release's Maven artifacts on a JVM (Java
+17 or newer), or from the `apache/kafka` image where Docker runs and Java is missing. A cluster is
+bound to no event loop; its calls run in worker threads. `python -m aiokprod.testing.kafka_cluster`
+runs one until Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import atexit
+import base64
+import contextlib
+import shutil
+import signal
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Final
+
+from aiokprod.testing.kafka_admin import ClusterAdmin
+from aiokprod.testing.kafka_artifacts import KAFKA_3, KAFKA_4, MissingTool, class_path, find_java
+from aiokprod.testing.kafka_container import ContainerNode, engine_available
+from aiokprod.testing.kafka_node import BrokerNode, JavaNode, free_ports
+from aiokprod.testing.reaper import Reaper
+
+__all__ = ["KAFKA_3", "KAFKA_4", "ClusterError", "KafkaCluster", "MissingTool"]
+
+HOST: Final = "127.0.0.1"
+START_TIMEOUT: Final = 180.0
+"""Seconds within which all nodes must serve; about 11 on two idle cores."""
+
+
+class ClusterError(RuntimeError):
+    """A cluster did not start or a node did not do what was asked; quotes the node's log."""
+
+
+class KafkaCluster:
+    """`nodes` brokers of one Kafka release.
+
+    `config` overrides server properties of every node, `heap` is a JVM size such as "512m".
+    Nodes are numbered from 1. Ports stay the same over restarts, and so does the storage.
+    """
+
+    def __init__(
+        self,
+        nodes: int = 3,
+        *,
+        version: str = KAFKA_4,
+        config: Mapping[str, str] | None = None,
+        heap: str = "512m",
+        keep_logs: bool = False,
+    ) -> None:
+        if nodes < 1:
+            raise ValueError(f"nodes={nodes}: a cluster has at least one")
+        self.version = version
+        self.keep_logs = keep_logs
+        self.node_ids = tuple(range(1, nodes + 1))
+        self._config = dict(config or {})
+        self._heap = heap
+        self._nodes: dict[int, BrokerNode] = {}
+        self._ports: dict[int, int] = {}
+        self._folder: Path | None = None
+        self._reaper: Reaper | None = None
+        self._admin: ClusterAdmin | None = None
+
+    # -- life ---------------------------------------------------------------------------------
+
+    async def __aenter__(self) -> KafkaCluster:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.stop()
+
+    async def start(self, timeout: float = START_TIMEOUT) -> None:
+        """Starts all nodes and returns once every one serves. Raises MissingTool where neither
+        Java with Maven nor Docker is at hand, ClusterError when a node does not come up."""
+        await asyncio.to_thread(self.start_blocking, timeout)
+
+    async def stop(self) -> None:
+        """Ends all nodes and removes their storage; a second call does nothing."""
+        await asyncio.to_thread(self.stop_blocking)
+
+    def start_blocking(self, timeout: float = START_TIMEOUT) -> None:
+        """As `start`, for synchronous fixtures."""
+        if self._folder is not None:
+            raise ClusterError("this cluster was started already")
+        self._build()
+        atexit.register(self.stop_blocking)
+        try:
+            with ThreadPoolExecutor(len(self._nodes)) as pool:
+                list(pool.map(lambda node: node.format(), self._nodes.values()))
+            for node in self._nodes.values():
+                node.start()
+            self._await_serving(self.node_ids, timeout)
+        except BaseException:
+            self.keep_logs = True
+            self.stop_blocking()
+            raise
+
+    def stop_blocking(self) -> None:
+        """As `stop`, for synchronous fixtures. Nodes are killed: nobody needs their storage."""
+        atexit.unregister(self.stop_blocking)
+        for node in self._nodes.values():
+            node.kill()
+            if isinstance(node, ContainerNode):
+                node.remove()
+        self._nodes.clear()
+        self._admin = None
+        if self._folder is not None and self._reaper is not None:
+            self._tidy(self._folder, self._reaper)
+        self._folder = self._reaper = None
+
+    def _tidy(self, folder: Path, reaper: Reaper) -> None:
+        for data in folder.glob("node-*/data"):
+            shutil.rmtree(data, ignore_errors=True)
+        if self.keep_logs:
+            print(f"broker logs kept in {folder}")
+        else:
+            shutil.rmtree(folder, ignore_errors=True)
+        reaper.forget_folder(folder)
+        reaper.close()
+
+    def _build(self) -> None:
+        java = find_java()
+        if java is None and not engine_available():
+            raise MissingTool(
+                "real brokers need Java 17 or newer with Maven, or a Docker engine with "
+                "testcontainers installed; neither was found"
+            )
+        jars = class_path(self.version) if java is not None else ""
+        self._folder = Path(tempfile.mkdtemp(prefix="aiokprod-kafka-"))
+        self._reaper = Reaper()
+        self._reaper.add_folder(self._folder)
+        ports = free_ports(2 * len(self.node_ids))
+        self._ports = dict(zip(self.node_ids, ports, strict=False))
+        controllers = dict(zip(self.node_ids, ports[len(self.node_ids) :], strict=True))
+        cluster_id = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+        # A cluster id that begins with a dash would be read as an option by StorageTool.
+        cluster_id = "k" + cluster_id[1:]
+        for node_id in self.node_ids:
+            properties = self._properties(node_id, controllers)
+            self._nodes[node_id] = (
+                ContainerNode(
+                    node_id,
+                    properties,
+                    version=self.version,
+                    cluster_id=cluster_id,
+                    heap=self._heap,
+                )
+                if java is None
+                else JavaNode(
+                    node_id,
+                    self._folder / f"node-{node_id}",
+                    properties,
+                    java=java,
+                    class_path=jars,
+                    cluster_id=cluster_id,
+                    heap=self._heap,
+                    reaper=self._reaper,
+                )
+            )
+
+    def _properties(self, node_id: int, controllers: Mapping[int, int]) -> dict[str, str]:
+        replicas = str(min(3, len(self.node_ids)))
+        in_sync = "2" if len(self.node_ids) >= 3 else "1"
+        broker, controller = self._ports[node_id], controllers[node_id]
+        return {
+            "process.roles": "broker,controller",
+            "node.id": str(node_id),
+            "listeners": f"PLAINTEXT://{HOST}:{broker},CONTROLLER://{HOST}:{controller}",
+            "advertised.listeners": f"PLAINTEXT://{HOST}:{broker}",
+            "controller.listener.names": "CONTROLLER",
+            "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
+            "inter.broker.listener.name": "PLAINTEXT",
+            "controller.quorum.voters": ",".join(
+                f"{voter}@{HOST}:{port}" for voter, port in controllers.items()
+            ),
+            "num.partitions": "3",
+            "default.replication.factor": replicas,
+            "min.insync.replicas": in_sync,
+            "offsets.topic.replication.factor": replicas,
+            "offsets.topic.num.partitions": "3",
+            "transaction.state.log.replication.factor": replicas,
+            "transaction.state.log.min.isr": in_sync,
+            "transaction.state.log.num.partitions": "3",
+            "share.coordinator.state.topic.replication.factor": replicas,
+            "share.coordinator.state.topic.min.isr": in_sync,
+            "group.initial.rebalance.delay.ms": "0",
+            # A dead broker is noticed sooner than by default (9 s), yet not by mistake when
+            # several JVMs start on two cores.
+            "broker.session.timeout.ms": "6000",
+            "broker.heartbeat.interval.ms": "1000",
+            "num.network.threads": "2",
+            "num.io.threads": "4",
+            # The default of 128 MiB is taken from the heap at once.
+            "log.cleaner.dedupe.buffer.size": "4194304",
+            **self._config,
+        }
+
+    # -- addresses ----------------------------------------------------------------------------
+
+    @property
+    def bootstrap_servers(self) -> str:
+        """`host:port` of every node, separated by commas."""
+        return ",".join(self.address(node) for node in self.node_ids)
+
+    def address(self, node: int) -> str:
+        """`host:port` of one node."""
+        return f"{HOST}:{self._ports[node]}"
+
+    def is_running(self, node: int) -> bool:
+        return self._node(node).running
+
+    # -- faults -------------------------------------------------------------------------------
+
+    async def kill(self, node: int) -> None:
+        """Ends a node at once (SIGKILL)."""
+        await asyncio.to_thread(self._node(node).kill)
+
+    async def kill_all(self) -> None:
+        await asyncio.gather(*(self.kill(node) for node in self.node_ids))
+
+    async def terminate(self, node: int, timeout: float = 60.0) -> None:
+        """Shuts a node down in order (SIGTERM), leaderships handed over; kills it after
+        `timeout` seconds."""
+        await asyncio.to_thread(self._node(node).terminate, timeout)
+
+    async def pause(self, node: int) -> None:
+        """Freezes a node (SIGSTOP): its sockets stay open and nothing answers."""
+        await asyncio.to_thread(self._node(node).pause)
+
+    async def pause_all(self) -> None:
+        await asyncio.gather(*(self.pause(node) for node in self.node_ids))
+
+    async def resume(self, node: int) -> None:
+        await asyncio.to_thread(self._node(node).resume)
+
+    async def resume_all(self) -> None:
+        await asyncio.gather(*(self.resume(node) for node in self.node_ids))
+
+    async def start_node(self, node: int, *, wait: bool = True) -> None:
+        """Starts a node that was killed or terminated, on the same port and storage."""
+        await self.start_nodes((node,), wait=wait)
+
+    async def start_nodes(self, nodes: Iterable[int], *, wait: bool = True) -> None:
+        """Starts several nodes at once; with `wait`, returns when all of them serve."""
+        chosen = tuple(nodes)
+        for node in chosen:
+            await asyncio.to_thread(self._node(node).start)
+        if wait:
+            await asyncio.to_thread(self._await_serving, chosen, START_TIMEOUT)
+
+    async def restart(self, node: int, *, wait: bool = True) -> None:
+        """Terminates a node if it runs, and starts it."""
+        await self.terminate(node)
+        await self.start_node(node, wait=wait)
+
+    # -- topics -------------------------------------------------------------------------------
+
+    async def create_topic(
+        self,
+        name: str,
+        partitions: int = 3,
+        replication_factor: int | None = None,
+        configs: Mapping[str, str] | None = None,
+    ) -> None:
+        """Creates a topic; returns once every partition has a leader. The replication factor is
+        3 by default, or the number of nodes if there are fewer."""
+        factor = replication_factor or min(3, len(self.node_ids))
+        await self._ask(lambda admin: admin.create_topic(name, partitions, factor, configs))
+
+    async def delete_topic(self, name: str) -> None:
+        await self._ask(lambda admin: admin.delete_topic(name))
+
+    async def create_partitions(self, name: str, total: int) -> None:
+        await self._ask(lambda admin: admin.create_partitions(name, total))
+
+    async def leader_of(self, topic: str, partition: int) -> int:
+        """Node id of a partition's leader; waits up to 45 s for one to be elected."""
+        give_up = time.monotonic() + 45.0
+        while True:
+            leader = await asyncio.to_thread(self._client().leader_of, topic, partition)
+            if leader is not None:
+                return leader
+            if time.monotonic() > give_up:
+                raise ClusterError(f"{topic}-{partition} has no leader")
+            await asyncio.sleep(0.1)
+
+    async def partition_count(self, topic: str) -> int:
+        return await asyncio.to_thread(self._client().partition_count, topic)
+
+    async def end_offsets(self, topic: str) -> dict[int, int]:
+        """Partition → offset after its last record."""
+        return await asyncio.to_thread(self._client().end_offsets, topic)
+
+    async def serving(self) -> set[int]:
+        """Ids of the nodes that the cluster lists as alive; empty if none answers."""
+        return await asyncio.to_thread(self._client().broker_ids)
+
+    # -- inside -------------------------------------------------------------------------------
+
+    async def _ask(self, call: Callable[[ClusterAdmin], None]) -> None:
+        await asyncio.to_thread(call, self._client())
+
+    def _node(self, node: int) -> BrokerNode:
+        if node not in self._nodes:
+            raise ClusterError(f"no node {node}: running nodes are {sorted(self._nodes)}")
+        return self._nodes[node]
+
+    def _client(self) -> ClusterAdmin:
+        if self._admin is None:
+            self._admin = ClusterAdmin(self.bootstrap_servers)
+        return self._admin
+
+    def _await_serving(self, nodes: Iterable[int], timeout: float) -> None:
+        wanted = set(nodes)
+        admin = self._client()
+        give_up = time.monotonic() + timeout
+        while not wanted <= admin.broker_ids():
+            ended = [node for node in sorted(wanted) if not self._nodes[node].running]
+            if ended:
+                raise ClusterError(self._report(ended, "ended while starting"))
+            if time.monotonic() > give_up:
+                raise ClusterError(self._report(wanted, f"not serving after {timeout:.0f} s"))
+            time.sleep(0.1)
+
+    def _report(self, nodes: Iterable[int], what: str) -> str:
+        tails = "\n".join(f"-- node {n}:\n{self._nodes[n].log_tail(30)}" for n in sorted(nodes))
+        return f"Kafka {self.version}: nodes {sorted(nodes)} {what}\n{tails}"
+
+
+async def _serve(nodes: int, version: str) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        with contextlib.suppress(NotImplementedError):  # loops of Windows
+            loop.add_signal_handler(number, stop.set)
+    started = time.monotonic()
+    async with KafkaCluster(nodes, version=version) as cluster:
+        print(cluster.bootstrap_servers, flush=True)
+        print(f"{nodes} nodes of Kafka {version} up in {time.monotonic() - started:.1f} s; Ctrl-C")
+        await stop.wait()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Run real Kafka brokers until Ctrl-C.")
+    parser.add_argument("--nodes", type=int, default=3)
+    parser.add_argument("--version", default=KAFKA_4, help=f"{KAFKA_4} (default), {KAFKA_3}, ...")
+    chosen = parser.parse_args()
+    asyncio.run(_serve(chosen.nodes, chosen.version))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,90 @@
+"""Ends broker processes and removes their folders when the process that owns them is gone.
+
+A test run that is killed cannot run its own clean-up. So a small helper process holds the other
+end of a pipe: when the owner goes, however it goes, the pipe closes and the helper clears away
+whatever is still on its list.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import IO
+
+
+def kill_group(pid: int) -> None:
+    """Kills the process group led by `pid`, stopped or not; nothing if it is gone."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)
+
+
+class Reaper:
+    """List of process groups and folders that must not outlive this process."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._process = subprocess.Popen(
+            [sys.executable, "-I", "-S", str(Path(__file__).resolve())],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            text=True,
+            start_new_session=True,
+        )
+
+    def add_process(self, pid: int) -> None:
+        self._tell(f"+{pid}")
+
+    def forget_process(self, pid: int) -> None:
+        """Must follow the end of the process at once: its number may be given to another."""
+        self._tell(f"-{pid}")
+
+    def add_folder(self, folder: Path) -> None:
+        self._tell(f"/{folder}")
+
+    def forget_folder(self, folder: Path) -> None:
+        self._tell(f"\\{folder}")
+
+    def close(self) -> None:
+        """Lets the helper clear away what is left on the list and waits for it."""
+        with self._lock:
+            if self._process.stdin is not None and not self._process.stdin.closed:
+                self._process.stdin.close()
+        self._process.wait(timeout=30)
+
+    def _tell(self, line: str) -> None:
+        with self._lock:
+            if self._process.stdin is not None and not self._process.stdin.closed:
+                self._process.stdin.write(line + "\n")
+                self._process.stdin.flush()
+
+
+def serve(orders: IO[str]) -> None:
+    """Keeps the list until `orders` ends, then kills and removes what is on it."""
+    pids: set[int] = set()
+    folders: set[str] = set()
+    for line in orders:
+        sign, what = line[0], line[1:].rstrip("\n")
+        if sign == "+":
+            pids.add(int(what))
+        elif sign == "-":
+            pids.discard(int(what))
+        elif sign == "/":
+            folders.add(what)
+        elif sign == "\\":
+            folders.discard(what)
+    for pid in pids:
+        kill_group(pid)
+    for folder in folders:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    # The terminal's Ctrl-C is for the owner: this process ends by its pipe only.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    serve(sys.stdin)
