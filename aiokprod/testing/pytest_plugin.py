@@ -2,13 +2,27 @@
 
 Load it with `pytest_plugins = ("aiokprod.testing.pytest_plugin",)` in the top-level conftest.
 It imports nothing of the package at import time, so that coverage sees the package load.
+
+Fixtures, all for the whole session and started on first use:
+
+- `kafka_cluster`: three nodes of the newest supported Kafka (`KafkaCluster`);
+- `kafka_3_broker`: one node of the oldest supported line (3.9);
+- `mock_cluster`: three simulated brokers in a process of their own (`MockCluster`).
+
+A machine that cannot run brokers fails the tests that ask for them: nothing is skipped.
 """
 
 from __future__ import annotations
 
 import platform
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from aiokprod.testing.kafka_cluster import KafkaCluster
+    from aiokprod.testing.mock_cluster import MockCluster
 
 
 def pytest_report_header(config: pytest.Config) -> str:
@@ -21,3 +35,38 @@ def pytest_report_header(config: pytest.Config) -> str:
         f"aiokprod: {version}, COMPILED={compiled}, "
         f"{platform.python_implementation()} {platform.python_version()}"
     )
+
+
+@pytest.fixture(scope="session")
+def kafka_cluster(request: pytest.FixtureRequest) -> Iterator[KafkaCluster]:
+    """Three real brokers. A test that stops or pauses nodes brings them back itself."""
+    from aiokprod.testing.kafka_cluster import KAFKA_4, KafkaCluster
+
+    yield from _running(KafkaCluster(3, version=KAFKA_4), request)
+
+
+@pytest.fixture(scope="session")
+def kafka_3_broker(request: pytest.FixtureRequest) -> Iterator[KafkaCluster]:
+    """One real broker of the 3.9 line, for older protocol versions."""
+    from aiokprod.testing.kafka_cluster import KAFKA_3, KafkaCluster
+
+    yield from _running(KafkaCluster(1, version=KAFKA_3), request)
+
+
+def _running(cluster: KafkaCluster, request: pytest.FixtureRequest) -> Iterator[KafkaCluster]:
+    cluster.start_blocking()
+    failed_before = request.session.testsfailed
+    try:
+        yield cluster
+    finally:
+        cluster.keep_logs = request.session.testsfailed > failed_before
+        cluster.stop_blocking()
+
+
+@pytest.fixture(scope="session")
+def mock_cluster() -> Iterator[MockCluster]:
+    """Simulated brokers, up at once; topics appear with four partitions when first used."""
+    from aiokprod.testing.mock_cluster import MockCluster
+
+    with MockCluster() as cluster:
+        yield cluster
