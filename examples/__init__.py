@@ -1,0 +1,1 @@
+"""Programs that show how aiokprod is used; each is run by the tests."""

@@ -1,0 +1,60 @@
+"""A batch job: every line of a file becomes a record, at the pace the brokers can take.
+
+    python -m examples.batch_job localhost:9092 lines /var/log/some.log
+
+`submit` returns once a record is in a batch; when `buffer_memory` is full it waits, so that a file
+of any size passes through a few megabytes. Each handle settles with its offset or its error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from aiokprod import Delivery, KafkaError, Producer
+
+
+@dataclass
+class Summary:
+    """What became of the lines."""
+
+    delivered: int = 0
+    failed: list[KafkaError] = field(default_factory=list)
+
+    def settle(self, delivery: Delivery) -> None:
+        """Called once per record, when its fate is known."""
+        error = delivery.exception()
+        if error is None:
+            self.delivered += 1
+        else:
+            self.failed.append(error)
+
+
+async def run(bootstrap: str, topic: str, lines: Iterable[str]) -> Summary:
+    """Sends all lines and returns once each is settled."""
+    summary = Summary()
+    async with Producer(
+        bootstrap_servers=bootstrap,
+        compression_type="lz4",
+        buffer_memory=4 * 1024 * 1024,
+    ) as producer:
+        for line in lines:
+            delivery = await producer.submit(topic, line.rstrip("\n").encode())
+            delivery.add_done_callback(summary.settle)
+        await producer.flush()
+    return summary
+
+
+def main() -> None:
+    bootstrap, topic, path = sys.argv[1:]
+    with open(path, encoding="utf-8", errors="replace") as lines:
+        summary = asyncio.run(run(bootstrap, topic, lines))
+    print(f"{summary.delivered} lines delivered, {len(summary.failed)} failed")
+    for error in summary.failed[:10]:
+        print(f"  {error.outcome.value}: {error}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,60 @@
+"""A partitioner of one's own: orders of big customers get partitions to themselves.
+
+python -m examples.custom_partitioner localhost:9092
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+
+from aiokprod import ClusterSnapshot, Producer, RecordMetadata
+
+BIG = (b"acme", b"globex")
+
+
+class BigCustomersApart:
+    """The first partitions for one big customer each, the others spread over the rest.
+
+    A partitioner sees the topic, the key and value before and after serialization, and the
+    cluster as the producer knows it. It must answer at once: it runs once per record.
+    """
+
+    def partition(
+        self,
+        topic: str,
+        key: bytes | None,
+        key_bytes: bytes | None,
+        value: bytes | None,
+        value_bytes: bytes | None,
+        cluster: ClusterSnapshot,
+    ) -> int:
+        total = cluster.partition_count(topic) or 1
+        reserved = min(len(BIG), total - 1)
+        if key_bytes in BIG[:reserved]:
+            return BIG.index(key_bytes)
+        # The same customer always gets the same partition, and so keeps its order.
+        return reserved + sum(key_bytes or b"") % (total - reserved)
+
+
+async def run(bootstrap: str) -> dict[bytes, set[int]]:
+    """Sends a few orders and returns the partitions each customer's orders went to."""
+    customers = [*BIG, b"initech", b"umbrella", b"hooli"]
+    seen: dict[bytes, set[int]] = {customer: set() for customer in customers}
+    async with Producer(bootstrap_servers=bootstrap, partitioner=BigCustomersApart()) as producer:
+        for number in range(100):
+            customer = customers[number % len(customers)]
+            order = b"order %d" % number
+            metadata: RecordMetadata = await producer.send("orders", order, key=customer)
+            seen[customer].add(metadata.partition)
+    return seen
+
+
+def main() -> None:
+    seen = asyncio.run(run(sys.argv[1] if len(sys.argv) > 1 else "localhost:9092"))
+    for customer, partitions in seen.items():
+        print(f"{customer.decode():10} partitions {sorted(partitions)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,58 @@
+"""An interceptor: stamps every record with a trace id and counts what became of it.
+
+python -m examples.interceptor localhost:9092
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import sys
+import uuid
+from collections import Counter
+
+from aiokprod import KafkaError, Producer, ProducerRecord, RecordMetadata
+
+
+class Tracing:
+    """Sees each record before it is serialized, and exactly once more when it is settled.
+
+    Whatever an interceptor raises is logged and never stops a record.
+    """
+
+    def __init__(self) -> None:
+        self.settled: Counter[str] = Counter()
+
+    def on_send(self, record: ProducerRecord[bytes, bytes]) -> ProducerRecord[bytes, bytes]:
+        """Returns the record to send instead."""
+        trace = ("trace-id", uuid.uuid4().hex.encode())
+        return dataclasses.replace(record, headers=[*record.headers, trace])
+
+    def on_acknowledgement(self, metadata: RecordMetadata | None, error: KafkaError | None) -> None:
+        """Called on the event loop: be quick."""
+        if error is not None:
+            self.settled[f"failed: {error.outcome.value}"] += 1
+        else:
+            self.settled["acknowledged"] += 1
+
+    def close(self) -> None:
+        """Called once, when the producer closes."""
+
+
+async def run(bootstrap: str) -> Tracing:
+    """Sends ten records through the interceptor."""
+    tracing = Tracing()
+    async with Producer(bootstrap_servers=bootstrap, interceptors=[tracing]) as producer:
+        for number in range(10):
+            await producer.submit("traced", b"record %d" % number)
+    return tracing
+
+
+def main() -> None:
+    tracing = asyncio.run(run(sys.argv[1] if len(sys.argv) > 1 else "localhost:9092"))
+    for what, count in tracing.settled.items():
+        print(f"{what}: {count}")
+
+
+if __name__ == "__main__":
+    main()
