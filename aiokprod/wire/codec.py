@@ -43,6 +43,12 @@ class DecodePlan(NamedTuple):
     min_size: int
 
 
+@memoised
+def _short_layouts(code: str) -> list[Layout]:
+    """Layouts of 0 to 15 values: compiling one costs more than using it."""
+    return [Layout(f">{count}{code}") for count in range(16)]
+
+
 # ── decoding ─────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -146,29 +152,18 @@ def _decode_tagged(
 def _field_decoder(spec: FieldSpec, version: int, flexible: bool) -> DecodePlan:
     compact = flexible and spec.compact
     nullable = spec.nullable.covers(version)
+    read_body: Callable[[Reader, int], Any]
     if spec.array:
-        element = _element_decoder(spec, version, flexible)
-        return _sized_decoder(
-            Reader.compact_length if compact else Reader.int32,
-            _array_decoder(spec, element),
-            nullable,
-            1 if compact else 4,
-        )
-    if spec.wire_type in (WireType.BYTES, WireType.RECORDS):
-        return _sized_decoder(
-            Reader.compact_length if compact else Reader.int32,
-            Reader.blob if spec.wire_type is WireType.BYTES else Reader.view,
-            nullable,
-            1 if compact else 4,
-        )
-    if spec.wire_type is WireType.STRING:
-        return _sized_decoder(
-            Reader.compact_length if compact else Reader.int16,
-            Reader.text,
-            nullable,
-            1 if compact else 2,
-        )
-    return _element_decoder(spec, version, flexible)
+        read_body = _array_decoder(spec, _element_decoder(spec, version, flexible))
+    elif spec.wire_type is WireType.BYTES:
+        read_body = Reader.blob
+    elif spec.wire_type is WireType.RECORDS:
+        read_body = Reader.view
+    elif spec.wire_type is WireType.STRING:
+        return _sized_decoder(Reader.int16, Reader.text, nullable, compact, 2)
+    else:
+        return _element_decoder(spec, version, flexible)
+    return _sized_decoder(Reader.int32, read_body, nullable, compact, 4)
 
 
 def _element_decoder(spec: FieldSpec, version: int, flexible: bool) -> DecodePlan:
@@ -197,11 +192,19 @@ def _sized_decoder(
     read_size: Callable[[Reader], int],
     read_body: Callable[[Reader, int], Any],
     nullable: bool,
+    compact: bool,
     min_size: int,
 ) -> DecodePlan:
-    """A length, -1 = null, and what it counts."""
+    """A length, -1 = null, and what it counts; `read_size` and `min_size` if not compact."""
+    if compact:
+        read_size, min_size = Reader.compact_length, 1
 
     def decode(reader: Reader) -> Any:
+        pos = reader.pos
+        # Most lengths are one byte of a compact form: worth a short cut.
+        if compact and pos < reader.end and 0 < (size := reader.data[pos]) < 0x80:
+            reader.pos = pos + 1
+            return read_body(reader, size - 1)
         size = read_size(reader)
         if size >= 0:
             return read_body(reader, size)
@@ -221,8 +224,11 @@ def _array_decoder(spec: FieldSpec, element: DecodePlan) -> Callable[[Reader, in
 
     if spec.wire_type in _FORMATS:
         code = _FORMATS[spec.wire_type]
+        short = _short_layouts(code)
 
         def read_fixed(reader: Reader, count: int) -> tuple[Any, ...]:
+            if count < len(short):
+                return reader.fixed(short[count])
             reader.check_count(count, min_size)
             return reader.fixed(Layout(f">{count}{code}"))
 
@@ -281,8 +287,10 @@ def _struct_encoder(
                 )
         for get, step in steps:
             step(writer, get(value))
-        if tagged is not None:
+        if tagged:
             _encode_tagged(writer, value, tagged)
+        elif tagged is not None:
+            writer.buffer.append(0)
 
     return encode
 
@@ -367,10 +375,13 @@ def _array_encoder(spec: FieldSpec, version: int, flexible: bool) -> Encode:
     write_size = Writer.compact_length if flexible and spec.compact else Writer.int32
     if spec.wire_type in _FORMATS:
         code = _FORMATS[spec.wire_type]
+        short = _short_layouts(code)
 
         def encode_fixed(writer: Writer, values: Sequence[Any]) -> None:
-            write_size(writer, len(values))
-            writer.buffer += Layout(f">{len(values)}{code}").pack(*values)
+            count = len(values)
+            write_size(writer, count)
+            layout = short[count] if count < len(short) else Layout(f">{count}{code}")
+            writer.buffer += layout.pack(*values)
 
         return encode_fixed
 
