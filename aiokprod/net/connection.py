@@ -1,0 +1,362 @@
+"""Joins one asyncio transport to one `KafkaChannel`: flow control and one timer, no decisions.
+
+Order kept here: bytes that arrived are processed before timeouts are judged, frames before the
+end of the stream, state before callbacks. Source: Java `Selector`, `NetworkClient.poll`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from typing import Final, Protocol, cast
+
+from aiokprod.errors import Disconnected, KafkaError, ProtocolError, RequestTimedOut
+from aiokprod.net.channel import KafkaChannel
+from aiokprod.net.channel_states import Closed, CloseReason, Completed, Ready, State
+from aiokprod.net.in_flight import OnDone, Response
+from aiokprod.net.throttle import client_waits, throttle_ms
+from aiokprod.wire.message import Message
+
+log = logging.getLogger(__name__)
+
+TIMER_SLACK: Final = 0.001
+"""Event loops round timers to a millisecond (uvloop); a deadline this close counts as reached."""
+
+_QUIET_PASSES: Final = 2
+"""Loop passes without a read before a timeout is believed. One is not enough: asyncio runs
+callbacks queued earlier before the reads of the same pass, uvloop runs timers before it polls."""
+
+_MAX_PASSES: Final = 64
+"""Bound of the above: 64 reads of 256 KiB are the largest frame of the default configuration."""
+
+
+class ConnectionOwner(Protocol):
+    """Who is told about a connection. Called after the connection's own state is consistent."""
+
+    def connection_ready(self, connection: Connection) -> None:
+        """The channel became READY."""
+
+    def connection_throttled(self, connection: Connection, seconds: float) -> None:
+        """The broker wants no new request for that long."""
+
+    def connection_progress(self, connection: Connection) -> None:
+        """Answers were processed or a write drained: something may be sendable."""
+
+    def connection_closed(
+        self, connection: Connection, reason: CloseReason, error: KafkaError | None
+    ) -> None:
+        """The channel is CLOSED and its open requests have ended."""
+
+    def transport_closed(self, connection: Connection) -> None:
+        """The transport is gone; nothing of this connection is left in the loop."""
+
+    def callback_failed(self, error: Exception) -> None:
+        """A completion callback raised: a bug above the network."""
+
+
+class Connection(asyncio.Protocol):
+    """One connection to one node.
+
+    Args:
+        max_idle: seconds without traffic until it closes itself; inf = never.
+
+    Attributes:
+        setup_deadline: instant by which the channel must be READY.
+        throttled_until: instant before which nothing may be sent.
+        was_up: the transport was established.
+        was_ready: the channel was READY.
+    """
+
+    __slots__ = (
+        "_dispatching",
+        "_last_activity",
+        "_loop",
+        "_max_idle",
+        "_owner",
+        "_paused",
+        "_reads",
+        "_timer",
+        "_timer_at",
+        "_transport",
+        "channel",
+        "node_id",
+        "setup_deadline",
+        "throttled_until",
+        "was_ready",
+        "was_up",
+    )
+
+    def __init__(
+        self,
+        node_id: int,
+        channel: KafkaChannel,
+        loop: asyncio.AbstractEventLoop,
+        owner: ConnectionOwner,
+        max_idle: float = math.inf,
+    ) -> None:
+        self.node_id = node_id
+        self.channel = channel
+        self.setup_deadline = math.inf
+        self.throttled_until = -math.inf
+        self.was_up = False
+        self.was_ready = False
+        self._loop = loop
+        self._owner = owner
+        self._max_idle = max_idle
+        self._transport: asyncio.Transport | None = None
+        self._paused = False
+        self._dispatching = False
+        self._reads = 0
+        self._last_activity = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = math.inf
+
+    def __repr__(self) -> str:
+        paused = ", paused" if self._paused else ""
+        return f"<Connection {self.channel!r}{paused}>"
+
+    @property
+    def gone(self) -> bool:
+        """CLOSED and without a transport: it will report nothing more."""
+        return self.channel.closed and self._transport is None
+
+    # -- for the client -------------------------------------------------------------------------
+
+    def can_send(self, now: float) -> bool:
+        """A request may be handed over: READY, last one written, room, not throttled."""
+        return not self._paused and self.channel.can_send and now >= self.throttled_until
+
+    def send(
+        self,
+        message: Message,
+        version: int,
+        on_done: OnDone,
+        *,
+        now: float,
+        deadline: float,
+        expect_response: bool,
+    ) -> None:
+        """Encode and write a request for which `can_send` is true. `on_done` runs later.
+
+        Raises:
+            KafkaError: the message cannot be encoded; nothing was written.
+        """
+        channel = self.channel
+        # First: it is the one step that may fail (closed loop), and nothing is registered yet.
+        self._arm(deadline)
+        channel.send(
+            message, version, on_done, now=now, deadline=deadline, expect_response=expect_response
+        )
+        self._last_activity = now
+        self._flush()
+        if channel.has_events:
+            self._loop.call_soon(self._pump)
+
+    def close(self) -> None:
+        """Close once the open requests have ended."""
+        self.channel.close()
+        self._pump()
+
+    def fail(self, reason: CloseReason, error: KafkaError) -> None:
+        """Close now; open requests end with this error."""
+        self.channel.fail(reason, error)
+        self._pump()
+
+    def abort_transport(self) -> None:
+        """Drop the transport without waiting for anything."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    def postpone(self, seconds: float) -> None:
+        """Move the deadlines of all open requests."""
+        self.channel.in_flight.postpone(seconds)
+
+    # -- asyncio.Protocol -----------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        # A cast, not a check: uvloop's transports do not derive from asyncio's.
+        transport = self._transport = cast(asyncio.Transport, transport)
+        self.was_up = True
+        if self.channel.closed:
+            transport.abort()
+            return
+        # high=0: a paused protocol means that the last request is not completely written.
+        transport.set_write_buffer_limits(high=0)
+        now = self._last_activity = self._loop.time()
+        self.channel.transport_up(now, self.setup_deadline)
+        self._arm(self.setup_deadline)
+        self._pump()
+
+    def data_received(self, data: bytes) -> None:
+        now = self._last_activity = self._loop.time()
+        self._reads += 1
+        try:
+            self.channel.receive_data(data, now)
+        except Exception as error:
+            log.exception("%s: cannot process received data", self.channel.peer)
+            failure = ProtocolError(f"{self.channel.peer}: cannot process received data: {error!r}")
+            failure.__cause__ = error
+            self.channel.fail(CloseReason.PROTOCOL, failure)
+        self._pump()
+
+    def eof_received(self) -> bool:
+        self.channel.receive_eof()
+        self._pump()
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        self.channel.receive_eof(exc)
+        self._pump()
+        self._owner.transport_closed(self)
+
+    def pause_writing(self) -> None:
+        self._paused = True
+
+    def resume_writing(self) -> None:
+        self._paused = False
+        self.channel.write_completed()
+        self._pump()
+        self._owner.connection_progress(self)
+
+    # -- inside ---------------------------------------------------------------------------------
+
+    def _flush(self) -> None:
+        transport = self._transport
+        # Bytes kept back here fail as "not written" when `connection_lost` comes.
+        if transport is None or transport.is_closing():
+            return
+        chunks = self.channel.data_to_send()
+        if not chunks:
+            return
+        try:
+            transport.writelines(chunks)
+        except Exception as error:
+            failure = Disconnected(f"{self.channel.peer}: cannot write: {error}")
+            failure.__cause__ = error
+            self.channel.fail(CloseReason.SEND_FAILED, failure)
+            return
+        if not self._paused and transport.get_write_buffer_size():
+            # `writelines` of CPython 3.12.0-3.12.8 and 3.13.0-3.13.1 forgets to pause
+            # (CVE-2024-12254); setting the limits makes the transport look again.
+            transport.set_write_buffer_limits(high=0)
+        if not self._paused:
+            self.channel.write_completed()
+
+    def _pump(self) -> None:
+        """Dispatch what happened, write what is due. Reentrant calls leave it to the outer one."""
+        if self._dispatching:
+            return
+        self._dispatching = True
+        progress = False
+        try:
+            self._flush()
+            while events := self.channel.events():
+                for event in events:
+                    if isinstance(event, Completed):
+                        progress = True
+                        self._complete(event)
+                    elif isinstance(event, Ready):
+                        self._become_ready(event)
+                    else:
+                        self._close(event)
+                self._flush()
+        finally:
+            self._dispatching = False
+        if progress:
+            self._owner.connection_progress(self)
+
+    def _complete(self, event: Completed) -> None:
+        request = event.request
+        throttle = throttle_ms(event.body)
+        if throttle and client_waits(request.api_key, request.version):
+            self._owner.connection_throttled(self, throttle / 1000)
+        response = Response(
+            self.node_id,
+            request.version,
+            event.body,
+            event.error,
+            request.handed_over,
+            self._loop.time() - request.created,
+            throttle,
+        )
+        assert request.on_done is not None
+        try:
+            request.on_done(response)
+        except Exception as error:
+            self._owner.callback_failed(error)
+
+    def _become_ready(self, event: Ready) -> None:
+        self.was_ready = True
+        if event.throttle_ms:
+            self._owner.connection_throttled(self, event.throttle_ms / 1000)
+        self._owner.connection_ready(self)
+
+    def _close(self, event: Closed) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._transport is not None:
+            if event.error is None:
+                self._transport.close()
+            else:
+                self._transport.abort()
+        self._owner.connection_closed(self, event.reason, event.error)
+
+    # -- the timer ------------------------------------------------------------------------------
+    #
+    # One handle, set for the earliest instant that may matter and not moved when requests end:
+    # it fires at most once too early per quiet spell, and answers need no timer work at all.
+
+    def _arm(self, when: float) -> None:
+        if self._timer is not None:
+            if self._timer_at <= when:
+                return
+            self._timer.cancel()
+        self._timer_at = when
+        self._timer = None if when == math.inf else self._loop.call_at(when, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        if self._next_deadline() > self._loop.time() + TIMER_SLACK:
+            self._arm(self._next_deadline())
+        else:
+            self._loop.call_soon(self._judge, _MAX_PASSES, 0, self._reads)
+
+    def _next_deadline(self) -> float:
+        """When a request is overdue, or with none open when the connection is idle."""
+        deadline = self.channel.in_flight.earliest_deadline()
+        return self._last_activity + self._max_idle if deadline is None else deadline
+
+    def _judge(self, passes: int, quiet: int, reads: int) -> None:
+        """Close the connection over a passed deadline, but only after reading what arrived.
+
+        After a stall of the loop the answer may lie in the socket, in several reads.
+        """
+        if self.channel.closed:
+            return
+        quiet = quiet + 1 if self._reads == reads else 0
+        if quiet < _QUIET_PASSES and passes > 0:
+            self._loop.call_soon(self._judge, passes - 1, quiet, self._reads)
+            return
+        now = self._loop.time()
+        deadline = self._next_deadline()
+        if deadline > now + TIMER_SLACK:
+            self._arm(deadline)
+        elif self.channel.in_flight:
+            self.fail(CloseReason.TIMEOUT, self._timed_out(now))
+        else:
+            idle = Disconnected(f"{self.channel.peer}: closed after {self._max_idle:g} s idle")
+            self.fail(CloseReason.IDLE, idle)
+
+    def _timed_out(self, now: float) -> RequestTimedOut:
+        oldest = self.channel.in_flight.oldest
+        waited = now - oldest.created
+        hint = ""
+        if self.channel.state is State.CHECKING_API_VERSIONS:
+            hint = "; is the port a TLS listener, or not a Kafka broker?"
+        return RequestTimedOut(
+            f"{self.channel.peer} did not answer the oldest of {len(self.channel.in_flight)} "
+            f"requests within {waited:.3f} s{hint}"
+        )

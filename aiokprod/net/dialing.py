@@ -1,0 +1,94 @@
+"""The tasks that connect: one per node at most, owned here, every end of one accounted for."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from aiokprod.cluster import Node
+from aiokprod.environment import Dialer
+from aiokprod.errors import DialError, KafkaError
+from aiokprod.net.channel_states import CloseReason
+from aiokprod.net.connection import Connection
+from aiokprod.net.connection_states import ClusterConnectionStates
+
+
+class DialTasks:
+    """Starts, names, cancels and awaits dial tasks.
+
+    Args:
+        on_end: called when the task of a connection has ended, however it did; a failure has been
+            given to the connection before.
+    """
+
+    def __init__(
+        self,
+        dialer: Dialer,
+        states: ClusterConnectionStates,
+        loop: asyncio.AbstractEventLoop,
+        on_end: Callable[[Connection], None],
+    ) -> None:
+        self._dialer = dialer
+        self._states = states
+        self._loop = loop
+        self._on_end = on_end
+        self._tasks: dict[asyncio.Task[None], Connection] = {}
+
+    def start(self, node: Node, connection: Connection) -> None:
+        """Connect in the background, until the connection's `setup_deadline`."""
+        task = self._loop.create_task(
+            self._connect(node, connection), name=f"aiokprod-dial-{node.id}"
+        )
+        self._tasks[task] = connection
+        task.add_done_callback(self._done)
+
+    def has(self, connection: Connection) -> bool:
+        """Its task has not ended."""
+        return connection in self._tasks.values()
+
+    def cancel(self, connection: Connection) -> None:
+        """End the task of a connection that is closed already."""
+        for task, dialled in self._tasks.items():
+            if dialled is connection:
+                task.cancel()
+
+    async def wait(self) -> None:
+        """Until all tasks have ended. They go on if this is cancelled."""
+        while self._tasks:
+            await asyncio.wait(list(self._tasks))
+
+    async def _connect(self, node: Node, connection: Connection) -> None:
+        try:
+            async with asyncio.timeout_at(connection.setup_deadline):
+                address = self._states.address(node.id)
+                if address is None:
+                    found = await self._dialer.resolve(node.host, node.port)
+                    self._states.resolved(node.id, found)
+                    address = self._states.address(node.id)
+                if address is None:
+                    raise DialError(f"{node.host}:{node.port} has no address")
+                await self._dialer.connect(lambda: connection, *address)
+        except TimeoutError as error:
+            raise DialError("not connected within the setup timeout") from error
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        """Every way a task may end, a foreign cancellation included, is one attempt made."""
+        connection = self._tasks.pop(task)
+        failure = _failure(task, connection.channel.peer)
+        if failure is not None:
+            connection.fail(CloseReason.NEVER_CONNECTED, failure)
+        self._on_end(connection)
+
+
+def _failure(task: asyncio.Task[None], peer: str) -> KafkaError | None:
+    if task.cancelled():
+        return DialError(f"{peer}: the attempt to connect was cancelled")
+    error = task.exception()
+    if error is None:
+        return None
+    if isinstance(error, KafkaError):
+        failure: KafkaError = type(error)(f"{peer}: {error.message}")
+    else:
+        failure = DialError(f"{peer}: {error!r}")
+    failure.__cause__ = error
+    return failure

@@ -1,0 +1,50 @@
+"""Which broker to ask what any broker can answer. Source: Java `NetworkClient.leastLoadedNode`."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+
+from aiokprod.cluster import Node
+from aiokprod.net.connection import Connection
+from aiokprod.net.connection_states import ClusterConnectionStates
+
+
+class Broker:
+    """A known node with its connection, if there is one (dialling included)."""
+
+    __slots__ = ("connection", "node")
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        self.connection: Connection | None = None
+
+
+def least_loaded(
+    brokers: Sequence[Broker], states: ClusterConnectionStates, rng: random.Random, now: float
+) -> int | None:
+    """The id of the least loaded node, or None.
+
+    A sendable node without open requests, else the sendable one with fewest, else one that is
+    being connected, else the one tried longest ago whose backoff is over. Begins at a random node,
+    so that clients do not all ask the same broker.
+    """
+    start = rng.randrange(len(brokers)) if brokers else 0
+    sendable = connecting = dialable = None
+    fewest = longest_ago = math.inf
+    for broker in (*brokers[start:], *brokers[:start]):
+        node_id, connection = broker.node.id, broker.connection
+        if connection is None:
+            tried = states.last_attempt(node_id)
+            if states.can_connect(node_id, now) and tried < longest_ago:
+                dialable, longest_ago = node_id, tried
+        elif connection.can_send(now):
+            load = len(connection.channel.in_flight)
+            if load == 0:
+                return node_id
+            if load < fewest:
+                sendable, fewest = node_id, load
+        elif connecting is None and connection.channel.preparing:
+            connecting = node_id
+    return next((x for x in (sendable, connecting, dialable) if x is not None), None)
