@@ -14,6 +14,7 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
+from aiokprod.backoff import ExponentialBackoff
 from aiokprod.cluster import Node
 from aiokprod.config import ProducerConfig
 from aiokprod.environment import Environment
@@ -28,7 +29,7 @@ from aiokprod.errors import (
 from aiokprod.net.channel import KafkaChannel
 from aiokprod.net.channel_states import CloseReason
 from aiokprod.net.connection import Connection
-from aiokprod.net.connection_states import ClusterConnectionStates, ExponentialBackoff
+from aiokprod.net.connection_states import ClusterConnectionStates
 from aiokprod.net.dialing import DialTasks
 from aiokprod.net.in_flight import OnDone, Response
 from aiokprod.net.node_choice import Broker, least_loaded

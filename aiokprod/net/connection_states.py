@@ -1,37 +1,20 @@
 """What is remembered of a node between its connections: backoff, setup timeout, addresses.
 
 Pure values: instants come in as `now`, randomness as an injected `rng`. Whether a connection
-exists is the client's knowledge. Source: Java `ClusterConnectionStates`, `ExponentialBackoff`.
+exists is the client's knowledge. Source: Java `ClusterConnectionStates`.
 """
 
 from __future__ import annotations
 
 import random
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeAlias
 
-Address = tuple[str, int]
+from aiokprod.backoff import ExponentialBackoff
 
-_MAX_DOUBLINGS: Final = 32
+Address: TypeAlias = tuple[str, int]
+
 _NEVER: Final = float("-inf")
-
-
-@dataclass(frozen=True, slots=True)
-class ExponentialBackoff:
-    """initial · 2^failures ± 20 %, never above `maximum`. Seconds.
-
-    The cap comes after the jitter, as in Java, so that the ceiling is a ceiling.
-    """
-
-    initial: float
-    maximum: float
-    multiplier: float = 2.0
-    jitter: float = 0.2
-
-    def after(self, failures: int, rng: random.Random) -> float:
-        """The pause after `failures` earlier failures in a row."""
-        base = self.initial * self.multiplier ** min(failures, _MAX_DOUBLINGS)
-        return min(base * rng.uniform(1 - self.jitter, 1 + self.jitter), self.maximum)
 
 
 @dataclass(slots=True)
