@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import ClassVar, Self, cast
 
 from aiokprod.errors import DecodeError, UnsupportedVersion
-from aiokprod.wire.codec import decode_plan, encode_plan
+from aiokprod.wire.decoding import decode_plan
+from aiokprod.wire.encoding import encode_plan
 from aiokprod.wire.primitives import BytesLike, Reader, Writer, layout_error
 from aiokprod.wire.schema import Struct
 

@@ -8,7 +8,8 @@
 A declaration reads like the row of Kafka's message schema it stands for: wire type, versions in
 which the field exists, versions in which it may be null, default, tag. Versions are written as
 there: ``"3+"``, ``"0-12"``, ``"4"``. A field without a stated default has Java's: 0, False, "",
-zero UUID, no elements. `codec` compiles the declarations into plans.
+zero UUID, no elements. `decoding` and `encoding` compile the
+declarations into plans.
 
 Source: Kafka `clients/src/main/resources/common/message/README.md`.
 """
@@ -21,7 +22,7 @@ from enum import Enum
 from functools import cache
 from typing import ClassVar, Final, NamedTuple, ParamSpec, TypeAlias, TypeVar, cast
 
-from aiokprod.wire.primitives import BytesLike
+from aiokprod.wire.primitives import BytesLike, Layout
 
 Records: TypeAlias = BytesLike | Sequence[BytesLike]
 """Record batches: one buffer, or the chunks that make it up. Decoded values are memoryviews."""
@@ -56,6 +57,17 @@ class WireType(Enum):
     BYTES = "bytes"
     RECORDS = "records"
     STRUCT = "struct"
+
+
+FORMATS: Final = {
+    WireType.INT8: "b",
+    WireType.INT16: "h",
+    WireType.INT32: "i",
+    WireType.INT64: "q",
+    WireType.BOOL: "?",
+    WireType.UUID: "16s",
+}
+"""`struct` codes of the types with a fixed width."""
 
 
 class VersionRange(NamedTuple):
@@ -119,6 +131,12 @@ _T = TypeVar("_T")
 def memoised(function: Callable[_P, _T]) -> Callable[_P, _T]:
     """`functools.cache`, whose stub forgets the parameters and refuses classes as arguments."""
     return cast(Callable[_P, _T], cache(function))
+
+
+@memoised
+def short_layouts(code: str) -> list[Layout]:
+    """Layouts of 0 to 15 values of a format: compiling one costs more than using it."""
+    return [Layout(f">{count}{code}") for count in range(16)]
 
 
 @memoised
