@@ -13,7 +13,7 @@ import hashlib
 import struct
 import time
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from confluent_kafka import Consumer, TopicPartition
@@ -27,6 +27,9 @@ OPEN, ABSENT, MAYBE = -1, -2, -3
 """Instead of a partition: not settled yet; failed as NOT_SENT or REJECTED; failed as UNKNOWN."""
 
 READ_TIMEOUT = 60.0
+
+LogRecord = tuple[int, int, bytes | None, bytes | None]
+"""Partition, offset, key, value."""
 
 
 def _digest(topic: str, producer: int, sequence: int, key: bytes | None, padding: bytes) -> bytes:
@@ -117,7 +120,7 @@ class Report:
         return "\n".join(parts)
 
 
-def read_topic(servers: str, topic: str) -> Iterator[tuple[int, int, bytes | None, bytes | None]]:
+def read_topic(servers: str, topic: str) -> Iterator[LogRecord]:
     """(partition, offset, key, value) of everything in the topic now; CRCs are checked."""
     consumer = Consumer(
         {
@@ -217,10 +220,15 @@ class _Audit:
         return report
 
 
-def check(servers: str, *histories: History) -> Report:
-    """Reads the topic of the histories (one topic) and compares. Blocks."""
+def compare(records: Iterable[LogRecord], *histories: History) -> Report:
+    """The verdict on a log, given as (partition, offset, key, value) in order per partition."""
     assert len({history.topic for history in histories}) == 1
     audit = _Audit(list(histories))
-    for partition, offset, key, value in read_topic(servers, histories[0].topic):
+    for partition, offset, key, value in records:
         audit.record(partition, offset, key, value)
     return audit.finish()
+
+
+def check(servers: str, *histories: History) -> Report:
+    """Reads the topic of the histories (one topic) and compares. Blocks."""
+    return compare(read_topic(servers, histories[0].topic), *histories)
