@@ -1,0 +1,226 @@
+"""The coroutine that fetches metadata: decides synchronously, sends, waits for an event.
+
+Source: Java `NetworkClient.DefaultMetadataUpdater`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Callable
+from typing import Final
+
+from aiokprod.cluster import ClusterSnapshot, Node
+from aiokprod.config import ProducerConfig
+from aiokprod.engine.metadata import Metadata, UpdatePlan
+from aiokprod.engine.ports import BrokerClient, Response
+from aiokprod.errors import (
+    AuthenticationError,
+    BrokerError,
+    Code,
+    KafkaError,
+    UnsupportedVersion,
+    broker_error,
+)
+from aiokprod.wire.messages.metadata import (
+    MetadataRequest,
+    MetadataRequestTopic,
+    MetadataResponse,
+)
+
+logger = logging.getLogger(__name__)
+
+_RELIABLE_EPOCHS_SINCE: Final = 9
+"""Leader epochs of older answers may not belong to the leaders beside them (KAFKA-7984)."""
+
+_LEAST_WAIT_S: Final = 0.01
+"""A client that names no later instant although it cannot send must not make this loop spin."""
+
+
+_LEAST_TRIGGER_S: Final = 1.0
+"""Bootstrapping again drops the reconnect backoff, so it must not be done in quick succession."""
+
+
+class MetadataUpdater:
+    """Keeps one `Metadata` fresh through one `BrokerClient`.
+
+    At most one request is under way. Wire `client`'s events to `wake` and `on_disconnect`; run
+    `run()` as a task of the producer. Every error of brokers and network ends in the cache; what
+    `run` raises is a bug and must fail the producer.
+
+    Args:
+        clock: `loop.time`.
+        on_request_sent: called when a due request is on its way, because data waited for it
+            (`Metadata.update_due`).
+    """
+
+    def __init__(
+        self,
+        metadata: Metadata,
+        client: BrokerClient,
+        config: ProducerConfig,
+        clock: Callable[[], float],
+        *,
+        on_request_sent: Callable[[], None] | None = None,
+    ) -> None:
+        self._metadata = metadata
+        self._client = client
+        self._clock = clock
+        self._on_request_sent = on_request_sent
+        self._request_timeout = config.request_timeout_ms / 1000
+        self._auto_create = config.allow_auto_create_topics
+        self._may_rebootstrap = config.metadata_recovery_strategy == "rebootstrap"
+        trigger = config.metadata_recovery_rebootstrap_trigger_ms / 1000
+        self._trigger = max(trigger, _LEAST_TRIGGER_S)
+        self._wake = asyncio.Event()
+        self._plan: UpdatePlan | None = None  # of the request under way
+        self._response: Response | None = None  # arrived, not yet looked at
+        self._trying_since: float | None = None
+        self._nodes: dict[int, Node] = {}
+        metadata.on_request(self.wake)
+        metadata.on_change(self._follow)
+        self._follow(metadata.snapshot)
+
+    def wake(self) -> None:
+        """Something changed: a connection, a wish for metadata. Cheap; may be called in excess."""
+        self._wake.set()
+
+    def on_disconnect(self, node_id: int, error: KafkaError) -> None:
+        """A connection or an attempt to connect ended, which may mean that metadata are stale.
+
+        Source: Java `DefaultMetadataUpdater.handleServerDisconnect`.
+        """
+        now = self._clock()
+        metadata = self._metadata
+        if isinstance(error, (AuthenticationError, UnsupportedVersion)):
+            metadata.fatal(now, error)
+        elif metadata.update_due(now) and self._client.least_loaded(now) is None:
+            # Nobody is left to ask, so the update that was due counts as failed: backoff applies.
+            metadata.failed(now, error)
+        else:
+            metadata.note_error(error)
+        metadata.request_update()
+
+    async def run(self) -> None:
+        """Fetch for ever. Ends by cancellation only."""
+        while True:
+            self._wake.clear()
+            next_at = self.run_once(self._clock())
+            try:
+                async with asyncio.timeout_at(next_at if next_at < math.inf else None):
+                    await self._wake.wait()
+            except TimeoutError:
+                continue
+
+    def run_once(self, now: float) -> float:
+        """Do what can be done now.
+
+        Returns:
+            When to run again at the latest; inf if only an event can bring anything new.
+        """
+        if self._plan is not None:
+            if self._response is None:
+                return math.inf
+            plan, response = self._plan, self._response
+            self._plan = self._response = None
+            self._finish(plan, response, now)
+        next_at = self._metadata.next_update_at(now)
+        if next_at > now:
+            return next_at
+        if self._trying_since is None:
+            self._trying_since = now
+        node_id = self._choose_node(now)
+        if node_id is not None and self._client.ready(node_id, now):
+            self._send(node_id, now)
+            return math.inf
+        return self._next_chance(now)
+
+    # -- choosing ---------------------------------------------------------------------------------
+
+    def _choose_node(self, now: float) -> int | None:
+        trying_since = now if self._trying_since is None else self._trying_since
+        if self._may_rebootstrap and now - trying_since > self._trigger:
+            logger.warning("no metadata for %.3g s: bootstrapping again", now - trying_since)
+            self._rebootstrap(now)
+        node_id = self._client.least_loaded(now)
+        if (
+            node_id is None
+            and self._may_rebootstrap
+            and not self._metadata.bootstrapped
+            and not any(map(self._connected, self._nodes))
+        ):
+            logger.warning("no known broker can be reached: bootstrapping again")
+            self._metadata.rebootstrap()
+            node_id = self._client.least_loaded(now)
+        return node_id
+
+    def _connected(self, node_id: int) -> bool:
+        # Versions are known only while a connection is up, even if it is throttled or full.
+        return self._client.version_range(node_id, MetadataRequest.api_key) is not None
+
+    def _next_chance(self, now: float) -> float:
+        at = min((self._client.retry_at(node, now) for node in self._nodes), default=math.inf)
+        if self._may_rebootstrap and self._trying_since is not None:
+            at = min(at, self._trying_since + self._trigger)
+        return max(at, now + _LEAST_WAIT_S)
+
+    def _rebootstrap(self, now: float) -> None:
+        self._trying_since = now
+        self._metadata.rebootstrap()
+        self._client.reset_backoff()
+
+    def _follow(self, snapshot: ClusterSnapshot) -> None:
+        if snapshot.nodes != self._nodes:
+            self._nodes = dict(snapshot.nodes)
+            self._client.set_nodes(self._nodes.values())
+
+    # -- asking -----------------------------------------------------------------------------------
+
+    def _send(self, node_id: int, now: float) -> None:
+        plan = self._metadata.plan(now)
+        request = MetadataRequest(
+            topics=[MetadataRequestTopic(name=name) for name in plan.topics],
+            allow_auto_topic_creation=self._auto_create,
+        )
+        self._plan = plan
+        logger.debug("asking node %d for metadata of %d topics", node_id, len(plan.topics))
+        self._client.send(node_id, request, self._on_done, now, timeout=self._request_timeout)
+        if self._on_request_sent is not None:
+            self._on_request_sent()
+
+    def _on_done(self, response: Response) -> None:
+        # Only kept: a failure in handling it belongs to this coroutine, not to the connection.
+        self._response = response
+        self._wake.set()
+
+    def _finish(self, plan: UpdatePlan, response: Response, now: float) -> None:
+        metadata = self._metadata
+        error = response.error or self._error_in(response.body, response.node_id)
+        if error is None:
+            self._trying_since = None
+            metadata.update(
+                plan.request_generation,
+                response.body,
+                plan.partial,
+                now,
+                reliable_epochs=response.version >= _RELIABLE_EPOCHS_SINCE,
+            )
+            return
+        logger.debug("metadata request to node %d failed: %s", response.node_id, error)
+        if isinstance(error, (AuthenticationError, UnsupportedVersion)):
+            metadata.fatal(now, error)
+            return
+        metadata.failed(now, error)
+        code = error.code
+        if code is not None and code.number == Code.REBOOTSTRAP_REQUIRED and self._may_rebootstrap:
+            logger.warning("node %d asks to bootstrap again", response.node_id)
+            self._rebootstrap(now)
+
+    def _error_in(self, body: MetadataResponse, node_id: int) -> KafkaError | None:
+        if body.error_code:
+            return broker_error(body.error_code, f"metadata request to node {node_id}")
+        if not body.brokers:
+            # A broker that is still starting knows nobody yet (F54).
+            return BrokerError(f"node {node_id} answered with an empty list of brokers")
+        return None
