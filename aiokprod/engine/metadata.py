@@ -287,8 +287,8 @@ class Metadata:
         self._topics.misses = merged.misses
         for name, code in merged.answered.items():
             self._topics.note_answer(name, code, snapshot.generation)
-        # Being sent back to the brokers that were given up is no news: otherwise dead brokers behind
-        # a living bootstrap address would be tried ten times a second.
+        # Being sent back to the brokers that were given up is no news: otherwise dead brokers
+        # behind a living bootstrap address would be tried ten times a second.
         sent_back = self._bootstrapped and snapshot.nodes == self._given_up
         changed = snapshot.nodes is not old.nodes or snapshot.topics is not old.topics
         self._schedule.succeeded(now, full=not partial, changed=changed and not sent_back)
