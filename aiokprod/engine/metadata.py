@@ -165,7 +165,8 @@ class Metadata:
         Returns:
             The generation that a waiter must see exceeded.
         """
-        if seen_generation is None or self._full_generation <= seen_generation:
+        unseen = seen_generation is None or self._full_generation <= seen_generation
+        if unseen and not self._schedule.need_full:
             self._schedule.need_full = True
             self._wake_updater()
         return self._snapshot.generation

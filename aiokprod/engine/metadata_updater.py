@@ -15,6 +15,7 @@ from aiokprod.cluster import ClusterSnapshot, Node
 from aiokprod.config import ProducerConfig
 from aiokprod.engine.metadata import Metadata, UpdatePlan
 from aiokprod.engine.ports import BrokerClient, Response
+from aiokprod.engine.wakeup import Wakeup
 from aiokprod.errors import (
     AuthenticationError,
     BrokerError,
@@ -45,12 +46,12 @@ _LEAST_TRIGGER_S: Final = 1.0
 class MetadataUpdater:
     """Keeps one `Metadata` fresh through one `BrokerClient`.
 
-    At most one request is under way. Wire `client`'s events to `wake` and `on_disconnect`; run
+    At most one request is under way. Wire `client`'s events to `wakeup` and `on_disconnect`; run
     `run()` as a task of the producer. Every error of brokers and network ends in the cache; what
     `run` raises is a bug and must fail the producer.
 
     Args:
-        clock: `loop.time`.
+        loop: the loop `run` will run on; its clock is the only one.
         on_request_sent: called when a due request is on its way, because data waited for it
             (`Metadata.update_due`).
     """
@@ -60,38 +61,38 @@ class MetadataUpdater:
         metadata: Metadata,
         client: BrokerClient,
         config: ProducerConfig,
-        clock: Callable[[], float],
+        loop: asyncio.AbstractEventLoop,
         *,
         on_request_sent: Callable[[], None] | None = None,
     ) -> None:
         self._metadata = metadata
         self._client = client
-        self._clock = clock
+        self._loop = loop
         self._on_request_sent = on_request_sent
         self._request_timeout = config.request_timeout_ms / 1000
         self._auto_create = config.allow_auto_create_topics
         self._may_rebootstrap = config.metadata_recovery_strategy == "rebootstrap"
         trigger = config.metadata_recovery_rebootstrap_trigger_ms / 1000
         self._trigger = max(trigger, _LEAST_TRIGGER_S)
-        self._wake = asyncio.Event()
+        self._wakeup = Wakeup(loop)
         self._plan: UpdatePlan | None = None  # of the request under way
         self._response: Response | None = None  # arrived, not yet looked at
         self._trying_since: float | None = None
         self._nodes: dict[int, Node] = {}
-        metadata.on_request(self.wake)
+        metadata.on_request(self.wakeup)
         metadata.on_change(self._follow)
         self._follow(metadata.snapshot)
 
-    def wake(self) -> None:
+    def wakeup(self) -> None:
         """Something changed: a connection, a wish for metadata. Cheap; may be called in excess."""
-        self._wake.set()
+        self._wakeup.set()
 
     def on_disconnect(self, node_id: int, error: KafkaError) -> None:
         """A connection or an attempt to connect ended, which may mean that metadata are stale.
 
         Source: Java `DefaultMetadataUpdater.handleServerDisconnect`.
         """
-        now = self._clock()
+        now = self._loop.time()
         metadata = self._metadata
         if isinstance(error, (AuthenticationError, UnsupportedVersion)):
             metadata.fatal(now, error)
@@ -105,13 +106,9 @@ class MetadataUpdater:
     async def run(self) -> None:
         """Fetch for ever. Ends by cancellation only."""
         while True:
-            self._wake.clear()
-            next_at = self.run_once(self._clock())
-            try:
-                async with asyncio.timeout_at(next_at if next_at < math.inf else None):
-                    await self._wake.wait()
-            except TimeoutError:
-                continue
+            self._wakeup.clear()
+            next_at = self.run_once(self._loop.time())
+            await self._wakeup.wait(next_at)
 
     def run_once(self, now: float) -> float:
         """Do what can be done now.
@@ -192,7 +189,7 @@ class MetadataUpdater:
     def _on_done(self, response: Response) -> None:
         # Only kept: a failure in handling it belongs to this coroutine, not to the connection.
         self._response = response
-        self._wake.set()
+        self._wakeup.set()
 
     def _finish(self, plan: UpdatePlan, response: Response, now: float) -> None:
         metadata = self._metadata
