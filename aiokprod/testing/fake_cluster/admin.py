@@ -1,0 +1,224 @@
+"""Operations on a fake cluster: topics, leaders, the life and death of brokers."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from aiokprod.testing.fake_cluster.log import PartitionLog
+from aiokprod.testing.fake_cluster.topology import (
+    Partition,
+    Topic,
+    TopicConfig,
+    grow_isr,
+    new_topic_id,
+    shrink_isr,
+    spread,
+)
+from aiokprod.testing.memory import MemoryNetwork
+from aiokprod.testing.pipes import world_at
+
+if TYPE_CHECKING:
+    from aiokprod.testing.fake_cluster.broker import FakeBroker
+
+
+class ClusterAdmin:
+    """What an operator, or fate, does to a cluster; base of `FakeCluster`."""
+
+    network: MemoryNetwork
+    default_partitions: int
+    default_replication: int
+    failover_s: float
+    replication_s: float
+    strict_ledger: bool
+
+    def __init__(self) -> None:
+        self.brokers: dict[int, FakeBroker] = {}
+        self.topics: dict[str, Topic] = {}
+        self.forgotten: set[tuple[str, int]] = set()
+        self.max_in_flight = 5
+        self._topics_made = 0
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The running loop."""
+        return asyncio.get_running_loop()
+
+    # -- topics ---------------------------------------------------------------------------------
+
+    def create_topic(
+        self,
+        name: str,
+        partitions: int | None = None,
+        replication: int | None = None,
+        config: TopicConfig | None = None,
+    ) -> Topic:
+        """Create a topic; leaders go round the brokers from the first one on."""
+        self._topics_made += 1
+        topic = Topic(name, new_topic_id(self._topics_made), config or TopicConfig())
+        self.topics[name] = topic
+        self._add_partitions(topic, partitions or self.default_partitions, replication)
+        return topic
+
+    def delete_topic(self, name: str) -> None:
+        """The topic and its records are gone at once."""
+        del self.topics[name]
+
+    def recreate_topic(self, name: str, partitions: int | None = None) -> Topic:
+        """Delete and create: same name, new topic id, empty logs, no producer state."""
+        count = len(self.topics[name].partitions) if partitions is None else partitions
+        config = self.topics[name].config
+        self.delete_topic(name)
+        return self.create_topic(name, count, config=config)
+
+    def expand_topic(self, name: str, total: int) -> None:
+        """Add partitions until there are `total`."""
+        topic = self.topics[name]
+        self._add_partitions(topic, total - len(topic.partitions), None)
+
+    def _add_partitions(self, topic: Topic, count: int, replication: int | None) -> None:
+        first = len(topic.partitions)
+        factor = self.default_replication if replication is None else replication
+        living = [broker.broker_id for broker in self.brokers.values() if broker.is_registered]
+        for step, replicas in enumerate(spread(living, count, factor, first)):
+            topic.partitions.append(
+                Partition(
+                    topic=topic.name,
+                    index=first + step,
+                    replicas=replicas,
+                    leader=replicas[0],
+                    isr=replicas,
+                    log=PartitionLog(strict_ledger=self.strict_ledger),
+                )
+            )
+
+    def forget_producers(self, topic: str, partition: int, producer_id: int | None = None) -> None:
+        """Lose what a partition knows of its producers, as retention does."""
+        self.forgotten.add((topic, partition))
+        self.topics[topic].partitions[partition].log.ledger.forget(producer_id)
+
+    # -- leaders --------------------------------------------------------------------------------
+
+    def leader_of(self, topic: str, partition: int) -> FakeBroker:
+        """The broker that leads a partition. Raises LookupError if none does."""
+        leader = self.topics[topic].partitions[partition].leader
+        if leader is None:
+            raise LookupError(f"{topic}-{partition} has no leader")
+        return self.brokers[leader]
+
+    def move_leader(self, topic: str, partition: int, broker_id: int | None = None) -> int:
+        """Move leadership to a broker, or to the next one in sync; returns its id."""
+        found = self.topics[topic].partitions[partition]
+        if broker_id is None:
+            others = [node for node in found.isr if node != found.leader]
+            broker_id = others[0] if others else found.isr[0]
+        found.log.high_watermark = found.log.end_offset
+        found.elect(broker_id)
+        return broker_id
+
+    # -- life and death of brokers ----------------------------------------------------------------
+
+    def kill(
+        self, broker_id: int, *, silent: bool = False, failover_s: float | None = None
+    ) -> None:
+        """kill -9: connections break, what was not replicated is lost with the leader.
+
+        Args:
+            silent: power cut: nobody gets a reset, connects hang.
+            failover_s: seconds until others take over; the cluster's own by default.
+        """
+        broker = self.brokers[broker_id]
+        self._take_down(broker, reset=not silent)
+        if silent:
+            self.network.blackhole(broker.host, broker.port)
+        for partition in self._led_by(broker_id):
+            others = [node for node in partition.isr if node != broker_id]
+            if others:
+                partition.log.truncate(partition.log.high_watermark)
+        wait = self.failover_s if failover_s is None else failover_s
+        world_at(self.loop, self.loop.time() + wait, self._unregister, broker)
+
+    def stop(self, broker_id: int) -> None:
+        """Controlled shutdown: leaders move first, then connections end in order."""
+        broker = self.brokers[broker_id]
+        self._take_down(broker, reset=False)
+        self._unregister(broker)
+        for connection in list(broker.connections):
+            connection.close()
+
+    def start(self, broker_id: int, *, host: str | None = None, port: int | None = None) -> None:
+        """Bring a broker back, at another address if one is given."""
+        broker = self.brokers[broker_id]
+        self.network.heal(broker.host, broker.port)
+        broker.host = host or broker.host
+        broker.port = port or broker.port
+        broker.is_paused = False
+        broker.on_resume.clear()
+        self._bring_up(broker)
+        for partition in self._partitions():
+            if broker_id in partition.replicas:
+                if partition.leader is None and broker_id in partition.isr:
+                    partition.elect(broker_id)
+                grow_isr(partition, self._registered_ids())
+
+    def pause(self, broker_id: int, *, failover_s: float | None = None) -> None:
+        """SIGSTOP: bytes and connections are taken, nothing is answered.
+
+        Args:
+            failover_s: seconds until the controller gives its leaders to others; None: never.
+        """
+        broker = self.brokers[broker_id]
+        broker.freeze()
+        if failover_s is not None:
+            when = self.loop.time() + failover_s
+            world_at(self.loop, when, self._unregister_if_paused, broker)
+
+    def resume(self, broker_id: int) -> None:
+        """SIGCONT."""
+        broker = self.brokers[broker_id]
+        if not broker.is_registered:
+            broker.is_registered = True
+            for partition in self._partitions():
+                if broker_id in partition.replicas:
+                    if partition.leader is None and broker_id in partition.isr:
+                        partition.elect(broker_id)
+                    grow_isr(partition, self._registered_ids())
+        broker.thaw()
+
+    def _bring_up(self, broker: FakeBroker) -> None:
+        broker.is_up = broker.is_registered = True
+        self.network.listen(broker.host, broker.port, broker.accept)
+
+    def _take_down(self, broker: FakeBroker, *, reset: bool) -> None:
+        broker.is_up = False
+        broker.deaths += 1
+        self.network.unlisten(broker.host, broker.port)
+        if reset:
+            for connection in list(broker.connections):
+                connection.reset()
+
+    def _unregister_if_paused(self, broker: FakeBroker) -> None:
+        if broker.is_paused:
+            self._unregister(broker)
+
+    def _unregister(self, broker: FakeBroker) -> None:
+        if broker.is_up and not broker.is_paused:
+            return
+        broker.is_registered = False
+        alive = self._registered_ids()
+        for partition in self._partitions():
+            shrink_isr(partition, alive)
+            if partition.leader == broker.broker_id:
+                electable = [n for n in partition.replicas if n in partition.isr and n in alive]
+                partition.elect(electable[0] if electable else None)
+                if electable:
+                    partition.log.high_watermark = partition.log.end_offset
+
+    def _registered_ids(self) -> list[int]:
+        return [broker.broker_id for broker in self.brokers.values() if broker.is_registered]
+
+    def _partitions(self) -> list[Partition]:
+        return [partition for topic in self.topics.values() for partition in topic.partitions]
+
+    def _led_by(self, broker_id: int) -> list[Partition]:
+        return [partition for partition in self._partitions() if partition.leader == broker_id]

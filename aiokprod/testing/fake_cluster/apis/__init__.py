@@ -1,0 +1,26 @@
+"""What a fake broker does, one module per API.
+
+Each module has `handle(broker, request) -> Answer` and `error(broker, request, code) -> Message`.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from aiokprod.testing.fake_cluster.apis.answer import Answer
+
+__all__ = ["Answer", "api"]
+
+_MODULES = {
+    0: "produce",
+    3: "metadata",
+    10: "find_coordinator",
+    18: "api_versions",
+    22: "init_producer_id",
+}
+
+
+def api(api_key: int) -> Any:
+    """The module that serves an API. Raises KeyError for APIs that are not modelled."""
+    return importlib.import_module(f"{__name__}.{_MODULES[api_key]}")

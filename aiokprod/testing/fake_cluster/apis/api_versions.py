@@ -1,0 +1,35 @@
+"""ApiVersions (18). KIP-511: a version beyond ours is answered in version 0 with what we know."""
+
+from __future__ import annotations
+
+from aiokprod.error_codes import Code
+from aiokprod.testing.fake_cluster.apis.answer import Answer
+from aiokprod.testing.fake_cluster.broker import FakeBroker
+from aiokprod.testing.fake_cluster.framing import API_VERSIONS, Request
+from aiokprod.wire.messages.api_versions import ApiVersion, ApiVersionsResponse
+
+
+def handle(broker: FakeBroker, request: Request) -> Answer:
+    """List what the broker's profile offers."""
+    return Answer(ApiVersionsResponse(api_keys=_ranges(broker)))
+
+
+def error(broker: FakeBroker, request: Request, code: int) -> ApiVersionsResponse:
+    """A failed answer, the list left in as brokers do."""
+    return ApiVersionsResponse(error_code=code, api_keys=_ranges(broker))
+
+
+def unsupported(broker: FakeBroker) -> ApiVersionsResponse:
+    """The answer, in version 0, to an ApiVersions version the broker does not know."""
+    keys = [key for key in _ranges(broker) if key.api_key == API_VERSIONS]
+    return ApiVersionsResponse(
+        error_code=Code.UNSUPPORTED_VERSION,
+        api_keys=keys if broker.profile.names_api_versions else [],
+    )
+
+
+def _ranges(broker: FakeBroker) -> list[ApiVersion]:
+    return [
+        ApiVersion(api_key=key, min_version=low, max_version=high)
+        for key, (low, high) in sorted(broker.profile.ranges.items())
+    ]

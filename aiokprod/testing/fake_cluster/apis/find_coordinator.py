@@ -1,0 +1,46 @@
+"""FindCoordinator (10): every key has its coordinator, the same in equal runs."""
+
+from __future__ import annotations
+
+import zlib
+
+from aiokprod.error_codes import Code
+from aiokprod.testing.fake_cluster.apis.answer import Answer
+from aiokprod.testing.fake_cluster.broker import FakeBroker
+from aiokprod.testing.fake_cluster.framing import Request
+from aiokprod.wire.messages.find_coordinator import Coordinator, FindCoordinatorResponse
+
+BATCHED_FROM = 4
+
+
+def handle(broker: FakeBroker, request: Request) -> Answer:
+    """Name the coordinator of each key."""
+    if request.version >= BATCHED_FROM:
+        found = [_coordinator(broker, key) for key in request.body.coordinator_keys]
+        return Answer(FindCoordinatorResponse(coordinators=found))
+    one = _coordinator(broker, request.body.key)
+    return Answer(
+        FindCoordinatorResponse(
+            error_code=one.error_code, node_id=one.node_id, host=one.host, port=one.port
+        )
+    )
+
+
+def error(broker: FakeBroker, request: Request, code: int) -> FindCoordinatorResponse:
+    """No coordinator, for this reason."""
+    if request.version >= BATCHED_FROM:
+        keys = request.body.coordinator_keys
+        return FindCoordinatorResponse(coordinators=[_none(key, code) for key in keys])
+    return FindCoordinatorResponse(error_code=code, node_id=-1)
+
+
+def _coordinator(broker: FakeBroker, key: str) -> Coordinator:
+    brokers = broker.cluster.living()
+    if not brokers:
+        return _none(key, Code.COORDINATOR_NOT_AVAILABLE)
+    chosen = brokers[zlib.crc32(key.encode()) % len(brokers)]
+    return Coordinator(key=key, node_id=chosen.broker_id, host=chosen.host, port=chosen.port)
+
+
+def _none(key: str, code: int) -> Coordinator:
+    return Coordinator(key=key, node_id=-1, host="", port=-1, error_code=code)

@@ -1,0 +1,114 @@
+"""Metadata (3): who is there, what topics have, automatic creation. Has ids from version 10 on."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from aiokprod.error_codes import Code
+from aiokprod.testing.fake_cluster.apis.answer import Answer
+from aiokprod.testing.fake_cluster.broker import FakeBroker
+from aiokprod.testing.fake_cluster.framing import Request
+from aiokprod.testing.fake_cluster.topology import Partition, Topic
+from aiokprod.wire.messages.metadata import (
+    MetadataResponse,
+    MetadataResponseBroker,
+    MetadataResponsePartition,
+    MetadataResponseTopic,
+)
+
+ZERO_ID = bytes(16)
+BY_ID_FROM = 12
+_LEGAL = re.compile(r"[a-zA-Z0-9._-]{1,249}", re.ASCII)
+
+
+def handle(broker: FakeBroker, request: Request) -> Answer:
+    """Describe the cluster and the topics asked for (null: all of them)."""
+    cluster = broker.cluster
+    wanted = request.body.topics
+    if wanted is None or (request.version == 0 and not wanted):
+        topics = [_topic(broker, topic) for topic in cluster.topics.values()]
+    else:
+        create = request.body.allow_auto_topic_creation
+        topics = [_asked(broker, item, create, request.version) for item in wanted]
+    return Answer(_around(broker, topics))
+
+
+def error(broker: FakeBroker, request: Request, code: int) -> MetadataResponse:
+    """The code in every place there is for one: top level (13+), or else every topic asked for."""
+    wanted = request.body.topics or ()
+    topics = [
+        MetadataResponseTopic(error_code=code, name=item.name or "", topic_id=item.topic_id)
+        for item in wanted
+    ]
+    message = _around(broker, topics)
+    if request.version < 13:
+        return message
+    return MetadataResponse(
+        brokers=message.brokers,
+        cluster_id=message.cluster_id,
+        controller_id=message.controller_id,
+        topics=topics,
+        error_code=code,
+    )
+
+
+def _around(broker: FakeBroker, topics: list[MetadataResponseTopic]) -> MetadataResponse:
+    cluster = broker.cluster
+    brokers = [
+        MetadataResponseBroker(
+            node_id=other.broker_id, host=other.host, port=other.port, rack=other.rack
+        )
+        for other in cluster.registered()
+    ]
+    return MetadataResponse(
+        brokers=brokers,
+        cluster_id=cluster.cluster_id,
+        controller_id=brokers[0].node_id if brokers else -1,
+        topics=topics,
+    )
+
+
+def _asked(broker: FakeBroker, item: Any, create: bool, version: int) -> MetadataResponseTopic:
+    cluster = broker.cluster
+    name = item.name
+    if version >= BY_ID_FROM and name is None:
+        found = cluster.topic_by_id(item.topic_id)
+        if found is None:
+            return MetadataResponseTopic(
+                error_code=Code.UNKNOWN_TOPIC_ID, name=None, topic_id=item.topic_id
+            )
+        name = found.name
+    if name in cluster.denied_topics:
+        return MetadataResponseTopic(error_code=Code.TOPIC_AUTHORIZATION_FAILED, name=name)
+    if not _LEGAL.fullmatch(name) or name in (".", ".."):
+        return MetadataResponseTopic(error_code=Code.INVALID_TOPIC_EXCEPTION, name=name)
+    topic = cluster.topics.get(name)
+    if topic is not None:
+        return _topic(broker, topic)
+    if create and cluster.auto_create:
+        cluster.create_soon(name)
+    return MetadataResponseTopic(error_code=Code.UNKNOWN_TOPIC_OR_PARTITION, name=name)
+
+
+def _topic(broker: FakeBroker, topic: Topic) -> MetadataResponseTopic:
+    return MetadataResponseTopic(
+        name=topic.name,
+        topic_id=topic.topic_id,
+        is_internal=topic.is_internal,
+        partitions=[_partition(broker, partition) for partition in topic.partitions],
+    )
+
+
+def _partition(broker: FakeBroker, partition: Partition) -> MetadataResponsePartition:
+    registered = {other.broker_id for other in broker.cluster.registered()}
+    missing = partition.leader is None
+    return MetadataResponsePartition(
+        error_code=Code.LEADER_NOT_AVAILABLE if missing else Code.NONE,
+        partition_index=partition.index,
+        leader_id=-1 if partition.leader is None else partition.leader,
+        leader_epoch=partition.leader_epoch,
+        replica_nodes=list(partition.replicas),
+        isr_nodes=list(partition.isr),
+        offline_replicas=[node for node in partition.replicas if node not in registered],
+    )

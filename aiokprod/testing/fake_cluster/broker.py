@@ -1,0 +1,80 @@
+"""One broker of a fake cluster: its address, its connections, its health."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from aiokprod.testing.fake_cluster.profiles import Profile
+from aiokprod.testing.transports import Link
+from aiokprod.wire.message import Message
+
+if TYPE_CHECKING:
+    from aiokprod.testing.fake_cluster.cluster import FakeCluster
+    from aiokprod.testing.fake_cluster.connection import ServerConnection
+
+
+class FakeBroker:
+    """A broker.
+
+    Attributes:
+        is_up: the process runs and listens.
+        is_registered: the controller counts it as alive; it appears in metadata.
+        is_paused: frozen (SIGSTOP): takes connections and bytes, does nothing with them.
+        throttle_ms: throttle_time_ms of its answers.
+        on_resume: what waits for the end of the freeze.
+        deaths: times it was killed; work begun before a death is never finished.
+    """
+
+    def __init__(
+        self, cluster: FakeCluster, broker_id: int, host: str, port: int, profile: Profile
+    ) -> None:
+        self.cluster = cluster
+        self.broker_id = broker_id
+        self.host = host
+        self.port = port
+        self.profile = profile
+        self.rack: str | None = None
+        self.is_up = False
+        self.is_registered = False
+        self.is_paused = False
+        self.throttle_ms = 0
+        self.deaths = 0
+        self.connections: list[ServerConnection] = []
+        self.on_resume: list[Callable[[], object]] = []
+
+    def __repr__(self) -> str:
+        state = "paused" if self.is_paused else "up" if self.is_up else "down"
+        return f"<FakeBroker {self.broker_id} {self.host}:{self.port} {state}>"
+
+    @property
+    def address(self) -> str:
+        """host:port, as for bootstrap_servers."""
+        return f"{self.host}:{self.port}"
+
+    def accept(self, link: Link | None) -> asyncio.Protocol:
+        """A protocol for a new connection."""
+        from aiokprod.testing.fake_cluster.connection import ServerConnection
+
+        return ServerConnection(self, link)
+
+    def throttled(self, message: Message) -> Message:
+        """Put the throttle time into an answer that has a place for it."""
+        if self.throttle_ms and hasattr(message, "throttle_time_ms"):
+            return replace(message, throttle_time_ms=self.throttle_ms)
+        return message
+
+    def freeze(self) -> None:
+        """SIGSTOP."""
+        self.is_paused = True
+
+    def thaw(self) -> None:
+        """SIGCONT: what came meanwhile is handled now, in order."""
+        self.is_paused = False
+        waiting, self.on_resume = self.on_resume, []
+        for function in waiting:
+            function()
+        for connection in list(self.connections):
+            connection.serve_next()

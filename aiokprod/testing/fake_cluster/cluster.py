@@ -1,0 +1,314 @@
+"""`FakeCluster`: a Kafka cluster in the test's own process, speaking real bytes.
+
+It enforces what brokers enforce and keeps what they keep, so a test can ask afterwards what is in
+the log. Everything else is a hook for faults. Simplifications: one log per partition instead of one
+per replica (an unreplicated tail can be lost, see `kill`), every replica catches up at once, the
+controller never fails.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from aiokprod.error_codes import Code
+from aiokprod.testing.fake_cluster.admin import ClusterAdmin
+from aiokprod.testing.fake_cluster.batches import Batch, BatchRefused
+from aiokprod.testing.fake_cluster.broker import FakeBroker
+from aiokprod.testing.fake_cluster.control import (
+    ControlFunction,
+    ProduceFault,
+    ProduceScript,
+    Reaction,
+    Script,
+)
+from aiokprod.testing.fake_cluster.framing import Request
+from aiokprod.testing.fake_cluster.log import StoredRecord
+from aiokprod.testing.fake_cluster.profiles import NEWEST, PRODUCE, profile_named
+from aiokprod.testing.fake_cluster.topology import Partition, Topic
+from aiokprod.testing.memory import MemoryNetwork
+from aiokprod.testing.pipes import world_at
+
+EPOCH_MS = 1_700_000_000_000
+"""Wall clock of the brokers when the loop's clock reads 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestNote:
+    """A request that was served: loop time in s, size with length in bytes."""
+
+    time: float
+    broker_id: int
+    api_key: int
+    version: int
+    client_id: str | None
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A batch that was refused by the model itself, not by a script."""
+
+    time: float
+    broker_id: int
+    topic: str
+    partition: int
+    code: Code
+    text: str
+
+
+class FakeCluster(ClusterAdmin):
+    """A scripted cluster.
+
+    Args:
+        brokers: how many; ids count from 1.
+        network: where they listen; a new one if None.
+        version_profile: Kafka version to behave like, see `profiles`.
+        default_partitions, default_replication: for topics made without saying.
+        auto_create: Metadata requests may create topics.
+        create_s: seconds an automatically created topic takes to appear.
+        replication_s: seconds until the other replicas have a batch (acks=all waits for them).
+        failover_s: seconds from a broker's death to the election of new leaders.
+
+    Attributes:
+        requests: every request served, in order.
+        refusals: batches refused for what they were. A correct client with a live epoch has none.
+        violations: bytes or behaviour no careful client produces; must be empty.
+        duplicates: batches recognised as already in the log.
+        sends_while_throttled: times bytes came while the client should have been quiet.
+    """
+
+    def __init__(
+        self,
+        brokers: int = 3,
+        *,
+        network: MemoryNetwork | None = None,
+        version_profile: str = NEWEST,
+        default_partitions: int = 3,
+        default_replication: int = 3,
+        auto_create: bool = True,
+        create_s: float = 0.05,
+        replication_s: float = 0.0,
+        failover_s: float = 0.1,
+    ) -> None:
+        super().__init__()
+        self.network = MemoryNetwork() if network is None else network
+        self.cluster_id = "fake-cluster-000000000"
+        self.default_partitions = default_partitions
+        self.default_replication = default_replication
+        self.auto_create = auto_create
+        self.create_s = create_s
+        self.replication_s = replication_s
+        self.failover_s = failover_s
+        self.denied_topics: set[str] = set()
+        self.script = Script()
+        self.produce_script = ProduceScript()
+        self.requests: list[RequestNote] = []
+        self.refused_api_versions: list[tuple[int, int]] = []
+        self.refusals: list[Refusal] = []
+        self.violations: list[str] = []
+        self.duplicates = 0
+        self.sends_while_throttled = 0
+        self.next_producer_id = 4000
+        self.first_epoch = 0
+        self._creating: set[str] = set()
+        self.strict_ledger = profile_named(version_profile).strict_ledger
+        for broker_id in range(1, brokers + 1):
+            broker = FakeBroker(
+                self, broker_id, f"broker{broker_id}", 9092, profile_named(version_profile)
+            )
+            self.brokers[broker_id] = broker
+            self._bring_up(broker)
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The running loop."""
+        return asyncio.get_running_loop()
+
+    @property
+    def bootstrap_servers(self) -> str:
+        """Addresses of all brokers."""
+        return ",".join(broker.address for broker in self.brokers.values())
+
+    def unix_ms(self) -> int:
+        """The brokers' wall clock, ms; moves with the loop's clock."""
+        return EPOCH_MS + int(self.loop.time() * 1000)
+
+    # -- faults ---------------------------------------------------------------------------------
+
+    def control(
+        self,
+        api_key: int | None,
+        function: ControlFunction | Reaction,
+        *,
+        times: int | None = None,
+        broker_id: int | None = None,
+    ) -> Callable[[], None]:
+        """Intercept requests of an API (None: all).
+
+        Args:
+            function: gets each `Request`, returns a `Reaction` or None to let it pass; or one
+                reaction for all.
+            times: reactions until the rule is spent; None: no end.
+            broker_id: only at this broker.
+
+        Returns:
+            A function that removes the rule.
+        """
+        return self.script.add(api_key, function, times=times, broker_id=broker_id)
+
+    def fail_produce(
+        self,
+        where: tuple[str, int],
+        code: int,
+        times: int | None = 1,
+        *,
+        append: bool = False,
+        message: str | None = None,
+        record_errors: tuple[tuple[int, str], ...] = (),
+        leader_hint: bool = True,
+    ) -> None:
+        """Answer the next batches of a partition with an error code (0 lets one pass).
+
+        Args:
+            append: they go into the log all the same.
+            message, record_errors: texts for the batch and for single records (KIP-467).
+            leader_hint: leader errors name the true leader (KIP-951).
+        """
+        fault = ProduceFault(
+            code=code,
+            append=append,
+            message=message,
+            record_errors=record_errors,
+            leader_hint=leader_hint,
+        )
+        self.produce_script.add(where, fault if code else None, times)
+
+    def throttle(self, milliseconds: int, broker_id: int | None = None) -> None:
+        """Let answers carry a throttle time; 0 ends it."""
+        for broker in self.brokers.values():
+            if broker_id in (None, broker.broker_id):
+                broker.throttle_ms = milliseconds
+
+    # -- what happened --------------------------------------------------------------------------
+
+    def log(self, topic: str, partition: int) -> list[StoredRecord]:
+        """The records of a partition, by offset."""
+        return self.topics[topic].partitions[partition].log.records()
+
+    def logs(self, topic: str) -> list[list[StoredRecord]]:
+        """The records of all partitions of a topic."""
+        return [partition.log.records() for partition in self.topics[topic].partitions]
+
+    def values(self, topic: str, partition: int) -> list[bytes | None]:
+        """The values of a partition, by offset."""
+        return [record.value for record in self.log(topic, partition)]
+
+    def count(
+        self, api_key: int, *, since: float = 0.0, until: float = float("inf"), broker_id: int = 0
+    ) -> int:
+        """Requests of an API served in a span of loop time (broker 0: at any)."""
+        return sum(
+            note.api_key == api_key
+            and since <= note.time <= until
+            and broker_id in (0, note.broker_id)
+            for note in self.requests
+        )
+
+    def living(self) -> list[FakeBroker]:
+        """Brokers that run, by id."""
+        return [broker for broker in self.brokers.values() if broker.is_up]
+
+    def registered(self) -> list[FakeBroker]:
+        """Brokers the controller counts as alive, by id."""
+        return [broker for broker in self.brokers.values() if broker.is_registered]
+
+    def topic_by_id(self, topic_id: bytes) -> Topic | None:
+        """The topic that now has this id."""
+        for topic in self.topics.values():
+            if topic.topic_id == topic_id:
+                return topic
+        return None
+
+    def open_connections(self) -> int:
+        """Connections the brokers hold."""
+        return sum(len(broker.connections) for broker in self.brokers.values())
+
+    # -- called by the API modules --------------------------------------------------------------
+
+    def new_producer_id(self) -> tuple[int, int]:
+        """The next producer id and its first epoch."""
+        self.next_producer_id += 1
+        return self.next_producer_id, self.first_epoch
+
+    def create_soon(self, name: str) -> None:
+        """Create a topic with defaults in a moment."""
+        if name not in self._creating:
+            self._creating.add(name)
+            world_at(self.loop, self.loop.time() + self.create_s, self._create_now, name)
+
+    def _create_now(self, name: str) -> None:
+        self._creating.discard(name)
+        if name not in self.topics:
+            self.create_topic(name)
+
+    def replicate(self, partition: Partition) -> None:
+        """Raise the high watermark once the replicas have what is in the log now."""
+        end = partition.log.end_offset
+        if self.replication_s <= 0 or len(partition.isr) < 2:
+            partition.log.high_watermark = end
+            return
+        when = self.loop.time() + self.replication_s
+        world_at(self.loop, when, self._replicated, partition, partition.leader_epoch, end)
+
+    @staticmethod
+    def _replicated(partition: Partition, leader_epoch: int, end: int) -> None:
+        log = partition.log
+        if partition.leader_epoch == leader_epoch:
+            log.high_watermark = max(log.high_watermark, min(end, log.end_offset))
+
+    def note_request(self, request: Request) -> None:
+        """Count a request; more than five Produce at once break idempotence."""
+        self.requests.append(
+            RequestNote(
+                request.time,
+                request.broker_id,
+                request.api_key,
+                request.version,
+                request.client_id,
+                request.size,
+            )
+        )
+        if request.api_key == PRODUCE:
+            at_once = 1 + sum(frame[:2] == b"\x00\x00" for frame in request.connection.frames)
+            if at_once > self.max_in_flight:
+                self.note_violation(f"{at_once} Produce requests in flight")
+
+    def note_refused_api_versions(self, broker_id: int, version: int) -> None:
+        """An ApiVersions request of a version the broker does not know."""
+        self.refused_api_versions.append((broker_id, version))
+
+    def note_refusal(
+        self, request: Request, topic: str, partition: int, refused: BatchRefused
+    ) -> None:
+        """A batch the model refused."""
+        self.refusals.append(
+            Refusal(request.time, request.broker_id, topic, partition, refused.code, str(refused))
+        )
+
+    def note_first_batch(self, partition: Partition, batch: Batch) -> None:
+        """A producer new to a partition starts at 0, unless its state was taken away."""
+        where = partition.topic, partition.index
+        if (
+            batch.base_sequence != 0
+            and not partition.log.ledger.knows(batch.producer_id)
+            and where not in self.forgotten
+        ):
+            self.note_violation(
+                f"{where}: producer {batch.producer_id} begins at {batch.base_sequence}"
+            )
+
+    def note_violation(self, text: str) -> None:
+        """Something no careful client does."""
+        self.violations.append(text)

@@ -1,0 +1,236 @@
+"""A broker's end of a connection: frames in, answers out, strictly one request at a time.
+
+Like a real broker it mutes the connection from a request to its answer, so answers keep the order
+of the requests; a throttled connection stays mute for the time named (KIP-219).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from aiokprod.testing.fake_cluster.apis import Answer, api
+from aiokprod.testing.fake_cluster.control import Reaction
+from aiokprod.testing.fake_cluster.framing import (
+    API_VERSIONS,
+    MalformedRequest,
+    Request,
+    UnsupportedRequestVersion,
+    read_request,
+    split_frames,
+    write_answer,
+)
+from aiokprod.testing.fake_cluster.profiles import decodable
+from aiokprod.testing.pipes import world_at
+from aiokprod.testing.transports import Link, MemoryTransport
+from aiokprod.wire.messages import RESPONSES
+
+if TYPE_CHECKING:
+    from aiokprod.testing.fake_cluster.broker import FakeBroker
+
+REACTION_S = 0.05
+"""What was sent before the throttled answer arrived is no offence."""
+
+
+class ServerConnection(asyncio.Protocol):
+    """One connection to one broker. `link` is None over real sockets."""
+
+    def __init__(self, broker: FakeBroker, link: Link | None) -> None:
+        self.broker = broker
+        self.link = link
+        self.is_lost = False
+        self.frames: deque[bytes] = deque()
+        self._buffer = bytearray()
+        self._busy = False
+        self._ended = False
+        self._owes_answer = False
+        self._muted_at = 0.0
+        self._mute_until = 0.0
+        self._transport: asyncio.Transport
+
+    def __repr__(self) -> str:
+        return f"<ServerConnection broker {self.broker.broker_id} {self.link!r}>"
+
+    # -- asyncio.Protocol -----------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        self.broker.connections.append(self)
+
+    def data_received(self, data: bytes) -> None:
+        self._buffer += data
+        try:
+            self.frames.extend(split_frames(self._buffer))
+        except MalformedRequest as error:
+            self.broker.cluster.note_violation(f"{self!r}: {error}")
+            self.close()
+            return
+        if self._muted_at + REACTION_S < self._time() < self._mute_until:
+            self.broker.cluster.sends_while_throttled += 1
+        self.serve_next()
+
+    def eof_received(self) -> bool:
+        """What came before the end is still served, as a broker reads its socket to the end."""
+        self._ended = True
+        if self._owes_answer:
+            self._transport.close()
+        elif not self._busy:
+            self.serve_next()
+        return True
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.is_lost = True
+        self.frames.clear()
+        if self in self.broker.connections:
+            self.broker.connections.remove(self)
+
+    def close(self) -> None:
+        """End the connection in order."""
+        self.frames.clear()
+        self._transport.close()
+
+    def reset(self) -> None:
+        """Break the connection."""
+        self.frames.clear()
+        if self.link is not None:
+            self.link.reset()
+        else:
+            self._transport.abort()
+
+    # -- one request at a time ------------------------------------------------------------------
+
+    def serve_next(self) -> None:
+        """Take up the next request unless one is being served or the broker is frozen."""
+        while self.frames and not self._busy and not self.is_lost and not self.broker.is_paused:
+            wait = self._mute_until - self._time()
+            if wait > 0:
+                self._busy = True
+                self._later(wait, self._idle)
+                return
+            self._serve(self.frames.popleft())
+        if self._ended and not self._busy and not self.broker.is_paused and not self.is_lost:
+            self._transport.close()
+
+    def _serve(self, frame: bytes) -> None:
+        cluster = self.broker.cluster
+        self._busy = True
+        try:
+            request = read_request(
+                frame,
+                decodable(self.broker.profile.ranges),
+                time=self._time(),
+                broker_id=self.broker.broker_id,
+                connection=self,
+            )
+        except UnsupportedRequestVersion as refused:
+            self._on_unsupported(refused)
+            return
+        except MalformedRequest as error:
+            cluster.note_violation(f"{self!r}: {error}")
+            self.close()
+            return
+        cluster.note_request(request)
+        reaction = cluster.script.reaction_to(request)
+        if reaction.before_s > 0:
+            self._later(reaction.before_s, self._process, request, reaction)
+        else:
+            self._process(request, reaction)
+
+    def _on_unsupported(self, refused: UnsupportedRequestVersion) -> None:
+        cluster = self.broker.cluster
+        if refused.api_key != API_VERSIONS:
+            cluster.note_violation(f"{self!r}: {refused} is not offered")
+            self.close()
+            return
+        cluster.note_refused_api_versions(self.broker.broker_id, refused.version)
+        message = api(API_VERSIONS).unsupported(self.broker)
+        self._write(write_answer(message, API_VERSIONS, 0, refused.correlation_id))
+        self._idle()
+
+    def _process(self, request: Request, reaction: Reaction) -> None:
+        module = api(request.api_key)
+        given = Answer(None)
+        if reaction.process:
+            given = module.handle(self.broker, request)
+        if reaction.error is not None:
+            given = Answer(module.error(self.broker, request, reaction.error))
+        elif reaction.answer is not None:
+            given = Answer(reaction.answer)
+        wait = given.delay_s + reaction.after_s
+        if wait > 0:
+            self._later(wait, self._answer, request, reaction, given)
+        else:
+            self._answer(request, reaction, given)
+
+    def _answer(self, request: Request, reaction: Reaction, given: Answer) -> None:
+        if given.close:
+            self.close()
+            return
+        message = given.finish() if given.finish is not None else given.message
+        if message is not None and reaction.edit is not None:
+            message = reaction.edit(message)
+        frame = b""
+        if message is not None:
+            assert isinstance(message, RESPONSES[request.api_key])
+            message = self.broker.throttled(message)
+            frame = write_answer(message, request.api_key, request.version, request.correlation_id)
+            self._muted_at = self._time()
+            self._mute_until = self._muted_at + getattr(message, "throttle_time_ms", 0) / 1000
+        if reaction.edit_frame is not None:
+            frame = reaction.edit_frame(frame)
+        if reaction.raw is not None:
+            frame = reaction.raw
+        if reaction.silent:
+            frame = b""
+        if reaction.cut_at is not None:
+            self._write_and_cut(frame, reaction.cut_at)
+            return
+        self._write(frame)
+        if reaction.close:
+            self.close()
+            return
+        if reaction.silent:
+            # A broker that owes an answer serves nothing else on this connection.
+            self._owes_answer = True
+            return
+        self._idle()
+
+    def _idle(self) -> None:
+        self._busy = False
+        self.serve_next()
+
+    def _write(self, data: bytes) -> None:
+        if data and not self.is_lost:
+            self._transport.write(data)
+
+    def _write_and_cut(self, frame: bytes, size: int) -> None:
+        if self.is_lost:
+            return
+        if self.link is None or not isinstance(self._transport, MemoryTransport):
+            self._transport.write(frame[:size])
+            self._transport.abort()
+        elif size <= 0:
+            self.link.reset()
+        else:
+            self.link.down.cut_at = self.link.down.taken + size
+            self._transport.write(frame)
+
+    def _later(self, seconds: float, function: Callable[..., object], *args: Any) -> None:
+        loop = self.broker.cluster.loop
+        when = loop.time() + seconds
+        world_at(loop, when, self._unless_dead, self.broker.deaths, function, *args)
+
+    def _unless_dead(self, deaths: int, function: Callable[..., object], *args: Any) -> None:
+        """Go on, even for a client that is gone: a request once read is served."""
+        if self.broker.deaths != deaths:
+            return
+        if self.broker.is_paused:
+            self.broker.on_resume.append(lambda: self._unless_dead(deaths, function, *args))
+        else:
+            function(*args)
+
+    def _time(self) -> float:
+        return self.broker.cluster.loop.time()

@@ -1,0 +1,120 @@
+"""Requests off the wire and answers onto it, as a broker sees them.
+
+Written apart from `aiokprod.wire.headers`: one misreading must not hide itself.
+Source: Kafka protocol guide, "Request Header", "Response Header".
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from aiokprod.wire.message import Message
+from aiokprod.wire.messages import REQUESTS
+
+if TYPE_CHECKING:
+    from aiokprod.testing.fake_cluster.connection import ServerConnection
+
+API_VERSIONS: Final = 18
+FRAME_MAX: Final = 100 * 1024 * 1024
+"""The broker's socket.request.max.bytes."""
+
+_FIXED: Final = struct.Struct(">hhih")
+
+
+class MalformedRequest(Exception):
+    """A broker closes the connection over this."""
+
+
+@dataclass(slots=True)
+class Request:
+    """A request as handlers and control functions get it; `body` is the decoded message."""
+
+    api_key: int
+    version: int
+    correlation_id: int
+    client_id: str | None
+    body: Any
+    size: int
+    time: float
+    broker_id: int
+    connection: ServerConnection
+
+
+class UnsupportedRequestVersion(Exception):
+    """The version is beyond what the broker offers; carries the correlation id."""
+
+    def __init__(self, api_key: int, version: int, correlation_id: int) -> None:
+        super().__init__(f"API {api_key} version {version}")
+        self.api_key = api_key
+        self.version = version
+        self.correlation_id = correlation_id
+
+
+def split_frames(buffer: bytearray) -> list[bytes]:
+    """Take the complete frames out of `buffer`, without their lengths."""
+    frames: list[bytes] = []
+    while len(buffer) >= 4:
+        size = int.from_bytes(buffer[:4], "big", signed=True)
+        if not 10 <= size <= FRAME_MAX:
+            raise MalformedRequest(f"frame of {size} bytes")
+        if len(buffer) < 4 + size:
+            break
+        frames.append(bytes(buffer[4 : 4 + size]))
+        del buffer[: 4 + size]
+    return frames
+
+
+def read_request(
+    frame: bytes,
+    offered: dict[int, tuple[int, int]],
+    *,
+    time: float,
+    broker_id: int,
+    connection: ServerConnection,
+) -> Request:
+    """Decode a frame.
+
+    Raises:
+        UnsupportedRequestVersion: the API or version is not offered.
+        MalformedRequest: the bytes are not what the header says.
+    """
+    api_key, version, correlation_id, client_id_size = _FIXED.unpack_from(frame)
+    low, high = offered.get(api_key, (0, -1))
+    message_class = REQUESTS.get(api_key)
+    if message_class is None or not low <= version <= high:
+        raise UnsupportedRequestVersion(api_key, version, correlation_id)
+    at = _FIXED.size
+    client_id = None
+    if client_id_size >= 0:
+        client_id = frame[at : at + client_id_size].decode("utf-8")
+        at += client_id_size
+    if message_class.is_flexible(version):
+        if at >= len(frame) or frame[at] != 0:
+            raise MalformedRequest(f"API {api_key} version {version}: tagged fields in the header")
+        at += 1
+    try:
+        body = message_class.decode(memoryview(frame)[at:], version)
+    except Exception as error:
+        raise MalformedRequest(f"API {api_key} version {version}: {error}") from error
+    return Request(
+        api_key=api_key,
+        version=version,
+        correlation_id=correlation_id,
+        client_id=client_id,
+        body=body,
+        size=len(frame) + 4,
+        time=time,
+        broker_id=broker_id,
+        connection=connection,
+    )
+
+
+def write_answer(message: Message, api_key: int, version: int, correlation_id: int) -> bytes:
+    """A whole response frame. ApiVersions keeps the oldest header for ever (KIP-511)."""
+    head = struct.pack(">i", correlation_id)
+    if message.is_flexible(version) and api_key != API_VERSIONS:
+        head += b"\x00"
+    body = head + message.encode(version)
+    return struct.pack(">i", len(body)) + body

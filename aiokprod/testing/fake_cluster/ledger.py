@@ -1,0 +1,109 @@
+"""What a partition remembers of its idempotent producers.
+
+Source: Java `ProducerStateManager`, `ProducerAppendInfo`, `ProducerStateEntry`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from aiokprod.error_codes import Code
+from aiokprod.testing.fake_cluster.batches import Batch, BatchRefused
+
+WINDOW: Final = 5
+"""Batches remembered per producer: why no more than five may be in flight."""
+
+
+@dataclass(frozen=True, slots=True)
+class Remembered:
+    """A batch in the window."""
+
+    epoch: int
+    base_sequence: int
+    last_sequence: int
+    base_offset: int
+
+
+class _Entry:
+    __slots__ = ("epoch", "window")
+
+    def __init__(self, epoch: int) -> None:
+        self.epoch = epoch
+        self.window: deque[Remembered] = deque(maxlen=WINDOW)
+
+
+class Ledger:
+    """Epoch and last batches of each producer id of one partition.
+
+    Attributes:
+        strict: refuse a non-zero first sequence of an unknown producer with UNKNOWN_PRODUCER_ID, as
+            brokers before 2.4 did; later ones accept any.
+    """
+
+    def __init__(self, *, strict: bool = False) -> None:
+        self.strict = strict
+        self._entries: dict[int, _Entry] = {}
+
+    def duplicate_of(self, batch: Batch) -> int | None:
+        """Base offset under which this very batch was appended before, if it is in the window."""
+        entry = self._entries.get(batch.producer_id)
+        if entry is None or entry.epoch != batch.epoch:
+            return None
+        wanted = batch.base_sequence, batch.last_sequence
+        for known in entry.window:
+            if (known.base_sequence, known.last_sequence) == wanted:
+                return known.base_offset
+        return None
+
+    def check(self, batch: Batch) -> None:
+        """Raise BatchRefused unless the batch is the next of its producer."""
+        entry = self._entries.get(batch.producer_id)
+        who = f"producer {batch.producer_id} epoch {batch.epoch} sequence {batch.base_sequence}"
+        if entry is None:
+            if self.strict and batch.base_sequence != 0:
+                raise BatchRefused(Code.UNKNOWN_PRODUCER_ID, f"{who}: no such producer here")
+            return
+        if batch.epoch < entry.epoch:
+            raise BatchRefused(Code.INVALID_PRODUCER_EPOCH, f"{who}: epoch is {entry.epoch}")
+        if batch.epoch > entry.epoch:
+            if batch.base_sequence != 0:
+                raise BatchRefused(Code.OUT_OF_ORDER_SEQUENCE_NUMBER, f"{who}: new epoch, want 0")
+            return
+        if entry.window:
+            expected = (entry.window[-1].last_sequence + 1) % 2**31
+            if batch.base_sequence != expected:
+                raise BatchRefused(Code.OUT_OF_ORDER_SEQUENCE_NUMBER, f"{who}: want {expected}")
+
+    def knows(self, producer_id: int) -> bool:
+        """The producer wrote here, or its epoch is known from a marker."""
+        return producer_id in self._entries
+
+    def append(self, batch: Batch, base_offset: int) -> None:
+        """Note an appended batch."""
+        if batch.producer_id < 0:
+            return
+        remembered = Remembered(batch.epoch, batch.base_sequence, batch.last_sequence, base_offset)
+        self.restore(batch.producer_id, remembered)
+
+    def restore(self, producer_id: int, remembered: Remembered) -> None:
+        """Note a batch found in the log."""
+        entry = self._entries.get(producer_id)
+        if entry is None or remembered.epoch > entry.epoch:
+            entry = self._entries[producer_id] = _Entry(remembered.epoch)
+        entry.window.append(remembered)
+
+    def forget(self, producer_id: int | None = None) -> None:
+        """Lose the state of one producer or of all, as retention does."""
+        if producer_id is None:
+            self._entries.clear()
+        else:
+            self._entries.pop(producer_id, None)
+
+    def rebuild(self, batches: Iterable[tuple[int, Remembered]]) -> None:
+        """Start over from what is in the log (after a truncation)."""
+        self._entries.clear()
+        for producer_id, remembered in batches:
+            self.restore(producer_id, remembered)

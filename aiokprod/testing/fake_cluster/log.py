@@ -1,0 +1,119 @@
+"""A partition's log: stored records, offsets, high watermark, loss of an unreplicated tail."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from aiokprod.testing.fake_cluster.batches import Batch, Header
+from aiokprod.testing.fake_cluster.ledger import Ledger, Remembered
+
+
+@dataclass(frozen=True, slots=True)
+class StoredRecord:
+    """A record in a log. `sequence` is -1 without a producer id."""
+
+    offset: int
+    timestamp_ms: int
+    key: bytes | None
+    value: bytes | None
+    headers: tuple[Header, ...]
+    producer_id: int
+    epoch: int
+    sequence: int
+
+
+@dataclass(frozen=True, slots=True)
+class StoredBatch:
+    """A batch in a log."""
+
+    base_offset: int
+    batch: Batch
+    append_time_ms: int | None
+
+    @property
+    def next_offset(self) -> int:
+        """Offset after its last record."""
+        return self.base_offset + len(self.batch.records)
+
+    def records(self) -> list[StoredRecord]:
+        """Its records with their offsets and final timestamps."""
+        batch = self.batch
+        return [
+            StoredRecord(
+                offset=self.base_offset + index,
+                timestamp_ms=(
+                    record.timestamp_ms if self.append_time_ms is None else self.append_time_ms
+                ),
+                key=record.key,
+                value=record.value,
+                headers=record.headers,
+                producer_id=batch.producer_id,
+                epoch=batch.epoch,
+                sequence=-1 if batch.base_sequence < 0 else (batch.base_sequence + index) % 2**31,
+            )
+            for index, record in enumerate(batch.records)
+        ]
+
+
+class PartitionLog:
+    """What one partition holds.
+
+    Attributes:
+        batches: stored batches, oldest first.
+        start_offset: first offset still there.
+        high_watermark: offsets below it are on all in-sync replicas.
+        ledger: memory of idempotent producers.
+    """
+
+    def __init__(self, *, strict_ledger: bool = False) -> None:
+        self.batches: list[StoredBatch] = []
+        self.start_offset = 0
+        self.high_watermark = 0
+        self.ledger = Ledger(strict=strict_ledger)
+
+    @property
+    def end_offset(self) -> int:
+        """Offset of the next record."""
+        return self.batches[-1].next_offset if self.batches else self.start_offset
+
+    def append(self, batch: Batch, append_time_ms: int | None) -> int:
+        """Store a checked batch; returns its base offset."""
+        base_offset = self.end_offset
+        self.batches.append(StoredBatch(base_offset, batch, append_time_ms))
+        self.ledger.append(batch, base_offset)
+        return base_offset
+
+    def truncate(self, offset: int) -> int:
+        """Lose batches from `offset` on; returns how many records went."""
+        end = self.end_offset
+        self.batches = [stored for stored in self.batches if stored.next_offset <= offset]
+        self.high_watermark = min(self.high_watermark, self.end_offset)
+        self._rebuild_ledger()
+        return end - self.end_offset
+
+    def delete_before(self, offset: int, *, forget_producers: bool = True) -> None:
+        """Retention: drop whole batches below `offset`, and the producers known only from them."""
+        end = self.end_offset
+        self.batches = [stored for stored in self.batches if stored.next_offset > offset]
+        self.start_offset = self.batches[0].base_offset if self.batches else end
+        if forget_producers:
+            self._rebuild_ledger()
+
+    def records(self) -> list[StoredRecord]:
+        """Everything stored, by offset."""
+        return [record for stored in self.batches for record in stored.records()]
+
+    def _rebuild_ledger(self) -> None:
+        self.ledger.rebuild(
+            (
+                stored.batch.producer_id,
+                Remembered(
+                    stored.batch.epoch,
+                    stored.batch.base_sequence,
+                    stored.batch.last_sequence,
+                    stored.base_offset,
+                ),
+            )
+            for stored in self.batches
+            if stored.batch.producer_id >= 0
+        )

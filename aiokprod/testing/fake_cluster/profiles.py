@@ -1,0 +1,82 @@
+"""What broker versions offer. Source: `validVersions` of the message schemas of each release."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from aiokprod.wire.messages import REQUESTS
+
+Ranges = dict[int, tuple[int, int]]
+
+PRODUCE, METADATA, FIND_COORDINATOR, API_VERSIONS, INIT_PRODUCER_ID = 0, 3, 10, 18, 22
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """A broker version.
+
+    Attributes:
+        ranges: lowest and highest version of each API served.
+        strict_ledger: an unknown producer may not start above sequence 0 (before 2.4).
+        names_api_versions: a refused ApiVersions lists the versions understood (KIP-511, 2.4).
+    """
+
+    ranges: Ranges
+    strict_ledger: bool = False
+    names_api_versions: bool = True
+
+
+def _served(**highest: int) -> Ranges:
+    names = {
+        "produce": (PRODUCE, 0),
+        "metadata": (METADATA, 0),
+        "find_coordinator": (FIND_COORDINATOR, 0),
+        "api_versions": (API_VERSIONS, 0),
+        "init_producer_id": (INIT_PRODUCER_ID, 0),
+    }
+    ranges = {names[name][0]: (names[name][1], high) for name, high in highest.items()}
+    return dict(sorted(ranges.items()))
+
+
+PROFILES: dict[str, Profile] = {
+    "1.0": Profile(
+        _served(produce=5, metadata=5, find_coordinator=1, api_versions=1, init_producer_id=0),
+        strict_ledger=True,
+        names_api_versions=False,
+    ),
+    "2.1": Profile(
+        _served(produce=7, metadata=7, find_coordinator=2, api_versions=2, init_producer_id=1),
+        strict_ledger=True,
+        names_api_versions=False,
+    ),
+    "2.8": Profile(
+        _served(produce=9, metadata=11, find_coordinator=3, api_versions=3, init_producer_id=4)
+    ),
+    "3.9": Profile(
+        _served(produce=11, metadata=12, find_coordinator=6, api_versions=4, init_producer_id=5)
+    ),
+    "4.0": Profile(
+        _served(produce=12, metadata=13, find_coordinator=6, api_versions=4, init_producer_id=5)
+    ),
+    "4.3": Profile(
+        _served(produce=13, metadata=13, find_coordinator=6, api_versions=4, init_producer_id=5)
+    ),
+}
+NEWEST = "4.3"
+
+
+def profile_named(name: str) -> Profile:
+    """A profile by Kafka version. Raises ValueError for a version that is not modelled."""
+    try:
+        return PROFILES[name]
+    except KeyError:
+        raise ValueError(f"no profile {name!r}; there are {', '.join(PROFILES)}") from None
+
+
+def decodable(ranges: Ranges) -> Ranges:
+    """The part of `ranges` the wire layer can decode (brokers offer more than we speak)."""
+    found: Ranges = {}
+    for api_key, (low, high) in ranges.items():
+        message = REQUESTS[api_key]
+        found[api_key] = max(low, message.min_version), min(high, message.max_version)
+    return found

@@ -1,0 +1,669 @@
+from __future__ import annotations
+
+import asyncio
+import gzip
+
+import pytest
+
+from aiokprod.errors import Code, DialError
+from aiokprod.testing import fake_cluster as faults
+from aiokprod.testing.fake_cluster import FakeCluster, TopicConfig
+from aiokprod.testing.fake_cluster.batches import BatchRefused, read_batch
+from aiokprod.testing.memory import MemoryNetwork
+from aiokprod.testing.virtual import run
+from aiokprod.wire.messages.api_versions import ApiVersionsRequest
+from aiokprod.wire.messages.find_coordinator import FindCoordinatorRequest
+from aiokprod.wire.messages.init_producer_id import InitProducerIdRequest
+from aiokprod.wire.messages.metadata import MetadataRequest, MetadataRequestTopic
+from tests.testing.raw_client import Closed, RawClient, batch, only, produce
+
+
+def scenario(function):
+    """Run an async test in virtual time: a cluster of three, a topic "t" of one partition."""
+
+    def test() -> None:
+        async def main() -> None:
+            cluster = FakeCluster()
+            cluster.create_topic("t", 1)
+            await function(cluster)
+
+        run(main)
+
+    test.__name__ = function.__name__
+    return test
+
+
+async def send(client: RawClient, data: bytes, version: int = 9, **options: int):
+    return only(await client.ask(produce("t", 0, data, **options), version))
+
+
+# -- batches ------------------------------------------------------------------------------------
+
+
+def test_read_batch_returns_records():
+    found = read_batch(batch(b"a", b"b", key=b"k", pid=7, epoch=1, sequence=3), produce_version=9)
+    assert [record.value for record in found.records] == [b"a", b"b"]
+    assert found.records[0].key == b"k"
+    assert (found.producer_id, found.epoch, found.base_sequence, found.last_sequence) == (
+        7,
+        1,
+        3,
+        4,
+    )
+    assert found.oddities == ()
+
+
+def test_last_sequence_wraps_to_zero():
+    found = read_batch(batch(b"a", b"b", pid=7, epoch=1, sequence=2**31 - 1), produce_version=9)
+    assert found.last_sequence == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "code"),
+    [
+        ({"crc": 1}, Code.CORRUPT_MESSAGE),
+        ({"magic": 1}, Code.INVALID_RECORD),
+        ({"length": 5000}, Code.CORRUPT_MESSAGE),
+        ({"length": 50}, Code.INVALID_RECORD),
+        ({"last_delta": 5}, Code.INVALID_RECORD),
+        ({"count": 0}, Code.INVALID_RECORD),
+        ({"count": 1, "last_delta": 0}, Code.INVALID_RECORD),
+        ({"count": 3, "last_delta": 2}, Code.CORRUPT_MESSAGE),
+        ({"attributes": 0x20}, Code.INVALID_RECORD),
+        ({"attributes": 0x10}, Code.INVALID_RECORD),
+        ({"attributes": 6}, Code.UNSUPPORTED_COMPRESSION_TYPE),
+        ({"attributes": 1}, Code.CORRUPT_MESSAGE),
+        ({"pid": 5}, Code.INVALID_RECORD),
+    ],
+)
+def test_read_batch_refuses_bad_layout(changes, code):
+    with pytest.raises(BatchRefused) as info:
+        read_batch(batch(b"a", b"b", **changes), produce_version=9)
+    assert info.value.code == code
+
+
+def test_read_batch_refuses_every_truncation():
+    data = batch(b"value", key=b"key", pid=1, epoch=0, sequence=0)
+    for size in range(len(data)):
+        with pytest.raises(BatchRefused):
+            read_batch(data[:size], produce_version=9)
+
+
+def test_read_batch_refuses_zstd_before_v7():
+    with pytest.raises(BatchRefused) as info:
+        read_batch(batch(b"a", attributes=4), produce_version=6)
+    assert info.value.code == Code.UNSUPPORTED_COMPRESSION_TYPE
+
+
+def test_read_batch_names_oddities():
+    found = read_batch(batch(b"a", base_offset=9, max_timestamp=1), produce_version=9)
+    assert len(found.oddities) == 2
+
+
+def test_read_batch_decompresses_gzip():
+    import crc32c
+
+    plain = batch(b"a", b"b")
+    data = bytearray(plain[:61] + gzip.compress(plain[61:]))
+    data[8:12] = (len(data) - 12).to_bytes(4, "big")
+    data[22] |= 1
+    data[17:21] = crc32c.crc32c(bytes(data[21:])).to_bytes(4, "big")
+    assert [r.value for r in read_batch(bytes(data), produce_version=9).records] == [b"a", b"b"]
+
+
+# -- produce ------------------------------------------------------------------------------------
+
+
+@scenario
+async def test_produce_appends_and_returns_offsets(cluster):
+    client = await RawClient.connect(cluster)
+    assert (await send(client, batch(b"a", b"b"))).base_offset == 0
+    assert (await send(client, batch(b"c"))).base_offset == 2
+    assert cluster.values("t", 0) == [b"a", b"b", b"c"]
+    assert [record.offset for record in cluster.log("t", 0)] == [0, 1, 2]
+    assert cluster.count(0) == 2
+    assert cluster.violations == []
+    await client.close()
+
+
+@pytest.mark.parametrize("version", range(3, 14))
+def test_produce_every_version(version):
+    async def main() -> None:
+        cluster = FakeCluster()
+        topic = cluster.create_topic("t", 1)
+        client = await RawClient.connect(cluster)
+        name = topic.topic_id if version >= 13 else "t"
+        answer = only(await client.ask(produce(name, 0, batch(b"a")), version))
+        assert (answer.error_code, answer.base_offset) == (0, 0)
+        await client.close()
+
+    run(main)
+
+
+@scenario
+async def test_sequence_window_recognises_five_batches_and_no_more(cluster):
+    client = await RawClient.connect(cluster)
+    for sequence in range(6):
+        answer = await send(client, batch(b"%d" % sequence, pid=1, epoch=0, sequence=sequence))
+        assert answer.base_offset == sequence
+    for sequence in range(1, 6):
+        answer = await send(client, batch(b"again", pid=1, epoch=0, sequence=sequence))
+        assert (answer.error_code, answer.base_offset) == (0, sequence)
+    answer = await send(client, batch(b"0", pid=1, epoch=0, sequence=0))
+    assert answer.error_code == Code.OUT_OF_ORDER_SEQUENCE_NUMBER
+    assert len(cluster.log("t", 0)) == 6
+    assert cluster.duplicates == 5
+    await client.close()
+
+
+@scenario
+async def test_sequence_gap_is_refused(cluster):
+    client = await RawClient.connect(cluster)
+    await send(client, batch(b"a", b"b", pid=1, epoch=0, sequence=0))
+    answer = await send(client, batch(b"x", pid=1, epoch=0, sequence=3))
+    assert answer.error_code == Code.OUT_OF_ORDER_SEQUENCE_NUMBER
+    assert [refusal.code for refusal in cluster.refusals] == [Code.OUT_OF_ORDER_SEQUENCE_NUMBER]
+    assert (await send(client, batch(b"c", pid=1, epoch=0, sequence=2))).error_code == 0
+    await client.close()
+
+
+@scenario
+async def test_sequence_wraps_from_maximum_to_zero(cluster):
+    client = await RawClient.connect(cluster)
+    cluster.forget_producers("t", 0)
+    last = 2**31 - 1
+    assert (await send(client, batch(b"a", pid=1, epoch=0, sequence=last))).error_code == 0
+    assert (await send(client, batch(b"b", pid=1, epoch=0, sequence=0))).error_code == 0
+    await client.close()
+
+
+@scenario
+async def test_epoch_bump_restarts_at_zero_and_fences_the_old(cluster):
+    client = await RawClient.connect(cluster)
+    await send(client, batch(b"a", pid=1, epoch=0, sequence=0))
+    late = await send(client, batch(b"b", pid=1, epoch=1, sequence=1))
+    assert late.error_code == Code.OUT_OF_ORDER_SEQUENCE_NUMBER
+    assert (await send(client, batch(b"b", pid=1, epoch=1, sequence=0))).error_code == 0
+    old = await send(client, batch(b"c", pid=1, epoch=0, sequence=1))
+    assert old.error_code == Code.INVALID_PRODUCER_EPOCH
+    await client.close()
+
+
+def test_unknown_producer_by_broker_version():
+    async def main(profile: str) -> int:
+        cluster = FakeCluster(version_profile=profile)
+        cluster.create_topic("t", 1)
+        client = await RawClient.connect(cluster)
+        await send(client, batch(b"a", pid=1, epoch=0, sequence=0), 5)
+        cluster.forget_producers("t", 0)
+        answer = await send(client, batch(b"b", pid=1, epoch=0, sequence=1), 5)
+        await client.close()
+        return answer.error_code
+
+    assert run(lambda: main("2.1")) == Code.UNKNOWN_PRODUCER_ID
+    assert run(lambda: main("4.3")) == 0
+
+
+@scenario
+async def test_first_batch_of_a_producer_above_zero_is_a_violation(cluster):
+    client = await RawClient.connect(cluster)
+    await send(client, batch(b"a", pid=1, epoch=0, sequence=4))
+    assert cluster.violations == ["('t', 0): producer 1 begins at 4"]
+    await client.close()
+
+
+@scenario
+async def test_corrupt_batch_is_refused(cluster):
+    client = await RawClient.connect(cluster)
+    answer = await send(client, batch(b"a", crc=5))
+    assert answer.error_code == Code.CORRUPT_MESSAGE
+    assert cluster.log("t", 0) == []
+    await client.close()
+
+
+@scenario
+async def test_acks_zero_appends_without_an_answer(cluster):
+    client = await RawClient.connect(cluster)
+    client.send(produce("t", 0, batch(b"a"), acks=0), 9)
+    assert (await send(client, batch(b"b"))).base_offset == 1
+    client.send(produce("nowhere", 0, batch(b"a"), acks=0), 9)
+    with pytest.raises(Closed):
+        await client.frame()
+
+
+@scenario
+async def test_acks_out_of_range_are_refused(cluster):
+    client = await RawClient.connect(cluster)
+    assert (await send(client, batch(b"a"), acks=2)).error_code == Code.INVALID_REQUIRED_ACKS
+    await client.close()
+
+
+def test_topic_limits():
+    async def main() -> None:
+        cluster = FakeCluster()
+        config = TopicConfig(
+            max_message_bytes=100,
+            min_insync_replicas=2,
+            log_append_time=True,
+            compacted=True,
+            max_timestamp_skew_ms=1000,
+        )
+        cluster.create_topic("t", 1, config=config)
+        client = await RawClient.connect(cluster)
+        now = cluster.unix_ms()
+        big = await send(client, batch(b"x" * 100, key=b"k", timestamp=now))
+        assert big.error_code == Code.MESSAGE_TOO_LARGE
+        old = await send(client, batch(b"a", key=b"k", timestamp=now - 5000))
+        assert old.error_code == Code.INVALID_TIMESTAMP
+        keyless = await send(client, batch(b"a", timestamp=now))
+        assert keyless.error_code == Code.INVALID_RECORD
+        assert keyless.record_errors[0].batch_index == 0
+        fine = await send(client, batch(b"a", key=b"k", timestamp=now - 500))
+        assert fine.log_append_time_ms == cluster.log("t", 0)[0].timestamp_ms > now - 500
+        cluster.kill(2)
+        cluster.kill(3)
+        await asyncio.sleep(1)
+        few = await send(client, batch(b"a", key=b"k", timestamp=cluster.unix_ms()))
+        assert few.error_code == Code.NOT_ENOUGH_REPLICAS
+        one = await send(client, batch(b"a", key=b"k", timestamp=cluster.unix_ms()), acks=1)
+        assert one.error_code == 0
+        await client.close()
+
+    run(main)
+
+
+@scenario
+async def test_not_the_leader_names_the_leader(cluster):
+    client = await RawClient.connect(cluster, 2)
+    old = await send(client, batch(b"a"), 9)
+    assert old.error_code == Code.NOT_LEADER_OR_FOLLOWER
+    assert old.current_leader.leader_id == -1
+    response = await client.ask(produce("t", 0, batch(b"a")), 10)
+    assert only(response).current_leader.leader_id == 1
+    assert [(node.node_id, node.host) for node in response.node_endpoints] == [(1, "broker1")]
+    await client.close()
+
+
+@scenario
+async def test_unknown_places_are_refused(cluster):
+    client = await RawClient.connect(cluster)
+    assert only(await client.ask(produce("t", 9, batch(b"a")), 9)).error_code == 3
+    assert only(await client.ask(produce("u", 0, batch(b"a")), 9)).error_code == 3
+    assert only(await client.ask(produce(b"u" * 16, 0, batch(b"a")), 13)).error_code == 100
+    cluster.denied_topics.add("t")
+    assert (await send(client, batch(b"a"))).error_code == Code.TOPIC_AUTHORIZATION_FAILED
+    await client.close()
+
+
+def test_replication_delays_acks_all_and_a_killed_leader_loses_the_tail():
+    async def main() -> None:
+        cluster = FakeCluster(replication_s=1.0)
+        cluster.create_topic("t", 1)
+        client = await RawClient.connect(cluster)
+        start = cluster.loop.time()
+        assert (await send(client, batch(b"a"))).base_offset == 0
+        assert 1.0 <= cluster.loop.time() - start < 1.1
+        assert (await send(client, batch(b"b"), acks=1)).base_offset == 1
+        assert cluster.loop.time() - start < 1.1
+        client.send(produce("t", 0, batch(b"c")), 9)
+        await asyncio.sleep(0.1)
+        assert len(cluster.log("t", 0)) == 3
+        cluster.kill(1)
+        with pytest.raises(Closed):
+            await client.frame()
+        await asyncio.sleep(1)
+        assert cluster.values("t", 0) == [b"a"]
+        assert cluster.leader_of("t", 0).broker_id == 2
+
+    run(main)
+
+
+def test_slow_replicas_time_the_request_out_after_the_append():
+    async def main() -> None:
+        cluster = FakeCluster(replication_s=60.0)
+        cluster.create_topic("t", 1)
+        client = await RawClient.connect(cluster)
+        answer = await send(client, batch(b"a"), timeout_ms=1500)
+        assert answer.error_code == Code.REQUEST_TIMED_OUT
+        assert len(cluster.log("t", 0)) == 1
+        await client.close()
+
+    run(main)
+
+
+@scenario
+async def test_scripted_produce_errors_come_in_order(cluster):
+    client = await RawClient.connect(cluster)
+    cluster.fail_produce(("t", 0), Code.NOT_ENOUGH_REPLICAS, 2)
+    cluster.fail_produce(("t", 0), 0)
+    cluster.fail_produce(("t", 0), Code.NOT_ENOUGH_REPLICAS_AFTER_APPEND, append=True, message="m")
+    codes = [(await send(client, batch(b"%d" % n))).error_code for n in range(5)]
+    assert codes == [19, 19, 0, 20, 0]
+    assert cluster.values("t", 0) == [b"2", b"3", b"4"]
+    assert cluster.refusals == []
+    await client.close()
+
+
+# -- other APIs ---------------------------------------------------------------------------------
+
+
+@scenario
+async def test_api_versions_lists_the_profile(cluster):
+    client = await RawClient.connect(cluster)
+    response = await client.ask(ApiVersionsRequest("raw", "1"), 4)
+    ranges = {key.api_key: (key.min_version, key.max_version) for key in response.api_keys}
+    assert ranges[0] == (0, 13)
+    await client.close()
+
+
+@pytest.mark.parametrize(("profile", "named"), [("2.1", []), ("2.8", [(18, 0, 3)])])
+def test_api_versions_too_new_is_answered_in_version_zero(profile, named):
+    async def main() -> None:
+        cluster = FakeCluster(version_profile=profile)
+        client = await RawClient.connect(cluster)
+        correlation_id = client.send(ApiVersionsRequest("raw", "1"), 4)
+        response = await client.receive(18, 0, correlation_id)
+        assert response.error_code == Code.UNSUPPORTED_VERSION
+        assert [(k.api_key, k.min_version, k.max_version) for k in response.api_keys] == named
+        assert (await client.ask(ApiVersionsRequest(), 0)).error_code == 0
+        await client.close()
+
+    run(main)
+
+
+@scenario
+async def test_version_not_offered_closes_the_connection(cluster):
+    client = await RawClient.connect(cluster)
+    client.send(InitProducerIdRequest(transactional_id=None), 6)
+    with pytest.raises(Closed):
+        await client.frame()
+    assert len(cluster.violations) == 1
+
+
+@scenario
+async def test_garbage_closes_the_connection(cluster):
+    for data in (b"\xff\xff\xff\xff", b"\x00\x00\x00\x00", b"\x00\x00\x00\x0c" + b"\x00" * 12):
+        client = await RawClient.connect(cluster)
+        client.transport.write(data)
+        with pytest.raises(Closed):
+            await client.frame()
+    assert len(cluster.violations) == 3
+
+
+@pytest.mark.parametrize("version", range(14))
+def test_metadata_every_version(version):
+    async def main() -> None:
+        cluster = FakeCluster()
+        topic = cluster.create_topic("t", 2)
+        client = await RawClient.connect(cluster)
+        response = await client.ask(
+            MetadataRequest(topics=[MetadataRequestTopic(name="t")]), version
+        )
+        assert [broker.node_id for broker in response.brokers] == [1, 2, 3]
+        (found,) = response.topics
+        assert [part.leader_id for part in found.partitions] == [1, 2]
+        assert found.topic_id == (topic.topic_id if version >= 10 else bytes(16))
+        await client.close()
+
+    run(main)
+
+
+@scenario
+async def test_metadata_names_what_is_wrong(cluster):
+    client = await RawClient.connect(cluster)
+    cluster.denied_topics.add("secret")
+    names = ["t", "secret", "bad name", "fresh"]
+    wanted = [MetadataRequestTopic(name=name) for name in names]
+    response = await client.ask(MetadataRequest(topics=wanted), 9)
+    assert [topic.error_code for topic in response.topics] == [0, 29, 17, 3]
+    await asyncio.sleep(1)
+    response = await client.ask(MetadataRequest(topics=wanted), 9)
+    assert [topic.error_code for topic in response.topics] == [0, 29, 17, 0]
+    assert len(response.topics[3].partitions) == 3
+    unknown = [MetadataRequestTopic(name=None, topic_id=b"x" * 16)]
+    response = await client.ask(MetadataRequest(topics=unknown), 12)
+    assert response.topics[0].error_code == Code.UNKNOWN_TOPIC_ID
+    await client.close()
+
+
+@scenario
+async def test_metadata_creates_only_when_allowed(cluster):
+    client = await RawClient.connect(cluster)
+    wanted = [MetadataRequestTopic(name="fresh")]
+    await client.ask(MetadataRequest(topics=wanted, allow_auto_topic_creation=False), 9)
+    await asyncio.sleep(1)
+    assert "fresh" not in cluster.topics
+    await client.close()
+
+
+@scenario
+async def test_init_producer_id_hands_out_new_ids(cluster):
+    client = await RawClient.connect(cluster)
+    first = await client.ask(InitProducerIdRequest(transactional_id=None), 4)
+    second = await client.ask(InitProducerIdRequest(transactional_id=None), 4)
+    assert (second.producer_id, second.producer_epoch) == (first.producer_id + 1, 0)
+    empty = await client.ask(InitProducerIdRequest(transactional_id=""), 4)
+    assert empty.error_code == Code.INVALID_REQUEST
+    await client.close()
+
+
+@scenario
+async def test_find_coordinator_answers_in_old_and_new_form(cluster):
+    client = await RawClient.connect(cluster)
+    old = await client.ask(FindCoordinatorRequest(key="id", key_type=1), 3)
+    new = await client.ask(FindCoordinatorRequest(key_type=1, coordinator_keys=["id"]), 4)
+    assert old.node_id == new.coordinators[0].node_id in (1, 2, 3)
+    await client.close()
+
+
+# -- scripts ------------------------------------------------------------------------------------
+
+
+@scenario
+async def test_control_delays_loses_and_refuses(cluster):
+    client = await RawClient.connect(cluster)
+    start = cluster.loop.time()
+    cluster.control(0, faults.delay(2.0), times=1)
+    await send(client, batch(b"a"))
+    assert cluster.loop.time() - start >= 2.0
+    cluster.control(0, faults.refuse(Code.KAFKA_STORAGE_ERROR), times=1)
+    assert (await send(client, batch(b"b"))).error_code == Code.KAFKA_STORAGE_ERROR
+    cluster.control(0, faults.lose_answer(), times=1)
+    client.send(produce("t", 0, batch(b"c")), 9)
+    client.send(produce("t", 0, batch(b"d")), 9)
+    await asyncio.sleep(100)
+    assert client.buffer == b""
+    assert cluster.values("t", 0) == [b"a", b"c"]
+    await client.close()
+
+
+@scenario
+async def test_control_function_sees_requests_and_can_be_removed(cluster):
+    client = await RawClient.connect(cluster)
+    seen = []
+    remove = cluster.control(0, lambda request: seen.append(request.body.acks))
+    await send(client, batch(b"a"))
+    remove()
+    await send(client, batch(b"b"))
+    assert seen == [-1]
+    await client.close()
+
+
+@scenario
+async def test_control_edits_message_and_bytes(cluster):
+    client = await RawClient.connect(cluster)
+    cluster.control(22, faults.edit(lambda message: type(message)(producer_id=99)), times=1)
+    assert (await client.ask(InitProducerIdRequest(transactional_id=None), 4)).producer_id == 99
+    cluster.control(22, faults.garbage(b"\x00\x00\x00\x02hi"), times=1)
+    client.send(InitProducerIdRequest(transactional_id=None), 4)
+    assert await client.frame() == b"hi"
+    cluster.control(22, faults.edit_frame(lambda frame: frame[:4] + b"1234" + frame[8:]), times=1)
+    client.send(InitProducerIdRequest(transactional_id=None), 4)
+    assert (await client.frame())[:4] == b"1234"
+    await client.close()
+
+
+@pytest.mark.parametrize("size", [0, 1, 10])
+def test_control_cuts_the_answer(size):
+    async def main() -> None:
+        cluster = FakeCluster()
+        cluster.create_topic("t", 1)
+        client = await RawClient.connect(cluster)
+        cluster.control(0, faults.cut(size), times=1)
+        client.send(produce("t", 0, batch(b"a")), 9)
+        with pytest.raises(Closed) as info:
+            await client.frame()
+        assert len(info.value.args[0]) == size
+        assert len(cluster.log("t", 0)) == 1
+
+    run(main)
+
+
+@scenario
+async def test_control_closes_without_processing(cluster):
+    client = await RawClient.connect(cluster)
+    cluster.control(None, faults.close())
+    client.send(produce("t", 0, batch(b"a")), 9)
+    with pytest.raises(Closed):
+        await client.frame()
+    assert cluster.log("t", 0) == []
+
+
+# -- brokers ------------------------------------------------------------------------------------
+
+
+@scenario
+async def test_killed_leader_is_replaced_and_comes_back(cluster):
+    client = await RawClient.connect(cluster)
+    cluster.kill(1)
+    await asyncio.sleep(0.05)
+    assert client.lost
+    assert cluster.leader_of("t", 0).broker_id == 1
+    with pytest.raises(DialError):
+        await RawClient.connect(cluster)
+    await asyncio.sleep(0.1)
+    partition = cluster.topics["t"].partitions[0]
+    assert (partition.leader, partition.leader_epoch, partition.isr) == (2, 1, (2, 3))
+    cluster.start(1, port=9999)
+    assert partition.isr == (1, 2, 3)
+    assert (await RawClient.connect(cluster)) is not None
+    (link,) = cluster.network.links_to("broker1", 9999)
+    link.client.abort()
+    await asyncio.sleep(0.1)
+
+
+@scenario
+async def test_last_replica_keeps_its_records_through_death(cluster):
+    client = await RawClient.connect(cluster)
+    await send(client, batch(b"a"))
+    for broker_id in (1, 2, 3):
+        cluster.kill(broker_id)
+        await asyncio.sleep(1)
+    assert cluster.topics["t"].partitions[0].leader is None
+    cluster.start(1)
+    assert cluster.topics["t"].partitions[0].leader is None
+    cluster.start(3)
+    assert cluster.leader_of("t", 0).broker_id == 3
+    assert cluster.values("t", 0) == [b"a"]
+
+
+@scenario
+async def test_stopped_broker_hands_over_before_it_ends(cluster):
+    client = await RawClient.connect(cluster)
+    cluster.stop(1)
+    assert cluster.leader_of("t", 0).broker_id == 2
+    await asyncio.sleep(0.1)
+    assert client.lost
+
+
+@scenario
+async def test_paused_broker_serves_what_it_got_after_waking(cluster):
+    client = await RawClient.connect(cluster)
+    cluster.pause(1)
+    client.send(produce("t", 0, batch(b"a")), 9)
+    await asyncio.sleep(10)
+    assert client.buffer == b""
+    late = await RawClient.connect(cluster)
+    client.transport.abort()
+    await asyncio.sleep(1)
+    cluster.resume(1)
+    await asyncio.sleep(1)
+    assert cluster.values("t", 0) == [b"a"]
+    await late.close()
+    assert cluster.open_connections() == 0
+
+
+@scenario
+async def test_paused_broker_loses_its_leaders_to_the_controller(cluster):
+    cluster.pause(1, failover_s=6)
+    await asyncio.sleep(7)
+    assert cluster.leader_of("t", 0).broker_id == 2
+    cluster.resume(1)
+    assert cluster.topics["t"].partitions[0].isr == (1, 2, 3)
+
+
+@scenario
+async def test_silent_death_tells_nobody(cluster):
+    client = await RawClient.connect(cluster)
+    cluster.kill(1, silent=True)
+    client.send(produce("t", 0, batch(b"a")), 9)
+    await asyncio.sleep(100)
+    assert not client.lost
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(RawClient.connect(cluster), 100)
+    assert cluster.leader_of("t", 0).broker_id == 2
+    await client.close()
+
+
+@scenario
+async def test_throttled_connection_is_mute_for_the_time_named(cluster):
+    client = await RawClient.connect(cluster)
+    cluster.throttle(1000)
+    response = await client.ask(InitProducerIdRequest(transactional_id=None), 4)
+    assert response.throttle_time_ms == 1000
+    start = cluster.loop.time()
+    await asyncio.sleep(0.1)
+    await client.ask(InitProducerIdRequest(transactional_id=None), 4)
+    assert cluster.loop.time() - start >= 0.99
+    assert cluster.sends_while_throttled == 1
+    await client.close()
+
+
+@scenario
+async def test_topic_operations(cluster):
+    old_id = cluster.topics["t"].topic_id
+    cluster.expand_topic("t", 3)
+    assert [part.leader for part in cluster.topics["t"].partitions] == [1, 2, 3]
+    assert cluster.move_leader("t", 0) == 2
+    assert cluster.topics["t"].partitions[0].leader_epoch == 1
+    cluster.recreate_topic("t")
+    assert cluster.topics["t"].topic_id != old_id
+    assert len(cluster.topics["t"].partitions) == 3
+    cluster.delete_topic("t")
+    assert cluster.topics == {}
+
+
+@scenario
+async def test_six_produce_requests_at_once_are_a_violation(cluster):
+    client = await RawClient.connect(cluster)
+    for number in range(6):
+        client.send(produce("t", 0, batch(b"%d" % number)), 9)
+    for _ in range(6):
+        await client.frame()
+    assert cluster.violations == ["6 Produce requests in flight"]
+    await client.close()
+
+
+def test_equal_runs_have_equal_traces():
+    def trace() -> int:
+        async def main() -> int:
+            cluster = FakeCluster(network=MemoryNetwork())
+            cluster.create_topic("t", 1)
+            client = await RawClient.connect(cluster)
+            await send(client, batch(b"a"))
+            await client.close()
+            return cluster.network.trace
+
+        return run(main)
+
+    assert trace() == trace() != 0
