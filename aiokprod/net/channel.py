@@ -254,8 +254,8 @@ class KafkaChannel:
     def receive_data(self, data: BytesLike, now: float) -> None:
         """Process received bytes: every complete frame now, the rest later.
 
-        Bytes that break the protocol close the channel; frames before them still count. Ignored
-        once CLOSED: a late answer can never be matched again.
+        Bytes that break the protocol close the channel. Ignored once CLOSED: a late answer can
+        never be matched again.
         """
         if self.closed:
             return
@@ -333,7 +333,8 @@ class KafkaChannel:
         if request.on_done is not None:
             self._events.append(Completed(request, message, None))
             self._close_if_drained()
-        elif self._authenticator is not None:
+        else:
+            assert self._authenticator is not None
             self.authentication_step(self._authenticator.receive(message), now)
 
     def _request_versions(self, version: int, now: float) -> None:
@@ -372,8 +373,8 @@ class KafkaChannel:
         self.versions = MappingProxyType({k: both for k, both in shared.items() if both})
 
     def _start_authentication(self, now: float) -> None:
-        if self._authenticator is not None:
-            self.authentication_step(self._authenticator.start(self.versions), now)
+        assert self._authenticator is not None
+        self.authentication_step(self._authenticator.start(self.versions), now)
 
     def _become_ready(self, throttle_ms: int) -> None:
         self._reader.max_bytes = self._receive_max_bytes

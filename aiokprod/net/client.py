@@ -14,7 +14,6 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
-from aiokprod.backoff import ExponentialBackoff
 from aiokprod.cluster import Node
 from aiokprod.config import ProducerConfig
 from aiokprod.environment import Environment
@@ -85,7 +84,7 @@ class NetworkClient:
         self._client_id = client_id or config.client_id or "aiokprod"
         self._software_version = _NOT_IN_SOFTWARE_VERSION.sub("-", software_version).strip("-.")
         self._authenticator = authenticator
-        self._states = _connection_states(config, environment)
+        self._states = ClusterConnectionStates.of(config, environment.rng)
         self._max_idle = (
             config.connections_max_idle_ms / 1000
             if config.connections_max_idle_ms >= 0
@@ -100,7 +99,8 @@ class NetworkClient:
         self._dials = DialTasks(environment.dialer, self._states, loop, self._forget_if_gone)
         self._throttle_timers: dict[int, asyncio.TimerHandle] = {}
         self._closed = False
-        self._all_gone: asyncio.Future[None] | None = None
+        self._none_left = asyncio.Event()
+        self._none_left.set()
         self._pid = os.getpid()
 
     def __repr__(self) -> str:
@@ -222,9 +222,11 @@ class NetworkClient:
         connection = None if broker is None else broker.connection
         if connection is None or not connection.can_send(now):
             raise NotReady(f"node {node_id} cannot take a request: {connection!r}")
+        # Read outside of the `try`: a request without it is a bug of the caller and must be loud.
+        api_key = request.api_key
         version = -1
         try:
-            version = connection.channel.negotiate(request.api_key, max_version)
+            version = connection.channel.negotiate(api_key, max_version)
             message = request if isinstance(request, Message) else request(version)
             connection.send(
                 message,
@@ -279,9 +281,7 @@ class NetworkClient:
             async with asyncio.timeout_at(max(deadline, self._loop.time() + _CANCEL_GRACE)):
                 await self._dials.wait()
             async with asyncio.timeout_at(deadline):
-                while self._connections:
-                    self._all_gone = self._loop.create_future()
-                    await self._all_gone
+                await self._none_left.wait()
         except TimeoutError:
             if self._connections:
                 log.warning("dropping %d connections: time to close is up", len(self._connections))
@@ -309,6 +309,7 @@ class NetworkClient:
         # Known before dialling ends: completion may come inside the dial call.
         broker.connection = connection
         self._connections.add(connection)
+        self._none_left.clear()
         log.debug("connecting to %s", connection.channel.peer)
         self._dials.start(node, connection)
 
@@ -389,8 +390,8 @@ class NetworkClient:
     def _forget_if_gone(self, connection: Connection) -> None:
         if connection.gone and not self._dials.has(connection):
             self._connections.discard(connection)
-            if not self._connections and self._all_gone is not None and not self._all_gone.done():
-                self._all_gone.set_result(None)
+            if not self._connections:
+                self._none_left.set()
 
     def _cancel_throttle(self, node_id: int) -> None:
         timer = self._throttle_timers.pop(node_id, None)
@@ -419,19 +420,6 @@ class NetworkClient:
         known = (CloseReason.IDLE, CloseReason.EOF, CloseReason.RESET, CloseReason.TIMEOUT)
         level = logging.INFO if reason in known and connection.was_ready else logging.WARNING
         log.log(level, "connection closed (%s): %s", reason.value, error)
-
-
-def _connection_states(config: ProducerConfig, environment: Environment) -> ClusterConnectionStates:
-    return ClusterConnectionStates(
-        ExponentialBackoff(
-            config.reconnect_backoff_ms / 1000, config.reconnect_backoff_max_ms / 1000
-        ),
-        ExponentialBackoff(
-            config.socket_connection_setup_timeout_ms / 1000,
-            config.socket_connection_setup_timeout_max_ms / 1000,
-        ),
-        environment.rng,
-    )
 
 
 def _encoding_error(peer: str, error: Exception) -> KafkaError:

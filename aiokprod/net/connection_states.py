@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import Final, Self, TypeAlias
 
 from aiokprod.backoff import ExponentialBackoff
+from aiokprod.config import ProducerConfig
 
 Address: TypeAlias = tuple[str, int]
 
@@ -51,6 +52,20 @@ class ClusterConnectionStates:
         self._setup = setup
         self._rng = rng
         self._nodes: dict[int, NodeConnectionState] = {}
+
+    @classmethod
+    def of(cls, config: ProducerConfig, rng: random.Random) -> Self:
+        """With the backoff and the setup timeout of a configuration."""
+        return cls(
+            ExponentialBackoff(
+                config.reconnect_backoff_ms / 1000, config.reconnect_backoff_max_ms / 1000
+            ),
+            ExponentialBackoff(
+                config.socket_connection_setup_timeout_ms / 1000,
+                config.socket_connection_setup_timeout_max_ms / 1000,
+            ),
+            rng,
+        )
 
     def __len__(self) -> int:
         return len(self._nodes)
