@@ -211,7 +211,8 @@ class KafkaChannel:
         self.close_reason = reason
         self.close_error = error
         for request in self.in_flight.clear():
-            self._events.append(Completed(request, None, _error_for(request, error)))
+            if request.on_done is not None:
+                self._events.append(Completed(request, None, _error_for(request, error)))
         self._outgoing.clear()
         self._unsent.clear()
         self._events.append(Closed(reason, error))

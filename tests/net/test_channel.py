@@ -623,6 +623,14 @@ def test_failure_of_a_connection_is_retriable_elsewhere(error, retriable):
     assert event.error.retriable is retriable
 
 
+def test_failure_during_the_handshake_reports_only_the_end():
+    channel = new_channel()
+    channel.transport_up(1.0, 11.0)
+    channel.fail(CloseReason.TIMEOUT, RequestTimedOut("late"))
+    assert [type(event) for event in channel.events()] == [Closed]
+    assert len(channel.in_flight) == 0
+
+
 def test_closed_channel_ignores_everything():
     channel = ready_channel()
     send_and_write(channel)

@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+import pytest
+
+from aiokprod.net.in_flight import InFlightRequest, InFlightRequests
+
+
+def request(number: int, deadline: float = 0.0) -> InFlightRequest:
+    return InFlightRequest(number, 3, 12, None, 0.0, deadline)
+
+
+def filled(*deadlines: float) -> tuple[InFlightRequests, list[InFlightRequest]]:
+    requests = [request(i, deadline) for i, deadline in enumerate(deadlines)]
+    in_flight = InFlightRequests(3)
+    for one in requests:
+        in_flight.add(one)
+    return in_flight, requests
+
+
+def test_answer_completes_the_oldest_and_write_the_newest():
+    in_flight, (a, b, c) = filled(1, 2, 3)
+    assert (in_flight.oldest, in_flight.newest) == (a, c)
+    assert in_flight.complete_next() is a
+    assert in_flight.complete_last_sent() is c
+    assert list(in_flight) == [b]
+
+
+def test_full_at_the_limit():
+    in_flight, _ = filled(1, 2)
+    assert not in_flight.full
+    in_flight.add(request(9))
+    assert in_flight.full
+    assert len(in_flight) == 3
+
+
+def test_clear_returns_all_oldest_first():
+    in_flight, requests = filled(1, 2, 3)
+    assert in_flight.clear() == requests
+    assert len(in_flight) == 0
+    assert in_flight.clear() == []
+
+
+def test_empty_has_no_end_to_ask_for():
+    in_flight, _ = filled()
+    assert in_flight.earliest_deadline() is None
+    for ask in (
+        in_flight.complete_next,
+        in_flight.complete_last_sent,
+        lambda: in_flight.oldest,
+        lambda: in_flight.newest,
+    ):
+        with pytest.raises(IndexError):
+            ask()
+
+
+def test_earliest_deadline_need_not_be_the_oldest_request():
+    in_flight, _ = filled(30.0, 5.0, 20.0)
+    assert in_flight.earliest_deadline() == 5.0
+
+
+def test_postpone_moves_every_deadline():
+    in_flight, requests = filled(1.0, 2.0)
+    in_flight.postpone(10.0)
+    assert [r.deadline for r in requests] == [11.0, 12.0]
+
+
+def test_requests_are_compared_by_identity():
+    assert request(1) != request(1)
