@@ -7,9 +7,22 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Generic, NamedTuple, TypeAlias, TypeVar
 
 from aiokprod.errors import ConfigError, Outcome
+from aiokprod.hot.core import RecordMetadata
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+__all__ = [
+    "DrainReport",
+    "Header",
+    "ProducerRecord",
+    "RecordMetadata",
+    "TopicPartition",
+    "UndeliveredBatch",
+    "validate_partition",
+    "validate_timestamp_ms",
+    "validate_topic",
+]
 
 K = TypeVar("K")
 V = TypeVar("V")

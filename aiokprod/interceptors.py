@@ -1,0 +1,79 @@
+"""Hooks around every record: before it is serialized and after it was settled.
+
+An interceptor's failure is logged and otherwise ignored; it never prevents or changes a send.
+
+Source: Java `ProducerInterceptor`, `ProducerInterceptors`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from typing import Any, Protocol
+
+from aiokprod.errors import KafkaError
+from aiokprod.records import ProducerRecord, RecordMetadata
+
+logger = logging.getLogger(__name__)
+
+
+class ProducerInterceptor(Protocol):
+    """Sees every record of a producer. All methods are synchronous and must not block."""
+
+    def on_send(self, record: ProducerRecord[Any, Any]) -> ProducerRecord[Any, Any]:
+        """The record to go on with: the same or a changed one. Runs in the caller's task, before
+        serialization, while the partition may still be None."""
+
+    def on_acknowledgement(self, metadata: RecordMetadata | None, error: KafkaError | None) -> None:
+        """The end of a record, exactly once each: `metadata` of a delivered one, else `error`."""
+
+    def close(self) -> None:
+        """The producer was closed; called once."""
+
+
+class InterceptorChain:
+    """Interceptors in their order; false if there are none."""
+
+    __slots__ = ("_interceptors",)
+
+    def __init__(self, interceptors: Iterable[ProducerInterceptor] = ()) -> None:
+        self._interceptors = tuple(interceptors)
+
+    def __bool__(self) -> bool:
+        return bool(self._interceptors)
+
+    def on_send(self, record: ProducerRecord[Any, Any]) -> ProducerRecord[Any, Any]:
+        """The record as the last interceptor left it. One that fails, or returns anything but a
+        record, is skipped: the next one gets the last good record."""
+        for interceptor in self._interceptors:
+            try:
+                changed = interceptor.on_send(record)
+                if not isinstance(changed, ProducerRecord):
+                    raise TypeError(
+                        f"on_send returned {type(changed).__name__} instead of a ProducerRecord"
+                    )
+            except Exception:
+                _log_failure(interceptor, "on_send")
+            else:
+                record = changed
+        return record
+
+    def on_acknowledgement(self, metadata: RecordMetadata | None, error: KafkaError | None) -> None:
+        """Tell all of them, whatever the others do."""
+        for interceptor in self._interceptors:
+            try:
+                interceptor.on_acknowledgement(metadata, error)
+            except Exception:
+                _log_failure(interceptor, "on_acknowledgement")
+
+    def close(self) -> None:
+        """Close all of them, whatever the others do."""
+        for interceptor in self._interceptors:
+            try:
+                interceptor.close()
+            except Exception:
+                _log_failure(interceptor, "close")
+
+
+def _log_failure(interceptor: ProducerInterceptor, method: str) -> None:
+    logger.warning("interceptor %s failed in %s", type(interceptor).__name__, method, exc_info=True)

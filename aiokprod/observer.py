@@ -1,0 +1,308 @@
+"""What happens inside a producer, for metrics, traces and alerts.
+
+`Observer` is the hook interface, `Metrics` the built-in observer behind `producer.metrics()`. Hooks
+run per batch, request or connection, never per record. They see topic names and sizes; they must
+not touch keys or values.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final, Protocol
+
+from aiokprod.cluster import ClusterSnapshot
+from aiokprod.errors import ErrorCode, KafkaError
+from aiokprod.records import TopicPartition
+
+logger = logging.getLogger(__name__)
+
+
+class _Core(Protocol):
+    @property
+    def record_count(self) -> int: ...
+
+
+class BatchView(Protocol):
+    """The part of a batch that observers may read. Instants are seconds of `loop.time()`."""
+
+    @property
+    def topic_partition(self) -> TopicPartition: ...
+    @property
+    def core(self) -> _Core:
+        """`core.record_count` is the number of records."""
+
+    @property
+    def size(self) -> int:
+        """Bytes in a request, header included."""
+
+    @property
+    def attempts(self) -> int:
+        """Requests it was part of so far."""
+
+    @property
+    def created_at(self) -> float:
+        """When its first record was appended."""
+
+    @property
+    def sent_at(self) -> float:
+        """When it was last handed to a connection; 0 before."""
+
+
+class Observer:
+    """Hooks that do nothing; override the ones you want.
+
+    They run on the event loop and must not block. What they raise is logged and ignored. An
+    optional `close()` is called once when the producer closes.
+    """
+
+    def on_batches_sent(self, node_id: int, batches: Sequence[BatchView]) -> None:
+        """A Produce request was handed to a connection."""
+
+    def on_produce_done(self, node_id: int, latency: float) -> None:
+        """A Produce request ended, answered or not, `latency` seconds after it was handed over."""
+
+    def on_batch_acknowledged(self, batch: BatchView, now: float) -> None:
+        """All records of a batch were delivered."""
+
+    def on_batch_retry(self, batch: BatchView, code: ErrorCode) -> None:
+        """An attempt failed and the batch goes back to its queue."""
+
+    def on_batch_split(self, batch: BatchView) -> None:
+        """A batch was too large for the broker and is cut in two or more."""
+
+    def on_batch_failed(self, batch: BatchView, error: KafkaError) -> None:
+        """All records of a batch failed for good."""
+
+    def on_unretrieved_failure(
+        self, topic_partition: TopicPartition, records: int, error: KafkaError
+    ) -> None:
+        """Records failed and nobody was waiting for them. Once per batch."""
+
+    def on_throttle(self, node_id: int, seconds: float) -> None:
+        """A broker asked for a pause."""
+
+    def on_connection_opened(self, node_id: int) -> None:
+        """A connection is ready for requests."""
+
+    def on_connection_closed(self, node_id: int, error: KafkaError | None) -> None:
+        """A connection, or an attempt to make one, ended; None if it was by our own wish."""
+
+    def on_metadata_updated(self, snapshot: ClusterSnapshot) -> None:
+        """The view of the cluster was replaced."""
+
+
+class Histogram:
+    """Counts values in buckets that grow by an eighth: quantiles are about 6 % exact.
+
+    Memory is bounded by the range of a float, not by the number of values.
+    """
+
+    __slots__ = ("_buckets", "count", "maximum", "total")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.total = 0.0
+        self.maximum = 0.0
+        self._buckets: dict[int, int] = {}
+
+    def add(self, value: float) -> None:
+        """Count a value; negative ones count as 0. O(1)."""
+        value = max(value, 0.0)
+        self.count += 1
+        self.total += value
+        self.maximum = max(self.maximum, value)
+        mantissa, exponent = math.frexp(value)  # 0.5 <= mantissa < 1
+        bucket = (exponent << 3) + int(mantissa * 16) if value else -(1 << 20)
+        self._buckets[bucket] = self._buckets.get(bucket, 0) + 1
+
+    def quantile(self, q: float) -> float:
+        """The middle of the bucket that holds the q-quantile (0 to 1); 0.0 without values."""
+        left = q * self.count
+        for bucket in sorted(self._buckets):
+            left -= self._buckets[bucket]
+            if left <= 0:
+                # The bucket number is exponent * 8 + (8 … 15).
+                exponent, step = (bucket - 8) >> 3, (bucket - 8) & 7
+                return min(math.ldexp((8.5 + step) / 16, exponent), self.maximum)
+        return self.maximum
+
+    def snapshot(self) -> dict[str, float]:
+        """count, avg, p50, p99, max."""
+        return {
+            "count": self.count,
+            "avg": self.total / self.count if self.count else 0.0,
+            "p50": self.quantile(0.5),
+            "p99": self.quantile(0.99),
+            "max": self.maximum,
+        }
+
+
+_COUNTERS: Final = (
+    "batches_acknowledged",
+    "batches_failed",
+    "batches_retried",
+    "batches_sent",
+    "batches_split",
+    "bytes_sent",
+    "connections_closed",
+    "connections_opened",
+    "metadata_updates",
+    "produce_requests",
+    "records_acknowledged",
+    "records_failed",
+    "records_retried",
+    "records_unretrieved",
+    "throttles",
+)
+
+_HISTOGRAMS: Final = (
+    "batch_size_bytes",
+    "delivery_time_s",
+    "queue_time_s",
+    "records_per_batch",
+    "records_per_request",
+    "request_latency_s",
+    "throttle_time_s",
+)
+
+
+class Metrics(Observer):
+    """Counters since start and histograms; the names follow the Java producer's metrics.
+
+    `delivery_time_s` runs from the first append of a batch to its acknowledgment, `queue_time_s` to
+    its first hand-over.
+    """
+
+    def __init__(self) -> None:
+        self.counters = dict.fromkeys(_COUNTERS, 0)
+        self.histograms = {name: Histogram() for name in _HISTOGRAMS}
+        self.errors: dict[str, int] = {}  # failed records by code name or class
+
+    def snapshot(self) -> dict[str, Any]:
+        """Everything as plain values, independent of what happens afterwards."""
+        values: dict[str, Any] = dict(self.counters)
+        values.update((name, h.snapshot()) for name, h in self.histograms.items())
+        values["errors"] = dict(self.errors)
+        return values
+
+    def on_batches_sent(self, node_id: int, batches: Sequence[BatchView]) -> None:
+        counters, histograms = self.counters, self.histograms
+        counters["produce_requests"] += 1
+        counters["batches_sent"] += len(batches)
+        records = 0
+        for batch in batches:
+            size, count = batch.size, batch.core.record_count
+            records += count
+            counters["bytes_sent"] += size
+            if batch.attempts <= 1:
+                histograms["batch_size_bytes"].add(size)
+                histograms["records_per_batch"].add(count)
+                histograms["queue_time_s"].add(batch.sent_at - batch.created_at)
+        histograms["records_per_request"].add(records)
+
+    def on_produce_done(self, node_id: int, latency: float) -> None:
+        self.histograms["request_latency_s"].add(latency)
+
+    def on_batch_acknowledged(self, batch: BatchView, now: float) -> None:
+        self.counters["batches_acknowledged"] += 1
+        self.counters["records_acknowledged"] += batch.core.record_count
+        self.histograms["delivery_time_s"].add(now - batch.created_at)
+
+    def on_batch_retry(self, batch: BatchView, code: ErrorCode) -> None:
+        self.counters["batches_retried"] += 1
+        self.counters["records_retried"] += batch.core.record_count
+
+    def on_batch_split(self, batch: BatchView) -> None:
+        self.counters["batches_split"] += 1
+
+    def on_batch_failed(self, batch: BatchView, error: KafkaError) -> None:
+        records = batch.core.record_count
+        self.counters["batches_failed"] += 1
+        self.counters["records_failed"] += records
+        name = error.code.name if error.code is not None else type(error).__name__
+        self.errors[name] = self.errors.get(name, 0) + records
+
+    def on_unretrieved_failure(
+        self, topic_partition: TopicPartition, records: int, error: KafkaError
+    ) -> None:
+        self.counters["records_unretrieved"] += records
+
+    def on_throttle(self, node_id: int, seconds: float) -> None:
+        self.counters["throttles"] += 1
+        self.histograms["throttle_time_s"].add(seconds)
+
+    def on_connection_opened(self, node_id: int) -> None:
+        self.counters["connections_opened"] += 1
+
+    def on_connection_closed(self, node_id: int, error: KafkaError | None) -> None:
+        self.counters["connections_closed"] += 1
+
+    def on_metadata_updated(self, snapshot: ClusterSnapshot) -> None:
+        self.counters["metadata_updates"] += 1
+
+
+class ObserverChain(Observer):
+    """Several observers as one. A hook that raises is logged, the first time with its traceback,
+    and neither the producer nor the other observers notice."""
+
+    def __init__(self, observers: Iterable[Observer]) -> None:
+        self._observers = tuple(observers)
+        self._failed: set[tuple[int, str]] = set()
+
+    def _each(self, hook: str, *arguments: Any) -> None:
+        for observer in self._observers:
+            method: Callable[..., object] = getattr(observer, hook)
+            try:
+                method(*arguments)
+            except Exception as error:
+                self._log(observer, hook, error)
+
+    def _log(self, observer: Observer, hook: str, error: Exception) -> None:
+        key = (id(observer), hook)
+        if key in self._failed:
+            logger.debug("observer %s failed in %s again", type(observer).__name__, hook)
+            return
+        self._failed.add(key)
+        logger.warning(
+            "observer %s failed in %s; further failures of it are logged at DEBUG only",
+            type(observer).__name__,
+            hook,
+            exc_info=error,
+        )
+
+    def on_batches_sent(self, node_id: int, batches: Sequence[BatchView]) -> None:
+        self._each("on_batches_sent", node_id, batches)
+
+    def on_produce_done(self, node_id: int, latency: float) -> None:
+        self._each("on_produce_done", node_id, latency)
+
+    def on_batch_acknowledged(self, batch: BatchView, now: float) -> None:
+        self._each("on_batch_acknowledged", batch, now)
+
+    def on_batch_retry(self, batch: BatchView, code: ErrorCode) -> None:
+        self._each("on_batch_retry", batch, code)
+
+    def on_batch_split(self, batch: BatchView) -> None:
+        self._each("on_batch_split", batch)
+
+    def on_batch_failed(self, batch: BatchView, error: KafkaError) -> None:
+        self._each("on_batch_failed", batch, error)
+
+    def on_unretrieved_failure(
+        self, topic_partition: TopicPartition, records: int, error: KafkaError
+    ) -> None:
+        self._each("on_unretrieved_failure", topic_partition, records, error)
+
+    def on_throttle(self, node_id: int, seconds: float) -> None:
+        self._each("on_throttle", node_id, seconds)
+
+    def on_connection_opened(self, node_id: int) -> None:
+        self._each("on_connection_opened", node_id)
+
+    def on_connection_closed(self, node_id: int, error: KafkaError | None) -> None:
+        self._each("on_connection_closed", node_id, error)
+
+    def on_metadata_updated(self, snapshot: ClusterSnapshot) -> None:
+        self._each("on_metadata_updated", snapshot)

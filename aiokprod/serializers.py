@@ -1,0 +1,206 @@
+"""From a caller's keys and values to bytes.
+
+A serializer is an object with `serialize(topic, headers, data)`, or any callable `(data) -> bytes`.
+It may be awaitable (schema registries); it then runs before any memory is reserved. `None` never
+reaches a serializer: a null key or value travels as null.
+
+Source: Java `Serializer`, `KafkaProducer.doSend`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import struct
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Final, Literal, Protocol, TypeAlias, TypeVar, runtime_checkable
+
+from aiokprod.errors import ConfigError, SerializationError
+from aiokprod.records import Header
+
+T_contra = TypeVar("T_contra", contravariant=True)
+
+Serialized: TypeAlias = bytes | None
+Field: TypeAlias = Literal["key", "value"]
+
+
+@runtime_checkable
+class Serializer(Protocol[T_contra]):
+    """Turns keys or values of one type into bytes.
+
+    May also have `configure(config)` and `close()`, each called once by the producer.
+    """
+
+    def serialize(
+        self, topic: str, headers: Sequence[Header], data: T_contra
+    ) -> Serialized | Awaitable[Serialized]:
+        """The bytes, or None for null; may be awaitable. Whatever it raises fails the record."""
+
+
+AnySerializer: TypeAlias = Serializer[Any] | Callable[[Any], Any]
+"""What users may pass as key_serializer and value_serializer."""
+
+
+class BytesSerializer:
+    """Passes bytes on, copies bytearray and memoryview."""
+
+    def serialize(
+        self, topic: str, headers: Sequence[Header], data: bytes | bytearray | memoryview
+    ) -> bytes:
+        """The bytes themselves."""
+        if isinstance(data, bytes):
+            return data
+        if isinstance(data, (bytearray, memoryview)):
+            return bytes(data)
+        raise TypeError(
+            f"expected bytes, bytearray or memoryview, not {type(data).__name__}; "
+            "encode it or pass a serializer"
+        )
+
+
+bytes_serializer: Final = BytesSerializer()
+"""The default serializer."""
+
+
+class StringSerializer:
+    """str to bytes, by default UTF-8."""
+
+    def __init__(self, encoding: str = "utf-8") -> None:
+        self.encoding = encoding
+
+    def serialize(self, topic: str, headers: Sequence[Header], data: str) -> bytes:
+        """The encoded text; raises what `str.encode` raises."""
+        if not isinstance(data, str):
+            raise TypeError(f"expected str, not {type(data).__name__}")
+        return data.encode(self.encoding)
+
+
+class IntSerializer:
+    """int to big-endian two's complement of 4 or 8 bytes (Java `IntegerSerializer` or
+    `LongSerializer`).
+
+    Raises:
+        ConfigError: `size` is neither 4 nor 8.
+    """
+
+    def __init__(self, size: int = 8) -> None:
+        if size not in (4, 8):
+            raise ConfigError(f"IntSerializer(size={size!r}): use 4 (int32) or 8 (int64)")
+        self.size = size
+        self._format = struct.Struct(">i" if size == 4 else ">q")
+
+    def serialize(self, topic: str, headers: Sequence[Header], data: int) -> bytes:
+        """The bytes; a number out of range raises."""
+        if isinstance(data, bool) or not isinstance(data, int):
+            raise TypeError(f"expected int, not {type(data).__name__}")
+        return self._format.pack(data)
+
+
+class JsonSerializer:
+    """Anything `json.dumps` takes to compact UTF-8.
+
+    Args:
+        options: further arguments of `json.dumps`, for instance `default` or `sort_keys`.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        self._options: dict[str, Any] = {
+            "ensure_ascii": False,
+            "separators": (",", ":"),
+            **options,
+        }
+
+    def serialize(self, topic: str, headers: Sequence[Header], data: Any) -> bytes:
+        """The document; raises what `json.dumps` raises."""
+        return json.dumps(data, **self._options).encode()
+
+
+class BoundSerializer:
+    """A user's serializer together with the field it serves: checked results, named failures.
+
+    Attributes:
+        passthrough: bytes need not be sent through it.
+    """
+
+    __slots__ = ("_call", "field", "name", "passthrough", "serializer")
+
+    def __init__(
+        self, serializer: AnySerializer, field: Field, call: Callable[..., Any], name: str
+    ) -> None:
+        self.serializer = serializer
+        self.field = field
+        self.name = name
+        self.passthrough = serializer is bytes_serializer
+        self._call = call
+
+    def __repr__(self) -> str:
+        return f"<{self.field} serializer {self.name}>"
+
+    def __call__(
+        self, topic: str, headers: Sequence[Header], data: Any
+    ) -> Serialized | Awaitable[Serialized]:
+        """The bytes of `data`, None for None; an awaitable of that if the serializer is one.
+
+        Raises:
+            SerializationError: the serializer failed (chained) or returned something else.
+        """
+        if data is None:
+            return None
+        try:
+            result = self._call(topic, headers, data)
+        except Exception as error:
+            raise self._failure(topic, data, error) from error
+        if isinstance(result, bytes) or result is None:
+            return result
+        if inspect.isawaitable(result):
+            return self._finish(topic, data, result)
+        return self._checked(topic, data, result)
+
+    async def _finish(self, topic: str, data: Any, awaitable: Awaitable[Any]) -> Serialized:
+        try:
+            result = await awaitable
+        except Exception as error:
+            raise self._failure(topic, data, error) from error
+        return self._checked(topic, data, result)
+
+    def _checked(self, topic: str, data: Any, result: Any) -> Serialized:
+        if isinstance(result, bytes) or result is None:
+            return result
+        if isinstance(result, (bytearray, memoryview)):
+            return bytes(result)
+        problem = TypeError(f"it returned {type(result).__name__} instead of bytes or None")
+        raise self._failure(topic, data, problem) from problem
+
+    def _failure(self, topic: str, data: Any, error: Exception) -> SerializationError:
+        # The error's own text may quote the record, so it is only chained, never repeated here;
+        # ours about types are safe.
+        detail = f": {error}" if isinstance(error, TypeError) else f" ({type(error).__name__})"
+        return SerializationError(
+            f"topic {topic!r}: {self.field}_serializer {self.name} failed on a {self.field} of "
+            f"type {type(data).__name__}{detail}"
+        )
+
+
+def adapt(serializer: AnySerializer | None, field: Field) -> BoundSerializer:
+    """A user's serializer in the one form the producer calls; None means bytes.
+
+    Raises:
+        ConfigError: it is neither a serializer object nor a callable.
+    """
+    if serializer is None:
+        serializer = bytes_serializer
+    if isinstance(serializer, type):
+        raise ConfigError(
+            f"{field}_serializer={serializer.__name__}: pass an instance, {serializer.__name__}()"
+        )
+    method = getattr(serializer, "serialize", None)
+    if callable(method):
+        return BoundSerializer(serializer, field, method, type(serializer).__name__)
+    if not callable(serializer):
+        raise ConfigError(
+            f"{field}_serializer of type {type(serializer).__name__}: pass an object with "
+            "serialize(topic, headers, data) or a callable (data) -> bytes"
+        )
+    plain = serializer
+    name = getattr(plain, "__qualname__", type(plain).__name__)
+    return BoundSerializer(plain, field, lambda _topic, _headers, data: plain(data), name)
