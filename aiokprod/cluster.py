@@ -95,9 +95,9 @@ class ClusterSnapshot:
 
     generation: int = 0
     cluster_id: str | None = None
-    nodes: Mapping[int, Node] = _EMPTY
+    nodes: Mapping[int, Node] = field(default_factory=lambda: _EMPTY)
     controller_id: int | None = None
-    topics: Mapping[str, TopicInfo] = _NO_TOPICS
+    topics: Mapping[str, TopicInfo] = field(default_factory=lambda: _NO_TOPICS)
     unauthorized_topics: frozenset[str] = frozenset()
     invalid_topics: frozenset[str] = frozenset()
     # A cache of what the frozen fields imply: empty, or one index by leader.
