@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Final
 
 from aiokprod.records import TopicPartition
@@ -78,10 +77,6 @@ class TopicInfo:
         object.__setattr__(self, "available", available)
 
 
-_EMPTY: Final[Mapping[int, Node]] = MappingProxyType({})
-_NO_TOPICS: Final[Mapping[str, TopicInfo]] = MappingProxyType({})
-
-
 @dataclass(frozen=True, slots=True)
 class ClusterSnapshot:
     """One version of the cluster's metadata.
@@ -95,9 +90,9 @@ class ClusterSnapshot:
 
     generation: int = 0
     cluster_id: str | None = None
-    nodes: Mapping[int, Node] = field(default_factory=lambda: _EMPTY)
+    nodes: Mapping[int, Node] = field(default_factory=dict)
     controller_id: int | None = None
-    topics: Mapping[str, TopicInfo] = field(default_factory=lambda: _NO_TOPICS)
+    topics: Mapping[str, TopicInfo] = field(default_factory=dict)
     unauthorized_topics: frozenset[str] = frozenset()
     invalid_topics: frozenset[str] = frozenset()
     # A cache of what the frozen fields imply: empty, or one index by leader.
