@@ -9,6 +9,7 @@ from aiokprod.errors import Code, DialError
 from aiokprod.testing import fake_cluster as faults
 from aiokprod.testing.fake_cluster import FakeCluster, TopicConfig
 from aiokprod.testing.fake_cluster.batches import BatchRefused, read_batch
+from aiokprod.testing.fake_cluster.tcp import serve_tcp
 from aiokprod.testing.memory import MemoryNetwork
 from aiokprod.testing.virtual import run
 from aiokprod.wire.messages.api_versions import ApiVersionsRequest
@@ -667,3 +668,26 @@ def test_equal_runs_have_equal_traces():
         return run(main)
 
     assert trace() == trace() != 0
+
+
+def test_serve_tcp_speaks_over_real_sockets():
+    async def main() -> None:
+        cluster = FakeCluster(brokers=2, default_replication=1)
+        cluster.create_topic("t", 1)
+        async with serve_tcp(cluster) as bootstrap:
+            host, port = bootstrap.split(",")[0].split(":")
+            loop = asyncio.get_running_loop()
+            transport, client = await loop.create_connection(RawClient, host, int(port))
+            assert (await send(client, batch(b"a"))).base_offset == 0
+            cluster.control(0, faults.cut(3), times=1)
+            client.send(produce("t", 0, batch(b"b")), 9)
+            with pytest.raises(Closed):
+                await client.frame()
+            cluster.kill(1)
+            _, dead = await loop.create_connection(RawClient, host, int(port))
+            with pytest.raises((Closed, ConnectionError)):
+                await dead.frame()
+            transport.abort()
+        assert cluster.values("t", 0) == [b"a", b"b"]
+
+    asyncio.run(main())

@@ -18,6 +18,7 @@ from aiokprod.testing.fake_cluster.control import (
 )
 from aiokprod.testing.fake_cluster.framing import Request
 from aiokprod.testing.fake_cluster.log import StoredRecord
+from aiokprod.testing.fake_cluster.tcp import serve_tcp
 from aiokprod.testing.fake_cluster.topology import TopicConfig
 
 __all__ = [
@@ -40,4 +41,5 @@ __all__ = [
     "lose_answer",
     "lose_request",
     "refuse",
+    "serve_tcp",
 ]

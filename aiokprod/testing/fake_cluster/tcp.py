@@ -1,0 +1,46 @@
+"""A fake cluster behind real sockets on this machine, for tests that need a real event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+from aiokprod.testing.fake_cluster.broker import FakeBroker
+from aiokprod.testing.fake_cluster.cluster import FakeCluster
+
+
+class _Hangup(asyncio.Protocol):
+    """What a dead broker's port does to callers."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        transport.abort()
+
+
+@asynccontextmanager
+async def serve_tcp(cluster: FakeCluster, host: str = "127.0.0.1") -> AsyncIterator[str]:
+    """Let every broker listen on a free port; yields the bootstrap addresses.
+
+    Kill, stop and start of brokers work as in memory, except that the port of a dead broker hangs
+    up on callers instead of refusing them.
+    """
+    loop = asyncio.get_running_loop()
+    servers: list[asyncio.Server] = []
+    try:
+        for broker in cluster.brokers.values():
+            server = await loop.create_server(_acceptor(broker), host, 0)
+            servers.append(server)
+            broker.host, broker.port = server.sockets[0].getsockname()[:2]
+        yield cluster.bootstrap_servers
+    finally:
+        for server in servers:
+            server.close()
+        for broker in cluster.brokers.values():
+            for connection in list(broker.connections):
+                connection.reset()
+        await asyncio.sleep(0)
+
+
+def _acceptor(broker: FakeBroker) -> Callable[[], asyncio.Protocol]:
+    return lambda: broker.accept(None) if broker.is_up else _Hangup()
