@@ -1,0 +1,1 @@
+"""Benchmarks that run aiokprod beside other clients on the same brokers."""
