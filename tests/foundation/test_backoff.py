@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from aiokprod.backoff import ExponentialBackoff
+
+
+class Extreme(random.Random):
+    """Always the lower or the upper end of the jitter."""
+
+    def __init__(self, upper: bool) -> None:
+        super().__init__(0)
+        self.upper = upper
+
+    def uniform(self, a: float, b: float) -> float:
+        return b if self.upper else a
+
+
+@pytest.mark.parametrize(
+    ("failures", "low", "high"),
+    [(0, 0.08, 0.12), (1, 0.16, 0.24), (2, 0.32, 0.48), (3, 0.64, 0.96), (4, 1.0, 1.0)],
+)
+def test_backoff_doubles_with_twenty_percent_of_jitter_up_to_the_maximum(
+    failures: int, low: float, high: float
+) -> None:
+    backoff = ExponentialBackoff(0.1, 1.0)
+    assert backoff.after(failures, Extreme(False)) == pytest.approx(low)
+    assert backoff.after(failures, Extreme(True)) == pytest.approx(high)
+
+
+def test_backoff_after_very_many_failures_is_the_maximum() -> None:
+    assert ExponentialBackoff(0.1, 1.0).after(10**9, random.Random(1)) == 1.0
+
+
+def test_backoff_above_its_maximum_is_the_maximum_at_once() -> None:
+    assert ExponentialBackoff(5.0, 1.0).after(0, random.Random(1)) == 1.0
+
+
+def test_backoff_of_zero_stays_zero() -> None:
+    assert ExponentialBackoff(0.0, 1.0).after(5, random.Random(1)) == 0.0

@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from aiokprod.cluster import ZERO_TOPIC_ID, ClusterSnapshot, Node, PartitionInfo, TopicInfo
+from aiokprod.records import TopicPartition
+
+
+def topic(name: str, leaders: list[int | None], topic_id: bytes = ZERO_TOPIC_ID) -> TopicInfo:
+    partitions = tuple(
+        PartitionInfo(name, index, leader, leader_epoch=index)
+        for index, leader in enumerate(leaders)
+    )
+    return TopicInfo(name, topic_id, partitions)
+
+
+SNAPSHOT = ClusterSnapshot(
+    generation=3,
+    cluster_id="c",
+    nodes={1: Node(1, "a", 9), 2: Node(2, "b", 9, "rack")},
+    controller_id=1,
+    topics={
+        "t": topic("t", [1, None, 2, 1], b"i" * 16),
+        "u": topic("u", [2]),
+        "v": topic("v", [None]),
+    },
+)
+
+
+def test_snapshot_answers_about_known_topics() -> None:
+    assert SNAPSHOT.partition_count("t") == 4
+    assert SNAPSHOT.available_partitions("t") == (0, 2, 3)
+    assert SNAPSHOT.available_partitions("v") == ()
+    assert SNAPSHOT.leader_of(TopicPartition("t", 2)) == 2
+    assert SNAPSHOT.leader_of(TopicPartition("t", 1)) is None
+    assert SNAPSHOT.leader_epoch_of(TopicPartition("t", 2)) == 2
+    assert SNAPSHOT.topic_id("t") == b"i" * 16
+    info = SNAPSHOT.partition("t", 3)
+    assert info is not None
+    assert info.topic_partition == TopicPartition("t", 3)
+
+
+@pytest.mark.parametrize("partition", [-1, 4, 2**31])
+def test_snapshot_partition_out_of_range_is_unknown(partition: int) -> None:
+    assert SNAPSHOT.partition("t", partition) is None
+    assert SNAPSHOT.leader_of(TopicPartition("t", partition)) is None
+    assert SNAPSHOT.leader_epoch_of(TopicPartition("t", partition)) == -1
+
+
+def test_snapshot_unknown_topic_is_none_never_zero() -> None:
+    assert SNAPSHOT.partition_count("x") is None
+    assert SNAPSHOT.available_partitions("x") == ()
+    assert SNAPSHOT.leader_of(TopicPartition("x", 0)) is None
+    assert SNAPSHOT.topic_id("x") == ZERO_TOPIC_ID
+
+
+def test_partitions_led_by_lists_every_partition_of_a_node_once() -> None:
+    for _ in range(2):
+        assert SNAPSHOT.partitions_led_by(1) == (TopicPartition("t", 0), TopicPartition("t", 3))
+        assert SNAPSHOT.partitions_led_by(2) == (TopicPartition("t", 2), TopicPartition("u", 0))
+        assert SNAPSHOT.partitions_led_by(9) == ()
+
+
+def test_snapshot_is_frozen_and_its_index_is_no_part_of_its_value() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        SNAPSHOT.generation = 4  # type: ignore[misc]
+    other = dataclasses.replace(SNAPSHOT)
+    other.partitions_led_by(1)
+    assert other == SNAPSHOT
+    assert ClusterSnapshot() == ClusterSnapshot()
+    assert ClusterSnapshot().partitions_led_by(1) == ()
+
+
+def test_node_reads_as_address_and_id() -> None:
+    assert str(Node(-1, "host", 9092)) == "host:9092 (id -1)"
