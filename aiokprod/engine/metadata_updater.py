@@ -6,6 +6,7 @@ Source: Java `NetworkClient.DefaultMetadataUpdater`.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
 from collections.abc import Callable
@@ -15,7 +16,6 @@ from aiokprod.cluster import ClusterSnapshot, Node
 from aiokprod.config import ProducerConfig
 from aiokprod.engine.metadata import Metadata, UpdatePlan
 from aiokprod.engine.ports import BrokerClient, Response
-from aiokprod.engine.wakeup import Wakeup
 from aiokprod.errors import (
     AuthenticationError,
     BrokerError,
@@ -46,12 +46,12 @@ _LEAST_TRIGGER_S: Final = 1.0
 class MetadataUpdater:
     """Keeps one `Metadata` fresh through one `BrokerClient`.
 
-    At most one request is under way. Wire `client`'s events to `wakeup` and `on_disconnect`; run
+    At most one request is under way. Wire `client`'s events to `wake` and `on_disconnect`; run
     `run()` as a task of the producer. Every error of brokers and network ends in the cache; what
     `run` raises is a bug and must fail the producer.
 
     Args:
-        loop: the loop `run` will run on; its clock is the only one.
+        clock: `loop.time` of the loop that `run` will run on.
         on_request_sent: called when a due request is on its way, because data waited for it
             (`Metadata.update_due`).
     """
@@ -61,38 +61,38 @@ class MetadataUpdater:
         metadata: Metadata,
         client: BrokerClient,
         config: ProducerConfig,
-        loop: asyncio.AbstractEventLoop,
+        clock: Callable[[], float],
         *,
         on_request_sent: Callable[[], None] | None = None,
     ) -> None:
         self._metadata = metadata
         self._client = client
-        self._loop = loop
+        self._clock = clock
         self._on_request_sent = on_request_sent
         self._request_timeout = config.request_timeout_ms / 1000
         self._auto_create = config.allow_auto_create_topics
         self._may_rebootstrap = config.metadata_recovery_strategy == "rebootstrap"
         trigger = config.metadata_recovery_rebootstrap_trigger_ms / 1000
         self._trigger = max(trigger, _LEAST_TRIGGER_S)
-        self._wakeup = Wakeup(loop)
+        self._wake = asyncio.Event()
         self._plan: UpdatePlan | None = None  # of the request under way
         self._response: Response | None = None  # arrived, not yet looked at
         self._trying_since: float | None = None
         self._nodes: dict[int, Node] = {}
-        metadata.on_request(self.wakeup)
+        metadata.on_request(self.wake)
         metadata.on_change(self._follow)
         self._follow(metadata.snapshot)
 
-    def wakeup(self) -> None:
+    def wake(self) -> None:
         """Something changed: a connection, a wish for metadata. Cheap; may be called in excess."""
-        self._wakeup.set()
+        self._wake.set()
 
     def on_disconnect(self, node_id: int, error: KafkaError) -> None:
         """A connection or an attempt to connect ended, which may mean that metadata are stale.
 
         Source: Java `DefaultMetadataUpdater.handleServerDisconnect`.
         """
-        now = self._loop.time()
+        now = self._clock()
         metadata = self._metadata
         if isinstance(error, (AuthenticationError, UnsupportedVersion)):
             metadata.fatal(now, error)
@@ -106,9 +106,11 @@ class MetadataUpdater:
     async def run(self) -> None:
         """Fetch for ever. Ends by cancellation only."""
         while True:
-            self._wakeup.clear()
-            next_at = self.run_once(self._loop.time())
-            await self._wakeup.wait(next_at)
+            self._wake.clear()
+            next_at = self.run_once(self._clock())
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout_at(next_at if next_at < math.inf else None):
+                    await self._wake.wait()
 
     def run_once(self, now: float) -> float:
         """Do what can be done now.
@@ -189,7 +191,7 @@ class MetadataUpdater:
     def _on_done(self, response: Response) -> None:
         # Only kept: a failure in handling it belongs to this coroutine, not to the connection.
         self._response = response
-        self._wakeup.set()
+        self._wake.set()
 
     def _finish(self, plan: UpdatePlan, response: Response, now: float) -> None:
         metadata = self._metadata
