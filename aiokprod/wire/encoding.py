@@ -13,6 +13,7 @@ from aiokprod.errors import UnsupportedVersion
 from aiokprod.wire.primitives import MAX_STRING, BytesLike, Layout, Writer, total_size
 from aiokprod.wire.schema import (
     FORMATS,
+    ZERO_UUID,
     FieldSpec,
     Struct,
     WireType,
@@ -43,7 +44,7 @@ def encode_plan(cls: type[Struct], version: int, flexible: bool) -> Encode:
                 absent.append(spec)
         elif spec.tag is not None:
             tagged.append((spec, _field_encoder(spec, version, flexible)))
-        elif not spec.array and spec.wire_type in FORMATS:
+        elif not spec.array and spec.wire_type in FORMATS and spec.wire_type is not WireType.UUID:
             run.append(spec)
         else:
             close_run()
@@ -104,6 +105,8 @@ def _field_encoder(spec: FieldSpec, version: int, flexible: bool) -> Encode:
         encode = _compact_bytes if compact else _bytes
     elif spec.wire_type is WireType.RECORDS:
         encode = _compact_records if compact else _records
+    elif spec.wire_type is WireType.UUID:
+        return _uuid
     elif spec.element is not None:
         return encode_plan(spec.element, version, flexible)
     else:
@@ -176,6 +179,13 @@ def _array_encoder(spec: FieldSpec, version: int, flexible: bool) -> Encode:
             encode_element(writer, value)
 
     return encode
+
+
+def _uuid(writer: Writer, value: bytes) -> None:
+    # `struct` would pad or cut a value of another length without a word.
+    if len(value) != len(ZERO_UUID):
+        raise ValueError(f"UUID of {len(value)} bytes")
+    writer.buffer += value
 
 
 def _string(writer: Writer, value: str) -> None:

@@ -1,0 +1,111 @@
+"""Hypothesis strategies for messages, derived from their declarations."""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import cache
+from typing import Any
+
+from hypothesis import strategies as st
+
+from aiokprod.wire.message import Message
+from aiokprod.wire.messages import REQUESTS, RESPONSES
+from aiokprod.wire.schema import FieldSpec, Struct, WireType, fields_of
+
+MESSAGES: list[type[Message]] = [*REQUESTS.values(), *RESPONSES.values()]
+
+VERSIONED = [
+    (message, version)
+    for message in MESSAGES
+    for version in range(message.min_version, message.max_version + 1)
+]
+
+
+def versioned_id(value: object) -> str | None:
+    return value.__name__ if isinstance(value, type) else None
+
+
+def _signed(bits: int) -> st.SearchStrategy[int]:
+    bound = 1 << (bits - 1)
+    return st.integers(-bound, bound - 1)
+
+
+_SCALARS: dict[WireType, st.SearchStrategy[Any]] = {
+    WireType.INT8: _signed(8),
+    WireType.INT16: _signed(16),
+    WireType.INT32: _signed(32),
+    WireType.INT64: _signed(64),
+    WireType.BOOL: st.booleans(),
+    WireType.UUID: st.binary(min_size=16, max_size=16),
+    WireType.STRING: st.text(max_size=6),
+    WireType.BYTES: st.binary(max_size=6),
+    WireType.RECORDS: st.binary(max_size=6),
+}
+
+
+def _field(spec: FieldSpec) -> st.SearchStrategy[Any]:
+    value = structs(spec.element) if spec.element is not None else _SCALARS[spec.wire_type]
+    if spec.array:
+        value = st.lists(value, max_size=2).map(tuple)
+    if spec.nullable.high >= 0:
+        value = st.none() | value
+    return value
+
+
+@cache
+def structs(cls: type[Struct]) -> st.SearchStrategy[Any]:
+    """Instances with every field of every version set."""
+    return st.builds(cls, **{spec.name: _field(spec) for spec in fields_of(cls)})
+
+
+def _projected(spec: FieldSpec, value: Any, version: int) -> Any:
+    if not spec.versions.covers(version):
+        return spec.default
+    if value is None:
+        if spec.nullable.covers(version):
+            return None
+        return () if spec.array else ""
+    if spec.element is None:
+        return value
+    if spec.array:
+        return tuple(project(item, version) for item in value)
+    return project(value, version)
+
+
+def project(struct: Any, version: int) -> Any:
+    """What remains of a struct after a trip through `version`."""
+    return dataclasses.replace(
+        struct,
+        **{
+            spec.name: _projected(spec, getattr(struct, spec.name), version)
+            for spec in fields_of(type(struct))
+        },
+    )
+
+
+def filled(cls: type[Struct], version: int) -> Any:
+    """An instance whose fields of `version` all differ from their defaults, with one element in
+    each array.
+    """
+    values = {}
+    for number, spec in enumerate(fields_of(cls), start=1):
+        if spec.versions.covers(version):
+            values[spec.name] = _filled_value(spec, number, version)
+    return cls(**values)
+
+
+def _filled_value(spec: FieldSpec, number: int, version: int) -> Any:
+    value: Any
+    if spec.element is not None:
+        value = filled(spec.element, version)
+    elif spec.wire_type is WireType.BOOL:
+        value = not spec.default
+    elif spec.wire_type is WireType.UUID:
+        value = bytes([number]) * 16
+    elif spec.wire_type is WireType.STRING:
+        value = f"{spec.name[:3]}{number}"
+    elif spec.wire_type in (WireType.BYTES, WireType.RECORDS):
+        value = bytes([number, 255 - number])
+    else:
+        value = 100 + number
+    return (value,) if spec.array else value
