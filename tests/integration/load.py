@@ -1,0 +1,163 @@
+"""Drivers: hand records over through each entry point and note every promise in a History."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any
+
+from aiokprod import Delivery, KafkaError, Producer
+from tests.integration.checker import History
+
+TASKS = 64
+CHUNK = 10_000
+KEYS = [b"key-%d" % number for number in range(997)]
+
+
+def key_of(number: int, keyed: bool) -> bytes | None:
+    return KEYS[number % len(KEYS)] if keyed else None
+
+
+async def by_send(
+    producer: Producer[bytes, bytes], history: History, count: int, *, keyed: bool, size: int = 100
+) -> None:
+    """64 tasks, each awaiting one record after the other."""
+    left = count
+
+    async def worker() -> None:
+        nonlocal left
+        while left:
+            left -= 1
+            key = key_of(left, keyed)
+            sequence, value = history.next_value(key, size)
+            try:
+                history.acknowledged(sequence, await producer.send(history.topic, value, key=key))
+            except KafkaError as error:
+                history.failed(sequence, error.outcome)
+
+    await asyncio.gather(*(worker() for _ in range(TASKS)))
+
+
+def settle(history: History, sequence: int) -> Callable[[Delivery], None]:
+    """A done-callback that notes the promise."""
+
+    def done(delivery: Delivery) -> None:
+        error = delivery.exception()
+        if error is None:
+            history.acknowledged(sequence, delivery.result())
+        else:
+            history.failed(sequence, error.outcome)
+
+    return done
+
+
+async def by_submit(
+    producer: Producer[bytes, bytes], history: History, count: int, *, keyed: bool, size: int = 100
+) -> None:
+    """One task, as fast as records are admitted; returns when all are settled."""
+    for number in range(count):
+        key = key_of(number, keyed)
+        sequence, value = history.next_value(key, size)
+        delivery = await producer.submit(history.topic, value, key=key)
+        delivery.add_done_callback(settle(history, sequence))
+    await producer.flush()
+    await asyncio.sleep(0)
+
+
+async def by_send_many(
+    producer: Producer[bytes, bytes], history: History, count: int, *, keyed: bool, size: int = 100
+) -> None:
+    """Columns of 10 000, one after the other."""
+    for start in range(0, count, CHUNK):
+        keys = [key_of(number, keyed) for number in range(start, min(start + CHUNK, count))]
+        numbered = [history.next_value(key, size) for key in keys]
+        result = await producer.send_many(
+            history.topic, [value for _, value in numbered], keys=keys if keyed else None
+        )
+        errors, offsets, partitions = result.errors, result.offsets, result.partitions
+        for position, (sequence, _) in enumerate(numbered):
+            if position in errors:
+                history.failed(sequence, errors[position].outcome)
+            else:
+                partition = partitions[position]
+                assert partition is not None
+                history.place(sequence, partition, offsets[position])
+
+
+class Stream:
+    """A steady load in the background, through `submit`, that goes on whatever happens.
+
+    `rate` is records a second, handed over in steps of 10 ms. `acks` holds (time, partition) of
+    every acknowledgement, by `time.monotonic()`.
+    """
+
+    def __init__(
+        self,
+        producer: Producer[bytes, bytes],
+        history: History,
+        *,
+        rate: int = 2_000,
+        keyed: bool = True,
+    ) -> None:
+        self._producer = producer
+        self._history = history
+        self._per_step = max(1, rate // 100)
+        self._keyed = keyed
+        self._stop = False
+        self._task: asyncio.Task[None] | None = None
+        self.acks: list[tuple[float, int]] = []
+        self.errors: list[KafkaError] = []
+        self.handed_over: list[float] = []
+
+    async def __aenter__(self) -> Stream:
+        self._task = asyncio.get_running_loop().create_task(self._run())
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.stop()
+
+    async def stop(self) -> None:
+        """Hands nothing more over and waits until every record is settled."""
+        self._stop = True
+        if self._task is not None:
+            await self._task
+            await self._producer.flush()
+            await asyncio.sleep(0)
+            self._task = None
+
+    async def _run(self) -> None:
+        number = 0
+        loop = asyncio.get_running_loop()
+        due = loop.time()
+        while not self._stop:
+            for _ in range(self._per_step):
+                number += 1
+                await self._hand_over(number)
+            due = max(due + 0.01, loop.time() - 0.1)
+            await asyncio.sleep(max(0.0, due - loop.time()))
+
+    async def _hand_over(self, number: int) -> None:
+        key = key_of(number, self._keyed)
+        sequence, value = self._history.next_value(key)
+        self.handed_over.append(time.monotonic())
+        try:
+            delivery = await self._producer.submit(self._history.topic, value, key=key)
+        except KafkaError as error:
+            self.errors.append(error)
+            self._history.failed(sequence, error.outcome)
+            return
+        delivery.add_done_callback(self._done(sequence))
+
+    def _done(self, sequence: int) -> Callable[[Any], None]:
+        note = settle(self._history, sequence)
+
+        def done(delivery: Delivery) -> None:
+            error = delivery.exception()
+            if error is None:
+                self.acks.append((time.monotonic(), delivery.partition))
+            else:
+                self.errors.append(error)
+            note(delivery)
+
+        return done

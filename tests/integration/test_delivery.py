@@ -1,0 +1,111 @@
+"""A million records through each entry point: none lost, doubled, out of order or misplaced."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+import pytest
+
+from aiokprod import Producer
+from aiokprod.testing.kafka_cluster import KafkaCluster
+from tests.integration.checker import History, check
+from tests.integration.load import by_send, by_send_many, by_submit
+
+CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
+EACH = 100_000  # by 5 codecs, keyed and unkeyed: a million per entry point
+OLD_EACH = 20_000
+LONE = 200
+
+
+async def through_all(
+    cluster: KafkaCluster, topic: str, codec: str, keyed: bool, each: int
+) -> tuple[list[History], str]:
+    """Three histories of one topic, one per entry point, each by a producer of its own."""
+    await cluster.create_topic(topic, partitions=6)
+    histories = [History(topic, number) for number in range(3)]
+    rates = []
+    for history, drive in zip(histories, (by_send, by_submit, by_send_many), strict=True):
+        async with Producer(
+            bootstrap_servers=cluster.bootstrap_servers, compression_type=codec
+        ) as producer:
+            started = time.perf_counter()
+            await drive(producer, history, each, keyed=keyed)
+            rates.append(f"{drive.__name__} {each / (time.perf_counter() - started):,.0f}/s")
+    return histories, ", ".join(rates)
+
+
+@pytest.mark.parametrize("keyed", [True, False], ids=["keyed", "unkeyed"])
+@pytest.mark.parametrize("codec", CODECS)
+def test_delivery_three_nodes_every_record_once_in_order_where_told(
+    kafka_cluster: KafkaCluster, run_uvloop: Callable, topic: str, codec: str, keyed: bool
+) -> None:
+    histories, rates = run_uvloop(through_all(kafka_cluster, topic, codec, keyed, EACH))
+    report = check(kafka_cluster.bootstrap_servers, *histories)
+    print(rates)
+    assert report.ok, str(report)
+    assert report.acknowledged == report.in_log == 3 * EACH
+    run_uvloop(kafka_cluster.delete_topic(topic))
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_delivery_old_broker_every_record_once_in_order_where_told(
+    kafka_3_broker: KafkaCluster, run: Callable, topic: str, codec: str
+) -> None:
+    histories, _ = run(through_all(kafka_3_broker, topic, codec, codec != "none", OLD_EACH))
+    report = check(kafka_3_broker.bootstrap_servers, *histories)
+    assert report.ok, str(report)
+    assert report.acknowledged == report.in_log == 3 * OLD_EACH
+
+
+@pytest.mark.parametrize("acks", [0, 1, "all"])
+def test_delivery_acks_without_idempotence_all_arrive(
+    kafka_cluster: KafkaCluster, run: Callable, topic: str, acks: int | str
+) -> None:
+    async def scenario() -> History:
+        await kafka_cluster.create_topic(topic, partitions=3)
+        history = History(topic)
+        async with Producer(
+            bootstrap_servers=kafka_cluster.bootstrap_servers,
+            acks=acks,
+            enable_idempotence=False,
+        ) as producer:
+            await by_submit(producer, history, 20_000, keyed=True)
+        await asyncio.sleep(1.0)  # with acks=0 nothing tells when the broker has it
+        return history
+
+    report = check(kafka_cluster.bootstrap_servers, run(scenario()))
+    assert report.ok, str(report)
+    assert report.in_log == 20_000
+
+
+def test_lone_send_within_a_round_trip_and_a_millisecond(
+    kafka_cluster: KafkaCluster, run: Callable, topic: str
+) -> None:
+    """Median of awaited sends one at a time, against bare Produce requests on the same broker,
+    measured in turns because the brokers' own speed drifts."""
+    from benchmarks.roundtrip import measure
+
+    servers = kafka_cluster.bootstrap_servers
+    bare: list[float] = []
+    ours: list[float] = []
+
+    async def lone(producer: Producer[bytes, bytes]) -> None:
+        for _ in range(LONE):
+            started = time.perf_counter()
+            await producer.send(topic, b"v" * 100, partition=0)
+            ours.append(time.perf_counter() - started)
+
+    async def scenario() -> None:
+        await kafka_cluster.create_topic(topic, partitions=1)
+        async with Producer(bootstrap_servers=servers) as producer:
+            await producer.send(topic, b"warm-up", partition=0)
+            for _ in range(5):
+                bare.extend(await asyncio.to_thread(measure, servers, topic, b"v" * 100, LONE))
+                await lone(producer)
+
+    run(scenario())
+    floor, p50 = sorted(bare)[len(bare) // 2], sorted(ours)[len(ours) // 2]
+    print(f"bare round trip {floor * 1000:.3f} ms, lone send {p50 * 1000:.3f} ms")
+    assert p50 <= floor + 0.001
