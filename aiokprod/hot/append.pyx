@@ -51,6 +51,15 @@ def record_size_bound(key, value, headers):
             + (len(value) if value is not None else 0))
 
 
+def handle_of(BatchCore core not None):
+    """A `Delivery` of the newest record of a batch: it settles when the batch does, or when the
+    last part of it does if it was split."""
+    cdef Delivery delivery = Delivery.__new__(Delivery)
+    delivery.core = core
+    delivery.index = core.count - 1
+    return delivery
+
+
 cdef class PartitionSlot:
     """The open batch of one partition, if any. The engine's queue of batches derives from it."""
 
@@ -143,13 +152,6 @@ cdef class BulkTracker:
     def add_delivery(self, Delivery delivery not None):
         """Note a record that took the slow path."""
         self.add(delivery.core, delivery.index)
-
-    def last_delivery(self, Py_ssize_t number):
-        """A handle that settles with the last record of batch `number` (cores[number])."""
-        cdef Delivery delivery = Delivery.__new__(Delivery)
-        delivery.core = self.cores[number]
-        delivery.index = delivery.core.count - 1
-        return delivery
 
     def position(self, Py_ssize_t record):
         """(partition, offset | None, error | None) of one record; its batch must be settled."""

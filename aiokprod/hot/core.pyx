@@ -211,6 +211,10 @@ cdef class BatchCore:
             return False
         return self.count == 0 or <double>self.length * self.ratio + size <= self.limit
 
+    def fits(self, Py_ssize_t size):
+        """True if a record of `size` encoded bytes may be appended."""
+        return self.has_room(size)
+
     cdef char* grow(self, Py_ssize_t size) except NULL:
         """Room for `size` more bytes; the position to write them at."""
         cdef Py_ssize_t wanted = self.length + size

@@ -1,0 +1,147 @@
+"""aiokprod: an asyncio-native Apache Kafka producer.
+
+    async with Producer(bootstrap_servers="localhost:9092") as producer:
+        metadata = await producer.send("topic", b"value", key=b"key")
+
+The names below are the public API.
+"""
+
+from aiokprod.bulk import BulkResult
+from aiokprod.cluster import ClusterSnapshot, Node, PartitionInfo, TopicInfo
+from aiokprod.config import ProducerConfig
+from aiokprod.environment import Environment
+from aiokprod.errors import (
+    AbortableTransactionError,
+    AuthenticationError,
+    AuthorizationError,
+    BrokerError,
+    BufferFull,
+    BufferTimeout,
+    ConfigError,
+    CorrelationMismatch,
+    DecodeError,
+    DeliveryTimeout,
+    DialError,
+    Disconnected,
+    ErrorCode,
+    FatalTransactionError,
+    ForkedProcess,
+    FrameTooLarge,
+    InvalidTopic,
+    KafkaError,
+    KafkaTimeout,
+    MetadataMissing,
+    MetadataTimeout,
+    NetworkError,
+    NotReady,
+    Outcome,
+    ProducerClosed,
+    ProducerFailed,
+    ProducerFenced,
+    ProtocolError,
+    RecordRejected,
+    RecordTooLarge,
+    RequestTimedOut,
+    SerializationError,
+    TransactionError,
+    UnknownTopic,
+    UnsupportedVersion,
+    WouldBlock,
+    WrongLoop,
+)
+from aiokprod.hot.core import Delivery, RecordMetadata
+from aiokprod.interceptors import ProducerInterceptor
+from aiokprod.observer import Metrics, Observer
+from aiokprod.partitioners import (
+    ConsistentRandomPartitioner,
+    DefaultPartitioner,
+    Partitioner,
+    RoundRobinPartitioner,
+)
+from aiokprod.producer import Producer
+from aiokprod.records import (
+    DrainReport,
+    Header,
+    ProducerRecord,
+    TopicPartition,
+    UndeliveredBatch,
+)
+from aiokprod.reports import Health
+from aiokprod.serializers import (
+    BytesSerializer,
+    IntSerializer,
+    JsonSerializer,
+    Serializer,
+    StringSerializer,
+)
+from aiokprod.version import COMPILED, __version__
+
+__all__ = [
+    "COMPILED",
+    "AbortableTransactionError",
+    "AuthenticationError",
+    "AuthorizationError",
+    "BrokerError",
+    "BufferFull",
+    "BufferTimeout",
+    "BulkResult",
+    "BytesSerializer",
+    "ClusterSnapshot",
+    "ConfigError",
+    "ConsistentRandomPartitioner",
+    "CorrelationMismatch",
+    "DecodeError",
+    "DefaultPartitioner",
+    "Delivery",
+    "DeliveryTimeout",
+    "DialError",
+    "Disconnected",
+    "DrainReport",
+    "Environment",
+    "ErrorCode",
+    "FatalTransactionError",
+    "ForkedProcess",
+    "FrameTooLarge",
+    "Header",
+    "Health",
+    "IntSerializer",
+    "InvalidTopic",
+    "JsonSerializer",
+    "KafkaError",
+    "KafkaTimeout",
+    "MetadataMissing",
+    "MetadataTimeout",
+    "Metrics",
+    "NetworkError",
+    "Node",
+    "NotReady",
+    "Observer",
+    "Outcome",
+    "PartitionInfo",
+    "Partitioner",
+    "Producer",
+    "ProducerClosed",
+    "ProducerConfig",
+    "ProducerFailed",
+    "ProducerFenced",
+    "ProducerInterceptor",
+    "ProducerRecord",
+    "ProtocolError",
+    "RecordMetadata",
+    "RecordRejected",
+    "RecordTooLarge",
+    "RequestTimedOut",
+    "RoundRobinPartitioner",
+    "SerializationError",
+    "Serializer",
+    "StringSerializer",
+    "TopicInfo",
+    "TopicPartition",
+    "TransactionError",
+    "UndeliveredBatch",
+    "UnknownTopic",
+    "UnsupportedVersion",
+    "WouldBlock",
+    "WrongLoop",
+    "__version__",
+]

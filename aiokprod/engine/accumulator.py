@@ -1,0 +1,395 @@
+"""`RecordAccumulator`: per-partition queues of batches, and when each may leave.
+
+Costs follow the batches, not the partitions: a queue sits in one set of its leader's
+`NodeQueues`, or waits in the deadline heap; nothing is scanned per pass. Knows no sockets and no
+error codes.
+
+Source: Java `RecordAccumulator`, `BuiltInPartitioner`.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from typing import TYPE_CHECKING, Protocol
+
+from aiokprod.engine.batch import ProducerBatch
+from aiokprod.engine.partition_queue import NodeQueues, PartitionQueue
+from aiokprod.hot.append import TopicSlot
+from aiokprod.hot.core import BatchCore
+from aiokprod.records import TopicPartition
+from aiokprod.wire.record_batch import HEADER_SIZE
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable, Iterable
+
+    from aiokprod.cluster import ClusterSnapshot
+    from aiokprod.engine.buffer_memory import BufferMemory
+    from aiokprod.engine.closer import BatchCloser
+    from aiokprod.engine.flush import FlushTracker
+
+_MAX_FIRST_CAPACITY = 1 << 20
+
+
+class AccumulatorSettings(Protocol):
+    """The configuration values read here; see `ProducerConfig`."""
+
+    @property
+    def batch_size(self) -> int: ...
+    @property
+    def linger_ms(self) -> int: ...
+    @property
+    def delivery_timeout_ms(self) -> int: ...
+    @property
+    def adaptive_linger(self) -> bool: ...
+    @property
+    def partitioner_availability_timeout_ms(self) -> int: ...
+
+
+class RecordAccumulator:
+    """All queued batches of a producer.
+
+    Invariants: a batch is in one queue, on the wire, or settled; `incomplete` holds all that are
+    not settled, in order of creation; a queue is in at most one set of one `NodeQueues`.
+    """
+
+    def __init__(
+        self,
+        settings: AccumulatorSettings,
+        *,
+        loop: asyncio.AbstractEventLoop,
+        memory: BufferMemory,
+        closer: BatchCloser,
+        flushes: FlushTracker,
+        choose_partition: Callable[[TopicSlot], int],
+        admit: Callable[[TopicPartition], None],
+        wakeup: Callable[[], None],
+    ) -> None:
+        self._batch_size = max(1, settings.batch_size)
+        self._linger = settings.linger_ms / 1000
+        self._delivery_timeout = settings.delivery_timeout_ms / 1000
+        self._adaptive = settings.adaptive_linger
+        self._availability_timeout = settings.partitioner_availability_timeout_ms / 1000
+        self._loop = loop
+        self._memory = memory
+        self._closer = closer
+        self._flushes = flushes
+        self._choose_partition = choose_partition
+        self._admit = admit
+        self._wakeup = wakeup
+        self._orders = itertools.count()
+        self._tickets = itertools.count()
+        self._queues: dict[TopicPartition, PartitionQueue] = {}
+        self._nodes: dict[int | None, NodeQueues] = {}
+        self._due: list[tuple[float, int, PartitionQueue]] = []
+        self._expiries: list[tuple[float, int, ProducerBatch]] = []
+        self.incomplete: dict[ProducerBatch, None] = {}
+        self.closing = False
+
+    # -- append side ----------------------------------------------------------------------------
+
+    def queue(self, topic: str, partition: int) -> PartitionQueue:
+        """The queue of a partition, made on first use."""
+        key = TopicPartition(topic, partition)
+        queue = self._queues.get(key)
+        if queue is None:
+            queue = self._queues[key] = PartitionQueue(self, topic, partition)
+        return queue
+
+    def roll(self, topic: TopicSlot, partition: int, size: int) -> PartitionQueue:
+        """A queue of `topic` whose open batch takes a record of `size` bytes more.
+
+        Partition -1: the sticky one, chosen anew once it received batch_size bytes (KIP-794).
+        Called by the append path when the open batch is missing or full.
+        """
+        if partition < 0:
+            if topic.sticky < 0 or topic.sticky_bytes >= self._batch_size:
+                topic.sticky = self._choose_partition(topic)
+                topic.sticky_bytes = 0
+            partition = topic.sticky
+        queue: PartitionQueue = topic.slots[partition]
+        core = queue.core
+        if core is not None:
+            if core.fits(size):
+                return queue  # the sticky choice fell on a batch with room
+            self._seal(queue)
+        self._open(queue)
+        return queue
+
+    def _open(self, queue: PartitionQueue) -> None:
+        self._admit(queue.topic_partition)
+        now = self._loop.time()
+        limit = max(1, self._batch_size - HEADER_SIZE)
+        core = BatchCore(
+            queue.topic,
+            queue.partition,
+            self._loop,
+            limit,
+            self._closer.ratio(queue.topic),
+            min(limit, _MAX_FIRST_CAPACITY) if queue.last_full else 0,
+        )
+        order = (next(self._orders),)
+        batch = ProducerBatch(core, queue, order, now, now + self._delivery_timeout)
+        queue.core = core
+        queue.batches.append(batch)
+        self._enlist(batch)
+        self.place(queue, now)
+        self._wakeup()
+
+    def _enlist(self, batch: ProducerBatch) -> None:
+        self.incomplete[batch] = None
+        expiries = self._expiries
+        if len(expiries) > 2 * len(self.incomplete) + 64:
+            # One stuck partition would otherwise keep every younger settled batch in the heap.
+            expiries[:] = [entry for entry in expiries if entry[2] in self.incomplete]
+            heapq.heapify(expiries)
+        heapq.heappush(expiries, (batch.deadline, next(self._tickets), batch))
+
+    def _seal(self, queue: PartitionQueue) -> None:
+        """The open batch is full: it can be compressed while it waits for its turn."""
+        batch = queue.batches[-1]
+        queue.last_full = True
+        queue.core = None
+        batch.core.seal()
+        if batch.core.record_count:
+            self._closer.close(batch)
+        self.place(queue, self._loop.time())
+
+    def discard(self, batch: ProducerBatch) -> None:
+        """All records of an unsent batch were withdrawn: it never existed."""
+        queue = batch.queue
+        if queue.core is batch.core:
+            queue.core = None
+        if batch in queue.batches:
+            queue.batches.remove(batch)
+        self.settle(batch)
+        self.place(queue, self._loop.time())
+
+    # -- readiness ------------------------------------------------------------------------------
+
+    def place(self, queue: PartitionQueue, now: float) -> None:
+        """Put a queue into the set it belongs to; call after any change to it."""
+        node = self._node(queue.node)
+        node.remove(queue)
+        if not queue.batches:
+            return
+        head = queue.batches[0]
+        if head.closing:
+            return  # `closed` places it again
+        if head.not_before > now:
+            heapq.heappush(self._due, (head.not_before, next(self._tickets), queue))
+        elif queue.head_is_full() or head.created_at + self._linger <= now:
+            node.ready[queue] = None
+        else:
+            node.lingering[queue] = None
+            linger_at = head.created_at + self._linger
+            if queue.linger_at != linger_at:
+                queue.linger_at = linger_at
+                heapq.heappush(self._due, (linger_at, next(self._tickets), queue))
+
+    def _node(self, node_id: int | None) -> NodeQueues:
+        node = self._nodes.get(node_id)
+        if node is None:
+            node = self._nodes[node_id] = NodeQueues()
+        return node
+
+    def advance(self, now: float) -> float:
+        """Move queues whose time came into their ready sets; the next instant to call again."""
+        due = self._due
+        while due and due[0][0] <= now:
+            self.place(heapq.heappop(due)[2], now)
+        return due[0][0] if due else float("inf")
+
+    def due_nodes(self, idle: Callable[[int], bool]) -> list[int]:
+        """Brokers something may leave for. `idle(node)`: no produce request is in flight there,
+        so that with adaptive linger open batches need not wait."""
+        hurry = self.hurried
+        found = []
+        for node_id, node in self._nodes.items():
+            if node_id is None:
+                continue
+            if node.ready or (node.lingering and (hurry or (self._adaptive and idle(node_id)))):
+                found.append(node_id)
+        return found
+
+    def has_ready(self, node_id: int) -> bool:
+        """True if something else must leave for this broker now."""
+        node = self._nodes.get(node_id)
+        return node is not None and bool(node.ready)
+
+    @property
+    def hurried(self) -> bool:
+        """Linger is void: memory is short, a flush runs, or the producer closes."""
+        return self.closing or self._memory.has_waiters or self._flushes.active
+
+    def leaderless_topics(self) -> set[str]:
+        """Topics with queued data for partitions without a leader."""
+        node = self._nodes.get(None)
+        if node is None:
+            return set()
+        return {queue.topic for queue in itertools.chain(node.ready, node.lingering)}
+
+    # -- drain ----------------------------------------------------------------------------------
+
+    def drain(
+        self,
+        node_id: int,
+        max_size: int,
+        may_drain: Callable[[PartitionQueue, ProducerBatch], bool],
+    ) -> list[ProducerBatch]:
+        """Take at most one batch per partition led by the node, up to `max_size` bytes in all
+        (one batch in any case). Open batches ride along: the request leaves anyway."""
+        node = self._node(node_id)
+        taken: list[ProducerBatch] = []
+        closing: list[PartitionQueue] = []
+        size = 0
+        for queue in itertools.chain(node.ready, node.lingering):
+            batch = queue.batches[0]
+            if not may_drain(queue, batch):
+                continue
+            if taken and size + batch.size > max_size:
+                break
+            if self._close_head(queue, batch):
+                size += batch.size
+                taken.append(batch)
+            else:
+                closing.append(queue)
+        for queue in closing:
+            node.remove(queue)
+        now = self._loop.time()
+        for batch in taken:
+            batch.queue.batches.popleft()
+            self.place(batch.queue, now)
+        return taken
+
+    def _close_head(self, queue: PartitionQueue, batch: ProducerBatch) -> bool:
+        if queue.core is batch.core:
+            queue.core = None
+            queue.last_full = False
+            batch.core.seal()
+        return self._closer.close(batch)
+
+    # -- after sending --------------------------------------------------------------------------
+
+    def reenqueue(self, batch: ProducerBatch, now: float, not_before: float) -> None:
+        """Put a batch back for another attempt, at its place in the order of its partition."""
+        batch.not_before = not_before
+        batch.queue.insert(batch)
+        self.place(batch.queue, now)
+
+    def split(self, batch: ProducerBatch, payload: bytes, limit: int, now: float) -> None:
+        """Replace a batch that is too large by smaller ones at the same place.
+
+        `payload` is the plain records section. Parts inherit deadline and attempts; they have no
+        sequence yet. Java `RecordAccumulator.splitAndReenqueue`.
+        """
+        queue = batch.queue
+        parts = []
+        for number, core in enumerate(batch.core.split(payload, limit)):
+            order = (*batch.order, number)
+            part = ProducerBatch(core, queue, order, batch.created_at, batch.deadline)
+            part.attempts = batch.attempts
+            parts.append(part)
+            self._enlist(part)
+        share, rest = divmod(batch.core.charged, len(parts))
+        for part in parts:
+            part.core.charged = share
+        parts[0].core.charged += rest
+        batch.core.charged = 0
+        self._flushes.replace(batch, parts)
+        self._closer.reset_ratio(queue.topic)
+        self.settle(batch)
+        for part in parts:
+            queue.insert(part)
+        self.place(queue, now)
+
+    def settle(self, batch: ProducerBatch) -> None:
+        """The batch has its outcome. Its memory goes back once it is off the wire too."""
+        if self.incomplete.pop(batch, self) is None:
+            self._flushes.settled(batch)
+        self.release(batch)
+
+    def release(self, batch: ProducerBatch) -> None:
+        """Give the batch's memory back, unless it is on the wire or not settled."""
+        if batch.released or batch.on_wire or batch in self.incomplete:
+            return
+        batch.released = True
+        batch.payload = None
+        if batch.core.charged:
+            self._memory.release(batch.core.charged)
+
+    def remove(self, batch: ProducerBatch) -> bool:
+        """Take a batch out of its queue; False if it is on the wire."""
+        queue = batch.queue
+        if batch not in queue.batches:
+            return False
+        queue.batches.remove(batch)
+        if queue.core is batch.core:
+            queue.core = None
+        self.place(queue, self._loop.time())
+        return True
+
+    # -- time -----------------------------------------------------------------------------------
+
+    def expired(self, now: float) -> list[ProducerBatch]:
+        """Batches past their delivery deadline and without an outcome, oldest first."""
+        found = []
+        expiries = self._expiries
+        while expiries and expiries[0][0] <= now:
+            batch = heapq.heappop(expiries)[2]
+            if batch in self.incomplete:
+                found.append(batch)
+        return found
+
+    def next_expiry(self) -> float:
+        """The next delivery deadline, inf if nothing is incomplete."""
+        expiries = self._expiries
+        while expiries and expiries[0][2] not in self.incomplete:
+            heapq.heappop(expiries)
+        return expiries[0][0] if expiries else float("inf")
+
+    # -- topology -------------------------------------------------------------------------------
+
+    def on_snapshot(self, snapshot: ClusterSnapshot, now: float) -> None:
+        """Move queues to their partitions' present leaders. A batch waiting out its backoff may
+        leave at once if a newer leader was elected since its last attempt."""
+        for key, queue in self._queues.items():
+            leader = snapshot.leader_of(key)
+            if leader == queue.node:
+                continue
+            self._node(queue.node).remove(queue)
+            queue.node = leader
+            if queue.batches:
+                head = queue.batches[0]
+                if leader is not None and snapshot.leader_epoch_of(key) > head.leader_epoch >= 0:
+                    head.not_before = now
+                self.place(queue, now)
+
+    def forget(self, topic: str, partitions: int) -> bool:
+        """Drop the queues of a topic nobody uses any more; False if something is still queued."""
+        keys = [TopicPartition(topic, partition) for partition in range(partitions)]
+        queues = [self._queues[key] for key in keys if key in self._queues]
+        if any(queue.load for queue in queues):
+            return False
+        for queue in queues:
+            self._node(queue.node).remove(queue)
+            del self._queues[queue.topic_partition]
+        return True
+
+    def loads(self, topic: TopicSlot, partitions: Iterable[int]) -> list[int]:
+        """Queue sizes for the adaptive partitioner."""
+        return [topic.slots[partition].load for partition in partitions]
+
+    def usable(self, topic: TopicSlot, partitions: Iterable[int]) -> list[int]:
+        """Those of `partitions` whose oldest waiting batch has not been due for longer than
+        partitioner_availability_timeout_ms; all of them if that is 0 (KIP-794)."""
+        if not self._availability_timeout:
+            return list(partitions)
+        since = self._loop.time() - self._linger - self._availability_timeout
+        return [
+            partition
+            for partition in partitions
+            if not topic.slots[partition].batches
+            or topic.slots[partition].batches[0].created_at > since
+        ]

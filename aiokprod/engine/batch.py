@@ -1,0 +1,141 @@
+"""`ProducerBatch`: one record batch on its way, with one owner and one final outcome."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from aiokprod.records import TopicPartition
+from aiokprod.wire.record_batch import HEADER_SIZE, NO_PRODUCER_ID, NO_SEQUENCE, batch_header
+
+if TYPE_CHECKING:
+    from aiokprod.engine.partition_queue import PartitionQueue
+    from aiokprod.errors import KafkaError
+    from aiokprod.hot.core import BatchCore
+
+
+class ProducerBatch:
+    """The engine's view of a `BatchCore`: attempts, deadlines, sequence, place in a request.
+
+    Attributes:
+        order: position among all batches, (n,) or (n, part) after a split; equals sequence order
+            within a partition.
+        deadline: loop time at which its records fail if they have no outcome yet.
+        not_before: loop time before which a retry must not leave.
+        on_wire: handed to a connection and neither answered nor lost. Its memory stays counted
+            while true, whatever its outcome (CVE-2026-35554).
+        maybe_written: some attempt ended without telling whether the broker appended it. Sticky:
+            a later rejection says nothing about that attempt.
+        closing: its payload is being compressed in a worker thread.
+        last_failure: code name and error of the last attempt that failed.
+        sequence_reset: renumbered by an epoch bump since it was first sent.
+
+    Source: Java `ProducerBatch`.
+    """
+
+    __slots__ = (
+        "attempts",
+        "base_sequence",
+        "closing",
+        "codec_id",
+        "core",
+        "created_at",
+        "deadline",
+        "last_failure",
+        "leader_epoch",
+        "maybe_written",
+        "not_before",
+        "on_wire",
+        "order",
+        "payload",
+        "plain_size",
+        "producer_epoch",
+        "producer_id",
+        "queue",
+        "released",
+        "sent_at",
+        "sequence_reset",
+        "transactional",
+    )
+
+    def __init__(
+        self,
+        core: BatchCore,
+        queue: PartitionQueue,
+        order: tuple[int, ...],
+        created_at: float,
+        deadline: float,
+    ) -> None:
+        self.core = core
+        self.queue = queue
+        self.order = order
+        self.created_at = created_at
+        self.deadline = deadline
+        self.attempts = 0
+        self.not_before = 0.0
+        self.sent_at = 0.0
+        self.leader_epoch = -1
+        self.last_failure: tuple[str, KafkaError | None] = ("", None)
+        self.on_wire = False
+        self.maybe_written = False
+        self.closing = False
+        self.released = False
+        self.payload: bytes | None = None
+        self.plain_size = 0
+        self.codec_id = 0
+        self.producer_id = NO_PRODUCER_ID
+        self.producer_epoch = -1
+        self.base_sequence = NO_SEQUENCE
+        self.sequence_reset = False
+        self.transactional = False
+        core.owner = self
+
+    @property
+    def topic_partition(self) -> TopicPartition:
+        """Where it goes."""
+        return self.queue.topic_partition
+
+    @property
+    def size(self) -> int:
+        """Bytes in a request, header included; an upper bound while open."""
+        payload = self.core.size if self.payload is None else len(self.payload)
+        return HEADER_SIZE + payload
+
+    @property
+    def stamped(self) -> bool:
+        """True once it has a sequence: it may have been seen by a broker."""
+        return self.base_sequence != NO_SEQUENCE
+
+    def chunks(self) -> tuple[bytes, bytes]:
+        """The encoded batch, header and records; made anew at each attempt, never changed."""
+        core = self.core
+        assert self.payload is not None, "batch is not closed"
+        header = batch_header(
+            self.payload,
+            count=core.record_count,
+            base_timestamp=core.base_timestamp,
+            max_timestamp=core.max_timestamp,
+            codec_id=self.codec_id,
+            producer_id=self.producer_id,
+            epoch=self.producer_epoch,
+            base_sequence=self.base_sequence,
+            transactional=self.transactional,
+        )
+        return header, self.payload
+
+    def on_emptied(self) -> None:
+        """Every record was withdrawn before the batch was closed (called by `BatchCore`)."""
+        self.queue.accumulator.discard(self)
+
+    def acknowledge(self, base_offset: int, log_append_time_ms: int) -> bool:
+        """All records are in the log; -1 where the broker did not tell. False if settled before."""
+        return self.core.settle(base_offset, log_append_time_ms)
+
+    def fail(self, error: KafkaError, record_errors: dict[int, KafkaError] | None = None) -> bool:
+        """All records failed. False if settled before."""
+        return self.core.fail(error, record_errors)
+
+    def __repr__(self) -> str:
+        return (
+            f"<ProducerBatch {self.topic_partition} #{self.order} records="
+            f"{self.core.record_count} attempts={self.attempts} sequence={self.base_sequence}>"
+        )

@@ -1,0 +1,100 @@
+"""What becomes of a batch after an answer: one table, no side effects.
+
+Source: Java `Sender.completeBatch`, `Sender.canRetry`; error classes in `error_codes`.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import TYPE_CHECKING, Final
+
+from aiokprod.errors import Code, ErrorCode, Outcome, broker_error
+
+if TYPE_CHECKING:
+    from aiokprod.engine.batch import ProducerBatch
+    from aiokprod.errors import KafkaError
+
+
+class Action(enum.Enum):
+    """What to do with the batch."""
+
+    ACKNOWLEDGE = "acknowledge"
+    RETRY = "retry"
+    SPLIT = "split"
+    FAIL = "fail"
+    FATAL = "fatal"
+
+
+class SequenceAdvice(enum.Enum):
+    """What the producer state knows about a sequence error."""
+
+    NONE = "none"  # not its business
+    RETRY = "retry"  # same or new sequence, as it decided
+    DUPLICATE = "duplicate"  # the log has the batch already
+
+
+FATAL_CODES: Final = frozenset({Code.CLUSTER_AUTHORIZATION_FAILED, Code.UNSUPPORTED_VERSION})
+SPLIT_CODES: Final = frozenset({Code.MESSAGE_TOO_LARGE, Code.RECORD_LIST_TOO_LARGE})
+# Not retriable in the Java hierarchy, yet it only says that the broker is starting or stopping.
+RETRIED_ANYWAY: Final = frozenset({Code.BROKER_NOT_AVAILABLE})
+
+
+def decide(
+    code: ErrorCode,
+    *,
+    records: int,
+    attempts: int,
+    retries: int,
+    advice: SequenceAdvice = SequenceAdvice.NONE,
+) -> Action:
+    """The fate of a batch of `records` records after its `attempts`-th attempt ended in `code`."""
+    number = code.number
+    if number == Code.NONE or advice is SequenceAdvice.DUPLICATE:
+        return Action.ACKNOWLEDGE
+    if number in SPLIT_CODES and records > 1:
+        return Action.SPLIT
+    if number in FATAL_CODES:
+        return Action.FATAL
+    if advice is SequenceAdvice.RETRY or code.retriable or number in RETRIED_ANYWAY:
+        return Action.RETRY if attempts <= retries else Action.FAIL
+    return Action.FAIL
+
+
+_HINTS: Final = {
+    Code.MESSAGE_TOO_LARGE: "make the record smaller or raise the topic's max.message.bytes",
+    Code.TOPIC_AUTHORIZATION_FAILED: "grant Write on the topic; later sends then succeed",
+    Code.CLUSTER_AUTHORIZATION_FAILED: "grant IdempotentWrite on the cluster, or set "
+    "enable_idempotence=False",
+    Code.INVALID_RECORD: "the broker refused the record's content, e.g. no key on a compacted topic",
+    Code.INVALID_TIMESTAMP: "the timestamp is too far from the broker's clock",
+    Code.UNSUPPORTED_COMPRESSION_TYPE: "choose another compression_type",
+    Code.UNSUPPORTED_FOR_MESSAGE_FORMAT: "the topic has an old message format",
+    Code.NOT_ENOUGH_REPLICAS: "too few in-sync replicas for min.insync.replicas",
+    Code.OUT_OF_ORDER_SEQUENCE_NUMBER: "records before it are missing in the log",
+}
+
+
+def batch_error(
+    code: ErrorCode, batch: ProducerBatch, now: float, broker: int, text: str | None
+) -> KafkaError:
+    """The error for a batch that failed for good; says where, how often and what to do."""
+    outcome = code.outcome
+    if outcome is Outcome.NOT_SENT:
+        outcome = Outcome.REJECTED
+    if batch.maybe_written:
+        outcome = Outcome.UNKNOWN
+    hint = _HINTS.get(Code(code.number)) if code.number in Code._value2member_map_ else None
+    parts = [
+        f"{batch.topic_partition}: broker {broker} answered {code.name} to attempt "
+        f"{batch.attempts} after {now - batch.created_at:.3f} s"
+    ]
+    if text:
+        parts.append(text)
+    if hint:
+        parts.append(hint)
+    parts.append(
+        "the record may be in the log"
+        if outcome is Outcome.UNKNOWN
+        else "the record is not in the log"
+    )
+    return broker_error(code.number, "; ".join(parts), outcome=outcome)

@@ -1,0 +1,102 @@
+"""Produce requests out of batches, and answers back to batches."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from aiokprod.cluster import ZERO_TOPIC_ID
+from aiokprod.records import TopicPartition
+from aiokprod.wire.messages.produce import (
+    PartitionProduceData,
+    ProduceRequest,
+    TopicProduceData,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from aiokprod.cluster import ClusterSnapshot
+    from aiokprod.engine.batch import ProducerBatch
+
+TOPIC_ID_VERSION: Final = 13
+_LAST_NAME_VERSION: Final = TOPIC_ID_VERSION - 1
+
+
+class ProduceCall:
+    """One Produce request for batches led by one node, at most one batch per partition.
+
+    Called with the negotiated version it makes the message. Topic ids (v13) are used if all of
+    its topics have one. Header bytes are made per call and never shared between attempts.
+    """
+
+    __slots__ = ("_acks", "_by_topic", "_ids", "_timeout_ms", "_transactional_id", "batches",
+                 "generation", "max_version", "topic_names")  # fmt: skip
+
+    api_key: Final = ProduceRequest.api_key
+
+    def __init__(
+        self,
+        batches: Sequence[ProducerBatch],
+        snapshot: ClusterSnapshot,
+        *,
+        acks: int,
+        timeout_ms: int,
+        transactional_id: str | None = None,
+    ) -> None:
+        self.batches = {batch.topic_partition: batch for batch in batches}
+        self.generation = snapshot.generation
+        self._acks = acks
+        self._timeout_ms = timeout_ms
+        self._transactional_id = transactional_id
+        by_topic: dict[str, list[ProducerBatch]] = {}
+        for batch in batches:
+            by_topic.setdefault(batch.topic_partition.topic, []).append(batch)
+        self._by_topic = by_topic
+        self._ids = {topic: snapshot.topic_id(topic) for topic in by_topic}
+        self.topic_names = {topic_id: topic for topic, topic_id in self._ids.items()}
+        self.max_version = _LAST_NAME_VERSION if ZERO_TOPIC_ID in self.topic_names else None
+
+    def __call__(self, version: int) -> ProduceRequest:
+        """The message for a version."""
+        with_ids = version >= TOPIC_ID_VERSION
+        return ProduceRequest(
+            transactional_id=self._transactional_id,
+            acks=self._acks,
+            timeout_ms=self._timeout_ms,
+            topic_data=[
+                TopicProduceData(
+                    name="" if with_ids else topic,
+                    topic_id=self._ids[topic] if with_ids else ZERO_TOPIC_ID,
+                    partition_data=[
+                        PartitionProduceData(
+                            index=batch.topic_partition.partition, records=batch.chunks()
+                        )
+                        for batch in group
+                    ],
+                )
+                for topic, group in self._by_topic.items()
+            ],
+        )
+
+
+def partition_answers(
+    call: ProduceCall, body: Any, version: int
+) -> Iterator[tuple[ProducerBatch, Any]]:
+    """Each batch with its part of the answer, or None where the broker left it out.
+
+    A partition not asked for is ignored, and so is a second entry for the same one.
+    """
+    left = dict(call.batches)
+    for topic in body.responses:
+        if version >= TOPIC_ID_VERSION:
+            name = call.topic_names.get(bytes(topic.topic_id))
+        else:
+            name = topic.name
+        if name is None:
+            continue
+        for answer in topic.partition_responses:
+            batch = left.pop(TopicPartition(name, answer.index), None)
+            if batch is not None:
+                yield batch, answer
+    for batch in left.values():
+        yield batch, None

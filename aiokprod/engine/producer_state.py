@@ -1,0 +1,428 @@
+"""Who the producer is to the brokers: nobody, an idempotent producer, later a transaction.
+
+One protocol, one implementation per kind, chosen once in `Producer`; the engine never asks which.
+Sequence numbers are given out here, once per batch, and changed only here.
+
+Source: KIP-98, KIP-360; Java `TransactionManager` (its non-transactional half),
+`TxnPartitionMap`, `DefaultRecordBatch.incrementSequence`.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from aiokprod.engine.outcome import SequenceAdvice
+from aiokprod.errors import Code, KafkaError, ProducerFailed, broker_error, error_code
+from aiokprod.wire.messages.init_producer_id import InitProducerIdRequest
+from aiokprod.wire.record_batch import MAX_SEQUENCE, NO_PRODUCER_ID, NO_SEQUENCE, increment_sequence
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from aiokprod.engine.batch import ProducerBatch
+    from aiokprod.engine.partition_queue import PartitionQueue
+    from aiokprod.records import TopicPartition
+
+logger = logging.getLogger(__name__)
+
+MAX_EPOCH: Final = 2**15 - 1
+# Brokers remember this many batches per partition to recognise duplicates.
+MAX_OPEN_BATCHES: Final = 5
+
+
+@dataclass(slots=True)
+class StateRequest:
+    """A request the producer state wants sent to any broker."""
+
+    request: Any
+    on_body: Callable[[Any, float], None]
+    on_error: Callable[[KafkaError, float], None]
+
+
+class ProducerState(Protocol):
+    """The hooks of the engine; see design notes "Idempotence and transactions"."""
+
+    @property
+    def fatal_error(self) -> KafkaError | None:
+        """Set once nothing can be sent any more."""
+
+    def admit(self, topic_partition: TopicPartition) -> None:
+        """A batch is opened; raises if records are not accepted now."""
+
+    def may_drain(self, queue: PartitionQueue, batch: ProducerBatch) -> bool:
+        """May the head batch of a queue be sent now?"""
+
+    def stamp(self, batch: ProducerBatch) -> None:
+        """Give id, epoch and sequence to a batch that is about to be sent, unless it has them."""
+
+    def advise(self, batch: ProducerBatch, code: int, log_start_offset: int) -> SequenceAdvice:
+        """What an error code says about the sequence; may plan an epoch bump."""
+
+    def on_success(self, batch: ProducerBatch, base_offset: int) -> None:
+        """The batch is in the log."""
+
+    def on_split(self, batch: ProducerBatch) -> None:
+        """The batch was refused as too large and is replaced by unstamped parts."""
+
+    def on_failure(self, batch: ProducerBatch, *, unknown: bool) -> None:
+        """The batch is given up; `unknown`: it may be in the log."""
+
+    def on_topic_recreated(self, topic: str) -> None:
+        """The topic has a new id: its log knows nothing of our sequences."""
+
+    def next_request(self, now: float, pending: bool) -> StateRequest | None:
+        """A request to send now, before any produce request. `pending`: records wait for it."""
+
+    def next_request_at(self, now: float, pending: bool) -> float:
+        """When `next_request` may have one by time alone."""
+
+    def apply_bumps(self) -> None:
+        """Carry out planned epoch bumps whose partitions have nothing on the wire."""
+
+    def on_fatal(self, error: KafkaError) -> None:
+        """Nothing can be sent any more; `error` is what every later call raises."""
+
+    def take_failure(self) -> KafkaError | None:
+        """An error that fails all pending batches without ending the producer, once."""
+
+
+class NonIdempotent:
+    """No producer id: retries may duplicate, and reorder with several requests in flight."""
+
+    def __init__(self, *, guarantee_order: bool) -> None:
+        self._guarantee_order = guarantee_order
+        self.fatal_error: KafkaError | None = None
+
+    def admit(self, topic_partition: TopicPartition) -> None:
+        """Raises the fatal error, if there is one."""
+        if self.fatal_error is not None:
+            raise self.fatal_error.copy()
+
+    def on_fatal(self, error: KafkaError) -> None:
+        """The first one stands."""
+        self.fatal_error = self.fatal_error or error
+
+    def may_drain(self, queue: PartitionQueue, batch: ProducerBatch) -> bool:
+        """One batch per partition on the wire if that is the only way to keep order (Java: mute)."""
+        return not (self._guarantee_order and queue.on_wire)
+
+    def stamp(self, batch: ProducerBatch) -> None:
+        """Nothing to give."""
+
+    def advise(self, batch: ProducerBatch, code: int, log_start_offset: int) -> SequenceAdvice:
+        """Nothing known."""
+        return SequenceAdvice.NONE
+
+    def on_success(self, batch: ProducerBatch, base_offset: int) -> None:
+        """Nothing kept."""
+
+    def on_split(self, batch: ProducerBatch) -> None:
+        """Nothing kept."""
+
+    def on_failure(self, batch: ProducerBatch, *, unknown: bool) -> None:
+        """Nothing kept."""
+
+    def on_topic_recreated(self, topic: str) -> None:
+        """Nothing kept."""
+
+    def next_request(self, now: float, pending: bool) -> StateRequest | None:
+        """Never."""
+        return None
+
+    def next_request_at(self, now: float, pending: bool) -> float:
+        """Never."""
+        return float("inf")
+
+    def apply_bumps(self) -> None:
+        """Never any."""
+
+    def take_failure(self) -> KafkaError | None:
+        """Never any."""
+        return None
+
+
+class PartitionSequences:
+    """Sequence state of one partition. Outlives metadata: a topic that vanishes and returns goes
+    on where it was, or its records would be taken for duplicates.
+
+    Attributes:
+        open: stamped batches without a final outcome, in sequence order, queued or on the wire.
+        last_acked: highest acknowledged sequence, -1 if none in this epoch.
+        unresolved: a batch was given up whose fate the broker alone knows, or that left a gap.
+        bump_planned: the partition must restart at 0 under a higher epoch.
+    """
+
+    __slots__ = ("bump_planned", "epoch", "last_acked", "last_acked_offset", "next", "open",
+                 "producer_id", "unresolved")  # fmt: skip
+
+    def __init__(self, producer_id: int, epoch: int) -> None:
+        self.open: list[ProducerBatch] = []
+        self.last_acked_offset = -1
+        self.bump_planned = False
+        self.restart(producer_id, epoch)
+
+    def restart(self, producer_id: int, epoch: int) -> None:
+        """Number from 0 under this id and epoch, open batches first."""
+        self.producer_id = producer_id
+        self.epoch = epoch
+        self.next = 0
+        self.last_acked = NO_SEQUENCE
+        self.unresolved = False
+        self.bump_planned = False
+        for batch in self.open:
+            batch.sequence_reset = True
+            self.number(batch)
+
+    def number(self, batch: ProducerBatch) -> None:
+        """Give a batch the next sequences."""
+        batch.producer_id = self.producer_id
+        batch.producer_epoch = self.epoch
+        batch.base_sequence = self.next
+        self.next = increment_sequence(self.next, batch.core.record_count)
+
+    def is_next(self, sequence: int) -> bool:
+        """True if `sequence` follows the last acknowledged one."""
+        if self.last_acked == NO_SEQUENCE:
+            return sequence == 0
+        return sequence == increment_sequence(self.last_acked, 1)
+
+    def remove(self, batch: ProducerBatch) -> None:
+        """The batch has its final outcome."""
+        if batch in self.open:
+            self.open.remove(batch)
+
+
+class Idempotent:
+    """One copy of every record, in order: the broker checks producer id, epoch and sequence.
+
+    A gap (a batch given up after it had a sequence, or state lost by the broker) is healed by
+    bumping the epoch and renumbering that partition from 0, once nothing of it is on the wire.
+    Invariant: a batch whose fate is open keeps its sequence for all retries until such a bump.
+    """
+
+    def __init__(self, backoff: Callable[[int], float], on_ready: Callable[[], None]) -> None:
+        self.producer_id = NO_PRODUCER_ID
+        self.epoch = -1
+        self.fatal_error: KafkaError | None = None
+        self._backoff = backoff
+        self._on_ready = on_ready
+        self._attempts = 0
+        self._request_at = 0.0
+        self._requesting = False
+        self._failure: KafkaError | None = None
+        self._partitions: dict[TopicPartition, PartitionSequences] = {}
+        self._planned: set[TopicPartition] = set()
+
+    def admit(self, topic_partition: TopicPartition) -> None:
+        """Raises the fatal error, if there is one."""
+        if self.fatal_error is not None:
+            raise self.fatal_error.copy()
+
+    def on_fatal(self, error: KafkaError) -> None:
+        """The first one stands."""
+        self.fatal_error = self.fatal_error or error
+
+    # -- sequences ------------------------------------------------------------------------------
+
+    def may_drain(self, queue: PartitionQueue, batch: ProducerBatch) -> bool:
+        """In order, at most five open, and nothing new while the fate of something older is open.
+
+        Source: Java `RecordAccumulator.shouldStopDrainBatchesForPartition`; waiting for the old
+        leader's answers as librdkafka does.
+        """
+        if self.producer_id == NO_PRODUCER_ID:
+            return False
+        if queue.on_wire and queue.wire_node != queue.node:
+            return False
+        entry = self._partitions.get(queue.topic_partition)
+        if entry is None:
+            return True
+        if entry.bump_planned:
+            return False
+        if batch.stamped:
+            return entry.open[0] is batch
+        if entry.open and self._stale(entry):
+            return False
+        return not entry.unresolved and len(entry.open) < MAX_OPEN_BATCHES
+
+    def _stale(self, entry: PartitionSequences) -> bool:
+        return entry.producer_id != self.producer_id or entry.epoch != self.epoch
+
+    def stamp(self, batch: ProducerBatch) -> None:
+        """Number a batch at its first drain."""
+        if batch.stamped:
+            return
+        key = batch.topic_partition
+        entry = self._partitions.get(key)
+        if entry is None:
+            entry = self._partitions[key] = PartitionSequences(self.producer_id, self.epoch)
+        elif not entry.open and self._stale(entry):
+            entry.restart(self.producer_id, self.epoch)
+        entry.number(batch)
+        entry.open.append(batch)
+
+    def advise(self, batch: ProducerBatch, code: int, log_start_offset: int) -> SequenceAdvice:
+        """Java `TransactionManager.canRetry` for the idempotent producer."""
+        if code == Code.DUPLICATE_SEQUENCE_NUMBER:
+            return SequenceAdvice.DUPLICATE
+        if code not in (Code.OUT_OF_ORDER_SEQUENCE_NUMBER, Code.UNKNOWN_PRODUCER_ID):
+            return SequenceAdvice.NONE
+        entry = self._partitions[batch.topic_partition]
+        if code == Code.UNKNOWN_PRODUCER_ID:
+            if log_start_offset != -1 and not batch.sequence_reset:
+                self._plan(batch.topic_partition)
+        elif entry.is_next(batch.base_sequence) or (entry.open and entry.open[0] is batch):
+            # Nothing older is open, so what is missing before this batch will never come.
+            self._plan(batch.topic_partition)
+        return SequenceAdvice.RETRY
+
+    def on_success(self, batch: ProducerBatch, base_offset: int) -> None:
+        """Advance the acknowledged sequence."""
+        entry = self._partitions[batch.topic_partition]
+        entry.remove(batch)
+        if batch.producer_epoch == entry.epoch and batch.producer_id == entry.producer_id:
+            entry.last_acked = increment_sequence(batch.base_sequence, batch.core.record_count - 1)
+        if base_offset >= 0:
+            entry.last_acked_offset = base_offset + batch.core.record_count - 1
+        self._resolve(batch.topic_partition, entry)
+
+    def on_split(self, batch: ProducerBatch) -> None:
+        """The parts are numbered anew; what was numbered after this batch must follow them."""
+        entry = self._partitions[batch.topic_partition]
+        entry.remove(batch)
+        if not entry.open and self._last_numbered(entry, batch):
+            entry.next = batch.base_sequence  # certainly not in the log: no gap, no bump
+        else:
+            self._plan(batch.topic_partition)
+
+    def on_failure(self, batch: ProducerBatch, *, unknown: bool) -> None:
+        """A numbered batch was given up: its sequences are a gap, or nobody knows."""
+        if not batch.stamped:
+            return
+        key = batch.topic_partition
+        entry = self._partitions[key]
+        entry.remove(batch)
+        if unknown:
+            entry.unresolved = True
+            self._resolve(key, entry)
+        elif not entry.open and self._last_numbered(entry, batch):
+            entry.next = batch.base_sequence
+        else:
+            self._plan(key)
+
+    def _last_numbered(self, entry: PartitionSequences, batch: ProducerBatch) -> bool:
+        """True if the batch holds the newest sequences and no attempt at it may have been written,
+        so that they can be given out again."""
+        return (
+            not batch.maybe_written
+            and batch.producer_epoch == entry.epoch
+            and batch.producer_id == entry.producer_id
+            and increment_sequence(batch.base_sequence, batch.core.record_count) == entry.next
+        )
+
+    def _resolve(self, key: TopicPartition, entry: PartitionSequences) -> None:
+        """Once nothing is open: either later batches were acknowledged, or the gap is real
+        (Java `maybeResolveSequences`)."""
+        if not entry.unresolved or entry.open:
+            return
+        if entry.last_acked != NO_SEQUENCE and entry.is_next(entry.next):
+            entry.unresolved = False
+        else:
+            self._plan(key)
+
+    # -- epochs ---------------------------------------------------------------------------------
+
+    def on_topic_recreated(self, topic: str) -> None:
+        """Restart the topic's partitions under a bumped epoch."""
+        for key in self._partitions:
+            if key.topic == topic:
+                self._plan(key)
+
+    def _plan(self, key: TopicPartition) -> None:
+        self._partitions[key].bump_planned = True
+        self._planned.add(key)
+
+    def apply_bumps(self) -> None:
+        """Bump the epoch once for all planned partitions with nothing on the wire. The bump is
+        local (KIP-360): brokers take a higher epoch that starts at sequence 0."""
+        ready = [
+            key
+            for key in self._planned
+            if not any(batch.on_wire for batch in self._partitions[key].open)
+        ]
+        if not ready or self.producer_id == NO_PRODUCER_ID:
+            return
+        if self.epoch >= MAX_EPOCH:
+            self.producer_id = NO_PRODUCER_ID  # epochs are used up: a new id, then bump
+            self.epoch = -1
+            return
+        self.epoch += 1
+        for key in ready:
+            self._planned.discard(key)
+            entry = self._partitions[key]
+            logger.info(
+                "%s: restarting sequences under producer id %d, epoch %d (%d batches open)",
+                key, self.producer_id, self.epoch, len(entry.open),
+            )  # fmt: skip
+            entry.restart(self.producer_id, self.epoch)
+
+    # -- producer id ----------------------------------------------------------------------------
+
+    def next_request(self, now: float, pending: bool) -> StateRequest | None:
+        """InitProducerId while there is no id; after a failure only if records wait for it."""
+        if self.producer_id != NO_PRODUCER_ID or self._requesting or now < self._request_at:
+            return None
+        if self.fatal_error is not None or (self._attempts and not pending):
+            return None
+        self._requesting = True
+        request = InitProducerIdRequest(transactional_id=None, transaction_timeout_ms=MAX_SEQUENCE)
+        return StateRequest(request, self._on_body, self._on_error)
+
+    def next_request_at(self, now: float, pending: bool) -> float:
+        """End of the backoff after a failed InitProducerId."""
+        if self.producer_id != NO_PRODUCER_ID or self._requesting or self.fatal_error is not None:
+            return float("inf")
+        return self._request_at if pending or not self._attempts else float("inf")
+
+    def take_failure(self) -> KafkaError | None:
+        """A refused InitProducerId fails what is pending; a later send may try again."""
+        error, self._failure = self._failure, None
+        return error
+
+    def _on_body(self, body: Any, now: float) -> None:
+        code = error_code(body.error_code)
+        if code.number == Code.NONE:
+            self._requesting = False
+            self._attempts = 0
+            self.producer_id = body.producer_id
+            self.epoch = body.producer_epoch
+            self._on_ready()
+        elif code.retriable:
+            self._again(now)
+        else:
+            self._again(now)
+            self._failure = broker_error(
+                code.number,
+                "the broker refuses a producer id (idempotence needs one); grant IdempotentWrite "
+                "on the cluster or Write on a topic, or set enable_idempotence=False",
+            )
+            self._on_ready()
+
+    def _on_error(self, error: KafkaError, now: float) -> None:
+        if error.code is not None and error.code.number == Code.UNSUPPORTED_VERSION:
+            self._requesting = False
+            self.fatal_error = ProducerFailed(
+                "the broker does not know InitProducerId: it is older than Kafka 0.11; set "
+                "enable_idempotence=False"
+            )
+            self.fatal_error.__cause__ = error
+            self._on_ready()
+        else:
+            self._again(now)
+
+    def _again(self, now: float) -> None:
+        self._requesting = False
+        self._attempts += 1
+        self._request_at = now + self._backoff(self._attempts)

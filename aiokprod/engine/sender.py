@@ -1,0 +1,456 @@
+"""The sender coroutine: what is due leaves, what comes back is settled.
+
+`run_once(now)` never suspends; between two passes `run` waits on one Event or the next deadline.
+Unlike Java, an unexpected exception ends the sender, and with it the producer, loudly.
+
+Source: Java `Sender`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from aiokprod.cluster import Node
+from aiokprod.engine.outcome import Action, SequenceAdvice, batch_error, decide
+from aiokprod.engine.produce import ProduceCall, partition_answers
+from aiokprod.engine.wakeup import Wakeup
+from aiokprod.errors import (
+    Code,
+    DeliveryTimeout,
+    KafkaError,
+    Outcome,
+    ProducerFailed,
+    ProtocolError,
+    RecordRejected,
+    error_code,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from aiokprod.engine.accumulator import RecordAccumulator
+    from aiokprod.engine.batch import ProducerBatch
+    from aiokprod.engine.metadata import Metadata
+    from aiokprod.engine.ports import BrokerClient, Response
+    from aiokprod.engine.producer_state import ProducerState
+    from aiokprod.engine.splitter import BatchSplitter
+    from aiokprod.errors import ErrorCode
+    from aiokprod.observer import Observer
+    from aiokprod.records import TopicPartition
+
+logger = logging.getLogger(__name__)
+
+_LEADER_HINT_VERSION: Final = 10
+FOREVER: Final = float("inf")
+
+
+class SenderSettings(Protocol):
+    """The configuration values read here; see `ProducerConfig`."""
+
+    @property
+    def required_acks(self) -> int: ...
+    @property
+    def retries(self) -> int: ...
+    @property
+    def request_timeout_ms(self) -> int: ...
+    @property
+    def max_request_size(self) -> int: ...
+
+
+class Sender:
+    """Drains the accumulator into Produce requests and settles the answers."""
+
+    def __init__(
+        self,
+        settings: SenderSettings,
+        *,
+        loop: asyncio.AbstractEventLoop,
+        accumulator: RecordAccumulator,
+        client: BrokerClient,
+        metadata: Metadata,
+        state: ProducerState,
+        backoff: Callable[[int], float],
+        splitter: BatchSplitter,
+        observer: Observer,
+    ) -> None:
+        self._acks = settings.required_acks
+        self._retries = settings.retries
+        self._request_timeout_ms = settings.request_timeout_ms
+        self._max_request_size = settings.max_request_size
+        self._loop = loop
+        self._accumulator = accumulator
+        self._client = client
+        self._metadata = metadata
+        self._state = state
+        self._backoff = backoff
+        self._splitter = splitter
+        self._observer = observer
+        self._wakeup = Wakeup(loop)
+        self._produce_in_flight: dict[int, int] = {}
+
+    # -- loop -----------------------------------------------------------------------------------
+
+    def wakeup(self) -> None:
+        """Make a pass in the next turn of the loop. Idempotent and cheap."""
+        self._wakeup.set()
+
+    async def run(self) -> None:
+        """Pass after pass until cancelled."""
+        while True:
+            self._wakeup.clear()
+            deadline = self.run_once(self._loop.time())
+            await self._wakeup.wait(deadline)
+
+    def run_once(self, now: float) -> float:
+        """One pass; the loop time at which the next one is due without any event."""
+        state_at = self._request_for_state(now)
+        self._state.apply_bumps()
+        self._refresh_leaderless(now)
+        self._expire(now)
+        accumulator = self._accumulator
+        next_at = accumulator.advance(now)
+        for node_id in accumulator.due_nodes(self._idle):
+            if not self._metadata.update_due(now) and self._client.ready(node_id, now):
+                self._send_to(node_id, now)
+            else:
+                next_at = min(next_at, self._client.retry_at(node_id, now))
+        return min(next_at, accumulator.next_expiry(), state_at)
+
+    def _idle(self, node_id: int) -> bool:
+        return not self._produce_in_flight.get(node_id)
+
+    def _refresh_leaderless(self, now: float) -> None:
+        for topic in self._accumulator.leaderless_topics():
+            self._metadata.touch(topic, now)
+            self._metadata.request_update()
+
+    # -- the producer state's own requests ------------------------------------------------------
+
+    def _request_for_state(self, now: float) -> float:
+        """Send what the producer state wants sent; when to look again by time alone."""
+        state = self._state
+        failure = state.fatal_error or state.take_failure()
+        if failure is not None:
+            self.fail_all(failure)
+        pending = bool(self._accumulator.incomplete)
+        due_at = state.next_request_at(now, pending)
+        if due_at > now:
+            return due_at
+        node_id = self._client.least_loaded(now)
+        if node_id is None:
+            return FOREVER  # a dial in progress or the metadata updater's next one wakes us
+        if not self._client.ready(node_id, now):
+            return self._client.retry_at(node_id, now)
+        request = state.next_request(now, pending)
+        assert request is not None, "a request was due"
+
+        def on_done(response: Response) -> None:
+            if response.error is not None:
+                request.on_error(response.error, self._loop.time())
+            else:
+                request.on_body(response.body, self._loop.time())
+            self.wakeup()
+
+        self._client.send(
+            node_id, request.request, on_done, now, timeout=self._request_timeout_ms / 1000
+        )
+        return FOREVER
+
+    # -- sending --------------------------------------------------------------------------------
+
+    def _send_to(self, node_id: int, now: float) -> None:
+        client = self._client
+        while client.can_send(node_id, now):
+            batches = self._accumulator.drain(
+                node_id, self._max_request_size, self._state.may_drain
+            )
+            if not batches:
+                return
+            self._send_batches(node_id, batches, now)
+            if not self._accumulator.has_ready(node_id):
+                return
+
+    def _send_batches(self, node_id: int, batches: list[ProducerBatch], now: float) -> None:
+        snapshot = self._metadata.snapshot
+        for batch in batches:
+            self._state.stamp(batch)
+            queue = batch.queue
+            queue.on_wire += 1
+            queue.wire_node = node_id
+            batch.on_wire = True
+            batch.attempts += 1
+            batch.sent_at = now
+            batch.leader_epoch = snapshot.leader_epoch_of(batch.topic_partition)
+            self._metadata.touch(queue.topic, now)
+        call = ProduceCall(batches, snapshot, acks=self._acks, timeout_ms=self._request_timeout_ms)
+        self._produce_in_flight[node_id] = self._produce_in_flight.get(node_id, 0) + 1
+        self._observer.on_batches_sent(node_id, batches)
+        self._client.send(
+            node_id,
+            call,
+            lambda response: self._on_produce_done(node_id, call, response),
+            now,
+            timeout=self._request_timeout_ms / 1000,
+            max_version=call.max_version,
+            expect_response=self._acks != 0,
+        )
+
+    # -- answers --------------------------------------------------------------------------------
+
+    def _on_produce_done(self, node_id: int, call: ProduceCall, response: Response) -> None:
+        now = self._loop.time()
+        left = self._produce_in_flight[node_id] - 1
+        if left:
+            self._produce_in_flight[node_id] = left
+        else:
+            del self._produce_in_flight[node_id]
+        for batch in call.batches.values():
+            batch.on_wire = False
+            batch.queue.on_wire -= 1
+        self._observer.on_produce_done(node_id, response.latency)
+        if response.error is not None:
+            self._on_request_failed(node_id, call, response, response.error, now)
+        elif response.body is None:
+            for batch in call.batches.values():
+                self._acknowledge(batch, -1, -1)
+        else:
+            self._on_answer(node_id, call, response, now)
+        self.wakeup()
+
+    def _on_request_failed(
+        self,
+        node_id: int,
+        call: ProduceCall,
+        response: Response,
+        error: KafkaError,
+        now: float,
+    ) -> None:
+        """No answer: a client-made code stands for the broker's (Java `Sender.handleProduceResponse`)."""
+        if isinstance(error, ProtocolError) and not response.maybe_written:
+            if error.code is None or error.code.number != Code.UNSUPPORTED_VERSION:
+                for batch in call.batches.values():  # it cannot be encoded: a retry cannot either
+                    self._fail(batch, error.copy())
+                return
+        code = error.code or error_code(Code.NETWORK_EXCEPTION)
+        if code.number not in (Code.REQUEST_TIMED_OUT, Code.UNSUPPORTED_VERSION):
+            code = error_code(Code.NETWORK_EXCEPTION)
+        if response.maybe_written:
+            for batch in call.batches.values():
+                batch.maybe_written = True
+        if code.refresh_metadata or code.number == Code.REQUEST_TIMED_OUT:
+            self._metadata.request_update(call.generation)
+        for batch in call.batches.values():
+            self._conclude(batch, code, node_id, now, None, cause=error)
+
+    def _on_answer(self, node_id: int, call: ProduceCall, response: Response, now: float) -> None:
+        body = response.body
+        moved = self._apply_leader_hints(call, body, response.version)
+        for batch, answer in partition_answers(call, body, response.version):
+            if answer is None:
+                # F64: the broker left the partition out; nobody knows what it did.
+                batch.maybe_written = True
+                code = error_code(Code.NETWORK_EXCEPTION)
+                self._metadata.request_update(call.generation)
+                self._conclude(batch, code, node_id, now, None)
+            elif answer.error_code == Code.NONE:
+                self._acknowledge(batch, answer.base_offset, answer.log_append_time_ms)
+            else:
+                code = error_code(answer.error_code)
+                if code.outcome is Outcome.UNKNOWN:
+                    batch.maybe_written = True
+                if code.refresh_metadata and batch.topic_partition not in moved:
+                    self._metadata.request_update(call.generation)
+                self._conclude(
+                    batch, code, node_id, now, answer,
+                    at_once=batch.topic_partition in moved,
+                )  # fmt: skip
+
+    def _apply_leader_hints(
+        self, call: ProduceCall, body: Any, version: int
+    ) -> frozenset[TopicPartition]:
+        """New leaders named by error answers (KIP-951), used without a metadata fetch."""
+        if version < _LEADER_HINT_VERSION:
+            return frozenset()
+        leaders = {
+            batch.topic_partition: (answer.current_leader.leader_id,
+                                    answer.current_leader.leader_epoch)
+            for batch, answer in partition_answers(call, body, version)
+            if answer is not None
+            and answer.error_code != Code.NONE
+            and answer.current_leader.leader_id >= 0
+        }  # fmt: skip
+        if not leaders:
+            return frozenset()
+        nodes = [Node(n.node_id, n.host, n.port, n.rack) for n in body.node_endpoints]
+        return self._metadata.update_leaders(leaders, nodes)
+
+    # -- outcomes -------------------------------------------------------------------------------
+
+    def _acknowledge(self, batch: ProducerBatch, base_offset: int, append_time_ms: int) -> None:
+        self._state.on_success(batch, base_offset)
+        first = batch.acknowledge(base_offset, append_time_ms)
+        self._accumulator.settle(batch)
+        self._accumulator.place(batch.queue, self._loop.time())
+        if first:
+            self._observer.on_batch_acknowledged(batch, self._loop.time())
+
+    def _conclude(
+        self,
+        batch: ProducerBatch,
+        code: ErrorCode,
+        node_id: int,
+        now: float,
+        answer: Any,
+        *,
+        at_once: bool = False,
+        cause: KafkaError | None = None,
+    ) -> None:
+        """Decide on a batch whose attempt failed."""
+        batch.last_failure = (code.name, cause)
+        log_start = answer.log_start_offset if answer is not None else -1
+        advice = SequenceAdvice.NONE
+        if not batch.core.settled:
+            advice = self._state.advise(batch, code.number, log_start)
+        action = decide(
+            code,
+            records=batch.core.record_count,
+            attempts=batch.attempts,
+            retries=self._retries,
+            advice=advice,
+        )
+        if batch.core.settled:  # it expired on the wire; only its sequence is still to be settled
+            self._state.on_failure(batch, unknown=batch.maybe_written)
+            self._accumulator.release(batch)
+            self._accumulator.place(batch.queue, now)
+        elif action is Action.ACKNOWLEDGE:
+            self._acknowledge(batch, -1, -1)
+        elif action is Action.RETRY and now < batch.deadline:
+            delay = 0.0 if at_once else self._backoff(batch.attempts)
+            self._observer.on_batch_retry(batch, code)
+            logger.debug("%s: retrying after %s in %.3f s", batch, code.name, delay)
+            self._accumulator.reenqueue(batch, now, now + delay)
+        elif action is Action.SPLIT and now < batch.deadline:
+            self._split(batch, now)
+        else:
+            error = batch_error(
+                code, batch, now, node_id, answer.error_message if answer is not None else None
+            )
+            error.__cause__ = cause
+            self._fail(batch, error, self._record_errors(batch, answer, error))
+            if action is Action.FATAL:
+                self._state.on_fatal(error)
+
+    def _split(self, batch: ProducerBatch, now: float) -> None:
+        payload = self._splitter.plain(batch)
+        limit = self._splitter.limit(batch)
+        self._state.on_split(batch)
+        self._observer.on_batch_split(batch)
+        logger.info("%s: too large for the broker, splitting", batch)
+        self._accumulator.split(batch, payload, limit, now)
+
+    def _fail(
+        self,
+        batch: ProducerBatch,
+        error: KafkaError,
+        record_errors: dict[int, KafkaError] | None = None,
+    ) -> None:
+        """The batch's records fail with `error`; its sequence is settled when it is off the wire."""
+        if not batch.on_wire:
+            self._state.on_failure(batch, unknown=batch.maybe_written)
+        unwatched = batch.core.unwatched
+        if batch.fail(error, record_errors):
+            self._observer.on_batch_failed(batch, error)
+            if unwatched:
+                self._observer.on_unretrieved_failure(batch.topic_partition, unwatched, error)
+                logger.error(
+                    "%d records to %s failed and nobody was waiting for them: %s",
+                    unwatched, batch.topic_partition, error,
+                )  # fmt: skip
+        self._accumulator.settle(batch)
+        self._accumulator.place(batch.queue, self._loop.time())
+
+    def _record_errors(
+        self, batch: ProducerBatch, answer: Any, error: KafkaError
+    ) -> dict[int, KafkaError] | None:
+        """Per-record texts (KIP-467): the named records get theirs, the others are told that
+        they failed along with them."""
+        if answer is None or not answer.record_errors:
+            return None
+        named = {
+            entry.batch_index: entry.batch_index_error_message for entry in answer.record_errors
+        }
+        errors: dict[int, KafkaError] = {}
+        for index in range(batch.core.record_count):
+            text = (
+                named.get(index)
+                if index in named
+                else ("rejected because other records of its batch are invalid; send it again")
+            )
+            errors[index] = RecordRejected(
+                f"{batch.topic_partition}: {text or error.message}",
+                code=error.code,
+                outcome=error.outcome,
+            )
+        return errors
+
+    # -- giving up ------------------------------------------------------------------------------
+
+    def _expire(self, now: float) -> None:
+        for batch in self._accumulator.expired(now):
+            on_wire = batch.on_wire
+            if on_wire:
+                batch.maybe_written = True
+            elif not self._accumulator.remove(batch):
+                continue
+            self._fail(batch, self._delivery_timeout(batch, now))
+
+    def _delivery_timeout(self, batch: ProducerBatch, now: float) -> DeliveryTimeout:
+        reason, cause = batch.last_failure
+        if not batch.attempts:
+            cause = self._metadata.last_error
+            reason = "never sent" + (f": {cause.message}" if cause is not None else "")
+        error = DeliveryTimeout(
+            f"{batch.topic_partition}: no acknowledgment within delivery_timeout_ms "
+            f"({now - batch.created_at:.3f} s, {batch.attempts} attempts, last: "
+            f"{reason or 'no answer yet'}); "
+            f"the record {'may be' if batch.maybe_written else 'is not'} in the log",
+            outcome=_given_up(batch),
+        )
+        error.__cause__ = cause
+        return error
+
+    def fail_all(self, error: KafkaError) -> None:
+        """Fail everything without an outcome; each record's error says whether it may be in the
+        log."""
+        for batch in list(self._accumulator.incomplete):
+            if batch.core.settled:
+                continue
+            if batch.on_wire:
+                batch.maybe_written = True
+            else:
+                self._accumulator.remove(batch)
+            own = error.copy()
+            own.outcome = _given_up(batch)
+            self._fail(batch, own)
+
+    def on_batch_closed(self, batch: ProducerBatch, error: BaseException | None) -> None:
+        """A worker thread has compressed a batch, or failed to."""
+        if error is not None and not batch.core.settled:
+            self._accumulator.remove(batch)
+            failure = ProducerFailed(
+                f"{batch.topic_partition}: compressing the batch failed; the record is not in the "
+                "log",
+                outcome=Outcome.NOT_SENT,
+            )
+            failure.__cause__ = error
+            self._fail(batch, failure)
+        self._accumulator.place(batch.queue, self._loop.time())
+        self.wakeup()
+
+
+def _given_up(batch: ProducerBatch) -> Outcome:
+    if batch.maybe_written:
+        return Outcome.UNKNOWN
+    return Outcome.REJECTED if batch.attempts else Outcome.NOT_SENT

@@ -1,0 +1,101 @@
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+from aiokprod.errors import KafkaError
+from aiokprod.hot.core import BatchCore, Delivery, MemoryBudget
+
+DELIVERY_CHARGE: int
+RECORD_OVERHEAD: int
+
+def record_size_bound(
+    key: bytes | None,
+    value: bytes | None,
+    headers: Sequence[tuple[str, bytes | None]] | None,
+) -> int: ...
+def handle_of(core: BatchCore) -> Delivery: ...
+
+class PartitionSlot:
+    core: BatchCore | None
+    def __init__(self, topic: str, partition: int) -> None: ...
+    @property
+    def topic(self) -> str: ...
+    @property
+    def partition(self) -> int: ...
+
+class TopicSlot:
+    sticky: int
+    sticky_bytes: int
+    def __init__(self, topic: str) -> None: ...
+    @property
+    def topic(self) -> str: ...
+    @property
+    def slots(self) -> list[Any]: ...
+
+class BulkTracker:
+    @property
+    def cores(self) -> list[BatchCore]: ...
+    @property
+    def count(self) -> int: ...
+    def add_delivery(self, delivery: Delivery) -> None: ...
+    def position(self, record: int) -> tuple[int, int | None, KafkaError | None]: ...
+    def failed(self) -> list[int]: ...
+
+class Appender:
+    enabled: bool
+    def __init__(
+        self,
+        *,
+        loop: asyncio.AbstractEventLoop,
+        memory: MemoryBudget,
+        roll: Callable[[TopicSlot, int, int], PartitionSlot],
+        slow_submit: Callable[..., Awaitable[Delivery]],
+        unix_ms: Callable[[], int],
+        max_request_size: int,
+        sticky_limit: int,
+        ignore_keys: bool = False,
+        slice_length: float = 0.001,
+    ) -> None: ...
+    @property
+    def topics(self) -> dict[str, TopicSlot]: ...
+    def submit(
+        self,
+        topic: object,
+        value: object = None,
+        *,
+        key: object = None,
+        partition: object = None,
+        timestamp_ms: object = None,
+        headers: object = None,
+    ) -> Awaitable[Delivery]: ...
+    def try_append(
+        self,
+        topic: object,
+        value: object = None,
+        key: object = None,
+        partition: object = None,
+        timestamp_ms: object = None,
+        headers: object = None,
+    ) -> Delivery | None: ...
+    def append(
+        self,
+        slot: TopicSlot,
+        partition: int | None,
+        value: bytes | None,
+        key: bytes | None,
+        timestamp_ms: int | None,
+        headers: Sequence[tuple[str, bytes | None]] | None,
+        reserved: int = 0,
+    ) -> Delivery | None: ...
+    def append_column(
+        self,
+        tracker: BulkTracker,
+        slot: TopicSlot,
+        values: list[Any],
+        keys: list[Any] | None,
+        timestamps: list[Any] | None,
+        headers: list[Any] | None,
+        partition: int,
+        start: int,
+    ) -> int: ...
+    def slice_is_over(self) -> bool: ...

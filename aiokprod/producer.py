@@ -1,0 +1,623 @@
+"""`Producer`: the public facade, and the place where everything is put together."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import itertools
+import os
+import warnings
+import weakref
+from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeVar, overload
+
+from aiokprod.admission import Admission, checked_record
+from aiokprod.bulk import BulkResult
+from aiokprod.bulk_send import BulkSender
+from aiokprod.config import ProducerConfig
+from aiokprod.config_keys import unknown_key
+from aiokprod.engine.bootstrap import check_bootstrap
+from aiokprod.environment import Environment
+from aiokprod.errors import (
+    BufferFull,
+    ConfigError,
+    DeliveryTimeout,
+    ForkedProcess,
+    KafkaError,
+    Outcome,
+    ProducerClosed,
+    WrongLoop,
+)
+from aiokprod.interceptors import InterceptorChain, ProducerInterceptor
+from aiokprod.net.dialer import TcpDialer
+from aiokprod.observer import Metrics, Observer, ObserverChain
+from aiokprod.partitioners import AnyPartitioner
+from aiokprod.partitioners import adapt as adapt_partitioner
+from aiokprod.plugins import close_plugins, configure_plugins
+from aiokprod.records import DrainReport, ProducerRecord, RecordMetadata, validate_topic
+from aiokprod.reports import DrainCounter, Health, explain, health
+from aiokprod.runtime import Runtime
+from aiokprod.serialization import RecordSerializers
+from aiokprod.version import __version__
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Iterable, Sequence
+    from types import TracebackType
+
+    from aiokprod.cluster import PartitionInfo
+    from aiokprod.hot.append import TopicSlot
+    from aiokprod.hot.core import Delivery
+    from aiokprod.records import Header
+    from aiokprod.serializers import AnySerializer
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+_numbers = itertools.count(1)
+_live: weakref.WeakSet[Producer[Any, Any]] = weakref.WeakSet()
+
+FOREVER: Final = float("inf")
+
+
+class Producer(Generic[K, V]):
+    """Sends records to Kafka from one event loop.
+
+    ::
+
+        async with Producer(bootstrap_servers="localhost:9092") as producer:
+            metadata = await producer.send("topic", b"value", key=b"key")
+
+    Settings are keyword arguments or a ready `ProducerConfig`; behaviour is passed as objects.
+    Any number of tasks of one loop share a producer, and should: sharing gives larger batches.
+    The constructor opens nothing; `start`, `async with` or the first send does.
+
+    Args:
+        config: settings; or give them as keywords, see `ProducerConfig`.
+        key_serializer, value_serializer: `Serializer` objects or callables; None takes bytes.
+        partitioner: `Partitioner` or callable; None is Kafka's built-in logic (murmur2 of the
+            key; sticky without key).
+        interceptors: called in order, see `ProducerInterceptor`.
+        observer: told what happens, see `Observer`.
+        environment: network, wall clock and randomness; for tests.
+
+    Raises:
+        ConfigError: a setting is unknown, wrong or in conflict; names it and the mend.
+
+    Errors of its calls are `KafkaError`s whose `.outcome` says whether the record can be in the
+    log. Source: Java `KafkaProducer`.
+    """
+
+    def __init__(
+        self,
+        config: ProducerConfig | None = None,
+        /,
+        *,
+        key_serializer: AnySerializer | None = None,
+        value_serializer: AnySerializer | None = None,
+        partitioner: AnyPartitioner | None = None,
+        interceptors: Sequence[ProducerInterceptor] = (),
+        observer: Observer | None = None,
+        environment: Environment | None = None,
+        **settings: Any,
+    ) -> None:
+        self._runtime: Runtime | None = None
+        self._closed = False
+        self._forked = False
+        self._config = _config(config, settings)
+        self._serializers = RecordSerializers(key_serializer, value_serializer)
+        self._partitioner = adapt_partitioner(partitioner) if partitioner is not None else None
+        self._interceptors = InterceptorChain(interceptors) if interceptors else None
+        self._metrics = Metrics()
+        self._observer: Observer = self._metrics
+        if observer is not None:
+            self._observer = ObserverChain([self._metrics, observer])
+        self._user_observer = observer
+        self._environment = environment or Environment(_tcp_dialer(self._config))
+        self._client_id = self._config.client_id or f"aiokprod-{next(_numbers)}"
+        self._starting: asyncio.Task[None] | None = None
+        self._closing: asyncio.Task[DrainReport] | None = None
+        self._max_block = self._config.max_block_ms / 1000
+        self._admission: Admission
+        configure_plugins([*self._serializers.parts(), partitioner, *interceptors], self._config)
+        _live.add(self)
+
+    # -- life -----------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Start, and check that at least one bootstrap server can be resolved.
+
+        Optional and idempotent: the first send starts too. Contacts no broker by itself; brokers
+        that are down now may be up later.
+
+        Raises:
+            ConfigError: no bootstrap server can be resolved within the connection setup timeout.
+            ProducerClosed, WrongLoop, ForkedProcess: the producer cannot be used here.
+        """
+        fresh = self._runtime is None
+        self._usable()
+        if fresh:
+            await check_bootstrap(
+                self._config.bootstrap_addresses(),
+                self._environment.dialer,
+                timeout=self._config.socket_connection_setup_timeout_ms / 1000,
+            )
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self.start()
+        except BaseException:
+            await self.close(0)
+            raise
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def close(self, timeout: float | None = None) -> DrainReport:
+        """Send what was handed over, then end everything.
+
+        Idempotent: later and concurrent calls get the same report.
+
+        Args:
+            timeout: seconds for the draining, never exceeded; 0 fails what is pending at once;
+                None waits until every record has its outcome (at most delivery_timeout_ms).
+
+        Records without an outcome by then fail with ProducerClosed and are listed in the report.
+        Cancellation: pending records fail at once.
+
+        Raises:
+            ConfigError: timeout is negative.
+            WrongLoop, ForkedProcess: called where the producer does not live.
+        """
+        if timeout is not None and not timeout >= 0:
+            raise ConfigError(f"close: timeout must be ≥ 0 seconds or None, not {timeout!r}")
+        self._check_place()
+        if self._closing is None:
+            self._closed = True
+            loop = asyncio.get_running_loop()
+            self._closing = loop.create_task(self._close(timeout), name="aiokprod-close")
+        try:
+            return await asyncio.shield(self._closing)
+        except asyncio.CancelledError:
+            if self._runtime is not None and not self._closing.done():
+                self._runtime.flushes.give_up()
+            raise
+
+    async def _close(self, timeout: float | None) -> DrainReport:
+        loop = asyncio.get_running_loop()
+        start = loop.time()
+        runtime = self._runtime
+        if runtime is None:
+            self._close_plugins()
+            return DrainReport(0, 0, (), 0.0, complete=True)
+        deadline = FOREVER if timeout is None else start + timeout
+        counter = DrainCounter(self._metrics)
+        runtime.refuse(ProducerClosed("the producer was closed while the send was in progress"))
+        if timeout != 0 and runtime.failure is None:
+            await runtime.drain(deadline)
+        undelivered = counter.undelivered(runtime.accumulator.incomplete)
+        await runtime.close(loop.time() if timeout == 0 else deadline)
+        self._close_plugins()
+        return counter.report(undelivered, loop.time() - start)
+
+    def _plugins(self) -> list[object]:
+        return [
+            *self._serializers.parts(),
+            self._partitioner,
+            self._interceptors,
+            self._user_observer,
+        ]
+
+    def _close_plugins(self) -> None:
+        close_plugins(self._plugins())
+
+    def __del__(self) -> None:
+        if getattr(self, "_runtime", None) is not None and not self._closed and not self._forked:
+            warnings.warn(
+                f"unclosed producer {self._client_id}: use `async with` or `await close()`",
+                ResourceWarning,
+                source=self,
+                stacklevel=1,
+            )
+
+    # -- checks ---------------------------------------------------------------------------------
+
+    def _check_place(self) -> None:
+        if self._forked:
+            raise ForkedProcess(
+                "this producer was started before the process forked; its connections belong to "
+                "the parent. Create a producer in each process, after the fork"
+            )
+        runtime = self._runtime
+        if runtime is None:
+            return
+        try:
+            here = asyncio.get_running_loop()
+        except RuntimeError:
+            here = None
+        if here is not runtime.loop:
+            raise WrongLoop(
+                "this producer was started on another event loop than the one running here; use "
+                "one producer per loop, and hand records over with "
+                "asyncio.run_coroutine_threadsafe"
+            )
+
+    def _usable(self) -> Runtime:
+        """The runtime, started if need be; raises if records cannot be taken here and now."""
+        self._check_place()
+        if self._closed:
+            raise ProducerClosed("the producer is closed; create a new one")
+        runtime = self._runtime
+        if runtime is None:
+            runtime = self._launch()
+        if runtime.failure is not None:
+            raise runtime.failure.copy()
+        fatal = runtime.state.fatal_error
+        if fatal is not None:
+            raise fatal.copy()
+        return runtime
+
+    def _launch(self) -> Runtime:
+        config = self._config
+        runtime = Runtime(
+            config,
+            self._environment,
+            asyncio.get_running_loop(),
+            client_id=self._client_id,
+            version=__version__,
+            observer=self._observer,
+            slow_submit=self._submit,
+        )
+        self._admission = Admission(
+            config, runtime, self._serializers, self._partitioner, self._interceptors,
+            self._check_running,
+        )  # fmt: skip
+        runtime.appender.enabled = (
+            self._serializers.plain and self._partitioner is None and self._interceptors is None
+        )
+        self._runtime = runtime
+        runtime.start()
+        return runtime
+
+    def _check_running(self) -> None:
+        """After a wait in the slow path: is the producer still what it was?"""
+        runtime = self._runtime
+        assert runtime is not None, "records are admitted by a started producer"
+        if runtime.failure is not None:
+            raise runtime.failure.copy()
+        if self._closed:
+            raise ProducerClosed("the producer was closed while the send was in progress")
+
+    # -- sending --------------------------------------------------------------------------------
+
+    async def send(
+        self,
+        topic: str,
+        value: V | None = None,
+        *,
+        key: K | None = None,
+        partition: int | None = None,
+        timestamp_ms: int | None = None,
+        headers: Sequence[Header] | None = None,
+        timeout: float | None = None,
+    ) -> RecordMetadata:
+        """Send one record and wait until it is acknowledged.
+
+        Args:
+            topic: 1 to 249 characters of ``a-z A-Z 0-9 . _ -``.
+            value: None is a tombstone on compacted topics.
+            key: decides the partition; None is no key.
+            partition: 0 to 2³¹-1, or None to let the partitioner choose.
+            timestamp_ms: Unix time in ms, or None for now.
+            headers: (name, bytes or None) pairs, order kept.
+            timeout: seconds for everything, waits for metadata and memory included. When it
+                passes, a record not yet on its way is withdrawn. None: max_block_ms for the
+                waits before, delivery_timeout_ms for the delivery.
+
+        Returns:
+            Where the record is; `offset` is None with acks=0 and for a recognised duplicate.
+
+        Raises:
+            ConfigError, SerializationError, RecordTooLarge: the record cannot be sent as it is.
+            MetadataTimeout, BufferTimeout: max_block_ms passed; nothing was sent.
+            DeliveryTimeout: no acknowledgment in time; see `.outcome`.
+            BrokerError: the broker refused it; see `.code` and `.outcome`.
+            ProducerClosed, ProducerFailed, WrongLoop, ForkedProcess: the producer is unusable.
+
+        Cancellation withdraws the record if its batch has not been closed for sending; otherwise
+        only the waiting ends and the record is delivered or fails all the same.
+        """
+        if timeout is not None:
+            return await self._send_within(
+                timeout, topic, value, key, partition, timestamp_ms, headers
+            )
+        runtime = self._runtime
+        delivery = None
+        if runtime is not None:
+            delivery = runtime.appender.try_append(
+                topic, value, key, partition, timestamp_ms, headers
+            )
+        if delivery is None:
+            delivery = await self._submit(topic, value, key, partition, timestamp_ms, headers)
+        metadata: RecordMetadata = await delivery
+        return metadata
+
+    def submit(
+        self,
+        topic: str,
+        value: V | None = None,
+        *,
+        key: K | None = None,
+        partition: int | None = None,
+        timestamp_ms: int | None = None,
+        headers: Sequence[Header] | None = None,
+    ) -> Awaitable[Delivery]:
+        """Admit one record: `delivery = await producer.submit(...)`.
+
+        Arguments as `send`. Awaiting returns once the record is in a batch, which suspends only
+        while metadata are missing, memory is short, or this task has held the loop for about a
+        millisecond. The `Delivery` is an awaitable for the `RecordMetadata`; it works with
+        gather, wait, wait_for, shield and `add_done_callback`. A failure nobody waits for goes to
+        the observer and the log, once per batch.
+
+        Raises (on await): as `send`, but for the errors of the delivery itself.
+        """
+        runtime = self._runtime
+        if runtime is None:
+            return self._submit(topic, value, key, partition, timestamp_ms, headers)
+        return runtime.appender.submit(
+            topic, value, key=key, partition=partition, timestamp_ms=timestamp_ms, headers=headers
+        )
+
+    async def _submit(
+        self,
+        topic: Any,
+        value: Any,
+        key: Any,
+        partition: Any,
+        timestamp_ms: Any,
+        headers: Any,
+        block: float | None = None,
+    ) -> Delivery:
+        runtime = self._usable()
+        record = checked_record(topic, value, key, partition, timestamp_ms, headers)
+        block = self._max_block if block is None else min(block, self._max_block)
+        return await self._admission.admit(record, runtime.loop.time() + block)
+
+    async def _send_within(
+        self, timeout: float, topic: Any, value: Any, key: Any, partition: Any,
+        timestamp_ms: Any, headers: Any,
+    ) -> RecordMetadata:  # fmt: skip
+        if not timeout > 0:
+            raise ConfigError(f"send: timeout must be > 0 seconds or None, not {timeout!r}")
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout
+        delivery = await self._submit(
+            topic, value, key, partition, timestamp_ms, headers, block=timeout
+        )
+        expired = False
+
+        def give_up() -> None:
+            nonlocal expired
+            expired = delivery.cancel()
+
+        timer = loop.call_at(deadline, give_up)
+        try:
+            metadata: RecordMetadata = await delivery
+        except asyncio.CancelledError:
+            if not expired:
+                raise
+            withdrawn = delivery.withdrawn
+            raise DeliveryTimeout(
+                f"{delivery.topic}-{delivery.partition}: no acknowledgment within the timeout of "
+                f"{timeout} s; the record "
+                + ("was withdrawn and is not in the log" if withdrawn else "may be in the log"),
+                outcome=Outcome.NOT_SENT if withdrawn else Outcome.UNKNOWN,
+            ) from None
+        finally:
+            timer.cancel()
+        return metadata
+
+    def try_submit(
+        self,
+        topic: str,
+        value: V | None = None,
+        *,
+        key: K | None = None,
+        partition: int | None = None,
+        timestamp_ms: int | None = None,
+        headers: Sequence[Header] | None = None,
+    ) -> Delivery:
+        """Admit one record without ever waiting; for synchronous code on the producer's loop.
+
+        Arguments as `send`.
+
+        Raises:
+            MetadataMissing: the topic is not known yet; it is being fetched.
+            BufferFull: buffer_memory is used up.
+            Others: as `send`.
+        """
+        runtime = self._usable()
+        delivery = runtime.appender.try_append(topic, value, key, partition, timestamp_ms, headers)
+        if delivery is None:
+            record = checked_record(topic, value, key, partition, timestamp_ms, headers)
+            delivery = self._admission.try_admit(record)
+        if delivery is None:
+            raise BufferFull(
+                f"buffer_memory ({self._config.buffer_memory} bytes) is used up: wait, or shed load"
+            )
+        return delivery
+
+    @overload
+    async def send_many(self, topic: Iterable[ProducerRecord[K, V]], /) -> BulkResult: ...
+
+    @overload
+    async def send_many(
+        self,
+        topic: str,
+        values: Iterable[V | None],
+        *,
+        keys: Iterable[K | None] | None = None,
+        headers: Iterable[Sequence[Header] | None] | None = None,
+        timestamps_ms: Iterable[int | None] | None = None,
+        partition: int | None = None,
+    ) -> BulkResult: ...
+
+    async def send_many(
+        self,
+        topic: str | Iterable[ProducerRecord[K, V]],
+        values: Iterable[V | None] | None = None,
+        *,
+        keys: Iterable[K | None] | None = None,
+        headers: Iterable[Sequence[Header] | None] | None = None,
+        timestamps_ms: Iterable[int | None] | None = None,
+        partition: int | None = None,
+    ) -> BulkResult:
+        """Send many records and wait until each has its outcome.
+
+        Either columns of equal length for one topic, ``send_many("t", values, keys=keys)``, or an
+        iterable of `ProducerRecord` for any topics. Waits for room in memory as often as needed.
+
+        Returns:
+            `BulkResult`: outcomes by position. A record that fails, at admission or delivery,
+            never hides the outcome of another.
+
+        Raises:
+            ConfigError: columns differ in length, or the arguments fit neither form.
+            ProducerClosed, ProducerFailed, WrongLoop, ForkedProcess: before anything was sent.
+
+        Cancellation: stops handing over; what was admitted is delivered all the same.
+        """
+        sender = BulkSender(self._usable(), self._admission, self._check_running, self._max_block)
+        if isinstance(topic, str):
+            if values is None:
+                raise ConfigError("send_many: give values, a list with one entry per record")
+            return await sender.send_columns(topic, values, keys, timestamps_ms, headers, partition)
+        if any(x is not None for x in (values, keys, headers, timestamps_ms, partition)):
+            raise ConfigError(
+                "send_many takes either a topic with columns or an iterable of ProducerRecord, "
+                "not both"
+            )
+        return await sender.send_records(topic)
+
+    async def flush(self, timeout: float | None = None) -> None:
+        """Wait until everything handed over before this call has its outcome; linger is void.
+
+        Failures are not raised here: each record tells its own.
+
+        Args:
+            timeout: seconds, or None for no limit but delivery_timeout_ms.
+
+        Raises:
+            DeliveryTimeout: the timeout passed; records go on being delivered.
+
+        Cancellation: stops waiting only.
+        """
+        if timeout is not None and not timeout >= 0:
+            raise ConfigError(f"flush: timeout must be ≥ 0 seconds or None, not {timeout!r}")
+        runtime = self._usable()
+        pending = list(runtime.accumulator.incomplete)
+        waiting = runtime.flushes.wait(pending)
+        runtime.sender.wakeup()
+        try:
+            async with asyncio.timeout(timeout):
+                await waiting
+        except TimeoutError:
+            raise DeliveryTimeout(
+                f"flush: {sum(not batch.core.settled for batch in pending)} batches have no "
+                f"outcome after {timeout} s; they go on being delivered",
+                outcome=Outcome.UNKNOWN,
+            ) from None
+
+    # -- looking --------------------------------------------------------------------------------
+
+    async def partitions_for(self, topic: str) -> tuple[PartitionInfo, ...]:
+        """The topic's partitions and leaders; waits for metadata up to max_block_ms.
+
+        Raises:
+            MetadataTimeout, InvalidTopic, AuthorizationError: as `send`.
+        """
+        validate_topic(topic)
+        runtime = self._usable()
+        deadline = runtime.loop.time() + self._max_block
+        snapshot = await runtime.metadata.wait_for_topic(topic, deadline=deadline)
+        return snapshot.topics[topic].partitions
+
+    async def warm(self, topics: Iterable[str]) -> None:
+        """Fetch the metadata of `topics` and connect to their leaders, so that first sends need
+        no set-up; waits up to max_block_ms.
+
+        Raises:
+            MetadataTimeout, InvalidTopic, AuthorizationError: as `send`.
+        """
+        names = [topics] if isinstance(topics, str) else list(topics)
+        runtime = self._usable()
+        deadline = runtime.loop.time() + self._max_block
+        for topic in names:
+            await self.partitions_for(topic)
+        await runtime.connect_leaders(names, deadline)
+
+    def metrics(self) -> dict[str, Any]:
+        """Counters since start, histograms and gauges by name; see `Metrics`. Plain values,
+        independent of what happens afterwards."""
+        return self._metrics.snapshot() | (self._runtime.gauges() if self._runtime else {})
+
+    def health(self) -> Health:
+        """A snapshot for liveness and readiness checks; never waits."""
+        return health(self._runtime, closed=self._closed)
+
+    def explain(self) -> str:
+        """Effective settings, negotiated versions and risky combinations, as text for humans.
+        Contains no secrets."""
+        return explain(self._config, self._runtime)
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else "started" if self._runtime else "new"
+        return f"<Producer {self._client_id} {state}>"
+
+    def _after_fork(self) -> None:
+        self._forked = self._runtime is not None
+        if self._runtime is not None:
+            self._runtime.appender.enabled = False
+
+
+def _config(config: ProducerConfig | None, settings: dict[str, Any]) -> ProducerConfig:
+    if config is None:
+        known = [setting.name for setting in dataclasses.fields(ProducerConfig)]
+        for name in settings:
+            if name not in known:
+                raise unknown_key(name, known)
+        if "bootstrap_servers" not in settings:
+            raise ConfigError('bootstrap_servers is missing: name at least one "host:port"')
+        return ProducerConfig(**settings)
+    if not isinstance(config, ProducerConfig):
+        raise ConfigError(
+            f"config must be a ProducerConfig, not {type(config).__name__}; for a mapping use "
+            "ProducerConfig.from_mapping(...)"
+        )
+    if settings:
+        raise ConfigError(
+            f"give either a ProducerConfig or keyword settings, not both: {sorted(settings)}"
+        )
+    return config
+
+
+def _tcp_dialer(config: ProducerConfig) -> TcpDialer:
+    return TcpDialer(
+        send_buffer_bytes=config.send_buffer_bytes, receive_buffer_bytes=config.receive_buffer_bytes
+    )
+
+
+def _after_fork() -> None:
+    for producer in list(_live):
+        producer._after_fork()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+
+__all__ = ["KafkaError", "Producer"]

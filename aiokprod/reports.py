@@ -1,0 +1,140 @@
+"""What a producer says about itself: drain report, health, explanation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from aiokprod.errors import Outcome
+from aiokprod.records import DrainReport, UndeliveredBatch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from aiokprod.config import ProducerConfig
+    from aiokprod.engine.batch import ProducerBatch
+    from aiokprod.observer import Metrics
+    from aiokprod.runtime import Runtime
+
+
+class DrainCounter:
+    """Counts what a `close` achieves, from its construction on."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+        self._before = dict(metrics.counters)
+
+    @staticmethod
+    def undelivered(batches: Iterable[ProducerBatch]) -> tuple[UndeliveredBatch, ...]:
+        """What will be given up."""
+        found = []
+        for batch in batches:
+            unknown = batch.on_wire or batch.maybe_written
+            outcome = Outcome.REJECTED if batch.attempts else Outcome.NOT_SENT
+            found.append(
+                UndeliveredBatch(
+                    batch.topic_partition,
+                    batch.core.record_count,
+                    Outcome.UNKNOWN if unknown else outcome,
+                )
+            )
+        return tuple(found)
+
+    def report(self, undelivered: tuple[UndeliveredBatch, ...], elapsed_s: float) -> DrainReport:
+        """The report once everything has its outcome."""
+        return DrainReport(
+            delivered=self._since("records_acknowledged"),
+            failed=self._since("records_failed"),
+            undelivered=undelivered,
+            elapsed_s=elapsed_s,
+            complete=not undelivered,
+        )
+
+    def _since(self, counter: str) -> int:
+        return self._metrics.counters[counter] - self._before[counter]
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """A snapshot for liveness and readiness checks.
+
+    Attributes:
+        state: "new", "running", "failed" or "closed".
+        error: what ended the producer, if state is "failed".
+        brokers_known: brokers in the metadata; 0 until the first answer.
+        partitions_without_leader: of the topics in use.
+        oldest_record_age_s: how long the oldest record without an outcome has been waiting.
+        pressure: share of buffer_memory in use, 0 to 1; shed load when it nears 1.
+        waiting_sends: callers waiting for memory.
+        ok: running, metadata known, and nobody has been waiting for longer than request_timeout_ms.
+    """
+
+    state: str
+    error: str | None
+    brokers_known: int
+    partitions_without_leader: int
+    oldest_record_age_s: float
+    pressure: float
+    waiting_sends: int
+    ok: bool
+
+
+def health(runtime: Runtime | None, *, closed: bool) -> Health:
+    """The health of a producer; see `Health`."""
+    if runtime is None or closed:
+        return Health("closed" if closed else "new", None, 0, 0, 0.0, 0.0, 0, ok=False)
+    failure = runtime.failure or runtime.state.fatal_error
+    snapshot = runtime.metadata.snapshot
+    known = 0 if runtime.metadata.bootstrapped else len(snapshot.nodes)
+    oldest = next(iter(runtime.accumulator.incomplete), None)
+    age = 0.0 if oldest is None else runtime.loop.time() - oldest.created_at
+    leaderless = sum(
+        len(topic.partitions) - len(topic.available) for topic in snapshot.topics.values()
+    )
+    return Health(
+        state="running" if failure is None else "failed",
+        error=None if failure is None else str(failure),
+        brokers_known=known,
+        partitions_without_leader=leaderless,
+        oldest_record_age_s=age,
+        pressure=min(1.0, runtime.memory.used / runtime.memory.limit),
+        waiting_sends=runtime.memory.waiting,
+        ok=failure is None and known > 0 and age <= runtime.config.request_timeout_ms / 1000,
+    )
+
+
+def explain(config: ProducerConfig, runtime: Runtime | None) -> str:
+    """Effective settings, negotiated versions and risky combinations as text."""
+    lines = ["settings:"]
+    lines += [f"  {name} = {value!r}" for name, value in sorted(config.effective().items())]
+    if runtime is not None:
+        lines.append("brokers:")
+        for node in runtime.metadata.snapshot.nodes.values():
+            produce = runtime.client.version_range(node.id, 0)
+            shown = (
+                "not connected" if produce is None else f"Produce v{produce[0]} to v{produce[1]}"
+            )
+            lines.append(f"  {node}: {shown}")
+    risks = _risks(config)
+    lines.append("risks:" if risks else "risks: none known")
+    lines += [f"  {risk}" for risk in risks]
+    return "\n".join(lines)
+
+
+def _risks(config: ProducerConfig) -> list[str]:
+    risks = []
+    if config.required_acks == 0:
+        risks.append("acks=0: records are lost without notice when a broker or connection fails")
+    elif config.required_acks == 1:
+        risks.append(
+            "acks=1: acknowledged records are lost if the leader dies before it replicates"
+        )
+    if not config.idempotent:
+        risks.append("without idempotence a retry may duplicate records")
+        if config.max_in_flight_requests_per_connection > 1:
+            risks.append(
+                "without idempotence and with more than one request in flight a retry may reorder"
+            )
+    if config.retries == 0:
+        risks.append("retries=0: every leader change fails records")
+    return risks

@@ -1,0 +1,332 @@
+"""What belongs to one event loop: built when a producer starts, gone when it is closed.
+
+Joins engine and network, owns the background tasks and fails loudly if one of them ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+from aiokprod.backoff import ExponentialBackoff
+from aiokprod.engine.accumulator import RecordAccumulator
+from aiokprod.engine.buffer_memory import BufferMemory
+from aiokprod.engine.closer import BatchCloser
+from aiokprod.engine.flush import FlushTracker
+from aiokprod.engine.metadata import Metadata
+from aiokprod.engine.metadata_updater import MetadataUpdater
+from aiokprod.engine.producer_state import Idempotent, NonIdempotent, ProducerState
+from aiokprod.engine.sender import Sender
+from aiokprod.engine.splitter import BatchSplitter
+from aiokprod.engine.wakeup import Wakeup
+from aiokprod.errors import KafkaError, ProducerClosed, ProducerFailed
+from aiokprod.hot.append import Appender, TopicSlot
+from aiokprod.net.client import NetworkClient
+from aiokprod.partitioners import StickyLoad
+from aiokprod.wire.compression import Codec, codec_for
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
+    from aiokprod.cluster import ClusterSnapshot
+    from aiokprod.config import ProducerConfig
+    from aiokprod.engine.batch import ProducerBatch
+    from aiokprod.environment import Environment
+    from aiokprod.observer import Observer
+
+logger = logging.getLogger(__name__)
+
+_NOT_IDEMPOTENT_ORDERED = 1
+
+
+class Runtime:
+    """Engine, network and tasks of a started producer, all on one loop.
+
+    Attributes:
+        failure: why the producer cannot go on, None while it can.
+    """
+
+    def __init__(
+        self,
+        config: ProducerConfig,
+        environment: Environment,
+        loop: asyncio.AbstractEventLoop,
+        *,
+        client_id: str,
+        version: str,
+        observer: Observer,
+        slow_submit: Callable[..., Any],
+    ) -> None:
+        self.config = config
+        self.loop = loop
+        self.observer = observer
+        self.failure: KafkaError | None = None
+        self._closing = False
+        self._tasks: list[asyncio.Task[None]] = []
+        self._topic_ids: dict[str, bytes] = {}
+        self._warming: set[Wakeup] = set()
+        self._retry = ExponentialBackoff(
+            config.retry_backoff_ms / 1000, config.retry_backoff_max_ms / 1000
+        )
+        self._rng = environment.rng
+        self._sticky = StickyLoad(config.partitioner_adaptive_partitioning_enable)
+        self._codec = _codec(config)
+        self._executor = ThreadPoolExecutor(2, "aiokprod-codec") if self._codec else None
+        self.memory = BufferMemory(config.buffer_memory, self._wakeup)
+        self.flushes = FlushTracker()
+        self.metadata = Metadata(config, environment.rng)
+        self.state = self._producer_state()
+        self.client = NetworkClient(
+            config,
+            environment,
+            loop,
+            on_wakeup=self._on_network,
+            on_disconnect=self._on_disconnect,
+            on_throttle=observer.on_throttle,
+            on_callback_error=self.fail,
+            client_id=client_id,
+            software_version=version,
+        )
+        self.accumulator = RecordAccumulator(
+            config,
+            loop=loop,
+            memory=self.memory,
+            closer=BatchCloser(self._codec, self._executor, loop, self._on_batch_closed),
+            flushes=self.flushes,
+            choose_partition=self._choose_sticky,
+            admit=self.state.admit,
+            wakeup=self._wakeup,
+        )
+        self.sender = Sender(
+            config,
+            loop=loop,
+            accumulator=self.accumulator,
+            client=self.client,
+            metadata=self.metadata,
+            state=self.state,
+            backoff=self._backoff,
+            splitter=BatchSplitter(config.batch_size, self._codec),
+            observer=observer,
+        )
+        self.updater = self._metadata_updater()
+        self.appender = Appender(
+            loop=loop,
+            memory=self.memory,
+            roll=self.accumulator.roll,
+            slow_submit=slow_submit,
+            unix_ms=environment.unix_ms,
+            max_request_size=config.max_request_size,
+            sticky_limit=max(1, config.batch_size),
+            ignore_keys=config.partitioner_ignore_keys,
+        )
+        self.metadata.on_change(self._on_snapshot)
+
+    def _producer_state(self) -> ProducerState:
+        if self.config.idempotent:
+            return Idempotent(self._backoff, self._wakeup)
+        in_flight = self.config.max_in_flight_requests_per_connection
+        return NonIdempotent(guarantee_order=in_flight == _NOT_IDEMPOTENT_ORDERED)
+
+    def _metadata_updater(self) -> MetadataUpdater:
+        return MetadataUpdater(
+            self.metadata,
+            self.client,
+            self.config,
+            self.loop.time,
+            on_request_sent=self._wakeup,
+        )
+
+    def _backoff(self, attempts: int) -> float:
+        return self._retry.after(attempts - 1, self._rng)
+
+    # -- tasks ----------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start the background tasks."""
+        self._spawn(self.updater.run(), "aiokprod-metadata")
+        self._spawn(self.sender.run(), "aiokprod-sender")
+
+    def _spawn(self, coroutine: Coroutine[Any, Any, None], name: str) -> None:
+        task = self.loop.create_task(coroutine, name=name)
+        task.add_done_callback(self._on_task_done)
+        self._tasks.append(task)
+
+    def _on_task_done(self, task: asyncio.Task[None]) -> None:
+        if self._closing:
+            return
+        cause: BaseException
+        if task.cancelled():
+            cause = asyncio.CancelledError(f"somebody cancelled the task {task.get_name()}")
+        else:
+            cause = task.exception() or RuntimeError(f"the task {task.get_name()} returned")
+        self.fail(cause)
+
+    def fail(self, cause: BaseException) -> None:
+        """End the producer: every pending and later call raises ProducerFailed with this cause."""
+        if self.failure is not None or self._closing:
+            return
+        logger.error("the producer failed and must be replaced", exc_info=cause)
+        failure = ProducerFailed(
+            f"the producer failed and cannot be used any more ({type(cause).__name__}: {cause}); "
+            "close it and create a new one"
+        )
+        failure.__cause__ = cause
+        self._stop_with(failure)
+        for task in self._tasks:
+            task.cancel()
+
+    def _stop_with(self, error: KafkaError) -> None:
+        self.failure = error
+        self.appender.enabled = False
+        self.memory.close(error)
+        self.metadata.close(error)
+        self.sender.fail_all(error)
+
+    # -- events between the parts ---------------------------------------------------------------
+
+    def _wakeup(self) -> None:
+        self.sender.wakeup()
+
+    def _on_network(self) -> None:
+        self.sender.wakeup()
+        self.updater.wake()
+        for wakeup in self._warming:
+            wakeup.set()
+
+    def _on_disconnect(self, node_id: int, error: KafkaError) -> None:
+        self.observer.on_connection_closed(node_id, error)
+        self.updater.on_disconnect(node_id, error)
+        self.sender.wakeup()
+
+    def _on_batch_closed(self, batch: ProducerBatch, error: BaseException | None) -> None:
+        self.sender.on_batch_closed(batch, error)
+
+    def _on_snapshot(self, snapshot: ClusterSnapshot) -> None:
+        self.observer.on_metadata_updated(snapshot)
+        for topic, slot in list(self.appender.topics.items()):
+            self._refresh_slot(snapshot, topic, slot)
+        self.accumulator.on_snapshot(snapshot, self.loop.time())
+        self.sender.wakeup()
+
+    def _refresh_slot(self, snapshot: ClusterSnapshot, topic: str, slot: TopicSlot) -> None:
+        count = snapshot.partition_count(topic)
+        if count is None:
+            # Unknown for now: the next send waits for metadata. Sequences are kept elsewhere.
+            del self.appender.topics[topic]
+            if self.accumulator.forget(topic, len(slot.slots)):
+                self._topic_ids.pop(topic, None)
+            return
+        self._note_topic_id(snapshot, topic)
+        if count < len(slot.slots):
+            del slot.slots[count:]
+            slot.sticky = -1
+        for partition in range(len(slot.slots), count):
+            slot.slots.append(self.accumulator.queue(topic, partition))
+
+    def _note_topic_id(self, snapshot: ClusterSnapshot, topic: str) -> None:
+        topic_id = snapshot.topic_id(topic)
+        known = self._topic_ids.get(topic)
+        if any(topic_id):
+            self._topic_ids[topic] = topic_id
+            if known is not None and known != topic_id:
+                logger.warning("topic %s was recreated: its new log gets new sequences", topic)
+                self.state.on_topic_recreated(topic)
+
+    def topic_slot(self, topic: str, snapshot: ClusterSnapshot) -> TopicSlot:
+        """The append path's view of a topic the snapshot knows."""
+        slot = self.appender.topics.get(topic)
+        if slot is None:
+            slot = self.appender.topics[topic] = TopicSlot(topic)
+            self._refresh_slot(snapshot, topic, slot)
+            self.accumulator.on_snapshot(snapshot, self.loop.time())
+        return slot
+
+    def _choose_sticky(self, slot: TopicSlot) -> int:
+        """The next partition for keyless records (KIP-794)."""
+        snapshot = self.metadata.snapshot
+        available = snapshot.available_partitions(slot.topic)
+        usable = self.accumulator.usable(slot, available) or available
+        return self._sticky.next_partition(
+            usable, len(slot.slots), self.accumulator.loads(slot, usable), self._rng
+        )
+
+    async def connect_leaders(self, topics: list[str], deadline: float) -> None:
+        """Connect to the leaders of `topics`; returns at `deadline` at the latest."""
+        wakeup = Wakeup(self.loop)
+        self._warming.add(wakeup)
+        try:
+            while self.failure is None:
+                wakeup.clear()
+                now = self.loop.time()
+                waiting = [n for n in self._leaders(topics) if not self.client.ready(n, now)]
+                if not waiting or now >= deadline:
+                    return
+                retry_at = min(self.client.retry_at(node, now) for node in waiting)
+                await wakeup.wait(min(deadline, retry_at))
+        finally:
+            self._warming.discard(wakeup)
+
+    def _leaders(self, topics: list[str]) -> set[int]:
+        known = self.metadata.snapshot.topics
+        partitions = (
+            info for topic in topics if topic in known for info in known[topic].partitions
+        )
+        return {info.leader for info in partitions if info.leader is not None}
+
+    def gauges(self) -> dict[str, float]:
+        """What `metrics()` tells about the present."""
+        return {
+            "buffer_available_bytes": self.memory.limit - self.memory.used,
+            "buffer_total_bytes": self.memory.limit,
+            "batches_incomplete": len(self.accumulator.incomplete),
+            "requests_in_flight": self.client.total_in_flight(),
+            "waiting_sends": self.memory.waiting,
+        }
+
+    # -- end ------------------------------------------------------------------------------------
+
+    def refuse(self, error: KafkaError) -> None:
+        """Take no more records; whoever waits to hand one over gets `error`."""
+        self.appender.enabled = False
+        self.accumulator.closing = True
+        self.memory.close(error)
+        self.sender.wakeup()
+
+    async def drain(self, deadline: float) -> None:
+        """Wait until everything handed over has an outcome, at most until `deadline`."""
+        pending = list(self.accumulator.incomplete)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout_at(deadline):
+                await self.flushes.wait(pending)
+
+    async def close(self, deadline: float) -> None:
+        """Fail what is left, end the tasks, close the connections.
+
+        Cancellation: nothing is awaited any more, but everything has been told to end.
+        """
+        self._closing = True
+        error = self.failure or ProducerClosed(
+            "the producer was closed before the record was acknowledged"
+        )
+        self._stop_with(error)
+        for task in self._tasks:
+            task.cancel()
+        if self._executor is not None:
+            self._executor.shutdown(wait=False, cancel_futures=True)
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.client.close(deadline, error)
+
+
+def _codec(config: ProducerConfig) -> Codec | None:
+    name = config.compression_type
+    if name == "none":
+        return None
+    levels = {
+        "gzip": config.compression_gzip_level,
+        "lz4": config.compression_lz4_level,
+        "zstd": config.compression_zstd_level,
+    }
+    return codec_for(name, levels.get(name))
