@@ -27,6 +27,13 @@ _QUIET_PASSES: Final = 2
 """Loop passes without a read before a timeout is believed. One is not enough: asyncio runs
 callbacks queued earlier before the reads of the same pass, uvloop runs timers before it polls."""
 
+_STALL: Final = 0.1
+"""A timer that is later than this, in seconds, tells that the loop was blocked."""
+
+_STALL_GRACE: Final = 1.0
+"""Most seconds added to a deadline that passed during a stall: the request may have been stuck in
+the write buffer, and its answer could not arrive. Once a request, so that it ends in any case."""
+
 _MAX_PASSES: Final = 64
 """Bound of the above: 64 reads of 256 KiB are the largest frame of the default configuration."""
 
@@ -319,33 +326,34 @@ class Connection(asyncio.Protocol):
 
     def _on_timer(self) -> None:
         self._timer = None
-        if self._next_deadline() > self._loop.time() + TIMER_SLACK:
-            self._arm(self._next_deadline())
-        else:
-            self._loop.call_soon(self._judge, _MAX_PASSES, 0, self._reads)
+        late = self._loop.time() - self._timer_at
+        self._loop.call_soon(self._judge, late, _MAX_PASSES, 0, self._reads)
 
     def _next_deadline(self) -> float:
         """When a request is overdue, or with none open when the connection is idle."""
         deadline = self.channel.in_flight.earliest_deadline()
         return self._last_activity + self._max_idle if deadline is None else deadline
 
-    def _judge(self, passes: int, quiet: int, reads: int) -> None:
+    def _judge(self, late: float, passes: int, quiet: int, reads: int) -> None:
         """Close the connection over a passed deadline, but only after reading what arrived.
 
         After a stall of the loop the answer may lie in the socket, in several reads.
         """
         if self.channel.closed:
             return
+        now = self._loop.time()
+        if self._next_deadline() > now + TIMER_SLACK:
+            self._arm(self._next_deadline())
+            return
         quiet = quiet + 1 if self._reads == reads else 0
         if quiet < _QUIET_PASSES and passes > 0:
-            self._loop.call_soon(self._judge, passes - 1, quiet, self._reads)
-            return
-        now = self._loop.time()
-        deadline = self._next_deadline()
-        if deadline > now + TIMER_SLACK:
-            self._arm(deadline)
+            self._loop.call_soon(self._judge, late, passes - 1, quiet, self._reads)
         elif self.channel.in_flight:
-            self.fail(CloseReason.TIMEOUT, self._timed_out(now))
+            grace = now + min(late, _STALL_GRACE)
+            if late > _STALL and self.channel.in_flight.excuse(now, grace):
+                self._arm(self._next_deadline())
+            else:
+                self.fail(CloseReason.TIMEOUT, self._timed_out(now))
         else:
             idle = Disconnected(f"{self.channel.peer}: closed after {self._max_idle:g} s idle")
             self.fail(CloseReason.IDLE, idle)

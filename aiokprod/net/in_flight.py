@@ -52,6 +52,7 @@ class InFlightRequest:
         deadline: instant after which the connection counts as dead; moved by throttling.
         expect_response: False for acks=0: ends when its bytes are written.
         handed_over: its bytes were given to the transport, so the broker may have seen them.
+        excused: its deadline passed during a stall of the loop and was moved once for that.
     """
 
     correlation_id: int
@@ -62,6 +63,7 @@ class InFlightRequest:
     deadline: float
     expect_response: bool = True
     handed_over: bool = False
+    excused: bool = False
 
 
 class InFlightRequests:
@@ -115,6 +117,20 @@ class InFlightRequests:
     def earliest_deadline(self) -> float | None:
         """The first instant a request is overdue, None if there are none. O(in flight)."""
         return min((request.deadline for request in self._requests), default=None)
+
+    def excuse(self, now: float, until: float) -> bool:
+        """Give requests that are overdue time until `until`, once each.
+
+        Returns:
+            Whether every overdue request got it.
+        """
+        overdue = [request for request in self._requests if request.deadline <= now]
+        if any(request.excused for request in overdue):
+            return False
+        for request in overdue:
+            request.deadline = until
+            request.excused = True
+        return True
 
     def postpone(self, seconds: float) -> None:
         """Move all deadlines: throttle time does not count against request timeouts."""

@@ -523,15 +523,31 @@ def test_f67_peer_that_keeps_sending_can_not_postpone_the_timeout_for_ever():
         if done:
             break
         setup.connection.data_received(b"x")
+        setup.loop.now = max(setup.loop.now, *setup.loop.armed, 0)
+        setup.loop.fire_due_timers()
     assert isinstance(done[0].error, RequestTimedOut)
 
 
-def test_f67_stall_without_an_answer_times_out():
+def test_f67_stall_without_an_answer_times_out_after_one_more_second():
     setup = Setup()
     done = setup.send()
     setup.loop.now = 170.0
     setup.loop.fire_due_timers()
     setup.loop.settle()
+    assert done == []
+    assert setup.loop.armed == [171.0]
+    setup.loop.advance_to(171.0)
+    assert isinstance(done[0].error, RequestTimedOut)
+
+
+def test_f67_second_stall_is_no_further_excuse():
+    setup = Setup()
+    done = setup.send()
+    for now in (170.0, 180.0):
+        assert done == []
+        setup.loop.now = now
+        setup.loop.fire_due_timers()
+        setup.loop.settle()
     assert isinstance(done[0].error, RequestTimedOut)
 
 

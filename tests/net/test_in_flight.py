@@ -66,3 +66,11 @@ def test_postpone_moves_every_deadline():
 
 def test_requests_are_compared_by_identity():
     assert request(1) != request(1)
+
+
+def test_excuse_moves_overdue_deadlines_once():
+    in_flight, requests = filled(1.0, 2.0, 9.0)
+    assert in_flight.excuse(5.0, 6.0)
+    assert [r.deadline for r in requests] == [6.0, 6.0, 9.0]
+    assert not in_flight.excuse(9.0, 10.0)
+    assert [r.deadline for r in requests] == [6.0, 6.0, 9.0]

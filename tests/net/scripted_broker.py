@@ -1,0 +1,168 @@
+"""A broker of a few lines: answers what it is told to, over in-memory transports."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from typing import Any
+
+from aiokprod.cluster import Node
+from aiokprod.config import ProducerConfig
+from aiokprod.environment import Environment
+from aiokprod.errors import KafkaError
+from aiokprod.net.client import NetworkClient
+from aiokprod.net.in_flight import Response
+from aiokprod.testing.memory import Link, MemoryNetwork
+from aiokprod.wire.frames import FrameReader
+from aiokprod.wire.headers import RequestHeader, decode_request_header, encode_response
+from aiokprod.wire.message import Message
+from aiokprod.wire.messages import REQUESTS
+from aiokprod.wire.messages.metadata import MetadataRequest, MetadataResponse
+from tests.net.wire_helpers import versions_answer
+
+METADATA = MetadataRequest(topics=None)
+
+Answer = Callable[[RequestHeader, Message], Message | None]
+
+
+class ScriptedBroker:
+    """Listens at an address. `answers` by API key give a message, or None for silence."""
+
+    def __init__(self, network: MemoryNetwork, host: str, port: int) -> None:
+        self.network = network
+        self.host, self.port = host, port
+        self.answers: dict[int, Answer] = {
+            18: lambda header, message: versions_answer(),
+            3: lambda header, message: MetadataResponse(cluster_id=f"{host}:{port}"),
+        }
+        self.greeting: bytes | None = None
+        self.seen: list[tuple[RequestHeader, Message]] = []
+        self.sessions: list[Session] = []
+        self.start()
+
+    def start(self) -> None:
+        self.network.listen(self.host, self.port, lambda link: Session(self, link))
+
+    def stop(self) -> None:
+        """Refuse connections and break those that are open."""
+        self.network.unlisten(self.host, self.port)
+        for link in self.network.links_to(self.host, self.port):
+            link.reset()
+
+    def silence(self, api_key: int) -> None:
+        self.answers[api_key] = lambda header, message: None
+
+    def count(self, api_key: int) -> int:
+        return sum(header.request_api_key == api_key for header, _ in self.seen)
+
+
+class Session(asyncio.Protocol):
+    def __init__(self, broker: ScriptedBroker, link: Link) -> None:
+        self.broker = broker
+        self.link = link
+        self.reader = FrameReader(1 << 30)
+        self.open: list[RequestHeader] = []
+        self.is_lost = False
+        broker.sessions.append(self)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport: Any = transport
+
+    def data_received(self, data: bytes) -> None:
+        if self.broker.greeting is not None:
+            self.transport.write(self.broker.greeting)
+            self.transport.close()
+            return
+        for frame in self.reader.feed(data):
+            header, body = decode_request_header(frame)
+            request = REQUESTS[header.request_api_key]
+            message = request.decode(body, header.request_api_version)
+            self.broker.seen.append((header, message))
+            reply = self.broker.answers[header.request_api_key](header, message)
+            if reply is None:
+                self.open.append(header)
+            else:
+                self.reply(header, reply)
+
+    def reply(self, header: RequestHeader, message: Message) -> None:
+        self.transport.writelines(
+            encode_response(message, header.request_api_version, header.correlation_id)
+        )
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.is_lost = True
+
+
+class World:
+    """A client in a memory network, and what it reported."""
+
+    def __init__(self, servers: str = "b:1", **settings: Any) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.network = MemoryNetwork()
+        for name in "abc":
+            self.network.set_name(name, [name])
+        self.wakeup = asyncio.Event()
+        self.wakeups = 0
+        self.disconnects: list[tuple[int, KafkaError]] = []
+        self.throttles: list[tuple[int, float]] = []
+        self.callback_errors: list[Exception] = []
+        options = {
+            key: settings.pop(key)
+            for key in ("authenticator", "client_id", "software_version")
+            if key in settings
+        }
+        self.client = NetworkClient(
+            ProducerConfig(bootstrap_servers=servers, **settings),
+            Environment(self.network, rng=random.Random(5)),
+            self.loop,
+            on_wakeup=self._on_wakeup,
+            on_disconnect=lambda node_id, error: self.disconnects.append((node_id, error)),
+            on_throttle=lambda node_id, seconds: self.throttles.append((node_id, seconds)),
+            on_callback_error=self.callback_errors.append,
+            **options,
+        )
+
+    def _on_wakeup(self) -> None:
+        self.wakeups += 1
+        self.wakeup.set()
+
+    def broker(self, host: str = "b", port: int = 1) -> ScriptedBroker:
+        return ScriptedBroker(self.network, host, port)
+
+    @property
+    def now(self) -> float:
+        return self.loop.time()
+
+    async def until(self, condition: Callable[[], bool], seconds: float = 300.0) -> None:
+        """Wait for wake-ups until the condition holds."""
+        async with asyncio.timeout(seconds):
+            while not condition():
+                self.wakeup.clear()
+                await self.wakeup.wait()
+
+    async def connect(self, node_id: int = -1) -> None:
+        """Until the node takes requests, dialling as often as its backoff allows."""
+        async with asyncio.timeout(600.0):
+            while not self.client.ready(node_id, self.now):
+                self.wakeup.clear()
+                retry_at = self.client.retry_at(node_id, self.now)
+                if retry_at == float("inf"):
+                    await self.wakeup.wait()
+                else:
+                    await asyncio.sleep(max(0.0, retry_at - self.now))
+
+    def send(
+        self, node_id: int = -1, request: Any = METADATA, **options: Any
+    ) -> asyncio.Future[Response]:
+        done: asyncio.Future[Response] = self.loop.create_future()
+        self.client.send(
+            node_id, request, done.set_result, self.now, **({"timeout": 30.0} | options)
+        )
+        return done
+
+    async def close(self) -> None:
+        await self.client.close(self.now + 5.0)
+
+    def set_nodes(self, *nodes: tuple[int, str, int]) -> None:
+        self.client.set_nodes([Node(*node) for node in nodes])

@@ -1,0 +1,180 @@
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from aiokprod.backoff import ExponentialBackoff
+from aiokprod.config import ProducerConfig
+from aiokprod.net.connection_states import ClusterConnectionStates
+
+A, B, C = ("10.0.0.1", 9092), ("10.0.0.2", 9092), ("10.0.0.3", 9092)
+
+
+def new_states(jitter: float = 0.0) -> ClusterConnectionStates:
+    return ClusterConnectionStates(
+        ExponentialBackoff(0.05, 1.0, jitter=jitter),
+        ExponentialBackoff(10.0, 30.0, jitter=jitter),
+        random.Random(3),
+    )
+
+
+def test_unknown_node_may_be_dialled_at_once():
+    states = new_states()
+    assert states.can_connect(1, 0.0)
+    assert states.last_attempt(1) == float("-inf")
+    assert states.throttled_until(1) == float("-inf")
+    assert len(states) == 0
+
+
+def test_reconnect_backoff_doubles_to_its_ceiling_and_is_reset_when_ready():
+    states = new_states()
+    pauses = []
+    for _ in range(7):
+        states.disconnected(1, 100.0, was_up=False)
+        pauses.append(round(states.not_before(1) - 100.0, 3))
+    assert pauses == [0.05, 0.1, 0.2, 0.4, 0.8, 1.0, 1.0]
+    states.ready(1)
+    assert states.can_connect(1, 100.0)
+    states.disconnected(1, 100.0, was_up=True)
+    assert round(states.not_before(1) - 100.0, 3) == 0.05
+
+
+def test_backoff_has_20_percent_jitter_and_a_hard_ceiling():
+    states = new_states(jitter=0.2)
+    first, capped = set(), set()
+    for node in range(200):
+        states.disconnected(node, 0.0, was_up=False)
+        first.add(states.not_before(node))
+        for _ in range(9):
+            states.disconnected(node, 0.0, was_up=False)
+        capped.add(states.not_before(node))
+    assert 0.04 <= min(first) < 0.042
+    assert 0.058 < max(first) <= 0.06
+    assert min(capped) >= 0.8
+    assert max(capped) == 1.0
+
+
+def test_can_connect_when_the_backoff_is_over():
+    states = new_states()
+    states.disconnected(1, 100.0, was_up=False)
+    assert not states.can_connect(1, 100.04)
+    assert states.can_connect(1, 100.05)
+    assert states.can_connect(2, 100.0)
+
+
+def test_f7_setup_timeout_grows_with_failures_to_connect_and_is_reset_when_ready():
+    states = new_states()
+    timeouts = []
+    for _ in range(4):
+        timeouts.append(states.connecting(1, 0.0))
+        states.disconnected(1, 0.0, was_up=False)
+    assert timeouts == [10.0, 20.0, 30.0, 30.0]
+    states.ready(1)
+    assert states.connecting(1, 0.0) == 10.0
+
+
+def test_setup_timeout_does_not_grow_when_the_transport_was_up():
+    states = new_states()
+    states.disconnected(1, 0.0, was_up=True)
+    assert states.connecting(1, 0.0) == 10.0
+
+
+def test_last_attempt_is_stamped_by_start_and_end():
+    states = new_states()
+    states.connecting(1, 5.0)
+    assert states.last_attempt(1) == 5.0
+    states.disconnected(1, 7.0, was_up=False)
+    assert states.last_attempt(1) == 7.0
+
+
+def test_f13_addresses_are_tried_in_turn_then_looked_up_again():
+    states = new_states()
+    assert states.address(1) is None
+    states.resolved(1, [A, B])
+    assert states.address(1) == A
+    states.disconnected(1, 0.0, was_up=False)
+    assert states.address(1) == B
+    states.disconnected(1, 0.0, was_up=False)
+    assert states.address(1) is None
+
+
+def test_lost_connection_forces_a_look_up_that_avoids_the_failed_address():
+    states = new_states()
+    states.resolved(1, [A, B, C])
+    assert states.address(1) == A
+    states.disconnected(1, 0.0, was_up=True)
+    assert states.address(1) is None
+    states.resolved(1, [A, B, C])
+    assert states.address(1) == B
+
+
+def test_only_address_is_used_again():
+    states = new_states()
+    states.resolved(1, [A])
+    assert states.address(1) == A
+    states.disconnected(1, 0.0, was_up=True)
+    states.resolved(1, [A])
+    assert states.address(1) == A
+
+
+def test_resolver_that_moved_the_failed_address_is_followed():
+    states = new_states()
+    states.resolved(1, [A, B])
+    states.address(1)
+    states.disconnected(1, 0.0, was_up=True)
+    states.resolved(1, [C, A])
+    assert states.address(1) == C
+
+
+def test_expired_idle_connection_has_no_backoff_but_a_fresh_look_up():
+    states = new_states()
+    states.resolved(1, [A])
+    states.address(1)
+    states.expired(1, 50.0)
+    assert states.can_connect(1, 50.0)
+    assert states.address(1) is None
+    assert states.last_attempt(1) == 50.0
+
+
+def test_throttle_is_never_shortened():
+    states = new_states()
+    assert states.throttle(1, 10.0) == 10.0
+    assert states.throttle(1, 5.0) == 10.0
+    assert states.throttle(1, 11.0) == 11.0
+    assert states.throttled_until(1) == 11.0
+
+
+def test_forget_drops_the_record():
+    states = new_states()
+    states.disconnected(1, 0.0, was_up=False)
+    states.forget(1)
+    states.forget(1)
+    assert len(states) == 0
+    assert states.can_connect(1, 0.0)
+
+
+def test_reset_forgets_failures_and_addresses_but_not_throttles():
+    states = new_states()
+    states.resolved(1, [A, B])
+    states.disconnected(1, 0.0, was_up=False)
+    states.throttle(1, 99.0)
+    states.reset()
+    assert states.can_connect(1, 0.0)
+    assert states.address(1) is None
+    assert states.connecting(1, 0.0) == 10.0
+    assert states.throttled_until(1) == 99.0
+
+
+def test_of_takes_seconds_from_the_configuration():
+    config = ProducerConfig(
+        bootstrap_servers="h:1",
+        reconnect_backoff_ms=1000,
+        reconnect_backoff_max_ms=1000,
+        socket_connection_setup_timeout_ms=2000,
+        socket_connection_setup_timeout_max_ms=2000,
+    )
+    states = ClusterConnectionStates.of(config, random.Random(1))
+    assert states.connecting(1, 0.0) == pytest.approx(2.0, rel=0.2)
+    states.disconnected(1, 0.0, was_up=True)
+    assert states.not_before(1) == pytest.approx(1.0, rel=0.2)
