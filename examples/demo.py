@@ -175,7 +175,7 @@ async def run(bootstrap: str | None, kafka: bool) -> int:
         # zstd: the embedded broker keeps only the newest 5 MiB of a partition.
         async with Producer(bootstrap_servers=servers, compression_type="zstd") as producer:
             acks, seconds = await produce(producer, topic, flights)
-            batches = producer.metrics()["batches_acked"]
+            batches = producer.metrics()["batches_acknowledged"]
         report(flights, acks, seconds, int(batches))
         problems = [f"not delivered: {error}" for error in acks.failures[:5]]
         problems += await asyncio.to_thread(verify, servers, topic, flights)

@@ -8,6 +8,7 @@ connection; reconnecting is the client's business. Source: Java `KafkaChannel`, 
 
 from __future__ import annotations
 
+import contextlib
 from types import MappingProxyType
 from typing import Final
 
@@ -408,14 +409,16 @@ def _decode_versions(body: BytesLike, version: int) -> ApiVersionsResponse:
     """Decode an ApiVersions answer.
 
     A broker that does not know the version asked for answers in version 0, the only one it can be
-    sure of (KIP-511); other errors come in the version of the request.
+    sure of (KIP-511); other errors come in the version of the request. What follows that error code
+    is only advice: where it is in neither version (librdkafka's mock brokers mix the two), the
+    answer counts as one without a list.
     """
-    if version > 0 and bytes(body[:2]) == _UNSUPPORTED_VERSION_BYTES:
-        try:
-            return ApiVersionsResponse.decode(body, 0)
-        except DecodeError:
-            pass
-    return ApiVersionsResponse.decode(body, version)
+    if version == 0 or bytes(body[:2]) != _UNSUPPORTED_VERSION_BYTES:
+        return ApiVersionsResponse.decode(body, version)
+    for candidate in (0, version):
+        with contextlib.suppress(DecodeError):
+            return ApiVersionsResponse.decode(body, candidate)
+    return ApiVersionsResponse(error_code=Code.UNSUPPORTED_VERSION)
 
 
 _UNSUPPORTED_VERSION_BYTES: Final = int(Code.UNSUPPORTED_VERSION).to_bytes(2, "big")

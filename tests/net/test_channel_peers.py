@@ -1,0 +1,30 @@
+"""Answers of brokers other than Apache Kafka that the channel must understand, as golden bytes."""
+
+from __future__ import annotations
+
+import struct
+
+from aiokprod.net.channel import KafkaChannel
+from aiokprod.net.channel_states import State
+from tests.net.wire_helpers import answer, requests_in, versions_answer
+
+
+def test_versions_librdkafka_mock_refusal_falls_back_to_version_zero() -> None:
+    """librdkafka's mock brokers answer an ApiVersions version they lack with the error and a list
+    that has a compact length but classic fields: neither version 0 nor the one asked for."""
+    channel = KafkaChannel(
+        peer="broker h:1 (id 1)",
+        client_id="me",
+        max_in_flight=5,
+        receive_max_bytes=4 << 20,
+        software_version="1.2.3",
+    )
+    channel.transport_up(1.0, 11.0)
+    channel.data_to_send()
+    body = bytes.fromhex("00230100120000000200000000")
+    channel.receive_data(struct.pack(">ii", len(body) + 4, 0) + body, 1.0)
+    assert channel.state is State.CHECKING_API_VERSIONS
+    (header, _) = requests_in(channel.data_to_send())[0]
+    assert header.request_api_version == 0
+    channel.receive_data(answer(versions_answer(), 0, 1), 1.0)
+    assert channel.state is State.READY
