@@ -10,7 +10,6 @@ import asyncio
 import logging
 import math
 import os
-import re
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
@@ -25,9 +24,9 @@ from aiokprod.errors import (
     ProducerClosed,
     ProtocolError,
 )
-from aiokprod.net.channel import KafkaChannel
 from aiokprod.net.channel_states import CloseReason
 from aiokprod.net.connection import Connection
+from aiokprod.net.connection_factory import ConnectionFactory
 from aiokprod.net.connection_states import ClusterConnectionStates
 from aiokprod.net.dialing import DialTasks
 from aiokprod.net.in_flight import OnDone, Response
@@ -36,8 +35,6 @@ from aiokprod.net.security import Authenticator
 from aiokprod.wire.message import Message
 
 log = logging.getLogger(__name__)
-
-_NOT_IN_SOFTWARE_VERSION: Final = re.compile(r"[^a-zA-Z0-9.-]+")
 
 
 _CANCEL_GRACE: Final = 0.1
@@ -55,7 +52,8 @@ class NetworkClient:
             write drained, throttle or connection ended. Must be cheap; may be called in excess.
         on_disconnect: a connection or an attempt ended otherwise than by our own decision about
             the node; metadata should be refreshed.
-        on_throttle: a broker asked for a pause (node id, seconds).
+        on_throttle, on_connection_opened, on_connection_closed: for `Observer`, same arguments;
+            the last one is called for every end, with None if it was our own wish.
         on_callback_error: an `on_done` raised; default: the loop's exception handler.
         authenticator: makes one per connection; None for listeners without SASL.
     """
@@ -69,27 +67,25 @@ class NetworkClient:
         on_wakeup: Callable[[], None],
         on_disconnect: Callable[[int, KafkaError], None],
         on_throttle: Callable[[int, float], None] | None = None,
+        on_connection_opened: Callable[[int], None] | None = None,
+        on_connection_closed: Callable[[int, KafkaError | None], None] | None = None,
         on_callback_error: Callable[[Exception], None] | None = None,
         client_id: str | None = None,
         software_version: str = "unknown",
         authenticator: Callable[[Node], Authenticator] | None = None,
     ) -> None:
-        self._config = config
         self._rng = environment.rng
         self._loop = loop
         self._on_wakeup = on_wakeup
         self._on_disconnect = on_disconnect
         self._on_throttle = on_throttle
+        self._on_connection_opened = on_connection_opened
+        self._on_connection_closed = on_connection_closed
         self._on_callback_error = on_callback_error
-        self._client_id = client_id or config.client_id or "aiokprod"
-        self._software_version = _NOT_IN_SOFTWARE_VERSION.sub("-", software_version).strip("-.")
-        self._authenticator = authenticator
-        self._states = ClusterConnectionStates.of(config, environment.rng)
-        self._max_idle = (
-            config.connections_max_idle_ms / 1000
-            if config.connections_max_idle_ms >= 0
-            else math.inf
+        self._connection = ConnectionFactory(
+            config, loop, self, client_id, software_version, authenticator
         )
+        self._states = ClusterConnectionStates.of(config, environment.rng)
         self._bootstrap = tuple(
             Node(-1 - index, host, port)
             for index, (host, port) in enumerate(config.bootstrap_addresses())
@@ -290,20 +286,7 @@ class NetworkClient:
 
     def _dial(self, broker: Broker, now: float) -> None:
         node = broker.node
-        connection = Connection(
-            node.id,
-            KafkaChannel(
-                peer=f"broker {node}",
-                client_id=self._client_id,
-                max_in_flight=self._config.max_in_flight_requests_per_connection,
-                receive_max_bytes=self._config.receive_max_bytes,
-                software_version=self._software_version,
-                authenticator=None if self._authenticator is None else self._authenticator(node),
-            ),
-            self._loop,
-            self,
-            self._max_idle,
-        )
+        connection = self._connection(node)
         connection.setup_deadline = now + self._states.connecting(node.id, now)
         connection.throttled_until = self._states.throttled_until(node.id)
         # Known before dialling ends: completion may come inside the dial call.
@@ -329,6 +312,8 @@ class NetworkClient:
         log.info("connected to %s", connection.channel.peer)
         if self._is_current(connection):
             self._states.ready(connection.node_id)
+        if self._on_connection_opened is not None:
+            self._on_connection_opened(connection.node_id)
         self._on_wakeup()
 
     def connection_throttled(self, connection: Connection, seconds: float) -> None:
@@ -355,6 +340,9 @@ class NetworkClient:
         """ConnectionOwner: start the backoff and tell the engine."""
         self._dials.cancel(connection)
         self._forget_if_gone(connection)
+        if self._on_connection_closed is not None:
+            wish = None if reason is CloseReason.LOCAL else error
+            self._on_connection_closed(connection.node_id, wish)
         if not self._is_current(connection):
             return
         node_id, now = connection.node_id, self._loop.time()

@@ -107,6 +107,8 @@ class World:
         self.disconnects: list[tuple[int, KafkaError]] = []
         self.throttles: list[tuple[int, float]] = []
         self.callback_errors: list[Exception] = []
+        self.opened: list[int] = []
+        self.closed: list[tuple[int, KafkaError | None]] = []
         options = {
             key: settings.pop(key)
             for key in ("authenticator", "client_id", "software_version")
@@ -119,6 +121,8 @@ class World:
             on_wakeup=self._on_wakeup,
             on_disconnect=lambda node_id, error: self.disconnects.append((node_id, error)),
             on_throttle=lambda node_id, seconds: self.throttles.append((node_id, seconds)),
+            on_connection_opened=self.opened.append,
+            on_connection_closed=lambda node_id, error: self.closed.append((node_id, error)),
             on_callback_error=self.callback_errors.append,
             **options,
         )

@@ -237,6 +237,17 @@ def test_version_refused_in_the_requests_own_format_is_understood():
     assert header.request_api_version == 2
 
 
+def test_version_refused_in_no_known_format_asks_with_version_0():
+    """librdkafka's mock brokers put version 0's error code before another version's list."""
+    channel = new_channel()
+    channel.transport_up(1.0, 11.0)
+    channel.data_to_send()
+    frame = (0).to_bytes(4, "big") + (35).to_bytes(2, "big") + b"\x02\x00\x12\x00\x00"
+    channel.receive_data(len(frame).to_bytes(4, "big") + frame, 1.0)
+    [(header, _)] = requests_in(channel.data_to_send())
+    assert header.request_api_version == 0
+
+
 def test_other_error_of_api_versions_closes_with_its_code():
     channel = new_channel()
     channel.transport_up(1.0, 11.0)

@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 from aiokprod.cluster import Node
+from aiokprod.config import ProducerConfig
 from aiokprod.engine.ports import BrokerClient
+from aiokprod.environment import Environment
 from aiokprod.errors import (
     AuthenticationError,
     DecodeError,
@@ -28,11 +30,12 @@ from aiokprod.errors import (
 from aiokprod.net.client import NetworkClient
 from aiokprod.net.in_flight import Response
 from aiokprod.net.security import Authenticated
+from aiokprod.testing.memory import MemoryNetwork
 from aiokprod.testing.virtual import run
 from aiokprod.wire.messages.api_versions import ApiVersionsRequest
 from aiokprod.wire.messages.metadata import MetadataRequest, MetadataResponse
 from aiokprod.wire.messages.produce import ProduceRequest
-from tests.net.scripted_broker import METADATA, World
+from tests.net.scripted_broker import METADATA, ScriptedBroker, World
 from tests.net.wire_helpers import versions_answer
 
 
@@ -251,6 +254,49 @@ async def test_unexpected_exception_of_a_dialer_is_a_failed_attempt():
     assert "bug in a dialer" in world.disconnects[0][1].message
     assert isinstance(world.disconnects[0][1].__cause__, RuntimeError)
     await world.close()
+
+
+@in_virtual_time
+async def test_observer_hooks_see_every_connection_come_and_go():
+    world = World()
+    broker = world.broker("b")
+    world.broker("c")
+    await world.connect()
+    assert (world.opened, world.closed) == ([-1], [])
+    broker.sessions[0].link.reset()
+    await world.until(lambda: bool(world.disconnects))
+    assert world.closed == world.disconnects
+    await world.connect()
+    world.set_nodes((1, "c", 1))
+    await world.connect(1)
+    assert world.closed[1:] == [(-1, None)]
+    await world.close()
+    assert world.closed[2:] == [(1, None)]
+    assert world.opened == [-1, -1, 1]
+
+
+@in_virtual_time
+async def test_client_works_without_optional_callbacks():
+    network = MemoryNetwork()
+    loop = asyncio.get_running_loop()
+    ready = asyncio.Event()
+    client = NetworkClient(
+        ProducerConfig(bootstrap_servers="10.0.0.1:1"),
+        Environment(network),
+        loop,
+        on_wakeup=ready.set,
+        on_disconnect=lambda node_id, error: None,
+        software_version="--",
+    )
+    broker = ScriptedBroker(network, "10.0.0.1", 1)
+    broker.answers[18] = lambda header, message: versions_answer(throttle_time_ms=10)
+    client.ready(-1, loop.time())
+    await ready.wait()
+    message = broker.seen[0][1]
+    assert isinstance(message, ApiVersionsRequest)
+    assert message.client_software_version == "unknown"
+    assert broker.seen[0][0].client_id == "aiokprod"
+    await client.close(loop.time() + 1.0)
 
 
 # -- requests -------------------------------------------------------------------------------------
