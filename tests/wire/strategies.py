@@ -83,21 +83,23 @@ def project(struct: Any, version: int) -> Any:
     )
 
 
-def filled(cls: type[Struct], version: int) -> Any:
+def filled(cls: type[Struct], version: int, *, null: bool = False) -> Any:
     """An instance whose fields of `version` all differ from their defaults, with one element in
-    each array.
+    each array; with `null`, what may be null is null.
     """
     values = {}
     for number, spec in enumerate(fields_of(cls), start=1):
         if spec.versions.covers(version):
-            values[spec.name] = _filled_value(spec, number, version)
+            values[spec.name] = _filled_value(spec, number, version, null)
     return cls(**values)
 
 
-def _filled_value(spec: FieldSpec, number: int, version: int) -> Any:
+def _filled_value(spec: FieldSpec, number: int, version: int, null: bool) -> Any:
     value: Any
+    if null and spec.nullable.covers(version):
+        return None
     if spec.element is not None:
-        value = filled(spec.element, version)
+        value = filled(spec.element, version, null=null)
     elif spec.wire_type is WireType.BOOL:
         value = not spec.default
     elif spec.wire_type is WireType.UUID:

@@ -1,0 +1,42 @@
+"""Other clients' message classes, by what identifies them."""
+
+from __future__ import annotations
+
+import importlib
+import warnings
+from typing import Any
+
+with warnings.catch_warnings():
+    # kafka-python reads its schemas through a function that newer Pythons deprecate.
+    warnings.simplefilter("ignore")
+    from kafka.protocol.api_message import ApiMessage
+
+    _KAFKA_PYTHON_MODULES = [
+        importlib.import_module(f"kafka.protocol.{name}")
+        for name in ("producer", "consumer", "metadata", "admin", "sasl")
+    ]
+
+from aiokafka.protocol.api import RequestStruct, Response
+
+_AIOKAFKA_MODULES = [
+    importlib.import_module(f"aiokafka.protocol.{name}")
+    for name in ("admin", "commit", "coordination", "fetch", "metadata", "offset", "produce")
+] + [importlib.import_module("aiokafka.protocol.transaction")]
+
+KAFKA_PYTHON: dict[str, Any] = {
+    name: value
+    for module in _KAFKA_PYTHON_MODULES
+    for name, value in vars(module).items()
+    if isinstance(value, type) and issubclass(value, ApiMessage)
+}
+"""By the name of the message; each speaks all versions."""
+
+AIOKAFKA: dict[tuple[bool, int, int], Any] = {
+    (issubclass(value, Response), value.API_KEY, value.API_VERSION): value
+    for module in _AIOKAFKA_MODULES
+    for value in vars(module).values()
+    if isinstance(value, type)
+    and issubclass(value, Response | RequestStruct)
+    and value.__module__ != "aiokafka.protocol.api"
+}
+"""By (is a response, API key, version)."""
