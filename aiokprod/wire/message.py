@@ -20,6 +20,7 @@ class Message(Struct):
         max_version: newest one.
         flexible_version: first version with compact lengths and tagged fields, or None.
         unstable_version: a newest version that brokers only offer when told to, or None.
+        tolerated_tail: bytes that a known broker adds to a flexible version by mistake, or None.
     """
 
     __slots__ = ()
@@ -29,6 +30,7 @@ class Message(Struct):
     max_version: ClassVar[int]
     flexible_version: ClassVar[int | None] = None
     unstable_version: ClassVar[int | None] = None
+    tolerated_tail: ClassVar[bytes | None] = None
 
     @classmethod
     def is_flexible(cls, version: int) -> bool:
@@ -66,6 +68,12 @@ class Message(Struct):
         cls._check_version(version)
         reader = Reader(data)
         message = cls.decode_from(reader, version)
+        if (
+            cls.tolerated_tail is not None
+            and cls.is_flexible(version)
+            and bytes(data[reader.pos :]) == cls.tolerated_tail
+        ):
+            return message
         try:
             reader.expect_end()
         except DecodeError as exc:

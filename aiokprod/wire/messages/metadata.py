@@ -93,6 +93,8 @@ class MetadataResponse(Message):
     min_version = 0
     max_version = 13
     flexible_version = 9
+    # librdkafka's mock brokers end flexible versions with a second empty tag section.
+    tolerated_tail = b"\x00"
 
     throttle_time_ms: int = int32("3+", ignorable=True)  # ms the client is asked to wait
     brokers: Sequence[MetadataResponseBroker] = array(MetadataResponseBroker)
