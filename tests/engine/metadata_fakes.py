@@ -97,16 +97,19 @@ class Sent:
     at: float
     timeout: float
     version: int
+    done: bool = False
 
     @property
     def topics(self) -> list[str | None]:
         return [t.name for t in self.request.topics or ()]
 
     def succeed(self, response: MetadataResponse) -> None:
+        self.done = True
         body = MetadataResponse.decode(response.encode(self.version), self.version)
         self.on_done(FakeResponse(self.node_id, self.version, body))
 
     def fail(self, error: KafkaError) -> None:
+        self.done = True
         self.on_done(FakeResponse(self.node_id, self.version, error=error))
 
 
@@ -124,6 +127,10 @@ class FakeClient:
     dialled: list[int] = field(default_factory=list)
     node_sets: list[list[int]] = field(default_factory=list)
     resets: int = 0
+
+    @property
+    def open(self) -> int:
+        return sum(not sent.done for sent in self.sent)
 
     def set_nodes(self, nodes: Iterable[Node]) -> None:
         self.nodes = {node.id: node for node in nodes}
