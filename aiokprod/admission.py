@@ -188,8 +188,8 @@ class Admission:
             ) from error
         if size + HEADER_SIZE > self._max_request_size:
             raise RecordTooLarge(
-                f"a record to {topic} takes up to {size + HEADER_SIZE} bytes with its batch header, "
-                f"more than max_request_size ({self._max_request_size}); make it smaller, or raise "
+                f"a record to {topic} takes up to {size + HEADER_SIZE} bytes with its batch "
+                f"header, more than max_request_size ({self._max_request_size}); make it smaller, or raise "
                 "max_request_size and the topic's max.message.bytes"
             )
         if size + DELIVERY_CHARGE > self._buffer_memory:

@@ -44,7 +44,6 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from aiokprod.cluster import PartitionInfo
-    from aiokprod.hot.append import TopicSlot
     from aiokprod.hot.core import Delivery
     from aiokprod.records import Header
     from aiokprod.serializers import AnySerializer

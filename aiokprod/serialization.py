@@ -62,5 +62,6 @@ class RecordSerializers:
                 raise ConfigError(
                     "try_submit cannot wait for an asynchronous serializer; use submit or send"
                 )
-        assert not inspect.isawaitable(key) and not inspect.isawaitable(value)
+        assert not inspect.isawaitable(key)
+        assert not inspect.isawaitable(value)
         return key, value

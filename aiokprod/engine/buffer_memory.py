@@ -18,11 +18,12 @@ if TYPE_CHECKING:
 
 
 class _Waiter:
-    __slots__ = ("future", "size")
+    __slots__ = ("future", "granted", "size")
 
     def __init__(self, size: int, future: asyncio.Future[None]) -> None:
         self.size = size
         self.future = future
+        self.granted = False
 
 
 class BufferMemory(MemoryBudget):
@@ -99,6 +100,7 @@ class BufferMemory(MemoryBudget):
             waiter = waiters.popleft()
             if not waiter.future.done():
                 self.used += waiter.size
+                waiter.granted = True
                 waiter.future.set_result(None)
         self.has_waiters = bool(waiters)
 
@@ -107,9 +109,8 @@ class BufferMemory(MemoryBudget):
         if waiter in self._waiters:
             self._waiters.remove(waiter)
             self._grant()
-        elif waiter.future.done() and not waiter.future.cancelled():
-            if waiter.future.exception() is None:
-                self.release(waiter.size)
+        elif waiter.granted:
+            self.release(waiter.size)
 
     def _expire(self, waiter: _Waiter) -> None:
         if waiter.future.done():

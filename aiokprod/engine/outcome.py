@@ -65,7 +65,7 @@ _HINTS: Final = {
     Code.TOPIC_AUTHORIZATION_FAILED: "grant Write on the topic; later sends then succeed",
     Code.CLUSTER_AUTHORIZATION_FAILED: "grant IdempotentWrite on the cluster, or set "
     "enable_idempotence=False",
-    Code.INVALID_RECORD: "the broker refused the record's content, e.g. no key on a compacted topic",
+    Code.INVALID_RECORD: "the broker refused its content, e.g. no key on a compacted topic",
     Code.INVALID_TIMESTAMP: "the timestamp is too far from the broker's clock",
     Code.UNSUPPORTED_COMPRESSION_TYPE: "choose another compression_type",
     Code.UNSUPPORTED_FOR_MESSAGE_FORMAT: "the topic has an old message format",

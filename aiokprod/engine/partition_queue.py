@@ -24,8 +24,16 @@ class PartitionQueue(PartitionSlot):
         wire_node: broker that holds the batches on the wire; meaningful while `on_wire` > 0.
     """
 
-    __slots__ = ("accumulator", "batches", "last_full", "linger_at", "node", "on_wire", "topic_partition",
-                 "wire_node")  # fmt: skip
+    __slots__ = (
+        "accumulator",
+        "batches",
+        "last_full",
+        "linger_at",
+        "node",
+        "on_wire",
+        "topic_partition",
+        "wire_node",
+    )
 
     def __init__(self, accumulator: RecordAccumulator, topic: str, partition: int) -> None:
         super().__init__(topic, partition)

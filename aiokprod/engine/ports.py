@@ -24,15 +24,19 @@ class Response(Protocol):
     @property
     def version(self) -> int:
         """API version that was used, -1 if none could be chosen."""
+
     @property
     def body(self) -> Any:
         """Decoded response message, or None."""
+
     @property
     def error(self) -> KafkaError | None:
         """Disconnected, RequestTimedOut, ProtocolError, UnsupportedVersion, AuthenticationError."""
+
     @property
     def maybe_written(self) -> bool:
         """True if any byte of the request may have reached the broker."""
+
     @property
     def latency(self) -> float:
         """Seconds from hand-over to completion."""

@@ -105,7 +105,7 @@ class NonIdempotent:
         self.fatal_error = self.fatal_error or error
 
     def may_drain(self, queue: PartitionQueue, batch: ProducerBatch) -> bool:
-        """One batch per partition on the wire if that is the only way to keep order (Java: mute)."""
+        """One batch per partition on the wire, if only that keeps order (Java: mute)."""
         return not (self._guarantee_order and queue.on_wire)
 
     def stamp(self, batch: ProducerBatch) -> None:

@@ -24,6 +24,7 @@ from aiokprod.errors import (
     ProducerFailed,
     ProtocolError,
     RecordRejected,
+    UnsupportedVersion,
     error_code,
 )
 
@@ -227,12 +228,17 @@ class Sender:
         error: KafkaError,
         now: float,
     ) -> None:
-        """No answer: a client-made code stands for the broker's (Java `Sender.handleProduceResponse`)."""
-        if isinstance(error, ProtocolError) and not response.maybe_written:
-            if error.code is None or error.code.number != Code.UNSUPPORTED_VERSION:
-                for batch in call.batches.values():  # it cannot be encoded: a retry cannot either
-                    self._fail(batch, error.copy())
-                return
+        """No answer: a client-made code stands for the broker's.
+
+        Source: Java `Sender.handleProduceResponse`.
+        """
+        cannot_encode = isinstance(error, ProtocolError) and not isinstance(
+            error, UnsupportedVersion
+        )
+        if cannot_encode and not response.maybe_written:
+            for batch in call.batches.values():  # a retry could not encode it either
+                self._fail(batch, error.copy())
+            return
         code = error.code or error_code(Code.NETWORK_EXCEPTION)
         if code.number not in (Code.REQUEST_TIMED_OUT, Code.UNSUPPORTED_VERSION):
             code = error_code(Code.NETWORK_EXCEPTION)
@@ -356,7 +362,7 @@ class Sender:
         error: KafkaError,
         record_errors: dict[int, KafkaError] | None = None,
     ) -> None:
-        """The batch's records fail with `error`; its sequence is settled when it is off the wire."""
+        """Its records fail with `error`; its sequence is settled once it is off the wire."""
         if not batch.on_wire:
             self._state.on_failure(batch, unknown=batch.maybe_written)
         unwatched = batch.core.unwatched
