@@ -100,7 +100,6 @@ class KafkaChannel:
         self._client_id = client_id
         self._receive_max_bytes = receive_max_bytes
         self._software_version = software_version
-        self._repeats_tags: set[int] = set()  # APIs, see _decode
         self._authenticator = authenticator
         self._reader = FrameReader(min(receive_max_bytes, HANDSHAKE_MAX_BYTES))
         self._correlation_id = 0
@@ -176,6 +175,11 @@ class KafkaChannel:
         if not self.can_send:
             raise NotReady(f"{self!r} cannot take {type(message).__name__}")
         return self._enqueue(message, version, on_done, now, deadline, expect_response)
+
+    @property
+    def has_output(self) -> bool:
+        """`data_to_send` would return something."""
+        return bool(self._outgoing)
 
     def data_to_send(self) -> list[BytesLike]:
         """Take the chunks to be written now. From here on their requests count as maybe written."""
@@ -331,7 +335,7 @@ class KafkaChannel:
             self.in_flight.complete_next()
             self._on_versions(answer, request.version, now)
             return
-        message = self._decode(request, body)
+        message = RESPONSES[request.api_key].decode(body, request.version)
         self.in_flight.complete_next()
         if request.on_done is not None:
             self._events.append(Completed(request, message, None))
@@ -339,26 +343,6 @@ class KafkaChannel:
         else:
             assert self._authenticator is not None
             self.authentication_step(self._authenticator.receive(message), now)
-
-    def _decode(self, request: InFlightRequest, body: memoryview) -> Message:
-        """The answer, to its last byte.
-
-        One surplus byte is taken from brokers that repeat the (empty) section of tagged fields at
-        the end of flexible answers: librdkafka's mock brokers do, and other clients never look.
-        """
-        response = RESPONSES[request.api_key]
-        if request.api_key in self._repeats_tags and body[-1:] == b"\0":
-            return response.decode(body[:-1], request.version)
-        try:
-            return response.decode(body, request.version)
-        except DecodeError:
-            if not response.is_flexible(request.version) or body[-2:] != b"\0\0":
-                raise
-            with contextlib.suppress(DecodeError):
-                message = response.decode(body[:-1], request.version)
-                self._repeats_tags.add(request.api_key)
-                return message
-            raise
 
     def _request_versions(self, version: int, now: float) -> None:
         message = ApiVersionsRequest(

@@ -8,10 +8,12 @@ from aiokprod.net.channel import KafkaChannel
 from aiokprod.net.channel_states import State
 from tests.net.wire_helpers import answer, requests_in, versions_answer
 
+# librdkafka's mock brokers answer an ApiVersions version they lack with the error and a list that
+# has a compact length but classic fields: neither version 0 nor the one asked for.
+MOCK_REFUSAL = bytes.fromhex("00230100120000000200000000")
 
-def test_versions_librdkafka_mock_refusal_falls_back_to_version_zero() -> None:
-    """librdkafka's mock brokers answer an ApiVersions version they lack with the error and a list
-    that has a compact length but classic fields: neither version 0 nor the one asked for."""
+
+def new_channel() -> KafkaChannel:
     channel = KafkaChannel(
         peer="broker h:1 (id 1)",
         client_id="me",
@@ -21,8 +23,16 @@ def test_versions_librdkafka_mock_refusal_falls_back_to_version_zero() -> None:
     )
     channel.transport_up(1.0, 11.0)
     channel.data_to_send()
-    body = bytes.fromhex("00230100120000000200000000")
-    channel.receive_data(struct.pack(">ii", len(body) + 4, 0) + body, 1.0)
+    return channel
+
+
+def frame(correlation_id: int, body: bytes) -> bytes:
+    return struct.pack(">ii", len(body) + 4, correlation_id) + body
+
+
+def test_versions_mock_broker_refusal_falls_back_to_version_zero() -> None:
+    channel = new_channel()
+    channel.receive_data(frame(0, MOCK_REFUSAL), 1.0)
     assert channel.state is State.CHECKING_API_VERSIONS
     (header, _) = requests_in(channel.data_to_send())[0]
     assert header.request_api_version == 0
