@@ -234,11 +234,8 @@ class Connection(asyncio.Protocol):
         # Bytes kept back here fail as "not written" when `connection_lost` comes.
         if transport is None or transport.is_closing():
             return
-        chunks = self.channel.data_to_send()
-        if not chunks:
-            return
         try:
-            transport.writelines(chunks)
+            transport.writelines(self.channel.data_to_send())
         except Exception as error:
             failure = Disconnected(f"{self.channel.peer}: cannot write: {error}")
             failure.__cause__ = error
@@ -258,8 +255,12 @@ class Connection(asyncio.Protocol):
         self._dispatching = True
         progress = False
         try:
-            self._flush()
-            while events := self.channel.events():
+            while True:
+                if self.channel.has_output:
+                    self._flush()
+                events = self.channel.events()
+                if not events:
+                    break
                 for event in events:
                     if isinstance(event, Completed):
                         progress = True
@@ -268,7 +269,6 @@ class Connection(asyncio.Protocol):
                         self._become_ready(event)
                     else:
                         self._close(event)
-                self._flush()
         finally:
             self._dispatching = False
         if progress:

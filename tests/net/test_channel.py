@@ -343,7 +343,7 @@ def test_f63_trailing_bytes_close_the_connection(version):
     requests = [send(channel, version=version, message=message) for _ in range(2)]
     channel.data_to_send()
     good = metadata_answer(1, version)
-    frame = good[4:] + b"\0"
+    frame = good[4:] + b"\xff"
     channel.receive_data(len(frame).to_bytes(4, "big") + frame, 3.0)
     events = channel.events()
     assert [e.request for e in events if isinstance(e, Completed)] == requests
