@@ -621,6 +621,8 @@ def test_wait_newer_times_out_with_the_network_error_as_cause() -> None:
         ) as caught:
             await cache.wait_newer(1, deadline=now + 2)
         assert caught.value.__cause__ is refused
+        with pytest.raises(MetadataTimeout):
+            await cache.wait_newer(1, deadline=now)
 
     in_time(test)
 

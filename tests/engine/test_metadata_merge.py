@@ -221,6 +221,14 @@ def test_known_topic_is_forgotten_only_after_repeated_answers_without_it(
     assert caplog.text.count("is gone") == 1
 
 
+def test_known_topic_omitted_by_a_full_answer_counts_as_miss() -> None:
+    old = view(topic("t", 2))
+    merged = merge(old, answer())
+    assert merged.snapshot.topics["t"] is old.topics["t"]
+    assert merged.misses == {"t": 1}
+    assert merged.stale
+
+
 def test_good_answer_starts_the_count_of_misses_again() -> None:
     old = view(topic("t", 2))
     kept = repeat(old, answer(topic("t", 0, error=3)), MISSES_BEFORE_FORGETTING - 1)
