@@ -10,7 +10,7 @@ from typing import Any
 from aiokprod import Delivery, KafkaError, Producer
 from tests.integration.checker import History
 
-TASKS = 64
+TASKS = 512
 CHUNK = 10_000
 KEYS = [b"key-%d" % number for number in range(997)]
 
@@ -22,7 +22,7 @@ def key_of(number: int, keyed: bool) -> bytes | None:
 async def by_send(
     producer: Producer[bytes, bytes], history: History, count: int, *, keyed: bool, size: int = 100
 ) -> None:
-    """64 tasks, each awaiting one record after the other."""
+    """512 tasks, each awaiting one record after the other."""
     left = count
 
     async def worker() -> None:
