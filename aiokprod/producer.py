@@ -518,6 +518,8 @@ class Producer(Generic[K, V]):
         """
         if timeout is not None and not timeout >= 0:
             raise ConfigError(f"flush: timeout must be ≥ 0 seconds or None, not {timeout!r}")
+        if self._runtime is None and not self._closed:
+            return
         runtime = self._usable()
         pending = list(runtime.accumulator.incomplete)
         waiting = runtime.flushes.wait(pending)

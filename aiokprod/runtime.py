@@ -241,7 +241,9 @@ class Runtime:
         if slot is None:
             slot = self.appender.topics[topic] = TopicSlot(topic)
             self._refresh_slot(snapshot, topic, slot)
-            self.accumulator.on_snapshot(snapshot, self.loop.time())
+            now = self.loop.time()
+            for queue in slot.slots:
+                self.accumulator.follow_leader(queue, snapshot, now)
         return slot
 
     def _choose_sticky(self, slot: TopicSlot) -> int:

@@ -354,17 +354,22 @@ class RecordAccumulator:
     def on_snapshot(self, snapshot: ClusterSnapshot, now: float) -> None:
         """Move queues to their partitions' present leaders. A batch waiting out its backoff may
         leave at once if a newer leader was elected since its last attempt."""
-        for key, queue in self._queues.items():
-            leader = snapshot.leader_of(key)
-            if leader == queue.node:
-                continue
-            self._node(queue.node).remove(queue)
-            queue.node = leader
-            if queue.batches:
-                head = queue.batches[0]
-                if leader is not None and snapshot.leader_epoch_of(key) > head.leader_epoch >= 0:
-                    head.not_before = now
-                self.place(queue, now)
+        for queue in self._queues.values():
+            self.follow_leader(queue, snapshot, now)
+
+    def follow_leader(self, queue: PartitionQueue, snapshot: ClusterSnapshot, now: float) -> None:
+        """Move one queue to its present leader."""
+        key = queue.topic_partition
+        leader = snapshot.leader_of(key)
+        if leader == queue.node:
+            return
+        self._node(queue.node).remove(queue)
+        queue.node = leader
+        if queue.batches:
+            head = queue.batches[0]
+            if leader is not None and snapshot.leader_epoch_of(key) > head.leader_epoch >= 0:
+                head.not_before = now
+            self.place(queue, now)
 
     def forget(self, topic: str, partitions: int) -> bool:
         """Drop the queues of a topic nobody uses any more; False if something is still queued."""

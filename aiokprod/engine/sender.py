@@ -90,6 +90,7 @@ class Sender:
         self._observer = observer
         self._wakeup = Wakeup(loop)
         self._produce_in_flight: dict[int, int] = {}
+        self._expiry_noticed = False
 
     # -- loop -----------------------------------------------------------------------------------
 
@@ -109,7 +110,7 @@ class Sender:
         state_at = self._request_for_state(now)
         self._state.apply_bumps()
         self._refresh_leaderless(now)
-        self._expire(now)
+        expire_at = self._expire(now)
         accumulator = self._accumulator
         next_at = accumulator.advance(now)
         for node_id in accumulator.due_nodes(self._idle):
@@ -117,7 +118,7 @@ class Sender:
                 self._send_to(node_id, now)
             else:
                 next_at = min(next_at, self._client.retry_at(node_id, now))
-        return min(next_at, accumulator.next_expiry(), state_at)
+        return min(next_at, expire_at, state_at)
 
     def _idle(self, node_id: int) -> bool:
         return not self._produce_in_flight.get(node_id)
@@ -403,7 +404,16 @@ class Sender:
 
     # -- giving up ------------------------------------------------------------------------------
 
-    def _expire(self, now: float) -> None:
+    def _expire(self, now: float) -> float:
+        """Fail batches past their deadline, not before the sockets were read once more: after a
+        stall of the loop their answers may be waiting there. Returns when to look again."""
+        if self._accumulator.next_expiry() > now:
+            self._expiry_noticed = False
+            return self._accumulator.next_expiry()
+        if not self._expiry_noticed:
+            self._expiry_noticed = True
+            return now
+        self._expiry_noticed = False
         for batch in self._accumulator.expired(now):
             on_wire = batch.on_wire
             if on_wire:
@@ -411,6 +421,7 @@ class Sender:
             elif not self._accumulator.remove(batch):
                 continue
             self._fail(batch, self._delivery_timeout(batch, now))
+        return self._accumulator.next_expiry()
 
     def _delivery_timeout(self, batch: ProducerBatch, now: float) -> DeliveryTimeout:
         reason, cause = batch.last_failure
