@@ -113,11 +113,12 @@ class Sender:
         expire_at = self._expire(now)
         accumulator = self._accumulator
         next_at = accumulator.advance(now)
-        for node_id in accumulator.due_nodes(self._idle):
-            if not self._metadata.update_due(now) and self._client.ready(node_id, now):
-                self._send_to(node_id, now)
-            else:
-                next_at = min(next_at, self._client.retry_at(node_id, now))
+        if not self._metadata.update_due(now):  # else the updater goes first and wakes us
+            for node_id in accumulator.due_nodes(self._idle):
+                if self._client.ready(node_id, now):
+                    self._send_to(node_id, now)
+                else:
+                    next_at = min(next_at, self._client.retry_at(node_id, now))
         return min(next_at, expire_at, state_at)
 
     def _idle(self, node_id: int) -> bool:
