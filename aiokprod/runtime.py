@@ -86,6 +86,8 @@ class Runtime:
             on_wakeup=self._on_network,
             on_disconnect=self._on_disconnect,
             on_throttle=observer.on_throttle,
+            on_connection_opened=observer.on_connection_opened,
+            on_connection_closed=observer.on_connection_closed,
             on_callback_error=self.fail,
             client_id=client_id,
             software_version=version,
@@ -197,7 +199,6 @@ class Runtime:
             wakeup.set()
 
     def _on_disconnect(self, node_id: int, error: KafkaError) -> None:
-        self.observer.on_connection_closed(node_id, error)
         self.updater.on_disconnect(node_id, error)
         self.sender.wakeup()
 

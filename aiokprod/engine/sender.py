@@ -318,9 +318,7 @@ class Sender:
         """Decide on a batch whose attempt failed."""
         batch.last_failure = (code.name, cause)
         log_start = answer.log_start_offset if answer is not None else -1
-        advice = SequenceAdvice.NONE
-        if not batch.core.settled:
-            advice = self._state.advise(batch, code.number, log_start)
+        advice = self._state.advise(batch, code.number, log_start)
         action = decide(
             code,
             records=batch.core.record_count,
@@ -328,7 +326,8 @@ class Sender:
             retries=self._retries,
             advice=advice,
         )
-        if batch.core.settled:  # it expired on the wire; only its sequence is still to be settled
+        if batch.core.settled and advice is not SequenceAdvice.DUPLICATE:
+            # It expired on the wire; only its sequence is still to be settled.
             self._state.on_failure(batch, unknown=batch.maybe_written)
             self._accumulator.release(batch)
             self._accumulator.place(batch.queue, now)
