@@ -8,7 +8,6 @@ connection; reconnecting is the client's business. Source: Java `KafkaChannel`, 
 
 from __future__ import annotations
 
-import contextlib
 from types import MappingProxyType
 from typing import Final
 
@@ -16,7 +15,6 @@ from aiokprod.errors import (
     AuthenticationError,
     Code,
     CorrelationMismatch,
-    DecodeError,
     Disconnected,
     KafkaError,
     NotReady,
@@ -36,6 +34,7 @@ from aiokprod.net.channel_states import (
     Ready,
     State,
 )
+from aiokprod.net.discovery import decode_versions, next_version, shared_ranges
 from aiokprod.net.in_flight import InFlightRequest, InFlightRequests, OnDone
 from aiokprod.net.security import Authenticated, AuthenticationStep, Authenticator
 from aiokprod.net.throttle import client_waits, throttle_ms
@@ -45,13 +44,7 @@ from aiokprod.wire.message import Message
 from aiokprod.wire.messages import REQUESTS, RESPONSES
 from aiokprod.wire.messages.api_versions import ApiVersionsRequest, ApiVersionsResponse
 from aiokprod.wire.primitives import BytesLike
-from aiokprod.wire.versions import (
-    VersionRanges,
-    broker_ranges,
-    lower_api_versions,
-    negotiate,
-    usable_range,
-)
+from aiokprod.wire.versions import VersionRanges, broker_ranges, negotiate
 
 SOFTWARE_NAME: Final = "aiokprod"
 
@@ -272,7 +265,7 @@ class KafkaChannel:
         except AuthenticationError as error:
             self.fail(CloseReason.AUTH_FAILED, error)
         except KafkaError as error:
-            self.fail(CloseReason.PROTOCOL, error)
+            self.fail(CloseReason.PROTOCOL, self._named(error))
 
     def receive_eof(self, cause: Exception | None = None) -> None:
         """The connection ended, by an I/O error if there is a cause. A partial frame is dropped."""
@@ -295,6 +288,14 @@ class KafkaChannel:
         self.fail(reason, error)
 
     # -- inside ---------------------------------------------------------------------------------
+
+    def _named(self, error: KafkaError) -> KafkaError:
+        """The error with the peer in its text, which the wire layer does not know."""
+        if self.peer in error.message:
+            return error
+        named = type(error)(f"{self.peer}: {error.message}")
+        named.__cause__ = error
+        return named
 
     def _advance(self, event: Event) -> None:
         self.state = TRANSITIONS[self.state, event]
@@ -331,7 +332,7 @@ class KafkaChannel:
                 f"{_api_name(request.api_key)} request {request.correlation_id} was due"
             )
         if self.state is State.CHECKING_API_VERSIONS:
-            answer = _decode_versions(body, request.version)
+            answer = decode_versions(body, request.version)
             self.in_flight.complete_next()
             self._on_versions(answer, request.version, now)
             return
@@ -352,7 +353,7 @@ class KafkaChannel:
 
     def _on_versions(self, answer: ApiVersionsResponse, asked: int, now: float) -> None:
         if answer.error_code == Code.UNSUPPORTED_VERSION:
-            version = lower_api_versions(asked, answer)
+            version = next_version(asked, answer)
             if version is None:
                 raise UnsupportedVersion(
                     f"{self.peer} refuses every ApiVersions version this client knows "
@@ -364,7 +365,8 @@ class KafkaChannel:
             code = error_code(answer.error_code)
             raise ProtocolError(f"{self.peer} refused ApiVersions: {code.text}", code=code)
         else:
-            self._learn_versions(answer)
+            self._broker_ranges = broker_ranges(answer)
+            self.versions = shared_ranges(self._broker_ranges)
             if self._authenticator is None:
                 self._advance(Event.VERSIONS_KNOWN)
                 throttle = throttle_ms(answer) if client_waits(API_VERSIONS, asked) else 0
@@ -372,12 +374,6 @@ class KafkaChannel:
             else:
                 self._advance(Event.VERSIONS_KNOWN_AUTH)
                 self._start_authentication(now)
-
-    def _learn_versions(self, answer: ApiVersionsResponse) -> None:
-        """Store what the broker speaks, and what of it we speak too."""
-        self._broker_ranges = broker_ranges(answer)
-        shared = {key: usable_range(key, self._broker_ranges) for key in self._broker_ranges}
-        self.versions = MappingProxyType({k: both for k, both in shared.items() if both})
 
     def _start_authentication(self, now: float) -> None:
         assert self._authenticator is not None
@@ -408,22 +404,3 @@ def _error_for(request: InFlightRequest, error: KafkaError) -> KafkaError:
     own.outcome = Outcome.UNKNOWN if request.handed_over else Outcome.NOT_SENT
     own.retriable = error.retriable or isinstance(error, ProtocolError)
     return own
-
-
-def _decode_versions(body: BytesLike, version: int) -> ApiVersionsResponse:
-    """Decode an ApiVersions answer.
-
-    A broker that does not know the version asked for answers in version 0, the only one it can be
-    sure of (KIP-511); other errors come in the version of the request. What follows that error code
-    is only advice: where it is in neither version (librdkafka's mock brokers mix the two), the
-    answer counts as one without a list.
-    """
-    if version == 0 or bytes(body[:2]) != _UNSUPPORTED_VERSION_BYTES:
-        return ApiVersionsResponse.decode(body, version)
-    for candidate in (0, version):
-        with contextlib.suppress(DecodeError):
-            return ApiVersionsResponse.decode(body, candidate)
-    return ApiVersionsResponse(error_code=Code.UNSUPPORTED_VERSION)
-
-
-_UNSUPPORTED_VERSION_BYTES: Final = int(Code.UNSUPPORTED_VERSION).to_bytes(2, "big")

@@ -50,8 +50,8 @@ class NetworkClient:
         loop: the loop all calls come from.
         on_wakeup: something may be sendable that was not: connection ready, answers processed,
             write drained, throttle or connection ended. Must be cheap; may be called in excess.
-        on_disconnect: a connection or an attempt ended otherwise than by our own decision about
-            the node; metadata should be refreshed.
+        on_disconnect: a connection or an attempt ended otherwise than by our own wish (idle, node
+            vanished, closing); metadata should be refreshed.
         on_throttle, on_connection_opened, on_connection_closed: for `Observer`, same arguments;
             the last one is called for every end, with None if it was our own wish.
         on_callback_error: an `on_done` raised; default: the loop's exception handler.
@@ -340,9 +340,9 @@ class NetworkClient:
         """ConnectionOwner: start the backoff and tell the engine."""
         self._dials.cancel(connection)
         self._forget_if_gone(connection)
+        own_wish = reason in (CloseReason.LOCAL, CloseReason.IDLE)
         if self._on_connection_closed is not None:
-            wish = None if reason is CloseReason.LOCAL else error
-            self._on_connection_closed(connection.node_id, wish)
+            self._on_connection_closed(connection.node_id, None if own_wish else error)
         if not self._is_current(connection):
             return
         node_id, now = connection.node_id, self._loop.time()
@@ -353,7 +353,10 @@ class NetworkClient:
             self._states.disconnected(node_id, now, was_up=connection.was_up)
         if error is not None and not self._closed:
             self._log_disconnect(connection, reason, error)
-            self._on_disconnect(node_id, error)
+            # An idle close says nothing about the cluster; asking for metadata because of it would
+            # open a connection again, and so on for ever.
+            if not own_wish:
+                self._on_disconnect(node_id, error)
         self._on_wakeup()
 
     def transport_closed(self, connection: Connection) -> None:

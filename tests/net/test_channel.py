@@ -207,23 +207,36 @@ def test_version_refused_without_a_hint_asks_with_version_0():
     assert channel.events() == []
 
 
-def test_version_refused_for_ever_ends_because_versions_strictly_decrease():
+@pytest.mark.parametrize(
+    ("hints", "expected"),
+    [([99, 99, 99], [4, 3, 0]), ([3, 2, 1], [4, 3, 0]), ([2, 2, 2], [4, 2, 0]), ([0], [4, 0])],
+)
+def test_f59_version_refused_for_ever_ends_after_three_questions(hints, expected):
     """A hostile broker lists what it just refused."""
     channel = new_channel()
     channel.transport_up(1.0, 11.0)
     asked = []
-    for correlation_id in range(10):
-        for header, _ in requests_in(channel.data_to_send()):
-            asked.append(header.request_api_version)
-        if channel.state is State.CLOSED:
-            break
-        refusal = ApiVersionsResponse(error_code=35, api_keys=[ApiVersion(18, 0, 99)])
+    for correlation_id, hint in enumerate([*hints, 0, 0]):
+        asked += [header.request_api_version for header, _ in requests_in(channel.data_to_send())]
+        refusal = ApiVersionsResponse(error_code=35, api_keys=[ApiVersion(18, 0, hint)])
         channel.receive_data(answer(refusal, 0, correlation_id), 1.0)
-    assert asked == sorted(set(asked), reverse=True)
-    assert asked[-1] == 0
+    assert asked == expected
     event = closed(channel)
     assert event.reason is CloseReason.PROTOCOL
     assert isinstance(event.error, UnsupportedVersion)
+
+
+def test_errors_of_broken_bytes_name_the_peer_once():
+    channel = ready_channel()
+    channel.receive_data(b"\xff\xff\xff\xff", 1.0)
+    error = closed(channel).error
+    assert error is not None
+    assert error.message.startswith("broker h:1 (id 1): frame length -1")
+    channel = ready_channel()
+    channel.receive_data(metadata_answer(9), 1.0)
+    error = closed(channel).error
+    assert error is not None
+    assert error.message.count("broker h:1") == 1
 
 
 def test_version_refused_in_the_requests_own_format_is_understood():
