@@ -1,6 +1,6 @@
 """What to make of ApiVersions answers: the one exchange whose version is not yet agreed upon.
 
-Source: KIP-35, KIP-511; Java `NetworkClient.handleApiVersionsResponse`, `ApiVersionsResponse.parse`.
+Source: KIP-35, KIP-511; Java `NetworkClient.handleApiVersionsResponse`, `ApiVersionsResponse`.
 """
 
 from __future__ import annotations
