@@ -101,9 +101,9 @@ class DefaultPartitioner:
     """Java's built-in logic: the key's hash, or without a key one partition for about a batch's
     worth of bytes, then another.
 
-    The producer does not ask this object record by record: it does the same inside its compiled
-    append, where the fullness of batches is known. Called directly (from a partitioner that
-    delegates to it, say) it switches after `batch_size` bytes.
+    A producer without a partitioner of its own does the same inside its compiled append, where it
+    also knows when a batch is full. This class is for partitioners that delegate to it; asked
+    record by record, it switches after `batch_size` bytes.
 
     Args:
         adaptive: prefer partitions with short queues (partitioner_adaptive_partitioning_enable).
@@ -111,7 +111,7 @@ class DefaultPartitioner:
             0 is off.
         ignore_keys: treat keyed records like keyless ones.
         rng: seeded in tests.
-        batch_size: bytes between two switches when called directly.
+        batch_size: bytes between two switches.
     """
 
     def __init__(
@@ -241,6 +241,9 @@ def adapt(partitioner: AnyPartitioner) -> Partitioner:
         raise ConfigError(
             f"partitioner={partitioner.__name__}: pass an instance, {partitioner.__name__}()"
         )
+    given: object = partitioner
+    if isinstance(given, (str, bytes)):  # has a method partition, too
+        raise ConfigError(f"partitioner={given!r}: names are not loaded, pass an object")
     if isinstance(partitioner, Partitioner):
         return partitioner
     if callable(partitioner):
