@@ -1,0 +1,134 @@
+"""The rules of the house that a reader cannot see in one file: layers, clocks, randomness."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parent.parent / "aiokprod"
+
+FOUNDATION = {
+    "backoff", "cluster", "config", "config_keys", "environment", "error_codes", "errors",
+    "interceptors", "observer", "partitioners", "plugins", "records", "serializers",
+    "serialization", "version",
+}  # fmt: skip
+FACADE = {"producer", "runtime", "admission", "bulk", "bulk_send", "reports"}
+ALLOWED = {
+    "hot": {"hot"},
+    "foundation": {"hot", "foundation"},
+    "wire": {"hot", "foundation", "wire"},
+    "net": {"hot", "foundation", "wire", "net"},
+    "engine": {"hot", "foundation", "wire", "engine"},
+    "facade": {"hot", "foundation", "wire", "net", "engine", "facade"},
+    "testing": {"hot", "foundation", "wire", "testing"},
+}
+
+
+def modules() -> Iterator[Path]:
+    yield from sorted(PACKAGE.rglob("*.py"))
+    yield from sorted(PACKAGE.rglob("*.pyx"))
+
+
+def name_of(path: Path) -> str:
+    return ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts)
+
+
+def layer_of(module: str) -> str | None:
+    """The layer of a dotted module name; None for the package itself."""
+    parts = module.split(".")
+    if len(parts) == 1:
+        return None
+    if parts[1] in FOUNDATION:
+        return "foundation"
+    if parts[1] in FACADE:
+        return "facade"
+    return parts[1]
+
+
+def imports_of(path: Path) -> set[str]:
+    """Modules of this package that a file imports, type-checking imports included."""
+    text = path.read_text()
+    if path.suffix == ".pyx":
+        words = [line.split() for line in text.splitlines() if line.lstrip().startswith("from ")]
+        return {line[1] for line in words if line[1].startswith("aiokprod")}
+    found = set()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            assert node.level == 0, f"{path}: relative import"
+            found.add(node.module)
+        elif isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+    return {name for name in found if name.split(".")[0] == "aiokprod"}
+
+
+@pytest.mark.parametrize("path", list(modules()), ids=name_of)
+def test_layers_module_imports_only_to_its_right(path: Path) -> None:
+    layer = layer_of(name_of(path).removesuffix(".__init__"))
+    if layer is None:
+        return  # the package re-exports from anywhere
+    assert layer in ALLOWED, f"{name_of(path)} belongs to no layer: name it in this test"
+    for imported in imports_of(path):
+        target = layer_of(imported)
+        if layer == "testing" and target is None:
+            continue  # the kit may use the public names
+        assert target in ALLOWED[layer], f"{name_of(path)} ({layer}) imports {imported} ({target})"
+
+
+def test_layers_detects_a_wrong_import(tmp_path: Path) -> None:
+    wrong = tmp_path / "wrong.py"
+    wrong.write_text("from aiokprod.engine.batch import ProducerBatch\n")
+    (imported,) = imports_of(wrong)
+    assert layer_of(imported) not in ALLOWED["net"]
+
+
+CLOCKS = {"time", "monotonic", "perf_counter", "time_ns", "monotonic_ns", "perf_counter_ns"}
+
+
+def clock_reads(path: Path) -> list[int]:
+    """Lines that read a clock of the time module or of datetime."""
+    lines = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+            continue
+        owner = node.func.value
+        if isinstance(owner, ast.Name) and (
+            (owner.id == "time" and node.func.attr in CLOCKS)
+            or (owner.id in {"datetime", "date"} and node.func.attr in {"now", "utcnow", "today"})
+        ):
+            lines.append(node.lineno)
+    return lines
+
+
+# `environment` is the seam itself; real brokers, their processes and pipes live in real time.
+CLOCK_READERS = {
+    "environment", "testing.kafka_cluster", "testing.kafka_node", "testing.kafka_admin",
+    "testing.kafka_artifacts", "testing.kafka_container", "testing.mock_cluster", "testing.reaper",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("path", [p for p in modules() if p.suffix == ".py"], ids=name_of)
+def test_clock_is_read_only_through_the_environment(path: Path) -> None:
+    if name_of(path).removeprefix("aiokprod.") in CLOCK_READERS:
+        return
+    assert not clock_reads(path), "time inside is loop.time(), wall time is Environment.unix_ms"
+
+
+def test_clock_reads_are_detected(tmp_path: Path) -> None:
+    wrong = tmp_path / "wrong.py"
+    wrong.write_text("import time\n\n\ndef now():\n    return time.monotonic()\n")
+    assert clock_reads(wrong) == [5]
+
+
+@pytest.mark.parametrize("path", [p for p in modules() if p.suffix == ".py"], ids=name_of)
+def test_randomness_comes_from_the_environment(path: Path) -> None:
+    """No call of the random module's own functions: they cannot be seeded per producer."""
+    if name_of(path).removeprefix("aiokprod.") in CLOCK_READERS:
+        return
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            owner = node.func.value
+            if isinstance(owner, ast.Name) and owner.id == "random":
+                assert node.func.attr == "Random", f"line {node.lineno}"
