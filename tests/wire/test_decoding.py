@@ -30,7 +30,19 @@ def test_decode_refuses_every_truncation(message: type[Message], version: int) -
 def test_decode_refuses_a_trailing_byte(message: type[Message], version: int) -> None:
     encoded = filled(message, version).encode(version)
     with pytest.raises(DecodeError, match="1 bytes left over"):
-        message.decode(encoded + b"\0", version)
+        message.decode(encoded + b"\1", version)
+
+
+def test_second_tag_section_of_librdkafkas_mock_brokers_is_tolerated() -> None:
+    for version in range(9, 14):
+        response = filled(MetadataResponse, version)
+        encoded = response.encode(version)
+        assert MetadataResponse.decode(encoded + b"\0", version) == response
+        for tail in (b"\1", b"\0\0"):
+            with pytest.raises(DecodeError, match="left over"):
+                MetadataResponse.decode(encoded + tail, version)
+    with pytest.raises(DecodeError, match="1 bytes left over"):
+        MetadataResponse.decode(MetadataResponse().encode(8) + b"\0", 8)
 
 
 @pytest.mark.parametrize(("message", "version"), VERSIONED, ids=versioned_id)

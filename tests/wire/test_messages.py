@@ -21,6 +21,8 @@ from aiokprod.wire.messages.metadata import (
     MetadataRequestTopic,
     MetadataResponse,
     MetadataResponseBroker,
+    MetadataResponsePartition,
+    MetadataResponseTopic,
 )
 from aiokprod.wire.messages.produce import (
     LeaderIdAndEpoch,
@@ -209,6 +211,15 @@ def test_encode_refuses_a_uuid_of_another_length() -> None:
         request = ProduceRequest(topic_data=(TopicProduceData(topic_id=uuid),))
         with pytest.raises(ValueError, match="ProduceRequest version 13: UUID of"):
             request.encode(13)
+
+
+@pytest.mark.parametrize("count", [0, 1, 15, 16, 17, 127, 128, 5000])
+@pytest.mark.parametrize("version", [8, 12])
+def test_arrays_of_any_length_round_trip(count: int, version: int) -> None:
+    partition = MetadataResponsePartition(replica_nodes=tuple(range(count)))
+    topic = MetadataResponseTopic(name="t", partitions=(partition,) * min(count, 200))
+    response = MetadataResponse(topics=(topic,))
+    assert MetadataResponse.decode(response.encode(version), version) == response
 
 
 def test_topic_names_of_any_script_survive() -> None:
