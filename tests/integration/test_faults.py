@@ -13,7 +13,7 @@ from aiokprod.testing.kafka_cluster import KafkaCluster
 from tests.integration.checker import History, check
 from tests.integration.load import Stream
 from tests.integration.probe import until_serving
-from tests.integration.spy import METADATA, SpyDialer
+from tests.integration.spy import METADATA, SpyDialer, busiest_second
 
 PARTITIONS = 6
 RECOVERY = 2.0
@@ -36,10 +36,13 @@ class Outage:
             acks = [at for at, where in self.stream.acks if where == partition]
             after = min((at for at in acks if at >= self.served), default=float("inf"))
             late = after - self.served
+            print(f"partition {partition}: {late:.2f} s after the cluster could serve")
             assert late <= RECOVERY, f"partition {partition} recovered {late:.2f} s late"
 
     def assert_polite(self) -> None:
         most = self.spy.most_in_a_second(METADATA)
+        dials = busiest_second(self.spy.dials)
+        print(f"at most {most} metadata requests and {dials} dials in a second")
         assert most <= METADATA_PER_SECOND, f"{most} metadata requests in a second"
 
 
