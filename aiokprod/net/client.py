@@ -37,6 +37,10 @@ from aiokprod.wire.message import Message
 log = logging.getLogger(__name__)
 
 
+_MAX_THROTTLE: Final = 300.0
+"""Seconds; brokers ask for one quota window or a few (11 s by default). A larger number, broken or
+hostile, must not silence a connection for days."""
+
 _CANCEL_GRACE: Final = 0.1
 """Seconds a cancelled dial task gets even if no time is left: it needs some loop passes to end."""
 
@@ -318,6 +322,7 @@ class NetworkClient:
 
     def connection_throttled(self, connection: Connection, seconds: float) -> None:
         """ConnectionOwner: the broker wants no new request for that long (KIP-219)."""
+        seconds = min(seconds, _MAX_THROTTLE)
         until = self._loop.time() + seconds
         connection.throttled_until = max(connection.throttled_until, until)
         connection.postpone(seconds)

@@ -6,7 +6,7 @@ authenticator) stands for a listener without SASL. Source: Java `Authenticator`,
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
 from aiokprod.wire.message import Message
@@ -17,7 +17,7 @@ from aiokprod.wire.versions import VersionRanges
 class SendToBroker:
     """The exchange goes on: send `message` in `version`, then feed the answer to `receive`."""
 
-    message: Message
+    message: Message = field(repr=False)  # holds credentials
     version: int
 
 
