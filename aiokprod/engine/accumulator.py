@@ -278,18 +278,21 @@ class RecordAccumulator:
         batch.queue.insert(batch)
         self.place(batch.queue, now)
 
-    def split(self, batch: ProducerBatch, payload: bytes, limit: int, now: float) -> None:
+    def split(
+        self, batch: ProducerBatch, payload: bytes, limit: int, now: float
+    ) -> list[ProducerBatch]:
         """Replace a batch that is too large by smaller ones at the same place.
 
-        `payload` is the plain records section. Parts inherit deadline and attempts; they have no
-        sequence yet. Java `RecordAccumulator.splitAndReenqueue`.
+        `payload` is the plain records section. Parts inherit the deadline and what is known of
+        earlier attempts; the refused one does not count. Java `splitAndReenqueue`.
         """
         queue = batch.queue
         parts = []
         for number, core in enumerate(batch.core.split(payload, limit)):
             order = (*batch.order, number)
             part = ProducerBatch(core, queue, order, batch.created_at, batch.deadline)
-            part.attempts = batch.attempts
+            part.attempts = batch.attempts - 1
+            part.maybe_written = batch.maybe_written
             parts.append(part)
             self._enlist(part)
         share, rest = divmod(batch.core.charged, len(parts))
@@ -303,6 +306,7 @@ class RecordAccumulator:
         for part in parts:
             queue.insert(part)
         self.place(queue, now)
+        return parts
 
     def settle(self, batch: ProducerBatch) -> None:
         """The batch has its outcome. Its memory goes back once it is off the wire too."""

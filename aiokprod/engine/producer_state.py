@@ -63,8 +63,8 @@ class ProducerState(Protocol):
     def on_success(self, batch: ProducerBatch, base_offset: int) -> None:
         """The batch is in the log."""
 
-    def on_split(self, batch: ProducerBatch) -> None:
-        """The batch was refused as too large and is replaced by unstamped parts."""
+    def on_split(self, batch: ProducerBatch, parts: list[ProducerBatch]) -> None:
+        """The batch was refused as too large and is replaced by `parts`."""
 
     def on_failure(self, batch: ProducerBatch, *, unknown: bool) -> None:
         """The batch is given up; `unknown`: it may be in the log."""
@@ -118,7 +118,7 @@ class NonIdempotent:
     def on_success(self, batch: ProducerBatch, base_offset: int) -> None:
         """Nothing kept."""
 
-    def on_split(self, batch: ProducerBatch) -> None:
+    def on_split(self, batch: ProducerBatch, parts: list[ProducerBatch]) -> None:
         """Nothing kept."""
 
     def on_failure(self, batch: ProducerBatch, *, unknown: bool) -> None:
@@ -243,7 +243,9 @@ class Idempotent:
             return False
         if batch.stamped:
             return entry.open[0] is batch
-        if entry.open and self._stale(entry):
+        if entry.open and (self._stale(entry) or entry.last_acked == NO_SEQUENCE):
+            # A broker without state for this id takes any first sequence: were a second batch on
+            # its way and the first one refused, they would be stored in the wrong order.
             return False
         return not entry.unresolved and len(entry.open) < MAX_OPEN_BATCHES
 
@@ -288,14 +290,17 @@ class Idempotent:
             entry.last_acked_offset = base_offset + batch.core.record_count - 1
         self._resolve(batch.topic_partition, entry)
 
-    def on_split(self, batch: ProducerBatch) -> None:
-        """The parts are numbered anew; what was numbered after this batch must follow them."""
+    def on_split(self, batch: ProducerBatch, parts: list[ProducerBatch]) -> None:
+        """The parts share out the batch's sequences: no gap, and they leave one by one."""
         entry = self._partitions[batch.topic_partition]
-        entry.remove(batch)
-        if not entry.open and self._last_numbered(entry, batch):
-            entry.next = batch.base_sequence  # certainly not in the log: no gap, no bump
-        else:
-            self._plan(batch.topic_partition)
+        position = entry.open.index(batch)
+        entry.open[position : position + 1] = parts
+        sequence = batch.base_sequence
+        for part in parts:
+            part.producer_id = batch.producer_id
+            part.producer_epoch = batch.producer_epoch
+            part.base_sequence = sequence
+            sequence = increment_sequence(sequence, part.core.record_count)
 
     def on_failure(self, batch: ProducerBatch, *, unknown: bool) -> None:
         """A numbered batch was given up: its sequences are a gap, or nobody knows."""

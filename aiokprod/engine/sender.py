@@ -234,15 +234,14 @@ class Sender:
 
         Source: Java `Sender.handleProduceResponse`.
         """
-        cannot_encode = isinstance(error, ProtocolError) and not isinstance(
-            error, UnsupportedVersion
-        )
-        if cannot_encode and not response.maybe_written:
+        if isinstance(error, ProtocolError) and not response.maybe_written:
             for batch in call.batches.values():  # a retry could not encode it either
                 self._fail(batch, error.copy())
+            if isinstance(error, UnsupportedVersion):
+                self._on_fatal(error)
             return
         code = error.code or error_code(Code.NETWORK_EXCEPTION)
-        if code.number not in (Code.REQUEST_TIMED_OUT, Code.UNSUPPORTED_VERSION):
+        if code.number != Code.REQUEST_TIMED_OUT:
             code = error_code(Code.NETWORK_EXCEPTION)
         if response.maybe_written:
             for batch in call.batches.values():
@@ -347,15 +346,23 @@ class Sender:
             error.__cause__ = cause
             self._fail(batch, error, self._record_errors(batch, answer, error))
             if action is Action.FATAL:
-                self._state.on_fatal(error)
+                self._on_fatal(error)
+
+    def _on_fatal(self, error: KafkaError) -> None:
+        """Every pending and later record fails; its error says that it is another one's fault."""
+        fatal = error.copy()
+        fatal.message = f"the producer cannot send any more since: {error.message}"
+        fatal.outcome = Outcome.NOT_SENT
+        self._state.on_fatal(fatal)
+        self.wakeup()
 
     def _split(self, batch: ProducerBatch, now: float) -> None:
         payload = self._splitter.plain(batch)
         limit = self._splitter.limit(batch)
-        self._state.on_split(batch)
         self._observer.on_batch_split(batch)
         logger.info("%s: too large for the broker, splitting", batch)
-        self._accumulator.split(batch, payload, limit, now)
+        parts = self._accumulator.split(batch, payload, limit, now)
+        self._state.on_split(batch, parts)
 
     def _fail(
         self,
