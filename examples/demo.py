@@ -17,7 +17,7 @@ import contextlib
 import sys
 import time
 import uuid
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
 from aiokprod import Delivery, Producer
@@ -212,13 +212,23 @@ def verify(servers: str, topic: str, flights: list[Flight]) -> list[str]:
     return sent.differences(found)
 
 
+def fast_loop() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """uvloop where it is installed (aiokprod asks for it), else asyncio's own loop."""
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
+    return factory
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="Flights through Kafka and back, verified.")
     parser.add_argument("--bootstrap", metavar="HOST:PORT", help="your own cluster")
     parser.add_argument("--kafka", action="store_true", help="start three real Kafka nodes")
     chosen = parser.parse_args()
-    with contextlib.suppress(KeyboardInterrupt):
-        sys.exit(asyncio.run(run(chosen.bootstrap, chosen.kafka)))
+    with contextlib.suppress(KeyboardInterrupt), asyncio.Runner(loop_factory=fast_loop()) as runner:
+        sys.exit(runner.run(run(chosen.bootstrap, chosen.kafka)))
 
 
 if __name__ == "__main__":
