@@ -20,6 +20,7 @@ from aiokprod.errors import (
     AuthenticationError,
     BrokerError,
     Code,
+    DialError,
     KafkaError,
     UnsupportedVersion,
     broker_error,
@@ -79,6 +80,8 @@ class MetadataUpdater:
         self._response: Response | None = None  # arrived, not yet looked at
         self._trying_since: float | None = None
         self._nodes: dict[int, Node] = {}
+        self._suspects: set[int] = set()  # connections lost since the last answer
+        self._failed: set[int] = set()  # nodes not reached since the last answer
         metadata.on_request(self.wake)
         metadata.on_change(self._follow)
         self._follow(metadata.snapshot)
@@ -94,14 +97,23 @@ class MetadataUpdater:
         """
         now = self._clock()
         metadata = self._metadata
+        # A connection that was lost says little, one that cannot be made again says more.
+        if isinstance(error, DialError) or node_id in self._suspects:
+            self._failed.add(node_id)
+        self._suspects.add(node_id)
         if isinstance(error, (AuthenticationError, UnsupportedVersion)):
             metadata.fatal(now, error)
-        elif metadata.update_due(now) and self._client.least_loaded(now) is None:
+        elif (
+            metadata.update_due(now)
+            and self._client.least_loaded(now) is None
+            and not self._all_lost()
+        ):
             # Nobody is left to ask, so the update that was due counts as failed: backoff applies.
             metadata.failed(now, error)
         else:
             metadata.note_error(error)
         metadata.request_update()
+        self.wake()
 
     async def run(self) -> None:
         """Fetch for ever. Ends by cancellation only."""
@@ -142,17 +154,28 @@ class MetadataUpdater:
         if self._may_rebootstrap and now - trying_since > self._trigger:
             logger.warning("no metadata for %.3g s: bootstrapping again", now - trying_since)
             self._rebootstrap(now)
-        node_id = self._client.least_loaded(now)
-        if (
-            node_id is None
-            and self._may_rebootstrap
-            and not self._metadata.bootstrapped
-            and not any(map(self._connected, self._nodes))
-        ):
+        if self._all_lost():
             logger.warning("no known broker can be reached: bootstrapping again")
+            self._forget_failures()
             self._metadata.rebootstrap()
-            node_id = self._client.least_loaded(now)
-        return node_id
+        return self._client.least_loaded(now)
+
+    def _all_lost(self) -> bool:
+        """Time to bootstrap again (KIP-899): no known broker was reached since the last answer.
+
+        Java asks whether all of them are in backoff at this very moment, which brokers that take
+        long to refuse a connection never are.
+        """
+        return (
+            self._may_rebootstrap
+            and not self._metadata.bootstrapped
+            and self._failed.issuperset(self._nodes)
+            and not any(map(self._connected, self._nodes))
+        )
+
+    def _forget_failures(self) -> None:
+        self._suspects.clear()
+        self._failed.clear()
 
     def _connected(self, node_id: int) -> bool:
         # Versions are known only while a connection is up, even if it is throttled or full.
@@ -166,6 +189,7 @@ class MetadataUpdater:
 
     def _rebootstrap(self, now: float) -> None:
         self._trying_since = now
+        self._forget_failures()
         self._metadata.rebootstrap()
         self._client.reset_backoff()
 
@@ -198,6 +222,7 @@ class MetadataUpdater:
         error = response.error or self._error_in(response.body, response.node_id)
         if error is None:
             self._trying_since = None
+            self._forget_failures()
             metadata.update(
                 plan.request_generation,
                 response.body,

@@ -309,12 +309,25 @@ def test_pass_without_a_usable_node_never_spins() -> None:
 # -- rebootstrap --------------------------------------------------------------------------------
 
 
-def test_no_usable_broker_leads_back_to_the_bootstrap_addresses_KIP_899() -> None:
+def lose(world: World, node_id: int, until: float = math.inf) -> None:
+    """The connection to a node breaks, or an attempt to make one fails."""
+    world.client.dialling.discard(node_id)
+    world.client.down[node_id] = until
+    world.updater.on_disconnect(node_id, DialError("refused"))
+
+
+@pytest.mark.parametrize("backoff", [math.inf, 0.0], ids=["in-backoff", "slow-to-refuse"])
+def test_all_brokers_lost_leads_back_to_the_bootstrap_addresses_KIP_899(backoff: float) -> None:
     world = make()
     world.up()
-    world.client.down = {1: math.inf, 2: math.inf}
-    world.metadata.request_update()
-    world.step(1)
+    world.now += 1
+    lose(world, 1, backoff)
+    world.step()
+    assert world.client.node_sets == [BOOTSTRAP, [1, 2]]
+    world.client.sent[-1].fail(Disconnected("gone"))
+    lose(world, 2, backoff)
+    world.step()
+    world.step(0.2)
     assert world.client.node_sets == [BOOTSTRAP, [1, 2], BOOTSTRAP]
     assert world.client.sent[-1].node_id in BOOTSTRAP
     assert world.client.resets == 0
@@ -323,12 +336,40 @@ def test_no_usable_broker_leads_back_to_the_bootstrap_addresses_KIP_899() -> Non
     assert world.client.node_sets[-1] == [3]
 
 
+def test_connection_lost_once_is_no_reason_to_bootstrap_again() -> None:
+    world = make()
+    world.up()
+    world.now += 1
+    world.client.dialling = {1, 2}
+    for node_id in (1, 2):
+        world.updater.on_disconnect(node_id, Disconnected("gone"))
+    world.step(1)
+    assert world.client.node_sets == [BOOTSTRAP, [1, 2]]
+    for node_id in (1, 2):
+        world.updater.on_disconnect(node_id, Disconnected("gone again"))
+    world.step(1)
+    assert world.client.node_sets == [BOOTSTRAP, [1, 2], BOOTSTRAP]
+
+
+def test_broker_lost_before_the_last_answer_does_not_count() -> None:
+    world = make()
+    world.up()
+    world.now += 1
+    lose(world, 1)
+    world.step()
+    world.finish(answer(topic("t", 2)))
+    lose(world, 2)
+    world.step(1)
+    assert world.client.node_sets == [BOOTSTRAP, [1, 2]]
+
+
 def test_busy_broker_is_no_reason_to_bootstrap_again() -> None:
     world = make()
     world.up()
-    world.client.down = {1: math.inf}
     world.client.busy = {2}
-    world.metadata.request_update()
+    for node_id in (1, 2):
+        world.updater.on_disconnect(node_id, Disconnected("gone"))
+    world.client.down[1] = math.inf
     world.step(1)
     assert world.client.node_sets == [BOOTSTRAP, [1, 2]]
 
@@ -336,8 +377,8 @@ def test_busy_broker_is_no_reason_to_bootstrap_again() -> None:
 def test_strategy_none_never_bootstraps_again() -> None:
     world = make(metadata_recovery_strategy="none")
     world.up()
-    world.client.down = {1: math.inf, 2: math.inf}
-    world.metadata.request_update()
+    for node_id in (1, 2):
+        lose(world, node_id)
     for _ in range(5):
         assert world.step(200) == math.inf
     world.client.down = {}
@@ -350,6 +391,8 @@ def test_unreachable_bootstrap_addresses_are_not_set_again_and_again() -> None:
     client = FakeClient(down={-1: math.inf, -2: math.inf})
     world = make(client)
     for _ in range(20):
+        lose(world, -1)
+        lose(world, -2)
         world.step(1)
     assert client.node_sets == [BOOTSTRAP]
     assert client.resets == 0
