@@ -40,13 +40,13 @@ from aiokprod.serialization import RecordSerializers
 from aiokprod.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Iterable, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Sequence
     from types import TracebackType
 
     from aiokprod.cluster import PartitionInfo
     from aiokprod.hot.core import Delivery
     from aiokprod.records import Header
-    from aiokprod.serializers import AnySerializer
+    from aiokprod.serializers import AnySerializer, Serializer
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -84,6 +84,67 @@ class Producer(Generic[K, V]):
     Errors of its calls are `KafkaError`s whose `.outcome` says whether the record can be in the
     log. Source: Java `KafkaProducer`.
     """
+
+    # What is sent follows from the serializers: bytes where there is none.
+    @overload
+    def __init__(
+        self: Producer[bytes, bytes],
+        config: ProducerConfig | None = None,
+        /,
+        *,
+        key_serializer: None = None,
+        value_serializer: None = None,
+        partitioner: AnyPartitioner | None = None,
+        interceptors: Sequence[ProducerInterceptor] = (),
+        observer: Observer | None = None,
+        environment: Environment | None = None,
+        **settings: Any,
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self: Producer[bytes, V],
+        config: ProducerConfig | None = None,
+        /,
+        *,
+        key_serializer: None = None,
+        value_serializer: Serializer[V] | Callable[[V], Any],
+        partitioner: AnyPartitioner | None = None,
+        interceptors: Sequence[ProducerInterceptor] = (),
+        observer: Observer | None = None,
+        environment: Environment | None = None,
+        **settings: Any,
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self: Producer[K, bytes],
+        config: ProducerConfig | None = None,
+        /,
+        *,
+        key_serializer: Serializer[K] | Callable[[K], Any],
+        value_serializer: None = None,
+        partitioner: AnyPartitioner | None = None,
+        interceptors: Sequence[ProducerInterceptor] = (),
+        observer: Observer | None = None,
+        environment: Environment | None = None,
+        **settings: Any,
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self,
+        config: ProducerConfig | None = None,
+        /,
+        *,
+        key_serializer: Serializer[K] | Callable[[K], Any],
+        value_serializer: Serializer[V] | Callable[[V], Any],
+        partitioner: AnyPartitioner | None = None,
+        interceptors: Sequence[ProducerInterceptor] = (),
+        observer: Observer | None = None,
+        environment: Environment | None = None,
+        **settings: Any,
+    ) -> None: ...
 
     def __init__(
         self,
