@@ -80,7 +80,7 @@ def built_by_peer(peer: str, records: Sequence[PlainRecord], codec_id: int, *sta
 
 @WITH_CODECS
 @given(records=RECORDS, producer=PRODUCERS)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 def test_peer_reads_our_batches(
     peer: str, codec: str, records: list[PlainRecord], producer: tuple[int, int, int, bool]
 ) -> None:
@@ -103,7 +103,7 @@ def test_peer_reads_our_batches(
 
 @WITH_CODECS
 @given(records=RECORDS, producer=PRODUCERS)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 def test_batches_of_a_peer_are_read(
     peer: str, codec: str, records: list[PlainRecord], producer: tuple[int, int, int, bool]
 ) -> None:
