@@ -314,8 +314,8 @@ class NetworkClient:
     def connection_ready(self, connection: Connection) -> None:
         """ConnectionOwner: requests may go."""
         log.info("connected to %s", connection.channel.peer)
-        if self._is_current(connection):
-            self._states.ready(connection.node_id)
+        # A retired connection never gets here: unless READY, it was closed when it was retired.
+        self._states.ready(connection.node_id)
         if self._on_connection_opened is not None:
             self._on_connection_opened(connection.node_id)
         self._on_wakeup()

@@ -208,10 +208,9 @@ def test_version_refused_without_a_hint_asks_with_version_0():
 
 
 @pytest.mark.parametrize(
-    ("hints", "expected"),
-    [([99, 99, 99], [4, 3, 0]), ([3, 2, 1], [4, 3, 0]), ([2, 2, 2], [4, 2, 0]), ([0], [4, 0])],
+    "hints", [[99, 99, 99], [4, 4, 4], [3, 2, 1], [2, 2, 2], [0], [-1, -5], [3, 9, 4]]
 )
-def test_f59_version_refused_for_ever_ends_after_three_questions(hints, expected):
+def test_f59_version_refused_for_ever_ends_after_three_questions(hints):
     """A hostile broker lists what it just refused."""
     channel = new_channel()
     channel.transport_up(1.0, 11.0)
@@ -220,7 +219,9 @@ def test_f59_version_refused_for_ever_ends_after_three_questions(hints, expected
         asked += [header.request_api_version for header, _ in requests_in(channel.data_to_send())]
         refusal = ApiVersionsResponse(error_code=35, api_keys=[ApiVersion(18, 0, hint)])
         channel.receive_data(answer(refusal, 0, correlation_id), 1.0)
-    assert asked == expected
+    assert asked == sorted(set(asked), reverse=True)
+    assert (asked[0], asked[-1]) == (4, 0)
+    assert len(asked) <= 3
     event = closed(channel)
     assert event.reason is CloseReason.PROTOCOL
     assert isinstance(event.error, UnsupportedVersion)
@@ -826,6 +827,10 @@ def test_reauthentication_holds_new_requests_until_done():
     channel.receive_data(answer(SaslHandshakeResponse(), 1, 2), 51.0)
     assert channel.state is State.READY
     assert channel.session_lifetime_s == 30.0
+
+
+def test_p10_step_with_credentials_does_not_show_them():
+    assert "secret" not in repr(CHALLENGE)
 
 
 # -- any bytes ------------------------------------------------------------------------------------

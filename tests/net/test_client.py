@@ -616,6 +616,19 @@ async def test_f9_smaller_throttle_does_not_shorten_a_longer_one():
 
 
 @in_virtual_time
+async def test_f9_hostile_throttle_is_capped():
+    world = World()
+    broker = world.broker()
+    broker.answers[3] = lambda header, message: MetadataResponse(throttle_time_ms=2**31 - 1)
+    await world.connect()
+    await world.send()
+    start = world.now
+    await world.connect()
+    assert world.now - start == pytest.approx(300.0)
+    await world.close()
+
+
+@in_virtual_time
 async def test_f9_throttle_survives_a_reconnect():
     world = World()
     broker = world.broker()
