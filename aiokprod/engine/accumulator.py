@@ -293,6 +293,7 @@ class RecordAccumulator:
             part = ProducerBatch(core, queue, order, batch.created_at, batch.deadline)
             part.attempts = batch.attempts - 1
             part.maybe_written = batch.maybe_written
+            part.fate_open = batch.fate_open
             parts.append(part)
             self._enlist(part)
         share, rest = divmod(batch.core.charged, len(parts))

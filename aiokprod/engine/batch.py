@@ -25,6 +25,7 @@ class ProducerBatch:
             while true, whatever its outcome (CVE-2026-35554).
         maybe_written: some attempt ended without telling whether the broker appended it. Sticky:
             a later rejection says nothing about that attempt.
+        fate_open: as `maybe_written`, until a sequence error proves that the log has it not.
         closing: its payload is being compressed in a worker thread.
         last_failure: code name and error of the last attempt that failed.
         sequence_reset: renumbered by an epoch bump since it was first sent.
@@ -40,6 +41,7 @@ class ProducerBatch:
         "core",
         "created_at",
         "deadline",
+        "fate_open",
         "last_failure",
         "leader_epoch",
         "maybe_written",
@@ -77,6 +79,7 @@ class ProducerBatch:
         self.last_failure: tuple[str, KafkaError | None] = ("", None)
         self.on_wire = False
         self.maybe_written = False
+        self.fate_open = False
         self.closing = False
         self.released = False
         self.payload: bytes | None = None
@@ -121,6 +124,11 @@ class ProducerBatch:
             transactional=self.transactional,
         )
         return header, self.payload
+
+    def note_unknown(self) -> None:
+        """An attempt ended without telling whether the broker appended the batch."""
+        self.maybe_written = True
+        self.fate_open = True
 
     def on_emptied(self) -> None:
         """Every record was withdrawn before the batch was closed (called by `BatchCore`)."""

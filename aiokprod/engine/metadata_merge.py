@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Final
 
 from aiokprod.cluster import ZERO_TOPIC_ID, ClusterSnapshot, Node, PartitionInfo, TopicInfo
@@ -279,7 +279,7 @@ class ResponseMerger:
     def _live(self, info: PartitionInfo) -> PartitionInfo:
         """The known partition, without its leader if that is no longer among the brokers (F57)."""
         if info.leader is not None and info.leader not in self._nodes:
-            info = replace(info, leader=None)
+            info = info._replace(leader=None)
         if info.leader is None:
             self._result.stale = True
         return info
@@ -308,7 +308,7 @@ def without_leaders(old: ClusterSnapshot, nodes: Iterable[Node]) -> ClusterSnaps
         name: TopicInfo(
             name,
             info.topic_id,
-            tuple(replace(p, leader=None, leader_epoch=-1) for p in info.partitions),
+            tuple(p._replace(leader=None, leader_epoch=-1) for p in info.partitions),
             info.internal,
         )
         for name, info in old.topics.items()
@@ -346,7 +346,7 @@ def with_leaders(
         if info is None or leader not in nodes or epoch < 0 or epoch <= info.leader_epoch:
             continue
         partitions = changed.setdefault(topic, list(old.topics[topic].partitions))
-        partitions[partition] = replace(info, leader=leader, leader_epoch=epoch, error=0)
+        partitions[partition] = info._replace(leader=leader, leader_epoch=epoch, error=0)
         accepted.append(topic_partition)
     if not accepted:
         return old, frozenset()

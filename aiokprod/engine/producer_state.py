@@ -188,6 +188,19 @@ class PartitionSequences:
             return sequence == 0
         return sequence == increment_sequence(self.last_acked, 1)
 
+    def may_restart(self) -> bool:
+        """True if no open batch can be in the log: nothing is on the wire, and the oldest is
+        certainly not there, so that nothing numbered after it can be either."""
+        return not any(batch.on_wire for batch in self.open) and not (
+            self.open and self.open[0].fate_open
+        )
+
+    def acknowledge(self, sequence: int) -> None:
+        """Everything up to `sequence` is in the log; an older one changes nothing."""
+        ahead = (sequence - self.last_acked) & MAX_SEQUENCE
+        if self.last_acked == NO_SEQUENCE or ahead <= MAX_SEQUENCE // 2:
+            self.last_acked = sequence
+
     def remove(self, batch: ProducerBatch) -> None:
         """The batch has its final outcome."""
         if batch in self.open:
@@ -239,10 +252,11 @@ class Idempotent:
         entry = self._partitions.get(queue.topic_partition)
         if entry is None:
             return True
+        if batch.stamped:
+            # While a bump is planned, only who may be in the log asks once more, by its sequence.
+            return entry.open[0] is batch and (batch.fate_open or not entry.bump_planned)
         if entry.bump_planned:
             return False
-        if batch.stamped:
-            return entry.open[0] is batch
         if entry.open and (self._stale(entry) or entry.last_acked == NO_SEQUENCE):
             # A broker without state for this id takes any first sequence: were a second batch on
             # its way and the first one refused, they would be stored in the wrong order.
@@ -272,6 +286,7 @@ class Idempotent:
         if code not in (Code.OUT_OF_ORDER_SEQUENCE_NUMBER, Code.UNKNOWN_PRODUCER_ID):
             return SequenceAdvice.NONE
         entry = self._partitions[batch.topic_partition]
+        batch.fate_open = False  # the broker would have known it
         if code == Code.UNKNOWN_PRODUCER_ID:
             if log_start_offset != -1 and not batch.sequence_reset:
                 self._plan(batch.topic_partition)
@@ -285,7 +300,7 @@ class Idempotent:
         entry = self._partitions[batch.topic_partition]
         entry.remove(batch)
         if batch.producer_epoch == entry.epoch and batch.producer_id == entry.producer_id:
-            entry.last_acked = increment_sequence(batch.base_sequence, batch.core.record_count - 1)
+            entry.acknowledge(increment_sequence(batch.base_sequence, batch.core.record_count - 1))
         if base_offset >= 0:
             entry.last_acked_offset = base_offset + batch.core.record_count - 1
         self._resolve(batch.topic_partition, entry)
@@ -350,13 +365,9 @@ class Idempotent:
         self._planned.add(key)
 
     def apply_bumps(self) -> None:
-        """Bump the epoch once for all planned partitions with nothing on the wire. The bump is
+        """Bump the epoch once for all planned partitions that may be renumbered. The bump is
         local (KIP-360): brokers take a higher epoch that starts at sequence 0."""
-        ready = [
-            key
-            for key in self._planned
-            if not any(batch.on_wire for batch in self._partitions[key].open)
-        ]
+        ready = [key for key in self._planned if self._partitions[key].may_restart()]
         if not ready or self.producer_id == NO_PRODUCER_ID:
             return
         if self.epoch >= MAX_EPOCH:

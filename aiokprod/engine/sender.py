@@ -245,7 +245,7 @@ class Sender:
             code = error_code(Code.NETWORK_EXCEPTION)
         if response.maybe_written:
             for batch in call.batches.values():
-                batch.maybe_written = True
+                batch.note_unknown()
         if code.refresh_metadata or code.number == Code.REQUEST_TIMED_OUT:
             self._metadata.request_update(call.generation)
         for batch in call.batches.values():
@@ -257,7 +257,7 @@ class Sender:
         for batch, answer in partition_answers(call, body, response.version):
             if answer is None:
                 # F64: the broker left the partition out; nobody knows what it did.
-                batch.maybe_written = True
+                batch.note_unknown()
                 code = error_code(Code.NETWORK_EXCEPTION)
                 self._metadata.request_update(call.generation)
                 self._conclude(batch, code, node_id, now, None)
@@ -266,7 +266,7 @@ class Sender:
             else:
                 code = error_code(answer.error_code)
                 if code.outcome is Outcome.UNKNOWN:
-                    batch.maybe_written = True
+                    batch.note_unknown()
                 if code.refresh_metadata and batch.topic_partition not in moved:
                     self._metadata.request_update(call.generation)
                 self._conclude(
@@ -424,7 +424,7 @@ class Sender:
         for batch in self._accumulator.expired(now):
             on_wire = batch.on_wire
             if on_wire:
-                batch.maybe_written = True
+                batch.note_unknown()
             elif not self._accumulator.remove(batch):
                 continue
             self._fail(batch, self._delivery_timeout(batch, now))
@@ -452,7 +452,7 @@ class Sender:
             if batch.core.settled:
                 continue
             if batch.on_wire:
-                batch.maybe_written = True
+                batch.note_unknown()
             else:
                 self._accumulator.remove(batch)
             own = error.copy()
