@@ -158,15 +158,10 @@ class FakeClient:
         return 0
 
     def least_loaded(self, now: float) -> int | None:
-        for usable in (
-            lambda n: self.can_send(n, now),
-            lambda n: n in self.dialling,
-            lambda n: self.down.get(n, math.inf) <= now,
-        ):
-            for node_id in self.nodes:
-                if usable(node_id):
-                    return node_id
-        return None
+        sendable = [n for n in self.nodes if self.can_send(n, now)]
+        dialling = [n for n in self.nodes if n in self.dialling]
+        dialable = [n for n in self.nodes if self.down.get(n, math.inf) <= now]
+        return next(iter(sendable + dialling + dialable), None)
 
     def version_range(self, node_id: int, api_key: int) -> tuple[int, int] | None:
         connected = node_id in self.nodes and node_id not in self.down

@@ -335,13 +335,15 @@ def test_rebootstrap_keeps_topics_and_wants_an_update() -> None:
     cache = known()
     refresh(cache, answer(topic("t", 2)), NOW + 1)
     cache.rebootstrap()
-    assert cache.bootstrapped
+    before = cache.bootstrapped
+    assert before
     assert list(cache.snapshot.nodes) == [-1, -2]
     assert cache.lookup("t", 1) is cache.snapshot
     assert cache.snapshot.leader_of(T0) is None
     assert cache.update_due(NOW + 3)
     refresh(cache, answer(topic("t", [partition(0, 2, 0), partition(1)])), NOW + 3)
-    assert not cache.bootstrapped
+    after = cache.bootstrapped
+    assert not after
     assert cache.snapshot.leader_of(T0) == 2
 
 
