@@ -50,6 +50,7 @@ LATENCIES = (
     ("aiokafka   lone send_and_wait", "aiokafka-lone"),
 )
 LONE_RECORDS = 500
+WARM_UP = (("confluent-produce", 20), ("aiokafka-send", 1))
 
 
 @dataclass
@@ -231,8 +232,8 @@ def main() -> None:
             print(f"\n{title}")
             brokers = Brokers(cluster)
             if kind == "kafka":  # young JVMs are several times slower
-                for client in ("confluent-produce", "aiokafka-send"):
-                    run_worker(brokers, client, chosen.records, chosen.size, chosen.loop)
+                for client, share in WARM_UP:
+                    run_worker(brokers, client, chosen.records * share, chosen.size, chosen.loop)
             results = measure(brokers, chosen)
         show(results)
         for held, words in promises(results):
