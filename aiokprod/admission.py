@@ -89,9 +89,7 @@ class Admission:
     async def _admit(self, record: ProducerRecord[Any, Any], deadline: float) -> Delivery:
         runtime = self._runtime
         topic, partition = record.topic, record.partition
-        snapshot = runtime.metadata.lookup(topic, partition)
-        if snapshot is None:
-            snapshot = await runtime.metadata.wait_for_topic(topic, partition, deadline=deadline)
+        await self._known(topic, partition, deadline)
         headers = list(record.headers)
         key, value = await self._serializers.serialize(record, headers)
         size = self._checked_size(topic, key, value, headers)
@@ -112,7 +110,17 @@ class Admission:
             else:  # the topic vanished while something was awaited
                 self._give_back(reserved)
                 reserved = 0
-                await runtime.metadata.wait_for_topic(topic, partition, deadline=deadline)
+                await self._known(topic, partition, deadline)
+
+    async def _known(self, topic: str, partition: int | None, deadline: float) -> None:
+        """Wait until the metadata have the topic and partition."""
+        metadata = self._runtime.metadata
+        try:
+            if metadata.lookup(topic, partition) is None:
+                await metadata.wait_for_topic(topic, partition, deadline=deadline)
+        except KafkaError as error:
+            error.outcome = Outcome.NOT_SENT  # whatever was refused, it was not this record
+            raise
 
     def _give_back(self, reserved: int) -> None:
         if reserved:
@@ -189,8 +197,8 @@ class Admission:
         if size + HEADER_SIZE > self._max_request_size:
             raise RecordTooLarge(
                 f"a record to {topic} takes up to {size + HEADER_SIZE} bytes with its batch "
-                f"header, more than max_request_size ({self._max_request_size}); make it smaller, or raise "
-                "max_request_size and the topic's max.message.bytes"
+                f"header, more than max_request_size ({self._max_request_size}); make it smaller, "
+                "or raise max_request_size and the topic's max.message.bytes"
             )
         if size + DELIVERY_CHARGE > self._buffer_memory:
             raise RecordTooLarge(

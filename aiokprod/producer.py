@@ -655,7 +655,7 @@ def _config(config: ProducerConfig | None, settings: dict[str, Any]) -> Producer
                 raise unknown_key(name, known)
         if "bootstrap_servers" not in settings:
             raise ConfigError('bootstrap_servers is missing: name at least one "host:port"')
-        return ProducerConfig(**settings)
+        return _supported(ProducerConfig(**settings))
     if not isinstance(config, ProducerConfig):
         raise ConfigError(
             f"config must be a ProducerConfig, not {type(config).__name__}; for a mapping use "
@@ -664,6 +664,15 @@ def _config(config: ProducerConfig | None, settings: dict[str, Any]) -> Producer
     if settings:
         raise ConfigError(
             f"give either a ProducerConfig or keyword settings, not both: {sorted(settings)}"
+        )
+    return _supported(config)
+
+
+def _supported(config: ProducerConfig) -> ProducerConfig:
+    if config.transactional_id is not None:
+        raise ConfigError(
+            f"transactional_id={config.transactional_id!r}: transactions are not in this version; "
+            "leave it out (an idempotent producer already writes each record once)"
         )
     return config
 

@@ -75,18 +75,27 @@ _HINTS: Final = {
 
 
 def batch_error(
-    code: ErrorCode, batch: ProducerBatch, now: float, broker: int, text: str | None
+    code: ErrorCode,
+    batch: ProducerBatch,
+    now: float,
+    broker: int,
+    text: str | None,
+    cause: KafkaError | None = None,
 ) -> KafkaError:
-    """The error for a batch that failed for good; says where, how often and what to do."""
+    """The error for a batch that failed for good; says where, how often and what to do.
+
+    `cause` is the client's own finding (connection lost, no answer); None if the broker answered.
+    """
     outcome = code.outcome
     if outcome is Outcome.NOT_SENT:
         outcome = Outcome.REJECTED
     if batch.maybe_written:
         outcome = Outcome.UNKNOWN
     hint = _HINTS.get(Code(code.number)) if code.number in Code._value2member_map_ else None
+    happened = f"broker {broker} answered {code.name} to" if cause is None else "no answer to"
     parts = [
-        f"{batch.topic_partition}: broker {broker} answered {code.name} to attempt "
-        f"{batch.attempts} after {now - batch.created_at:.3f} s"
+        f"{batch.topic_partition}: {happened} attempt {batch.attempts} after "
+        f"{now - batch.created_at:.3f} s"
     ]
     if text:
         parts.append(text)
@@ -97,4 +106,9 @@ def batch_error(
         if outcome is Outcome.UNKNOWN
         else "the record is not in the log"
     )
-    return broker_error(code.number, "; ".join(parts), outcome=outcome)
+    if cause is None:
+        return broker_error(code.number, "; ".join(parts), outcome=outcome)
+    error = cause.copy()
+    error.message = f"{'; '.join(parts)}: {cause.message}"
+    error.outcome = outcome
+    return error

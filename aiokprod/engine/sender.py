@@ -340,10 +340,8 @@ class Sender:
         elif action is Action.SPLIT and now < batch.deadline:
             self._split(batch, now)
         else:
-            error = batch_error(
-                code, batch, now, node_id, answer.error_message if answer is not None else None
-            )
-            error.__cause__ = cause
+            text = answer.error_message if answer is not None else None
+            error = batch_error(code, batch, now, node_id, text, cause)
             self._fail(batch, error, self._record_errors(batch, answer, error))
             if action is Action.FATAL:
                 self._on_fatal(error)
