@@ -691,3 +691,13 @@ def test_serve_tcp_speaks_over_real_sockets():
         assert cluster.values("t", 0) == [b"a", b"b"]
 
     asyncio.run(main())
+
+
+@scenario
+async def test_scripted_sequence_error_does_not_hit_a_duplicate(cluster):
+    client = await RawClient.connect(cluster)
+    data = batch(b"a", pid=1, epoch=0, sequence=0)
+    await send(client, data)
+    cluster.fail_produce(("t", 0), Code.OUT_OF_ORDER_SEQUENCE_NUMBER)
+    assert (await send(client, data)).base_offset == 0
+    await client.close()
