@@ -11,12 +11,6 @@ from typing import TYPE_CHECKING, Any
 from aiokprod.errors import ConfigError, KafkaError, MetadataMissing, Outcome, RecordTooLarge
 from aiokprod.hot.append import DELIVERY_CHARGE, record_size_bound
 from aiokprod.partitioners import choose
-from aiokprod.records import (
-    ProducerRecord,
-    validate_partition,
-    validate_timestamp_ms,
-    validate_topic,
-)
 from aiokprod.wire.record_batch import HEADER_SIZE
 
 if TYPE_CHECKING:
@@ -24,12 +18,17 @@ if TYPE_CHECKING:
 
     from aiokprod.cluster import ClusterSnapshot
     from aiokprod.config import ProducerConfig
+    from aiokprod.engine.partition_queue import PartitionQueue
     from aiokprod.hot.core import Delivery, RecordMetadata
     from aiokprod.interceptors import InterceptorChain
     from aiokprod.partitioners import Partitioner
-    from aiokprod.records import Header
+    from aiokprod.records import Header, ProducerRecord
     from aiokprod.runtime import Runtime
     from aiokprod.serialization import RecordSerializers
+
+
+_Payload = tuple["bytes | None", "bytes | None", "Sequence[Header]"]
+"""Key, value and headers as they go into the batch."""
 
 
 class Admission:
@@ -87,30 +86,53 @@ class Admission:
         )
 
     async def _admit(self, record: ProducerRecord[Any, Any], deadline: float) -> Delivery:
-        runtime = self._runtime
         topic, partition = record.topic, record.partition
         await self._known(topic, partition, deadline)
         headers = list(record.headers)
         key, value = await self._serializers.serialize(record, headers)
         size = self._checked_size(topic, key, value, headers)
+        return await self._place(record, (key, value, headers), size, deadline)
+
+    async def _place(
+        self,
+        record: ProducerRecord[Any, Any],
+        payload: _Payload,
+        size: int,
+        deadline: float,
+    ) -> Delivery:
+        """Append as soon as there is memory, and room in the share of the partition's broker."""
+        runtime = self._runtime
+        turn: PartitionQueue | None = None
+        line: int | None = None
         reserved = 0
-        while True:
-            self._check()
-            snapshot = runtime.metadata.lookup(topic, partition)
-            if snapshot is not None:
-                try:
-                    delivery = self._append(record, snapshot, key, value, headers, reserved)
-                except BaseException:
-                    self._give_back(reserved)
-                    raise
-                if delivery is not None:
-                    return delivery
-                await runtime.memory.reserve(size, deadline)
-                reserved = size
-            else:  # the topic vanished while something was awaited
+        try:
+            while True:
+                self._check()
+                snapshot = runtime.metadata.lookup(record.topic, record.partition)
+                refused = None
+                if snapshot is not None:
+                    delivery, refused = self._append(record, snapshot, payload, reserved, turn)
+                    if delivery is not None:
+                        reserved = 0
+                        return delivery
                 self._give_back(reserved)
                 reserved = 0
-                await self._known(topic, partition, deadline)
+                if snapshot is None:  # the topic vanished while something was awaited
+                    await self._known(record.topic, record.partition, deadline)
+                elif refused is None:
+                    await runtime.memory.reserve(size, deadline)
+                    reserved = size
+                else:
+                    first = turn is not None and line == refused.node
+                    if turn is not None and not first:
+                        runtime.shares.end_turn(line)
+                    turn, line = None, refused.node
+                    await runtime.shares.wait(line, deadline, first=first)
+                    turn = refused
+        finally:
+            self._give_back(reserved)
+            if turn is not None:
+                runtime.shares.end_turn(line)
 
     async def _known(self, topic: str, partition: int | None, deadline: float) -> None:
         """Wait until the metadata have the topic and partition."""
@@ -130,21 +152,27 @@ class Admission:
         self,
         record: ProducerRecord[Any, Any],
         snapshot: ClusterSnapshot,
-        key: bytes | None,
-        value: bytes | None,
-        headers: Sequence[Header] | None,
+        payload: _Payload,
         reserved: int,
-    ) -> Delivery | None:
-        """Partition choice and append, without suspension."""
+        turn: PartitionQueue | None,
+    ) -> tuple[Delivery | None, PartitionQueue | None]:
+        """Partition choice and append, without suspension.
+
+        Without a delivery: the queue whose broker holds its share, or None if memory is short.
+        """
+        runtime = self._runtime
+        key, value, headers = payload
         partition = record.partition
         if partition is None and self._partitioner is not None:
             partition = choose(
                 self._partitioner, record.topic, record.key, key, record.value, value, snapshot
             )
-        slot = self._runtime.topic_slot(record.topic, snapshot)
-        return self._runtime.appender.append(
-            slot, partition, value, key, record.timestamp_ms, headers, reserved
-        )
+        slot = runtime.topic_slot(record.topic, snapshot)
+        with runtime.accumulator.taking_turn(turn):
+            delivery = runtime.appender.append(
+                slot, partition, value, key, record.timestamp_ms, headers, reserved
+            )
+            return delivery, runtime.accumulator.refused
 
     def try_admit(self, record: ProducerRecord[Any, Any]) -> Delivery | None:
         """As `admit` but without waiting; None if memory is short.
@@ -178,7 +206,7 @@ class Admission:
         headers = list(record.headers)
         key, value = self._serializers.serialize_now(record, headers)
         self._checked_size(record.topic, key, value, headers)
-        return self._append(record, snapshot, key, value, headers, 0)
+        return self._append(record, snapshot, (key, value, headers), 0, None)[0]
 
     def _checked_size(
         self,
@@ -217,65 +245,3 @@ def _as_kafka_error(error: BaseException) -> KafkaError:
     )
     withdrawn.__cause__ = error
     return withdrawn
-
-
-def checked_record(
-    topic: Any,
-    value: Any,
-    key: Any,
-    partition: Any,
-    timestamp_ms: Any,
-    headers: Any,
-) -> ProducerRecord[Any, Any]:
-    """The arguments of a call as a record.
-
-    Raises:
-        ConfigError: names the argument, its value and the mend.
-    """
-    validate_topic(topic)
-    if partition is not None:
-        validate_partition(partition)
-    if timestamp_ms is not None:
-        validate_timestamp_ms(timestamp_ms)
-    return ProducerRecord(topic, value, key, partition, timestamp_ms, checked_headers(headers))
-
-
-def checked_headers(headers: Any) -> Sequence[Header]:
-    """Headers as (str, bytes | None) tuples; None is no headers; a dict's items are taken.
-
-    Raises:
-        ConfigError: names the header and the mend. Values are never shown.
-    """
-    if headers is None:
-        return ()
-    if isinstance(headers, dict):
-        headers = headers.items()
-    checked: list[Header] = []
-    try:
-        pairs = [tuple(pair) for pair in headers]
-    except TypeError:
-        pairs = None
-    if pairs is None or isinstance(headers, (str, bytes)):
-        raise ConfigError(
-            f"headers must be a list of (str, bytes) pairs, not {type(headers).__name__}"
-        )
-    for number, pair in enumerate(pairs):
-        if len(pair) != 2 or not isinstance(pair[0], str):
-            raise ConfigError(f"headers[{number}] must be a pair of str and bytes (or None)")
-        name, value = pair
-        if isinstance(value, (bytearray, memoryview)):
-            value = bytes(value)
-        if value is not None and not isinstance(value, bytes):
-            raise ConfigError(
-                f"headers[{number}] ({name!r}) has a value of type {type(value).__name__}; "
-                "encode it to bytes"
-            )
-        try:
-            name.encode()
-        except UnicodeEncodeError as error:
-            raise ConfigError(
-                f"headers[{number}]: the name cannot be encoded as UTF-8 (lone surrogate at "
-                f"{error.start}); remove it"
-            ) from error
-        checked.append((str(name), value))
-    return checked

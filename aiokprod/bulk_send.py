@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from aiokprod.admission import checked_record
+from aiokprod.arguments import checked_record
 from aiokprod.bulk import BulkResult, Columns, wait_settled
 from aiokprod.errors import ConfigError, KafkaError
 from aiokprod.hot.append import BulkTracker

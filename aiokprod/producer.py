@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import itertools
 import os
 import warnings
 import weakref
 from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeVar, overload
 
-from aiokprod.admission import Admission, checked_record
+from aiokprod.admission import Admission
+from aiokprod.arguments import (
+    check_plugins,
+    check_timeout,
+    checked_config,
+    checked_interceptors,
+    checked_record,
+    checked_topics,
+    tcp_environment,
+)
 from aiokprod.bulk import BulkResult
 from aiokprod.bulk_send import BulkSender
 from aiokprod.config import ProducerConfig
-from aiokprod.config_keys import unknown_key
 from aiokprod.engine.bootstrap import check_bootstrap
 from aiokprod.environment import Environment
 from aiokprod.errors import (
@@ -28,7 +35,6 @@ from aiokprod.errors import (
     WrongLoop,
 )
 from aiokprod.interceptors import InterceptorChain, ProducerInterceptor
-from aiokprod.net.dialer import TcpDialer
 from aiokprod.observer import Metrics, Observer, ObserverChain
 from aiokprod.partitioners import AnyPartitioner
 from aiokprod.partitioners import adapt as adapt_partitioner
@@ -162,22 +168,24 @@ class Producer(Generic[K, V]):
         self._runtime: Runtime | None = None
         self._closed = False
         self._forked = False
-        self._config = _config(config, settings)
+        self._config = checked_config(config, settings)
         self._serializers = RecordSerializers(key_serializer, value_serializer)
         self._partitioner = adapt_partitioner(partitioner) if partitioner is not None else None
-        self._interceptors = InterceptorChain(interceptors) if interceptors else None
+        checked = checked_interceptors(interceptors)
+        self._interceptors = InterceptorChain(checked) if checked else None
+        check_plugins(observer, environment)
         self._metrics = Metrics()
         self._observer: Observer = self._metrics
         if observer is not None:
             self._observer = ObserverChain([self._metrics, observer])
         self._user_observer = observer
-        self._environment = environment or Environment(_tcp_dialer(self._config))
+        self._environment = environment or tcp_environment(self._config)
         self._client_id = self._config.client_id or f"aiokprod-{next(_numbers)}"
         self._starting: asyncio.Task[None] | None = None
         self._closing: asyncio.Task[DrainReport] | None = None
         self._max_block = self._config.max_block_ms / 1000
         self._admission: Admission
-        configure_plugins([*self._serializers.parts(), partitioner, *interceptors], self._config)
+        configure_plugins([*self._serializers.parts(), partitioner, *checked], self._config)
         _live.add(self)
 
     # -- life -----------------------------------------------------------------------------------
@@ -233,8 +241,7 @@ class Producer(Generic[K, V]):
             ConfigError: timeout is negative.
             WrongLoop, ForkedProcess: called where the producer does not live.
         """
-        if timeout is not None and not timeout >= 0:
-            raise ConfigError(f"close: timeout must be ≥ 0 seconds or None, not {timeout!r}")
+        check_timeout("close", timeout)
         self._check_place()
         if self._closing is None:
             self._closed = True
@@ -452,8 +459,7 @@ class Producer(Generic[K, V]):
         self, timeout: float, topic: Any, value: Any, key: Any, partition: Any,
         timestamp_ms: Any, headers: Any,
     ) -> RecordMetadata:  # fmt: skip
-        if not timeout > 0:
-            raise ConfigError(f"send: timeout must be > 0 seconds or None, not {timeout!r}")
+        check_timeout("send", timeout, zero=False)
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout
         delivery = await self._submit(
@@ -577,8 +583,7 @@ class Producer(Generic[K, V]):
 
         Cancellation: stops waiting only.
         """
-        if timeout is not None and not timeout >= 0:
-            raise ConfigError(f"flush: timeout must be ≥ 0 seconds or None, not {timeout!r}")
+        check_timeout("flush", timeout)
         if self._runtime is None and not self._closed:
             return
         runtime = self._usable()
@@ -616,7 +621,7 @@ class Producer(Generic[K, V]):
         Raises:
             MetadataTimeout, InvalidTopic, AuthorizationError: as `send`.
         """
-        names = [topics] if isinstance(topics, str) else list(topics)
+        names = checked_topics("warm", topics)
         runtime = self._usable()
         deadline = runtime.loop.time() + self._max_block
         for topic in names:
@@ -645,42 +650,6 @@ class Producer(Generic[K, V]):
         self._forked = self._runtime is not None
         if self._runtime is not None:
             self._runtime.appender.enabled = False
-
-
-def _config(config: ProducerConfig | None, settings: dict[str, Any]) -> ProducerConfig:
-    if config is None:
-        known = [setting.name for setting in dataclasses.fields(ProducerConfig)]
-        for name in settings:
-            if name not in known:
-                raise unknown_key(name, known)
-        if "bootstrap_servers" not in settings:
-            raise ConfigError('bootstrap_servers is missing: name at least one "host:port"')
-        return _supported(ProducerConfig(**settings))
-    if not isinstance(config, ProducerConfig):
-        raise ConfigError(
-            f"config must be a ProducerConfig, not {type(config).__name__}; for a mapping use "
-            "ProducerConfig.from_mapping(...)"
-        )
-    if settings:
-        raise ConfigError(
-            f"give either a ProducerConfig or keyword settings, not both: {sorted(settings)}"
-        )
-    return _supported(config)
-
-
-def _supported(config: ProducerConfig) -> ProducerConfig:
-    if config.transactional_id is not None:
-        raise ConfigError(
-            f"transactional_id={config.transactional_id!r}: transactions are not in this version; "
-            "leave it out (an idempotent producer already writes each record once)"
-        )
-    return config
-
-
-def _tcp_dialer(config: ProducerConfig) -> TcpDialer:
-    return TcpDialer(
-        send_buffer_bytes=config.send_buffer_bytes, receive_buffer_bytes=config.receive_buffer_bytes
-    )
 
 
 def _after_fork() -> None:

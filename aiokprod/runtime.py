@@ -20,6 +20,7 @@ from aiokprod.engine.metadata import Metadata
 from aiokprod.engine.metadata_updater import MetadataUpdater
 from aiokprod.engine.producer_state import Idempotent, NonIdempotent, ProducerState
 from aiokprod.engine.sender import Sender
+from aiokprod.engine.shares import NodeShares
 from aiokprod.engine.splitter import BatchSplitter
 from aiokprod.engine.wakeup import Wakeup
 from aiokprod.errors import KafkaError, ProducerClosed, ProducerFailed
@@ -77,6 +78,7 @@ class Runtime:
         self._executor = ThreadPoolExecutor(2, "aiokprod-codec") if self._codec else None
         self.memory = BufferMemory(config.buffer_memory, self._wakeup)
         self.flushes = FlushTracker()
+        self.shares = NodeShares(config.buffer_memory, self._several_nodes)
         self.metadata = Metadata(config, environment.rng)
         self.state = self._producer_state()
         self.client = NetworkClient(
@@ -98,6 +100,7 @@ class Runtime:
             memory=self.memory,
             closer=BatchCloser(self._codec, self._executor, loop, self._on_batch_closed),
             flushes=self.flushes,
+            shares=self.shares,
             choose_partition=self._choose_sticky,
             admit=self.state.admit,
             wakeup=self._wakeup,
@@ -184,6 +187,7 @@ class Runtime:
         self.failure = error
         self.appender.enabled = False
         self.memory.close(error)
+        self.shares.close(error)
         self.metadata.close(error)
         self.sender.fail_all(error)
 
@@ -247,6 +251,9 @@ class Runtime:
                 self.accumulator.follow_leader(queue, snapshot, now)
         return slot
 
+    def _several_nodes(self) -> bool:
+        return len(self.metadata.snapshot.nodes) > 1
+
     def _choose_sticky(self, slot: TopicSlot) -> int:
         """The next partition for keyless records (KIP-794)."""
         snapshot = self.metadata.snapshot
@@ -286,7 +293,7 @@ class Runtime:
             "buffer_total_bytes": self.memory.limit,
             "batches_incomplete": len(self.accumulator.incomplete),
             "requests_in_flight": self.client.total_in_flight(),
-            "waiting_sends": self.memory.waiting,
+            "waiting_sends": self.memory.waiting + self.shares.waiting,
         }
 
     # -- end ------------------------------------------------------------------------------------
@@ -296,6 +303,7 @@ class Runtime:
         self.appender.enabled = False
         self.accumulator.closing = True
         self.memory.close(error)
+        self.shares.close(error)
         self.sender.wakeup()
 
     async def drain(self, deadline: float) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 from typing import TYPE_CHECKING, Any
 
-from aiokprod.errors import ConfigError
 from aiokprod.serializers import adapt
 
 if TYPE_CHECKING:
@@ -53,15 +52,6 @@ class RecordSerializers:
         Raises:
             ConfigError: a serializer is asynchronous.
         """
-        key = self._key(record.topic, headers, record.key)
-        value = self._value(record.topic, headers, record.value)
-        for result in (key, value):
-            if inspect.isawaitable(result):
-                if inspect.iscoroutine(result):
-                    result.close()
-                raise ConfigError(
-                    "try_submit cannot wait for an asynchronous serializer; use submit or send"
-                )
-        assert not inspect.isawaitable(key)
-        assert not inspect.isawaitable(value)
+        key = self._key.now(record.topic, headers, record.key)
+        value = self._value.now(record.topic, headers, record.value)
         return key, value

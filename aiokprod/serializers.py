@@ -156,6 +156,27 @@ class BoundSerializer:
             return self._finish(topic, data, result)
         return self._checked(topic, data, result)
 
+    def now(self, topic: str, headers: Sequence[Header], data: Any) -> Serialized:
+        """As a call, for callers that cannot wait.
+
+        Raises:
+            ConfigError: the serializer is asynchronous.
+        """
+        if data is None:
+            return None
+        try:
+            result = self._call(topic, headers, data)
+        except Exception as error:
+            raise self._failure(topic, data, error) from error
+        if inspect.isawaitable(result):
+            if inspect.iscoroutine(result):
+                result.close()
+            raise ConfigError(
+                f"{self.field}_serializer {self.name} is asynchronous, and try_submit cannot wait "
+                "for it; use submit or send"
+            )
+        return self._checked(topic, data, result)
+
     async def _finish(self, topic: str, data: Any, awaitable: Awaitable[Any]) -> Serialized:
         try:
             result = await awaitable

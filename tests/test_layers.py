@@ -15,7 +15,7 @@ FOUNDATION = {
     "interceptors", "observer", "partitioners", "plugins", "records", "serializers",
     "serialization", "version",
 }  # fmt: skip
-FACADE = {"producer", "runtime", "admission", "bulk", "bulk_send", "reports"}
+FACADE = {"producer", "runtime", "admission", "arguments", "bulk", "bulk_send", "reports"}
 ALLOWED = {
     "hot": {"hot"},
     "foundation": {"hot", "foundation"},

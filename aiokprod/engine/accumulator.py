@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 
 from aiokprod.engine.batch import ProducerBatch
@@ -22,12 +23,13 @@ from aiokprod.wire.record_batch import HEADER_SIZE
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
     from aiokprod.cluster import ClusterSnapshot
     from aiokprod.engine.buffer_memory import BufferMemory
     from aiokprod.engine.closer import BatchCloser
     from aiokprod.engine.flush import FlushTracker
+    from aiokprod.engine.shares import NodeShares
 
 _MAX_FIRST_CAPACITY = 1 << 20
 
@@ -62,6 +64,7 @@ class RecordAccumulator:
         memory: BufferMemory,
         closer: BatchCloser,
         flushes: FlushTracker,
+        shares: NodeShares,
         choose_partition: Callable[[TopicSlot], int],
         admit: Callable[[TopicPartition], None],
         wakeup: Callable[[], None],
@@ -75,6 +78,7 @@ class RecordAccumulator:
         self._memory = memory
         self._closer = closer
         self._flushes = flushes
+        self._shares = shares
         self._choose_partition = choose_partition
         self._admit = admit
         self._wakeup = wakeup
@@ -86,6 +90,8 @@ class RecordAccumulator:
         self._expiries: list[tuple[float, int, ProducerBatch]] = []
         self.incomplete: dict[ProducerBatch, None] = {}
         self.closing = False
+        self.refused: PartitionQueue | None = None
+        self._turn: PartitionQueue | None = None
 
     # -- append side ----------------------------------------------------------------------------
 
@@ -97,14 +103,21 @@ class RecordAccumulator:
             queue = self._queues[key] = PartitionQueue(self, topic, partition)
         return queue
 
-    def roll(self, topic: TopicSlot, partition: int, size: int) -> PartitionQueue:
-        """A queue of `topic` whose open batch takes a record of `size` bytes more.
+    def roll(self, topic: TopicSlot, partition: int, size: int) -> PartitionQueue | None:
+        """A queue of `topic` whose open batch takes a record of `size` bytes more; None if its
+        broker holds its share of the buffer already (then `refused` is the queue).
 
-        Partition -1: the sticky one, chosen anew once it received batch_size bytes (KIP-794).
-        Called by the append path when the open batch is missing or full.
+        Partition -1: the sticky one, chosen anew once it received batch_size bytes (KIP-794) or
+        its broker's share is used up. Called by the append path when the open batch is missing or
+        full.
         """
         if partition < 0:
-            if topic.sticky < 0 or topic.sticky_bytes >= self._batch_size:
+            sticky = topic.sticky
+            if (
+                sticky < 0
+                or topic.sticky_bytes >= self._batch_size
+                or self._shares.exceeded(topic.slots[sticky].node)
+            ):
                 topic.sticky = self._choose_partition(topic)
                 topic.sticky_bytes = 0
             partition = topic.sticky
@@ -114,8 +127,24 @@ class RecordAccumulator:
             if core.fits(size):
                 return queue  # the sticky choice fell on a batch with room
             self._seal(queue)
+        if self._shares.exceeded(queue.node) or (
+            self._shares.has_waiters(queue.node) and queue is not self._turn
+        ):
+            self.refused = queue
+            return None
         self._open(queue)
         return queue
+
+    @contextmanager
+    def taking_turn(self, turn: PartitionQueue | None) -> Iterator[None]:
+        """Around one append: `turn` is the queue whose broker's line let the caller through;
+        `refused` tells afterwards where it has to stand in line."""
+        self.refused = None
+        self._turn = turn
+        try:
+            yield
+        finally:
+            self._turn = None
 
     def _open(self, queue: PartitionQueue) -> None:
         self._admit(queue.topic_partition)
@@ -151,10 +180,16 @@ class RecordAccumulator:
         batch = queue.batches[-1]
         queue.last_full = True
         queue.core = None
-        batch.core.seal()
-        if batch.core.record_count:
-            self._closer.close(batch)
+        self._seal_core(batch)
+        self._closer.close(batch)
         self.place(queue, self._loop.time())
+
+    def _seal_core(self, batch: ProducerBatch) -> None:
+        """No more records: from now on the batch counts for its broker."""
+        batch.core.seal()
+        batch.held = batch.core.charged
+        batch.queue.held += batch.held
+        self._shares.add(batch.queue.node, batch.held)
 
     def discard(self, batch: ProducerBatch) -> None:
         """All records of an unsent batch were withdrawn: it never existed."""
@@ -267,7 +302,7 @@ class RecordAccumulator:
         if queue.core is batch.core:
             queue.core = None
             queue.last_full = False
-            batch.core.seal()
+            self._seal_core(batch)
         return self._closer.close(batch)
 
     # -- after sending --------------------------------------------------------------------------
@@ -298,9 +333,10 @@ class RecordAccumulator:
             self._enlist(part)
         share, rest = divmod(batch.core.charged, len(parts))
         for part in parts:
-            part.core.charged = share
+            part.core.charged = part.held = share
         parts[0].core.charged += rest
-        batch.core.charged = 0
+        parts[0].held += rest
+        batch.core.charged = batch.held = 0
         self._flushes.replace(batch, parts)
         self._closer.reset_ratio(queue.topic)
         self.settle(batch)
@@ -321,6 +357,9 @@ class RecordAccumulator:
             return
         batch.released = True
         batch.payload = None
+        if batch.held:
+            batch.queue.held -= batch.held
+            self._shares.remove(batch.queue.node, batch.held)
         if batch.core.charged:
             self._memory.release(batch.core.charged)
 
@@ -369,6 +408,9 @@ class RecordAccumulator:
         if leader == queue.node:
             return
         self._node(queue.node).remove(queue)
+        if queue.held:
+            self._shares.add(leader, queue.held)
+            self._shares.remove(queue.node, queue.held)
         queue.node = leader
         if queue.batches:
             head = queue.batches[0]
@@ -392,10 +434,12 @@ class RecordAccumulator:
         return [topic.slots[partition].load for partition in partitions]
 
     def usable(self, topic: TopicSlot, partitions: Iterable[int]) -> list[int]:
-        """Those of `partitions` whose oldest waiting batch has not been due for longer than
-        partitioner_availability_timeout_ms; all of them if that is 0 (KIP-794)."""
+        """Those of `partitions` whose broker has room for another batch and whose oldest waiting
+        batch has not been due for longer than partitioner_availability_timeout_ms (0: no limit;
+        KIP-794)."""
+        partitions = self._roomy(topic, partitions)
         if not self._availability_timeout:
-            return list(partitions)
+            return partitions
         since = self._loop.time() - self._linger - self._availability_timeout
         return [
             partition
@@ -403,3 +447,6 @@ class RecordAccumulator:
             if not topic.slots[partition].batches
             or topic.slots[partition].batches[0].created_at > since
         ]
+
+    def _roomy(self, topic: TopicSlot, partitions: Iterable[int]) -> list[int]:
+        return [p for p in partitions if not self._shares.exceeded(topic.slots[p].node)]

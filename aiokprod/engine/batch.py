@@ -27,6 +27,7 @@ class ProducerBatch:
             a later rejection says nothing about that attempt.
         fate_open: as `maybe_written`, until a sequence error proves that the log has it not.
         closing: its payload is being compressed in a worker thread.
+        held: bytes counted for its broker since it was closed.
         last_failure: code name and error of the last attempt that failed.
         sequence_reset: renumbered by an epoch bump since it was first sent.
 
@@ -42,6 +43,7 @@ class ProducerBatch:
         "created_at",
         "deadline",
         "fate_open",
+        "held",
         "last_failure",
         "leader_epoch",
         "maybe_written",
@@ -82,6 +84,7 @@ class ProducerBatch:
         self.fate_open = False
         self.closing = False
         self.released = False
+        self.held = 0
         self.payload: bytes | None = None
         self.plain_size = 0
         self.codec_id = 0

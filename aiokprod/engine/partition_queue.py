@@ -21,12 +21,14 @@ class PartitionQueue(PartitionSlot):
 
     Attributes:
         node: leader's broker id by the last metadata, None if there is no leader.
+        held: bytes of its closed batches, counted for `node`.
         wire_node: broker that holds the batches on the wire; meaningful while `on_wire` > 0.
     """
 
     __slots__ = (
         "accumulator",
         "batches",
+        "held",
         "last_full",
         "linger_at",
         "node",
@@ -42,6 +44,7 @@ class PartitionQueue(PartitionSlot):
         self.batches: deque[ProducerBatch] = deque()
         self.node: int | None = None
         self.on_wire = 0
+        self.held = 0
         self.wire_node = -1
         self.last_full = False
         self.linger_at = -1.0

@@ -48,7 +48,7 @@ class Appender:
         *,
         loop: asyncio.AbstractEventLoop,
         memory: MemoryBudget,
-        roll: Callable[[TopicSlot, int, int], PartitionSlot],
+        roll: Callable[[TopicSlot, int, int], PartitionSlot | None],
         slow_submit: Callable[..., Awaitable[Delivery]],
         unix_ms: Callable[[], int],
         max_request_size: int,

@@ -187,8 +187,9 @@ cdef class Appender:
     """The producer's append path. `enabled` is false whenever a call needs a decision first.
 
     `roll(topic_slot, partition, size)` returns a `PartitionSlot` whose open batch takes `size`
-    more bytes; partition -1 asks it to choose the sticky one. `slow_submit(...)` is the coroutine
-    function behind `submit`. `unix_ms` is read once per loop pass.
+    more bytes, or None if no batch may be opened for it now; partition -1 asks it to choose the
+    sticky one. `slow_submit(...)` is the coroutine function behind `submit`. `unix_ms` is read
+    once per loop pass.
     """
 
     def __init__(self, *, loop, MemoryBudget memory not None, roll, slow_submit, unix_ms,
@@ -317,6 +318,8 @@ cdef class Appender:
         if core is None or not core.has_room(size):
             slot = self.roll(topic, slot.partition if slot is not None and
                              not self.is_sticky(partition, key) else -1, bound)
+            if slot is None:
+                return None
             core = slot.core
             body = record_body_size(core, timestamp, key, value, headers_size, header_count)
             size = varint_size(body) + body
