@@ -198,7 +198,7 @@ class Runtime:
 
     def _on_network(self) -> None:
         self.sender.wakeup()
-        self.updater.wake()
+        self.updater.on_network()
         for wakeup in self._warming:
             wakeup.set()
 

@@ -90,6 +90,11 @@ class MetadataUpdater:
         """Something changed: a connection, a wish for metadata. Cheap; may be called in excess."""
         self._wake.set()
 
+    def on_network(self) -> None:
+        """The client made progress; of interest only while a due request waits to be sent."""
+        if self._metadata.update_due(self._clock()):
+            self._wake.set()
+
     def on_disconnect(self, node_id: int, error: KafkaError) -> None:
         """A connection or an attempt to connect ended, which may mean that metadata are stale.
 
