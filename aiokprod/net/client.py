@@ -41,6 +41,9 @@ _MAX_THROTTLE: Final = 300.0
 """Seconds; brokers ask for one quota window or a few (11 s by default). A larger number, broken or
 hostile, must not silence a connection for days."""
 
+_WARN_EVERY: Final = 30.0
+"""Seconds between two warnings about one broker."""
+
 _CANCEL_GRACE: Final = 0.1
 """Seconds a cancelled dial task gets even if no time is left: it needs some loop passes to end."""
 
@@ -99,6 +102,7 @@ class NetworkClient:
         self._dials = DialTasks(environment.dialer, self._states, loop, self._forget_if_gone)
         self._throttle_timers: dict[int, asyncio.TimerHandle] = {}
         self._closed = False
+        self._warn_again: dict[int, float] = {}  # node id -> when its next warning may come
         self._none_left = asyncio.Event()
         self._none_left.set()
         self._pid = os.getpid()
@@ -305,6 +309,7 @@ class NetworkClient:
         node_id = broker.node.id
         del self._brokers[node_id]
         self._states.forget(node_id)
+        self._warn_again.pop(node_id, None)
         self._cancel_throttle(node_id)
         if broker.connection is not None:
             broker.connection.close()
@@ -316,6 +321,7 @@ class NetworkClient:
         log.info("connected to %s", connection.channel.peer)
         # A retired connection never gets here: unless READY, it was closed when it was retired.
         self._states.ready(connection.node_id)
+        self._warn_again.pop(connection.node_id, None)
         if self._on_connection_opened is not None:
             self._on_connection_opened(connection.node_id)
         self._on_wakeup()
@@ -415,6 +421,13 @@ class NetworkClient:
     ) -> None:
         known = (CloseReason.IDLE, CloseReason.EOF, CloseReason.RESET, CloseReason.TIMEOUT)
         level = logging.INFO if reason in known and connection.was_ready else logging.WARNING
+        now = self._loop.time()
+        if level == logging.WARNING:
+            # A broker that is away is dialled about once a second: say it now and then.
+            if now < self._warn_again.get(connection.node_id, -math.inf):
+                level = logging.DEBUG
+            else:
+                self._warn_again[connection.node_id] = now + _WARN_EVERY
         log.log(level, "connection closed (%s): %s", reason.value, error)
 
 
