@@ -397,7 +397,8 @@ class RecordAccumulator:
 
     def on_snapshot(self, snapshot: ClusterSnapshot, now: float) -> None:
         """Move queues to their partitions' present leaders. A batch waiting out its backoff may
-        leave at once if a newer leader was elected since its last attempt."""
+        leave at once if a newer leader was elected since its last attempt, or if there was none
+        meanwhile: its topic may have been created anew, and then epochs begin again."""
         for queue in self._queues.values():
             self.follow_leader(queue, snapshot, now)
 
@@ -411,11 +412,13 @@ class RecordAccumulator:
         if queue.held:
             self._shares.add(leader, queue.held)
             self._shares.remove(queue.node, queue.held)
+        returned = queue.node is None
         queue.node = leader
         if queue.batches:
             head = queue.batches[0]
-            if leader is not None and snapshot.leader_epoch_of(key) > head.leader_epoch >= 0:
-                head.not_before = now
+            newer = snapshot.leader_epoch_of(key) > head.leader_epoch >= 0
+            if leader is not None and (newer or returned):
+                head.not_before = min(head.not_before, now)
             self.place(queue, now)
 
     def forget(self, topic: str, partitions: int) -> bool:
