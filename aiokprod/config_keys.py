@@ -207,7 +207,7 @@ def parse_address(name: str, entry: str) -> tuple[str, int]:
         host = host[1:-1]
     if not colon or not host or (":" in host and not bracketed):
         raise refuse(name, entry, 'use "host:port"; an IPv6 address needs brackets: "[::1]:9092"')
-    if any(char.isspace() or char in "/[]@," or ord(char) < 32 for char in host):
+    if any(char.isspace() or char in "/[]@," or not char.isprintable() for char in host):
         raise refuse(name, entry, "the host name contains a character no host name has")
     if not (port_text.isascii() and port_text.isdigit() and 1 <= int(port_text[:6]) <= 65535):
         raise refuse(name, entry, "the port must be 1 to 65535")
