@@ -283,6 +283,8 @@ class Idempotent:
         """Java `TransactionManager.canRetry` for the idempotent producer."""
         if code == Code.DUPLICATE_SEQUENCE_NUMBER:
             return SequenceAdvice.DUPLICATE
+        if code == Code.INVALID_PRODUCER_EPOCH:
+            self._plan(batch.topic_partition)  # whatever follows needs a higher one
         if code not in (Code.OUT_OF_ORDER_SEQUENCE_NUMBER, Code.UNKNOWN_PRODUCER_ID):
             return SequenceAdvice.NONE
         entry = self._partitions[batch.topic_partition]

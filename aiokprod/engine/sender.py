@@ -106,11 +106,16 @@ class Sender:
             await self._wakeup.wait(deadline)
 
     def run_once(self, now: float) -> float:
-        """One pass; the loop time at which the next one is due without any event."""
-        state_at = self._request_for_state(now)
+        """One pass; the loop time at which the next one is due without any event.
+
+        Invariant: what a step leaves to be done is done by a later step of the same pass. Expiry
+        may plan an epoch bump, and a bump may ask for a producer id; nothing else would wake us.
+        """
+        if self._expire(now) <= now:
+            return now  # what is about to expire must not leave any more
         self._state.apply_bumps()
+        state_at = self._request_for_state(now)
         self._refresh_leaderless(now)
-        expire_at = self._expire(now)
         accumulator = self._accumulator
         next_at = accumulator.advance(now)
         if not self._metadata.update_due(now):  # else the updater goes first and wakes us
@@ -119,7 +124,7 @@ class Sender:
                     self._send_to(node_id, now)
                 else:
                     next_at = min(next_at, self._client.retry_at(node_id, now))
-        return min(next_at, expire_at, state_at)
+        return min(next_at, accumulator.next_expiry(), state_at)
 
     def _idle(self, node_id: int) -> bool:
         return not self._produce_in_flight.get(node_id)

@@ -39,6 +39,7 @@ cdef class BatchCore:
     cdef list part_starts
     cdef list waiters
     cdef bint waiters_sorted
+    cdef bint is_part
     cdef Py_ssize_t limit
     cdef double ratio
     cdef PyObject* buffer

@@ -304,7 +304,12 @@ cdef class BatchCore:
     @property
     def unwatched(self):
         """Records for which nobody waits and no callback is registered."""
-        return self.record_count - (len(self.waiters) if self.waiters is not None else 0)
+        cdef Delivery delivery
+        cdef Py_ssize_t watched = 0
+        if self.waiters is not None:
+            for delivery in self.waiters:
+                watched += not delivery.is_withdrawn
+        return self.record_count - watched
 
     def seal(self):
         """Take no more records. They can still be withdrawn."""
@@ -403,19 +408,25 @@ cdef class BatchCore:
             part = BatchCore(self.topic, self.partition, self.loop, self.limit)
             part.copy_range(start, end, self.base_timestamp, bounds[i], bounds[i + 1], None)
             part.state = S_SEALED
+            part.is_part = True
             self.parts.append(part)
         self.part_starts = bounds[:-1]
         self.state = S_SPLIT
         self.waiters = None
         if waiters is not None:
             for delivery in waiters:
-                delivery.core = self.locate(&delivery.index)
-                delivery.core.watch(delivery)
+                if not delivery.is_withdrawn:
+                    delivery.core = self.locate(&delivery.index)
+                    delivery.core.watch(delivery)
         return list(self.parts)
 
     def withdraw(self, int32_t index):
-        """Take one record out before the batch is finished. Tells the owner when none is left."""
-        if self.state > S_SEALED:
+        """Take one record out before the batch is finished. Tells the owner when none is left.
+
+        False if it is too late, or if the batch is a part of another: brokers may know its records
+        by their sequence numbers.
+        """
+        if self.state > S_SEALED or self.is_part:
             return False
         if self.withdrawn is None:
             self.withdrawn = []

@@ -1,0 +1,1109 @@
+"""The sender's passes: what leaves when, in which request, and what wakes it (mechanisms.md §8)."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+
+import pytest
+
+from aiokprod.errors import (
+    Code,
+    CorrelationMismatch,
+    DecodeError,
+    DeliveryTimeout,
+    Disconnected,
+    Outcome,
+    ProducerClosed,
+    RequestTimedOut,
+    UnsupportedVersion,
+)
+from aiokprod.records import TopicPartition
+from aiokprod.testing.virtual import VirtualLoop
+from aiokprod.wire.messages.produce import (
+    NodeEndpoint,
+    PartitionProduceResponse,
+    ProduceResponse,
+    TopicProduceResponse,
+)
+from tests.engine.world import (
+    BACKOFF,
+    PRODUCER_ID,
+    World,
+    error_of,
+    offset_of,
+    outcome_of,
+    quiet,
+    refusal,
+    virtual,
+)
+
+T0 = TopicPartition("t", 0)
+T1 = TopicPartition("t", 1)
+
+
+def sent_values(world: World) -> list[list[bytes | None]]:
+    """Values of each batch of each Produce request, by partition within a request."""
+    return [
+        [record.value for record in sent.batches[tp].records]
+        for sent in world.brokers.produce
+        for tp in sorted(sent.batches)
+    ]
+
+
+# -- what is due ----------------------------------------------------------------------------------
+
+
+@virtual
+async def test_pass_without_records_asks_for_no_other_pass() -> None:
+    world = World()
+    assert world.step() == math.inf
+    assert not world.brokers.sent
+
+
+@virtual
+async def test_pass_sends_what_is_queued_and_returns_the_delivery_deadline() -> None:
+    world = World(delivery_timeout_ms=120_000)
+    start = world.now
+    delivery = world.append(b"v")
+    assert world.step() == start + 120.0
+    assert sent_values(world) == [[b"v"]]
+    world.brokers.last.ack()
+    assert offset_of(delivery) == 0
+    assert world.step() == math.inf
+    world.check_idle()
+
+
+@virtual
+async def test_strict_linger_is_counted_from_the_first_record_and_never_rearmed() -> None:
+    world = World(linger_ms=125, adaptive_linger=False)
+    start = world.now
+    world.append(b"1")
+    assert world.step() == start + 0.125
+    world.later(0.0625)
+    world.append(b"2")
+    assert world.step() == start + 0.125
+    assert not world.brokers.sent
+    world.later(0.0625)
+    assert sent_values(world) == [[b"1", b"2"]]
+
+
+@virtual
+async def test_strict_linger_full_batch_leaves_at_once_and_takes_the_open_one_along() -> None:
+    world = World(linger_ms=100, adaptive_linger=False, batch_size=200, partitions=2)
+    world.append(b"x" * 100, 0)
+    world.append(b"small", 1)
+    world.step()
+    assert not world.brokers.sent
+    world.append(b"y" * 100, 0)
+    world.step()
+    assert sent_values(world) == [[b"x" * 100], [b"small"]]
+    assert len(world.brokers.sent) == 1
+
+
+@virtual
+async def test_adaptive_linger_idle_leader_gets_the_batch_in_the_next_pass() -> None:
+    world = World(linger_ms=100, adaptive_linger=True)
+    world.append(b"1")
+    world.append(b"2")
+    world.step()
+    assert sent_values(world) == [[b"1", b"2"]]
+
+
+@virtual
+async def test_adaptive_linger_busy_leader_gets_the_batch_after_the_reply() -> None:
+    world = World(linger_ms=100, adaptive_linger=True)
+    world.append(b"1")
+    world.step()
+    start = world.now
+    world.append(b"2")
+    assert world.step() == start + 0.1
+    assert len(world.brokers.sent) == 1
+    world.brokers.last.ack()
+    world.step()
+    assert sent_values(world) == [[b"1"], [b"2"]]
+
+
+@virtual
+async def test_adaptive_linger_busy_leader_gets_the_batch_when_linger_is_over() -> None:
+    world = World(linger_ms=100, adaptive_linger=True)
+    world.append(b"0")
+    world.step()
+    world.brokers.last.ack()
+    world.append(b"1")
+    world.step()
+    world.append(b"2")
+    world.step()
+    assert len(world.brokers.waiting) == 1
+    world.later(0.1)
+    assert [sent.values for sent in world.brokers.waiting] == [[b"1"], [b"2"]]
+
+
+@virtual
+async def test_retry_ignores_linger() -> None:
+    world = World(linger_ms=5000, adaptive_linger=False, delivery_timeout_ms=60_000)
+    world.append(b"1")
+    world.later(5.0)
+    world.brokers.last.refuse(Code.NOT_ENOUGH_REPLICAS)
+    assert world.step() == world.now + BACKOFF
+    world.later()
+    assert len(world.brokers.waiting) == 1
+
+
+@virtual
+async def test_waiters_for_memory_make_everything_leave() -> None:
+    world = World(linger_ms=60_000, adaptive_linger=False, buffer_memory=500, batch_size=400)
+    world.append(b"x" * 100)
+    world.step()
+    assert not world.brokers.sent
+    waiter = asyncio.ensure_future(world.memory.reserve(450, world.now + 10))
+    await quiet()
+    assert world.exhausted == 1
+    world.step()
+    assert len(world.brokers.sent) == 1
+    world.brokers.last.ack()
+    await waiter
+    world.memory.release(450)
+    world.check_idle()
+
+
+@virtual
+async def test_flush_makes_everything_leave() -> None:
+    world = World(linger_ms=60_000, adaptive_linger=False)
+    world.append(b"x")
+    flush = asyncio.ensure_future(world.flushes.wait(list(world.accumulator.incomplete)))
+    await quiet()
+    world.step()
+    world.brokers.last.ack()
+    await flush
+
+
+@virtual
+async def test_closing_makes_everything_leave() -> None:
+    world = World(linger_ms=60_000, adaptive_linger=False)
+    world.append(b"x")
+    world.accumulator.closing = True
+    world.step()
+    assert sent_values(world) == [[b"x"]]
+
+
+# -- requests -------------------------------------------------------------------------------------
+
+
+@virtual
+async def test_six_partitions_on_two_brokers_make_two_requests() -> None:
+    world = World(partitions=6, brokers=2)
+    for partition in range(6):
+        world.append(b"p%d" % partition, partition)
+    world.step()
+    requests = world.brokers.produce
+    assert [sent.node_id for sent in requests] == [1, 2]
+    assert [sorted(tp.partition for tp in sent.batches) for sent in requests] == [
+        [0, 2, 4],
+        [1, 3, 5],
+    ]
+
+
+@virtual
+async def test_request_holds_one_batch_per_partition_the_rest_follows_in_the_same_pass() -> None:
+    world = World()
+    world.append_all(b"0")
+    world.step()
+    world.brokers.last.ack()
+    world.append_all(b"1", b"2", b"3")
+    world.step()
+    assert [sent.values for sent in world.brokers.waiting] == [[b"1"], [b"2"], [b"3"]]
+
+
+@virtual
+async def test_requests_stop_at_the_in_flight_limit_and_go_on_with_each_reply() -> None:
+    world = World(idempotent=False, max_in_flight_requests_per_connection=2)
+    world.append_all(b"1", b"2", b"3", b"4")
+    world.step()
+    assert len(world.brokers.waiting) == 2
+    world.brokers.waiting[0].ack()
+    world.step()
+    assert [sent.values for sent in world.brokers.waiting] == [[b"2"], [b"3"]]
+
+
+@pytest.mark.parametrize(("acks", "on_wire"), [("all", -1), (1, 1)])
+@virtual
+async def test_request_carries_acks_and_request_timeout(acks: object, on_wire: int) -> None:
+    world = World(idempotent=acks == "all", acks=acks, request_timeout_ms=12_345)
+    world.append(b"v")
+    world.step()
+    request = world.brokers.last.request
+    assert request.acks == on_wire
+    assert request.timeout_ms == 12_345
+    assert request.transactional_id is None
+    assert world.brokers.last.timeout == 12.345
+    assert world.brokers.last.expect_response
+
+
+@virtual
+async def test_request_size_limit_holds_back_the_next_batch_but_never_the_first() -> None:
+    world = World(partitions=3, max_request_size=1000, batch_size=900)
+    for partition in range(3):
+        world.append(b"x" * 600, partition)
+    world.step()
+    assert [list(sent.batches) for sent in world.brokers.produce] == [
+        [TopicPartition("t", partition)] for partition in range(3)
+    ]
+
+
+@virtual
+async def test_partitions_that_did_not_fit_come_first_next_time() -> None:
+    world = World(
+        idempotent=False,
+        partitions=3,
+        max_request_size=1000,
+        batch_size=900,
+        max_in_flight_requests_per_connection=1,
+    )
+    for _ in range(2):
+        for partition in range(3):
+            world.append(b"x" * 600, partition)
+            world.close_open(partition)
+    order = []
+    world.step()
+    while world.brokers.waiting:
+        order += [tp.partition for tp in world.brokers.last.batches]
+        world.brokers.last.ack()
+        world.step()
+    assert order == [0, 1, 2, 0, 1, 2]
+
+
+@virtual
+async def test_metadata_in_use_is_touched_when_sending() -> None:
+    world = World(metadata_max_idle_ms=60_000)
+    world.pass_time(50)
+    world.append(b"v")
+    world.step()
+    world.pass_time(30)
+    world.publish()
+    assert world.metadata.topics() == ("t",)
+
+
+# -- nodes ----------------------------------------------------------------------------------------
+
+
+@virtual
+async def test_node_in_backoff_decides_the_next_pass() -> None:
+    world = World()
+    world.brokers.down[1] = world.now + 0.05
+    world.append(b"v")
+    assert world.step() == world.now + 0.05
+    assert world.brokers.ready_calls == [1]
+    world.later(0.05)
+    await quiet()
+    world.step()
+    assert sent_values(world) == [[b"v"]]
+
+
+@virtual
+async def test_busy_node_does_not_hold_up_another() -> None:
+    world = World(partitions=2, brokers=2)
+    world.brokers.busy.add(1)
+    world.append(b"a", 0)
+    world.append(b"b", 1)
+    assert world.step() == world.now + 120.0
+    assert [sent.node_id for sent in world.brokers.sent] == [2]
+
+
+@virtual
+async def test_due_metadata_update_has_the_first_slot() -> None:
+    world = World()
+    world.append(b"v")
+    world.metadata.request_update()
+    world.pass_time(1.0)
+    assert world.metadata.update_due(world.now)
+    assert world.step() == world.now + 119.0, "woken by the updater, not by the clock"
+    assert not world.brokers.sent
+    world.metadata.plan(world.now)  # the request is on its way
+    world.step()
+    assert sent_values(world) == [[b"v"]]
+
+
+@virtual
+async def test_leaderless_partition_keeps_its_records_and_asks_for_metadata() -> None:
+    world = World(metadata_max_idle_ms=60_000)
+    world.move(0, None)
+    world.metadata.plan(world.now)
+    world.metadata.failed(world.now)
+    world.append(b"v")
+    world.pass_time(1)
+    world.step()
+    assert not world.brokers.sent
+    assert world.metadata.next_update_at(world.now) < math.inf
+    world.move(0, 1)
+    world.step()
+    assert sent_values(world) == [[b"v"]]
+
+
+@virtual
+async def test_moved_partition_is_sent_to_the_new_leader() -> None:
+    world = World(brokers=2)
+    world.append(b"v")
+    world.move(0, 2)
+    world.step()
+    assert world.brokers.last.node_id == 2
+
+
+# -- the task -------------------------------------------------------------------------------------
+
+
+@virtual
+async def test_task_sleeps_without_work_and_sends_records_of_one_turn_together() -> None:
+    world = World()
+    task = asyncio.ensure_future(world.sender.run())
+    await quiet()
+    first, second = world.append(b"1"), world.append(b"2")
+    await quiet()
+    assert sent_values(world) == [[b"1", b"2"]]
+    world.brokers.last.ack()
+    assert [(await first).offset, (await second).offset] == [0, 1]
+    await asyncio.sleep(500)
+    task.cancel()
+    await quiet()
+    assert task.cancelled()
+
+
+@virtual
+async def test_task_wakes_for_linger_backoff_and_expiry() -> None:
+    world = World(
+        linger_ms=50, adaptive_linger=False, request_timeout_ms=1000, delivery_timeout_ms=2000
+    )
+    task = asyncio.ensure_future(world.sender.run())
+    start = world.now
+    delivery = world.append(b"v")
+    await asyncio.sleep(0.06)
+    assert world.brokers.last.at == start + 0.05
+    world.brokers.last.refuse(Code.NOT_ENOUGH_REPLICAS)
+    await asyncio.sleep(0.2)
+    assert len(world.brokers.produce) == 2
+    with pytest.raises(DeliveryTimeout):
+        await delivery
+    assert world.now == start + 2.0
+    world.brokers.last.lose()
+    task.cancel()
+    await quiet()
+    world.check_idle()
+
+
+@virtual
+async def test_task_wakes_as_soon_as_a_node_connects() -> None:
+    world = World()
+    task = asyncio.ensure_future(world.sender.run())
+    world.brokers.down[1] = math.inf
+    world.append(b"v")
+    await quiet()
+    assert not world.brokers.sent
+    world.brokers.connected(1)
+    await quiet()
+    assert len(world.brokers.sent) == 1
+    task.cancel()
+    await quiet()
+
+
+# -- answers --------------------------------------------------------------------------------------
+
+
+@virtual
+async def test_acknowledged_records_get_consecutive_offsets_and_their_own_timestamps() -> None:
+    world = World()
+    world.append(b"0")
+    world.step()
+    world.brokers.last.ack()
+    deliveries = [world.append(b"%d" % i, timestamp_ms=50 - i) for i in range(3)]
+    world.step()
+    world.brokers.last.ack()
+    results = [delivery.result() for delivery in deliveries]
+    assert [md.offset for md in results] == [1, 2, 3]
+    assert [md.timestamp_ms for md in results] == [50, 49, 48]
+
+
+@virtual
+async def test_log_append_time_is_reported_for_every_record() -> None:
+    world = World()
+    deliveries = [world.append(b"%d" % i, timestamp_ms=i) for i in range(3)]
+    world.step()
+    world.brokers.last.answer({T0: PartitionProduceResponse(0, 0, 70, 123_456)})
+    assert [d.result().timestamp_ms for d in deliveries] == [123_456] * 3
+    assert [d.result().offset for d in deliveries] == [70, 71, 72]
+
+
+@virtual
+async def test_acks_0_is_done_when_written_without_an_offset() -> None:
+    world = World(idempotent=False, acks=0)
+    delivery = world.append(b"v")
+    world.step()
+    assert not world.brokers.last.expect_response
+    assert not delivery.done()
+    world.brokers.last.written()
+    assert offset_of(delivery) is None
+    world.step()
+    world.check_idle()
+
+
+@virtual
+async def test_partition_left_out_of_the_answer_is_retried_as_unknown() -> None:
+    world = World(partitions=2)
+    kept, lost = world.append(b"kept", 0), world.append(b"lost", 1)
+    world.step()
+    sent = world.brokers.last
+    answers = sent.store()
+    sent.answer({T0: answers[T0]})
+    assert offset_of(kept) == 0
+    assert not lost.done()
+    assert world.metadata.next_update_at(world.now) < world.now + 300, "a fetch is wanted"
+    world.publish()
+    world.later()
+    world.brokers.last.ack()
+    assert offset_of(lost) == 0, "the broker knows it by its sequence"
+    assert world.brokers.stored(T1) == [b"lost"]
+
+
+@virtual
+async def test_partition_left_out_until_the_deadline_fails_as_unknown() -> None:
+    world = World(delivery_timeout_ms=30_000, request_timeout_ms=30_000)
+    delivery = world.append(b"v")
+    world.step()
+    world.brokers.last.answer({})
+    world.later(30.0)
+    assert error_of(delivery).outcome is Outcome.UNKNOWN
+
+
+@virtual
+async def test_partition_not_asked_for_is_ignored() -> None:
+    world = World()
+    delivery = world.append(b"v")
+    world.step()
+    sent = world.brokers.last
+    strange = TopicPartition("t", 9)
+    sent.answer({strange: refusal(strange, Code.INVALID_RECORD), **sent.store()})
+    assert offset_of(delivery) == 0
+
+
+@pytest.mark.parametrize("version", [12, 13])
+@virtual
+async def test_topic_not_asked_for_is_ignored(version: int) -> None:
+    world = World(version=version)
+    world.brokers.topic_ids["other"] = bytes(range(16))
+    delivery = world.append(b"v")
+    world.step()
+    sent = world.brokers.last
+    sent.answer({TopicPartition("other", 0): refusal(T0, Code.INVALID_RECORD), **sent.store()})
+    assert offset_of(delivery) == 0
+
+
+@virtual
+async def test_second_entry_of_a_partition_is_ignored() -> None:
+    world = World()
+    delivery = world.append(b"v")
+    world.step()
+    sent = world.brokers.last
+    good = sent.store()[T0]
+    bad = refusal(T0, Code.INVALID_RECORD)
+    topic_id = world.brokers.topic_ids["t"]
+    sent.respond(ProduceResponse([TopicProduceResponse("", topic_id, [good, bad])]))
+    assert offset_of(delivery) == 0
+
+
+@virtual
+async def test_partitions_of_one_answer_are_settled_each_by_its_own_code() -> None:
+    world = World(partitions=3)
+    good, bad, again = (world.append(b"v", partition) for partition in range(3))
+    world.step()
+    sent = world.brokers.last
+    answers = sent.store()
+    answers[T1] = refusal(T1, Code.INVALID_RECORD)
+    t2 = TopicPartition("t", 2)
+    answers[t2] = refusal(t2, Code.NOT_ENOUGH_REPLICAS)
+    sent.answer(answers)
+    assert offset_of(good) == 0
+    assert error_of(bad).code.name == "INVALID_RECORD"  # type: ignore[union-attr]
+    assert outcome_of(again) is None
+
+
+@virtual
+async def test_named_records_get_their_own_error_and_the_rest_is_told_why() -> None:
+    world = World()
+    deliveries = [world.append(b"%d" % i) for i in range(3)]
+    world.step()
+    world.brokers.last.refuse(
+        Code.INVALID_RECORD, message="whole batch", record_errors=[(1, "no key"), (2, None)]
+    )
+    texts = [str(error_of(delivery)) for delivery in deliveries]
+    assert "other records of its batch are invalid" in texts[0]
+    assert "no key" in texts[1]
+    assert "whole batch" in texts[2], "the broker named the record but gave it no text"
+    assert all(error_of(delivery).outcome is Outcome.REJECTED for delivery in deliveries)
+    assert all(error_of(d).code.number == Code.INVALID_RECORD for d in deliveries)  # type: ignore[union-attr]
+
+
+@virtual
+async def test_record_errors_count_from_the_records_that_were_sent() -> None:
+    world = World(linger_ms=1000, adaptive_linger=False)
+    deliveries = [world.append(b"%d" % i) for i in range(3)]
+    deliveries[0].cancel()
+    world.later(1.0)
+    assert world.brokers.last.values == [b"1", b"2"]
+    world.brokers.last.refuse(Code.INVALID_RECORD, record_errors=[(0, "it is one")])
+    assert "it is one" in str(error_of(deliveries[1]))
+    assert "other records" in str(error_of(deliveries[2]))
+
+
+@virtual
+async def test_error_text_names_partition_broker_attempts_time_and_mend() -> None:
+    world = World()
+    delivery = world.append(b"v")
+    world.step()
+    world.pass_time(0.25)
+    world.brokers.last.refuse(Code.TOPIC_AUTHORIZATION_FAILED, message="ask ops")
+    text = str(error_of(delivery))
+    for part in ("t-0", "broker 1", "attempt 1", "0.250 s", "ask ops", "grant Write", "not in the"):
+        assert part in text
+
+
+# -- new leaders named by the answer --------------------------------------------------------------
+
+
+@pytest.mark.parametrize("code", [Code.NOT_LEADER_OR_FOLLOWER, Code.FENCED_LEADER_EPOCH])
+@virtual
+async def test_new_leader_in_the_answer_is_used_at_once(code: Code) -> None:
+    world = World(brokers=2)
+    delivery = world.append(b"v")
+    world.step()
+    world.brokers.last.answer(
+        {T0: refusal(T0, code, leader=(2, 50))},
+        endpoints=[NodeEndpoint(2, "host-2", 9092, None)],
+    )
+    world.step()
+    assert world.brokers.last.node_id == 2, "no backoff, no metadata fetch"
+    assert not world.metadata.update_due(world.now + 10)
+    world.brokers.last.ack()
+    assert offset_of(delivery) == 0
+
+
+@virtual
+async def test_new_leader_on_an_unknown_broker_comes_with_its_address() -> None:
+    world = World()
+    world.append(b"v")
+    world.step()
+    world.brokers.last.answer(
+        {T0: refusal(T0, Code.NOT_LEADER_OR_FOLLOWER, leader=(9, 50))},
+        endpoints=[NodeEndpoint(9, "host-9", 9092, None)],
+    )
+    world.step()
+    assert world.brokers.last.node_id == 9
+    assert world.metadata.snapshot.nodes[9].host == "host-9"
+
+
+@virtual
+async def test_older_leader_in_the_answer_is_not_believed() -> None:
+    world = World(brokers=2)
+    world.publish()
+    world.append(b"v")
+    world.step()
+    world.brokers.last.answer(
+        {T0: refusal(T0, Code.NOT_LEADER_OR_FOLLOWER, leader=(2, 1))},
+        endpoints=[NodeEndpoint(2, "host-2", 9092, None)],
+    )
+    assert world.metadata.next_update_at(world.now) < world.now + 10, "fetched instead"
+    world.publish()
+    world.step()
+    assert not world.brokers.waiting, "backoff applies"
+    world.later()
+    assert world.brokers.last.node_id == 1
+
+
+@virtual
+async def test_hint_before_version_10_does_not_exist() -> None:
+    world = World(brokers=2, version=9)
+    world.append(b"v")
+    world.step()
+    world.brokers.last.refuse(Code.NOT_LEADER_OR_FOLLOWER)
+    assert world.metadata.next_update_at(world.now) < world.now + 10
+
+
+@virtual
+async def test_backoff_is_skipped_once_metadata_show_a_newer_leader() -> None:
+    world = World(brokers=2)
+    world.append(b"v")
+    world.step()
+    world.brokers.last.refuse(Code.NOT_LEADER_OR_FOLLOWER)
+    world.step()
+    world.move(0, 2)
+    world.step()
+    assert world.brokers.last.node_id == 2
+
+
+# -- requests without an answer -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("idempotent", [True, False])
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (Disconnected("gone"), "NETWORK_EXCEPTION"),
+        (RequestTimedOut("late"), "REQUEST_TIMED_OUT"),
+        (CorrelationMismatch("odd"), "NETWORK_EXCEPTION"),
+        (DecodeError("odd"), "NETWORK_EXCEPTION"),
+    ],
+)
+@virtual
+async def test_request_lost_after_bytes_left_is_retried_and_metadata_fetched(
+    idempotent: bool, error: Exception, code: str
+) -> None:
+    world = World(idempotent=idempotent)
+    delivery = world.append(b"v")
+    world.step()
+    world.brokers.last.fail(error)  # type: ignore[arg-type]
+    assert world.observer.retries == [code]
+    assert world.metadata.next_update_at(world.now) < world.now + 10
+    assert not delivery.done()
+    world.publish()
+    world.later()
+    world.brokers.last.ack()
+    assert offset_of(delivery) == 0
+
+
+@virtual
+async def test_request_lost_before_any_byte_left_can_fail_as_definite() -> None:
+    world = World(delivery_timeout_ms=30_000, request_timeout_ms=30_000)
+    delivery = world.append(b"v")
+    world.step()
+    world.brokers.last.lose(maybe_written=False)
+    world.later(30.0)
+    assert error_of(delivery).outcome.definite
+
+
+@virtual
+async def test_request_that_cannot_be_encoded_fails_its_batches_only() -> None:
+    world = World(partitions=2)
+    delivery = world.append(b"v", 0)
+    world.step()
+    world.brokers.last.fail(DecodeError("cannot encode"), maybe_written=False)
+    error = error_of(delivery)
+    assert isinstance(error, DecodeError)
+    assert world.state.fatal_error is None
+    other = world.append(b"w", 1)
+    world.step()
+    world.brokers.last.ack()
+    assert offset_of(other) == 0
+    world.step()
+    world.check_idle()
+
+
+@virtual
+async def test_broker_without_a_common_version_ends_the_producer() -> None:
+    world = World()
+    delivery = world.append(b"v")
+    world.step()
+    waiting = world.append(b"w")
+    world.brokers.last.fail(UnsupportedVersion("broker 1 is too old"), maybe_written=False)
+    assert isinstance(error_of(delivery), UnsupportedVersion)
+    world.step()
+    assert isinstance(error_of(waiting), UnsupportedVersion)
+    assert error_of(waiting).outcome is Outcome.NOT_SENT
+    with pytest.raises(UnsupportedVersion):
+        world.append(b"x")
+    world.check_idle()
+
+
+# -- retries and their end ------------------------------------------------------------------------
+
+
+@virtual
+async def test_retries_count_the_attempts_after_the_first() -> None:
+    world = World(idempotent=False, retries=2)
+    delivery = world.append(b"v")
+    world.step()
+    for _ in range(2):
+        world.brokers.last.refuse(Code.NOT_ENOUGH_REPLICAS)
+        assert not delivery.done()
+        world.step()
+        assert not world.brokers.waiting, "backoff"
+        world.later()
+    world.brokers.last.refuse(Code.NOT_ENOUGH_REPLICAS)
+    error = error_of(delivery)
+    assert error.code is not None
+    assert error.code.number == Code.NOT_ENOUGH_REPLICAS
+    assert error.outcome is Outcome.REJECTED
+    world.check_idle()
+
+
+@virtual
+async def test_without_retries_the_first_error_is_the_last() -> None:
+    world = World(idempotent=False, retries=0)
+    delivery = world.append(b"v")
+    world.step()
+    world.brokers.last.lose()
+    assert error_of(delivery).outcome is Outcome.UNKNOWN
+    world.check_idle()
+
+
+@virtual
+async def test_retriable_answer_after_the_deadline_is_final() -> None:
+    world = World(delivery_timeout_ms=30_000, request_timeout_ms=30_000)
+    delivery = world.append(b"v")
+    world.step()
+    world.pass_time(30.0)
+    world.brokers.last.refuse(Code.NOT_ENOUGH_REPLICAS)
+    assert error_of(delivery).outcome is Outcome.REJECTED
+    world.step()
+    world.check_idle()
+
+
+@virtual
+async def test_record_never_sent_expires_as_not_sent_and_says_what_stood_in_the_way() -> None:
+    world = World(delivery_timeout_ms=30_000, request_timeout_ms=30_000)
+    world.brokers.down[1] = math.inf
+    delivery = world.append(b"v")
+    world.metadata.note_error(Disconnected("host-1 refuses"))
+    world.step()
+    world.later(29.5)
+    assert not delivery.done()
+    world.later(0.5)
+    error = error_of(delivery)
+    assert isinstance(error, DeliveryTimeout)
+    assert error.outcome is Outcome.NOT_SENT
+    assert "host-1 refuses" in str(error)
+    world.check_idle()
+
+
+@virtual
+async def test_record_refused_until_the_deadline_expires_as_rejected() -> None:
+    world = World(delivery_timeout_ms=1000, request_timeout_ms=1000)
+    delivery = world.append(b"v")
+    world.step()
+    world.brokers.last.refuse(Code.NOT_ENOUGH_REPLICAS)
+    world.brokers.busy.add(1)
+    world.later(1.0)
+    error = error_of(delivery)
+    assert error.outcome is Outcome.REJECTED
+    assert "NOT_ENOUGH_REPLICAS" in str(error)
+
+
+@virtual
+async def test_record_expires_on_the_wire_as_unknown_and_keeps_its_memory_until_the_answer() -> (
+    None
+):
+    world = World(delivery_timeout_ms=30_000, request_timeout_ms=30_000)
+    delivery = world.append(b"v")
+    world.step()
+    held = world.memory.used
+    assert held > 0
+    world.later(30.0)
+    assert error_of(delivery).outcome is Outcome.UNKNOWN
+    assert world.memory.used == held, "CVE-2026-35554: the socket may still have the bytes"
+    assert not world.accumulator.incomplete
+    world.brokers.last.ack()
+    assert error_of(delivery).outcome is Outcome.UNKNOWN, "the first outcome stands"
+    assert world.memory.used == 0
+    assert sum(world.observer.failed.values()) == 1
+    assert not world.observer.acknowledged
+    world.step()
+    world.check_idle()
+
+
+@pytest.mark.parametrize("code", [Code.NOT_ENOUGH_REPLICAS, Code.INVALID_RECORD])
+@virtual
+async def test_record_expired_on_the_wire_is_not_retried(code: Code) -> None:
+    world = World(delivery_timeout_ms=30_000, request_timeout_ms=30_000)
+    world.append(b"v")
+    world.step()
+    world.later(30.0)
+    world.brokers.last.refuse(code)
+    world.later()
+    assert len(world.brokers.produce) == 1
+    world.check_idle()
+
+
+@virtual
+async def test_expired_batch_is_not_split() -> None:
+    world = World(delivery_timeout_ms=30_000, request_timeout_ms=30_000)
+    deliveries = [world.append(b"v"), world.append(b"w")]
+    world.step()
+    world.later(30.0)
+    world.brokers.last.refuse(Code.MESSAGE_TOO_LARGE)
+    world.later()
+    assert all(isinstance(error_of(d), DeliveryTimeout) for d in deliveries)
+    world.check_idle()
+
+
+@virtual
+async def test_batch_too_large_past_its_deadline_fails_instead_of_being_split() -> None:
+    world = World(delivery_timeout_ms=30_000, request_timeout_ms=30_000)
+    deliveries = [world.append(b"v"), world.append(b"w")]
+    world.step()
+    world.pass_time(30.0)
+    world.brokers.last.refuse(Code.MESSAGE_TOO_LARGE)
+    assert all(error_of(d).code.number == Code.MESSAGE_TOO_LARGE for d in deliveries)  # type: ignore[union-attr]
+    world.step()
+    world.check_idle()
+
+
+@virtual
+async def test_record_that_expired_during_a_stall_is_not_sent_any_more() -> None:
+    world = World(delivery_timeout_ms=30_000, request_timeout_ms=30_000)
+    delivery = world.append(b"v")
+    world.pass_time(60.0)
+    world.step()
+    assert not world.brokers.sent
+    assert error_of(delivery).outcome is Outcome.NOT_SENT
+
+
+@virtual
+async def test_answer_that_arrived_during_a_stall_is_read_before_the_record_expires() -> None:
+    world = World(delivery_timeout_ms=30_000, request_timeout_ms=30_000)
+    task = asyncio.ensure_future(world.sender.run())
+    delivery = world.append(b"v")
+    await quiet()
+    world.pass_time(60.0)
+    assert isinstance(world.loop, VirtualLoop)
+    world.loop.world_at(world.now, world.brokers.last.ack)
+    assert (await delivery).offset == 0
+    task.cancel()
+    await quiet()
+
+
+@virtual
+async def test_many_batches_expire_in_one_pass() -> None:
+    world = World(delivery_timeout_ms=30_000, request_timeout_ms=30_000, partitions=3)
+    world.move(0, None)
+    deliveries = [world.append(b"v", partition) for partition in (0, 0, 1, 2)]
+    world.brokers.busy.add(1)
+    world.step()
+    world.later(30.0)
+    assert all(error_of(d).outcome is Outcome.NOT_SENT for d in deliveries)
+    world.check_idle()
+
+
+# -- splitting ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("code", [Code.MESSAGE_TOO_LARGE, Code.RECORD_LIST_TOO_LARGE])
+@pytest.mark.parametrize("idempotent", [True, False])
+@virtual
+async def test_batch_too_large_is_split_and_delivered_in_order(
+    code: Code, idempotent: bool
+) -> None:
+    world = World(idempotent=idempotent, max_in_flight_requests_per_connection=1)
+    values = [b"%d" % i for i in range(8)]
+    deliveries = [world.append(value) for value in values]
+    deliveries[3].add_done_callback(lambda delivery: None)
+    used = world.memory.used
+    world.step()
+    world.brokers.last.refuse(code)
+    assert world.observer.splits == 1
+    assert world.memory.used == used
+    world.step()
+    while world.brokers.waiting:
+        if len(world.brokers.last.values) > 2:
+            world.brokers.last.refuse(code)
+        else:
+            world.brokers.last.ack()
+        world.step()
+    assert world.brokers.stored(T0) == values
+    assert [offset_of(d) for d in deliveries] == list(range(8))
+    world.check_idle()
+
+
+@virtual
+async def test_split_does_not_use_up_retries() -> None:
+    world = World(idempotent=False, retries=1, max_in_flight_requests_per_connection=1)
+    deliveries = [world.append(b"a"), world.append(b"b")]
+    world.step()
+    world.brokers.last.refuse(Code.MESSAGE_TOO_LARGE)
+    world.step()
+    world.brokers.last.refuse(Code.NOT_ENOUGH_REPLICAS)
+    assert not deliveries[0].done(), "one retry is left"
+    world.later()
+    world.brokers.last.ack()
+    world.step()
+    world.brokers.last.ack()
+    assert [offset_of(d) for d in deliveries] == [0, 1]
+
+
+@virtual
+async def test_single_record_too_large_fails_with_the_mend() -> None:
+    world = World()
+    delivery = world.append(b"v")
+    world.step()
+    world.brokers.last.refuse(Code.MESSAGE_TOO_LARGE)
+    assert "max.message.bytes" in str(error_of(delivery))
+    assert error_of(delivery).outcome is Outcome.REJECTED
+    world.step()
+    world.check_idle()
+
+
+@virtual
+async def test_flush_waits_for_the_parts_of_a_split_batch() -> None:
+    world = World()
+    world.append(b"a")
+    world.append(b"b")
+    flush = asyncio.ensure_future(world.flushes.wait(list(world.accumulator.incomplete)))
+    await quiet()
+    world.step()
+    world.brokers.last.refuse(Code.MESSAGE_TOO_LARGE)
+    await quiet()
+    assert not flush.done()
+    world.step()
+    world.brokers.last.ack()
+    await quiet()
+    assert not flush.done()
+    world.step()
+    world.brokers.last.ack()
+    await flush
+
+
+@virtual
+async def test_part_of_a_batch_that_may_be_written_stays_unknown() -> None:
+    world = World(idempotent=False, delivery_timeout_ms=30_000, request_timeout_ms=30_000)
+    deliveries = [world.append(b"a"), world.append(b"b")]
+    world.step()
+    world.brokers.last.lose()
+    world.publish()
+    world.later()
+    world.brokers.last.refuse(Code.MESSAGE_TOO_LARGE)
+    world.brokers.busy.add(1)
+    world.later(30.0)
+    assert [error_of(d).outcome for d in deliveries] == [Outcome.UNKNOWN] * 2
+
+
+# -- order without idempotence --------------------------------------------------------------------
+
+
+@virtual
+async def test_one_in_flight_mutes_the_partition_so_that_retries_cannot_be_overtaken() -> None:
+    world = World(idempotent=False, max_in_flight_requests_per_connection=1, partitions=2)
+    world.append_all(b"1", b"2")
+    world.step()
+    assert len(world.brokers.waiting) == 1
+    world.brokers.last.refuse(Code.NOT_ENOUGH_REPLICAS)
+    world.step()
+    assert not world.brokers.waiting, "the second one waits behind the first one's backoff"
+    world.later()
+    assert world.brokers.last.values == [b"1"]
+    world.brokers.last.ack()
+    world.step()
+    world.brokers.last.ack()
+    assert world.brokers.stored(T0) == [b"1", b"2"]
+
+
+@virtual
+async def test_one_in_flight_mutes_the_partition_on_the_new_leader_too() -> None:
+    world = World(idempotent=False, max_in_flight_requests_per_connection=1, brokers=2)
+    world.append_all(b"1", b"2")
+    world.step()
+    world.move(0, 2)
+    world.step()
+    assert len(world.brokers.waiting) == 1
+    world.brokers.last.refuse(Code.NOT_LEADER_OR_FOLLOWER)
+    world.publish()
+    world.later()
+    assert world.brokers.last.values == [b"1"]
+    assert world.brokers.last.node_id == 2
+
+
+# -- giving up ------------------------------------------------------------------------------------
+
+
+@virtual
+async def test_fail_all_tells_each_record_whether_it_may_be_in_the_log() -> None:
+    world = World(partitions=4)
+    rejected, on_wire, lost, queued = (world.append(b"v", p) for p in range(4))
+    world.brokers.max_in_flight = 1
+    world.step()
+    first = world.brokers.last
+    first.answer(
+        {
+            T0: refusal(T0, Code.NOT_ENOUGH_REPLICAS),
+            T1: refusal(T1, Code.NOT_ENOUGH_REPLICAS),
+            TopicPartition("t", 2): refusal(T0, Code.NOT_ENOUGH_REPLICAS),
+        }
+    )
+    assert not any(d.done() for d in (rejected, on_wire, lost, queued))
+    late = world.append(b"new", 3)
+    world.close_open(3)
+    unsent = world.append(b"newer", 3)
+    world.sender.fail_all(ProducerClosed("closed"))
+    assert error_of(rejected).outcome is Outcome.REJECTED
+    assert error_of(queued).outcome is Outcome.UNKNOWN, "its partition was left out"
+    assert error_of(late).outcome is Outcome.NOT_SENT
+    assert error_of(unsent).outcome is Outcome.NOT_SENT
+    world.step()
+    world.check_idle()
+
+
+@virtual
+async def test_fail_all_keeps_the_memory_of_what_is_on_the_wire() -> None:
+    world = World()
+    delivery = world.append(b"v")
+    world.step()
+    world.sender.fail_all(ProducerClosed("closed"))
+    assert error_of(delivery).outcome is Outcome.UNKNOWN
+    assert world.memory.used > 0
+    world.sender.fail_all(ProducerClosed("closed again"))
+    assert "again" not in str(error_of(delivery))
+    world.brokers.last.lose()
+    assert world.memory.used == 0
+    world.step()
+    world.check_idle()
+
+
+@virtual
+async def test_fatal_error_cancels_the_rest_and_every_later_record() -> None:
+    world = World(partitions=2)
+    first, second = world.append(b"v", 0), world.append(b"w", 1)
+    world.step()
+    sent = world.brokers.last
+    answers = sent.store()
+    answers[T0] = refusal(T0, Code.CLUSTER_AUTHORIZATION_FAILED)
+    answers[T1] = refusal(T1, Code.NOT_ENOUGH_REPLICAS)
+    sent.answer(answers)
+    assert error_of(first).code.number == Code.CLUSTER_AUTHORIZATION_FAILED  # type: ignore[union-attr]
+    world.step()
+    assert error_of(second).outcome.definite
+    with pytest.raises(type(error_of(first))):
+        world.append(b"x")
+    world.step()
+    world.check_idle()
+
+
+@virtual
+async def test_failure_nobody_waits_for_is_reported_once_per_batch(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    world = World()
+    watched = world.append(b"watched")
+    watched.add_done_callback(lambda delivery: None)
+    for _ in range(3):
+        world.append(b"unwatched")
+    world.step()
+    world.brokers.last.refuse(Code.INVALID_RECORD)
+    assert world.observer.unretrieved == [(T0, 3)]
+    assert caplog.text.count("nobody was waiting") == 1
+    assert "unwatched" not in caplog.text.replace("nobody", ""), "never a value"
+
+
+@virtual
+async def test_withdrawn_records_are_not_counted_as_waited_for() -> None:
+    world = World(linger_ms=1000, adaptive_linger=False)
+    world.append(b"unwatched")
+    for _ in range(2):
+        withdrawn = world.append(b"withdrawn")
+        withdrawn.add_done_callback(lambda delivery: None)
+        withdrawn.cancel()
+    world.later(1.0)
+    world.brokers.last.refuse(Code.INVALID_RECORD)
+    assert world.observer.unretrieved == [(T0, 1)]
+
+
+@virtual
+async def test_producer_id_is_on_every_batch() -> None:
+    world = World()
+    world.append(b"v")
+    world.step()
+    assert world.brokers.last.sequence == (PRODUCER_ID, 0, 0)
