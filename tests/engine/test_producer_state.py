@@ -604,7 +604,7 @@ async def test_retries_exhausted_out_of_order_fails_and_bumps() -> None:
 @virtual
 async def test_topic_created_anew_gets_new_sequences_once_the_wire_is_quiet() -> None:
     world = World(partitions=2)
-    deliveries, requests = three_in_flight(world)
+    deliveries, _ = three_in_flight(world)
     world.append(b"p1", 1)
     world.step()
     state_of(world).on_topic_recreated("t")
