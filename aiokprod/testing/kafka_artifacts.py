@@ -29,7 +29,7 @@ _COPY: Final = "org.apache.maven.plugins:maven-dependency-plugin:3.6.1:copy-depe
 # The binding to slf4j-simple replaces the one a release may bring: it logs to standard error
 # without a configuration file, which is where the log of a failed test is looked for.
 _POM: Final = """\
-<project xmlns="http://maven.apache.org/POM/4.0.0">
+<project>
   <modelVersion>4.0.0</modelVersion>
   <groupId>aiokprod.testing</groupId>
   <artifactId>kafka-runtime</artifactId>
