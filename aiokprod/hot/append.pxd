@@ -35,7 +35,8 @@ cdef class Appender:
     cdef readonly int64_t sticky_limit
     cdef readonly bint ignore_keys
     cdef object loop
-    cdef object running_loop
+    cdef object is_running
+    cdef unsigned long thread
     cdef object roll
     cdef object slow_submit
     cdef object unix_ms
@@ -47,7 +48,7 @@ cdef class Appender:
     cdef double slice_length
     cdef int since_check
 
-    cdef int open_tick(self) except -1
+    cdef bint open_tick(self) except -1
     cdef bint slice_over(self)
     cdef Delivery append_slot(self, TopicSlot slot, int32_t partition, bytes value, bytes key,
                               int64_t timestamp, object headers, int64_t reserved)

@@ -15,16 +15,21 @@ from bisect import bisect_left, bisect_right, insort
 from asyncio import CancelledError, InvalidStateError
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
-from cpython.ref cimport PyObject, Py_DECREF, Py_XDECREF
+from cpython.ref cimport PyObject, Py_DECREF, Py_INCREF, Py_XDECREF
 from libc.string cimport memcpy
 
 from aiokprod.hot.encode cimport (
     int32_t, int64_t, uint8_t, uint32_t, murmur2_bytes, read_varint, varint_size, write_varint,
 )
 
+ctypedef PyObject* (*iternext)(PyObject*) noexcept
+
 cdef extern from "Python.h":
+    ctypedef struct PyTypeObject:
+        iternext tp_iternext
     int _PyBytes_Resize(PyObject** string, Py_ssize_t newsize) except -1
     PyObject* PyBytes_FromStringAndSize(const char*, Py_ssize_t)
+    void PyErr_SetObject(object, object) noexcept
     const char* PyUnicode_AsUTF8AndSize(object, Py_ssize_t*) except NULL
 
 # Life of a batch. Records can be withdrawn before FINISHED; outcomes are DONE and FAILED.
@@ -663,3 +668,25 @@ cdef class Delivery:
         state = ("cancelled" if self.is_cancelled else
                  "done" if self.done() else "pending")
         return f"<Delivery {self.core.topic}-{self.core.partition} {state}>"
+
+
+cdef iternext delivery_next_slow = (<PyTypeObject*>Delivery).tp_iternext
+
+
+cdef PyObject* delivery_next(PyObject* self) noexcept:
+    """`__next__` for the two usual cases, without the traceback that Cython adds to a
+    StopIteration (1 µs)."""
+    cdef Delivery delivery = <Delivery>self
+    cdef BatchCore core = delivery.core
+    if core.parts is None and core.withdrawn is None and not delivery.is_cancelled:
+        if core.state == S_DONE:
+            PyErr_SetObject(StopIteration, delivery.metadata(core, delivery.index))
+            return NULL
+        if core.state < S_DONE:
+            delivery._asyncio_future_blocking = True
+            Py_INCREF(delivery)
+            return self
+    return delivery_next_slow(self)
+
+
+(<PyTypeObject*>Delivery).tp_iternext = delivery_next
