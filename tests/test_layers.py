@@ -11,11 +11,20 @@ import pytest
 PACKAGE = Path(__file__).parent.parent / "aiokprod"
 
 FOUNDATION = {
-    "backoff", "cluster", "config", "config_keys", "environment", "error_codes", "errors",
-    "interceptors", "observer", "partitioners", "plugins", "records", "serializers",
+    "backoff", "cluster", "config", "config_keys", "config_security", "environment", "error_codes", "errors",
+    "interceptors", "observer", "partitioners", "plugins", "records", "secret", "serializers",
     "serialization", "version",
 }  # fmt: skip
-FACADE = {"producer", "runtime", "admission", "arguments", "bulk", "bulk_send", "reports"}
+FACADE = {
+    "producer",
+    "runtime",
+    "admission",
+    "arguments",
+    "bulk",
+    "bulk_send",
+    "reports",
+    "transactions",
+}
 ALLOWED = {
     "hot": {"hot"},
     "foundation": {"hot", "foundation"},
