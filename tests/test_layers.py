@@ -11,9 +11,9 @@ import pytest
 PACKAGE = Path(__file__).parent.parent / "aiokprod"
 
 FOUNDATION = {
-    "backoff", "cluster", "config", "config_keys", "config_security", "environment", "error_codes", "errors",
-    "interceptors", "observer", "partitioners", "plugins", "records", "secret", "serializers",
-    "serialization", "version",
+    "backoff", "cluster", "config", "config_keys", "config_security", "consumer_groups",
+    "environment", "error_codes", "errors", "interceptors", "observer", "partitioners", "plugins",
+    "records", "secret", "serialization", "serializers", "version",
 }  # fmt: skip
 FACADE = {
     "producer",
