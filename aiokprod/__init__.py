@@ -9,6 +9,7 @@ The names below are the public API.
 from aiokprod.bulk import BulkResult
 from aiokprod.cluster import ClusterSnapshot, Node, PartitionInfo, TopicInfo
 from aiokprod.config import ProducerConfig
+from aiokprod.consumer_groups import GroupMetadata
 from aiokprod.environment import Environment
 from aiokprod.errors import (
     AbortableTransactionError,
@@ -74,6 +75,7 @@ from aiokprod.serializers import (
     Serializer,
     StringSerializer,
 )
+from aiokprod.transactions import Transaction
 from aiokprod.version import COMPILED, __version__
 
 __all__ = [
@@ -102,6 +104,7 @@ __all__ = [
     "FatalTransactionError",
     "ForkedProcess",
     "FrameTooLarge",
+    "GroupMetadata",
     "Header",
     "Health",
     "IntSerializer",
@@ -137,6 +140,7 @@ __all__ = [
     "StringSerializer",
     "TopicInfo",
     "TopicPartition",
+    "Transaction",
     "TransactionError",
     "UndeliveredBatch",
     "UnknownTopic",

@@ -65,15 +65,23 @@ class Admission:
         Cancellation: the record does not exist.
         """
         if self._interceptors is None:
-            return await self._admit(record, deadline)
+            return await self._watched(record, deadline)
         record = self._interceptors.on_send(record)
         try:
-            delivery = await self._admit(record, deadline)
+            delivery = await self._watched(record, deadline)
         except BaseException as error:
             self._tell_refused(error)
             raise
         delivery.set_hook(self._on_settled)
         return delivery
+
+    async def _watched(self, record: ProducerRecord[Any, Any], deadline: float) -> Delivery:
+        """A transaction must know of the records it lacks."""
+        try:
+            return await self._admit(record, deadline)
+        except KafkaError as error:
+            self._runtime.state.on_refused(error)
+            raise
 
     def _tell_refused(self, error: BaseException) -> None:
         assert self._interceptors is not None, "only called with interceptors"
@@ -161,6 +169,7 @@ class Admission:
         Without a delivery: the queue whose broker holds its share, or None if memory is short.
         """
         runtime = self._runtime
+        runtime.state.check_open()
         key, value, headers = payload
         partition = record.partition
         if partition is None and self._partitioner is not None:

@@ -38,7 +38,7 @@ def checked_config(config: Any, settings: dict[str, Any]) -> ProducerConfig:
                 raise unknown_key(name, known)
         if "bootstrap_servers" not in settings:
             raise ConfigError('bootstrap_servers is missing: name at least one "host:port"')
-        return _supported(ProducerConfig(**settings))
+        return ProducerConfig(**settings)
     if not isinstance(config, ProducerConfig):
         raise ConfigError(
             f"config must be a ProducerConfig, not {type(config).__name__}; for a mapping use "
@@ -47,15 +47,6 @@ def checked_config(config: Any, settings: dict[str, Any]) -> ProducerConfig:
     if settings:
         raise ConfigError(
             f"give either a ProducerConfig or keyword settings, not both: {sorted(settings)}"
-        )
-    return _supported(config)
-
-
-def _supported(config: ProducerConfig) -> ProducerConfig:
-    if config.transactional_id is not None:
-        raise ConfigError(
-            f"transactional_id={config.transactional_id!r}: transactions are not in this version; "
-            "leave it out (an idempotent producer already writes each record once)"
         )
     return config
 

@@ -43,6 +43,7 @@ from aiokprod.records import DrainReport, ProducerRecord, RecordMetadata, valida
 from aiokprod.reports import DrainCounter, Health, explain, health
 from aiokprod.runtime import Runtime
 from aiokprod.serialization import RecordSerializers
+from aiokprod.transactions import Transaction, Transactions, run_transaction
 from aiokprod.version import __version__
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
     from aiokprod.serializers import AnySerializer, Serializer
 
 K = TypeVar("K")
+R = TypeVar("R")
 V = TypeVar("V")
 
 _numbers = itertools.count(1)
@@ -184,6 +186,7 @@ class Producer(Generic[K, V]):
         self._starting: asyncio.Task[None] | None = None
         self._closing: asyncio.Task[DrainReport] | None = None
         self._max_block = self._config.max_block_ms / 1000
+        self._transactions = Transactions(lambda: self._usable().transactions, self._max_block)
         self._admission: Admission
         configure_plugins([*self._serializers.parts(), partitioner, *checked], self._config)
         _live.add(self)
@@ -196,8 +199,13 @@ class Producer(Generic[K, V]):
         Optional and idempotent: the first send starts too. Contacts no broker by itself; brokers
         that are down now may be up later.
 
+        With a transactional_id it also waits, up to max_block_ms, for the coordinator: an earlier
+        instance with this id is fenced then, and what it left open is aborted.
+
         Raises:
             ConfigError: no bootstrap server can be resolved within the connection setup timeout.
+            KafkaTimeout: the transaction coordinator did not answer in time.
+            TransactionError, BrokerError: it refused.
             ProducerClosed, WrongLoop, ForkedProcess: the producer cannot be used here.
         """
         fresh = self._runtime is None
@@ -208,6 +216,7 @@ class Producer(Generic[K, V]):
                 self._environment.dialer,
                 timeout=self._config.socket_connection_setup_timeout_ms / 1000,
             )
+        await self._transactions.initialise()
 
     async def __aenter__(self) -> Self:
         try:
@@ -266,6 +275,8 @@ class Producer(Generic[K, V]):
         runtime.refuse(ProducerClosed("the producer was closed while the send was in progress"))
         if timeout != 0 and runtime.failure is None:
             await runtime.drain(deadline)
+            if runtime.transactions is not None:
+                await self._transactions.abandon(runtime.transactions, deadline)
         undelivered = counter.undelivered(runtime.accumulator.incomplete)
         await runtime.close(loop.time() if timeout == 0 else deadline)
         self._close_plugins()
@@ -343,7 +354,7 @@ class Producer(Generic[K, V]):
             config, runtime, self._serializers, self._partitioner, self._interceptors,
             self._check_running,
         )  # fmt: skip
-        runtime.appender.enabled = (
+        runtime.allow_fast_path(
             self._serializers.plain and self._partitioner is None and self._interceptors is None
         )
         self._runtime = runtime
@@ -480,12 +491,15 @@ class Producer(Generic[K, V]):
             if not expired:
                 raise
             withdrawn = delivery.withdrawn
-            raise DeliveryTimeout(
+            late = DeliveryTimeout(
                 f"{delivery.topic}-{delivery.partition}: no acknowledgment within the timeout of "
                 f"{timeout} s; the record "
                 + ("was withdrawn and is not in the log" if withdrawn else "may be in the log"),
                 outcome=Outcome.NOT_SENT if withdrawn else Outcome.UNKNOWN,
-            ) from None
+            )
+            if self._runtime is not None:
+                self._runtime.state.on_refused(late)
+            raise late from None
         finally:
             timer.cancel()
         return metadata
@@ -601,6 +615,108 @@ class Producer(Generic[K, V]):
                 f"outcome after {timeout} s; they go on being delivered",
                 outcome=Outcome.UNKNOWN,
             ) from None
+
+    # -- transactions ---------------------------------------------------------------------------
+
+    def transaction(self, *, timeout: float | None = None) -> Transaction:
+        """``async with producer.transaction() as txn``: commit at the end, abort on an exception.
+
+        Args:
+            timeout: seconds for each of begin, offsets, commit and abort; None is max_block_ms.
+
+        Raises (on entry and exit): as `begin_transaction`, `commit_transaction` and
+        `abort_transaction`; see `Transaction`.
+        """
+        check_timeout("transaction", timeout)
+        return Transaction(self._transactions, timeout)
+
+    async def begin_transaction(self, timeout: float | None = None) -> None:
+        """Open a transaction; what is sent from now on belongs to it.
+
+        Waits for the producer id, and for an earlier commit or abort whose call timed out.
+
+        Raises:
+            ConfigError: the producer has no transactional_id.
+            TransactionError: a transaction is open, or another transactional call in progress.
+            AbortableTransactionError: the transaction before failed: abort it first.
+            FatalTransactionError, ProducerFenced: close the producer.
+            KafkaTimeout: not within `timeout` seconds (None: max_block_ms).
+
+        Cancellation: no transaction is open.
+        """
+        await self._transactions.begin(timeout)
+
+    async def commit_transaction(self, timeout: float | None = None) -> None:
+        """Flush, then commit: all records and offsets of the transaction become visible at once.
+
+        Raises:
+            AbortableTransactionError: a record failed or the coordinator refused; nothing becomes
+                visible. Call `abort_transaction`.
+            KafkaTimeout: no definite answer within `timeout` seconds (None: max_block_ms): the
+                outcome is unknown. Call `commit_transaction` again, it goes on waiting;
+                `abort_transaction` is refused. `begin_transaction` waits for the outcome too.
+            FatalTransactionError, ProducerFenced: close the producer. With `.outcome` UNKNOWN the
+                transaction may be committed.
+            TransactionError: no transaction is open, or another call is in progress.
+
+        Cancellation: stops waiting only, as a timeout does.
+        """
+        await self._transactions.end(commit=True, timeout=timeout)
+
+    async def abort_transaction(self, timeout: float | None = None) -> None:
+        """Abort: records not sent yet fail, nothing of the transaction becomes visible.
+
+        Raises:
+            KafkaTimeout: no definite answer yet; call it again, or begin the next transaction.
+            Others: as `commit_transaction`.
+
+        Cancellation: stops waiting only.
+        """
+        await self._transactions.end(commit=False, timeout=timeout)
+
+    async def send_offsets_to_transaction(
+        self, offsets: Any, group_metadata: Any, timeout: float | None = None
+    ) -> None:
+        """Commit a consumer group's offsets with the open transaction (KIP-98, KIP-447).
+
+        Args:
+            offsets: offset of the next record to read per partition: a mapping from (topic,
+                partition) to an int or to aiokafka's ``OffsetAndMetadata``, or confluent-kafka's
+                list of ``TopicPartition``.
+            group_metadata: a `GroupMetadata`, the started ``AIOKafkaConsumer``, confluent-kafka's
+                ``consumer.consumer_group_metadata()``, or a group id (which protects less).
+            timeout: seconds; None is max_block_ms.
+
+        Raises:
+            ConfigError: the arguments are something else.
+            AbortableTransactionError: refused, e.g. because the group rebalanced.
+            KafkaTimeout: not accepted yet; the commit waits for it.
+            Others: as `commit_transaction`.
+
+        Cancellation: stops waiting only.
+        """
+        await self._transactions.send_offsets(offsets, group_metadata, timeout)
+
+    async def run_transaction(
+        self,
+        function: Callable[[Transaction], Awaitable[R]],
+        *,
+        retries: int = 3,
+        timeout: float | None = None,
+    ) -> R:
+        """Run ``await function(txn)`` in a transaction; again, up to `retries` times, if that was
+        aborted for a reason that may pass. Returns what the function returned.
+
+        Never repeats after a commit whose outcome is unknown: that could write everything twice.
+
+        Raises: what the function raised, and as `transaction`.
+        """
+        return await run_transaction(
+            self._transactions, function, retries=retries, timeout=timeout, pause=self._pause
+        )
+
+    def _pause(self, attempt: int) -> float:
+        return self._usable().backoff(attempt)
 
     # -- looking --------------------------------------------------------------------------------
 

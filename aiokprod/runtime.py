@@ -15,6 +15,7 @@ from aiokprod.backoff import ExponentialBackoff
 from aiokprod.engine.accumulator import RecordAccumulator
 from aiokprod.engine.buffer_memory import BufferMemory
 from aiokprod.engine.closer import BatchCloser
+from aiokprod.engine.coordinators import Coordinators
 from aiokprod.engine.flush import FlushTracker
 from aiokprod.engine.metadata import Metadata
 from aiokprod.engine.metadata_updater import MetadataUpdater
@@ -22,6 +23,8 @@ from aiokprod.engine.producer_state import Idempotent, NonIdempotent, ProducerSt
 from aiokprod.engine.sender import Sender
 from aiokprod.engine.shares import NodeShares
 from aiokprod.engine.splitter import BatchSplitter
+from aiokprod.engine.transaction_driver import TransactionDriver
+from aiokprod.engine.transactions import TRANSACTION_FEATURE, TransactionManager
 from aiokprod.engine.wakeup import Wakeup
 from aiokprod.errors import KafkaError, ProducerClosed, ProducerFailed
 from aiokprod.hot.append import Appender, TopicSlot
@@ -48,6 +51,7 @@ class Runtime:
 
     Attributes:
         failure: why the producer cannot go on, None while it can.
+        transactions: the state, if the producer is transactional.
     """
 
     def __init__(
@@ -65,6 +69,10 @@ class Runtime:
         self.loop = loop
         self.observer = observer
         self.failure: KafkaError | None = None
+        self.transactions: TransactionManager | None = None
+        self._driver: TransactionDriver | None = None
+        self._coordinators: Coordinators | None = None
+        self._fast_path = False
         self._closing = False
         self._tasks: list[asyncio.Task[None]] = []
         self._topic_ids: dict[str, bytes] = {}
@@ -127,13 +135,64 @@ class Runtime:
             sticky_limit=max(1, config.batch_size),
             ignore_keys=config.partitioner_ignore_keys,
         )
+        self._driver = self._transaction_driver()
         self.metadata.on_change(self._on_snapshot)
 
     def _producer_state(self) -> ProducerState:
+        if self.config.transactional_id is not None:
+            self.transactions = self._transaction_manager(self.config.transactional_id)
+            return self.transactions
         if self.config.idempotent:
             return Idempotent(self._backoff, self._wakeup)
         in_flight = self.config.max_in_flight_requests_per_connection
         return NonIdempotent(guarantee_order=in_flight == _NOT_IDEMPOTENT_ORDERED)
+
+    def _transaction_manager(self, transactional_id: str) -> TransactionManager:
+        return TransactionManager(
+            transactional_id,
+            loop=self.loop,
+            backoff=self._backoff,
+            on_ready=self._wakeup,
+            on_gate=self._on_gate,
+            on_work=self._on_transaction_work,
+            version=lambda: self.client.finalized_feature(TRANSACTION_FEATURE),
+            incomplete=lambda: bool(self.accumulator.incomplete),
+            drop=lambda error, stamped: self.sender.fail_unsent(error, stamped=stamped),
+        )
+
+    def _transaction_driver(self) -> TransactionDriver | None:
+        if self.transactions is None:
+            return None
+        self._coordinators = Coordinators(
+            self.loop,
+            self.client,
+            self.metadata,
+            request_timeout=self.config.request_timeout_ms / 1000,
+            backoff=self._backoff,
+        )
+        return TransactionDriver(
+            self.transactions,
+            self._coordinators,
+            loop=self.loop,
+            timeout_ms=self.config.transaction_timeout_ms,
+            backoff=self._backoff,
+        )
+
+    def allow_fast_path(self, allowed: bool) -> None:
+        """May records go to batches without a look at each? Within transactions only, if the
+        producer is transactional."""
+        self._fast_path = allowed
+        self.appender.enabled = allowed and self.transactions is None
+
+    def _on_gate(self, is_open: bool, ending: bool) -> None:
+        """A transaction opens (records are taken) or ends (linger is void)."""
+        usable = self.failure is None and not self._closing and not self.accumulator.closing
+        self.appender.enabled = is_open and self._fast_path and usable
+        self.accumulator.completing = ending
+
+    def _on_transaction_work(self) -> None:
+        if self._driver is not None:
+            self._driver.wake()
 
     def _metadata_updater(self) -> MetadataUpdater:
         return MetadataUpdater(
@@ -144,6 +203,10 @@ class Runtime:
             on_request_sent=self._wakeup,
         )
 
+    def backoff(self, attempts: int) -> float:
+        """Seconds before the next attempt, after `attempts` ≥ 1."""
+        return self._backoff(attempts)
+
     def _backoff(self, attempts: int) -> float:
         return self._retry.after(attempts - 1, self._rng)
 
@@ -153,6 +216,8 @@ class Runtime:
         """Start the background tasks."""
         self._spawn(self.updater.run(), "aiokprod-metadata")
         self._spawn(self.sender.run(), "aiokprod-sender")
+        if self._driver is not None:
+            self._spawn(self._driver.run(), "aiokprod-transactions")
 
     def _spawn(self, coroutine: Coroutine[Any, Any, None], name: str) -> None:
         task = self.loop.create_task(coroutine, name=name)
@@ -189,6 +254,7 @@ class Runtime:
         self.memory.close(error)
         self.shares.close(error)
         self.metadata.close(error)
+        self.state.close(error)
         self.sender.fail_all(error)
 
     # -- events between the parts ---------------------------------------------------------------
@@ -201,8 +267,13 @@ class Runtime:
         self.updater.on_network()
         for wakeup in self._warming:
             wakeup.set()
+        if self._coordinators is not None:
+            self._coordinators.on_network()
 
     def _on_disconnect(self, node_id: int, error: KafkaError) -> None:
+        if self._coordinators is not None:
+            self._coordinators.forget_node(node_id)
+            self._coordinators.on_network()
         self.updater.on_disconnect(node_id, error)
         self.sender.wakeup()
 
@@ -215,6 +286,8 @@ class Runtime:
             self._refresh_slot(snapshot, topic, slot)
         self.accumulator.on_snapshot(snapshot, self.loop.time())
         self.sender.wakeup()
+        if self._coordinators is not None:
+            self._coordinators.on_network()
 
     def _refresh_slot(self, snapshot: ClusterSnapshot, topic: str, slot: TopicSlot) -> None:
         count = snapshot.partition_count(topic)

@@ -90,6 +90,7 @@ class RecordAccumulator:
         self._expiries: list[tuple[float, int, ProducerBatch]] = []
         self.incomplete: dict[ProducerBatch, None] = {}
         self.closing = False
+        self.completing = False
         self.refused: PartitionQueue | None = None
         self._turn: PartitionQueue | None = None
 
@@ -255,8 +256,10 @@ class RecordAccumulator:
 
     @property
     def hurried(self) -> bool:
-        """Linger is void: memory is short, a flush runs, or the producer closes."""
-        return self.closing or self._memory.has_waiters or self._flushes.active
+        """Linger is void: memory is short, a flush runs, a transaction or the producer ends."""
+        return (
+            self.closing or self.completing or self._memory.has_waiters or self._flushes.active
+        )
 
     def leaderless_topics(self) -> set[str]:
         """Topics with queued data for partitions without a leader."""

@@ -71,6 +71,9 @@ class BrokerClient(Protocol):
         """(min, max) usable on this connection: ours intersected with the broker's; None if not
         connected or not supported."""
 
+    def finalized_feature(self, name: str) -> int:
+        """Level of a cluster feature by the newest word of any broker; 0 if unknown (KIP-584)."""
+
     def send(
         self,
         node_id: int,

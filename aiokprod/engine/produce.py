@@ -42,6 +42,7 @@ class ProduceCall:
         acks: int,
         timeout_ms: int,
         transactional_id: str | None = None,
+        max_version: int | None = None,
     ) -> None:
         self.batches = {batch.topic_partition: batch for batch in batches}
         self.generation = snapshot.generation
@@ -54,7 +55,9 @@ class ProduceCall:
         self._by_topic = by_topic
         self._ids = {topic: snapshot.topic_id(topic) for topic in by_topic}
         self.topic_names = {topic_id: topic for topic, topic_id in self._ids.items()}
-        self.max_version = _LAST_NAME_VERSION if ZERO_TOPIC_ID in self.topic_names else None
+        self.max_version = max_version
+        if ZERO_TOPIC_ID in self.topic_names:
+            self.max_version = min(_LAST_NAME_VERSION, max_version or _LAST_NAME_VERSION)
 
     def __call__(self, version: int) -> ProduceRequest:
         """The message for a version."""

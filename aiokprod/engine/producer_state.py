@@ -87,8 +87,54 @@ class ProducerState(Protocol):
     def take_failure(self) -> KafkaError | None:
         """An error that fails all pending batches without ending the producer, once."""
 
+    @property
+    def transactional_id(self) -> str | None:
+        """Named in Produce requests; None without transactions."""
 
-class NonIdempotent:
+    @property
+    def max_produce_version(self) -> int | None:
+        """Cap of the Produce version; None: the newest."""
+
+    def check_open(self) -> None:
+        """Raises if records are not accepted now, also into a batch that is open already."""
+
+    def on_records_failed(self, batch: ProducerBatch, error: KafkaError) -> None:
+        """The records of a batch failed with `error`, whatever becomes of its sequence."""
+
+    def on_refused(self, error: KafkaError) -> None:
+        """A record was refused before it got into a batch."""
+
+    def close(self, error: KafkaError) -> None:
+        """The producer is closed or failed: nobody may wait for the state any more."""
+
+
+class WithoutTransactions:
+    """The hooks that concern transactions only, for producers without."""
+
+    @property
+    def transactional_id(self) -> str | None:
+        """None."""
+        return None
+
+    @property
+    def max_produce_version(self) -> int | None:
+        """No cap."""
+        return None
+
+    def check_open(self) -> None:
+        """Always open."""
+
+    def on_records_failed(self, batch: ProducerBatch, error: KafkaError) -> None:
+        """The records' own business."""
+
+    def on_refused(self, error: KafkaError) -> None:
+        """The record's own business."""
+
+    def close(self, error: KafkaError) -> None:
+        """Nobody waits."""
+
+
+class NonIdempotent(WithoutTransactions):
     """No producer id: retries may duplicate, and reorder with several requests in flight."""
 
     def __init__(self, *, guarantee_order: bool) -> None:
@@ -207,7 +253,7 @@ class PartitionSequences:
             self.open.remove(batch)
 
 
-class Idempotent:
+class Idempotent(WithoutTransactions):
     """One copy of every record, in order: the broker checks producer id, epoch and sequence.
 
     A gap (a batch given up after it had a sequence, or state lost by the broker) is healed by

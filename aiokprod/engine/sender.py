@@ -192,7 +192,14 @@ class Sender:
             batch.sent_at = now
             batch.leader_epoch = snapshot.leader_epoch_of(batch.topic_partition)
             self._metadata.touch(queue.topic, now)
-        call = ProduceCall(batches, snapshot, acks=self._acks, timeout_ms=self._request_timeout_ms)
+        call = ProduceCall(
+            batches,
+            snapshot,
+            acks=self._acks,
+            timeout_ms=self._request_timeout_ms,
+            transactional_id=self._state.transactional_id,
+            max_version=self._state.max_produce_version,
+        )
         self._produce_in_flight[node_id] = self._produce_in_flight.get(node_id, 0) + 1
         self._observer.on_batches_sent(node_id, batches)
         self._client.send(
@@ -378,6 +385,7 @@ class Sender:
             self._state.on_failure(batch, unknown=batch.maybe_written)
         unwatched = batch.core.unwatched
         if batch.fail(error, record_errors):
+            self._state.on_records_failed(batch, error)
             self._observer.on_batch_failed(batch, error)
             if unwatched:
                 self._observer.on_unretrieved_failure(batch.topic_partition, unwatched, error)
@@ -458,6 +466,16 @@ class Sender:
                 batch.note_unknown()
             else:
                 self._accumulator.remove(batch)
+            own = error.copy()
+            own.outcome = _given_up(batch)
+            self._fail(batch, own)
+
+    def fail_unsent(self, error: KafkaError, *, stamped: bool) -> None:
+        """Fail what was never sent; with `stamped` also what waits for another attempt."""
+        for batch in list(self._accumulator.incomplete):
+            if batch.on_wire or batch.core.settled or (batch.stamped and not stamped):
+                continue
+            self._accumulator.remove(batch)
             own = error.copy()
             own.outcome = _given_up(batch)
             self._fail(batch, own)

@@ -34,7 +34,13 @@ from aiokprod.net.channel_states import (
     Ready,
     State,
 )
-from aiokprod.net.discovery import decode_versions, next_version, shared_ranges
+from aiokprod.net.discovery import (
+    NO_FEATURES,
+    decode_versions,
+    finalized_features,
+    next_version,
+    shared_ranges,
+)
 from aiokprod.net.in_flight import InFlightRequest, InFlightRequests, OnDone
 from aiokprod.net.security import Authenticated, AuthenticationStep, Authenticator
 from aiokprod.net.throttle import client_waits, throttle_ms
@@ -68,6 +74,7 @@ class KafkaChannel:
     Attributes:
         state: changed by `_advance` only.
         versions: per API the range both sides know; empty until the broker told its own.
+        features: levels of cluster features the broker knows to be finalised (KIP-584).
         close_reason, close_error: set once CLOSED.
         session_lifetime_s: of the last authentication, 0 = endless.
     """
@@ -85,6 +92,7 @@ class KafkaChannel:
         self.peer = peer
         self.state = State.CONNECTING
         self.versions: VersionRanges = _NO_VERSIONS
+        self.features = NO_FEATURES
         self.in_flight = InFlightRequests(max_in_flight)
         self.close_reason: CloseReason | None = None
         self.close_error: KafkaError | None = None
@@ -367,6 +375,7 @@ class KafkaChannel:
         else:
             self._broker_ranges = broker_ranges(answer)
             self.versions = shared_ranges(self._broker_ranges)
+            self.features = finalized_features(answer)
             if self._authenticator is None:
                 self._advance(Event.VERSIONS_KNOWN)
                 throttle = throttle_ms(answer) if client_waits(API_VERSIONS, asked) else 0

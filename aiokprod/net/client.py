@@ -29,6 +29,7 @@ from aiokprod.net.connection import Connection
 from aiokprod.net.connection_factory import ConnectionFactory
 from aiokprod.net.connection_states import ClusterConnectionStates
 from aiokprod.net.dialing import DialTasks
+from aiokprod.net.discovery import NO_FEATURES
 from aiokprod.net.in_flight import OnDone, Response
 from aiokprod.net.node_choice import Broker, least_loaded
 from aiokprod.net.security import Authenticator
@@ -101,6 +102,7 @@ class NetworkClient:
         self._connections: set[Connection] = set()
         self._dials = DialTasks(environment.dialer, self._states, loop, self._forget_if_gone)
         self._throttle_timers: dict[int, asyncio.TimerHandle] = {}
+        self._features = NO_FEATURES
         self._closed = False
         self._warn_again: dict[int, float] = {}  # node id -> when its next warning may come
         self._none_left = asyncio.Event()
@@ -191,6 +193,10 @@ class NetworkClient:
         if broker is None or broker.connection is None:
             return None
         return broker.connection.channel.versions.get(api_key)
+
+    def finalized_feature(self, name: str) -> int:
+        """Level of a cluster feature by the newest word of any broker; 0 if none told (KIP-584)."""
+        return self._features.levels.get(name, 0)
 
     def send(
         self,
@@ -321,6 +327,8 @@ class NetworkClient:
         log.info("connected to %s", connection.channel.peer)
         # A retired connection never gets here: unless READY, it was closed when it was retired.
         self._states.ready(connection.node_id)
+        if connection.channel.features.epoch > self._features.epoch:
+            self._features = connection.channel.features
         self._warn_again.pop(connection.node_id, None)
         if self._on_connection_opened is not None:
             self._on_connection_opened(connection.node_id)

@@ -6,6 +6,8 @@ Source: KIP-35, KIP-511; Java `NetworkClient.handleApiVersionsResponse`, `ApiVer
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
@@ -13,6 +15,16 @@ from aiokprod.errors import Code, DecodeError
 from aiokprod.wire.messages.api_versions import ApiVersionsRequest, ApiVersionsResponse
 from aiokprod.wire.primitives import BytesLike
 from aiokprod.wire.versions import VersionRanges, lower_api_versions, usable_range
+
+@dataclass(frozen=True, slots=True)
+class Features:
+    """What the cluster has finalised; a higher epoch is newer, -1 is unknown."""
+
+    epoch: int
+    levels: Mapping[str, int]
+
+
+NO_FEATURES: Final = Features(-1, MappingProxyType({}))
 
 _UNSUPPORTED_VERSION_BYTES: Final = int(Code.UNSUPPORTED_VERSION).to_bytes(2, "big")
 
@@ -47,3 +59,9 @@ def shared_ranges(broker: VersionRanges) -> VersionRanges:
     """Per API what both sides speak; APIs without a common version are left out."""
     shared = {api_key: usable_range(api_key, broker) for api_key in broker}
     return MappingProxyType({api_key: both for api_key, both in shared.items() if both})
+
+
+def finalized_features(answer: ApiVersionsResponse) -> Features:
+    """The finalised feature levels in an ApiVersions answer (v3+; KIP-584)."""
+    levels = {entry.name: entry.max_version_level for entry in answer.finalized_features}
+    return Features(answer.finalized_features_epoch, MappingProxyType(levels))

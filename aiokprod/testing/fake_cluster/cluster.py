@@ -27,6 +27,7 @@ from aiokprod.testing.fake_cluster.framing import Request
 from aiokprod.testing.fake_cluster.log import StoredRecord
 from aiokprod.testing.fake_cluster.profiles import NEWEST, PRODUCE, profile_named
 from aiokprod.testing.fake_cluster.topology import Partition, Topic
+from aiokprod.testing.fake_cluster.transactions import TransactionModel
 from aiokprod.testing.memory import MemoryNetwork
 from aiokprod.testing.pipes import world_at
 
@@ -70,8 +71,12 @@ class FakeCluster(ClusterAdmin):
         create_s: seconds an automatically created topic takes to appear.
         replication_s: seconds until the other replicas have a batch (acks=all waits for them).
         failover_s: seconds from a broker's death to the election of new leaders.
+        transaction_version: finalised level of transaction.version; by the profile if None.
+        marker_s: seconds from the decision on a transaction to its markers.
 
     Attributes:
+        transactions: the coordinators' state.
+        group_generations: consumer groups whose generation is checked.
         requests: every request served, in order.
         refusals: batches refused for what they were. A correct client with a live epoch has none.
         violations: bytes or behaviour no careful client produces; must be empty.
@@ -91,6 +96,8 @@ class FakeCluster(ClusterAdmin):
         create_s: float = 0.05,
         replication_s: float = 0.0,
         failover_s: float = 0.1,
+        transaction_version: int | None = None,
+        marker_s: float = 0.0,
     ) -> None:
         super().__init__()
         self.network = MemoryNetwork() if network is None else network
@@ -113,7 +120,12 @@ class FakeCluster(ClusterAdmin):
         self.next_producer_id = 4000
         self.first_epoch = 0
         self._creating: set[str] = set()
-        self.strict_ledger = profile_named(version_profile).strict_ledger
+        profile = profile_named(version_profile)
+        self.strict_ledger = profile.strict_ledger
+        if transaction_version is None:
+            transaction_version = profile.transaction_version
+        self.transactions = TransactionModel(self, transaction_version, marker_s)
+        self.group_generations: dict[str, int] = {}
         for broker_id in range(1, brokers + 1):
             broker = FakeBroker(
                 self, broker_id, f"broker{broker_id}", 9092, profile_named(version_profile)
@@ -204,6 +216,11 @@ class FakeCluster(ClusterAdmin):
     def values(self, topic: str, partition: int) -> list[bytes | None]:
         """The values of a partition, by offset."""
         return [record.value for record in self.log(topic, partition)]
+
+    def committed_values(self, topic: str, partition: int) -> list[bytes | None]:
+        """The values a read_committed consumer sees, by offset."""
+        log = self.topics[topic].partitions[partition].log
+        return [record.value for record in log.committed()]
 
     def count(
         self, api_key: int, *, since: float = 0.0, until: float = float("inf"), broker_id: int = 0

@@ -95,6 +95,12 @@ class Ledger:
             entry = self._entries[producer_id] = _Entry(remembered.epoch)
         entry.window.append(remembered)
 
+    def note_marker(self, producer_id: int, epoch: int) -> None:
+        """A transaction ended; a marker of a higher epoch fences older ones."""
+        entry = self._entries.get(producer_id)
+        if entry is None or epoch > entry.epoch:
+            self._entries[producer_id] = _Entry(epoch)
+
     def forget(self, producer_id: int | None = None) -> None:
         """Lose the state of one producer or of all, as retention does."""
         if producer_id is None:

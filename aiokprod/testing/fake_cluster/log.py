@@ -24,16 +24,21 @@ class StoredRecord:
 
 @dataclass(frozen=True, slots=True)
 class StoredBatch:
-    """A batch in a log."""
+    """A batch in a log.
+
+    Attributes:
+        marker: of a control batch: True commits, False aborts what its producer wrote before.
+    """
 
     base_offset: int
     batch: Batch
     append_time_ms: int | None
+    marker: bool | None = None
 
     @property
     def next_offset(self) -> int:
         """Offset after its last record."""
-        return self.base_offset + len(self.batch.records)
+        return self.base_offset + (1 if self.marker is not None else len(self.batch.records))
 
     def records(self) -> list[StoredRecord]:
         """Its records with their offsets and final timestamps."""
@@ -83,6 +88,39 @@ class PartitionLog:
         self.ledger.append(batch, base_offset)
         return base_offset
 
+    def append_marker(self, producer_id: int, epoch: int, *, commit: bool) -> None:
+        """End the transaction of a producer; the marker is on all replicas at once."""
+        batch = Batch("none", producer_id, epoch, -1, True, -1, 78, ())
+        self.batches.append(StoredBatch(self.end_offset, batch, None, commit))
+        self.ledger.note_marker(producer_id, epoch)
+        self.high_watermark = self.end_offset
+
+    @property
+    def last_stable_offset(self) -> int:
+        """Offset of the oldest open transaction's first record, else the high watermark."""
+        first: dict[int, int] = {}
+        for stored in self.batches:
+            if stored.marker is not None:
+                first.pop(stored.batch.producer_id, None)
+            elif stored.batch.is_transactional:
+                first.setdefault(stored.batch.producer_id, stored.base_offset)
+        return min([self.high_watermark, *first.values()])
+
+    def committed(self) -> list[StoredRecord]:
+        """What a read_committed consumer sees, by offset."""
+        stable = self.last_stable_offset
+        verdicts: dict[int, bool] = {}
+        visible: list[StoredBatch] = []
+        for stored in reversed(self.batches):
+            batch = stored.batch
+            if stored.marker is not None:
+                verdicts[batch.producer_id] = stored.marker
+            elif stored.base_offset < stable and (
+                not batch.is_transactional or verdicts.get(batch.producer_id, False)
+            ):
+                visible.append(stored)
+        return [record for stored in reversed(visible) for record in stored.records()]
+
     def truncate(self, offset: int) -> int:
         """Lose batches from `offset` on; returns how many records went."""
         end = self.end_offset
@@ -115,5 +153,8 @@ class PartitionLog:
                 ),
             )
             for stored in self.batches
-            if stored.batch.producer_id >= 0
+            if stored.batch.producer_id >= 0 and stored.marker is None
         )
+        for stored in self.batches:
+            if stored.marker is not None:
+                self.ledger.note_marker(stored.batch.producer_id, stored.batch.epoch)

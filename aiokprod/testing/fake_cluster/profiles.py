@@ -9,6 +9,7 @@ from aiokprod.wire.messages import REQUESTS
 Ranges = dict[int, tuple[int, int]]
 
 PRODUCE, METADATA, FIND_COORDINATOR, API_VERSIONS, INIT_PRODUCER_ID = 0, 3, 10, 18, 22
+ADD_PARTITIONS_TO_TXN, ADD_OFFSETS_TO_TXN, END_TXN, TXN_OFFSET_COMMIT = 24, 25, 26, 28
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,11 +20,13 @@ class Profile:
         ranges: lowest and highest version of each API served.
         strict_ledger: an unknown producer may not start above sequence 0 (before 2.4).
         names_api_versions: a refused ApiVersions lists the versions understood (KIP-511, 2.4).
+        transaction_version: finalised level of the feature (KIP-890).
     """
 
     ranges: Ranges
     strict_ledger: bool = False
     names_api_versions: bool = True
+    transaction_version: int = 0
 
 
 def _served(**highest: int) -> Ranges:
@@ -33,6 +36,10 @@ def _served(**highest: int) -> Ranges:
         "find_coordinator": (FIND_COORDINATOR, 0),
         "api_versions": (API_VERSIONS, 0),
         "init_producer_id": (INIT_PRODUCER_ID, 0),
+        "add_partitions": (ADD_PARTITIONS_TO_TXN, 0),
+        "add_offsets": (ADD_OFFSETS_TO_TXN, 0),
+        "end_txn": (END_TXN, 0),
+        "commit_offsets": (TXN_OFFSET_COMMIT, 0),
     }
     ranges = {names[name][0]: (names[name][1], high) for name, high in highest.items()}
     return dict(sorted(ranges.items()))
@@ -40,26 +47,88 @@ def _served(**highest: int) -> Ranges:
 
 PROFILES: dict[str, Profile] = {
     "1.0": Profile(
-        _served(produce=5, metadata=5, find_coordinator=1, api_versions=1, init_producer_id=0),
+        _served(
+            produce=5,
+            metadata=5,
+            find_coordinator=1,
+            api_versions=1,
+            init_producer_id=0,
+            add_partitions=0,
+            add_offsets=0,
+            end_txn=0,
+            commit_offsets=0,
+        ),
         strict_ledger=True,
         names_api_versions=False,
     ),
     "2.1": Profile(
-        _served(produce=7, metadata=7, find_coordinator=2, api_versions=2, init_producer_id=1),
+        _served(
+            produce=7,
+            metadata=7,
+            find_coordinator=2,
+            api_versions=2,
+            init_producer_id=1,
+            add_partitions=1,
+            add_offsets=1,
+            end_txn=1,
+            commit_offsets=2,
+        ),
         strict_ledger=True,
         names_api_versions=False,
     ),
     "2.8": Profile(
-        _served(produce=9, metadata=11, find_coordinator=3, api_versions=3, init_producer_id=4)
+        _served(
+            produce=9,
+            metadata=11,
+            find_coordinator=3,
+            api_versions=3,
+            init_producer_id=4,
+            add_partitions=3,
+            add_offsets=3,
+            end_txn=3,
+            commit_offsets=3,
+        )
     ),
     "3.9": Profile(
-        _served(produce=11, metadata=12, find_coordinator=6, api_versions=4, init_producer_id=5)
+        _served(
+            produce=11,
+            metadata=12,
+            find_coordinator=6,
+            api_versions=4,
+            init_producer_id=5,
+            add_partitions=5,
+            add_offsets=4,
+            end_txn=4,
+            commit_offsets=4,
+        )
     ),
     "4.0": Profile(
-        _served(produce=12, metadata=13, find_coordinator=6, api_versions=4, init_producer_id=5)
+        _served(
+            produce=12,
+            metadata=13,
+            find_coordinator=6,
+            api_versions=4,
+            init_producer_id=5,
+            add_partitions=5,
+            add_offsets=4,
+            end_txn=5,
+            commit_offsets=5,
+        ),
+        transaction_version=2,
     ),
     "4.3": Profile(
-        _served(produce=13, metadata=13, find_coordinator=6, api_versions=4, init_producer_id=5)
+        _served(
+            produce=13,
+            metadata=13,
+            find_coordinator=6,
+            api_versions=4,
+            init_producer_id=5,
+            add_partitions=5,
+            add_offsets=4,
+            end_txn=5,
+            commit_offsets=5,
+        ),
+        transaction_version=2,
     ),
 }
 NEWEST = "4.3"

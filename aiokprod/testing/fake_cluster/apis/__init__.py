@@ -18,6 +18,10 @@ _MODULES = {
     10: "find_coordinator",
     18: "api_versions",
     22: "init_producer_id",
+    24: "add_partitions_to_txn",
+    25: "add_offsets_to_txn",
+    26: "end_txn",
+    28: "txn_offset_commit",
 }
 
 

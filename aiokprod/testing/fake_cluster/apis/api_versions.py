@@ -6,12 +6,26 @@ from aiokprod.error_codes import Code
 from aiokprod.testing.fake_cluster.apis.answer import Answer
 from aiokprod.testing.fake_cluster.broker import FakeBroker
 from aiokprod.testing.fake_cluster.framing import API_VERSIONS, Request
-from aiokprod.wire.messages.api_versions import ApiVersion, ApiVersionsResponse
+from aiokprod.wire.messages.api_versions import (
+    ApiVersion,
+    ApiVersionsResponse,
+    FinalizedFeatureKey,
+)
 
 
 def handle(broker: FakeBroker, request: Request) -> Answer:
     """List what the broker's profile offers."""
-    return Answer(ApiVersionsResponse(api_keys=_ranges(broker)))
+    version = broker.cluster.transactions.version
+    if not version:
+        return Answer(ApiVersionsResponse(api_keys=_ranges(broker)))
+    level = FinalizedFeatureKey(
+        name="transaction.version", max_version_level=version, min_version_level=version
+    )
+    return Answer(
+        ApiVersionsResponse(
+            api_keys=_ranges(broker), finalized_features_epoch=1, finalized_features=[level]
+        )
+    )
 
 
 def error(broker: FakeBroker, request: Request, code: int) -> ApiVersionsResponse:

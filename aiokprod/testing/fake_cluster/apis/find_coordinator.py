@@ -34,11 +34,21 @@ def error(broker: FakeBroker, request: Request, code: int) -> FindCoordinatorRes
     return FindCoordinatorResponse(error_code=code, node_id=-1)
 
 
-def _coordinator(broker: FakeBroker, key: str) -> Coordinator:
+def coordinator_of(broker: FakeBroker, key: str) -> FakeBroker | None:
+    """Who coordinates a group or transactional id now."""
     brokers = broker.cluster.living()
-    if not brokers:
+    return brokers[zlib.crc32(key.encode()) % len(brokers)] if brokers else None
+
+
+def refusal(broker: FakeBroker, key: str) -> Code:
+    """NOT_COORDINATOR unless this broker coordinates the key; NONE if it does."""
+    return Code.NONE if coordinator_of(broker, key) is broker else Code.NOT_COORDINATOR
+
+
+def _coordinator(broker: FakeBroker, key: str) -> Coordinator:
+    chosen = coordinator_of(broker, key)
+    if chosen is None:
         return _none(key, Code.COORDINATOR_NOT_AVAILABLE)
-    chosen = brokers[zlib.crc32(key.encode()) % len(brokers)]
     return Coordinator(key=key, node_id=chosen.broker_id, host=chosen.host, port=chosen.port)
 
 

@@ -1,21 +1,37 @@
-"""InitProducerId (22) without a transactional id: a fresh id at epoch 0, every time."""
+"""InitProducerId (22): without a transactional id a fresh id at epoch 0, every time; with one, the
+coordinator's."""
 
 from __future__ import annotations
 
 from aiokprod.error_codes import Code
 from aiokprod.testing.fake_cluster.apis.answer import Answer
+from aiokprod.testing.fake_cluster.apis.find_coordinator import refusal
 from aiokprod.testing.fake_cluster.broker import FakeBroker
 from aiokprod.testing.fake_cluster.framing import Request
 from aiokprod.wire.messages.init_producer_id import InitProducerIdResponse
 
+FENCED_FROM = 4
+
 
 def handle(broker: FakeBroker, request: Request) -> Answer:
     """Hand out an id."""
-    if request.body.transactional_id == "":
+    body = request.body
+    name = body.transactional_id
+    if name == "":
         return Answer(error(broker, request, Code.INVALID_REQUEST))
-    if request.body.transactional_id is not None:
-        return Answer(error(broker, request, Code.UNSUPPORTED_VERSION))
-    producer_id, epoch = broker.cluster.new_producer_id()
+    if name is None:
+        producer_id, epoch = broker.cluster.new_producer_id()
+        return Answer(InitProducerIdResponse(producer_id=producer_id, producer_epoch=epoch))
+    code = refusal(broker, name)
+    if code:
+        return Answer(error(broker, request, code))
+    code, producer_id, epoch = broker.cluster.transactions.init(
+        name, body.transaction_timeout_ms, body.producer_id, body.producer_epoch
+    )
+    if code:
+        if code is Code.PRODUCER_FENCED and request.version < FENCED_FROM:
+            code = Code.INVALID_PRODUCER_EPOCH
+        return Answer(error(broker, request, code))
     return Answer(InitProducerIdResponse(producer_id=producer_id, producer_epoch=epoch))
 
 

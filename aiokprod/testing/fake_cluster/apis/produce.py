@@ -28,6 +28,7 @@ from aiokprod.wire.messages.produce import (
 
 BY_ID_FROM = 13
 HINTS_FROM = 10
+IMPLICIT_FROM = 12
 ALL = -1
 _SEQUENCE_ERRORS = (Code.OUT_OF_ORDER_SEQUENCE_NUMBER, Code.UNKNOWN_PRODUCER_ID)
 _LEADER_ERRORS = (Code.NOT_LEADER_OR_FOLLOWER, Code.FENCED_LEADER_EPOCH)
@@ -154,6 +155,10 @@ def _append(
     if acks == ALL and len(partition.isr) < config.min_insync_replicas:
         raise BatchRefused(Code.NOT_ENOUGH_REPLICAS, f"in sync: {partition.isr}")
     log = partition.log
+    if batch.is_transactional:
+        _check_transaction(broker, request, partition, batch)
+    elif request.body.transactional_id is not None:
+        cluster.note_violation(f"{partition.topic}: batch outside of the request's transaction")
     result.log_start = log.start_offset
     if config.log_append_time:
         result.append_time_ms = cluster.unix_ms()
@@ -175,10 +180,27 @@ def _append(
     cluster.replicate(partition)
 
 
+def _check_transaction(
+    broker: FakeBroker, request: Request, partition: Partition, batch: Batch
+) -> None:
+    """The batch's partition belongs to its open transaction, or is added now (v12, KIP-890)."""
+    model = broker.cluster.transactions
+    name = request.body.transactional_id
+    where = partition.topic, partition.index
+    code = model.check(name, batch.producer_id, batch.epoch)
+    if code is Code.PRODUCER_FENCED:
+        code = Code.INVALID_PRODUCER_EPOCH
+    elif not code and request.version >= IMPLICIT_FROM:
+        code = model.add(name, {where})
+    elif not code and not model.has(name, where):
+        broker.cluster.note_violation(f"{where}: was not added to the transaction of {name}")
+        code = Code.INVALID_TXN_STATE
+    if code:
+        raise BatchRefused(code, f"transactional id {name}, epoch {batch.epoch}")
+
+
 def _check_records(broker: FakeBroker, partition: Partition, batch: Batch) -> None:
     config = broker.cluster.topics[partition.topic].config
-    if batch.is_transactional:
-        raise BatchRefused(Code.INVALID_TXN_STATE, "no transaction is open")
     if config.compacted:
         bad = [index for index, record in enumerate(batch.records) if record.key is None]
         if bad:

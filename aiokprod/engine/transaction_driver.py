@@ -1,0 +1,338 @@
+"""`TransactionDriver`: the task that carries out what the transaction needs, one request at a time.
+
+Every request is repeated until its answer is definite, with backoff and a fresh look at who
+coordinates; how long a caller waits for that is the caller's deadline. Partitions noted while a
+request is under way leave together in the next one.
+
+Source: Java `TransactionManager` request handlers; the meaning of codes is `transaction_states`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from aiokprod.engine import transaction_requests as requests
+from aiokprod.engine.coordinators import CoordinatorKind
+from aiokprod.engine.transaction_states import Call, Verdict, verdict
+from aiokprod.engine.transactions import OffsetsJob, TransactionManager, Work
+from aiokprod.engine.wakeup import Wakeup
+from aiokprod.errors import (
+    Code,
+    FatalTransactionError,
+    KafkaError,
+    NetworkError,
+    Outcome,
+    ProducerFenced,
+    broker_error,
+    error_code,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from aiokprod.engine.coordinators import Coordinators, Reply, VersionedRequest
+    from aiokprod.records import TopicPartition
+
+logger = logging.getLogger(__name__)
+
+FOREVER: Final = float("inf")
+_FIRST_ADD_BACKOFF: Final = 0.02
+"""Seconds; the markers of the transaction before are almost written (Java, KAFKA-5477)."""
+
+# The strictest code of an answer with several decides.
+_PRECEDENCE: Final = (
+    Verdict.FENCED, Verdict.FATAL, Verdict.LOOKUP, Verdict.LOST, Verdict.RETRY, Verdict.ABORT,
+    Verdict.OK,
+)  # fmt: skip
+
+
+@dataclass(slots=True)
+class _Exchange:
+    """What came out of a request.
+
+    Attributes:
+        verdict: None if it is not wanted any more.
+        code: of the broker, behind `verdict`.
+        error: of the client, instead of a code.
+        lost: some attempt may have been carried out without an answer.
+    """
+
+    verdict: Verdict | None = None
+    code: int = 0
+    body: Any = None
+    error: KafkaError | None = None
+    lost: bool = False
+
+
+class TransactionDriver:
+    """Does the `Work` of a `TransactionManager`."""
+
+    def __init__(
+        self,
+        manager: TransactionManager,
+        coordinators: Coordinators,
+        *,
+        loop: asyncio.AbstractEventLoop,
+        timeout_ms: int,
+        backoff: Callable[[int], float],
+    ) -> None:
+        self._manager = manager
+        self._coordinators = coordinators
+        self._timeout_ms = timeout_ms
+        self._backoff = backoff
+        self._id = manager.transactional_id
+        self._wakeup = Wakeup(loop)
+        self._steps = {
+            Work.INIT: self._init,
+            Work.ADD: self._add_partitions,
+            Work.OFFSETS: self._commit_offsets,
+            Work.END: self._end,
+        }
+
+    def wake(self) -> None:
+        """There may be something to do."""
+        self._wakeup.set()
+
+    async def run(self) -> None:
+        """One piece of work after the other until cancelled."""
+        while True:
+            self._wakeup.clear()
+            work = self._manager.work()
+            if work is None:
+                await self._wakeup.wait(FOREVER)
+            else:
+                await self._steps[work]()
+
+    # -- the four kinds of work -----------------------------------------------------------------
+
+    async def _init(self) -> None:
+        manager = self._manager
+        result = await self._exchange(
+            Call.INIT,
+            Work.INIT,
+            requests.init(self._id, self._timeout_ms, manager.producer_id, manager.epoch),
+        )
+        if result.verdict is Verdict.OK:
+            manager.initialised(result.body.producer_id, result.body.producer_epoch)
+        elif result.verdict is Verdict.ABORT:
+            manager.init_refused(self._error(Call.INIT, result))
+        else:
+            self._settle(Call.INIT, result)
+
+    async def _add_partitions(self) -> None:
+        manager = self._manager
+        partitions = list(manager.to_add)
+        result = await self._exchange(
+            Call.ADD_PARTITIONS,
+            Work.ADD,
+            requests.add_partitions(self._id, manager.producer_id, manager.epoch, partitions),
+            codes=requests.added_codes,
+            expected=partitions,
+        )
+        if result.body is not None:
+            codes = requests.added_codes(result.body)
+            manager.added([key for key in partitions if codes.get(key) == Code.NONE])
+        manager.uncertain = manager.uncertain or (result.lost and not manager.started)
+        self._settle(Call.ADD_PARTITIONS, result)
+
+    async def _commit_offsets(self) -> None:
+        manager = self._manager
+        job = manager.offsets[0]
+        if manager.tv2:
+            manager.started = True  # the broker opens the transaction for them
+        elif not await self._add_offsets(job):
+            return
+        result = await self._exchange(
+            Call.COMMIT_OFFSETS,
+            Work.OFFSETS,
+            requests.commit_offsets(
+                self._id, manager.producer_id, manager.epoch, job.offsets, job.group,
+                tv2=manager.tv2,
+            ),
+            where=(CoordinatorKind.GROUP, job.group.group_id),
+            codes=requests.committed_codes,
+            expected=list(job.offsets),
+        )  # fmt: skip
+        if self._settle(Call.COMMIT_OFFSETS, result):
+            manager.offsets_accepted(job)
+
+    async def _add_offsets(self, job: OffsetsJob) -> bool:
+        manager = self._manager
+        result = await self._exchange(
+            Call.ADD_OFFSETS,
+            Work.OFFSETS,
+            requests.add_offsets(self._id, manager.producer_id, manager.epoch, job.group.group_id),
+        )
+        if result.verdict is Verdict.OK:
+            manager.started = True
+        manager.uncertain = manager.uncertain or (result.lost and not manager.started)
+        return self._settle(Call.ADD_OFFSETS, result)
+
+    async def _end(self) -> None:
+        manager = self._manager
+        ending = manager.ending
+        assert ending is not None, "work END needs an ending"
+        if not (manager.started or manager.uncertain):
+            manager.ended()  # the coordinator knows nothing of it
+            return
+        request = requests.end(
+            self._id, manager.producer_id, manager.epoch, commit=ending.commit, tv2=manager.tv2
+        )
+
+        def on_lost() -> None:
+            ending.lost = True
+
+        ending.sent = True
+        result = await self._exchange(Call.END, Work.END, request, on_lost=on_lost)
+        if result.verdict is Verdict.OK:
+            body = result.body
+            manager.ended(body.producer_id, body.producer_epoch)
+        elif result.code == Code.INVALID_TXN_STATE and manager.uncertain and not manager.started:
+            manager.ended()  # what should have started it never arrived
+        elif result.verdict is not None:
+            self._end_refused(result, commit=ending.commit)
+
+    def _end_refused(self, result: _Exchange, *, commit: bool) -> None:
+        if not result.lost or (result.verdict is Verdict.ABORT and not commit):
+            self._settle(Call.END, result)
+            return
+        # An earlier copy of the request may have been carried out.
+        error = self._error(Call.END, result)
+        cls = type(error) if isinstance(error, FatalTransactionError) else FatalTransactionError
+        fatal = cls(
+            f"transactional id {self._id}: an EndTxn went unanswered and its repetition was "
+            f"refused: {'the transaction may be committed' if commit else 'it may still be open'}; "
+            f"close the producer, a new one starts clean: {error.message}",
+            code=error.code,
+            outcome=Outcome.UNKNOWN,
+        )
+        fatal.__cause__ = error
+        self._manager.fail(fatal)
+
+    # -- one request until its answer is definite -----------------------------------------------
+
+    async def _exchange(
+        self,
+        call: Call,
+        work: Work,
+        request: VersionedRequest,
+        *,
+        where: tuple[CoordinatorKind, str] | None = None,
+        codes: Callable[[Any], Mapping[TopicPartition, int]] | None = None,
+        expected: list[TopicPartition] | None = None,
+        on_lost: Callable[[], None] | None = None,
+    ) -> _Exchange:
+        """Repeat `request` until its answer is definite or nobody wants it any more."""
+        result = _Exchange()
+        attempts = 0
+        target = where or (CoordinatorKind.TRANSACTION, self._id)
+        while self._manager.wants(work):
+            found = await self._find(target, work)
+            if found is not None:
+                found.lost = result.lost
+                return found
+            reply = await self._coordinators.attempt(*target, request)
+            self._read(call, reply, result, codes, expected or [])
+            if result.lost and on_lost is not None:
+                on_lost()
+            if result.verdict is Verdict.LOOKUP:
+                self._coordinators.forget(*target)
+            elif result.verdict not in (Verdict.RETRY, Verdict.LOST):
+                return result
+            attempts += 1
+            logger.debug("%s: %s again after %s", self._id, call.value, result)
+            await asyncio.sleep(self._pause(call, result.code, attempts))
+        result.verdict = None
+        return result
+
+    def _pause(self, call: Call, code: int, attempts: int) -> float:
+        first_add = call is Call.ADD_PARTITIONS and not self._manager.members
+        if code == Code.CONCURRENT_TRANSACTIONS and first_add:
+            return _FIRST_ADD_BACKOFF
+        return self._backoff(attempts)
+
+    async def _find(self, target: tuple[CoordinatorKind, str], work: Work) -> _Exchange | None:
+        """None once the coordinator is known (or the work not wanted), else why it is not."""
+        attempts = 0
+        while self._coordinators.known(*target) is None:
+            if not self._manager.wants(work):
+                return _Exchange()
+            code, error = await self._coordinators.find(*target)
+            if error is not None:
+                if not isinstance(error, NetworkError):
+                    return _Exchange(Verdict.FATAL, error=error)
+            elif code != Code.NONE:
+                found = verdict(Call.FIND, code)
+                if found is not Verdict.RETRY:
+                    return _Exchange(found, code)
+            else:
+                return None
+            attempts += 1
+            await asyncio.sleep(self._backoff(attempts))
+        return None
+
+    @staticmethod
+    def _read(
+        call: Call,
+        reply: Reply | None,
+        result: _Exchange,
+        codes: Callable[[Any], Mapping[TopicPartition, int]] | None,
+        expected: list[TopicPartition],
+    ) -> None:
+        """Put the meaning of one attempt into `result`; `lost` is never taken back."""
+        result.body, result.error, result.code = None, None, 0
+        if reply is None:
+            result.verdict = Verdict.LOOKUP  # could not be reached
+            return
+        if reply.body is None:
+            result.error = reply.error
+            result.lost = result.lost or reply.maybe_written
+            unsent = not reply.maybe_written and not isinstance(reply.error, NetworkError)
+            result.verdict = Verdict.FATAL if unsent else Verdict.LOOKUP
+            return
+        result.body = reply.body
+        if codes is None:
+            found = [reply.body.error_code]
+        else:
+            answered = codes(reply.body)
+            # A partition left out of the answer may or may not have been taken: ask again.
+            found = [answered.get(key, Code.NETWORK_EXCEPTION) for key in expected]
+            result.lost = result.lost or any(key not in answered for key in expected)
+        for wanted in _PRECEDENCE:
+            for code in found:
+                if verdict(call, code) is wanted:
+                    result.verdict, result.code = wanted, code
+                    result.lost = result.lost or wanted is Verdict.LOST
+                    return
+        result.verdict = Verdict.OK
+
+    # -- meaning --------------------------------------------------------------------------------
+
+    def _settle(self, call: Call, result: _Exchange) -> bool:
+        """Carry out a definite answer; True if the request succeeded."""
+        if result.verdict is Verdict.OK:
+            return True
+        if result.verdict is Verdict.ABORT:
+            self._manager.abort_with(self._error(call, result))
+        elif result.verdict is not None:
+            self._manager.fail(self._error(call, result))
+        return False
+
+    def _error(self, call: Call, result: _Exchange) -> KafkaError:
+        what = f"transactional id {self._id}: {call.value}"
+        if result.error is not None:
+            error = result.error.copy()
+            error.message = f"{what} failed: {error.message}"
+            return error
+        if result.verdict is Verdict.FENCED:
+            return ProducerFenced(
+                f"{what}: another producer with this transactional_id took over, or the "
+                f"transaction was open for longer than transaction_timeout_ms "
+                f"({self._timeout_ms}); close this producer and do not repeat its work here",
+                code=error_code(result.code),
+                outcome=Outcome.REJECTED,
+            )
+        return broker_error(result.code, f"{what} was refused", outcome=Outcome.REJECTED)

@@ -1,0 +1,26 @@
+"""AddOffsetsToTxn (25): a group's offsets will be part of the transaction."""
+
+from __future__ import annotations
+
+from aiokprod.testing.fake_cluster.apis.answer import Answer
+from aiokprod.testing.fake_cluster.apis.find_coordinator import refusal
+from aiokprod.testing.fake_cluster.broker import FakeBroker
+from aiokprod.testing.fake_cluster.framing import Request
+from aiokprod.wire.messages.add_offsets_to_txn import AddOffsetsToTxnResponse
+
+
+def handle(broker: FakeBroker, request: Request) -> Answer:
+    """Add the group."""
+    body = request.body
+    model = broker.cluster.transactions
+    code = refusal(broker, body.transactional_id) or model.check(
+        body.transactional_id, body.producer_id, body.producer_epoch
+    )
+    if not code:
+        code = model.add(body.transactional_id, set(), body.group_id)
+    return Answer(error(broker, request, code))
+
+
+def error(broker: FakeBroker, request: Request, code: int) -> AddOffsetsToTxnResponse:
+    """Refused, for this reason."""
+    return AddOffsetsToTxnResponse(error_code=code)

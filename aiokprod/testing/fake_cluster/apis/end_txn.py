@@ -1,0 +1,34 @@
+"""EndTxn (26): v5 bumps the epoch and tells the next one (KIP-890)."""
+
+from __future__ import annotations
+
+from aiokprod.error_codes import Code
+from aiokprod.testing.fake_cluster.apis.answer import Answer
+from aiokprod.testing.fake_cluster.apis.find_coordinator import refusal
+from aiokprod.testing.fake_cluster.broker import FakeBroker
+from aiokprod.testing.fake_cluster.framing import Request
+from aiokprod.wire.messages.end_txn import EndTxnResponse
+
+SECOND_PROTOCOL_FROM = 5
+
+
+def handle(broker: FakeBroker, request: Request) -> Answer:
+    """Commit or abort."""
+    body = request.body
+    model = broker.cluster.transactions
+    name = body.transactional_id
+    code = refusal(broker, name)
+    if not code and model.check(name, body.producer_id, 0) is Code.INVALID_PRODUCER_ID_MAPPING:
+        code = Code.INVALID_PRODUCER_ID_MAPPING
+    if code:
+        return Answer(error(broker, request, code))
+    tv2 = request.version >= SECOND_PROTOCOL_FROM
+    code, producer_id, epoch = model.end(name, body.producer_epoch, commit=body.committed, tv2=tv2)
+    if code:
+        return Answer(error(broker, request, code))
+    return Answer(EndTxnResponse(producer_id=producer_id, producer_epoch=epoch))
+
+
+def error(broker: FakeBroker, request: Request, code: int) -> EndTxnResponse:
+    """Not ended, for this reason."""
+    return EndTxnResponse(error_code=code)

@@ -1,0 +1,121 @@
+"""Consume, transform, produce, exactly once: what was read and what was written commit together.
+
+    python -m examples.consume_transform_produce localhost:9092 orders invoices
+
+The consumer's offsets are part of the producer's transaction. After a crash, an abort or a
+rebalance the same records are read again, and what was written for them before is invisible to
+consumers with isolation level read_committed. The group metadata lets the broker refuse offsets
+of a consumer that lost its partitions meanwhile (KIP-447).
+
+`with_aiokafka` uses aiokafka's consumer, `with_confluent` confluent-kafka's in a worker thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from aiokprod import AbortableTransactionError, Producer
+
+Transform = Callable[[bytes], bytes]
+
+AT_ONCE = 500
+"""Records per transaction at most: larger ones cost less per record and take longer to appear."""
+
+
+async def with_aiokafka(
+    servers: str, source: str, target: str, transform: Transform, *, until: int | None = None
+) -> int:
+    """Copy `source` to `target` until `until` records are through (None: for ever)."""
+    from aiokafka import AIOKafkaConsumer
+
+    consumer = AIOKafkaConsumer(
+        source,
+        bootstrap_servers=servers,
+        group_id=f"{source}-to-{target}",
+        enable_auto_commit=False,  # the transaction commits them
+        auto_offset_reset="earliest",
+        isolation_level="read_committed",
+    )
+    done = 0
+    async with (
+        # The id names this instance: the same after a restart, another one in every instance.
+        Producer(bootstrap_servers=servers, transactional_id=f"{source}-to-{target}-0") as producer,
+        consumer,
+    ):
+        while until is None or done < until:
+            batches = await consumer.getmany(timeout_ms=1_000, max_records=AT_ONCE)
+            if not batches:
+                continue
+            try:
+                async with producer.transaction() as txn:
+                    for records in batches.values():
+                        for record in records:
+                            await producer.submit(target, transform(record.value), key=record.key)
+                    offsets = {where: found[-1].offset + 1 for where, found in batches.items()}
+                    await txn.send_offsets(offsets, consumer)
+            except AbortableTransactionError:
+                # Nothing was written. Read the same records again.
+                await consumer.seek_to_committed(*batches)
+                continue
+            done += sum(map(len, batches.values()))
+    return done
+
+
+async def with_confluent(
+    servers: str, source: str, target: str, transform: Transform, *, until: int | None = None
+) -> int:
+    """The same with confluent-kafka's consumer, whose calls block."""
+    from confluent_kafka import Consumer
+
+    consumer = Consumer(
+        {
+            "bootstrap.servers": servers,
+            "group.id": f"{source}-to-{target}",
+            "enable.auto.commit": False,
+            "auto.offset.reset": "earliest",
+            "isolation.level": "read_committed",
+        }
+    )
+    consumer.subscribe([source])
+    done = 0
+    try:
+        async with Producer(
+            bootstrap_servers=servers, transactional_id=f"{source}-to-{target}-0"
+        ) as producer:
+            while until is None or done < until:
+                records = await asyncio.to_thread(consumer.consume, AT_ONCE, 1.0)
+                records = [record for record in records if record.error() is None]
+                if not records:
+                    continue
+                try:
+                    async with producer.transaction() as txn:
+                        for record in records:
+                            value = transform(record.value())
+                            await producer.submit(target, value, key=record.key())
+                        offsets = {(r.topic(), r.partition()): r.offset() + 1 for r in records}
+                        await txn.send_offsets(offsets, consumer.consumer_group_metadata())
+                except AbortableTransactionError:
+                    await asyncio.to_thread(rewind, consumer)
+                    continue
+                done += len(records)
+    finally:
+        await asyncio.to_thread(consumer.close)
+    return done
+
+
+def rewind(consumer: Any) -> None:
+    """Read again from where the group's last committed transaction ended."""
+    from confluent_kafka import OFFSET_BEGINNING
+
+    for place in consumer.committed(consumer.assignment(), timeout=30):
+        if place.offset < 0:
+            place.offset = OFFSET_BEGINNING
+        consumer.seek(place)
+
+
+if __name__ == "__main__":
+    _, _servers, _source, _target = sys.argv
+    asyncio.run(with_aiokafka(_servers, _source, _target, bytes.upper))

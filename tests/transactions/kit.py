@@ -1,0 +1,105 @@
+"""What the tests of transactions share: both protocols, and what readers may see."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from aiokprod import Producer
+from aiokprod.testing.fake_cluster import FakeCluster
+from aiokprod.testing.memory import MemoryNetwork
+from aiokprod.testing.virtual import run
+from tests.faults.kit import make_producer
+
+PRODUCE, FIND, INIT = 0, 10, 22
+ADD_PARTITIONS, ADD_OFFSETS, END, COMMIT_OFFSETS = 24, 25, 26, 28
+
+BOTH = pytest.mark.parametrize("tv", [1, 2], ids=["TV1", "TV2"])
+ID = "transfers"
+LIMIT_S = 3600.0
+
+
+async def with_world(
+    main: Callable[..., Coroutine[Any, Any, None]],
+    tv: int,
+    cluster: dict[str, Any],
+    options: dict[str, Any],
+    parameters: dict[str, Any],
+) -> None:
+    """A cluster of one protocol with topic "t", and a transactional producer that is closed."""
+    made = FakeCluster(network=MemoryNetwork(), transaction_version=tv, **cluster)
+    made.create_topic("t", 3)
+    producer = make_producer(made, transactional_id=ID, **options)
+    try:
+        await main(made, producer, **parameters)
+    finally:
+        await producer.close(timeout=30.0)
+    assert made.violations == []
+    assert made.network.mutated == []
+
+
+def transactional(
+    *, cluster: dict[str, Any] | None = None, **options: Any
+) -> Callable[[Callable[..., Coroutine[Any, Any, None]]], Callable[..., None]]:
+    """Runs `async test(cluster, producer, **parameters)` in virtual time under both protocols."""
+
+    def decorate(function: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+        import inspect
+
+        wants_tv = "tv" in inspect.signature(function).parameters
+
+        @functools.wraps(function)
+        def test(tv: int, **parameters: Any) -> None:
+            given = {**parameters, "tv": tv} if wants_tv else parameters
+            run(
+                lambda: with_world(function, tv, cluster or {}, options, given),
+                limit_s=LIMIT_S,
+                debug=False,
+                collect_garbage=False,
+            )
+
+        signature = inspect.signature(function)
+        kept = [p for p in list(signature.parameters.values())[2:] if p.name != "tv"]
+        kept.append(inspect.Parameter("tv", inspect.Parameter.KEYWORD_ONLY))
+        test.__signature__ = signature.replace(parameters=kept)  # type: ignore[attr-defined]
+        del test.__wrapped__  # type: ignore[attr-defined]
+        return BOTH(test)
+
+    return decorate
+
+
+def committed(cluster: FakeCluster, topic: str = "t") -> list[bytes | None]:
+    """What read_committed readers see, partition after partition."""
+    count = len(cluster.topics[topic].partitions)
+    return [value for p in range(count) for value in cluster.committed_values(topic, p)]
+
+
+def stable(cluster: FakeCluster, topic: str = "t") -> bool:
+    """True if no transaction holds readers up."""
+    logs = [partition.log for partition in cluster.topics[topic].partitions]
+    return all(log.last_stable_offset == log.end_offset for log in logs)
+
+
+async def one(producer: Producer[Any, Any], value: bytes, **options: Any) -> None:
+    """A committed transaction of one record."""
+    async with producer.transaction(**options):
+        await producer.send("t", value, partition=0)
+
+
+async def full(producer: Producer[Any, Any], value: bytes, *, send: Any = None) -> None:
+    """A transaction that makes every request there is."""
+    async with producer.transaction(timeout=100) as txn:
+        await producer.submit("t", value, partition=0)
+        await producer.submit("t", value, partition=1)
+        await txn.send_offsets({("in", 0): int(value)}, send or "g")
+
+
+async def failing(producer: Producer[Any, Any], error: Exception) -> None:
+    """A transaction whose body raises after a record and offsets were sent."""
+    async with producer.transaction() as txn:
+        await producer.send("t", b"aborted", partition=0)
+        await txn.send_offsets({("in", 0): 9}, "g")
+        raise error

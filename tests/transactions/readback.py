@@ -1,0 +1,44 @@
+"""What an independent read_committed consumer sees."""
+
+from __future__ import annotations
+
+import time
+
+from confluent_kafka import Consumer, KafkaError, TopicPartition
+
+READ_TIMEOUT = 60.0
+
+
+def read_committed(servers: str, topic: str) -> dict[int, list[bytes]]:
+    """Values per partition, in order, up to the last stable offset of every partition.
+
+    Markers and aborted records take offsets, so the end is told by the consumer reaching it.
+    """
+    consumer = Consumer(
+        {
+            "bootstrap.servers": servers,
+            "group.id": "aiokprod-readback",
+            "enable.auto.commit": False,
+            "isolation.level": "read_committed",
+            "enable.partition.eof": True,
+            "log_level": 0,
+        }
+    )
+    try:
+        partitions = sorted(consumer.list_topics(topic, timeout=30).topics[topic].partitions)
+        found: dict[int, list[bytes]] = {partition: [] for partition in partitions}
+        consumer.assign([TopicPartition(topic, partition, 0) for partition in partitions])
+        unfinished = set(partitions)
+        heard = time.monotonic()
+        while unfinished:
+            for message in consumer.consume(10_000, timeout=0.5):
+                heard = time.monotonic()
+                error = message.error()
+                if error is None:
+                    found[message.partition()].append(message.value())
+                elif error.code() == KafkaError._PARTITION_EOF:
+                    unfinished.discard(message.partition())
+            assert time.monotonic() - heard < READ_TIMEOUT, f"no end of {topic} {unfinished}"
+        return found
+    finally:
+        consumer.close()

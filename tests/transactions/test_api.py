@@ -1,0 +1,352 @@
+"""The transactional calls when nothing goes wrong, and when they are used wrongly."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from aiokprod import (
+    AbortableTransactionError,
+    ConfigError,
+    KafkaTimeout,
+    Outcome,
+    Producer,
+    ProducerRecord,
+    TransactionError,
+)
+from aiokprod.testing.fake_cluster import FakeCluster, delay, lose_answer, lose_request, refuse
+from tests.transactions.kit import (
+    ADD_OFFSETS,
+    ADD_PARTITIONS,
+    COMMIT_OFFSETS,
+    END,
+    ID,
+    INIT,
+    committed,
+    failing,
+    one,
+    stable,
+    transactional,
+)
+
+
+@transactional()
+async def test_transaction_committed_records_visible_together(
+    cluster: FakeCluster, producer: Producer[Any, Any]
+) -> None:
+    async with producer.transaction():
+        for number in range(30):
+            await producer.submit("t", b"%d" % number, partition=number % 3)
+        assert committed(cluster) == []
+    assert sorted(committed(cluster)) == sorted(b"%d" % number for number in range(30))
+    assert stable(cluster)
+
+
+@transactional()
+async def test_transaction_exception_aborts_and_is_raised_on(
+    cluster: FakeCluster, producer: Producer[Any, Any]
+) -> None:
+    with pytest.raises(ZeroDivisionError):
+        await failing(producer, ZeroDivisionError())
+    assert cluster.values("t", 0) == [b"aborted"]
+    assert committed(cluster) == []
+    await one(producer, b"next")
+    assert committed(cluster) == [b"next"]
+
+
+@transactional()
+async def test_transactions_in_a_row_each_in_order(
+    cluster: FakeCluster, producer: Producer[Any, Any]
+) -> None:
+    wanted = []
+    for number in range(20):
+        await producer.begin_transaction()
+        for part in range(5):
+            await producer.submit("t", b"%d-%d" % (number, part), partition=1)
+        if number % 3:
+            await producer.commit_transaction()
+            wanted += [b"%d-%d" % (number, part) for part in range(5)]
+        else:
+            await producer.abort_transaction()
+    assert cluster.committed_values("t", 1) == wanted
+    assert cluster.refusals == []
+
+
+@transactional(cluster={"marker_s": 0.03})
+async def test_transactions_markers_take_time_next_one_waits(
+    cluster: FakeCluster, producer: Producer[Any, Any]
+) -> None:
+    for number in range(5):
+        await one(producer, b"%d" % number)
+    await asyncio.sleep(1.0)
+    assert committed(cluster) == [b"%d" % number for number in range(5)]
+
+
+@transactional()
+async def test_start_waits_for_the_producer_id(
+    cluster: FakeCluster, producer: Producer[Any, Any]
+) -> None:
+    await producer.start()
+    assert cluster.transactions.ids[ID].epoch == 0
+    await producer.start()
+    assert cluster.count(INIT) == 1
+
+
+@transactional(max_block_ms=2_000)
+async def test_start_coordinator_silent_times_out_and_resumes(
+    cluster: FakeCluster, producer: Producer[Any, Any]
+) -> None:
+    heal = cluster.control(INIT, delay(3.0))
+    with pytest.raises(KafkaTimeout):
+        await producer.start()
+    heal()
+    await producer.start()
+    await one(producer, b"v")
+    assert committed(cluster) == [b"v"]
+
+
+@transactional()
+async def test_requests_partitions_announced_once_per_transaction_and_only_if_needed(
+    cluster: FakeCluster, producer: Producer[Any, Any], tv: int
+) -> None:
+    await producer.warm(["t"])
+    for _ in range(3):
+        async with producer.transaction():
+            await producer.send_many("t", [b"v"] * 300)
+            await producer.send_many("t", [b"v"] * 300)
+    assert cluster.count(END) == 3
+    added = cluster.count(ADD_PARTITIONS)
+    assert added == 0 if tv == 2 else 3 <= added <= 9
+
+
+@transactional()
+async def test_send_many_fast_path_within_transaction_only(
+    cluster: FakeCluster, producer: Producer[Any, Any]
+) -> None:
+    result = await producer.send_many("t", [b"a", b"b"])
+    assert not result.ok
+    assert all(isinstance(error, TransactionError) for error in result.errors.values())
+    async with producer.transaction():
+        assert (await producer.send_many("t", [b"a", b"b"])).ok
+        assert (await producer.send_many([ProducerRecord("t", b"c")])).ok
+    assert sorted(committed(cluster)) == [b"a", b"b", b"c"]
+
+
+@transactional()
+async def test_offsets_visible_with_the_commit_only(
+    cluster: FakeCluster, producer: Producer[Any, Any], tv: int
+) -> None:
+    group = SimpleNamespace(group_id="g", generation_id=4, member_id="m", group_instance_id=None)
+    offsets = cluster.transactions.committed_offsets
+    async with producer.transaction() as txn:
+        await producer.send("t", b"v", partition=0)
+        await txn.send_offsets({("in", 0): 7}, group)
+        assert offsets == {}
+    assert offsets == {"g": {("in", 0): 7}}
+    with pytest.raises(RuntimeError):
+        await failing(producer, RuntimeError())
+    assert offsets == {"g": {("in", 0): 7}}
+    assert cluster.count(ADD_OFFSETS) == (2 if tv == 1 else 0)
+
+
+@transactional(max_block_ms=1_000)
+async def test_offsets_time_out_then_commit_waits_for_them(
+    cluster: FakeCluster, producer: Producer[Any, Any]
+) -> None:
+    await producer.begin_transaction()
+    cluster.control(COMMIT_OFFSETS, delay(1.5), times=1)
+    with pytest.raises(KafkaTimeout):
+        await producer.send_offsets_to_transaction({("in", 0): 7}, "g")
+    await producer.commit_transaction()
+    assert cluster.transactions.committed_offsets == {"g": {("in", 0): 7}}
+
+
+@transactional(max_block_ms=1_000, request_timeout_ms=2_000)
+@pytest.mark.parametrize("fault", [lose_request(), lose_answer()], ids=["request", "answer"])
+async def test_commit_times_out_same_call_resumes_other_verdict_is_refused(
+    cluster: FakeCluster, producer: Producer[Any, Any], fault: Any
+) -> None:
+    await producer.begin_transaction()
+    await producer.send("t", b"v", partition=0)
+    cluster.control(END, fault, times=1)
+    with pytest.raises(KafkaTimeout) as caught:
+        await producer.commit_transaction()
+    assert caught.value.outcome is Outcome.UNKNOWN
+    with pytest.raises(TransactionError, match="verdict cannot be changed"):
+        await producer.abort_transaction()
+    with pytest.raises(TransactionError):
+        await producer.send("t", b"x", partition=0)
+    await producer.commit_transaction(timeout=10)
+    assert committed(cluster) == [b"v"]
+    await one(producer, b"next")
+    assert committed(cluster) == [b"v", b"next"]
+
+
+@transactional(max_block_ms=1_000, request_timeout_ms=2_000)
+async def test_commit_done_in_the_background_still_claimed(
+    cluster: FakeCluster, producer: Producer[Any, Any]
+) -> None:
+    await producer.begin_transaction()
+    await producer.send("t", b"v", partition=0)
+    cluster.control(END, delay(1.5), times=1)
+    with pytest.raises(KafkaTimeout):
+        await producer.commit_transaction()
+    await asyncio.sleep(5.0)
+    with pytest.raises(TransactionError, match="succeeded"):
+        await producer.abort_transaction()
+    await producer.commit_transaction()
+    with pytest.raises(TransactionError, match="no transaction"):
+        await producer.commit_transaction()
+
+
+@transactional(max_block_ms=1_000, request_timeout_ms=2_000)
+async def test_commit_times_out_begin_waits_for_the_outcome(
+    cluster: FakeCluster, producer: Producer[Any, Any]
+) -> None:
+    await producer.begin_transaction()
+    await producer.send("t", b"v", partition=0)
+    cluster.control(END, lose_answer(), times=1)
+    with pytest.raises(KafkaTimeout):
+        await producer.commit_transaction()
+    await one(producer, b"next", timeout=30)
+    assert committed(cluster) == [b"v", b"next"]
+
+
+@transactional()
+async def test_run_transaction_repeats_abortable_only(
+    cluster: FakeCluster, producer: Producer[Any, Any]
+) -> None:
+    cluster.fail_produce(("t", 0), 120, times=2)
+    runs = 0
+
+    async def work(txn: Any) -> int:
+        nonlocal runs
+        runs += 1
+        await producer.submit("t", b"run %d" % runs, partition=0)
+        return runs
+
+    assert await producer.run_transaction(work) == 3
+    assert committed(cluster) == [b"run 3"]
+    cluster.fail_produce(("t", 0), 120, times=10)
+    with pytest.raises(AbortableTransactionError):
+        await producer.run_transaction(work, retries=1)
+    assert runs == 5
+
+
+@transactional(max_block_ms=1_000, request_timeout_ms=2_000)
+async def test_run_transaction_unknown_commit_is_not_repeated(
+    cluster: FakeCluster, producer: Producer[Any, Any]
+) -> None:
+    runs = 0
+
+    async def work(txn: Any) -> None:
+        nonlocal runs
+        runs += 1
+        await producer.submit("t", b"once", partition=0)
+
+    cluster.control(END, lose_answer(), times=1)
+    with pytest.raises(KafkaTimeout):
+        await producer.run_transaction(work)
+    await producer.commit_transaction(timeout=30)
+    assert (runs, committed(cluster)) == (1, [b"once"])
+
+
+@transactional()
+async def test_close_open_transaction_is_aborted(
+    cluster: FakeCluster, producer: Producer[Any, Any]
+) -> None:
+    await producer.begin_transaction()
+    await producer.send("t", b"v", partition=0)
+    await producer.close()
+    assert committed(cluster) == []
+    assert stable(cluster)
+
+
+@transactional(max_block_ms=1_000)
+async def test_cancel_commit_next_transaction_waits(
+    cluster: FakeCluster, producer: Producer[Any, Any]
+) -> None:
+    await producer.begin_transaction()
+    await producer.send("t", b"v", partition=0)
+    cluster.control(END, delay(0.5), times=1)
+    task = asyncio.ensure_future(producer.commit_transaction())
+    await asyncio.sleep(0.1)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await one(producer, b"next")
+    assert committed(cluster) == [b"v", b"next"]
+
+
+@transactional()
+async def test_cancel_body_aborts(cluster: FakeCluster, producer: Producer[Any, Any]) -> None:
+    async def work() -> None:
+        async with producer.transaction():
+            await producer.send("t", b"v", partition=0)
+            await asyncio.sleep(10)
+
+    task = asyncio.ensure_future(work())
+    await asyncio.sleep(1)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert (committed(cluster), stable(cluster)) == ([], True)
+    await one(producer, b"next")
+
+
+@transactional()
+async def test_abort_unsent_records_are_told(
+    cluster: FakeCluster, producer: Producer[Any, Any]
+) -> None:
+    await producer.warm(["t"])
+    await producer.begin_transaction()
+    handle = await producer.submit("t", b"v", partition=0)
+    await producer.abort_transaction()
+    with pytest.raises(TransactionError, match="aborted"):
+        await handle
+    assert cluster.values("t", 0) == []
+
+
+@transactional()
+async def test_start_refused_id_later_call_asks_again(
+    cluster: FakeCluster, producer: Producer[Any, Any]
+) -> None:
+    heal = cluster.control(INIT, refuse(53))
+    with pytest.raises(Exception, match="TRANSACTIONAL_ID_AUTHORIZATION_FAILED"):
+        await producer.start()
+    heal()
+    await one(producer, b"v")
+
+
+@transactional()
+async def test_arguments_wrong_are_named(
+    cluster: FakeCluster, producer: Producer[Any, Any]
+) -> None:
+    await producer.begin_transaction()
+    for offsets, group in [
+        ({("t", 0): -1}, "g"),
+        ({("t", -1): 1}, "g"),
+        ({"t": 1}, "g"),
+        (7, "g"),
+        ([object()], "g"),
+        ({("t", 0): 1}, ""),
+        ({("t", 0): 1}, None),
+        ({("t", 0): 1}, b"CGMDv1"),
+    ]:
+        with pytest.raises(ConfigError):
+            await producer.send_offsets_to_transaction(offsets, group)
+    await producer.send_offsets_to_transaction({}, "g")
+    await producer.commit_transaction()
+    assert cluster.count(END) == 0
+
+
+@pytest.mark.parametrize("timeout", [-1, "1", True])
+@transactional()
+async def test_timeout_wrong_is_refused(
+    cluster: FakeCluster, producer: Producer[Any, Any], timeout: Any
+) -> None:
+    with pytest.raises(ConfigError):
+        await producer.begin_transaction(timeout)

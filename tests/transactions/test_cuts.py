@@ -1,0 +1,56 @@
+"""The connection breaks after any byte of the answer to EndTxn, or before it was read: the verdict
+stands, once, and the next transaction is its own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from aiokprod import Producer
+from aiokprod.testing.fake_cluster import FakeCluster, cut
+from tests.transactions.kit import END, ID, committed, one, stable, transactional
+
+ANSWER = 32
+"""No answer to EndTxn is longer, length field included."""
+
+
+@pytest.mark.parametrize("processed", [True, False], ids=["processed", "lost"])
+@pytest.mark.parametrize("commit", [True, False], ids=["commit", "abort"])
+@pytest.mark.parametrize("size", range(ANSWER + 1))
+@transactional(request_timeout_ms=2_000)
+async def test_end_cut_after_any_byte_verdict_stands(
+    cluster: FakeCluster, producer: Producer[Any, Any], size: int, commit: bool, processed: bool
+) -> None:
+    await one(producer, b"before")
+    await producer.begin_transaction()
+    await producer.send("t", b"v", partition=0)
+    cluster.control(END, cut(size, process=processed), times=1)
+    await (producer.commit_transaction() if commit else producer.abort_transaction())
+    await one(producer, b"after")
+    middle = [b"v"] if commit else []
+    assert committed(cluster) == [b"before", *middle, b"after"]
+    assert cluster.transactions.ids[ID].history == [True, commit, True]
+    assert stable(cluster)
+
+
+@pytest.mark.parametrize("broker", [1, 2, 3])
+@pytest.mark.parametrize("late", [0.0, 0.01, 0.05, 0.2])
+@transactional(request_timeout_ms=2_000, cluster={"marker_s": 0.05})
+async def test_end_broker_dies_around_it_verdict_stands(
+    cluster: FakeCluster, producer: Producer[Any, Any], broker: int, late: float
+) -> None:
+    import asyncio
+
+    await one(producer, b"before")
+    await producer.begin_transaction()
+    for number in range(30):
+        await producer.submit("t", b"%d" % number, partition=number % 3)
+    asyncio.get_running_loop().call_later(late, cluster.kill, broker)
+    await producer.commit_transaction(timeout=100)
+    await one(producer, b"after", timeout=100)
+    await asyncio.sleep(1)
+    assert sorted(committed(cluster)) == sorted(
+        [b"before", b"after", *(b"%d" % number for number in range(30))]
+    )
+    assert stable(cluster)
