@@ -68,6 +68,7 @@ from aiokprod.records import (
     UndeliveredBatch,
 )
 from aiokprod.reports import Health
+from aiokprod.secret import Credentials, Secret
 from aiokprod.serializers import (
     BytesSerializer,
     IntSerializer,
@@ -92,6 +93,7 @@ __all__ = [
     "ConfigError",
     "ConsistentRandomPartitioner",
     "CorrelationMismatch",
+    "Credentials",
     "DecodeError",
     "DefaultPartitioner",
     "Delivery",
@@ -135,6 +137,7 @@ __all__ = [
     "RecordTooLarge",
     "RequestTimedOut",
     "RoundRobinPartitioner",
+    "Secret",
     "SerializationError",
     "Serializer",
     "StringSerializer",

@@ -6,6 +6,7 @@ import dataclasses
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from ssl import SSLContext
 from typing import Any, Final, Self
 
 from aiokprod.config_keys import (
@@ -22,7 +23,20 @@ from aiokprod.config_keys import (
     refuse,
     unknown_key,
 )
+from aiokprod.config_security import (
+    CREDENTIALS,
+    MECHANISMS,
+    MECHANISMS_LATER,
+    SSL_CONTEXT,
+    HostCheck,
+    PathText,
+    Pem,
+    Provider,
+    SecretText,
+    check_security,
+)
 from aiokprod.errors import ConfigError
+from aiokprod.secret import MASK, Credentials, Secret
 
 logger = logging.getLogger("aiokprod")
 
@@ -30,8 +44,8 @@ MAX_IN_FLIGHT_WITH_IDEMPOTENCE: Final = 5
 """Brokers remember the last five batches per producer and partition."""
 
 
-def _setting(check: Check, default: object = dataclasses.MISSING) -> Any:
-    return field(default=default, metadata={"check": check})
+def _setting(check: Check, default: object = dataclasses.MISSING, *, shown: bool = True) -> Any:
+    return field(default=default, metadata={"check": check}, repr=shown)
 
 
 def _ms(default: int, low: int = 0) -> Any:
@@ -97,7 +111,23 @@ class ProducerConfig:
         connections_max_idle_ms: close connections unused for so long; -1 is never.
         send_buffer_bytes, receive_buffer_bytes: SO_SNDBUF, SO_RCVBUF; -1 leaves them to the system.
         receive_max_bytes: largest answer accepted, a guard against garbage. (Java: no limit.)
-        security_protocol: only "PLAINTEXT" in this version.
+        security_protocol: "PLAINTEXT", "SSL", "SASL_PLAINTEXT" or "SASL_SSL"; never negotiated.
+        ssl_context: a ready context instead of the following settings.
+        ssl_truststore_location, ssl_truststore_certificates: PEM file or PEM text of the CAs to
+            trust; neither is the system's CAs.
+        ssl_keystore_location, ssl_keystore_certificate_chain: PEM file or PEM text of the client
+            certificate. The file may hold the key as well.
+        ssl_keystore_key, ssl_key_location: its key as PEM text or file.
+        ssl_key_password: of an encrypted key.
+        ssl_endpoint_identification_algorithm: "https" compares host names with the certificate;
+            "" accepts any name.
+        sasl_mechanism: "PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512" or "OAUTHBEARER".
+        sasl_username, sasl_password: for PLAIN and SCRAM; the token id and its HMAC with
+            sasl_delegation_token. (Java: sasl.jaas.config.)
+        sasl_credentials: both, replaceable at run time.
+        sasl_delegation_token: the credentials are those of a delegation token (KIP-48).
+        sasl_token_provider: for OAUTHBEARER, an async callable that gives a token.
+        sasl_allow_cleartext: PLAIN and OAUTHBEARER also without TLS.
 
     Raises:
         ConfigError: a value is out of range, or two settings exclude each other. The message names
@@ -157,8 +187,26 @@ class ProducerConfig:
     receive_max_bytes: int = _ms(16 * 1024 * 1024, low=1024)
 
     security_protocol: str = _setting(
-        Choice(("PLAINTEXT",), later=("SSL", "SASL_PLAINTEXT", "SASL_SSL")), "PLAINTEXT"
+        Choice(("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")), "PLAINTEXT"
     )
+    ssl_context: SSLContext | None = _setting(SSL_CONTEXT, None)
+    ssl_truststore_location: str | None = _setting(PathText(), None)
+    ssl_truststore_certificates: str | None = _setting(Pem(), None)
+    ssl_keystore_location: str | None = _setting(PathText(), None)
+    ssl_keystore_certificate_chain: str | None = _setting(Pem(), None)
+    ssl_keystore_key: Secret | None = _setting(SecretText(), None)
+    ssl_key_location: str | None = _setting(PathText(), None)
+    ssl_key_password: Secret | None = _setting(SecretText(), None)
+    ssl_endpoint_identification_algorithm: str = _setting(HostCheck(), "https")
+    sasl_mechanism: str | None = _setting(
+        Choice(MECHANISMS, later=MECHANISMS_LATER, optional=True), None
+    )
+    sasl_username: str | None = _setting(Text(), None)
+    sasl_password: Secret | None = _setting(SecretText(), None)
+    sasl_credentials: Credentials | None = _setting(CREDENTIALS, None)
+    sasl_delegation_token: bool = _flag(False)
+    sasl_token_provider: Any = _setting(Provider(), None, shown=False)
+    sasl_allow_cleartext: bool = _flag(False)
 
     def __post_init__(self) -> None:
         for setting in dataclasses.fields(self):
@@ -166,6 +214,7 @@ class ProducerConfig:
             normal = setting.metadata["check"].validate(setting.name, value)
             if normal is not value:
                 object.__setattr__(self, setting.name, normal)
+        check_security(self)
         self._check_idempotence()
         self._check_delivery_timeout()
         self._warn_of_fixed_backoff()
@@ -193,6 +242,8 @@ class ProducerConfig:
         values: dict[str, object] = {}
         for setting in dataclasses.fields(self):
             value = getattr(self, setting.name)
+            if isinstance(value, Secret):
+                value = MASK
             values[setting.name] = int(value) if isinstance(value, DefaultInt) else value
         values["enable_idempotence"] = self.idempotent
         return values

@@ -101,8 +101,11 @@ class Choice:
 
     names: tuple[str, ...]
     later: tuple[str, ...] = ()
+    optional: bool = False
 
-    def validate(self, name: str, value: object) -> str:
+    def validate(self, name: str, value: object) -> str | None:
+        if value is None and self.optional:
+            return None
         if isinstance(value, str):
             if value in self.names:
                 return value
@@ -215,7 +218,11 @@ def parse_address(name: str, entry: str) -> tuple[str, int]:
 
 
 _OBJECTS: Final = "pass an object to Producer({}) instead; class names are not loaded"
-_TLS: Final = "TLS and SASL are not in this version yet; only security_protocol='PLAINTEXT' is"
+_PEM: Final = "leave it out; keys and certificates are PEM here, not JKS or PKCS12"
+_TLS: Final = "leave it out; TLS 1.2 or newer is used; pass ssl_context for anything special"
+_SASL: Final = "it has no meaning here; see docs/security.md"
+_CA: Final = "use ssl_truststore_location (or ssl_truststore_certificates for PEM text)"
+_OIDC: Final = "not in this version yet; pass sasl_token_provider"
 _JVM: Final = "it configures the JVM and has no meaning here; leave it out"
 _METRICS: Final = "leave it out; read producer.metrics() or pass Producer(observer=...)"
 _BROKER: Final = "it is a broker or topic setting; set it on the cluster"
@@ -249,7 +256,25 @@ _HINTS: Final[dict[str, str]] = {
     "api.version": "leave it out; versions are negotiated with each broker",
     "loop": "leave it out; the running loop is used",
     "max.batch.size": "use batch_size",
-    "ssl.context": _TLS,
+    "ssl.cafile": _CA,
+    "ssl.cadata": _CA,
+    "ssl.ca.location": _CA,
+    "ssl.ca.pem": _CA,
+    "ssl.certfile": "use ssl_keystore_location",
+    "ssl.certificate.location": "use ssl_keystore_location",
+    "ssl.certificate.pem": "use ssl_keystore_certificate_chain",
+    "ssl.keyfile": "use ssl_key_location",
+    "ssl.key.pem": "use ssl_keystore_key",
+    "ssl.password": "use ssl_key_password",
+    "ssl.check.hostname": "use ssl_endpoint_identification_algorithm",
+    "enable.ssl.certificate.verification": "certificates are always verified; "
+    "pass an ssl_context of your own for anything else",
+    "sasl.mechanisms": "use sasl_mechanism",
+    "sasl.plain.username": "use sasl_username",
+    "sasl.plain.password": "use sasl_password",
+    "sasl.oauth.token.provider": "use sasl_token_provider",
+    "sasl.jaas.config": "use sasl_username and sasl_password, or sasl_token_provider, "
+    "not JAAS text",
     "message.max.bytes": "use max_request_size; this one is the broker's",
     "message.timeout.ms": "use delivery_timeout_ms",
     "socket.timeout.ms": "use request_timeout_ms",
@@ -285,11 +310,12 @@ _HINTS: Final[dict[str, str]] = {
 }
 
 _PREFIX_HINTS: Final[tuple[tuple[str, str], ...]] = (
-    ("ssl.keystore.", _TLS + "; keystores will be PEM files, not JKS"),
-    ("ssl.truststore.", _TLS + "; truststores will be PEM files, not JKS"),
+    ("ssl.keystore.", _PEM),
+    ("ssl.truststore.", _PEM),
     ("ssl.", _TLS),
-    ("sasl.jaas.config", _TLS + "; credentials will be values, not JAAS text"),
-    ("sasl.", _TLS),
+    ("sasl.oauthbearer.", _OIDC),
+    ("sasl.kerberos.", "GSSAPI is not in this version yet"),
+    ("sasl.", _SASL),
     ("log.", _BROKER),
     ("broker.", _BROKER),
     ("consumer.", _CONSUMER),

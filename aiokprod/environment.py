@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import ssl
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -14,12 +15,23 @@ class Dialer(Protocol):
     """Names and connections. The caller bounds both by timeouts of its own."""
 
     async def connect(
-        self, protocol_factory: Callable[[], asyncio.Protocol], host: str, port: int
+        self,
+        protocol_factory: Callable[[], asyncio.Protocol],
+        host: str,
+        port: int,
+        *,
+        tls: ssl.SSLContext | None = None,
+        server_hostname: str | None = None,
     ) -> tuple[asyncio.Transport, asyncio.Protocol]:
         """Connect to one address.
 
+        Args:
+            tls: speak TLS before the protocol is told of the connection.
+            server_hostname: the name the certificate must be for.
+
         Raises:
-            DialError: refused, unreachable or the handshake failed.
+            DialError: refused, unreachable, or ended during the handshake.
+            ssl.SSLError: the handshake failed.
         """
 
     async def resolve(self, host: str, port: int) -> list[tuple[str, int]]:

@@ -33,6 +33,7 @@ from aiokprod.net.channel_states import (
     Event,
     Ready,
     State,
+    WorkWanted,
 )
 from aiokprod.net.discovery import (
     NO_FEATURES,
@@ -42,7 +43,8 @@ from aiokprod.net.discovery import (
     shared_ranges,
 )
 from aiokprod.net.in_flight import InFlightRequest, InFlightRequests, OnDone
-from aiokprod.net.security import Authenticated, AuthenticationStep, Authenticator
+from aiokprod.net.security import Authenticated, AuthenticationStep, Authenticator, Work
+from aiokprod.net.security.tls import tls_failure
 from aiokprod.net.throttle import client_waits, throttle_ms
 from aiokprod.wire.frames import FrameReader
 from aiokprod.wire.headers import API_VERSIONS, decode_response_header, encode_request
@@ -105,6 +107,7 @@ class KafkaChannel:
         self._reader = FrameReader(min(receive_max_bytes, HANDSHAKE_MAX_BYTES))
         self._correlation_id = 0
         self._handshake_deadline = 0.0
+        self._held = False
         self._outgoing: list[BytesLike] = []
         self._unsent: list[InFlightRequest] = []
         self._events: list[ChannelEvent] = []
@@ -118,7 +121,17 @@ class KafkaChannel:
     @property
     def can_send(self) -> bool:
         """READY and room for one more request; the transport and throttling are not considered."""
-        return self.state is State.READY and not self.in_flight.full
+        return self.state is State.READY and not self._held and not self.in_flight.full
+
+    @property
+    def reauthentication_due(self) -> bool:
+        """`hold` was called and the last request has ended: call `reauthenticate`."""
+        return self._held and self.state is State.READY and not self.in_flight
+
+    @property
+    def handshake_deadline(self) -> float:
+        """By when the present versions exchange or authentication must be done."""
+        return self._handshake_deadline
 
     @property
     def closed(self) -> bool:
@@ -224,6 +237,10 @@ class KafkaChannel:
         self._unsent.clear()
         self._events.append(Closed(reason, error))
 
+    def hold(self) -> None:
+        """Take no new request: a re-authentication is due once the open ones have ended."""
+        self._held = self._authenticator is not None
+
     def reauthenticate(self, now: float, deadline: float) -> None:
         """Hold new requests and run the authenticator again (KIP-368).
 
@@ -234,7 +251,10 @@ class KafkaChannel:
             raise NotReady(f"{self!r} cannot re-authenticate")
         self._advance(Event.REAUTHENTICATE)
         self._handshake_deadline = deadline
-        self._start_authentication(now)
+        try:
+            self._start_authentication(now)
+        except AuthenticationError as error:
+            self.fail(CloseReason.AUTH_FAILED, error)
 
     def authentication_step(self, step: AuthenticationStep | None, now: float) -> None:
         """Carry out what the authenticator decided; None while it is still thinking."""
@@ -243,7 +263,10 @@ class KafkaChannel:
         if isinstance(step, Authenticated):
             self._advance(Event.AUTHENTICATED)
             self.session_lifetime_s = step.session_lifetime_s
+            self._held = False
             self._become_ready(0)
+        elif isinstance(step, Work):
+            self._events.append(WorkWanted(step.run))
         else:
             self._enqueue(step.message, step.version, None, now, self._handshake_deadline, True)
 
@@ -285,13 +308,17 @@ class KafkaChannel:
             reason = CloseReason.NEVER_CONNECTED
         elif self.state is State.CHECKING_API_VERSIONS:
             how += (
-                " before answering ApiVersions; is the port a TLS or SASL listener, or not a "
-                "Kafka broker?"
+                " before answering ApiVersions; is the port a TLS or SASL listener, does it want a "
+                "client certificate, or is it not a Kafka broker?"
             )
         elif self.state is State.AUTHENTICATING:
             reason = CloseReason.DURING_AUTH
             how += " during authentication; the credentials or the listener may be wrong"
-        error = Disconnected(f"{self.peer}: {how}")
+        error: KafkaError = Disconnected(f"{self.peer}: {how}")
+        # In TLS 1.3 a broker refuses our certificate when we believe to be connected already.
+        refused = None if cause is None or not self.preparing else tls_failure(cause, self.peer)
+        if refused is not None:
+            reason, error = CloseReason.AUTH_FAILED, refused
         error.__cause__ = cause
         self.fail(reason, error)
 

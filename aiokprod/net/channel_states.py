@@ -6,13 +6,14 @@ Everything that decides a transition is in `TRANSITIONS`; `channel` only names t
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Final, TypeAlias
 
 from aiokprod.errors import KafkaError
 from aiokprod.net.in_flight import InFlightRequest
+from aiokprod.net.security import AuthenticationStep
 
 
 class State(enum.Enum):
@@ -103,4 +104,11 @@ class Closed:
     error: KafkaError | None
 
 
-ChannelEvent: TypeAlias = Ready | Completed | Closed
+@dataclass(slots=True)
+class WorkWanted:
+    """Authentication goes on once this is done: run it, then call `authentication_step`."""
+
+    run: Callable[[], Coroutine[Any, Any, AuthenticationStep]] = field(repr=False)
+
+
+ChannelEvent: TypeAlias = Ready | Completed | Closed | WorkWanted

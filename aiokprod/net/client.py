@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from aiokprod.cluster import Node
 from aiokprod.config import ProducerConfig
+from aiokprod.config_security import TLS_PROTOCOLS
 from aiokprod.environment import Environment
 from aiokprod.errors import (
     ForkedProcess,
@@ -33,6 +34,8 @@ from aiokprod.net.discovery import NO_FEATURES
 from aiokprod.net.in_flight import OnDone, Response
 from aiokprod.net.node_choice import Broker, least_loaded
 from aiokprod.net.security import Authenticator
+from aiokprod.net.security.mechanisms import authenticators
+from aiokprod.net.security.tls import TlsContexts
 from aiokprod.wire.message import Message
 
 log = logging.getLogger(__name__)
@@ -63,7 +66,7 @@ class NetworkClient:
         on_throttle, on_connection_opened, on_connection_closed: for `Observer`, same arguments;
             the last one is called for every end, with None if it was our own wish.
         on_callback_error: an `on_done` raised; default: the loop's exception handler.
-        authenticator: makes one per connection; None for listeners without SASL.
+        authenticator: makes one per connection; None takes what the configuration says.
     """
 
     def __init__(
@@ -90,8 +93,10 @@ class NetworkClient:
         self._on_connection_opened = on_connection_opened
         self._on_connection_closed = on_connection_closed
         self._on_callback_error = on_callback_error
+        if authenticator is None:
+            authenticator = authenticators(config, environment.unix_ms)
         self._connection = ConnectionFactory(
-            config, loop, self, client_id, software_version, authenticator
+            config, loop, self, client_id, software_version, authenticator, environment.rng
         )
         self._states = ClusterConnectionStates.of(config, environment.rng)
         self._bootstrap = tuple(
@@ -100,7 +105,8 @@ class NetworkClient:
         )
         self._brokers = {node.id: Broker(node) for node in self._bootstrap}
         self._connections: set[Connection] = set()
-        self._dials = DialTasks(environment.dialer, self._states, loop, self._forget_if_gone)
+        tls = TlsContexts(config) if config.security_protocol in TLS_PROTOCOLS else None
+        self._dials = DialTasks(environment.dialer, self._states, loop, self._forget_if_gone, tls)
         self._throttle_timers: dict[int, asyncio.TimerHandle] = {}
         self._features = NO_FEATURES
         self._closed = False

@@ -9,12 +9,20 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+from dataclasses import dataclass
 from typing import Final, Protocol, cast
 
-from aiokprod.errors import Disconnected, KafkaError, ProtocolError, RequestTimedOut
+from aiokprod.errors import (
+    AuthenticationError,
+    Disconnected,
+    KafkaError,
+    ProtocolError,
+    RequestTimedOut,
+)
 from aiokprod.net.channel import KafkaChannel
-from aiokprod.net.channel_states import Closed, CloseReason, Completed, Ready, State
+from aiokprod.net.channel_states import Closed, CloseReason, Completed, Ready, State, WorkWanted
 from aiokprod.net.in_flight import OnDone, Response
+from aiokprod.net.security import AuthenticationStep
 from aiokprod.net.throttle import client_waits, throttle_ms
 from aiokprod.wire.message import Message
 
@@ -36,6 +44,23 @@ the write buffer, and its answer could not arrive. Once a request, so that it en
 
 _MAX_PASSES: Final = 64
 """Bound of the above: 64 reads of 256 KiB are the largest frame of the default configuration."""
+
+
+@dataclass(frozen=True, slots=True)
+class SessionLimits:
+    """When to re-authenticate (KIP-368).
+
+    Attributes:
+        share: of the session's lifetime to let pass, below 1.
+        timeout: seconds for one re-authentication.
+    """
+
+    share: float = 0.9
+    timeout: float = 10.0
+
+
+_ENDLESS: Final = SessionLimits()
+_LONGEST_SESSION: Final = 365 * 86_400.0
 
 
 class ConnectionOwner(Protocol):
@@ -77,12 +102,16 @@ class Connection(asyncio.Protocol):
 
     __slots__ = (
         "_dispatching",
+        "_high",
         "_last_activity",
         "_loop",
         "_max_idle",
         "_owner",
         "_paused",
         "_reads",
+        "_session",
+        "_session_timer",
+        "_task",
         "_timer",
         "_timer_at",
         "_transport",
@@ -101,6 +130,7 @@ class Connection(asyncio.Protocol):
         loop: asyncio.AbstractEventLoop,
         owner: ConnectionOwner,
         max_idle: float = math.inf,
+        session: SessionLimits = _ENDLESS,
     ) -> None:
         self.node_id = node_id
         self.channel = channel
@@ -112,12 +142,16 @@ class Connection(asyncio.Protocol):
         self._owner = owner
         self._max_idle = max_idle
         self._transport: asyncio.Transport | None = None
+        self._high = 0
         self._paused = False
         self._dispatching = False
         self._reads = 0
         self._last_activity = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = math.inf
+        self._session = session
+        self._session_timer: asyncio.TimerHandle | None = None
+        self._task: asyncio.Task[AuthenticationStep] | None = None
 
     def __repr__(self) -> str:
         paused = ", paused" if self._paused else ""
@@ -125,8 +159,8 @@ class Connection(asyncio.Protocol):
 
     @property
     def gone(self) -> bool:
-        """CLOSED and without a transport: it will report nothing more."""
-        return self.channel.closed and self._transport is None
+        """CLOSED, without a transport or a task: it will report nothing more."""
+        return self.channel.closed and self._transport is None and self._task is None
 
     # -- for the client -------------------------------------------------------------------------
 
@@ -188,15 +222,20 @@ class Connection(asyncio.Protocol):
         if self.channel.closed:
             transport.abort()
             return
-        # high=0: a paused protocol means that the last request is not completely written.
-        transport.set_write_buffer_limits(high=0)
+        # high=0: a paused protocol means that the last request is not completely written. TLS
+        # transports take 0 as "always paused"; 1 says the same of what is not yet encrypted.
+        self._high = 0 if transport.get_extra_info("sslcontext") is None else 1
+        transport.set_write_buffer_limits(high=self._high)
         now = self._last_activity = self._loop.time()
         self.channel.transport_up(now, self.setup_deadline)
         self._arm(self.setup_deadline)
         self._pump()
 
     def data_received(self, data: bytes) -> None:
-        now = self._last_activity = self._loop.time()
+        now = self._loop.time()
+        if self.channel.state is not State.AUTHENTICATING:
+            # Re-authentication keeps no connection alive that nobody uses.
+            self._last_activity = now
         self._reads += 1
         try:
             self.channel.receive_data(data, now)
@@ -244,7 +283,7 @@ class Connection(asyncio.Protocol):
         if not self._paused and transport.get_write_buffer_size():
             # `writelines` of CPython 3.12.0-3.12.8 and 3.13.0-3.13.1 forgets to pause
             # (CVE-2024-12254); setting the limits makes the transport look again.
-            transport.set_write_buffer_limits(high=0)
+            transport.set_write_buffer_limits(high=self._high)
         if not self._paused:
             self.channel.write_completed()
 
@@ -256,6 +295,8 @@ class Connection(asyncio.Protocol):
         progress = False
         try:
             while True:
+                if self.channel.reauthentication_due:
+                    self._reauthenticate()
                 if self.channel.has_output:
                     self._flush()
                 events = self.channel.events()
@@ -267,6 +308,8 @@ class Connection(asyncio.Protocol):
                         self._complete(event)
                     elif isinstance(event, Ready):
                         self._become_ready(event)
+                    elif isinstance(event, WorkWanted):
+                        self._work(event)
                     else:
                         self._close(event)
         finally:
@@ -295,6 +338,14 @@ class Connection(asyncio.Protocol):
             self._owner.callback_failed(error)
 
     def _become_ready(self, event: Ready) -> None:
+        lifetime = self.channel.session_lifetime_s
+        if lifetime > 0:
+            delay = min(lifetime, _LONGEST_SESSION) * self._session.share
+            self._session_timer = self._loop.call_later(delay, self._session_ends)
+        if self.was_ready:
+            log.debug("%s: authenticated again", self.channel.peer)
+            self._owner.connection_progress(self)
+            return
         self.was_ready = True
         if event.throttle_ms:
             self._owner.connection_throttled(self, event.throttle_ms / 1000)
@@ -304,12 +355,46 @@ class Connection(asyncio.Protocol):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        if self._session_timer is not None:
+            self._session_timer.cancel()
+        if self._task is not None:
+            self._task.cancel()
         if self._transport is not None:
             if event.error is None:
                 self._transport.close()
             else:
                 self._transport.abort()
         self._owner.connection_closed(self, event.reason, event.error)
+
+    # -- authentication -------------------------------------------------------------------------
+
+    def _session_ends(self) -> None:
+        self._session_timer = None
+        self.channel.hold()
+        self._pump()
+
+    def _reauthenticate(self) -> None:
+        now = self._loop.time()
+        deadline = now + self._session.timeout
+        self.channel.reauthenticate(now, deadline)
+        self._arm(deadline)
+
+    def _work(self, event: WorkWanted) -> None:
+        self._task = self._loop.create_task(
+            event.run(), name=f"aiokprod-authenticate-{self.node_id}"
+        )
+        self._task.add_done_callback(self._work_done)
+
+    def _work_done(self, task: asyncio.Task[AuthenticationStep]) -> None:
+        self._task = None
+        failure = _refusal(task, self.channel.peer)
+        if failure is None:
+            self.channel.authentication_step(task.result(), self._loop.time())
+        else:
+            self.channel.fail(CloseReason.AUTH_FAILED, failure)
+        self._pump()
+        if self.gone:
+            self._owner.transport_closed(self)
 
     # -- the timer ------------------------------------------------------------------------------
     #
@@ -330,8 +415,10 @@ class Connection(asyncio.Protocol):
         self._loop.call_soon(self._judge, late, _MAX_PASSES, 0, self._reads)
 
     def _next_deadline(self) -> float:
-        """When a request is overdue, or with none open when the connection is idle."""
+        """When a request or the authentication is overdue, or else the connection idle."""
         deadline = self.channel.in_flight.earliest_deadline()
+        if deadline is None and self.channel.state is State.AUTHENTICATING:
+            return self.channel.handshake_deadline
         return self._last_activity + self._max_idle if deadline is None else deadline
 
     def _judge(self, late: float, passes: int, quiet: int, reads: int) -> None:
@@ -354,6 +441,10 @@ class Connection(asyncio.Protocol):
                 self._arm(self._next_deadline())
             else:
                 self.fail(CloseReason.TIMEOUT, self._timed_out(now))
+        elif self.channel.state is State.AUTHENTICATING:
+            slow = "authentication is not done in time; does the token provider hang?"
+            failure = AuthenticationError(f"{self.channel.peer}: {slow}")
+            self.fail(CloseReason.AUTH_FAILED, failure)
         else:
             idle = Disconnected(f"{self.channel.peer}: closed after {self._max_idle:g} s idle")
             self.fail(CloseReason.IDLE, idle)
@@ -368,3 +459,16 @@ class Connection(asyncio.Protocol):
             f"{self.channel.peer} did not answer the oldest of {len(self.channel.in_flight)} "
             f"requests within {waited:.3f} s{hint}"
         )
+
+
+def _refusal(task: asyncio.Task[AuthenticationStep], peer: str) -> KafkaError | None:
+    """Why the work did not end with a step. Nothing of a foreign error but its class is told: its
+    text may hold a token."""
+    if task.cancelled():
+        return AuthenticationError(f"{peer}: the authentication was cancelled")
+    error = task.exception()
+    if error is None:
+        return None
+    if isinstance(error, AuthenticationError):
+        return AuthenticationError(f"{peer}: {error.message}", code=error.code)
+    return AuthenticationError(f"{peer}: authentication failed with {type(error).__name__}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import random
 import re
 from collections.abc import Callable
 from typing import Final
@@ -11,7 +12,7 @@ from typing import Final
 from aiokprod.cluster import Node
 from aiokprod.config import ProducerConfig
 from aiokprod.net.channel import KafkaChannel
-from aiokprod.net.connection import Connection, ConnectionOwner
+from aiokprod.net.connection import Connection, ConnectionOwner, SessionLimits
 from aiokprod.net.security import Authenticator
 
 _NOT_IN_SOFTWARE_VERSION: Final = re.compile(r"[^a-zA-Z0-9.-]+")
@@ -25,6 +26,7 @@ class ConnectionFactory:
         client_id: None takes the configured one.
         software_version: brought into the form brokers accept (KIP-511).
         authenticator: makes one per connection; None for listeners without SASL.
+        rng: spreads re-authentications.
     """
 
     def __init__(
@@ -35,7 +37,10 @@ class ConnectionFactory:
         client_id: str | None,
         software_version: str,
         authenticator: Callable[[Node], Authenticator] | None,
+        rng: random.Random,
     ) -> None:
+        self._rng = rng
+        self._setup_timeout = config.socket_connection_setup_timeout_ms / 1000
         self._config = config
         self._loop = loop
         self._owner = owner
@@ -55,4 +60,13 @@ class ConnectionFactory:
             software_version=self._software_version,
             authenticator=None if self._authenticator is None else self._authenticator(node),
         )
-        return Connection(node.id, channel, self._loop, self._owner, self._max_idle)
+        return Connection(
+            node.id, channel, self._loop, self._owner, self._max_idle, self._session()
+        )
+
+    def _session(self) -> SessionLimits:
+        if self._authenticator is None:
+            return SessionLimits()
+        # Spread, so that connections opened together do not all pause together. Source: Java
+        # `SaslClientAuthenticator.ReauthInfo`.
+        return SessionLimits(self._rng.uniform(0.85, 0.95), self._setup_timeout)

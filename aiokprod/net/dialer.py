@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
 from aiokprod.environment import Dialer
 from aiokprod.errors import DialError
@@ -17,9 +18,12 @@ __all__ = ["Dialer", "TcpDialer"]
 
 OS_DEFAULT: Final = -1
 
+_SHUTDOWN_TIMEOUT: Final = 1.0
+"""Seconds the peer gets to answer our close_notify."""
+
 
 class TcpDialer:
-    """Plain TCP through the running event loop.
+    """TCP, and TLS over it, through the running event loop.
 
     Sockets get SO_KEEPALIVE and TCP_NODELAY, and the buffer sizes (bytes, -1 = what the system
     chooses) before connecting, because the receive size decides the TCP window scale.
@@ -50,25 +54,48 @@ class TcpDialer:
         return list(dict.fromkeys(addresses))
 
     async def connect(
-        self, protocol_factory: Callable[[], asyncio.Protocol], host: str, port: int
+        self,
+        protocol_factory: Callable[[], asyncio.Protocol],
+        host: str,
+        port: int,
+        *,
+        tls: ssl.SSLContext | None = None,
+        server_hostname: str | None = None,
     ) -> tuple[asyncio.Transport, asyncio.Protocol]:
         """Connect to one numeric address. Cancellation closes the socket.
 
         Raises:
-            DialError: refused or unreachable.
+            DialError: refused, unreachable, or ended during the TLS handshake.
+            ssl.SSLError: the handshake failed.
         """
         loop = asyncio.get_running_loop()
+        options = {} if tls is None else _tls_options(tls, server_hostname)
         sock: socket.socket | None = None
+        connected = False
         try:
             sock = self._socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
             await loop.sock_connect(sock, (host, port))
-            transport, protocol = await loop.create_connection(protocol_factory, sock=sock)
+            connected = True
+            transport, protocol = await loop.create_connection(
+                protocol_factory, sock=sock, **options
+            )
             sock = None
+        except ssl.SSLError:
+            raise
         except OSError as error:
+            if tls is not None and isinstance(error, ConnectionError) and connected:
+                raise DialError(
+                    f"{host}:{port} ended the connection during the TLS handshake; is the port a "
+                    "plaintext listener?"
+                ) from error
             raise DialError(f"cannot connect to {host}:{port}: {error}") from error
         finally:
             if sock is not None:
                 sock.close()
+        if tls is not None and transport.get_extra_info("ssl_object") is None:
+            # asyncio reports a connection that was dropped in the handshake as if it were one.
+            transport.abort()
+            raise DialError(f"{host}:{port} ended the connection during the TLS handshake")
         return transport, protocol
 
     def _socket(self, family: int) -> socket.socket:
@@ -85,3 +112,12 @@ class TcpDialer:
             sock.close()
             raise
         return sock
+
+
+def _tls_options(tls: ssl.SSLContext, server_hostname: str | None) -> dict[str, Any]:
+    return {
+        "ssl": tls,
+        # A name with the root's dot is valid in DNS, and in no certificate.
+        "server_hostname": (server_hostname or "").rstrip("."),
+        "ssl_shutdown_timeout": _SHUTDOWN_TIMEOUT,
+    }

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import Callable
 
 from aiokprod.cluster import Node
 from aiokprod.environment import Dialer
-from aiokprod.errors import DialError, KafkaError
+from aiokprod.errors import AuthenticationError, DialError, KafkaError
 from aiokprod.net.channel_states import CloseReason
 from aiokprod.net.connection import Connection
 from aiokprod.net.connection_states import ClusterConnectionStates
+from aiokprod.net.security.tls import TlsContexts, tls_failure
 
 
 class DialTasks:
@@ -19,6 +21,7 @@ class DialTasks:
     Args:
         on_end: called when the task of a connection has ended, however it did; a failure has been
             given to the connection before.
+        tls: None for listeners without TLS.
     """
 
     def __init__(
@@ -27,7 +30,9 @@ class DialTasks:
         states: ClusterConnectionStates,
         loop: asyncio.AbstractEventLoop,
         on_end: Callable[[Connection], None],
+        tls: TlsContexts | None = None,
     ) -> None:
+        self._tls = tls
         self._dialer = dialer
         self._states = states
         self._loop = loop
@@ -67,16 +72,33 @@ class DialTasks:
                     address = self._states.address(node.id)
                 if address is None:
                     raise DialError(f"{node.host}:{node.port} has no address")
-                await self._dialer.connect(lambda: connection, *address)
+                await self._open(node, connection, address)
         except TimeoutError as error:
             raise DialError("not connected within the setup timeout") from error
+
+    async def _open(self, node: Node, connection: Connection, address: tuple[str, int]) -> None:
+        if self._tls is None:
+            await self._dialer.connect(lambda: connection, *address)
+            return
+        context = await self._tls.get()
+        try:
+            await self._dialer.connect(
+                lambda: connection, *address, tls=context, server_hostname=node.host
+            )
+        except ssl.SSLError as error:
+            failure = tls_failure(error, node.host)
+            if failure is None:
+                raise DialError("the connection ended during the TLS handshake") from error
+            raise failure from error
 
     def _done(self, task: asyncio.Task[None]) -> None:
         """Every way a task may end, a foreign cancellation included, is one attempt made."""
         connection = self._tasks.pop(task)
         failure = _failure(task, connection.channel.peer)
         if failure is not None:
-            connection.fail(CloseReason.NEVER_CONNECTED, failure)
+            refused = isinstance(failure, AuthenticationError)
+            reason = CloseReason.AUTH_FAILED if refused else CloseReason.NEVER_CONNECTED
+            connection.fail(reason, failure)
         self._on_end(connection)
 
 

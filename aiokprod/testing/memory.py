@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import ssl
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -121,9 +122,17 @@ class MemoryNetwork:
         return [(address, port) for address in addresses]
 
     async def connect(
-        self, protocol_factory: Callable[[], asyncio.Protocol], host: str, port: int
+        self,
+        protocol_factory: Callable[[], asyncio.Protocol],
+        host: str,
+        port: int,
+        *,
+        tls: ssl.SSLContext | None = None,
+        server_hostname: str | None = None,
     ) -> tuple[asyncio.Transport, asyncio.Protocol]:
         """Connect to a listener. Raises DialError if there is none; waits for ever if it hangs."""
+        if tls is not None:
+            raise DialError("a network in memory has no TLS: use real sockets")
         loop = asyncio.get_running_loop()
         self.dials.append(Dial(loop.time(), (host, port)))
         if (host, port) in self._hanging:

@@ -58,13 +58,15 @@ FLAGS = {
     "partitioner_adaptive_partitioning_enable": True,
     "partitioner_ignore_keys": False,
     "allow_auto_create_topics": True,
+    "sasl_delegation_token": False,
+    "sasl_allow_cleartext": False,
 }
 
 CHOICES = {
     "compression_type": ("none", ["none", "gzip", "snappy", "lz4", "zstd"]),
     "metadata_recovery_strategy": ("rebootstrap", ["rebootstrap", "none"]),
     "client_dns_lookup": ("use_all_dns_ips", ["use_all_dns_ips"]),
-    "security_protocol": ("PLAINTEXT", ["PLAINTEXT"]),
+    "security_protocol": ("PLAINTEXT", ["PLAINTEXT", "SSL"]),
 }
 
 OTHERS = {
@@ -73,6 +75,20 @@ OTHERS = {
     "acks": "all",
     "enable_idempotence": None,
     "transactional_id": None,
+    "ssl_context": None,
+    "ssl_endpoint_identification_algorithm": "https",
+    "ssl_truststore_location": None,
+    "ssl_truststore_certificates": None,
+    "ssl_keystore_location": None,
+    "ssl_keystore_certificate_chain": None,
+    "ssl_keystore_key": None,
+    "ssl_key_location": None,
+    "ssl_key_password": None,
+    "sasl_mechanism": None,
+    "sasl_username": None,
+    "sasl_password": None,
+    "sasl_credentials": None,
+    "sasl_token_provider": None,
 }
 
 # Settings that make a bound of another one legal.
@@ -158,10 +174,10 @@ def test_choice_accepts_its_names_only(name: str) -> None:
             config(**{name: wrong})
 
 
-@pytest.mark.parametrize("protocol", ["SSL", "SASL_PLAINTEXT", "SASL_SSL"])
-def test_security_protocol_other_than_plaintext_is_not_in_this_version(protocol: str) -> None:
-    with pytest.raises(ConfigError, match="not in this version yet; only 'PLAINTEXT' is"):
-        config(security_protocol=protocol)
+@pytest.mark.parametrize("mechanism", ["GSSAPI", "AWS_MSK_IAM"])
+def test_sasl_mechanism_of_a_later_version_is_refused(mechanism: str) -> None:
+    with pytest.raises(ConfigError, match="not in this version yet"):
+        config(security_protocol="SASL_SSL", sasl_mechanism=mechanism)
 
 
 def test_dns_lookup_of_canonical_names_is_not_in_this_version() -> None:
@@ -477,12 +493,14 @@ def test_from_mapping_unknown_key_without_neighbour_says_so() -> None:
         ("value.serializer", "value_serializer="),
         ("partitioner.class", "partitioner="),
         ("interceptor.classes", "interceptors="),
-        ("ssl.keystore.location", "PEM"),
         ("ssl.truststore.type", "PEM"),
-        ("ssl.protocol", "TLS and SASL are not in this version"),
+        ("ssl.keystore.password", "PEM"),
+        ("ssl.protocol", "TLS 1.2 or newer"),
+        ("ssl_cafile", "use ssl_truststore_location"),
         ("sasl.jaas.config", "not JAAS"),
-        ("sasl.mechanism", "TLS and SASL are not in this version"),
-        ("sasl_plain_username", "TLS and SASL are not in this version"),
+        ("sasl_plain_username", "use sasl_username"),
+        ("sasl.oauthbearer.token.endpoint.url", "pass sasl_token_provider"),
+        ("sasl.kerberos.service.name", "GSSAPI is not in this version"),
         ("metric.reporters", "metrics()"),
         ("security.providers", "JVM"),
         ("enable.metrics.push", "only false"),

@@ -1,13 +1,14 @@
 """The seam between a connection and its authentication mechanism.
 
-A mechanism is sans-I/O: the channel carries its requests and hands it the answers. None (no
-authenticator) stands for a listener without SASL. Source: Java `Authenticator`, RFC 4422.
+A mechanism does no I/O with the broker: the channel carries its requests and hands it the answers.
+None (no authenticator) stands for a listener without SASL. Source: Java `Authenticator`, RFC 4422.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from aiokprod.wire.message import Message
 from aiokprod.wire.versions import VersionRanges
@@ -32,14 +33,26 @@ class Authenticated:
     session_lifetime_s: float = 0.0
 
 
-AuthenticationStep: TypeAlias = SendToBroker | Authenticated
+@dataclass(frozen=True, slots=True)
+class Work:
+    """The next step needs time: a token provider, key derivation in a thread.
+
+    Attributes:
+        run: gives the coroutine that ends with the step; run in a task of the connection, which is
+            cancelled with it. AuthenticationError means: refused.
+    """
+
+    run: Callable[[], Coroutine[Any, Any, AuthenticationStep]] = field(repr=False)
+
+
+AuthenticationStep: TypeAlias = SendToBroker | Authenticated | Work
 
 
 class Authenticator(Protocol):
     """One exchange on one connection. Every re-authentication calls `start` again.
 
-    Both methods return None if the next step needs work elsewhere (a token provider, key
-    derivation in a thread); whoever does it then calls `KafkaChannel.authentication_step`.
+    Both methods may return None; whoever finds the next step then calls
+    `KafkaChannel.authentication_step`.
     """
 
     def start(self, versions: VersionRanges) -> AuthenticationStep | None:

@@ -1,0 +1,45 @@
+"""From the configuration to what authenticates a connection."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from aiokprod.cluster import Node
+from aiokprod.config import ProducerConfig
+from aiokprod.config_security import SASL_PROTOCOLS
+from aiokprod.net.security import Authenticator
+from aiokprod.net.security.oauthbearer import OAuthBearer
+from aiokprod.net.security.plain import Plain
+from aiokprod.net.security.sasl import Mechanism, SaslAuthenticator
+from aiokprod.net.security.scram import KeyCache, Scram
+from aiokprod.secret import Credentials
+
+
+def authenticators(
+    config: ProducerConfig, unix_ms: Callable[[], int]
+) -> Callable[[Node], Authenticator] | None:
+    """Makes the authenticator of each connection; None for listeners without SASL."""
+    if config.security_protocol not in SASL_PROTOCOLS:
+        return None
+    new_mechanism = _mechanism(config, unix_ms)
+    return lambda node: SaslAuthenticator(f"broker {node}", new_mechanism)
+
+
+def _mechanism(config: ProducerConfig, unix_ms: Callable[[], int]) -> Callable[[], Mechanism]:
+    name = config.sasl_mechanism or ""
+    if name == "OAUTHBEARER":
+        return lambda: OAuthBearer(config.sasl_token_provider, unix_ms)
+    credentials = _credentials(config)
+    if name == "PLAIN":
+        return lambda: Plain(credentials)
+    cache = KeyCache()
+    return lambda: Scram(name, credentials, cache, delegation_token=config.sasl_delegation_token)
+
+
+def _credentials(config: ProducerConfig) -> Credentials:
+    if config.sasl_credentials is not None:
+        return config.sasl_credentials
+    # The configuration refuses PLAIN and SCRAM without both.
+    assert config.sasl_username is not None
+    assert config.sasl_password is not None
+    return Credentials(config.sasl_username, config.sasl_password)

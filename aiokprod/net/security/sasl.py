@@ -1,0 +1,168 @@
+"""The SASL exchange with a broker: choice of the mechanism, then its messages, then the session.
+
+What a mechanism says and checks is in its own file. Source: KIP-43, KIP-152, KIP-368; Java
+`SaslClientAuthenticator`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Final, Protocol
+
+from aiokprod.errors import AuthenticationError, Code, ConfigError, error_code
+from aiokprod.net.security import Authenticated, AuthenticationStep, SendToBroker, Work
+from aiokprod.secret import MASK, Credentials, Secret
+from aiokprod.wire.message import Message
+from aiokprod.wire.messages.sasl_authenticate import (
+    SaslAuthenticateRequest,
+    SaslAuthenticateResponse,
+)
+from aiokprod.wire.messages.sasl_handshake import SaslHandshakeRequest, SaslHandshakeResponse
+from aiokprod.wire.versions import VersionRanges
+
+_LONGEST_TEXT: Final = 300
+
+
+class Mechanism(Protocol):
+    """One exchange of one SASL mechanism. Runs in a task; cancelled with the connection.
+
+    Attributes:
+        name: as the broker knows it.
+    """
+
+    name: str
+
+    async def first(self) -> bytes:
+        """The client's first message.
+
+        Raises:
+            AuthenticationError: the credentials cannot be had or cannot be sent.
+        """
+
+    async def next(self, challenge: bytes) -> bytes | None:
+        """The answer to the broker's message; None once both sides have proven themselves.
+
+        Raises:
+            AuthenticationError: the broker breaks the mechanism's rules or did not prove itself.
+        """
+
+    def secrets(self) -> tuple[str, ...]:
+        """What must not be shown if the broker sends it back."""
+
+
+class SaslAuthenticator:
+    """Authenticates one connection with exactly the mechanism configured.
+
+    Args:
+        peer: how to name the broker in messages.
+        new_mechanism: makes a fresh exchange; called again for every re-authentication.
+    """
+
+    def __init__(self, peer: str, new_mechanism: Callable[[], Mechanism]) -> None:
+        self._peer = peer
+        self._new_mechanism = new_mechanism
+        self._mechanism = new_mechanism()
+        self._version = 0
+        self._chosen = False
+
+    def start(self, versions: VersionRanges) -> AuthenticationStep:
+        """Ask for the mechanism."""
+        for message in (SaslHandshakeRequest, SaslAuthenticateRequest):
+            if message.api_key not in versions:
+                raise self._error(
+                    "does not offer SASL; is the port a listener without SASL, or a broker before "
+                    "Kafka 1.0?"
+                )
+        if versions[SaslHandshakeRequest.api_key][1] < 1:
+            raise self._error("offers only the SASL exchange of Kafka 0.10; 1.0 or newer is needed")
+        self._version = versions[SaslAuthenticateRequest.api_key][1]
+        self._mechanism = self._new_mechanism()
+        self._chosen = False
+        return SendToBroker(SaslHandshakeRequest(mechanism=self._mechanism.name), 1)
+
+    def receive(self, response: Message) -> AuthenticationStep:
+        """Check the answer; the mechanism's next message is worked out in a task."""
+        if isinstance(response, SaslHandshakeResponse) and not self._chosen:
+            self._check_handshake(response)
+            self._chosen = True
+            return Work(self._first)
+        if isinstance(response, SaslAuthenticateResponse) and self._chosen:
+            self._check_answer(response)
+            return Work(lambda: self._next(response))
+        raise self._error("answered out of turn")
+
+    async def _first(self) -> AuthenticationStep:
+        return self._send(await self._mechanism.first())
+
+    async def _next(self, response: SaslAuthenticateResponse) -> AuthenticationStep:
+        answer = await self._mechanism.next(bytes(response.auth_bytes))
+        if answer is None:
+            return Authenticated(max(0, response.session_lifetime_ms) / 1000)
+        return self._send(answer)
+
+    def _send(self, data: bytes) -> SendToBroker:
+        return SendToBroker(SaslAuthenticateRequest(auth_bytes=data), self._version)
+
+    def _check_handshake(self, response: SaslHandshakeResponse) -> None:
+        name = self._mechanism.name
+        offered = ", ".join(_harmless(text) for text in response.mechanisms[:10]) or "none"
+        if response.error_code == Code.UNSUPPORTED_SASL_MECHANISM or (
+            response.error_code == Code.NONE
+            and response.mechanisms
+            and name not in response.mechanisms
+        ):
+            raise self._error(
+                f"does not offer {name} (it offers {offered}), and nothing else is tried",
+                Code.UNSUPPORTED_SASL_MECHANISM,
+            )
+        if response.error_code != Code.NONE:
+            text = error_code(response.error_code).text
+            raise self._error(f"refused {name}: {text}", response.error_code)
+
+    def _check_answer(self, response: SaslAuthenticateResponse) -> None:
+        if response.error_code == Code.NONE:
+            return
+        told = response.error_message or ""
+        # A broker may say what it was sent.
+        for secret in self._mechanism.secrets():
+            told = told.replace(secret, MASK)
+        text = _harmless(told) or error_code(response.error_code).text
+        raise self._error(f"refused {self._mechanism.name}: {text}", response.error_code)
+
+    def _error(self, text: str, code: int | None = None) -> AuthenticationError:
+        row = None if code is None else error_code(code)
+        failure = AuthenticationError(f"{self._peer} {text}", code=row)
+        failure.outcome = AuthenticationError.default_outcome
+        return failure
+
+
+def _harmless(text: str) -> str:
+    """A broker's text without line breaks and of bearable length."""
+    shown = "".join(char if char.isprintable() else "?" for char in text[:_LONGEST_TEXT])
+    return shown + ("…" if len(text) > _LONGEST_TEXT else "")
+
+
+async def revealed(secret: Secret) -> str:
+    """The text of a secret, read in a thread if it is in a file.
+
+    Raises:
+        AuthenticationError: it cannot be had.
+    """
+    try:
+        if secret.blocks:
+            loop = asyncio.get_running_loop()
+            return await loop.run_in_executor(None, secret.reveal)
+        return secret.reveal()
+    except ConfigError as error:
+        raise AuthenticationError(error.message) from None
+
+
+async def user_and_password(credentials: Credentials) -> tuple[str, str]:
+    """Both as they are now.
+
+    Raises:
+        AuthenticationError: the password cannot be had.
+    """
+    username, password = credentials.pair
+    return username, await revealed(password)

@@ -1,0 +1,747 @@
+"""S4 to S8, S10 to S12, F78, F79: SASL against an honest and a hostile broker, in virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import functools
+import json
+import logging
+import pickle
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from aiokprod import AuthenticationError, ConfigError, Credentials, KafkaError, Outcome, Secret
+from aiokprod.config import ProducerConfig
+from aiokprod.testing import virtual
+from aiokprod.testing.memory import MemoryNetwork
+from aiokprod.wire.messages.api_versions import ApiVersionsRequest
+from aiokprod.wire.messages.metadata import (
+    MetadataResponse,
+    MetadataResponseBroker,
+    MetadataResponseTopic,
+)
+from aiokprod.wire.messages.sasl_authenticate import SaslAuthenticateResponse
+from aiokprod.wire.messages.sasl_handshake import SaslHandshakeResponse
+from tests.net.scripted_broker import METADATA, World
+from tests.net.wire_helpers import ALL_VERSIONS, versions_answer
+from tests.security.sasl_broker import (
+    AUTHENTICATE,
+    HANDSHAKE,
+    BearerServer,
+    PlainServer,
+    SaslBroker,
+    ScramServer,
+    new_producer,
+)
+
+USER, PASSWORD = "al,i=ce", "canary-pässword"
+USERS = {USER: PASSWORD}
+TOKEN = "canary.token-0"
+LOGIN = {"sasl_username": USER, "sasl_password": PASSWORD}
+IN_TIME = 10.0
+
+
+def in_virtual_time(function: Callable[..., Any]) -> Callable[..., None]:
+    @functools.wraps(function)
+    def call(**parameters: Any) -> None:
+        virtual.run(lambda: function(**parameters))
+
+    return call
+
+
+def honest(network: MemoryNetwork, **fields: Any) -> SaslBroker:
+    return SaslBroker(
+        network,
+        PLAIN=lambda: PlainServer(USERS),
+        SCRAM_SHA_256=lambda: ScramServer(USERS, "sha256"),
+        SCRAM_SHA_512=lambda: ScramServer(USERS, "sha512"),
+        OAUTHBEARER=lambda: BearerServer({TOKEN}),
+        **fields,
+    )
+
+
+async def give_token() -> str:
+    return TOKEN
+
+
+def settings_for(mechanism: str) -> dict[str, Any]:
+    if mechanism == "OAUTHBEARER":
+        return {"sasl_mechanism": mechanism, "sasl_token_provider": give_token}
+    return {"sasl_mechanism": mechanism, **LOGIN}
+
+
+MECHANISMS = ["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER"]
+
+
+async def connected(made: Any) -> None:
+    with pytest.raises(KafkaError) as caught:
+        await made.send("t", b"v", timeout=2.0)
+    assert not isinstance(caught.value, AuthenticationError), caught.value
+
+
+async def refused(made: Any, text: str = "") -> AuthenticationError:
+    """Every waiting call gets an AuthenticationError within the setup timeout."""
+    loop = asyncio.get_running_loop()
+    started = loop.time()
+    found = await asyncio.gather(
+        *(made.send("t", b"v", timeout=60.0) for _ in range(5)), return_exceptions=True
+    )
+    assert loop.time() - started <= IN_TIME + 0.1
+    for error in found:
+        assert isinstance(error, AuthenticationError), repr(error)
+        assert error.outcome is Outcome.NOT_SENT
+        assert text in str(error)
+        assert "canary" not in "".join(traceback.format_exception(error))
+    return found[0]
+
+
+# -- the honest broker ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+@in_virtual_time
+async def test_mechanism_with_right_credentials_connects(mechanism):
+    network = MemoryNetwork()
+    broker = honest(network)
+    made = new_producer(network, **settings_for(mechanism))
+    await connected(made)
+    assert broker.count(3) >= 1
+    assert len(broker.exchanges) == 1
+    await made.close(0)
+
+
+@in_virtual_time
+async def test_delegation_token_is_announced_as_scram_extension():
+    network = MemoryNetwork()
+    broker = honest(network)
+    made = new_producer(network, sasl_delegation_token=True, **settings_for("SCRAM-SHA-512"))
+    await connected(made)
+    assert broker.exchanges[0].extensions == {"tokenauth": "true"}
+    await made.close(0)
+
+
+@in_virtual_time
+async def test_s11_separators_in_scram_names_are_escaped():
+    network = MemoryNetwork()
+    broker = honest(network)
+    made = new_producer(network, **settings_for("SCRAM-SHA-256"))
+    await connected(made)
+    assert broker.sent[0].startswith(b"n,,n=al=2Ci=3Dce,r=")
+    await made.close(0)
+
+
+@pytest.mark.parametrize("where", ["sasl_username", "sasl_password"])
+@in_virtual_time
+async def test_s11_nul_in_plain_credentials_is_never_sent(where):
+    network = MemoryNetwork()
+    broker = honest(network)
+    values: dict[str, Any] = {"sasl_username": "u", "sasl_password": "p"}
+    if where == "sasl_username":
+        values = {"sasl_credentials": Credentials("a\0b", "p")}
+    else:
+        values["sasl_password"] = "a\0b"
+    made = new_producer(network, sasl_mechanism="PLAIN", **values)
+    await refused(made, "NUL")
+    assert broker.sent == []
+    await made.close(0)
+
+
+# -- S4: wrong credentials ------------------------------------------------------------------------
+
+
+async def wrong_token() -> str:
+    return "canary-wrong-token"
+
+
+def wrong_settings(mechanism: str) -> dict[str, Any]:
+    if mechanism == "OAUTHBEARER":
+        return {"sasl_mechanism": mechanism, "sasl_token_provider": wrong_token}
+    return {"sasl_mechanism": mechanism, "sasl_username": USER, "sasl_password": "canary-wrong"}
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+@in_virtual_time
+async def test_s4_wrong_credentials_reach_all_waiters_and_obey_the_backoff(mechanism):
+    network = MemoryNetwork()
+    honest(network)
+    made = new_producer(
+        network,
+        reconnect_backoff_ms=1_000,
+        reconnect_backoff_max_ms=8_000,
+        **wrong_settings(mechanism),
+    )
+    await refused(made, mechanism)
+    await asyncio.sleep(60.0)
+    assert len(network.dials) <= 14  # 1, 2, 4, 8, 8, … s, each less 20 %
+    await made.close(0)
+
+
+@in_virtual_time
+async def test_s4_unknown_mechanism_names_what_is_offered():
+    network = MemoryNetwork()
+    SaslBroker(network, GSSAPI=lambda: None)
+    made = new_producer(network, **settings_for("SCRAM-SHA-512"))
+    await refused(made, "does not offer SCRAM-SHA-512 (it offers GSSAPI)")
+    await made.close(0)
+
+
+@pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"])
+@in_virtual_time
+async def test_f79_credentials_replaced_at_run_time_heal(mechanism):
+    network = MemoryNetwork()
+    honest(network)
+    credentials = Credentials(USER, "canary-old")
+    made = new_producer(network, sasl_mechanism=mechanism, sasl_credentials=credentials)
+    await refused(made)
+    credentials.replace(USER, PASSWORD)
+    await asyncio.sleep(2.0)
+    await connected(made)
+    await made.close(0)
+
+
+@in_virtual_time
+async def test_f79_rotated_password_file_counts_at_the_next_connection(tmp_path):
+    path = tmp_path / "password"
+    path.write_text("canary-old\n")
+    network = MemoryNetwork()
+    honest(network)
+    made = new_producer(
+        network,
+        sasl_mechanism="SCRAM-SHA-512",
+        sasl_username=USER,
+        sasl_password=Secret.from_file(path),
+    )
+    await refused(made)
+    path.write_text(PASSWORD + "\n")
+    await asyncio.sleep(2.0)
+    await connected(made)
+    path.unlink()
+    network.links[-1].reset()
+    await refused(made, "cannot be read")
+    await made.close(0)
+
+
+# -- S5: a hostile SCRAM server -------------------------------------------------------------------
+
+
+def forged(text: str) -> str:
+    return "v=" + base64.b64encode(bytes(64 if len(text) > 80 else 32)).decode()
+
+
+SPOILT_FIRST: dict[str, tuple[Callable[[str], str], str]] = {
+    "nonce-not-ours": (lambda text: "r=stranger" + text[2:], "nonce"),
+    "nonce-only-ours": (lambda text: text.replace("SERVERPART", ""), "nonce"),
+    "nonce-empty": (lambda text: "r=," + text.partition(",")[2], "malformed"),
+    "nonce-unprintable": (lambda text: text.replace("SERVERPART", "\x01\x7f"), "characters"),
+    "extension": (lambda text: "m=must," + text, "extension"),
+    "few-iterations": (lambda text: text.replace("i=4096", "i=4095"), "4095 iterations"),
+    "many-iterations": (lambda text: text.replace("i=4096", "i=1000001"), "1000001 iterations"),
+    "absurd-iterations": (lambda text: text.replace("i=4096", "i=" + "9" * 40), "malformed"),
+    "negative-iterations": (lambda text: text.replace("i=4096", "i=-1"), "malformed"),
+    "no-iterations": (lambda text: text.partition(",i=")[0], "malformed"),
+    "empty-salt": (lambda text: text.partition(",s=")[0] + ",s=,i=4096", "salt"),
+    "salt-not-base64": (lambda text: text.partition(",s=")[0] + ",s=%%,i=4096", "base64"),
+    "final-before-first": (lambda text: "v=rmF9pqV8S7suAoZWja4dJRkFsKQ=", "malformed"),
+    "error": (lambda text: "e=other-error canary", "refused"),
+    "empty": (lambda text: "", "malformed"),
+    "too-long": (lambda text: text + ",x=" + "y" * 10_000, "too long"),
+    "not-utf-8": (lambda text: "\udcff", "UTF-8"),
+    "order": (lambda text: "i=4096,s=c2FsdA==," + text.partition(",")[0], "malformed"),
+}
+SPOILT_FINAL: dict[str, tuple[Callable[[str], str], str]] = {
+    "forged-signature": (forged, "proof is wrong"),
+    "short-signature": (lambda text: text[:10] + "==", "proof is wrong|base64"),
+    "no-signature": (lambda text: "", "did not prove"),
+    "other-attribute": (lambda text: "x" + text, "did not prove"),
+    "not-base64": (lambda text: "v=%", "base64"),
+    "empty-signature": (lambda text: "v=", "proof is wrong"),
+    "error": (lambda text: "e=invalid-proof", "refused"),
+}
+
+
+@pytest.mark.parametrize("digest", ["sha256", "sha512"])
+@pytest.mark.parametrize(
+    ("step", "case"),
+    [*(("first", case) for case in SPOILT_FIRST), *(("final", case) for case in SPOILT_FINAL)],
+)
+@in_virtual_time
+async def test_s5_hostile_scram_server_is_refused(digest, step, case):
+    spoil, text = (SPOILT_FIRST if step == "first" else SPOILT_FINAL)[case]
+    network = MemoryNetwork()
+    name = "SCRAM-SHA-" + digest[3:]
+    broker = SaslBroker(network)
+    broker.mechanisms[name] = lambda: ScramServer(USERS, digest, spoil={step: spoil})
+    made = new_producer(network, **settings_for(name))
+    error = await refused(made)
+    assert any(part in str(error) for part in text.split("|")), str(error)
+    assert broker.count(3) == 0
+    if step == "first":
+        assert len(broker.sent) == 1  # no proof was given away
+    await made.close(0)
+
+
+@in_virtual_time
+async def test_s5_broker_that_skips_the_proof_is_refused():
+    """Success without a server signature must not count."""
+    network = MemoryNetwork()
+    broker = honest(network)
+    broker.answers[AUTHENTICATE] = lambda header, message: SaslAuthenticateResponse()
+    made = new_producer(network, **settings_for("SCRAM-SHA-256"))
+    await refused(made, "malformed")
+    await made.close(0)
+
+
+def test_s5_derivation_of_a_million_iterations_does_not_stall_the_loop():
+    from aiokprod.net.security.scram import KeyCache
+
+    async def main() -> float:
+        loop = asyncio.get_running_loop()
+        task = asyncio.create_task(KeyCache().keys("SCRAM-SHA-512", "p", b"salt", 1_000_000))
+        worst, last = 0.0, loop.time()
+        while not task.done():
+            await asyncio.sleep(0.001)
+            worst, last = max(worst, loop.time() - last), loop.time()
+        await task
+        return worst
+
+    assert min(asyncio.run(main()) for _ in range(3)) <= 0.05
+
+
+# -- S6: never weaker than configured -------------------------------------------------------------
+
+
+@pytest.mark.parametrize("answered", ["error", "none"])
+@in_virtual_time
+async def test_s6_broker_that_lists_only_plain_gets_no_password(answered):
+    network = MemoryNetwork()
+    broker = SaslBroker(network, PLAIN=lambda: PlainServer(USERS))
+    if answered == "none":
+        broker.answers[HANDSHAKE] = lambda header, message: SaslHandshakeResponse(
+            mechanisms=["PLAIN"]
+        )
+    made = new_producer(network, **settings_for("SCRAM-SHA-512"))
+    await refused(made, "does not offer SCRAM-SHA-512 (it offers PLAIN)")
+    assert broker.sent == []
+    await made.close(0)
+
+
+@pytest.mark.parametrize(
+    "ranges",
+    [
+        {key: both for key, both in ALL_VERSIONS.items() if key not in (17, 36)},
+        {key: both for key, both in ALL_VERSIONS.items() if key != 36},
+        ALL_VERSIONS | {17: (0, 0)},
+    ],
+    ids=["no-sasl", "no-authenticate", "handshake-0"],
+)
+@in_virtual_time
+async def test_s6_stripped_api_versions_are_refused(ranges):
+    network = MemoryNetwork()
+    broker = honest(network)
+    broker.answers[ApiVersionsRequest.api_key] = lambda header, message: versions_answer(ranges)
+    made = new_producer(network, **settings_for("PLAIN"))
+    await refused(made, "SASL")
+    assert broker.sent == []
+    await made.close(0)
+
+
+@pytest.mark.parametrize("mechanism", ["PLAIN", "OAUTHBEARER"])
+def test_s6_cleartext_needs_an_explicit_flag(mechanism):
+    settings = {"security_protocol": "SASL_PLAINTEXT", **settings_for(mechanism)}
+    with pytest.raises(ConfigError, match="sasl_allow_cleartext=True"):
+        ProducerConfig(bootstrap_servers="b:1", **settings)
+    ProducerConfig(bootstrap_servers="b:1", sasl_allow_cleartext=True, **settings)
+    ProducerConfig(bootstrap_servers="b:1", **settings | {"security_protocol": "SASL_SSL"})
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({"security_protocol": "SASL_SSL"}, "needs sasl_mechanism"),
+        ({"security_protocol": "SASL_SSL", "sasl_mechanism": "PLAIN"}, "needs sasl_username and"),
+        (
+            {"security_protocol": "SASL_SSL", "sasl_mechanism": "PLAIN", "sasl_username": "u"},
+            "needs sasl_password",
+        ),
+        ({"security_protocol": "SASL_SSL", "sasl_mechanism": "OAUTHBEARER"}, "token_provider"),
+        ({"security_protocol": "SSL", **LOGIN}, "no effect"),
+        ({"ssl_truststore_location": "ca.pem"}, "no effect"),
+        ({"sasl_mechanism": "PLAIN"}, "no effect"),
+        (
+            {"security_protocol": "SASL_SSL", **settings_for("OAUTHBEARER"), **LOGIN},
+            "no effect",
+        ),
+        (
+            {
+                "security_protocol": "SASL_SSL",
+                "sasl_mechanism": "PLAIN",
+                "sasl_credentials": Credentials("u", "p"),
+                **LOGIN,
+            },
+            "excludes",
+        ),
+        ({"security_protocol": "SSL", "ssl_key_location": "k"}, "needs the client certificate"),
+        ({"security_protocol": "SSL", "ssl_key_password": "k"}, "no key"),
+        (
+            {
+                "security_protocol": "SSL",
+                "ssl_truststore_location": "a",
+                "ssl_truststore_certificates": "-----BEGIN CERTIFICATE-----",
+            },
+            "exclude each other",
+        ),
+        ({"security_protocol": "SSL", "ssl_truststore_certificates": "x"}, "PEM text"),
+        (
+            {"security_protocol": "SSL", "ssl_truststore_location": "-----BEGIN CERTIFICATE"},
+            "path of a file",
+        ),
+        ({"security_protocol": "SSL", "ssl_context": "x"}, "SSLContext"),
+        ({"security_protocol": "SASL_SSL", "sasl_mechanism": "GSSAPI"}, "not in this version"),
+        ({"ssl_endpoint_identification_algorithm": "none"}, '"https"'),
+        (
+            {
+                "security_protocol": "SASL_SSL",
+                "sasl_delegation_token": True,
+                **settings_for("PLAIN"),
+            },
+            "SCRAM",
+        ),
+    ],
+)
+def test_s6_settings_that_contradict_or_lack_something_are_refused(settings, text):
+    with pytest.raises(ConfigError) as caught:
+        ProducerConfig(bootstrap_servers="b:1", **settings)
+    assert text in str(caught.value)
+    assert "canary" not in str(caught.value)
+
+
+# -- S8: canaries ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+@in_virtual_time
+async def test_s8_broker_that_tells_our_secret_back_does_not_get_it_into_texts(mechanism, caplog):
+    caplog.set_level(logging.DEBUG)
+    network = MemoryNetwork()
+    broker = honest(network)
+    secret = TOKEN if mechanism == "OAUTHBEARER" else PASSWORD
+    broker.answers[AUTHENTICATE] = lambda header, message: SaslAuthenticateResponse(
+        error_code=58, error_message=f"bad {secret}\r\nforged line " + "x" * 10_000
+    )
+    made = new_producer(network, **settings_for(mechanism))
+    error = await refused(made, "bad ***")
+    assert "\n" not in str(error)
+    assert len(str(error)) < 600
+    shown = repr(made) + repr(made.explain()) + repr(made.health()) + repr(made.metrics())
+    shown += "".join(repr(task) for task in asyncio.all_tasks())
+    assert "canary" not in shown
+    assert "canary" not in caplog.text
+    await made.close(0)
+
+
+def test_s8_secret_shows_itself_nowhere():
+    secret = Secret("canary")
+    for shown in (
+        repr(secret), str(secret), f"{secret}", f"{secret:>20}", f"{[secret]}",
+        repr(pickle.dumps(secret)), repr(Credentials("u", "canary")),
+    ):  # fmt: skip
+        assert "canary" not in shown
+    assert not hasattr(secret, "__dict__")
+    with pytest.raises(TypeError):
+        json.dumps(secret)
+    with pytest.raises(TypeError):
+        list(secret)
+    assert secret.reveal() == "canary"
+    assert secret == Secret("canary") != Secret("other")
+    with pytest.raises(ConfigError, match="was pickled"):
+        pickle.loads(pickle.dumps(secret)).reveal()
+
+
+def test_s8_secret_by_reference_survives_pickling(tmp_path, monkeypatch):
+    path = tmp_path / "secret"
+    path.write_text("one\n")
+    monkeypatch.setenv("AIOKPROD_TEST", "two")
+    by_file = pickle.loads(pickle.dumps(Secret.from_file(path)))
+    by_name = pickle.loads(pickle.dumps(Secret.from_env("AIOKPROD_TEST")))
+    assert (by_file.reveal(), by_name.reveal()) == ("one", "two")
+    path.write_text("")
+    for empty in (by_file, Secret.from_env("AIOKPROD_NO_SUCH"), Secret.from_file("/nowhere")):
+        with pytest.raises(ConfigError):
+            empty.reveal()
+    for wrong in ("", b"x", None):
+        with pytest.raises(ConfigError):
+            Secret(wrong)
+
+
+# -- S10: broken frames ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("garbage", [b"\x7f\xff\xff\xff", b"\x00\x20\x00\x00", b"HTTP/1.1 400"])
+@in_virtual_time
+async def test_s10_garbage_during_authentication_closes_at_once(garbage):
+    network = MemoryNetwork()
+    broker = honest(network)
+
+    def spoil(header: Any, message: Any) -> None:
+        broker.sessions[-1].transport.write(garbage)
+
+    broker.answers[AUTHENTICATE] = spoil
+    made = new_producer(network, **settings_for("SCRAM-SHA-256"))
+    with pytest.raises(KafkaError):
+        await made.send("t", b"v", timeout=3.0)
+    assert broker.count(3) == 0
+    assert len(network.dials) > 1
+    await made.close(0)
+
+
+@in_virtual_time
+async def test_f61_wrong_correlation_id_during_authentication_closes():
+    network = MemoryNetwork()
+    broker = honest(network)
+
+    def wrong(header: Any, message: Any) -> None:
+        header = type(header)(
+            header.request_api_key, header.request_api_version, header.correlation_id + 7, "c"
+        )
+        broker.sessions[-1].reply(header, SaslAuthenticateResponse())
+
+    broker.answers[AUTHENTICATE] = wrong
+    made = new_producer(network, **settings_for("PLAIN"))
+    with pytest.raises(KafkaError) as caught:
+        await made.send("t", b"v", timeout=1.0)
+    assert "answered request" in str(caught.value.__cause__) + str(caught.value)
+    assert broker.count(3) == 0
+    await made.close(0)
+
+
+@in_virtual_time
+async def test_f66_broker_silent_during_authentication_meets_the_setup_timeout():
+    network = MemoryNetwork()
+    broker = honest(network)
+    broker.silence(AUTHENTICATE)
+    made = new_producer(network, socket_connection_setup_timeout_ms=2_000, **settings_for("PLAIN"))
+    with pytest.raises(KafkaError):
+        await made.send("t", b"v", timeout=20.0)
+    assert 2 <= len(network.dials) <= 8
+    await made.close(0)
+
+
+# -- S12: token providers -------------------------------------------------------------------------
+
+
+def jwt(**claims: Any) -> str:
+    body = base64.urlsafe_b64encode(json.dumps(claims).encode()).decode().rstrip("=")
+    return f"e30.{body}.c2ln"
+
+
+async def raising() -> str:
+    raise ValueError("canary-token in a message")
+
+
+async def hanging() -> str:
+    await asyncio.Event().wait()
+    return ""
+
+
+async def nothing() -> Any:
+    return None
+
+
+def giving(value: Any) -> Any:
+    async def provider() -> Any:
+        return value
+
+    return provider
+
+
+@pytest.mark.parametrize(
+    ("provider", "text"),
+    [
+        (raising, "failed with ValueError"),
+        (hanging, "token provider hang"),
+        (nothing, "gave no token"),
+        (giving(""), "gave no token"),
+        (giving("canary tök€n"), "is no token"),
+        (giving("canary\x01auth=x"), "is no token"),
+        (giving("canary" * 20_000), "is no token"),
+        (giving(jwt(exp=1_799_999_999)), "expired"),
+        (giving(b"canary"), "gave no token"),
+        (lambda: "canary-sync", "failed with TypeError"),
+    ],
+    ids=[
+        "raises", "hangs", "none", "empty", "non-ascii", "separator", "huge", "expired", "bytes",
+        "sync",
+    ],
+)  # fmt: skip
+@in_virtual_time
+async def test_s12_bad_token_provider_is_an_authentication_error(provider, text):
+    network = MemoryNetwork()
+    broker = honest(network)
+    made = new_producer(network, sasl_mechanism="OAUTHBEARER", sasl_token_provider=provider)
+    await refused(made, text)
+    assert broker.sent == []
+    await made.close(0)
+
+
+@in_virtual_time
+async def test_s12_provider_may_be_an_object_with_extensions():
+    class Provider:
+        async def token(self) -> Secret:
+            return Secret(TOKEN)
+
+        def extensions(self) -> dict[str, str]:
+            return {"logicalCluster": "lkc-1", "identityPoolId": "pool-2"}
+
+    network = MemoryNetwork()
+    broker = honest(network)
+    made = new_producer(network, sasl_mechanism="OAUTHBEARER", sasl_token_provider=Provider())
+    await connected(made)
+    assert broker.sent[0].endswith(b"\x01logicalCluster=lkc-1\x01identityPoolId=pool-2\x01\x01")
+    await made.close(0)
+
+
+@pytest.mark.parametrize("extensions", [{"auth": "x"}, {"a": "b\x01c"}, {"a b": "c"}, {"a": 1}, 5])
+@in_virtual_time
+async def test_s11_bad_extensions_are_refused(extensions):
+    class Provider:
+        token = staticmethod(give_token)
+
+        def extensions(self) -> Any:
+            return extensions
+
+    network = MemoryNetwork()
+    broker = honest(network)
+    made = new_producer(network, sasl_mechanism="OAUTHBEARER", sasl_token_provider=Provider())
+    await refused(made, "extension")
+    assert broker.sent == []
+    await made.close(0)
+
+
+# -- F78: re-authentication -----------------------------------------------------------------------
+
+
+def knowing(broker: SaslBroker) -> None:
+    broker.answers[3] = lambda header, message: MetadataResponse(
+        brokers=[MetadataResponseBroker(node_id=1, host="b", port=1)],
+        cluster_id="c",
+        controller_id=1,
+        topics=[MetadataResponseTopic(name="x")],
+    )
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+@in_virtual_time
+async def test_f78_session_is_renewed_before_it_ends_on_the_same_connection(mechanism):
+    network = MemoryNetwork()
+    broker = honest(network)
+    broker.lifetime_ms = 10_000
+    made = new_producer(network, **settings_for(mechanism))
+    await connected(made)
+    links = len(network.links)
+    await asyncio.sleep(60.0)
+    assert len(network.links) == links
+    assert 6 <= len(broker.exchanges) <= 8
+    await made.close(0)
+
+
+@in_virtual_time
+async def test_f78_refused_renewal_closes_the_connection_and_heals():
+    network = MemoryNetwork()
+    users = dict(USERS)
+    broker = SaslBroker(network, PLAIN=lambda: PlainServer(users))
+    broker.lifetime_ms = 10_000
+    made = new_producer(network, **settings_for("PLAIN"))
+    await connected(made)
+    users[USER] = "changed"
+    await asyncio.sleep(12.0)
+    assert not network.links[0].is_open
+    await refused(made, "Invalid username or password")
+    users[USER] = PASSWORD
+    await asyncio.sleep(3.0)
+    await connected(made)
+    await made.close(0)
+
+
+@in_virtual_time
+async def test_f78_idle_connection_still_closes_in_spite_of_renewals():
+    world = World(
+        security_protocol="SASL_PLAINTEXT",
+        sasl_allow_cleartext=True,
+        connections_max_idle_ms=60_000,
+        **settings_for("PLAIN"),
+    )
+    broker = honest(world.network)
+    broker.lifetime_ms = 10_000
+    await world.connect()
+    await asyncio.sleep(55.0)
+    assert len(broker.exchanges) >= 5
+    assert world.network.links[0].is_open
+    await asyncio.sleep(20.0)
+    assert not world.network.links[0].is_open
+    await world.close()
+
+
+@in_virtual_time
+async def test_f78_requests_under_way_end_before_the_renewal_and_new_ones_wait():
+    world = World(
+        security_protocol="SASL_PLAINTEXT", sasl_allow_cleartext=True, **settings_for("PLAIN")
+    )
+    broker = honest(world.network)
+    broker.lifetime_ms = 10_000
+    await world.connect()
+    answer = broker.answers[3]
+    broker.silence(3)
+    await asyncio.sleep(8.0)
+    under_way = [world.send() for _ in range(3)]
+    await asyncio.sleep(3.0)
+    assert len(broker.exchanges) == 1  # waits for the answers
+    assert not world.client.can_send(-1, world.now)
+    session = broker.sessions[0]
+    for header in session.open:
+        message = answer(header, METADATA)
+        assert message is not None
+        session.reply(header, message)
+    await world.until(lambda: world.client.can_send(-1, world.now))
+    assert len(broker.exchanges) == 2
+    assert [(await done).error for done in under_way] == [None] * 3
+    broker.answers[3] = answer
+    assert (await world.send()).error is None
+    assert len(broker.sessions) == 1
+    assert world.opened == [-1]
+    await world.close()
+
+
+@in_virtual_time
+async def test_f78_broker_silent_during_the_renewal_ends_the_connection_in_time():
+    world = World(
+        security_protocol="SASL_PLAINTEXT", sasl_allow_cleartext=True, **settings_for("PLAIN")
+    )
+    broker = honest(world.network)
+    broker.lifetime_ms = 10_000
+    await world.connect()
+    broker.silence(AUTHENTICATE)
+    await asyncio.sleep(25.0)
+    assert not world.network.links[0].is_open
+    await world.close()
+
+
+@in_virtual_time
+async def test_s12_work_under_way_ends_with_the_client():
+    world = World(
+        security_protocol="SASL_PLAINTEXT",
+        sasl_allow_cleartext=True,
+        sasl_mechanism="OAUTHBEARER",
+        sasl_token_provider=hanging,
+    )
+    honest(world.network)
+    assert not world.client.ready(-1, world.now)
+    await asyncio.sleep(1.0)
+    names = {task.get_name() for task in asyncio.all_tasks()}
+    assert "aiokprod-authenticate--1" in names
+    await world.close()
+    names = {task.get_name() for task in asyncio.all_tasks()}
+    assert "aiokprod-authenticate--1" not in names
