@@ -75,7 +75,8 @@ class Pipe:
         chunk: deliver at most this many bytes at a time; None: all that arrived.
         stalled: nothing is delivered until `resume()`.
         cut_at: position in the stream after which the link breaks.
-        cut_with: "reset" both ends, or end the stream ("eof") for the receiver.
+        cut_with: "reset" both ends, or end the stream ("eof") for the receiver; what is sent after
+            that is lost.
         spoil: bytes to put in place of others, by position in the stream.
         taken, delivered: bytes accepted from the sender, handed to the receiver.
     """
@@ -101,6 +102,7 @@ class Pipe:
         self._arrives_until = 0.0
         self._fin_sent = False
         self._event: WorldHandle | asyncio.TimerHandle | None = None
+        self._is_cut = False
 
     # -- the sender's side ----------------------------------------------------------------------
 
@@ -111,6 +113,8 @@ class Pipe:
     def take(self, handed: Handed, view: memoryview) -> None:
         """Accept bytes; the sender may die now, they are on their way."""
         self.taken += len(view)
+        if self._is_cut:
+            return
         size = self.chunk or len(view)
         for start in range(0, len(view), size):
             part = view[start : start + size]
@@ -230,5 +234,6 @@ class Pipe:
         if self.cut_with == "reset":
             self._link.reset()
         else:
+            self._is_cut = True
             self.clear()
             self.receiver.on_eof()

@@ -409,3 +409,21 @@ def test_buffered_protocol_gets_bytes_through_its_buffer():
         await asyncio.sleep(1)
 
     run(main)
+
+
+def test_cut_with_eof_loses_what_is_sent_afterwards():
+    async def main() -> None:
+        client, server, link = joined()
+        server.keep_open = True
+        link.up.cut_at = 2
+        link.up.cut_with = "eof"
+        client.transport.write(b"abcd")
+        await asyncio.sleep(1)
+        link.up.cut_at = None
+        client.transport.write(b"efgh")
+        await asyncio.sleep(1)
+        assert server.received == b"ab"
+        link.reset()
+        await asyncio.sleep(1)
+
+    run(main)

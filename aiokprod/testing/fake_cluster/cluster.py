@@ -297,7 +297,7 @@ class FakeCluster(ClusterAdmin):
                 request.size,
             )
         )
-        if request.api_key == PRODUCE:
+        if request.api_key == PRODUCE and request.body.acks != 0:
             at_once = 1 + sum(frame[:2] == b"\x00\x00" for frame in request.connection.frames)
             if at_once > self.max_in_flight:
                 self.note_violation(f"{at_once} Produce requests in flight")
