@@ -13,7 +13,7 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from aiokprod.engine.outcome import SequenceAdvice
+from aiokprod.engine.outcome import SPLIT_CODES, SequenceAdvice
 from aiokprod.errors import Code, KafkaError, ProducerFailed, broker_error, error_code
 from aiokprod.wire.messages.init_producer_id import InitProducerIdRequest
 from aiokprod.wire.record_batch import MAX_SEQUENCE, NO_PRODUCER_ID, NO_SEQUENCE, increment_sequence
@@ -329,6 +329,8 @@ class Idempotent(WithoutTransactions):
         """Java `TransactionManager.canRetry` for the idempotent producer."""
         if code == Code.DUPLICATE_SEQUENCE_NUMBER:
             return SequenceAdvice.DUPLICATE
+        if code in SPLIT_CODES and batch.fate_open:
+            return SequenceAdvice.WHOLE
         if code == Code.INVALID_PRODUCER_EPOCH:
             self._plan(batch.topic_partition)  # whatever follows needs a higher one
         if code not in (Code.OUT_OF_ORDER_SEQUENCE_NUMBER, Code.UNKNOWN_PRODUCER_ID):
@@ -374,11 +376,11 @@ class Idempotent(WithoutTransactions):
         entry.remove(batch)
         if unknown:
             entry.unresolved = True
-            self._resolve(key, entry)
         elif not entry.open and self._last_numbered(entry, batch):
             entry.next = batch.base_sequence
         else:
             self._plan(key)
+        self._resolve(key, entry)
 
     def _last_numbered(self, entry: PartitionSequences, batch: ProducerBatch) -> bool:
         """True if the batch holds the newest sequences and no attempt at it may have been written,

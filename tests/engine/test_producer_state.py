@@ -756,6 +756,29 @@ async def test_successor_waits_no_longer_than_the_pass_that_gives_its_predecesso
 
 
 @virtual
+async def test_unknown_fate_is_resolved_when_the_last_open_batch_is_refused() -> None:
+    """The partition was silent for ever: nothing was open that could resolve it."""
+    world = World(delivery_timeout_ms=30_000, request_timeout_ms=30_000)
+    acknowledged(world)
+    (expired,) = world.append_all(b"expired")
+    world.pass_time(10.0)
+    (refused,) = world.append_all(b"refused")
+    world.step()
+    first, second = world.brokers.waiting
+    world.pass_time(19.95)
+    first.lose()
+    world.publish()
+    world.later(0.06)
+    second.refuse(Code.INVALID_RECORD)
+    new = world.append(b"new")
+    deliver_all(world)
+    assert error_of(expired).outcome is Outcome.UNKNOWN
+    assert error_of(refused).outcome is Outcome.REJECTED
+    assert offset_of(new) == 1
+    assert state_of(world).epoch == 1
+
+
+@virtual
 async def test_late_duplicate_answer_of_an_expired_batch_settles_its_sequence() -> None:
     world = World(delivery_timeout_ms=30_000, request_timeout_ms=30_000)
     acknowledged(world)
@@ -825,6 +848,25 @@ async def test_split_part_refused_for_good_restarts_the_rest() -> None:
     assert [error_of(d).outcome for d in deliveries[:2]] == [Outcome.REJECTED] * 2
     assert [offset_of(d) for d in deliveries[2:]] == [1, 2]
     assert world.brokers.stored(T0) == [b"first", b"2", b"3"]
+
+
+@virtual
+async def test_batch_that_may_be_in_the_log_is_not_split() -> None:
+    """The limit was lowered between two attempts; brokers look at the size before they look for
+    duplicates. Parts would get sequences of their own, and be stored a second time."""
+    world = World()
+    acknowledged(world)
+    deliveries = [world.append(b"a"), world.append(b"b")]
+    world.step()
+    world.brokers.last.lose(stored=True)
+    world.publish()
+    world.later()
+    world.brokers.last.refuse(Code.MESSAGE_TOO_LARGE)
+    assert [error_of(d).outcome for d in deliveries] == [Outcome.UNKNOWN] * 2
+    follower = world.append(b"follower")
+    deliver_all(world)
+    assert offset_of(follower) == 3
+    assert world.brokers.stored(T0) == [b"first", b"a", b"b", b"follower"]
 
 
 @pytest.mark.parametrize("withdrawn", [[0], [0, 1], [2, 3], [0, 1, 2, 3]])
