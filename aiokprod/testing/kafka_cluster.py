@@ -50,6 +50,10 @@ class KafkaCluster:
 
     `config` overrides server properties of every node, `heap` is a JVM size such as "512m".
     Nodes are numbered from 1. Ports stay the same over restarts, and so does the storage.
+
+    `listeners` adds listeners beside the plaintext one: name -> properties, without the prefix
+    `listener.name.…`; "security.protocol" is required. `scram_users` (name -> password) exist for
+    SCRAM-SHA-256 and -512 from the start. Both need Java.
     """
 
     def __init__(
@@ -60,6 +64,8 @@ class KafkaCluster:
         config: Mapping[str, str] | None = None,
         heap: str = "512m",
         keep_logs: bool = False,
+        listeners: Mapping[str, Mapping[str, str]] | None = None,
+        scram_users: Mapping[str, str] | None = None,
     ) -> None:
         if nodes < 1:
             raise ValueError(f"nodes={nodes}: a cluster has at least one")
@@ -67,6 +73,9 @@ class KafkaCluster:
         self.keep_logs = keep_logs
         self.node_ids = tuple(range(1, nodes + 1))
         self._config = dict(config or {})
+        self._listeners = {name.upper(): dict(entry) for name, entry in (listeners or {}).items()}
+        self._scram_users = dict(scram_users or {})
+        self._listener_ports: dict[tuple[str, int], int] = {}
         self._heap = heap
         self._nodes: dict[int, BrokerNode] = {}
         self._ports: dict[int, int] = {}
@@ -139,11 +148,19 @@ class KafkaCluster:
                 "real brokers need Java 17 or newer with Maven, or a Docker engine with "
                 "testcontainers installed; neither was found"
             )
+        if java is None and (self._listeners or self._scram_users):
+            raise MissingTool("listeners beside the plaintext one need Java 17 or newer")
         jars = class_path(self.version) if java is not None else ""
         self._folder = Path(tempfile.mkdtemp(prefix="aiokprod-kafka-"))
         self._reaper = Reaper()
         self._reaper.add_folder(self._folder)
-        ports = free_ports(2 * len(self.node_ids))
+        count = len(self.node_ids)
+        ports = free_ports((2 + len(self._listeners)) * count)
+        more = iter(ports[2 * count :])
+        self._listener_ports = {
+            (name, node): next(more) for name in self._listeners for node in self.node_ids
+        }
+        del ports[2 * count :]
         self._ports = dict(zip(self.node_ids, ports, strict=False))
         controllers = dict(zip(self.node_ids, ports[len(self.node_ids) :], strict=True))
         cluster_id = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
@@ -169,14 +186,38 @@ class KafkaCluster:
                     cluster_id=cluster_id,
                     heap=self._heap,
                     reaper=self._reaper,
+                    format_arguments=self._format_arguments(),
                 )
             )
+
+    def _format_arguments(self) -> list[str]:
+        found = []
+        for user, password in self._scram_users.items():
+            for mechanism in ("SCRAM-SHA-256", "SCRAM-SHA-512"):
+                found += ["--add-scram", f"{mechanism}=[name={user},password={password}]"]
+        return found
+
+    def _listener_properties(self, node_id: int) -> dict[str, str]:
+        """The further listeners, and the keys of the plaintext one that name them as well."""
+        uris = [f"PLAINTEXT://{HOST}:{self._ports[node_id]}"]
+        protocols = ["PLAINTEXT:PLAINTEXT", "CONTROLLER:PLAINTEXT"]
+        properties: dict[str, str] = {}
+        for name, entry in self._listeners.items():
+            uris.append(f"{name}://{HOST}:{self._listener_ports[name, node_id]}")
+            protocols.append(f"{name}:{entry['security.protocol']}")
+            prefix = f"listener.name.{name.lower()}."
+            for key, value in entry.items():
+                if key != "security.protocol":
+                    properties[prefix + key] = value
+        properties["advertised.listeners"] = ",".join(uris)
+        properties["listener.security.protocol.map"] = ",".join(protocols)
+        return properties
 
     def _properties(self, node_id: int, controllers: Mapping[int, int]) -> dict[str, str]:
         replicas = str(min(3, len(self.node_ids)))
         in_sync = "2" if len(self.node_ids) >= 3 else "1"
         broker, controller = self._ports[node_id], controllers[node_id]
-        return {
+        properties = {
             "process.roles": "broker,controller",
             "node.id": str(node_id),
             "listeners": f"PLAINTEXT://{HOST}:{broker},CONTROLLER://{HOST}:{controller}",
@@ -208,6 +249,13 @@ class KafkaCluster:
             "log.cleaner.dedupe.buffer.size": "4194304",
             **self._config,
         }
+        if self._listeners:
+            secure = self._listener_properties(node_id)
+            secure["listeners"] = (
+                f"{secure['advertised.listeners']},CONTROLLER://{HOST}:{controller}"
+            )
+            properties |= secure
+        return properties
 
     # -- addresses ----------------------------------------------------------------------------
 
@@ -215,6 +263,12 @@ class KafkaCluster:
     def bootstrap_servers(self) -> str:
         """`host:port` of every node, separated by commas."""
         return ",".join(self.address(node) for node in self.node_ids)
+
+    def listener(self, name: str) -> str:
+        """`host:port` of every node's listener of that name, separated by commas."""
+        return ",".join(
+            f"{HOST}:{self._listener_ports[name.upper(), node]}" for node in self.node_ids
+        )
 
     def address(self, node: int) -> str:
         """`host:port` of one node."""

@@ -12,7 +12,7 @@ import signal
 import socket
 import subprocess
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -82,7 +82,9 @@ class JavaNode:
         cluster_id: str,
         heap: str,
         reaper: Reaper,
+        format_arguments: Sequence[str] = (),
     ) -> None:
+        self._format_arguments = tuple(format_arguments)
         self.node_id = node_id
         self.log_file = folder / "server.log"
         self._folder = folder
@@ -123,6 +125,7 @@ class JavaNode:
     def format(self) -> None:
         command = [*self._command, "kafka.tools.StorageTool", "format"]
         command += ["-t", self._cluster_id, "-c", str(self._properties_file)]
+        command += self._format_arguments
         answer = subprocess.run(
             command,
             cwd=self._folder,
