@@ -109,7 +109,7 @@ class Coordinators:
             del self._known[where]
 
     async def find(self, kind: CoordinatorKind, key: str) -> tuple[int, KafkaError | None]:
-        """One lookup at any broker: (error code, error of the client); `known` has what it found."""
+        """One lookup at any broker: (error code, error of the client). `known` has the find."""
         node_id = await self._any_node()
         reply = await self._send(node_id, _find_request(kind, key))
         if reply.body is None:

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from aiokprod.engine import transaction_requests as requests
 from aiokprod.engine.coordinators import CoordinatorKind
+from aiokprod.engine.transaction_core import OffsetsJob, Work
 from aiokprod.engine.transaction_states import Call, Verdict, verdict
-from aiokprod.engine.transactions import OffsetsJob, TransactionManager, Work
 from aiokprod.engine.wakeup import Wakeup
 from aiokprod.errors import (
     Code,
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from aiokprod.engine.coordinators import Coordinators, Reply, VersionedRequest
+    from aiokprod.engine.transactions import TransactionManager
     from aiokprod.records import TopicPartition
 
 logger = logging.getLogger(__name__)

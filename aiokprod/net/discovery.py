@@ -16,6 +16,7 @@ from aiokprod.wire.messages.api_versions import ApiVersionsRequest, ApiVersionsR
 from aiokprod.wire.primitives import BytesLike
 from aiokprod.wire.versions import VersionRanges, lower_api_versions, usable_range
 
+
 @dataclass(frozen=True, slots=True)
 class Features:
     """What the cluster has finalised; a higher epoch is newer, -1 is unknown."""

@@ -1,0 +1,172 @@
+"""Transactions against real brokers: Kafka 4.3 under both protocols and 3.9, read back by an
+independent read_committed consumer.
+
+AIOKPROD_COPIER_RECORDS=100000 runs the copier at the size of Kafka's own transactions_test.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from aiokprod import Producer, ProducerFenced
+from aiokprod.testing.kafka_cluster import KAFKA_3, KAFKA_4, KafkaCluster
+from tests.transactions.readback import read_committed
+
+KINDS = {"4.3-TV2": KAFKA_4, "4.3-TV1": KAFKA_4, "3.9": KAFKA_3}
+RECORDS = int(os.environ.get("AIOKPROD_COPIER_RECORDS", "20000"))
+PARTITIONS = 3
+PER_TRANSACTION = 750
+ABORT_PERCENT = 10
+KILLS = 3
+
+
+@pytest.fixture(scope="module", params=list(KINDS))
+def cluster(request: pytest.FixtureRequest) -> Iterator[KafkaCluster]:
+    """Three nodes of each kind in turn."""
+    made = KafkaCluster(3, version=KINDS[request.param])
+    made.start_blocking()
+    if request.param.endswith("TV1"):
+        downgrade(made)
+    yield made
+    made.stop_blocking()
+
+
+def downgrade(cluster: KafkaCluster) -> None:
+    """Finalise the first protocol, as `kafka-features.sh downgrade` does."""
+    from kafka.admin import KafkaAdminClient
+    from kafka.admin import UpdateFeatureType as Kind
+
+    admin = KafkaAdminClient(bootstrap_servers=cluster.bootstrap_servers)
+    try:
+        admin.update_features({"transaction.version": (Kind.SAFE_DOWNGRADE, 1)})
+    finally:
+        admin.close()
+
+
+def protocol(producer: Producer[Any, Any]) -> int:
+    runtime = producer._runtime
+    assert runtime is not None
+    assert runtime.transactions is not None
+    return 2 if runtime.transactions.tv2 else 1
+
+
+def test_transactions_with_aborts_committed_ones_visible_in_order(
+    cluster: KafkaCluster, run: Callable, topic: str, request: pytest.FixtureRequest
+) -> None:
+    wanted: dict[int, list[bytes]] = {partition: [] for partition in range(PARTITIONS)}
+    dice = random.Random(8)
+
+    async def transaction(producer: Producer[bytes, bytes], number: int) -> None:
+        parts = [(part % PARTITIONS, b"%d-%d" % (number, part)) for part in range(40)]
+        await producer.begin_transaction()
+        for partition, value in parts:
+            await producer.submit(topic, value, partition=partition)
+        if dice.random() < 0.2:
+            await producer.abort_transaction()
+            return
+        await producer.commit_transaction()
+        for partition, value in parts:
+            wanted[partition].append(value)
+
+    async def scenario() -> int:
+        await cluster.create_topic(topic, partitions=PARTITIONS)
+        async with Producer(
+            bootstrap_servers=cluster.bootstrap_servers, transactional_id=topic
+        ) as producer:
+            for number in range(60):
+                await transaction(producer, number)
+            return protocol(producer)
+
+    spoken = run(scenario())
+    assert spoken == (2 if "TV2" in request.node.name else 1)
+    assert read_committed(cluster.bootstrap_servers, topic) == wanted
+
+
+def test_restart_same_id_fences_and_aborts(
+    cluster: KafkaCluster, run: Callable, topic: str
+) -> None:
+    async def scenario() -> None:
+        await cluster.create_topic(topic, partitions=PARTITIONS)
+        options = {"bootstrap_servers": cluster.bootstrap_servers, "transactional_id": topic}
+        async with Producer(**options) as old:
+            await old.begin_transaction()
+            await old.send(topic, b"zombie", partition=0)
+            async with Producer(**options) as new:
+                async with new.transaction():
+                    await new.send(topic, b"new", partition=0)
+                with pytest.raises(ProducerFenced):
+                    await old.commit_transaction()
+
+    run(scenario())
+    assert read_committed(cluster.bootstrap_servers, topic) == {0: [b"new"], 1: [], 2: []}
+
+
+async def seed(servers: str, topic: str) -> dict[int, list[bytes]]:
+    values = {
+        p: [b"%d:%d" % (p, n) for n in range(RECORDS // PARTITIONS)] for p in range(PARTITIONS)
+    }
+    async with Producer(bootstrap_servers=servers) as producer:
+        for partition, column in values.items():
+            assert (await producer.send_many(topic, column, partition=partition)).ok
+    return values
+
+
+async def copier(servers: str, source: str, target: str, number: int) -> asyncio.subprocess.Process:
+    return await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "tests.integration.copier", servers, source, target,
+        str(PER_TRANSACTION), str(ABORT_PERCENT), str(number), str(RECORDS // PARTITIONS),
+        stdout=asyncio.subprocess.DEVNULL,
+    )  # fmt: skip
+
+
+async def bounce(cluster: KafkaCluster) -> None:
+    """Every broker dies once and comes back."""
+    for node in cluster.node_ids:
+        await asyncio.sleep(3)
+        await cluster.kill(node)
+        await asyncio.sleep(3)
+        await cluster.restart(node)
+
+
+async def copy_under_fire(cluster: KafkaCluster, source: str, target: str) -> float:
+    servers = cluster.bootstrap_servers
+    started = time.monotonic()
+    bouncing = asyncio.ensure_future(bounce(cluster))
+    for number in range(KILLS):
+        process = await copier(servers, source, target, number)
+        try:
+            await asyncio.wait_for(process.wait(), 6 + number)
+        except TimeoutError:
+            process.kill()
+            await process.wait()
+    await bouncing
+    last = await copier(servers, source, target, KILLS)
+    assert await asyncio.wait_for(last.wait(), 300) == 0
+    return time.monotonic() - started
+
+
+def test_copier_killed_and_brokers_bounced_output_equals_input(
+    cluster: KafkaCluster, run_uvloop: Callable
+) -> None:
+    source, target = f"in-{uuid.uuid4().hex[:8]}", f"out-{uuid.uuid4().hex[:8]}"
+
+    async def scenario() -> dict[int, list[bytes]]:
+        for topic in (source, target):
+            await cluster.create_topic(topic, partitions=PARTITIONS)
+        values = await seed(cluster.bootstrap_servers, source)
+        print(f"copied in {await copy_under_fire(cluster, source, target):.1f} s")
+        return values
+
+    wanted = run_uvloop(scenario())
+    found = read_committed(cluster.bootstrap_servers, target)
+    for partition, values in wanted.items():
+        assert found[partition] == values, f"partition {partition}: {len(found[partition])}"
