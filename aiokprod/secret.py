@@ -100,8 +100,8 @@ class Secret:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Secret):
             return NotImplemented
-        same = hmac.compare_digest(self._source.encode(), other._source.encode())
-        return same and self._kind == other._kind
+        ours, theirs = (secret._source.encode("utf-8", "surrogatepass") for secret in (self, other))
+        return hmac.compare_digest(ours, theirs) and self._kind == other._kind
 
     def __hash__(self) -> int:
         # One bucket for all: a hash of the text would tell something about it.

@@ -8,15 +8,28 @@ import functools
 import json
 import logging
 import pickle
+import random
+import subprocess
+import sys
 import traceback
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from aiokprod import AuthenticationError, ConfigError, Credentials, KafkaError, Outcome, Secret
+from aiokprod import (
+    AuthenticationError,
+    ConfigError,
+    Credentials,
+    KafkaError,
+    Outcome,
+    Producer,
+    Secret,
+)
 from aiokprod.config import ProducerConfig
+from aiokprod.environment import Environment
 from aiokprod.testing import virtual
+from aiokprod.testing.fake_cluster import FakeCluster
 from aiokprod.testing.memory import MemoryNetwork
 from aiokprod.wire.messages.api_versions import ApiVersionsRequest
 from aiokprod.wire.messages.metadata import (
@@ -745,3 +758,61 @@ async def test_s12_work_under_way_ends_with_the_client():
     await world.close()
     names = {task.get_name() for task in asyncio.all_tasks()}
     assert "aiokprod-authenticate--1" not in names
+
+
+# -- S9, S13 ---------------------------------------------------------------------------------------
+
+
+@in_virtual_time
+async def test_s9_records_are_in_no_log_and_no_error(caplog):
+    caplog.set_level(logging.DEBUG)
+    cluster = FakeCluster(1, network=MemoryNetwork())
+    cluster.create_topic("t", 1)
+    environment = Environment(cluster.network, cluster.unix_ms, random.Random(1))
+    made: Any = Producer(bootstrap_servers=cluster.bootstrap_servers, environment=environment)
+    await made.send("t", b"canary-value", key=b"canary-key", headers=[("h", b"canary-header")])
+    with pytest.raises(KafkaError) as caught:
+        await made.send("t", b"canary" * 1_000_000)
+    shown = "".join(traceback.format_exception(caught.value)) + repr(made) + caplog.text
+    shown += repr(made.explain()) + repr(made.metrics())
+    assert "canary" not in shown.replace('b"canary" * 1_000_000', "")
+    await made.close()
+
+
+def test_s13_import_opens_no_socket_and_starts_no_process():
+    code = (
+        "import socket, subprocess\n"
+        "def never(*a, **k): raise AssertionError('outside world')\n"
+        "socket.socket.connect = socket.getaddrinfo = subprocess.Popen.__init__ = never\n"
+        "import aiokprod, aiokprod.net.security.mechanisms, aiokprod.net.security.tls\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_s11_no_text_of_a_configuration_is_a_name_of_code_or_a_reference(tmp_path):
+    """No class is loaded, no file, variable or URL is read because of a text (CVE-2023-25194)."""
+    for key in (
+        "sasl.login.callback.handler.class",
+        "ssl.engine.factory.class",
+        "config.providers",
+    ):
+        with pytest.raises(ConfigError):
+            ProducerConfig.from_mapping({"bootstrap.servers": "b:1", key: "os.system"})
+    made = ProducerConfig.from_mapping(
+        {
+            "bootstrap.servers": "b:1",
+            "security.protocol": "SASL_SSL",
+            "sasl.mechanism": "SCRAM-SHA-512",
+            "sasl.username": "${env:HOME}",
+            "sasl.password": "${file:/etc/passwd:root}",
+        }
+    )
+    assert made.sasl_username == "${env:HOME}"
+    assert made.sasl_password == Secret("${file:/etc/passwd:root}")
+    with pytest.raises(ConfigError, match="async callable"):
+        ProducerConfig.from_mapping(
+            {"bootstrap.servers": "b:1", "sasl.token.provider": "os.system"}
+        )
+    for broken in ("a\r\nb", "a\0b"):
+        with pytest.raises(ConfigError):
+            ProducerConfig(bootstrap_servers="b:1", client_id=broken)
