@@ -15,7 +15,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from aiokprod.engine.outcome import SequenceAdvice
+from aiokprod.engine.outcome import SPLIT_CODES, SequenceAdvice
 from aiokprod.engine.producer_state import Idempotent, StateRequest
 from aiokprod.engine.transaction_states import FATAL_PRODUCE_CODES, TRANSITIONS, TxnState
 from aiokprod.errors import (
@@ -206,6 +206,8 @@ class TransactionCore(Idempotent):
         """Java `TransactionManager.canRetry`: no bump within a transaction; a real gap aborts."""
         if code == Code.DUPLICATE_SEQUENCE_NUMBER:
             return SequenceAdvice.DUPLICATE
+        if code in SPLIT_CODES and batch.fate_open:
+            return SequenceAdvice.WHOLE
         if self.state not in OPEN:
             return SequenceAdvice.NONE
         entry = self._partitions[batch.topic_partition]

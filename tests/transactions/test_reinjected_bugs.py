@@ -1,0 +1,144 @@
+"""Bugs that real clients had, put back one at a time: a scenario has to notice each.
+
+Sources: librdkafka 0105 commit_after_msg_timeout; franz-go TestEndTxnUnconfirmedErrorNoSilentJoin,
+UnknownServerErrorNotFalseCommit; KAFKA-14402 (partitions that never were announced).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from aiokprod import DeliveryTimeout, KafkaTimeout, Producer
+from aiokprod.engine import transaction_states as table
+from aiokprod.engine.transaction_core import TransactionCore
+from aiokprod.engine.transactions import TransactionManager
+from aiokprod.error_codes import Code
+from aiokprod.testing.fake_cluster import FakeCluster, delay, lose_request, refuse
+from tests.transactions.kit import END, PRODUCE, committed, one, transactional
+
+Patch = Callable[[pytest.MonkeyPatch], None]
+
+
+def commit_after_failed_record(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(TransactionCore, "on_records_failed", lambda self, batch, error: None)
+
+
+def server_error_taken_for_success(patch: pytest.MonkeyPatch) -> None:
+    own = {**table._OWN[table.Call.END], Code.UNKNOWN_SERVER_ERROR: table.Verdict.OK}
+    patch.setitem(table._OWN, table.Call.END, own)  # type: ignore[arg-type]
+
+
+def silent_join(patch: pytest.MonkeyPatch) -> None:
+    ended = TransactionManager.ended
+
+    def forgetful(self: TransactionManager, producer_id: int = -1, epoch: int = -1) -> None:
+        assert self.ending is not None
+        self.ending.lost = self._needs_bump = False
+        ended(self, producer_id, epoch)
+
+    patch.setattr(TransactionManager, "ended", forgetful)
+
+
+def partition_not_announced(patch: pytest.MonkeyPatch) -> None:
+    admit = TransactionCore.admit
+
+    def careless(self: TransactionCore, key: Any) -> None:
+        admit(self, key)
+        self.members.add(key)
+
+    patch.setattr(TransactionCore, "admit", careless)
+
+
+def new_transaction_while_commit_is_unconfirmed(patch: pytest.MonkeyPatch) -> None:
+    async def hasty(self: TransactionManager, ending: Any, deadline: float) -> None:
+        self.ended(self.producer_id, self.epoch)
+
+    patch.setattr(TransactionManager, "_wait_quietly", hasty)
+
+
+async def failed_record(cluster: FakeCluster, producer: Producer[Any, Any]) -> None:
+    await one(producer, b"warm")
+    await producer.begin_transaction()
+    await producer.send("t", b"good", partition=1)
+    cluster.control(PRODUCE, lose_request())
+    handle = await producer.submit("t", b"expires", partition=0)
+    with pytest.raises(DeliveryTimeout):
+        await handle
+    cluster.script.clear()
+    with pytest.raises(Exception, match="abort"):
+        await producer.commit_transaction()
+
+
+async def server_error(cluster: FakeCluster, producer: Producer[Any, Any]) -> None:
+    cluster.control(END, refuse(Code.UNKNOWN_SERVER_ERROR), times=1)
+    await one(producer, b"v")
+    assert committed(cluster) == [b"v"]
+
+
+async def late_copy(cluster: FakeCluster, producer: Producer[Any, Any]) -> None:
+    await producer.begin_transaction()
+    await producer.send("t", b"v", partition=0)
+    cluster.control(END, delay(10.0), times=1)
+    await producer.commit_transaction()
+    await producer.begin_transaction()
+    await producer.send("t", b"open", partition=0)
+    await asyncio.sleep(20)
+    assert committed(cluster) == [b"v"]
+    await producer.abort_transaction()
+
+
+async def announced(cluster: FakeCluster, producer: Producer[Any, Any]) -> None:
+    cluster.control(24, delay(1.0))
+    await one(producer, b"v")
+    assert committed(cluster) == [b"v"]
+    assert cluster.violations == []
+
+
+async def unconfirmed(cluster: FakeCluster, producer: Producer[Any, Any]) -> None:
+    await producer.begin_transaction()
+    await producer.send("t", b"v", partition=0)
+    cluster.control(END, lose_request())
+    with pytest.raises(KafkaTimeout):
+        await producer.commit_transaction()
+    with pytest.raises(KafkaTimeout):
+        await producer.begin_transaction()
+
+
+CASES: dict[str, tuple[Patch, Any, tuple[int, ...]]] = {
+    "commit-after-failed-record": (commit_after_failed_record, failed_record, (1, 2)),
+    "server-error-taken-for-success": (server_error_taken_for_success, server_error, (1, 2)),
+    "silent-join": (silent_join, late_copy, (1,)),
+    "partition-not-announced": (partition_not_announced, announced, (1,)),
+    "begin-while-unconfirmed": (new_transaction_while_commit_is_unconfirmed, unconfirmed, (1, 2)),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+@transactional(max_block_ms=20_000, request_timeout_ms=2_000, delivery_timeout_ms=6_000,
+               linger_ms=0)  # fmt: skip
+async def test_without_the_bug_scenario_passes(
+    cluster: FakeCluster, producer: Producer[Any, Any], case: str
+) -> None:
+    await CASES[case][1](cluster, producer)
+    cluster.script.clear()
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_reinjected_bug_is_found(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    patch, scenario, protocols = CASES[case]
+    patch(monkeypatch)
+    run_it = transactional(
+        max_block_ms=20_000, request_timeout_ms=2_000, delivery_timeout_ms=6_000, linger_ms=0
+    )(scenario)
+    for tv in protocols:
+        found = True
+        try:
+            run_it(tv=tv)
+            found = False
+        except BaseException:
+            pass
+        assert found, f"{case} goes unnoticed under TV{tv}"
