@@ -195,13 +195,14 @@ class PartitionSequences:
 
     Attributes:
         open: stamped batches without a final outcome, in sequence order, queued or on the wire.
+        window: all batches stamped since the oldest open one, those with an outcome included.
         last_acked: highest acknowledged sequence, -1 if none in this epoch.
         unresolved: a batch was given up whose fate the broker alone knows, or that left a gap.
         bump_planned: the partition must restart at 0 under a higher epoch.
     """
 
     __slots__ = ("bump_planned", "epoch", "last_acked", "last_acked_offset", "next", "open",
-                 "producer_id", "unresolved")  # fmt: skip
+                 "producer_id", "unresolved", "window")  # fmt: skip
 
     def __init__(self, producer_id: int, epoch: int) -> None:
         self.open: list[ProducerBatch] = []
@@ -220,6 +221,7 @@ class PartitionSequences:
         for batch in self.open:
             batch.sequence_reset = True
             self.number(batch)
+        self.window = list(self.open)
 
     def number(self, batch: ProducerBatch) -> None:
         """Give a batch the next sequences."""
@@ -251,6 +253,8 @@ class PartitionSequences:
         """The batch has its final outcome."""
         if batch in self.open:
             self.open.remove(batch)
+        while self.window and not (self.open and self.window[0] is self.open[0]):
+            del self.window[0]
 
 
 class Idempotent(WithoutTransactions):
@@ -307,7 +311,9 @@ class Idempotent(WithoutTransactions):
             # A broker without state for this id takes any first sequence: were a second batch on
             # its way and the first one refused, they would be stored in the wrong order.
             return False
-        return not entry.unresolved and len(entry.open) < MAX_OPEN_BATCHES
+        # Counted from the oldest open one: had the broker stored it and five more, a retry of it
+        # would look like a gap.
+        return not entry.unresolved and len(entry.window) < MAX_OPEN_BATCHES
 
     def _stale(self, entry: PartitionSequences) -> bool:
         return entry.producer_id != self.producer_id or entry.epoch != self.epoch
@@ -324,6 +330,7 @@ class Idempotent(WithoutTransactions):
             entry.restart(self.producer_id, self.epoch)
         entry.number(batch)
         entry.open.append(batch)
+        entry.window.append(batch)
 
     def advise(self, batch: ProducerBatch, code: int, log_start_offset: int) -> SequenceAdvice:
         """Java `TransactionManager.canRetry` for the idempotent producer."""
@@ -358,8 +365,9 @@ class Idempotent(WithoutTransactions):
     def on_split(self, batch: ProducerBatch, parts: list[ProducerBatch]) -> None:
         """The parts share out the batch's sequences: no gap, and they leave one by one."""
         entry = self._partitions[batch.topic_partition]
-        position = entry.open.index(batch)
-        entry.open[position : position + 1] = parts
+        for batches in (entry.open, entry.window):
+            position = batches.index(batch)
+            batches[position : position + 1] = parts
         sequence = batch.base_sequence
         for part in parts:
             part.producer_id = batch.producer_id

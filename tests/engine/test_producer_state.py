@@ -660,6 +660,29 @@ async def test_unknown_fate_behind_a_refused_batch_is_not_stored_twice() -> None
 
 
 @virtual
+async def test_stored_batch_is_retried_while_the_broker_still_remembers_it() -> None:
+    """The broker stored batch 1 and said it timed out; its retry is held up while newer ones go
+    through. Brokers know the last five batches: were more let through, the retry would look like
+    a gap, and be stored again under a new epoch."""
+    world = World(max_in_flight_requests_per_connection=5)
+    acknowledged(world)
+    deliveries = world.append_all(*(b"%d" % i for i in range(1, 12)))
+    world.step()
+    first, *others = world.brokers.waiting
+    first.store()
+    first.refuse(Code.REQUEST_TIMED_OUT)
+    for sent in others:
+        sent.ack()
+    world.later()
+    assert [sent.values for sent in world.brokers.waiting] == [[b"1"]], "five since the oldest"
+    world.brokers.last.refuse(Code.NOT_ENOUGH_REPLICAS)
+    deliver_all(world)
+    assert world.brokers.stored(T0) == [b"first", *(b"%d" % i for i in range(1, 12))]
+    assert [offset_of(d) for d in deliveries] == list(range(1, 12))
+    assert state_of(world).epoch == 0
+
+
+@virtual
 async def test_expired_unsent_record_burns_no_sequence() -> None:
     world = World(delivery_timeout_ms=30_000, request_timeout_ms=30_000)
     acknowledged(world)
