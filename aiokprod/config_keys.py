@@ -222,7 +222,7 @@ _PEM: Final = "leave it out; keys and certificates are PEM here, not JKS or PKCS
 _TLS: Final = "leave it out; TLS 1.2 or newer is used; pass ssl_context for anything special"
 _SASL: Final = "it has no meaning here; see docs/security.md"
 _CA: Final = "use ssl_truststore_location (or ssl_truststore_certificates for PEM text)"
-_OIDC: Final = "not in this version yet; pass sasl_token_provider"
+_OIDC: Final = "pass sasl_token_provider=OidcTokens(...), see docs/security.md"
 _JVM: Final = "it configures the JVM and has no meaning here; leave it out"
 _METRICS: Final = "leave it out; read producer.metrics() or pass Producer(observer=...)"
 _BROKER: Final = "it is a broker or topic setting; set it on the cluster"
