@@ -237,6 +237,11 @@ class KafkaChannel:
         self._unsent.clear()
         self._events.append(Closed(reason, error))
 
+    @property
+    def renewable(self) -> bool:
+        """`reauthenticate` can succeed; otherwise a new connection is needed."""
+        return self._authenticator is not None and self._authenticator.renewable()
+
     def hold(self) -> None:
         """Take no new request: a re-authentication is due once the open ones have ended."""
         self._held = self._authenticator is not None

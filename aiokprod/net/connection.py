@@ -374,6 +374,9 @@ class Connection(asyncio.Protocol):
         self._pump()
 
     def _reauthenticate(self) -> None:
+        if not self.channel.renewable:
+            self.channel.close()
+            return
         now = self._loop.time()
         deadline = now + self._session.timeout
         self.channel.reauthenticate(now, deadline)

@@ -728,6 +728,31 @@ async def test_f78_requests_under_way_end_before_the_renewal_and_new_ones_wait()
     await world.close()
 
 
+@pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-512"])
+@in_virtual_time
+async def test_f79_credentials_of_another_user_take_a_new_connection(mechanism):
+    """Brokers refuse another user on an authenticated connection (KIP-368)."""
+    credentials = Credentials(USER, PASSWORD)
+    world = World(
+        security_protocol="SASL_PLAINTEXT",
+        sasl_allow_cleartext=True,
+        sasl_mechanism=mechanism,
+        sasl_credentials=credentials,
+    )
+    broker = honest(world.network)
+    broker.lifetime_ms = 10_000
+    await world.connect()
+    USERS["bob"] = "canary-bob"
+    credentials.replace("bob", "canary-bob")
+    await asyncio.sleep(12.0)
+    assert not world.network.links[0].is_open
+    assert world.disconnects == []
+    await world.connect()
+    assert len(world.network.links) == 2
+    assert b"bob" in broker.sent[-1] or b"n=bob" in broker.sent[-2]
+    await world.close()
+
+
 @in_virtual_time
 async def test_f78_broker_silent_during_the_renewal_ends_the_connection_in_time():
     world = World(

@@ -65,6 +65,9 @@ class Authenticator(Protocol):
             AuthenticationError: the broker offers no way to authenticate as configured.
         """
 
+    def renewable(self) -> bool:
+        """Whether a re-authentication may keep the connection: brokers refuse another user."""
+
     def receive(self, response: Message) -> AuthenticationStep | None:
         """The step after an answer (a decoded SaslHandshake or SaslAuthenticate response).
 

@@ -54,6 +54,10 @@ class OAuthBearer:
         self._refusal = self._reason(challenge)
         return b"\x01"
 
+    def same_user(self) -> bool:
+        # Whose token the provider gives next is not known before.
+        return True
+
     def secrets(self) -> tuple[str, ...]:
         return (self._token,) if self._token else ()
 

@@ -47,6 +47,9 @@ class Mechanism(Protocol):
             AuthenticationError: the broker breaks the mechanism's rules or did not prove itself.
         """
 
+    def same_user(self) -> bool:
+        """The credentials still are those of the user who authenticated."""
+
     def secrets(self) -> tuple[str, ...]:
         """What must not be shown if the broker sends it back."""
 
@@ -80,6 +83,10 @@ class SaslAuthenticator:
         self._mechanism = self._new_mechanism()
         self._chosen = False
         return SendToBroker(SaslHandshakeRequest(mechanism=self._mechanism.name), 1)
+
+    def renewable(self) -> bool:
+        """Not if the credentials were replaced by those of another user."""
+        return self._mechanism.same_user()
 
     def receive(self, response: Message) -> AuthenticationStep:
         """Check the answer; the mechanism's next message is worked out in a task."""

@@ -91,13 +91,14 @@ class Scram:
         self._cache = cache
         self._extension = ",tokenauth=true" if delegation_token else ""
         self._nonce = nonce()
+        self._username = ""
         self._password = ""
         self._first_bare = ""
         self._server_signature: bytes | None = None
 
     async def first(self) -> bytes:
-        username, self._password = await user_and_password(self._credentials)
-        escaped = username.replace("=", "=3D").replace(",", "=2C")
+        self._username, self._password = await user_and_password(self._credentials)
+        escaped = self._username.replace("=", "=3D").replace(",", "=2C")
         self._first_bare = f"n={escaped},r={self._nonce}{self._extension}"
         return (_GS2 + self._first_bare).encode()
 
@@ -107,6 +108,9 @@ class Scram:
             return await self._final(text)
         self._verify(text, self._server_signature)
         return None
+
+    def same_user(self) -> bool:
+        return self._username == self._credentials.pair[0]
 
     def secrets(self) -> tuple[str, ...]:
         return (self._password,) if self._password else ()
