@@ -186,7 +186,7 @@ class Producer(Generic[K, V]):
         self._starting: asyncio.Task[None] | None = None
         self._closing: asyncio.Task[DrainReport] | None = None
         self._max_block = self._config.max_block_ms / 1000
-        self._transactions = Transactions(lambda: self._usable().transactions, self._max_block)
+        self._transactions = Transactions(lambda: self._live().transactions, self._max_block)
         self._admission: Admission
         configure_plugins([*self._serializers.parts(), partitioner, *checked], self._config)
         _live.add(self)
@@ -326,6 +326,14 @@ class Producer(Generic[K, V]):
 
     def _usable(self) -> Runtime:
         """The runtime, started if need be; raises if records cannot be taken here and now."""
+        runtime = self._live()
+        fatal = runtime.state.fatal_error
+        if fatal is not None:
+            raise fatal.copy()
+        return runtime
+
+    def _live(self) -> Runtime:
+        """The runtime, started if need be; a fatal error of the producer state is let pass."""
         self._check_place()
         if self._closed:
             raise ProducerClosed("the producer is closed; create a new one")
@@ -334,9 +342,6 @@ class Producer(Generic[K, V]):
             runtime = self._launch()
         if runtime.failure is not None:
             raise runtime.failure.copy()
-        fatal = runtime.state.fatal_error
-        if fatal is not None:
-            raise fatal.copy()
         return runtime
 
     def _launch(self) -> Runtime:

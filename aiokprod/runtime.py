@@ -158,6 +158,7 @@ class Runtime:
             version=lambda: self.client.finalized_feature(TRANSACTION_FEATURE),
             incomplete=lambda: bool(self.accumulator.incomplete),
             drop=lambda error, stamped: self.sender.fail_unsent(error, stamped=stamped),
+            reserved=lambda: self._coordinators.waiting_for if self._coordinators else None,
         )
 
     def _transaction_driver(self) -> TransactionDriver | None:
@@ -168,7 +169,7 @@ class Runtime:
             self.client,
             self.metadata,
             request_timeout=self.config.request_timeout_ms / 1000,
-            backoff=self._backoff,
+            on_free=self._wakeup,
         )
         return TransactionDriver(
             self.transactions,

@@ -20,7 +20,7 @@ from aiokprod.errors import Code
 from aiokprod.wire.messages.find_coordinator import FindCoordinatorRequest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
     from aiokprod.engine.metadata import Metadata
     from aiokprod.engine.ports import BrokerClient, Response
@@ -72,7 +72,12 @@ class VersionedRequest:
 
 
 class Coordinators:
-    """Finds coordinators and carries one request at a time to them. For one task."""
+    """Finds coordinators and carries one request at a time to them. For one task.
+
+    Attributes:
+        waiting_for: broker whose next free place in flight is taken by a request from here; the
+            sender leaves it alone, `on_free` tells it when it need not any more.
+    """
 
     def __init__(
         self,
@@ -81,13 +86,14 @@ class Coordinators:
         metadata: Metadata,
         *,
         request_timeout: float,
-        backoff: Callable[[int], float],
+        on_free: Callable[[], None],
     ) -> None:
         self._loop = loop
         self._client = client
         self._metadata = metadata
         self._request_timeout = request_timeout
-        self._backoff = backoff
+        self._on_free = on_free
+        self.waiting_for: int | None = None
         self._network = Wakeup(loop)
         self._known: dict[tuple[CoordinatorKind, str], int] = {}
 
@@ -110,8 +116,12 @@ class Coordinators:
 
     async def find(self, kind: CoordinatorKind, key: str) -> tuple[int, KafkaError | None]:
         """One lookup at any broker: (error code, error of the client). `known` has the find."""
-        node_id = await self._any_node()
-        reply = await self._send(node_id, _find_request(kind, key))
+        try:
+            answer = self._send(await self._any_node(), _find_request(kind, key))
+        finally:
+            self.waiting_for = None
+            self._on_free()
+        reply = await answer
         if reply.body is None:
             return _NO_CODE, reply.error
         entry = reply.body
@@ -130,8 +140,11 @@ class Coordinators:
             self._network.clear()
             now = self._loop.time()
             node_id = self._client.least_loaded(now)
+            if node_id is None:  # all are busy or cannot be reached: stand in line at one
+                node_id = next(iter(self._metadata.snapshot.nodes), None)
             if node_id is not None and self._client.ready(node_id, now):
                 return node_id
+            self.waiting_for = node_id
             # Without a node to dial the metadata updater's next dial wakes us.
             again = float("inf") if node_id is None else self._client.retry_at(node_id, now)
             await self._network.wait(min(again, now + self._request_timeout))
@@ -144,10 +157,16 @@ class Coordinators:
         Cancellation: the answer, if one comes, is dropped.
         """
         node_id = self._known[kind, key]
-        if not await self._connected(node_id):
-            self.forget(kind, key)
-            return None
-        reply = await self._send(node_id, request)
+        self.waiting_for = node_id
+        try:
+            if not await self._connected(node_id):
+                self.forget(kind, key)
+                return None
+            answer = self._send(node_id, request)
+        finally:
+            self.waiting_for = None
+            self._on_free()
+        reply = await answer
         if reply.body is None:
             self.forget(kind, key)
         return reply
@@ -176,7 +195,8 @@ class Coordinators:
                 if not known and self._loop.time() >= give_up:
                     return False
 
-    async def _send(self, node_id: int, request: VersionedRequest) -> Reply:
+    def _send(self, node_id: int, request: VersionedRequest) -> Awaitable[Reply]:
+        """Hand the request over at once; await the result for the answer."""
         done: asyncio.Future[Response] = self._loop.create_future()
 
         def on_done(response: Response) -> None:
@@ -191,6 +211,10 @@ class Coordinators:
             timeout=self._request_timeout,
             max_version=request.max_version,
         )
+        return self._reply(done)
+
+    @staticmethod
+    async def _reply(done: asyncio.Future[Response]) -> Reply:
         response = await done
         return Reply(response.body, response.error, response.version, response.maybe_written)
 

@@ -95,6 +95,10 @@ class ProducerState(Protocol):
     def max_produce_version(self) -> int | None:
         """Cap of the Produce version; None: the newest."""
 
+    @property
+    def reserved_node(self) -> int | None:
+        """A broker whose next free place in flight belongs to a request of the state."""
+
     def check_open(self) -> None:
         """Raises if records are not accepted now, also into a batch that is open already."""
 
@@ -119,6 +123,11 @@ class WithoutTransactions:
     @property
     def max_produce_version(self) -> int | None:
         """No cap."""
+        return None
+
+    @property
+    def reserved_node(self) -> int | None:
+        """None."""
         return None
 
     def check_open(self) -> None:

@@ -119,7 +119,10 @@ class Sender:
         accumulator = self._accumulator
         next_at = accumulator.advance(now)
         if not self._metadata.update_due(now):  # else the updater goes first and wakes us
+            reserved = self._state.reserved_node
             for node_id in accumulator.due_nodes(self._idle):
+                if node_id == reserved:
+                    continue
                 if self._client.ready(node_id, now):
                     self._send_to(node_id, now)
                 else:

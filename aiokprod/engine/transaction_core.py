@@ -117,6 +117,7 @@ class TransactionCore(Idempotent):
         version: Callable[[], int],
         incomplete: Callable[[], bool],
         drop: Callable[[KafkaError, bool], None],
+        reserved: Callable[[], int | None] = lambda: None,
     ) -> None:
         super().__init__(backoff, on_ready)
         self._transactional_id = transactional_id
@@ -134,6 +135,7 @@ class TransactionCore(Idempotent):
         self._version = version
         self._incomplete = incomplete
         self._drop = drop
+        self._reserved = reserved
         self._touched: set[TopicPartition] = set()
         self._needs_bump = False
         self._discard: KafkaError | None = None
@@ -144,6 +146,11 @@ class TransactionCore(Idempotent):
     def transactional_id(self) -> str:
         """Named in every request of the transaction."""
         return self._transactional_id
+
+    @property
+    def reserved_node(self) -> int | None:
+        """The coordinator, while a request for it waits."""
+        return self._reserved()
 
     @property
     def max_produce_version(self) -> int | None:
@@ -321,7 +328,9 @@ class TransactionCore(Idempotent):
             )
             fatal.__cause__ = error
         self._become(TxnState.FATAL_ERROR)
-        self.fatal_error = fatal
+        # What is tried from now on is not sent, whatever is known of the transaction.
+        self.fatal_error = fatal.copy()
+        self.fatal_error.outcome = Outcome.NOT_SENT
         self._resolve_all(fatal)
         self._on_ready()
 

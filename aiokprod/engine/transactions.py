@@ -93,7 +93,9 @@ class TransactionManager(TransactionCore):
             AbortableTransactionError: not committed, abort it.
             FatalTransactionError: see its `.outcome`.
         """
-        self._check_fatal()
+        ending = self.ending
+        if ending is None or ending.commit is not commit:
+            self._check_fatal()
         ending = self._resumed(commit=commit) or self._start_end(commit=commit)
         await self._wait(
             ending.done, deadline,

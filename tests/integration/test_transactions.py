@@ -12,6 +12,7 @@ import random
 import sys
 import time
 import uuid
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -42,14 +43,17 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[KafkaCluster]:
 
 def downgrade(cluster: KafkaCluster) -> None:
     """Finalise the first protocol, as `kafka-features.sh downgrade` does."""
-    from kafka.admin import KafkaAdminClient
-    from kafka.admin import UpdateFeatureType as Kind
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # kafka-python's own
+        from kafka.admin import KafkaAdminClient
+        from kafka.admin import UpdateFeatureType as Kind
 
-    admin = KafkaAdminClient(bootstrap_servers=cluster.bootstrap_servers)
-    try:
-        admin.update_features({"transaction.version": (Kind.SAFE_DOWNGRADE, 1)})
-    finally:
-        admin.close()
+        admin = KafkaAdminClient(bootstrap_servers=cluster.bootstrap_servers)
+        try:
+            update = {"transaction.version": (Kind.SAFE_DOWNGRADE, 1)}
+            assert admin.update_features(update) == {"transaction.version": "OK"}
+        finally:
+            admin.close()
 
 
 def protocol(producer: Producer[Any, Any]) -> int:

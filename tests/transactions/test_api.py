@@ -14,10 +14,18 @@ from aiokprod import (
     KafkaTimeout,
     Outcome,
     Producer,
+    ProducerFenced,
     ProducerRecord,
     TransactionError,
 )
-from aiokprod.testing.fake_cluster import FakeCluster, delay, lose_answer, lose_request, refuse
+from aiokprod.testing.fake_cluster import (
+    FakeCluster,
+    answer_late,
+    delay,
+    lose_answer,
+    lose_request,
+    refuse,
+)
 from tests.transactions.kit import (
     ADD_OFFSETS,
     ADD_PARTITIONS,
@@ -350,3 +358,51 @@ async def test_timeout_wrong_is_refused(
 ) -> None:
     with pytest.raises(ConfigError):
         await producer.begin_transaction(timeout)
+
+
+@transactional(max_in_flight_requests_per_connection=1, linger_ms=0,
+               cluster={"brokers": 1, "default_replication": 1})  # fmt: skip
+async def test_busy_coordinator_its_requests_come_before_more_records(
+    cluster: FakeCluster, producer: Producer[Any, Any]
+) -> None:
+    """Produce requests to the same broker would take every free place, again and again."""
+    cluster.control(0, answer_late(0.05))
+    await producer.begin_transaction()
+    stop = False
+
+    async def stream(partition: int) -> None:
+        while not stop:
+            await producer.send("t", b"v", partition=partition)
+
+    async with asyncio.TaskGroup() as tasks:
+        for partition in (0, 0, 0, 1, 1, 1):
+            tasks.create_task(stream(partition))
+        await asyncio.sleep(2)
+        async with asyncio.timeout(1):
+            await producer.send("t", b"new", partition=2)
+            await producer.send_offsets_to_transaction({("in", 0): 1}, "g")
+        stop = True
+    await producer.commit_transaction()
+    assert committed(cluster)[-1] == b"new"
+
+
+@transactional(max_block_ms=1_000, request_timeout_ms=2_000)
+async def test_commit_unknown_then_fenced_told_as_unknown_later_calls_as_not_sent(
+    cluster: FakeCluster, producer: Producer[Any, Any]
+) -> None:
+    await producer.begin_transaction()
+    await producer.send("t", b"v", partition=0)
+    cluster.control(END, lose_request(), times=1)
+    cluster.control(END, refuse(90))
+    with pytest.raises(KafkaTimeout):
+        await producer.commit_transaction()
+    with pytest.raises(ProducerFenced) as caught:
+        await producer.commit_transaction(timeout=10)
+    assert caught.value.outcome is Outcome.UNKNOWN
+    with pytest.raises(ProducerFenced) as caught:
+        await producer.commit_transaction()
+    assert caught.value.outcome is Outcome.UNKNOWN
+    with pytest.raises(ProducerFenced) as caught:
+        await producer.send("t", b"v")
+    assert caught.value.outcome is Outcome.NOT_SENT
+    cluster.script.clear()
