@@ -58,7 +58,7 @@ class MemoryNetwork:
         self._listeners: dict[Address, ServerFactory] = {}
         self._hosts: set[str] = set()
         self._names: dict[str, list[str] | None] = {}
-        self._hanging: set[Address] = set()
+        self._hanging: dict[Address, list[asyncio.Future[None]]] = {}
         self._hanging_names: set[str] = set()
         self._next_port = 40_000
 
@@ -82,8 +82,15 @@ class MemoryNetwork:
         (self._hanging_names.add if hanging else self._hanging_names.discard)(host)
 
     def hang(self, host: str, port: int, hanging: bool = True) -> None:
-        """Let connects to an address never answer (a packet filter, a dead host)."""
-        (self._hanging.add if hanging else self._hanging.discard)((host, port))
+        """Let connects to an address never answer (a packet filter, a dead host).
+
+        Once that ends, connects still waiting go on, as TCP repeats its first packet.
+        """
+        if hanging:
+            self._hanging.setdefault((host, port), [])
+            return
+        for waiting in self._hanging.pop((host, port), ()):
+            _wake(waiting)
 
     def links_to(self, host: str, port: int) -> list[Link]:
         """Open links to an address, oldest first."""
@@ -135,8 +142,10 @@ class MemoryNetwork:
             raise DialError("a network in memory has no TLS: use real sockets")
         loop = asyncio.get_running_loop()
         self.dials.append(Dial(loop.time(), (host, port)))
-        if (host, port) in self._hanging:
-            await loop.create_future()
+        while (host, port) in self._hanging:
+            answer: asyncio.Future[None] = loop.create_future()
+            self._hanging[host, port].append(answer)
+            await answer
         await _pause(loop, 2 * self.latency_s)
         factory = self._listeners.get((host, port))
         if factory is None:

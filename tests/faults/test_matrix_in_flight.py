@@ -17,7 +17,7 @@ APPENDING = {7, 20, 46}
 """Codes a broker may give although it wrote the batch (46: because it did)."""
 
 BATCHES = 5
-SAMPLE = 1_500
+SAMPLE = 600
 
 # Options under which every record makes a batch of its own and all five are sent together.
 ONE_EACH = {"linger_ms": 0, "batch_size": 1}

@@ -427,3 +427,19 @@ def test_cut_with_eof_loses_what_is_sent_afterwards():
         await asyncio.sleep(1)
 
     run(main)
+
+
+def test_network_hanging_connect_goes_on_after_the_heal():
+    async def main() -> None:
+        network = MemoryNetwork()
+        network.listen("host", 1, lambda link: Recorder())
+        network.blackhole("host", 1)
+        connecting = asyncio.ensure_future(network.connect(Recorder, "host", 1))
+        await asyncio.sleep(5)
+        assert not connecting.done()
+        network.heal("host", 1)
+        transport, _ = await connecting
+        transport.abort()
+        await asyncio.sleep(1)
+
+    run(main)
