@@ -6,6 +6,7 @@ size, memory, append. No memory is held while something else is awaited.
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Any
 
 from aiokprod.errors import ConfigError, KafkaError, MetadataMissing, Outcome, RecordTooLarge
@@ -96,7 +97,7 @@ class Admission:
     async def _admit(self, record: ProducerRecord[Any, Any], deadline: float) -> Delivery:
         topic, partition = record.topic, record.partition
         await self._known(topic, partition, deadline)
-        headers = list(record.headers)
+        headers = list(record.headers or ())
         key, value = await self._serializers.serialize(record, headers)
         size = self._checked_size(topic, key, value, headers)
         return await self._place(record, (key, value, headers), size, deadline)
@@ -110,8 +111,7 @@ class Admission:
     ) -> Delivery:
         """Append as soon as there is memory, and room in the share of the partition's broker."""
         runtime = self._runtime
-        turn: PartitionQueue | None = None
-        line: int | None = None
+        turn: tuple[int | None] | None = None  # the broker whose line let us through
         reserved = 0
         try:
             while True:
@@ -131,16 +131,17 @@ class Admission:
                     await runtime.memory.reserve(size, deadline)
                     reserved = size
                 else:
-                    first = turn is not None and line == refused.node
+                    node = refused.node
+                    first = turn == (node,)
                     if turn is not None and not first:
-                        runtime.shares.end_turn(line)
-                    turn, line = None, refused.node
-                    await runtime.shares.wait(line, deadline, first=first)
-                    turn = refused
+                        runtime.shares.end_turn(turn[0])
+                    turn = None
+                    await runtime.shares.wait(node, deadline, first=first)
+                    turn = (node,)
         finally:
             self._give_back(reserved)
             if turn is not None:
-                runtime.shares.end_turn(line)
+                runtime.shares.end_turn(turn[0])
 
     async def _known(self, topic: str, partition: int | None, deadline: float) -> None:
         """Wait until the metadata have the topic and partition."""
@@ -162,7 +163,7 @@ class Admission:
         snapshot: ClusterSnapshot,
         payload: _Payload,
         reserved: int,
-        turn: PartitionQueue | None,
+        turn: tuple[int | None] | None,
     ) -> tuple[Delivery | None, PartitionQueue | None]:
         """Partition choice and append, without suspension.
 
@@ -212,7 +213,7 @@ class Admission:
                 f"the metadata of topic {record.topic} are not known yet; they are being fetched: "
                 "try again later, or `await producer.warm([topic])` first"
             )
-        headers = list(record.headers)
+        headers = list(record.headers or ())
         key, value = self._serializers.serialize_now(record, headers)
         self._checked_size(record.topic, key, value, headers)
         return self._append(record, snapshot, (key, value, headers), 0, None)[0]
@@ -246,11 +247,14 @@ class Admission:
 
 
 def _as_kafka_error(error: BaseException) -> KafkaError:
-    """What interceptors are told: a cancelled send is a record that was not sent."""
+    """What interceptors are told: whatever else was raised, the record was not sent."""
     if isinstance(error, KafkaError):
         return error
-    withdrawn = KafkaError(
-        "the send was cancelled before the record left", outcome=Outcome.NOT_SENT
+    what = (
+        "the send was cancelled before the record left"
+        if isinstance(error, asyncio.CancelledError)
+        else f"{type(error).__name__} while the record was being prepared"
     )
-    withdrawn.__cause__ = error
-    return withdrawn
+    own = KafkaError(what, outcome=Outcome.NOT_SENT)
+    own.__cause__ = error
+    return own

@@ -136,6 +136,7 @@ def checked_record(
         validate_partition(partition)
     if timestamp_ms is not None:
         validate_timestamp_ms(timestamp_ms)
+    topic = str.__str__(topic)  # a StrEnum's member, too, becomes a plain str
     return ProducerRecord(topic, value, key, partition, timestamp_ms, checked_headers(headers))
 
 
@@ -164,7 +165,9 @@ def checked_headers(headers: Any) -> Sequence[Header]:
         name, value = pair
         if isinstance(value, (bytearray, memoryview)):
             value = bytes(value)
-        if value is not None and not isinstance(value, bytes):
+        if isinstance(value, bytes):
+            value = bytes(value)  # a subclass, too, becomes plain bytes
+        elif value is not None:
             raise ConfigError(
                 f"headers[{number}] ({name!r}) has a value of type {type(value).__name__}; "
                 "encode it to bytes"
@@ -176,5 +179,5 @@ def checked_headers(headers: Any) -> Sequence[Header]:
                 f"headers[{number}]: the name cannot be encoded as UTF-8 (lone surrogate at "
                 f"{error.start}); remove it"
             ) from error
-        checked.append((str(name), value))
+        checked.append((str.__str__(name), value))
     return checked

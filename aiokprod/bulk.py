@@ -118,7 +118,7 @@ def _column(name: str, column: Iterable[Any] | None, size: int | None = None) ->
         raise ConfigError(
             f"{name} must be a list with one entry per record, not {type(column).__name__}"
         )
-    rows = column if type(column) is list else list(column)
+    rows = list(column)  # the caller's own list may change while the call waits
     if size is not None and len(rows) != size:
         raise ConfigError(f"{name} has {len(rows)} entries, values has {size}: give one each")
     return rows

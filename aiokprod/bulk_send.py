@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from aiokprod.arguments import checked_record
 from aiokprod.bulk import BulkResult, Columns, wait_settled
-from aiokprod.errors import ConfigError, KafkaError
+from aiokprod.errors import ConfigError, KafkaError, Outcome
 from aiokprod.hot.append import BulkTracker
 from aiokprod.records import ProducerRecord, validate_partition, validate_topic
 
@@ -55,25 +55,44 @@ class BulkSender:
         if partition is not None:
             validate_partition(partition)
         columns = Columns(values, keys, timestamps_ms, headers)
-        i, end = 0, len(columns.values)
-        while i < end:
-            self._check()
-            stopped = i
-            slot = self._slot(topic, partition)
-            if slot is not None:
-                i = self._runtime.appender.append_column(
-                    self._tracker, slot, columns.values, columns.keys, columns.timestamps,
-                    columns.headers, -1 if partition is None else partition, i,
-                )  # fmt: skip
-            if i == end:
-                break
-            if i > stopped and self._runtime.appender.slice_is_over():
-                await asyncio.sleep(0)
-            else:
-                value, key, timestamp, row_headers = columns.row(i)
-                await self._one(i, (topic, value, key, partition, timestamp, row_headers))
-                i += 1
+        end = len(columns.values)
+        try:
+            while self._position < end:
+                await self._advance(topic, partition, columns)
+        except KafkaError as error:
+            self._refuse(range(self._position, end), error)
         return await self._finish()
+
+    @property
+    def _position(self) -> int:
+        """How many records have been admitted or refused so far."""
+        return self._tracker.count + len(self._refused)
+
+    async def _advance(self, topic: str, partition: int | None, columns: Columns) -> None:
+        """Admit as many records as go at once, or one by the slow path."""
+        self._check()
+        i = self._position
+        appender = self._runtime.appender
+        slot = self._slot(topic, partition)
+        if slot is not None:
+            appender.append_column(
+                self._tracker, slot, columns.values, columns.keys, columns.timestamps,
+                columns.headers, -1 if partition is None else partition, i,
+            )  # fmt: skip
+        if self._position > i and appender.slice_is_over():
+            await asyncio.sleep(0)
+        elif self._position < len(columns.values):
+            i = self._position
+            value, key, timestamp, row_headers = columns.row(i)
+            await self._one(i, (topic, value, key, partition, timestamp, row_headers))
+
+    def _refuse(self, positions: Iterable[int], error: KafkaError) -> None:
+        """The producer ended: what it has not taken fails with `error`; if it took nothing at all
+        there is no result to give."""
+        if not self._position:
+            raise error
+        error.outcome = Outcome.NOT_SENT
+        self._refused.update(dict.fromkeys(positions, error))
 
     def _slot(self, topic: str, partition: int | None) -> TopicSlot | None:
         """The topic's slot if the compiled path may be used for it."""
@@ -92,41 +111,54 @@ class BulkSender:
                 "send_many takes an iterable of ProducerRecord, or a topic and columns; not "
                 f"{type(records).__name__}"
             )
-        tracker, appender = self._tracker, self._runtime.appender
-        for number, record in enumerate(records):
-            if not isinstance(record, ProducerRecord):
-                self._refused[number] = ConfigError(
-                    f"send_many: entry {number} is {type(record).__name__}, not ProducerRecord"
-                )
-                continue
-            delivery = appender.try_append(
-                record.topic, record.value, record.key, record.partition, record.timestamp_ms,
-                record.headers or None,
-            )  # fmt: skip
-            if delivery is not None:
-                tracker.add_delivery(delivery)
-            else:
-                await self._one(
-                    number,
-                    (record.topic, record.value, record.key, record.partition,
-                     record.timestamp_ms, record.headers),
-                )  # fmt: skip
-            if not number & 255 and appender.slice_is_over():
-                await asyncio.sleep(0)
-                self._check()
+        numbered = enumerate(records)
+        for number, record in numbered:
+            try:
+                await self._record(number, record)
+            except KafkaError as error:
+                self._refuse((number, *(later for later, _ in numbered)), error)
         return await self._finish()
+
+    async def _record(self, number: int, record: Any) -> None:
+        if not isinstance(record, ProducerRecord):
+            self._refused[number] = ConfigError(
+                f"send_many: entry {number} is {type(record).__name__}, not ProducerRecord"
+            )
+            return
+        self._check()
+        appender = self._runtime.appender
+        fields = (
+            record.topic, record.value, record.key, record.partition, record.timestamp_ms,
+            record.headers or None,
+        )  # fmt: skip
+        delivery = appender.try_append(*fields)
+        if delivery is None:
+            await self._one(number, fields)
+            return
+        self._tracker.add_delivery(delivery)
+        if not number & 255 and appender.slice_is_over():
+            await asyncio.sleep(0)
 
     async def _one(self, position: int, fields: tuple[Any, ...]) -> None:
         """Admit one record by the slow path; its refusal is its own."""
+        runtime = self._runtime
         try:
             record = checked_record(*fields)
-            deadline = self._runtime.loop.time() + self._max_block
+            deadline = runtime.loop.time() + self._max_block
             delivery = await self._admission.admit(record, deadline)
         except KafkaError as error:
-            self._check()
             self._refused[position] = error
+        except Exception as error:
+            own = KafkaError(
+                f"record {position} could not be prepared: {type(error).__name__}",
+                outcome=Outcome.NOT_SENT,
+            )
+            own.__cause__ = error
+            self._refused[position] = own
         else:
             self._tracker.add_delivery(delivery)
+        if runtime.appender.slice_is_over():
+            await asyncio.sleep(0)
 
     async def _finish(self) -> BulkResult:
         await wait_settled(self._tracker.cores)

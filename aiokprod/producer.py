@@ -183,7 +183,6 @@ class Producer(Generic[K, V]):
         self._user_observer = observer
         self._environment = environment or tcp_environment(self._config)
         self._client_id = self._config.client_id or f"aiokprod-{next(_numbers)}"
-        self._starting: asyncio.Task[None] | None = None
         self._closing: asyncio.Task[DrainReport] | None = None
         self._max_block = self._config.max_block_ms / 1000
         self._transactions = Transactions(lambda: self._live().transactions, self._max_block)
@@ -232,7 +231,8 @@ class Producer(Generic[K, V]):
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        await self.close()
+        if not self._forked:  # in a child it is not ours to close
+            await self.close()
 
     async def close(self, timeout: float | None = None) -> DrainReport:
         """Send what was handed over, then end everything.
@@ -252,7 +252,7 @@ class Producer(Generic[K, V]):
         """
         check_timeout("close", timeout)
         self._check_place()
-        if self._closing is None:
+        if self._closing is None or self._closing.cancelled():
             self._closed = True
             loop = asyncio.get_running_loop()
             self._closing = loop.create_task(self._close(timeout), name="aiokprod-close")
@@ -273,10 +273,14 @@ class Producer(Generic[K, V]):
         deadline = FOREVER if timeout is None else start + timeout
         counter = DrainCounter(self._metrics)
         runtime.refuse(ProducerClosed("the producer was closed while the send was in progress"))
-        if timeout != 0 and runtime.failure is None:
-            await runtime.drain(deadline)
-            if runtime.transactions is not None:
-                await self._transactions.abandon(runtime.transactions, deadline)
+        try:
+            if timeout != 0 and runtime.failure is None:
+                await runtime.drain(deadline)
+                if runtime.transactions is not None:
+                    await self._transactions.abandon(runtime.transactions, deadline)
+        except asyncio.CancelledError:
+            # Somebody cancelled this very task (a "cancel everything" shutdown): end at once.
+            deadline = loop.time()
         undelivered = counter.undelivered(runtime.accumulator.incomplete)
         await runtime.close(loop.time() if timeout == 0 else deadline)
         self._close_plugins()
@@ -449,7 +453,7 @@ class Producer(Generic[K, V]):
         gather, wait, wait_for, shield and `add_done_callback`. A failure nobody waits for goes to
         the observer and the log, once per batch.
 
-        Raises (on await): as `send`, but for the errors of the delivery itself.
+        Raises (at the call or on await): as `send`, but for the errors of the delivery itself.
         """
         runtime = self._runtime
         if runtime is None:
@@ -471,7 +475,10 @@ class Producer(Generic[K, V]):
         runtime = self._usable()
         record = checked_record(topic, value, key, partition, timestamp_ms, headers)
         block = self._max_block if block is None else min(block, self._max_block)
-        return await self._admission.admit(record, runtime.loop.time() + block)
+        delivery = await self._admission.admit(record, runtime.loop.time() + block)
+        if runtime.appender.slice_is_over():
+            await asyncio.sleep(0)
+        return delivery
 
     async def _send_within(
         self, timeout: float, topic: Any, value: Any, key: Any, partition: Any,
@@ -484,6 +491,8 @@ class Producer(Generic[K, V]):
             topic, value, key, partition, timestamp_ms, headers, block=timeout
         )
         expired = False
+        task = asyncio.current_task()
+        cancelling = 0 if task is None else task.cancelling()
 
         def give_up() -> None:
             nonlocal expired
@@ -493,7 +502,8 @@ class Producer(Generic[K, V]):
         try:
             metadata: RecordMetadata = await delivery
         except asyncio.CancelledError:
-            if not expired:
+            task = asyncio.current_task()
+            if not expired or (task is not None and task.cancelling() > cancelling):
                 raise
             withdrawn = delivery.withdrawn
             late = DeliveryTimeout(
@@ -535,7 +545,8 @@ class Producer(Generic[K, V]):
             delivery = self._admission.try_admit(record)
         if delivery is None:
             raise BufferFull(
-                f"buffer_memory ({self._config.buffer_memory} bytes) is used up: wait, or shed load"
+                f"buffer_memory ({self._config.buffer_memory} bytes), or the part of it that one "
+                "broker may hold, is used up: wait, or shed load"
             )
         return delivery
 
@@ -758,7 +769,7 @@ class Producer(Generic[K, V]):
 
     def health(self) -> Health:
         """A snapshot for liveness and readiness checks; never waits."""
-        return health(self._runtime, closed=self._closed)
+        return health(self._runtime, closed=self._closed or self._forked)
 
     def explain(self) -> str:
         """Effective settings, negotiated versions and risky combinations, as text for humans.

@@ -64,7 +64,8 @@ class Health:
         brokers_known: brokers in the metadata; 0 until the first answer.
         partitions_without_leader: of the topics in use.
         oldest_record_age_s: how long the oldest record without an outcome has been waiting.
-        pressure: share of buffer_memory in use, 0 to 1; shed load when it nears 1.
+        pressure: part of buffer_memory in use, or of the share that one broker may hold, 0 to 1;
+            shed load when it nears 1.
         waiting_sends: callers waiting for memory, or for a broker to give some back.
         ok: running, metadata known, and nobody has been waiting for longer than request_timeout_ms.
     """
@@ -97,7 +98,7 @@ def health(runtime: Runtime | None, *, closed: bool) -> Health:
         brokers_known=known,
         partitions_without_leader=leaderless,
         oldest_record_age_s=age,
-        pressure=min(1.0, runtime.memory.used / runtime.memory.limit),
+        pressure=min(1.0, max(runtime.memory.used / runtime.memory.limit, runtime.shares.pressure)),
         waiting_sends=runtime.memory.waiting + runtime.shares.waiting,
         ok=failure is None and known > 0 and age <= runtime.config.request_timeout_ms / 1000,
     )

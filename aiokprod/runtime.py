@@ -282,11 +282,12 @@ class Runtime:
         self.sender.on_batch_closed(batch, error)
 
     def _on_snapshot(self, snapshot: ClusterSnapshot) -> None:
-        self.observer.on_metadata_updated(snapshot)
         for topic, slot in list(self.appender.topics.items()):
             self._refresh_slot(snapshot, topic, slot)
         self.accumulator.on_snapshot(snapshot, self.loop.time())
+        self.shares.look_again()
         self.sender.wakeup()
+        self.observer.on_metadata_updated(snapshot)  # last: it may send
         if self._coordinators is not None:
             self._coordinators.on_network()
 

@@ -41,6 +41,10 @@ AnySerializer: TypeAlias = Serializer[Any] | Callable[[Any], Any]
 """What users may pass as key_serializer and value_serializer."""
 
 
+class _WrongType(TypeError):
+    """A refusal of ours: its text names types, never what is in them."""
+
+
 class BytesSerializer:
     """Passes bytes on, copies bytearray and memoryview."""
 
@@ -52,7 +56,7 @@ class BytesSerializer:
             return data
         if isinstance(data, (bytearray, memoryview)):
             return bytes(data)
-        raise TypeError(
+        raise _WrongType(
             f"expected bytes, bytearray or memoryview, not {type(data).__name__}; "
             "encode it or pass a serializer"
         )
@@ -71,7 +75,7 @@ class StringSerializer:
     def serialize(self, topic: str, headers: Sequence[Header], data: str) -> bytes:
         """The encoded text; raises what `str.encode` raises."""
         if not isinstance(data, str):
-            raise TypeError(f"expected str, not {type(data).__name__}")
+            raise _WrongType(f"expected str, not {type(data).__name__}")
         return data.encode(self.encoding)
 
 
@@ -92,7 +96,7 @@ class IntSerializer:
     def serialize(self, topic: str, headers: Sequence[Header], data: int) -> bytes:
         """The bytes; a number out of range raises."""
         if isinstance(data, bool) or not isinstance(data, int):
-            raise TypeError(f"expected int, not {type(data).__name__}")
+            raise _WrongType(f"expected int, not {type(data).__name__}")
         return self._format.pack(data)
 
 
@@ -150,7 +154,7 @@ class BoundSerializer:
             result = self._call(topic, headers, data)
         except Exception as error:
             raise self._failure(topic, data, error) from error
-        if isinstance(result, bytes) or result is None:
+        if type(result) is bytes or result is None:
             return result
         if inspect.isawaitable(result):
             return self._finish(topic, data, result)
@@ -185,17 +189,18 @@ class BoundSerializer:
         return self._checked(topic, data, result)
 
     def _checked(self, topic: str, data: Any, result: Any) -> Serialized:
-        if isinstance(result, bytes) or result is None:
+        if type(result) is bytes or result is None:
             return result
-        if isinstance(result, (bytearray, memoryview)):
+        if isinstance(result, (bytes, bytearray, memoryview)):
             return bytes(result)
-        problem = TypeError(f"it returned {type(result).__name__} instead of bytes or None")
+        problem = _WrongType(f"it returned {type(result).__name__} instead of bytes or None")
         raise self._failure(topic, data, problem) from problem
 
     def _failure(self, topic: str, data: Any, error: Exception) -> SerializationError:
         # The error's own text may quote the record, so it is only chained, never repeated here;
         # ours about types are safe.
-        detail = f": {error}" if isinstance(error, TypeError) else f" ({type(error).__name__})"
+        own = isinstance(error, _WrongType)
+        detail = f": {error}" if own else f" ({type(error).__name__})"
         return SerializationError(
             f"topic {topic!r}: {self.field}_serializer {self.name} failed on a {self.field} of "
             f"type {type(data).__name__}{detail}"

@@ -40,6 +40,8 @@ class AccumulatorSettings(Protocol):
     @property
     def batch_size(self) -> int: ...
     @property
+    def max_request_size(self) -> int: ...
+    @property
     def linger_ms(self) -> int: ...
     @property
     def delivery_timeout_ms(self) -> int: ...
@@ -69,7 +71,7 @@ class RecordAccumulator:
         admit: Callable[[TopicPartition], None],
         wakeup: Callable[[], None],
     ) -> None:
-        self._batch_size = max(1, settings.batch_size)
+        self._batch_size = max(1, min(settings.batch_size, settings.max_request_size))
         self._linger = settings.linger_ms / 1000
         self._delivery_timeout = settings.delivery_timeout_ms / 1000
         self._adaptive = settings.adaptive_linger
@@ -92,7 +94,7 @@ class RecordAccumulator:
         self.closing = False
         self.completing = False
         self.refused: PartitionQueue | None = None
-        self._turn: PartitionQueue | None = None
+        self._turn: tuple[int | None] | None = None
 
     # -- append side ----------------------------------------------------------------------------
 
@@ -129,7 +131,7 @@ class RecordAccumulator:
                 return queue  # the sticky choice fell on a batch with room
             self._seal(queue)
         if self._shares.exceeded(queue.node) or (
-            self._shares.has_waiters(queue.node) and queue is not self._turn
+            self._shares.has_waiters(queue.node) and self._turn != (queue.node,)
         ):
             self.refused = queue
             return None
@@ -137,8 +139,8 @@ class RecordAccumulator:
         return queue
 
     @contextmanager
-    def taking_turn(self, turn: PartitionQueue | None) -> Iterator[None]:
-        """Around one append: `turn` is the queue whose broker's line let the caller through;
+    def taking_turn(self, turn: tuple[int | None] | None) -> Iterator[None]:
+        """Around one append: `turn` holds the broker whose line let the caller through;
         `refused` tells afterwards where it has to stand in line."""
         self.refused = None
         self._turn = turn
@@ -235,7 +237,16 @@ class RecordAccumulator:
         due = self._due
         while due and due[0][0] <= now:
             self.place(heapq.heappop(due)[2], now)
+        while due and not self._is_awaited(*due[0]):
+            heapq.heappop(due)  # its batch has left; nobody need wake up for it
         return due[0][0] if due else float("inf")
+
+    def _is_awaited(self, at: float, _: int, queue: PartitionQueue) -> bool:
+        """True if something of the queue still becomes due at that instant."""
+        if not queue.batches:
+            return False
+        head = queue.batches[0]
+        return at in (head.not_before, head.created_at + self._linger)
 
     def due_nodes(self, idle: Callable[[int], bool]) -> list[int]:
         """Brokers something may leave for. `idle(node)`: no produce request is in flight there,
@@ -257,9 +268,7 @@ class RecordAccumulator:
     @property
     def hurried(self) -> bool:
         """Linger is void: memory is short, a flush runs, a transaction or the producer ends."""
-        return (
-            self.closing or self.completing or self._memory.has_waiters or self._flushes.active
-        )
+        return self.closing or self.completing or self._memory.has_waiters or self._flushes.active
 
     def leaderless_topics(self) -> set[str]:
         """Topics with queued data for partitions without a leader."""

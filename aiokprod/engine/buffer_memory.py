@@ -7,7 +7,7 @@ a request still used it put records into other topics).
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import OrderedDict
 from typing import TYPE_CHECKING
 
 from aiokprod.errors import BufferTimeout, KafkaError, Outcome
@@ -36,7 +36,7 @@ class BufferMemory(MemoryBudget):
 
     def __init__(self, limit: int, on_exhausted: Callable[[], None]) -> None:
         super().__init__(limit)
-        self._waiters: deque[_Waiter] = deque()
+        self._waiters: OrderedDict[_Waiter, None] = OrderedDict()  # leaving is O(1)
         self._on_exhausted = on_exhausted
         self._closed: KafkaError | None = None
 
@@ -67,7 +67,7 @@ class BufferMemory(MemoryBudget):
             return
         loop = asyncio.get_running_loop()
         waiter = _Waiter(size, loop.create_future())
-        self._waiters.append(waiter)
+        self._waiters[waiter] = None
         self.has_waiters = True
         self._on_exhausted()
         timer = loop.call_at(deadline, self._expire, waiter)
@@ -88,7 +88,7 @@ class BufferMemory(MemoryBudget):
     def close(self, error: KafkaError) -> None:
         """Fail everyone who waits, now and later, with a copy of `error`."""
         self._closed = error
-        waiters, self._waiters = self._waiters, deque()
+        waiters, self._waiters = self._waiters, OrderedDict()
         self.has_waiters = False
         for waiter in waiters:
             if not waiter.future.done():
@@ -96,8 +96,11 @@ class BufferMemory(MemoryBudget):
 
     def _grant(self) -> None:
         waiters = self._waiters
-        while waiters and self.used + waiters[0].size <= self.limit:
-            waiter = waiters.popleft()
+        while waiters:
+            waiter = next(iter(waiters))
+            if self.used + waiter.size > self.limit:
+                break
+            del waiters[waiter]
             if not waiter.future.done():
                 self.used += waiter.size
                 waiter.granted = True
@@ -107,7 +110,7 @@ class BufferMemory(MemoryBudget):
     def _leave(self, waiter: _Waiter) -> None:
         """A waiter was cancelled: it may stand in the line, or hold bytes it will not use."""
         if waiter in self._waiters:
-            self._waiters.remove(waiter)
+            del self._waiters[waiter]
             self._grant()
         elif waiter.granted:
             self.release(waiter.size)
@@ -115,7 +118,7 @@ class BufferMemory(MemoryBudget):
     def _expire(self, waiter: _Waiter) -> None:
         if waiter.future.done():
             return
-        self._waiters.remove(waiter)
+        del self._waiters[waiter]
         waiter.future.set_exception(
             BufferTimeout(
                 f"no room for {waiter.size} bytes within max_block_ms: {self.used} of "

@@ -251,7 +251,10 @@ class Sender:
         """
         if isinstance(error, ProtocolError) and not response.maybe_written:
             for batch in call.batches.values():  # a retry could not encode it either
-                self._fail(batch, error.copy())
+                own = error.copy()
+                if batch.maybe_written:  # by an earlier attempt
+                    own.outcome = Outcome.UNKNOWN
+                self._fail(batch, own)
             if isinstance(error, UnsupportedVersion):
                 self._on_fatal(error)
             return
@@ -352,7 +355,7 @@ class Sender:
             self._observer.on_batch_retry(batch, code)
             logger.debug("%s: retrying after %s in %.3f s", batch, code.name, delay)
             self._accumulator.reenqueue(batch, now, now + delay)
-        elif action is Action.SPLIT and now < batch.deadline:
+        elif action is Action.SPLIT and now < batch.deadline and not self._may_duplicate(batch):
             self._split(batch, now)
         else:
             text = answer.error_message if answer is not None else None
@@ -368,6 +371,12 @@ class Sender:
         fatal.outcome = Outcome.NOT_SENT
         self._state.on_fatal(fatal)
         self.wakeup()
+
+    @staticmethod
+    def _may_duplicate(batch: ProducerBatch) -> bool:
+        """True if parts of the batch could not be told from records that are in the log: brokers
+        recognise whole batches only."""
+        return batch.stamped and batch.fate_open
 
     def _split(self, batch: ProducerBatch, now: float) -> None:
         payload = self._splitter.plain(batch)

@@ -7,7 +7,7 @@ waits in line until some of them are settled. Clusters of one broker have no lim
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import OrderedDict
 from typing import TYPE_CHECKING, Final
 
 from aiokprod.errors import BufferTimeout, KafkaError, Outcome
@@ -17,19 +17,22 @@ if TYPE_CHECKING:
 
 SHARE: Final = 0.5
 
+_Line = OrderedDict["asyncio.Future[None]", None]
+
 
 class NodeShares:
     """Bytes held per broker id (None: partitions without a leader), and who waits for less.
 
-    Invariant: per broker one waiter at a time has its turn, and lets the next one through, so that
-    order is kept and waking is proportional to the room there is.
+    Invariants: per broker one waiter at a time has its turn, so that order is kept and waking is
+    proportional to the room there is; no line stands while there is room and nobody has the turn.
+    Joining and leaving a line is O(1).
     """
 
     def __init__(self, buffer_memory: int, several_nodes: Callable[[], bool]) -> None:
         self._limit = int(buffer_memory * SHARE)
         self._several_nodes = several_nodes
         self._held: dict[int | None, int] = {}
-        self._waiters: dict[int | None, deque[asyncio.Future[None]]] = {}
+        self._lines: dict[int | None, _Line] = {}
         self._turns: set[int | None] = set()
         self._closed: KafkaError | None = None
 
@@ -54,29 +57,41 @@ class NodeShares:
     @property
     def waiting(self) -> int:
         """Callers that wait for a broker to give memory back."""
-        return sum(map(len, self._waiters.values()))
+        return sum(map(len, self._lines.values()))
+
+    @property
+    def pressure(self) -> float:
+        """Used part of the fullest broker's share, 0 to 1; 0 while there is no limit."""
+        if not self._held or not self._several_nodes():
+            return 0.0
+        return min(1.0, max(self._held.values()) / max(1, self._limit))
 
     def has_waiters(self, node: int | None) -> bool:
-        """True if somebody stands in line for this broker."""
-        return node in self._waiters
+        """True if somebody stands in line for this broker, or has the turn."""
+        return node in self._lines or node in self._turns
 
     def exceeded(self, node: int | None) -> bool:
         """True if no further batch may be opened for this broker."""
         return self._held.get(node, 0) > self._limit and self._several_nodes()
 
     def let_through(self, node: int | None) -> None:
-        """Wake the first waiter of a broker if there is room for it."""
-        line = self._waiters.get(node)
+        """Give the turn to the first in a broker's line if there is room and nobody has it."""
+        line = self._lines.get(node)
         if line is None or node in self._turns or self.exceeded(node):
             return
         while line:
-            waiter = line.popleft()
-            if not waiter.done():
+            waiter, _ = line.popitem(last=False)
+            if not waiter.done():  # else cancelled in this very pass
                 self._turns.add(node)
                 waiter.set_result(None)
                 break
         if not line:
-            del self._waiters[node]
+            del self._lines[node]
+
+    def look_again(self) -> None:
+        """The number of brokers changed, and with it what counts as room."""
+        for node in list(self._lines):
+            self.let_through(node)
 
     def end_turn(self, node: int | None) -> None:
         """The caller that `wait` let through is done, or waits for something else."""
@@ -98,18 +113,19 @@ class NodeShares:
             raise self._closed.copy()
         loop = asyncio.get_running_loop()
         waiter: asyncio.Future[None] = loop.create_future()
-        line = self._waiters.setdefault(node, deque())
+        line = self._lines.setdefault(node, OrderedDict())
+        line[waiter] = None
         if first:
+            line.move_to_end(waiter, last=False)
             self._turns.discard(node)
-            line.appendleft(waiter)
-        else:
-            line.append(waiter)
         timer = loop.call_at(deadline, self._expire, node, waiter)
+        self.let_through(node)
         try:
             await waiter
         except asyncio.CancelledError:
-            if waiter in line:
+            if waiter.cancelled():
                 self._leave(node, waiter)
+                self.let_through(node)
             else:
                 self.end_turn(node)
             raise
@@ -119,28 +135,30 @@ class NodeShares:
     def close(self, error: KafkaError) -> None:
         """Fail everyone who waits, now and later, with a copy of `error`."""
         self._closed = error
-        lines, self._waiters = self._waiters, {}
+        lines, self._lines = self._lines, {}
         for line in lines.values():
             for waiter in line:
                 if not waiter.done():
                     waiter.set_exception(error.copy())
 
-    def _leave(self, node: int | None, waiter: asyncio.Future[None]) -> None:
-        line = self._waiters[node]
-        line.remove(waiter)
+    def _leave(self, node: int | None, waiter: asyncio.Future[None]) -> bool:
+        """Take a waiter out of its line; False if it stood in none any more."""
+        line = self._lines.get(node)
+        if line is None or waiter not in line:
+            return False
+        del line[waiter]
         if not line:
-            del self._waiters[node]
+            del self._lines[node]
+        return True
 
     def _expire(self, node: int | None, waiter: asyncio.Future[None]) -> None:
-        if waiter.done():
+        if not self._leave(node, waiter) or waiter.done():
             return
-        self._leave(node, waiter)
-        where = "partitions without a leader" if node is None else f"broker {node}"
+        where = "partitions without a leader hold" if node is None else f"broker {node} holds"
         waiter.set_exception(
             BufferTimeout(
-                f"no room within max_block_ms: {where} already hold"
-                f"{'' if node is None else 's'} {self.held(node)} bytes of buffer_memory, more "
-                f"than its share of {self._limit}, without an outcome. Send slower, raise "
+                f"no room within max_block_ms: {where} {self.held(node)} bytes of buffer_memory "
+                f"without an outcome, its share is {self._limit}. Send slower, raise "
                 "buffer_memory, or look why it does not answer",
                 outcome=Outcome.NOT_SENT,
             )

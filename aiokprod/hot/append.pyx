@@ -297,6 +297,8 @@ cdef class Appender:
         `partition` None means by key or sticky. `reserved` bytes were granted by BufferMemory
         before; what is not needed goes back.
         """
+        if not slot.slots:
+            return None
         if not self.tick_open:
             self.open_tick()
         return self.append_slot(slot, -1 if partition is None else partition, value, key,
@@ -372,6 +374,8 @@ cdef class Appender:
                 partition = <int32_t>((murmur2_bytes(
                     <const uint8_t*>PyBytes_AS_STRING(key), PyBytes_GET_SIZE(key))
                     & 0x7FFFFFFF) % total)
+        if partition >= len(topic.slots):
+            raise IndexError(f"partition {partition} of {topic.topic}: {len(topic.slots)} are known")
         return <PartitionSlot>topic.slots[partition]
 
     # -- many records ---------------------------------------------------------------------------
@@ -386,6 +390,9 @@ cdef class Appender:
         needs the slow path.
         """
         cdef Py_ssize_t i = start, end = len(values)
+        for column in (keys, timestamps, headers):
+            if column is not None and len(column) != end:
+                raise ValueError("columns have different lengths")
         cdef BatchCore core
         cdef object value, key = None, stamp
         cdef int64_t timestamp

@@ -50,6 +50,7 @@ cdef class BatchCore:
     cdef int32_t bulk_number
 
     cdef int resize(self, Py_ssize_t capacity) except -1
+    cdef object take_buffer(self)
     cdef bint has_room(self, Py_ssize_t size) noexcept
     cdef char* grow(self, Py_ssize_t size) except NULL
     cdef int append_record(self, int64_t timestamp, bytes key, bytes value, object headers,

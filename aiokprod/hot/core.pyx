@@ -13,6 +13,9 @@ Source: Kafka protocol guide "Record Batch"; Java `DefaultRecord.writeTo`, `Prod
 cimport cython
 from bisect import bisect_left, bisect_right, insort
 from asyncio import CancelledError, InvalidStateError
+from contextvars import copy_context
+from inspect import CO_COROUTINE
+from types import FunctionType
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from cpython.ref cimport PyObject, Py_DECREF, Py_INCREF, Py_XDECREF
@@ -198,18 +201,33 @@ cdef class BatchCore:
         Py_XDECREF(self.buffer)
 
     cdef int resize(self, Py_ssize_t capacity) except -1:
-        # A bytes object nobody else has seen may be written and resized in place.
-        if self.buffer is NULL:
-            self.buffer = PyBytes_FromStringAndSize(NULL, capacity)
-            if self.buffer is NULL:
-                raise MemoryError
-        elif _PyBytes_Resize(&self.buffer, capacity) < 0:
-            self.data = NULL
-            self.capacity = 0
+        """A larger buffer; if there is no memory for it, everything stays as it was."""
+        # A bytes object nobody else has seen may be written. It is not resized in place, because
+        # a failure of that would lose what is in it.
+        cdef PyObject* grown = PyBytes_FromStringAndSize(NULL, capacity)
+        if grown is NULL:
             raise MemoryError
-        self.data = PyBytes_AS_STRING(<object>self.buffer)
+        if self.length:
+            memcpy(PyBytes_AS_STRING(<object>grown), self.data, self.length)
+        Py_XDECREF(self.buffer)
+        self.buffer = grown
+        self.data = PyBytes_AS_STRING(<object>grown)
         self.capacity = capacity
         return 0
+
+    cdef object take_buffer(self):
+        """The bytes written so far, as an object that nothing here refers to any more."""
+        cdef PyObject* buffer = self.buffer
+        cdef object payload
+        if buffer is NULL:
+            return b""
+        self.buffer = NULL
+        self.data = NULL
+        self.capacity = 0
+        _PyBytes_Resize(&buffer, self.length)  # frees it and raises if it fails
+        payload = <object>buffer
+        Py_DECREF(payload)
+        return payload
 
     cdef bint has_room(self, Py_ssize_t size) noexcept:
         if self.state != S_OPEN:
@@ -334,16 +352,9 @@ cdef class BatchCore:
             payload = compact.finish()
             self.base_timestamp = compact.base_timestamp
             self.max_timestamp = compact.max_timestamp
-            Py_XDECREF(self.buffer)
-        elif self.buffer is NULL:
-            payload = b""
+            self.release_buffer()
         else:
-            self.resize(self.length)
-            payload = <object>self.buffer
-            Py_DECREF(payload)
-        self.buffer = NULL
-        self.data = NULL
-        self.capacity = 0
+            payload = self.take_buffer()
         self.state = S_FINISHED
         return payload
 
@@ -480,7 +491,14 @@ cdef class BatchCore:
         if not self.waiters_sorted:
             waiters.sort(key=_position)
         for delivery in waiters:
-            delivery.settle()
+            try:
+                delivery.settle()
+            except BaseException as error:
+                # Whatever one callback or hook does, the others learn their outcome.
+                self.loop.call_exception_handler({
+                    "message": "aiokprod: a callback of a delivery could not be scheduled",
+                    "exception": error,
+                })
         return 0
 
     def __repr__(self):
@@ -503,6 +521,9 @@ cdef class Delivery:
     failed all the same and only the waiting ends.
     Complexity: O(1) per operation. Not thread-safe: use it on the producer's loop.
     """
+
+    def __init__(self):
+        raise TypeError("deliveries are made by producer.submit and try_submit")
 
     @property
     def topic(self):
@@ -583,7 +604,15 @@ cdef class Delivery:
         return error.copy()
 
     def add_done_callback(self, fn, *, context=None):
-        """Schedule `fn(delivery)` by `loop.call_soon` once the outcome is known."""
+        """Schedule `fn(delivery)` by `loop.call_soon` once the outcome is known.
+
+        It runs in `context`, by default in a copy of the present one. Raises TypeError if `fn` is
+        not a plain callable.
+        """
+        if not callable(fn) or (type(fn) is FunctionType and fn.__code__.co_flags & CO_COROUTINE):
+            raise TypeError(f"a callback must be a plain callable, not {fn!r}")
+        if context is None:
+            context = copy_context()
         if self.done():
             self.core.loop.call_soon(fn, self, context=context)
             return
