@@ -701,3 +701,11 @@ async def test_scripted_sequence_error_does_not_hit_a_duplicate(cluster):
     cluster.fail_produce(("t", 0), Code.OUT_OF_ORDER_SEQUENCE_NUMBER)
     assert (await send(client, data)).base_offset == 0
     await client.close()
+
+
+@scenario
+async def test_environment_is_the_world_of_the_cluster(cluster):
+    environment = cluster.environment(seed=5)
+    assert environment.dialer is cluster.network
+    assert environment.unix_ms() == cluster.unix_ms()
+    assert environment.rng.random() == cluster.environment(seed=5).rng.random()

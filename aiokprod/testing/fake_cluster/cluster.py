@@ -9,9 +9,11 @@ controller never fails.
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from aiokprod.environment import Environment
 from aiokprod.error_codes import Code
 from aiokprod.testing.fake_cluster.admin import ClusterAdmin
 from aiokprod.testing.fake_cluster.batches import Batch, BatchRefused
@@ -142,6 +144,10 @@ class FakeCluster(ClusterAdmin):
     def bootstrap_servers(self) -> str:
         """Addresses of all brokers."""
         return ",".join(broker.address for broker in self.brokers.values())
+
+    def environment(self, seed: int = 0) -> Environment:
+        """What a producer takes to live in this cluster's world: its network, clock and dice."""
+        return Environment(self.network, unix_ms=self.unix_ms, rng=random.Random(seed))
 
     def unix_ms(self) -> int:
         """The brokers' wall clock, ms; moves with the loop's clock."""
