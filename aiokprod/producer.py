@@ -367,8 +367,9 @@ class Producer(Generic[K, V]):
             self._serializers.plain and self._partitioner is None and self._interceptors is None
         )
         self._runtime = runtime
-        # From now on calls go straight to compiled code; its slow path leads back to `_submit`.
-        self.__dict__["submit"] = runtime.appender.submit
+        if type(self).submit is Producer.submit:
+            # Calls go straight to compiled code; its slow path leads back to `_submit`.
+            self.__dict__["submit"] = runtime.appender.submit
         runtime.start()
         return runtime
 

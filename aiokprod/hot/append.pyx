@@ -168,6 +168,7 @@ cdef class BulkTracker:
             core.bulk_owner = self.identity
             core.bulk_number = <int32_t>len(self.cores)
             self.cores.append(core)
+        core.bulk_count += 1  # somebody waits for it: the caller of the bulk call
         self.numbers[self.count] = core.bulk_number
         self.indices[self.count] = index
         self.count += 1

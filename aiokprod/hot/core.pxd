@@ -48,6 +48,7 @@ cdef class BatchCore:
     cdef Py_ssize_t capacity
     cdef int64_t bulk_owner
     cdef int32_t bulk_number
+    cdef int32_t bulk_count
 
     cdef int resize(self, Py_ssize_t capacity) except -1
     cdef object take_buffer(self)
@@ -59,7 +60,7 @@ cdef class BatchCore:
     cdef int copy_range(self, const char* start, const char* end, int64_t base_timestamp,
                         int32_t first, int32_t stop, set skip) except -1
     cdef int release_buffer(self) except -1
-    cdef list divide(self, bytes payload, list bounds)
+    cdef list divide(self, bytes payload, list bounds, list offsets)
     cdef int watch(self, Delivery delivery) except -1
     cdef int wake(self) except -1
     cdef BatchCore locate(self, int32_t* index)

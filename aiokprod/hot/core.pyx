@@ -332,7 +332,7 @@ cdef class BatchCore:
         if self.waiters is not None:
             for delivery in self.waiters:
                 watched += not delivery.is_withdrawn
-        return self.record_count - watched
+        return max(0, self.record_count - watched - self.bulk_count)
 
     def seal(self):
         """Take no more records. They can still be withdrawn."""
@@ -355,6 +355,7 @@ cdef class BatchCore:
             self.release_buffer()
         else:
             payload = self.take_buffer()
+        self.owner = None  # it was for withdrawals; a cycle of both would outlive the batch
         self.state = S_FINISHED
         return payload
 
@@ -396,6 +397,7 @@ cdef class BatchCore:
         cdef int64_t size
         cdef int32_t index = 0, first = 0
         cdef list bounds = [0]
+        cdef list offsets = [0]
         if self.state != S_FINISHED:
             raise InvalidStateError("only a finished batch can be split")
         while p < end:
@@ -406,15 +408,17 @@ cdef class BatchCore:
             p += size
             if index > first and p - part_start > limit:
                 bounds.append(index)
+                offsets.append(record - start)
                 first = index
                 part_start = record
             index += 1
         bounds.append(index)
-        return self.divide(payload, bounds)
+        offsets.append(end - start)
+        return self.divide(payload, bounds, offsets)
 
-    cdef list divide(self, bytes payload, list bounds):
+    cdef list divide(self, bytes payload, list bounds, list offsets):
+        """Parts of the records [bounds[i], bounds[i + 1]), which lie at offsets[i] in bytes."""
         cdef const char* start = PyBytes_AS_STRING(payload)
-        cdef const char* end = start + PyBytes_GET_SIZE(payload)
         cdef BatchCore part
         cdef Delivery delivery
         cdef list waiters = self.waiters
@@ -422,7 +426,8 @@ cdef class BatchCore:
         self.parts = []
         for i in range(len(bounds) - 1):
             part = BatchCore(self.topic, self.partition, self.loop, self.limit)
-            part.copy_range(start, end, self.base_timestamp, bounds[i], bounds[i + 1], None)
+            part.copy_range(start + <Py_ssize_t>offsets[i], start + <Py_ssize_t>offsets[i + 1],
+                            self.base_timestamp, 0, bounds[i + 1] - bounds[i], None)
             part.state = S_SEALED
             part.is_part = True
             self.parts.append(part)
