@@ -1,4 +1,4 @@
-"""Producer id, sequences, epochs (faults.md §2.3, KIP-98, KIP-360; Java TransactionManagerTest and
+"""Producer id, sequences, epochs (KIP-98, KIP-360; Java TransactionManagerTest and
 the idempotence tests of SenderTest)."""
 
 from __future__ import annotations
@@ -573,7 +573,7 @@ async def test_strict_broker_that_lost_its_state_is_written_to_again() -> None:
 
 @virtual
 async def test_producer_epoch_too_old_fails_the_batch_and_bumps_the_epoch() -> None:
-    """faults.md F36. Giving the sequence back under the same epoch would fail for ever."""
+    """Giving the sequence back under the same epoch would fail for ever."""
     world = World()
     acknowledged(world)
     delivery = world.append(b"v")
@@ -625,7 +625,7 @@ async def test_topic_created_anew_gets_new_sequences_once_the_wire_is_quiet() ->
 
 @virtual
 async def test_unknown_fate_is_settled_before_a_bump_renumbers_anything() -> None:
-    """Design §11.4: batch 2 was stored, its answer lost; batch 3 is refused for good, so a bump
+    """Batch 2 was stored, its answer lost; batch 3 is refused for good, so a bump
     is due. Renumbering batch 2 now would store it twice."""
     world = World()
     acknowledged(world)

@@ -1,4 +1,4 @@
-"""The sender's passes: what leaves when, in which request, and what wakes it (mechanisms.md §8)."""
+"""The sender's passes: what leaves when, in which request, and what wakes it (Java SenderTest)."""
 
 from __future__ import annotations
 

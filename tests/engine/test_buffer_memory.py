@@ -1,0 +1,284 @@
+"""The byte budget: exact accounting, first come first served (Java BufferPoolTest)."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import pytest
+
+from aiokprod.engine.buffer_memory import BufferMemory
+from aiokprod.errors import BufferTimeout, Outcome, ProducerClosed
+from tests.engine.world import quiet, virtual
+
+
+class Exhausted:
+    def __init__(self) -> None:
+        self.times = 0
+
+    def __call__(self) -> None:
+        self.times += 1
+
+
+def budget(limit: int = 100) -> tuple[BufferMemory, Exhausted]:
+    exhausted = Exhausted()
+    return BufferMemory(limit, exhausted), exhausted
+
+
+def forever() -> float:
+    return asyncio.get_running_loop().time() + 3600
+
+
+def start(memory: BufferMemory, size: int, deadline: float | None = None) -> asyncio.Task[None]:
+    deadline = forever() if deadline is None else deadline
+    return asyncio.ensure_future(memory.reserve(size, deadline))
+
+
+@virtual
+async def test_reserve_with_room_does_not_suspend() -> None:
+    memory, exhausted = budget()
+    coroutine = memory.reserve(100, forever())
+    with pytest.raises(StopIteration):
+        coroutine.send(None)
+    assert memory.used == 100
+    assert exhausted.times == 0
+    memory.release(100)
+    assert memory.used == 0
+
+
+def test_try_reserve_takes_what_is_there_and_nothing_else() -> None:
+    memory, _ = budget()
+    assert memory.try_reserve(60)
+    assert not memory.try_reserve(41)
+    assert memory.try_reserve(40)
+    assert not memory.try_reserve(1)
+    memory.release(100)
+    assert memory.used == 0
+
+
+def test_release_of_more_than_was_reserved_is_a_bug() -> None:
+    memory, _ = budget()
+    memory.try_reserve(1)
+    with pytest.raises(AssertionError):
+        memory.release(2)
+
+
+@virtual
+async def test_waiters_are_served_in_order_and_only_those_that_fit() -> None:
+    memory, exhausted = budget()
+    memory.try_reserve(100)
+    waiters = [start(memory, size) for size in (30, 50, 30)]
+    await quiet()
+    assert memory.waiting == 3
+    assert memory.has_waiters
+    assert exhausted.times == 3
+    memory.release(20)
+    await quiet()
+    assert [w.done() for w in waiters] == [False] * 3
+    memory.release(20)
+    await quiet()
+    assert [w.done() for w in waiters] == [True, False, False]
+    assert memory.used == 90
+    memory.release(40)
+    await quiet()
+    assert [w.done() for w in waiters] == [True, True, False]
+    assert memory.used == 100
+    memory.release(100)
+    await quiet()
+    assert all(w.done() for w in waiters)
+    assert memory.used == 30
+    assert not memory.has_waiters
+
+
+@virtual
+async def test_large_waiter_is_not_starved_by_small_ones() -> None:
+    memory, _ = budget()
+    memory.try_reserve(100)
+    large = start(memory, 80)
+    small = [start(memory, 1) for _ in range(5)]
+    await quiet()
+    memory.release(50)
+    await quiet()
+    assert not memory.try_reserve(1), "who comes later stands in line"
+    assert not any(w.done() for w in small)
+    memory.release(30)
+    await quiet()
+    assert large.done()
+    assert not any(w.done() for w in small), "20 bytes are held by others still"
+    memory.release(20)
+    await quiet()
+    assert all(w.done() for w in small)
+    assert memory.used == 85
+    memory.release(85)
+
+
+@virtual
+async def test_whole_budget_can_be_reserved_after_a_wait() -> None:
+    memory, _ = budget()
+    memory.try_reserve(1)
+    waiter = start(memory, 100)
+    await quiet()
+    memory.release(1)
+    await waiter
+    assert memory.used == 100
+
+
+@virtual
+async def test_wait_ends_at_the_deadline_with_nothing_taken() -> None:
+    memory, _ = budget()
+    memory.try_reserve(90)
+    loop = asyncio.get_running_loop()
+    start_time = loop.time()
+    with pytest.raises(BufferTimeout) as caught:
+        await memory.reserve(20, start_time + 5)
+    assert loop.time() == start_time + 5
+    assert caught.value.outcome is Outcome.NOT_SENT
+    for part in ("20 bytes", "90 of 100", "max_block_ms"):
+        assert part in str(caught.value)
+    assert memory.used == 90
+    assert not memory.has_waiters
+
+
+@virtual
+async def test_deadline_of_the_head_lets_the_next_one_through() -> None:
+    memory, _ = budget()
+    memory.try_reserve(50)
+    loop = asyncio.get_running_loop()
+    head = start(memory, 90, loop.time() + 1)
+    following = start(memory, 50)
+    await asyncio.sleep(2)
+    assert isinstance(head.exception(), BufferTimeout)
+    assert following.done()
+    assert memory.used == 100
+
+
+@virtual
+async def test_cancelled_waiter_leaves_the_line_and_lets_the_next_one_through() -> None:
+    memory, _ = budget()
+    memory.try_reserve(50)
+    head = start(memory, 90)
+    following = start(memory, 50)
+    await quiet()
+    head.cancel()
+    await quiet()
+    assert following.done()
+    assert memory.used == 100
+    memory.release(100)
+    assert not memory.has_waiters
+
+
+@virtual
+async def test_waiter_cancelled_after_the_grant_passes_its_bytes_on() -> None:
+    memory, _ = budget()
+    memory.try_reserve(100)
+    head = start(memory, 60)
+    following = start(memory, 60)
+    await quiet()
+    memory.release(60)  # granted to the head, which has not run yet
+    head.cancel()
+    await quiet()
+    assert head.cancelled()
+    assert following.done()
+    assert memory.used == 100
+    memory.release(100)
+    assert memory.used == 0
+
+
+@virtual
+async def test_waiter_cancelled_in_the_pass_that_frees_memory_takes_nothing() -> None:
+    memory, _ = budget()
+    memory.try_reserve(100)
+    head = start(memory, 60)
+    following = start(memory, 60)
+    await quiet()
+    head.cancel()
+    memory.release(60)
+    await quiet()
+    assert following.done()
+    assert memory.used == 100
+
+
+@virtual
+async def test_waiter_cancelled_at_its_deadline_is_cancelled() -> None:
+    memory, _ = budget()
+    memory.try_reserve(100)
+    loop = asyncio.get_running_loop()
+    waiter = start(memory, 60, loop.time() + 1)
+    await quiet()
+    loop.call_at(loop.time() + 1, waiter.cancel)
+    with pytest.raises((asyncio.CancelledError, BufferTimeout)):
+        await waiter
+    assert memory.used == 100
+    assert not memory.has_waiters
+
+
+@virtual
+async def test_close_fails_everyone_with_a_copy_now_and_later() -> None:
+    memory, _ = budget()
+    memory.try_reserve(100)
+    waiters = [start(memory, 10) for _ in range(3)]
+    await quiet()
+    waiters[2].cancel()
+    error = ProducerClosed("closed")
+    memory.close(error)
+    await quiet()
+    errors = [waiter.exception() for waiter in waiters[:2]]
+    assert all(isinstance(e, ProducerClosed) and e is not error for e in errors)
+    assert errors[0] is not errors[1]
+    assert waiters[2].cancelled()
+    with pytest.raises(ProducerClosed):
+        await memory.reserve(1, forever())
+    memory.release(100)
+    assert memory.used == 0
+
+
+@virtual
+async def test_waiter_cancelled_by_the_close_is_cancelled() -> None:
+    memory, _ = budget()
+    memory.try_reserve(100)
+    waiter = start(memory, 10)
+    await quiet()
+    memory.close(ProducerClosed("closed"))
+    waiter.cancel()
+    await quiet()
+    assert waiter.cancelled()
+    assert memory.used == 100
+
+
+@pytest.mark.parametrize("seed", range(30))
+@virtual
+async def test_random_use_never_exceeds_the_limit_and_serves_in_order(seed: int) -> None:
+    rng = random.Random(seed)
+    memory, _ = budget(1000)
+    loop = asyncio.get_running_loop()
+    served: list[int] = []
+    gone: set[int] = set()
+
+    async def user(number: int) -> None:
+        size = rng.randint(1, 600)
+        try:
+            await memory.reserve(size, loop.time() + rng.choice([0.5, 5, 50]))
+        except BufferTimeout:
+            gone.add(number)
+            return
+        served.append(number)
+        assert memory.used <= 1000
+        try:
+            await asyncio.sleep(rng.random())
+        finally:
+            memory.release(size)
+
+    tasks = []
+    for number in range(60):
+        tasks.append(asyncio.ensure_future(user(number)))
+        if rng.random() < 0.3:
+            victim = rng.randrange(len(tasks))
+            tasks[victim].cancel()
+            gone.add(victim)
+        await asyncio.sleep(rng.random() * 0.1)
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert memory.used == 0
+    assert memory.waiting == 0
+    assert not memory.has_waiters
+    assert served == sorted(served)
+    assert set(served) | gone == set(range(60))

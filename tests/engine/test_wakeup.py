@@ -1,0 +1,97 @@
+"""The event the sender waits on: sets are remembered, deadlines exact, nothing left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+
+from aiokprod.engine.wakeup import Wakeup
+from aiokprod.testing.virtual import VirtualLoop
+from tests.engine.world import quiet, virtual
+
+
+@virtual
+async def test_wait_ends_when_set() -> None:
+    loop = asyncio.get_running_loop()
+    wakeup = Wakeup(loop)
+    task = asyncio.ensure_future(wakeup.wait(math.inf))
+    await asyncio.sleep(1000)
+    assert not task.done()
+    wakeup.set()
+    wakeup.set()
+    await quiet()
+    assert task.done()
+
+
+@virtual
+async def test_wait_ends_exactly_at_its_deadline() -> None:
+    loop = asyncio.get_running_loop()
+    wakeup = Wakeup(loop)
+    start = loop.time()
+    await wakeup.wait(start + 2.5)
+    assert loop.time() == start + 2.5
+    await wakeup.wait(start + 2.5)  # past: still a turn of the loop, no spin without one
+    assert loop.time() == start + 2.5
+
+
+@virtual
+async def test_set_before_the_wait_is_remembered_and_costs_one_turn() -> None:
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, VirtualLoop)
+    wakeup = Wakeup(loop)
+    wakeup.set()
+    passes = loop.passes
+    await wakeup.wait(math.inf)
+    assert loop.passes == passes + 1
+
+
+@virtual
+async def test_clear_forgets_past_sets() -> None:
+    loop = asyncio.get_running_loop()
+    wakeup = Wakeup(loop)
+    wakeup.set()
+    wakeup.clear()
+    start = loop.time()
+    await wakeup.wait(start + 1)
+    assert loop.time() == start + 1
+
+
+@virtual
+async def test_timer_of_an_earlier_wait_never_ends_a_later_one() -> None:
+    loop = asyncio.get_running_loop()
+    wakeup = Wakeup(loop)
+    start = loop.time()
+    loop.call_later(0.1, wakeup.set)
+    await wakeup.wait(start + 1)
+    wakeup.clear()
+    await wakeup.wait(start + 5)
+    assert loop.time() == start + 5
+
+
+@virtual
+async def test_cancelled_wait_leaves_no_timer_and_can_be_repeated() -> None:
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, VirtualLoop)
+    wakeup = Wakeup(loop)
+    task = asyncio.ensure_future(wakeup.wait(loop.time() + 100))
+    await quiet()
+    task.cancel()
+    await quiet()
+    assert task.cancelled()
+    assert not loop.pending_timers()
+    wakeup.set()
+    await wakeup.wait(math.inf)
+
+
+@virtual
+async def test_set_and_deadline_in_one_pass_end_the_wait_once() -> None:
+    loop = asyncio.get_running_loop()
+    wakeup = Wakeup(loop)
+    loop.call_at(loop.time() + 1, wakeup.set)
+    await wakeup.wait(loop.time() + 1)
+    wakeup.clear()
+    task = asyncio.ensure_future(wakeup.wait(math.inf))
+    await asyncio.sleep(10)
+    assert not task.done()
+    task.cancel()
+    await quiet()
