@@ -238,7 +238,8 @@ class RecordAccumulator:
         while due and due[0][0] <= now:
             self.place(heapq.heappop(due)[2], now)
         while due and not self._is_awaited(*due[0]):
-            heapq.heappop(due)  # its batch has left; nobody need wake up for it
+            queue = heapq.heappop(due)[2]  # its batch is not at the head; nobody need wake up
+            queue.linger_at = -1.0  # once it is at the head, `place` must note it again
         return due[0][0] if due else float("inf")
 
     def _is_awaited(self, at: float, _: int, queue: PartitionQueue) -> bool:
