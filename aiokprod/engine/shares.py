@@ -126,7 +126,7 @@ class NodeShares:
             if waiter.cancelled():
                 self._leave(node, waiter)
                 self.let_through(node)
-            else:
+            elif waiter.exception() is None:  # else its time was over in the same pass
                 self.end_turn(node)
             raise
         finally:

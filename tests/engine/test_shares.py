@@ -1,0 +1,299 @@
+"""How much of the buffer each broker may hold, and the lines before the brokers."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import pytest
+
+from aiokprod.engine.shares import NodeShares
+from aiokprod.errors import BufferTimeout, Outcome, ProducerClosed
+from tests.engine.world import quiet, virtual
+
+
+def two_brokers(memory: int = 100) -> NodeShares:
+    return NodeShares(memory, lambda: True)
+
+
+def forever() -> float:
+    return asyncio.get_running_loop().time() + 3600
+
+
+def start(shares: NodeShares, node: int | None = 1, **options: object) -> asyncio.Task[None]:
+    return asyncio.ensure_future(shares.wait(node, forever(), **options))  # type: ignore[arg-type]
+
+
+def test_half_of_the_memory_is_one_brokers_limit() -> None:
+    shares = two_brokers()
+    shares.add(1, 50)
+    assert not shares.exceeded(1)
+    shares.add(1, 1)
+    assert shares.exceeded(1)
+    assert not shares.exceeded(2)
+    assert shares.held(1) == 51
+    shares.remove(1, 51)
+    assert shares.held(1) == 0
+
+
+def test_single_broker_has_no_limit() -> None:
+    shares = NodeShares(100, lambda: False)
+    shares.add(1, 100)
+    assert not shares.exceeded(1)
+
+
+def test_more_given_back_than_held_is_a_bug() -> None:
+    shares = two_brokers()
+    shares.add(1, 5)
+    with pytest.raises(AssertionError):
+        shares.remove(1, 6)
+
+
+@virtual
+async def test_one_waiter_at_a_time_gets_the_turn_in_order_of_arrival() -> None:
+    shares = two_brokers()
+    shares.add(1, 60)
+    waiters = [start(shares) for _ in range(3)]
+    await quiet()
+    assert shares.waiting == 3
+    assert shares.has_waiters(1)
+    shares.remove(1, 20)
+    await quiet()
+    assert [w.done() for w in waiters] == [True, False, False]
+    shares.end_turn(1)
+    await quiet()
+    assert [w.done() for w in waiters] == [True, True, False]
+    shares.add(1, 20)
+    shares.end_turn(1)
+    await quiet()
+    assert not waiters[2].done(), "the room is used up again"
+    shares.remove(1, 60)
+    await quiet()
+    assert waiters[2].done()
+    shares.end_turn(1)
+    assert not shares.has_waiters(1)
+    assert shares.waiting == 0
+
+
+@virtual
+async def test_lines_of_two_brokers_are_independent() -> None:
+    shares = two_brokers()
+    shares.add(1, 60)
+    shares.add(2, 60)
+    first, second = start(shares, 1), start(shares, 2)
+    await quiet()
+    shares.remove(2, 60)
+    await quiet()
+    assert second.done()
+    assert not first.done()
+    first.cancel()
+    await quiet()
+
+
+@virtual
+async def test_waiter_without_room_after_all_waits_at_the_front() -> None:
+    shares = two_brokers()
+    shares.add(1, 60)
+    first, second = start(shares), start(shares)
+    await quiet()
+    shares.remove(1, 60)
+    await quiet()
+    assert first.done()
+    shares.add(1, 60)
+    again = start(shares, first=True)
+    await quiet()
+    shares.remove(1, 60)
+    await quiet()
+    assert again.done()
+    assert not second.done()
+    shares.end_turn(1)
+    await quiet()
+    assert second.done()
+    shares.end_turn(1)
+
+
+@virtual
+async def test_deadline_ends_the_wait_and_names_the_broker() -> None:
+    shares = two_brokers()
+    shares.add(7, 60)
+    loop = asyncio.get_running_loop()
+    start_time = loop.time()
+    with pytest.raises(BufferTimeout) as caught:
+        await shares.wait(7, start_time + 3)
+    assert loop.time() == start_time + 3
+    assert caught.value.outcome is Outcome.NOT_SENT
+    assert "broker 7" in str(caught.value)
+    shares.add(None, 60)
+    with pytest.raises(BufferTimeout, match="without a leader"):
+        await shares.wait(None, start_time + 4)
+    assert not shares.has_waiters(7)
+    assert not shares.has_waiters(None)
+
+
+@virtual
+async def test_cancelled_waiter_leaves_the_line() -> None:
+    shares = two_brokers()
+    shares.add(1, 60)
+    first, second = start(shares), start(shares)
+    await quiet()
+    first.cancel()
+    await quiet()
+    assert shares.waiting == 1
+    shares.remove(1, 60)
+    await quiet()
+    assert second.done()
+    shares.end_turn(1)
+
+
+@virtual
+async def test_waiter_cancelled_with_the_turn_passes_it_on() -> None:
+    shares = two_brokers()
+    shares.add(1, 60)
+    first, second = start(shares), start(shares)
+    await quiet()
+    shares.remove(1, 60)
+    first.cancel()  # it has the turn but did not run yet
+    await quiet()
+    assert first.cancelled()
+    assert second.done()
+    shares.end_turn(1)
+    assert not shares.has_waiters(1)
+
+
+@virtual
+async def test_waiter_cancelled_before_its_turn_takes_nobody_elses() -> None:
+    shares = two_brokers()
+    shares.add(1, 60)
+    first, second, third = start(shares), start(shares), start(shares)
+    await quiet()
+    first.cancel()
+    shares.remove(1, 60)
+    await quiet()
+    assert second.done()
+    assert not third.done(), "one at a time"
+    shares.end_turn(1)
+    await quiet()
+    shares.end_turn(1)
+
+
+@virtual
+async def test_waiter_cancelled_at_its_deadline_takes_nobody_elses_turn() -> None:
+    shares = two_brokers()
+    shares.add(1, 60)
+    loop = asyncio.get_running_loop()
+    first = asyncio.ensure_future(shares.wait(1, loop.time() + 1))
+    second, third = start(shares), start(shares)
+    await quiet()
+    loop.call_at(loop.time() + 1, first.cancel)
+    loop.call_at(loop.time() + 1, shares.remove, 1, 60)
+    await asyncio.sleep(2)
+    assert first.done()
+    assert second.done()
+    assert not third.done(), "one at a time"
+    third.cancel()
+    await quiet()
+    shares.end_turn(1)
+    assert not shares.has_waiters(1)
+
+
+@virtual
+async def test_close_fails_everyone_now_and_later() -> None:
+    shares = two_brokers()
+    shares.add(1, 60)
+    waiters = [start(shares), start(shares), start(shares)]
+    await quiet()
+    waiters[2].cancel()
+    error = ProducerClosed("closed")
+    shares.close(error)
+    await quiet()
+    errors = [waiter.exception() for waiter in waiters[:2]]
+    assert all(isinstance(e, ProducerClosed) and e is not error for e in errors)
+    assert waiters[2].cancelled()
+    with pytest.raises(ProducerClosed):
+        await shares.wait(1, forever())
+    shares.remove(1, 60)
+    assert shares.waiting == 0
+
+
+@virtual
+async def test_waiter_cancelled_by_the_close_is_cancelled() -> None:
+    shares = two_brokers()
+    shares.add(1, 60)
+    waiter = start(shares)
+    await quiet()
+    shares.close(ProducerClosed("closed"))
+    waiter.cancel()
+    await quiet()
+    assert waiter.cancelled()
+
+
+@virtual
+async def test_line_moves_when_the_cluster_has_one_broker_left() -> None:
+    several = [True]
+    shares = NodeShares(100, lambda: several[0])
+    shares.add(1, 60)
+    waiter = start(shares)
+    await quiet()
+    several[0] = False
+    shares.look_again()
+    await quiet()
+    assert waiter.done()
+    shares.end_turn(1)
+
+
+def test_pressure_is_the_fullest_brokers() -> None:
+    several = [True]
+    shares = NodeShares(100, lambda: several[0])
+    assert shares.pressure == 0.0
+    shares.add(1, 10)
+    shares.add(2, 25)
+    assert shares.pressure == 0.5
+    shares.add(2, 100)
+    assert shares.pressure == 1.0
+    several[0] = False
+    assert shares.pressure == 0.0
+
+
+@pytest.mark.parametrize("seed", range(20))
+@virtual
+async def test_random_use_serves_in_order_and_forgets_nobody(seed: int) -> None:
+    rng = random.Random(seed)
+    shares = two_brokers(1000)
+    served: list[int] = []
+    gone: set[int] = set()
+    loop = asyncio.get_running_loop()
+
+    async def user(number: int) -> None:
+        size = rng.randint(1, 300)
+        if shares.exceeded(1) or shares.has_waiters(1):
+            try:
+                await shares.wait(1, loop.time() + rng.choice([0.2, 5, 500]))
+            except BufferTimeout:
+                gone.add(number)
+                return
+            assert not shares.exceeded(1)
+            served.append(number)
+            shares.add(1, size)
+            shares.end_turn(1)
+        else:
+            served.append(number)
+            shares.add(1, size)
+        try:
+            await asyncio.sleep(rng.random())
+        finally:
+            shares.remove(1, size)
+
+    tasks = []
+    for number in range(60):
+        tasks.append(asyncio.ensure_future(user(number)))
+        if rng.random() < 0.3:
+            victim = rng.randrange(len(tasks))
+            tasks[victim].cancel()
+            gone.add(victim)
+        await asyncio.sleep(rng.random() * 0.05)
+    await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 600)
+    assert shares.waiting == 0
+    assert not shares.has_waiters(1)
+    assert shares.held(1) == 0
+    assert served == sorted(served)
+    assert set(served) | gone == set(range(60))
