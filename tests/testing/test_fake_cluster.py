@@ -709,3 +709,22 @@ async def test_environment_is_the_world_of_the_cluster(cluster):
     assert environment.dialer is cluster.network
     assert environment.unix_ms() == cluster.unix_ms()
     assert environment.rng.random() == cluster.environment(seed=5).rng.random()
+
+
+def test_duplicate_is_acknowledged_only_once_the_replicas_have_it():
+    async def main() -> None:
+        cluster = FakeCluster(replication_s=1.0)
+        cluster.create_topic("t", 1)
+        first, second = await RawClient.connect(cluster), await RawClient.connect(cluster)
+        data = batch(b"a", pid=1, epoch=0, sequence=0)
+        first.send(produce("t", 0, data), 9)
+        await asyncio.sleep(0.1)
+        start = cluster.loop.time()
+        assert (await send(second, data)).base_offset == 0
+        assert cluster.loop.time() - start >= 0.9
+        assert (await send(second, data)).base_offset == 0
+        assert cluster.loop.time() - start < 2.0
+        await first.close()
+        await second.close()
+
+    run(main)

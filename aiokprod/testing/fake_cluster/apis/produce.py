@@ -167,6 +167,10 @@ def _append(
         if duplicate is not None:
             result.base_offset = duplicate
             cluster.duplicates += 1
+            end = duplicate + len(batch.records)
+            if acks == ALL and log.high_watermark < end:
+                # It is acknowledged when the first copy is: not before the replicas have it.
+                result.waits_until = end
             return
         cluster.note_first_batch(partition, batch)
         log.ledger.check(batch)
