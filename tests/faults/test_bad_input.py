@@ -409,7 +409,7 @@ ANYTHING = st.one_of(
 )
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     st.fixed_dictionaries(
         {},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import os
 import random
 
 import pytest
@@ -17,7 +18,7 @@ APPENDING = {7, 20, 46}
 """Codes a broker may give although it wrote the batch (46: because it did)."""
 
 BATCHES = 5
-SAMPLE = 600
+SAMPLE = int(os.environ.get("AIOKPROD_IN_FLIGHT_CASES", "500"))
 
 # Options under which every record makes a batch of its own and all five are sent together.
 ONE_EACH = {"linger_ms": 0, "batch_size": 1}
