@@ -1,0 +1,342 @@
+"""Edges of the public API: deliveries in asyncio's helpers, interceptors, observers, accounting."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import pickle
+
+import pytest
+
+from aiokprod.errors import (
+    BufferTimeout,
+    DeliveryTimeout,
+    KafkaError,
+    MetadataTimeout,
+    Outcome,
+    ProducerClosed,
+    RecordTooLarge,
+    SerializationError,
+)
+from aiokprod.observer import Observer
+from aiokprod.records import ProducerRecord, RecordMetadata
+from aiokprod.testing import fake_cluster as faults
+from tests.faults.kit import clock, play, scenario, world
+
+
+async def three(producer):
+    return [await producer.submit("t", b"%d" % n, partition=0) for n in range(3)]
+
+
+# -- deliveries ---------------------------------------------------------------------------------
+
+
+@scenario(partitions=1)
+async def test_deliveries_work_with_every_helper_of_asyncio(cluster, producer, history):
+    assert [m.offset for m in await asyncio.gather(*await three(producer))] == [0, 1, 2]
+    done, pending = await asyncio.wait(await three(producer))
+    assert not pending
+    assert sorted(d.result().offset for d in done) == [3, 4, 5]
+    offsets = [(await first).offset for first in asyncio.as_completed(await three(producer))]
+    assert sorted(offsets) == [6, 7, 8]
+    delivery = await producer.submit("t", b"x", partition=0)
+    assert (await asyncio.wait_for(delivery, 5)).offset == 9
+    delivery = await producer.submit("t", b"x", partition=0)
+    assert (await asyncio.shield(delivery)).offset == 10
+    delivery = await producer.submit("t", b"x", partition=0)
+    async with asyncio.timeout(5):
+        assert (await delivery).offset == 11
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(producer.send("t", b"x", partition=0)) for _ in range(3)]
+    assert [task.result().offset for task in tasks] == [12, 13, 14]
+    assert asyncio.isfuture(delivery)
+
+
+@scenario(partitions=1)
+async def test_delivery_awaited_again_gives_the_same_answer(cluster, producer, history):
+    delivery = await producer.submit("t", b"x", partition=0)
+    first = await delivery
+    assert await delivery == first == delivery.result()
+    assert delivery.done()
+    assert delivery.exception() is None
+    seen = []
+    delivery.add_done_callback(lambda d: seen.append(d.result()))
+    await asyncio.sleep(0.01)
+    assert seen == [first]
+
+
+@scenario(partitions=1)
+async def test_failed_delivery_gives_each_waiter_a_copy_of_its_own(cluster, producer, history):
+    await producer.warm(["t"])
+    cluster.fail_produce(("t", 0), 44)
+    delivery = await producer.submit("t", b"x", partition=0)
+
+    async def wait():
+        with pytest.raises(KafkaError) as info:
+            await delivery
+        return info.value
+
+    errors = await asyncio.gather(wait(), wait(), wait())
+    assert len({id(error) for error in errors}) == 3
+    assert len({str(error) for error in errors}) == 1
+    for error in errors:
+        copy = pickle.loads(pickle.dumps(error))
+        assert (type(copy), str(copy), copy.outcome) == (type(error), str(error), error.outcome)
+
+
+@scenario(partitions=1)
+async def test_removed_callback_is_not_called(cluster, producer, history):
+    seen = []
+    delivery = await producer.submit("t", b"x", partition=0)
+    delivery.add_done_callback(seen.append)
+    delivery.remove_done_callback(seen.append)
+    await delivery
+    await asyncio.sleep(0.01)
+    assert seen == []
+
+
+# -- interceptors -------------------------------------------------------------------------------
+
+
+class Ledger:
+    """Counts what an interceptor hears of each record."""
+
+    def __init__(self):
+        self.sent = 0
+        self.heard = []
+
+    def on_send(self, record):
+        self.sent += 1
+        return record
+
+    def on_acknowledgement(self, metadata, error):
+        self.heard.append((metadata, error))
+
+    def close(self):
+        pass
+
+    def errors(self):
+        return [type(error) for _, error in self.heard if error is not None]
+
+
+async def every_way_to_end(cluster, producer):
+    """Records that end in each of the ways there are; how many were handed over."""
+    expected = []
+
+    async def ends(kind, coroutine):
+        expected.append(kind)
+        if kind is None:
+            await coroutine
+        else:
+            with pytest.raises(kind):
+                await coroutine
+
+    await ends(None, producer.send("t", b"ok", partition=0))
+    await ends(SerializationError, producer.send("t", object(), partition=0))
+    await ends(RecordTooLarge, producer.send("t", b"x" * 20_000, partition=0))
+    await ends(MetadataTimeout, producer.send("absent", b"x"))
+    await ends(MetadataTimeout, producer.send("t", b"x", partition=9))
+    cluster.fail_produce(("t", 0), 44)
+    await ends(KafkaError, producer.send("t", b"x", partition=0))
+    cluster.control(0, faults.delay(3), times=1)
+    await ends(DeliveryTimeout, producer.send("t", b"late", partition=0, timeout=0.5))
+    await producer.flush()
+    result = await producer.send_many("t", [b"1", object(), b"3"], partition=0)
+    expected += [None, SerializationError, None]
+    assert len(result.errors) == 1
+    await producer.send_many([ProducerRecord("t", b"1", partition=0)])
+    expected.append(None)
+    cluster.control(0, faults.delay(5), times=1)
+    fill = [producer.try_submit("t", b"x" * 8_000, partition=0) for _ in range(2)]
+    await ends(BufferTimeout, producer.send("t", b"x" * 9_000, partition=0))
+    await asyncio.gather(*fill)
+    expected += [None, None]
+    task = asyncio.ensure_future(producer.send("absent2", b"x"))
+    await asyncio.sleep(0.1)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    expected.append(asyncio.CancelledError)
+    return expected
+
+
+def test_interceptor_hears_of_every_record_exactly_once():
+    async def main():
+        ledger = Ledger()
+        options = {
+            "interceptors": [ledger],
+            "max_block_ms": 1_000,
+            "max_request_size": 10_000,
+            "buffer_memory": 20_000,
+        }
+        async with world(cluster={"auto_create": False}, **options) as (cluster, producer, _):
+            expected = await every_way_to_end(cluster, producer)
+            await producer.flush()
+        assert ledger.sent == len(expected)
+        assert len(ledger.heard) == len(expected)
+        for metadata, error in ledger.heard:
+            assert (error is None) == (metadata is not None and metadata.offset is not None)
+
+    play(main)
+
+
+def test_interceptor_hears_of_records_that_close_gave_up():
+    async def main():
+        ledger = Ledger()
+        async with world(interceptors=[ledger]) as (cluster, producer, _):
+            await producer.send("t", b"1", partition=0)
+            cluster.control(0, faults.lose_request())
+            deliveries = await three(producer)
+            await producer.close(0)
+            found = await asyncio.gather(*deliveries, return_exceptions=True)
+            assert all(isinstance(error, ProducerClosed) for error in found)
+        assert ledger.sent == len(ledger.heard) == 4
+        assert len(ledger.errors()) == 3
+
+    play(main)
+
+
+def test_interceptors_change_records_in_turn():
+    class Add(Ledger):
+        def __init__(self, text):
+            super().__init__()
+            self.text = text
+
+        def on_send(self, record):
+            return ProducerRecord(
+                record.topic, record.value + self.text, record.key, record.partition
+            )
+
+    async def main():
+        async with world(interceptors=[Add(b"1"), Add(b"2")]) as (cluster, producer, _):
+            await producer.send("t", b"0", partition=0)
+            await producer.send_many("t", [b"m"], partition=0)
+            assert cluster.values("t", 0) == [b"012", b"m12"]
+
+    play(main)
+
+
+# -- failures nobody waits for ------------------------------------------------------------------
+
+
+class Watcher(Observer):
+    """Notes failures nobody asked about."""
+
+    def __init__(self):
+        self.calls = []
+
+    def on_unretrieved_failure(self, *arguments):
+        self.calls.append(arguments)
+
+
+def test_failure_nobody_waits_for_is_told_once_per_batch(caplog):
+    async def main():
+        watcher = Watcher()
+        options = {"linger_ms": 20, "adaptive_linger": False, "observer": watcher}
+        async with world(**options) as (cluster, producer, _):
+            await producer.warm(["t"])
+            cluster.fail_produce(("t", 0), 44)
+            await three(producer)
+            await producer.flush()
+            gc.collect()
+            await asyncio.sleep(1)
+            assert len(watcher.calls) == 1
+            cluster.fail_produce(("t", 0), 44)
+            deliveries = await three(producer)
+            found = await asyncio.gather(*deliveries, return_exceptions=True)
+            assert all(isinstance(error, KafkaError) for error in found)
+            await asyncio.sleep(1)
+            assert len(watcher.calls) == 1, "these were waited for"
+
+    with caplog.at_level(logging.WARNING):
+        play(main)
+    told = [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert len(told) == 1
+    assert "t-0" in told[0].getMessage()
+
+
+def test_record_contents_are_never_logged(caplog):
+    secret = b"canary-4711-secret"
+
+    async def main():
+        async with world(delivery_timeout_ms=3_000, request_timeout_ms=1_000) as (
+            cluster,
+            producer,
+            _,
+        ):
+            await producer.send("t", secret, key=secret, headers=[("h", secret)], partition=0)
+            for code in (44, -1, 2, 6, 45):
+                cluster.fail_produce(("t", 0), code)
+                await producer.submit("t", secret, key=secret, partition=0)
+            cluster.kill(1, failover_s=100)
+            await producer.submit("t", secret, key=secret, partition=0)
+            with pytest.raises(SerializationError) as info:
+                await producer.send("t", [secret])
+            assert "4711" not in str(info.value)
+            await producer.flush()
+            for text in (repr(producer), producer.explain(), str(producer.health())):
+                assert "4711" not in text
+
+    with caplog.at_level(logging.DEBUG):
+        play(main)
+    assert "4711" not in caplog.text
+
+
+# -- memory and laps of the loop ----------------------------------------------------------------
+
+
+@scenario(partitions=1, buffer_memory=100_000, max_request_size=50_000)
+async def test_many_waiters_wake_only_as_room_appears(cluster, producer, history):
+    """Promise 12 of the design: waking is proportional to work."""
+    await producer.warm(["t"])
+    cluster.control(0, faults.delay(0.05))
+    tasks = [asyncio.ensure_future(producer.send("t", b"x" * 10_000)) for _ in range(500)]
+    found = await asyncio.gather(*tasks)
+    assert len(found) == 500
+    assert clock().passes < 20_000
+
+
+def test_submit_in_a_tight_loop_lets_others_run():
+    """A producing task must not starve a heartbeat. The time slice is real time: a real loop."""
+
+    async def main():
+        async with world(partitions=3) as (_, producer, _):
+            await producer.warm(["t"])
+            beats = 0
+
+            async def heartbeat():
+                nonlocal beats
+                while True:
+                    beats += 1
+                    await asyncio.sleep(0)
+
+            beating = asyncio.ensure_future(heartbeat())
+            for number in range(100_000):
+                await producer.submit("t", b"x" * 50, partition=number % 3)
+            beating.cancel()
+            await producer.flush()
+            return beats
+
+    assert asyncio.run(main()) > 3
+
+
+@scenario(partitions=1)
+async def test_metadata_of_a_record_is_what_the_log_says(cluster, producer, history):
+    metadata = await producer.send("t", b"value", key=b"key", partition=0, timestamp_ms=77)
+    assert metadata == RecordMetadata("t", 0, 0, 77, 3, 5)
+    empty = await producer.send("t", None, partition=0)
+    assert (empty.serialized_key_size, empty.serialized_value_size) == (-1, -1)
+    assert empty.offset == 1
+
+
+@scenario(partitions=1)
+async def test_error_says_what_to_do_and_where(cluster, producer, history):
+    await history.send()
+    cluster.fail_produce(("t", 0), 44, message="policy says no")
+    with pytest.raises(KafkaError) as info:
+        await producer.send("t", b"x", partition=0)
+    text = str(info.value)
+    for part in ("t-0", "broker 1", "POLICY_VIOLATION", "policy says no"):
+        assert part in text, text
+    assert info.value.outcome is Outcome.REJECTED
+    assert info.value.code.number == 44
