@@ -135,7 +135,7 @@ def test_init_producer_id_error_delays_or_fails_definite(code):
             assert attempt.settled_at - attempt.started_at < RECOVERY
             if code in INIT_RETRIED:
                 assert attempt.acked
-            assert attempt.acked or error_of(attempt).outcome.definite
+            assert attempt.acked or error_of(attempt).outcome is Outcome.NOT_SENT
             history.check()
 
     play(main)
@@ -152,7 +152,7 @@ def test_metadata_topic_error_delays_or_fails_definite(code):
             cluster.control(3, faults.refuse(code), times=1)
             attempt = await history.send()
             assert attempt.settled_at - attempt.started_at < 20 + TICK
-            assert attempt.acked or error_of(attempt).outcome.definite
+            assert attempt.acked or error_of(attempt).outcome is Outcome.NOT_SENT
             if code in METADATA_FAILS:
                 assert not attempt.acked
             elif code in RETRIED | {38, -1}:
@@ -173,7 +173,7 @@ def test_start_up_error_never_hangs_and_heals(code, api_key):
         async with world(max_block_ms=20_000) as (cluster, _, history):
             cluster.control(api_key, faults.refuse(code), times=1)
             attempt = await history.send()
-            assert attempt.acked or error_of(attempt).outcome.definite
+            assert attempt.acked or error_of(attempt).outcome is Outcome.NOT_SENT
             assert attempt.settled_at - attempt.started_at < 20 + TICK
             later = await history.send()
             assert later.acked
