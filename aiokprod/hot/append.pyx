@@ -348,6 +348,10 @@ cdef class Appender:
             body = record_body_size(core, timestamp, key, value, headers_size, header_count)
             size = varint_size(body) + body
         if core is None or not core.has_room(size):
+            # Closing a batch may compress it, which lets other threads run: the caller's list
+            # could grow after its size was taken.
+            if headers is not None:
+                headers = tuple(headers)
             slot = self.roll(topic, slot.partition if slot is not None and
                              not self.is_sticky(partition, key) else -1, bound)
             if slot is None:
@@ -372,6 +376,8 @@ cdef class Appender:
                 partition = topic.sticky
             else:
                 total = <int32_t>len(topic.slots)
+                if total == 0:
+                    raise IndexError(f"{topic.topic} has no partitions")
                 partition = <int32_t>((murmur2_bytes(
                     <const uint8_t*>PyBytes_AS_STRING(key), PyBytes_GET_SIZE(key))
                     & 0x7FFFFFFF) % total)
@@ -391,6 +397,8 @@ cdef class Appender:
         needs the slow path.
         """
         cdef Py_ssize_t i = start, end = len(values)
+        if start < 0:
+            raise ValueError("start must not be negative")
         for column in (keys, timestamps, headers):
             if column is not None and len(column) != end:
                 raise ValueError("columns have different lengths")

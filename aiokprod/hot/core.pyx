@@ -18,6 +18,7 @@ from inspect import CO_COROUTINE
 from types import FunctionType
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
+from cpython.exc cimport PyErr_Clear
 from cpython.ref cimport PyObject, Py_DECREF, Py_INCREF, Py_XDECREF
 from libc.string cimport memcpy
 
@@ -206,6 +207,9 @@ cdef class BatchCore:
         # a failure of that would lose what is in it.
         cdef PyObject* grown = PyBytes_FromStringAndSize(NULL, capacity)
         if grown is NULL:
+            PyErr_Clear()
+            if self.count == 0 and self.owner is not None:
+                self.owner.on_emptied()  # a batch without records must never be sent
             raise MemoryError
         if self.length:
             memcpy(PyBytes_AS_STRING(<object>grown), self.data, self.length)
@@ -369,6 +373,7 @@ cdef class BatchCore:
         self.base_offset = base_offset
         self.log_append_time = log_append_time
         self.state = S_DONE
+        self.owner = None
         self.release_buffer()
         self.wake()
         return True
@@ -380,6 +385,7 @@ cdef class BatchCore:
         self.error = error
         self.record_errors = record_errors
         self.state = S_FAILED
+        self.owner = None
         self.release_buffer()
         self.wake()
         return True
@@ -430,6 +436,8 @@ cdef class BatchCore:
                             self.base_timestamp, 0, bounds[i + 1] - bounds[i], None)
             part.state = S_SEALED
             part.is_part = True
+            if self.bulk_count == self.count:
+                part.bulk_count = part.count
             self.parts.append(part)
         self.part_starts = bounds[:-1]
         self.state = S_SPLIT

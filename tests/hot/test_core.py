@@ -1,0 +1,1123 @@
+"""The compiled core: encoded bytes against a plain encoder and other clients' readers, the life of
+a batch, and the awaitable handle on asyncio and uvloop. Only public names are used; nothing of a
+compiled class can be patched anyway."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import copy
+import gc
+import pickle
+import subprocess
+import sys
+import textwrap
+import weakref
+from typing import Any
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from aiokprod.errors import BrokerError, KafkaError, Outcome, RecordRejected, error_code
+from aiokprod.hot import core as hot
+from aiokprod.hot.append import handle_of
+from aiokprod.hot.core import BatchCore, Delivery, RecordMetadata
+from aiokprod.wire.batch_reader import Record
+from aiokprod.wire.record_batch import batch_header
+from tests.hot.desk import NOW_MS, Desk, idle_desk, on_both_loops
+from tests.reference.records import PlainRecord, encode_records
+from tests.wire.test_peer_batches import PEERS, read_by_peer
+
+MAX_TIMESTAMP = 2**63 - 1
+
+NULLABLE = st.none() | st.binary(max_size=12) | st.binary(min_size=120, max_size=140)
+HEADERS = st.lists(st.tuples(st.text(max_size=5), st.none() | st.binary(max_size=6)), max_size=3)
+REAL_TIMES = st.integers(0, 2**42) | st.integers(NOW_MS, NOW_MS + 1000)
+ANY_TIMES = REAL_TIMES | st.sampled_from([0, 1, 63, 64, 2**31, 2**32, 2**62, MAX_TIMESTAMP])
+
+
+def records(timestamps: st.SearchStrategy[int] = ANY_TIMES, size: int = 12) -> Any:
+    record = st.builds(PlainRecord, timestamps, NULLABLE, NULLABLE, HEADERS.map(tuple))
+    return st.lists(record, min_size=1, max_size=size)
+
+
+def append_all(desk: Desk, plain: list[PlainRecord]) -> list[Delivery]:
+    return [desk.append(r.value, r.key, r.timestamp, list(r.headers)) for r in plain]
+
+
+def error(text: str = "refused", **options: Any) -> BrokerError:
+    return BrokerError(text, outcome=Outcome.REJECTED, **options)
+
+
+# -- bytes ----------------------------------------------------------------------------------------
+
+
+@given(plain=records())
+@example(plain=[PlainRecord(MAX_TIMESTAMP), PlainRecord(0), PlainRecord(MAX_TIMESTAMP)])
+@example(plain=[PlainRecord(0, b"", b"", (("", b""), ("", None)))] * 200)
+@settings(max_examples=300, deadline=None)
+def test_encoding_equals_the_reference(plain: list[PlainRecord]) -> None:
+    desk = idle_desk()
+    append_all(desk, plain)
+    core = desk.core
+    expected = encode_records(plain, plain[0].timestamp)
+    assert core.size == len(expected)
+    assert core.count == core.record_count == len(plain)
+    assert core.base_timestamp == plain[0].timestamp
+    assert core.max_timestamp == max(record.timestamp for record in plain)
+    assert core.finish() == expected
+
+
+@pytest.mark.parametrize("peer", PEERS)
+@given(plain=records(REAL_TIMES))
+@settings(max_examples=60, deadline=None)
+def test_encoding_is_what_other_clients_read(peer: str, plain: list[PlainRecord]) -> None:
+    desk = idle_desk()
+    append_all(desk, plain)
+    core = desk.core
+    payload = core.finish()
+    header = batch_header(
+        payload,
+        count=core.record_count,
+        base_timestamp=core.base_timestamp,
+        max_timestamp=core.max_timestamp,
+    )
+    seen, batch = read_by_peer(peer, header + payload)
+    assert seen == [
+        Record(offset, r.timestamp, r.key, r.value, r.headers) for offset, r in enumerate(plain)
+    ]
+    assert batch.max_timestamp == core.max_timestamp
+
+
+def test_many_records_grow_the_buffer_without_losing_any() -> None:
+    desk = idle_desk()
+    plain = [PlainRecord(NOW_MS + i % 7, b"k%d" % i, b"v" * (i % 300)) for i in range(5000)]
+    append_all(desk, plain)
+    assert desk.core.finish() == encode_records(plain, NOW_MS)
+
+
+@pytest.mark.parametrize("capacity", [0, 1, 10, 4096])
+def test_first_capacity_does_not_show(capacity: int) -> None:
+    desk = idle_desk(capacity=capacity)
+    desk.append(b"x" * 100, timestamp=5)
+    assert desk.core.finish() == encode_records([PlainRecord(5, None, b"x" * 100)], 5)
+
+
+def test_large_record_crosses_every_varint_length() -> None:
+    for size in (0, 1, 62, 63, 64, 8190, 8191, 8192, 1 << 20):
+        desk = idle_desk()
+        desk.append(b"x" * size, b"y" * size, 1, [("h" * size, b"z" * size)])
+        record = PlainRecord(1, b"y" * size, b"x" * size, [("h" * size, b"z" * size)])
+        assert desk.core.finish() == encode_records([record], 1)
+
+
+def test_finished_bytes_never_change() -> None:
+    desk = idle_desk()
+    desk.append(b"v")
+    payload = desk.core.finish()
+    kept = bytes(bytearray(payload))
+    desk.topic.slots[0].core = None
+    desk.append(b"w")
+    desk.core.settle(1)
+    assert payload == kept
+
+
+def test_finished_batch_of_nothing_is_empty() -> None:
+    desk = idle_desk()
+    core = BatchCore("t", 0, desk.loop, 100)
+    assert core.finish() == b""
+    assert core.record_count == 0
+
+
+def test_memory_error_leaves_what_is_in_the_batch() -> None:
+    """Run apart: the limit of the address space is for the whole process."""
+    code = """
+        import resource
+        from tests.hot.desk import idle_desk
+        class Owner:
+            emptied = 0
+            def on_emptied(self):
+                self.emptied += 1
+        desk = idle_desk()
+        desk.append(b"kept", timestamp=5)
+        owner = desk.core.owner = Owner()
+        large = bytes(300 << 20)
+        used = int(open("/proc/self/statm").read().split()[0]) * 4096
+        resource.setrlimit(resource.RLIMIT_AS, (used + (100 << 20), -1))
+        for _ in range(3):
+            try:
+                desk.append(large, timestamp=5)
+            except MemoryError:
+                pass
+            else:
+                raise SystemExit("no MemoryError")
+        assert owner.emptied == 0
+        desk.core.seal()
+        desk.owner = owner
+        used = desk.memory.used
+        try:
+            desk.append(large, timestamp=5)
+        except MemoryError:
+            pass
+        assert owner.emptied == 1, "a new batch without records must not be sent"
+        assert desk.memory.used == used, "nothing was counted"
+        assert desk.opened[0].count == 1
+        payload = desk.opened[0].finish()
+        from tests.reference.records import PlainRecord, encode_records
+        assert payload == encode_records([PlainRecord(5, None, b"kept")], 5)
+    """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True, timeout=60)
+
+
+# -- room -----------------------------------------------------------------------------------------
+
+
+def test_first_record_of_any_size_has_room() -> None:
+    core = BatchCore("t", 0, idle_desk().loop, 10)
+    assert core.fits(1 << 40)
+
+
+@pytest.mark.parametrize("ratio", [1.0, 0.5, 0.1])
+def test_room_counts_what_is_there_by_its_ratio_and_the_new_record_in_full(ratio: float) -> None:
+    desk = idle_desk(limit=1000, ratio=ratio)
+    desk.append(b"x" * 500)
+    used = desk.core.size
+    room = int(1000 - used * ratio)
+    assert desk.core.fits(room)
+    assert not desk.core.fits(room + 1)
+
+
+def test_record_that_does_not_fit_rolls_and_one_that_fits_exactly_does_not() -> None:
+    desk = idle_desk(limit=200)
+    desk.append(b"x" * 90, timestamp=1)
+    one = desk.core.size
+    desk.append(b"x" * (200 - one - (one - 90)), timestamp=1)
+    assert len(desk.opened) == 1
+    assert desk.core.size == 200
+    desk.append(b"", timestamp=1)
+    assert len(desk.opened) == 2
+
+
+def test_sealed_or_finished_batch_has_no_room() -> None:
+    desk = idle_desk()
+    core = BatchCore("t", 0, desk.loop, 100)
+    core.seal()
+    assert core.state == hot.SEALED
+    assert not core.fits(1)
+    core.seal()
+    core.finish()
+    core.seal()
+    assert core.state == hot.FINISHED
+    assert not core.fits(1)
+
+
+# -- withdrawing ----------------------------------------------------------------------------------
+
+
+@given(plain=records(size=8), data=st.data())
+@settings(max_examples=150, deadline=None)
+def test_withdrawn_records_are_left_out_and_the_others_move_up(
+    plain: list[PlainRecord], data: st.DataObject
+) -> None:
+    desk = idle_desk()
+    deliveries = append_all(desk, plain)
+    order = data.draw(st.permutations(range(len(plain))))
+    gone = order[: data.draw(st.integers(0, len(plain)))]
+    for index in gone:
+        assert deliveries[index].cancel()
+        assert deliveries[index].withdrawn
+    core = desk.core
+    left = [index for index in range(len(plain)) if index not in gone]
+    assert core.record_count == len(left)
+    assert core.withdrawn == (sorted(gone) or None)
+    payload = core.finish()
+    if left:
+        kept = [plain[index] for index in left]
+        assert payload == encode_records(kept, kept[0].timestamp)
+        assert core.base_timestamp == kept[0].timestamp
+        assert core.max_timestamp == max(record.timestamp for record in kept)
+    else:
+        assert payload == b""
+    core.settle(100)
+    for position, index in enumerate(left):
+        assert deliveries[index].result().offset == 100 + position
+        assert deliveries[index].result().timestamp_ms == plain[index].timestamp
+    for index in gone:
+        assert deliveries[index].cancelled()
+
+
+def test_withdrawing_the_last_record_tells_the_owner_once() -> None:
+    class Owner:
+        emptied = 0
+
+        def on_emptied(self) -> None:
+            self.emptied += 1
+
+    desk = idle_desk()
+    deliveries = desk.deliveries(3)
+    owner = desk.core.owner = Owner()
+    for delivery in deliveries[:2]:
+        delivery.cancel()
+    assert owner.emptied == 0
+    deliveries[2].cancel()
+    assert owner.emptied == 1
+
+
+def test_nothing_is_withdrawn_from_a_finished_batch() -> None:
+    desk = idle_desk()
+    delivery = desk.append()
+    desk.core.finish()
+    assert not desk.core.withdraw(0)
+    assert delivery.cancel()
+    assert not delivery.withdrawn
+    assert "unknown" in str(delivery._make_cancelled_error())
+
+
+def test_sealed_batch_still_gives_records_back() -> None:
+    desk = idle_desk()
+    deliveries = desk.deliveries(2)
+    desk.core.seal()
+    assert deliveries[0].cancel()
+    assert deliveries[0].withdrawn
+    assert "not in the log" in str(deliveries[0]._make_cancelled_error())
+
+
+def test_record_errors_belong_to_positions_among_the_sent_records() -> None:
+    desk = idle_desk()
+    deliveries = desk.deliveries(4)
+    deliveries[1].cancel()
+    desk.core.finish()
+    desk.core.fail(error("batch"), {1: error("record two")})
+    assert [str(deliveries[i].exception()) for i in (0, 2, 3)] == ["batch", "record two", "batch"]
+
+
+# -- splitting ------------------------------------------------------------------------------------
+
+
+@given(plain=records(size=20), limit=st.integers(1, 600), data=st.data())
+@settings(max_examples=150, deadline=None)
+def test_parts_hold_all_records_in_order_within_the_limit(
+    plain: list[PlainRecord], limit: int, data: st.DataObject
+) -> None:
+    desk = idle_desk()
+    deliveries = append_all(desk, plain)
+    core = desk.core
+    gone = data.draw(st.sets(st.integers(0, len(plain) - 1), max_size=len(plain) - 1))
+    watched = data.draw(st.sets(st.integers(0, len(plain) - 1)))
+    called: list[int] = []
+    for index in watched:
+        deliveries[index].set_hook(lambda md, error, index=index: called.append(index))
+    for index in gone:
+        deliveries[index].cancel()
+    called.clear()
+    left = [index for index in range(len(plain)) if index not in gone]
+    parts = core.split(core.finish(), limit)
+    assert core.state == hot.SPLIT
+    assert not core.settled
+    position = 0
+    where: dict[int, tuple[int, int]] = {}
+    for number, part in enumerate(parts):
+        indices = left[position : position + part.count]
+        kept = [plain[index] for index in indices]
+        where.update((index, (number, i)) for i, index in enumerate(indices))
+        assert part.size <= limit or part.count == 1
+        assert part.base_timestamp == kept[0].timestamp
+        assert part.max_timestamp == max(record.timestamp for record in kept)
+        assert part.finish() == encode_records(kept, kept[0].timestamp)
+        position += part.count
+    assert position == len(left)
+    assert not any(deliveries[index].done() for index in left)
+    for number, part in enumerate(parts):
+        part.settle(1000 * number)
+    for index in left:
+        number, place = where[index]
+        assert deliveries[index].result().offset == 1000 * number + place
+    assert called == [index for index in left if index in watched], "in order, part by part"
+
+
+def test_parts_can_be_split_again_and_handles_follow() -> None:
+    desk = idle_desk()
+    deliveries = desk.deliveries(8)
+    late = deliveries[7]
+    deliveries[3].add_done_callback(lambda delivery: None)
+    size = desk.core.size // 8
+    halves = desk.core.split(desk.core.finish(), 4 * size)
+    assert [half.count for half in halves] == [4, 4]
+    quarters = [part for half in halves for part in half.split(half.finish(), 2 * size)]
+    assert [quarter.count for quarter in quarters] == [2] * 4
+    for number, quarter in enumerate(quarters):
+        quarter.finish()
+        quarter.settle(10 * number)
+    assert [d.result().offset for d in deliveries] == [0, 1, 10, 11, 20, 21, 30, 31]
+    calls: list[Delivery] = []
+    late.add_done_callback(calls.append)
+    desk.loop.calls[-1]()  # type: ignore[attr-defined]
+    assert calls == [late]
+
+
+def test_handle_made_before_a_split_is_done_with_the_last_part() -> None:
+    desk = idle_desk()
+    desk.deliveries(3)
+    probe = handle_of(desk.core)
+    parts = desk.core.split(desk.core.finish(), 1)
+    parts[0].settle(0)
+    parts[1].settle(1)
+    assert not probe.done()
+    parts[2].settle(2)
+    assert probe.done()
+
+
+def test_parts_settle_each_on_its_own() -> None:
+    desk = idle_desk()
+    deliveries = desk.deliveries(2)
+    parts = desk.core.split(desk.core.finish(), 1)
+    parts[1].fail(error())
+    assert [d.done() for d in deliveries] == [False, True]
+    parts[0].settle(5)
+    assert deliveries[0].result().offset == 5
+    with pytest.raises(BrokerError):
+        deliveries[1].result()
+
+
+def test_only_a_finished_batch_can_be_split() -> None:
+    desk = idle_desk()
+    desk.append()
+    with pytest.raises(asyncio.InvalidStateError):
+        desk.core.split(b"", 10)
+    payload = desk.core.finish()
+    desk.core.split(payload, 10)
+    with pytest.raises(asyncio.InvalidStateError):
+        desk.core.split(payload, 10)
+
+
+@pytest.mark.parametrize(
+    "payload", [b"\x80", b"\xff" * 11, b"\x00", b"\x01", b"\x7f", b"\x06ab", b"\x02\x00\x80"]
+)
+def test_damaged_payload_is_not_split(payload: bytes) -> None:
+    desk = idle_desk()
+    desk.append()
+    desk.core.finish()
+    with pytest.raises(ValueError, match="damaged"):
+        desk.core.split(payload, 1)
+
+
+def test_batch_is_finished_once() -> None:
+    desk = idle_desk()
+    desk.append()
+    desk.core.finish()
+    with pytest.raises(asyncio.InvalidStateError):
+        desk.core.finish()
+
+
+def test_bulk_records_count_as_awaited_also_after_a_split() -> None:
+    from aiokprod.hot.append import BulkTracker
+
+    desk = idle_desk()
+    tracker = BulkTracker()
+    assert desk.appender.append_column(tracker, desk.topic, [b"v"] * 4, None, None, None, 0, 0) == 4
+    assert desk.core.unwatched == 0
+    parts = desk.core.split(desk.core.finish(), 20)
+    assert len(parts) > 1
+    assert [part.unwatched for part in parts] == [0] * len(parts)
+
+
+# -- outcomes -------------------------------------------------------------------------------------
+
+
+def test_first_outcome_stands() -> None:
+    desk = idle_desk()
+    delivery = desk.append()
+    core = desk.core
+    assert core.settle(7)
+    assert not core.settle(8)
+    assert not core.fail(error())
+    assert delivery.result().offset == 7
+    assert core.state == hot.DONE
+    assert core.error is None
+
+    desk.topic.slots[0].core = None
+    delivery = desk.append()
+    core = desk.core
+    assert core.fail(error("first"))
+    assert not core.fail(error("second"))
+    assert not core.settle(8)
+    assert str(delivery.exception()) == "first"
+    assert core.state == hot.FAILED
+
+
+def test_open_batch_can_expire() -> None:
+    desk = idle_desk()
+    delivery = desk.append()
+    desk.core.fail(error())
+    assert delivery.done()
+    assert not delivery.cancel()
+    with pytest.raises(asyncio.InvalidStateError):
+        desk.core.finish()
+
+
+@pytest.mark.parametrize(("base", "offset"), [(-1, None), (0, 1), (2**62, 2**62 + 1)])
+def test_offset_is_base_and_index_or_unknown(base: int, offset: int | None) -> None:
+    desk = idle_desk()
+    delivery = desk.deliveries(2)[1]
+    desk.core.settle(base)
+    assert delivery.result().offset == offset
+
+
+def test_metadata_tells_sizes_and_times() -> None:
+    desk = idle_desk()
+    first = desk.append(b"value", b"key", 5)
+    second = desk.append(None, None, 4)
+    third = desk.append(b"", b"", None)
+    desk.core.settle(0)
+    assert first.result() == RecordMetadata("t", 0, 0, 5, 3, 5)
+    assert second.result() == RecordMetadata("t", 0, 1, 4, -1, -1)
+    assert third.result() == RecordMetadata("t", 0, 2, NOW_MS, 0, 0)
+    assert (first.topic, first.partition, first.timestamp_ms) == ("t", 0, 5)
+
+
+def test_log_append_time_takes_the_place_of_all_timestamps() -> None:
+    desk = idle_desk()
+    deliveries = desk.deliveries(2)
+    desk.core.settle(0, 77)
+    assert [d.result().timestamp_ms for d in deliveries] == [77, 77]
+
+
+def test_unwatched_counts_neither_awaited_nor_withdrawn_records() -> None:
+    desk = idle_desk()
+    deliveries = desk.deliveries(5)
+    core = desk.core
+    assert core.unwatched == 5
+    deliveries[0].add_done_callback(lambda delivery: None)
+    deliveries[1].set_hook(lambda metadata, error: None)
+    deliveries[2].add_done_callback(lambda delivery: None)
+    deliveries[2].cancel()
+    deliveries[3].cancel()
+    assert core.unwatched == 1
+    core.fail(error())
+    assert core.watched == 3
+
+
+# -- the handle without a loop --------------------------------------------------------------------
+
+
+def test_pending_handle_has_no_result() -> None:
+    delivery = idle_desk().append()
+    assert not delivery.done()
+    assert not delivery.cancelled()
+    assert "pending" in repr(delivery)
+    with pytest.raises(asyncio.InvalidStateError):
+        delivery.result()
+    with pytest.raises(asyncio.InvalidStateError):
+        delivery.exception()
+
+
+def test_cancelled_handle_raises_cancelled_error() -> None:
+    delivery = idle_desk().append()
+    assert delivery.cancel("why")
+    assert not delivery.cancel()
+    assert delivery.done()
+    assert delivery.cancelled()
+    assert "cancelled" in repr(delivery)
+    for ask in (delivery.result, delivery.exception):
+        with pytest.raises(asyncio.CancelledError):
+            ask()
+
+
+def test_settled_handle_cannot_be_cancelled() -> None:
+    desk = idle_desk()
+    delivery = desk.append()
+    desk.core.settle(0)
+    assert not delivery.cancel()
+    assert not delivery.cancelled()
+    assert delivery.exception() is None
+    assert "done" in repr(delivery)
+
+
+def test_handle_cannot_be_made_by_hand() -> None:
+    with pytest.raises(TypeError):
+        Delivery()
+
+
+def test_every_look_at_a_failure_gets_a_copy_of_its_own() -> None:
+    desk = idle_desk()
+    delivery = desk.append()
+    original = error("refused", code=error_code(87))
+    desk.core.fail(original)
+    copies = [delivery.exception(), delivery.exception()]
+    for _ in range(2):
+        with pytest.raises(BrokerError) as caught:
+            delivery.result()
+        copies.append(caught.value)
+    assert len({id(c) for c in copies} | {id(original)}) == 5
+    for c in copies:
+        assert isinstance(c, KafkaError)
+        assert c.__cause__ is original
+        assert (c.outcome, c.code, str(c)) == (original.outcome, original.code, str(original))
+    assert original.__traceback__ is None
+
+
+def test_record_error_comes_before_that_of_the_batch() -> None:
+    desk = idle_desk()
+    deliveries = desk.deliveries(2)
+    desk.core.fail(error(), {1: RecordRejected("no key", outcome=Outcome.REJECTED)})
+    assert type(deliveries[0].exception()) is BrokerError
+    assert type(deliveries[1].exception()) is RecordRejected
+
+
+# -- hooks ----------------------------------------------------------------------------------------
+
+
+def test_hooks_run_at_settlement_in_append_order_whatever_order_they_were_set_in() -> None:
+    desk = idle_desk()
+    deliveries = desk.deliveries(5)
+    seen: list[tuple[int, int | None]] = []
+    for index in (3, 0, 4, 1, 2):
+        deliveries[index].set_hook(
+            lambda metadata, error, index=index: seen.append((index, metadata.offset))
+        )
+    desk.core.settle(10)
+    assert seen == [(index, 10 + index) for index in range(5)]
+
+
+def test_hook_gets_the_error_of_its_record() -> None:
+    desk = idle_desk()
+    delivery = desk.append()
+    seen: list[Any] = []
+    delivery.set_hook(lambda metadata, error: seen.append((metadata, error)))
+    original = error()
+    desk.core.fail(original)
+    ((metadata, got),) = seen
+    assert metadata is None
+    assert got.__cause__ is original
+
+
+def test_hook_of_a_withdrawn_record_runs_at_once_and_only_then() -> None:
+    desk = idle_desk()
+    delivery = desk.append()
+    seen: list[Any] = []
+    delivery.set_hook(lambda metadata, error: seen.append(error))
+    delivery.cancel()
+    assert isinstance(seen[0], asyncio.CancelledError)
+    desk.core.settle(0)
+    assert len(seen) == 1
+
+
+def test_hook_of_a_record_in_flight_runs_with_the_outcome_though_nobody_waits_any_more() -> None:
+    desk = idle_desk()
+    delivery = desk.append()
+    seen: list[Any] = []
+    delivery.set_hook(lambda metadata, error: seen.append(metadata.offset))
+    desk.core.finish()
+    delivery.cancel()
+    assert seen == []
+    desk.core.settle(3)
+    assert seen == [3]
+
+
+def test_hook_that_appends_another_record_is_fine() -> None:
+    desk = idle_desk()
+    delivery = desk.append(b"first")
+    more: list[Delivery] = []
+    delivery.set_hook(lambda metadata, error: more.append(desk.append(b"second")))
+    core = desk.core
+    desk.topic.slots[0].core = None
+    core.settle(0)
+    assert not more[0].done()
+
+
+@on_both_loops
+async def test_failing_hook_does_not_hide_the_outcome_from_others() -> None:
+    desk = Desk()
+    first, second = desk.deliveries(2)
+    contexts: list[dict[str, Any]] = []
+    loop = asyncio.get_running_loop()
+    handler = loop.get_exception_handler()
+    loop.set_exception_handler(lambda loop, context: contexts.append(context))
+
+    def hook(metadata: object, error: object) -> None:
+        raise RuntimeError("a bug of the user")
+
+    first.set_hook(hook)
+    desk.core.finish()
+    task = asyncio.ensure_future(_await(second))
+    await asyncio.sleep(0)
+    desk.core.settle(0)
+    assert (await task).offset == 1
+    assert "a bug of the user" in str(contexts[0]["exception"])
+    loop.set_exception_handler(handler)
+
+
+# -- callbacks ------------------------------------------------------------------------------------
+
+
+@on_both_loops
+async def test_callbacks_run_through_the_loop_in_append_order() -> None:
+    desk = Desk()
+    deliveries = desk.deliveries(4)
+    seen: list[Delivery] = []
+    for index in (2, 0, 3, 1):
+        deliveries[index].add_done_callback(seen.append)
+    desk.core.settle(0)
+    assert seen == []
+    await asyncio.sleep(0)
+    assert seen == deliveries
+
+
+@on_both_loops
+async def test_callback_after_the_outcome_runs_in_the_next_pass() -> None:
+    desk = Desk()
+    delivery = desk.append()
+    desk.core.settle(0)
+    seen: list[Delivery] = []
+    delivery.add_done_callback(seen.append)
+    assert seen == []
+    await asyncio.sleep(0)
+    assert seen == [delivery]
+
+
+@on_both_loops
+async def test_callbacks_are_removed_by_equality() -> None:
+    desk = Desk()
+    delivery = desk.append()
+    seen: list[Delivery] = []
+    other: list[Delivery] = []
+    assert delivery.remove_done_callback(seen.append) == 0
+    delivery.add_done_callback(seen.append)
+    delivery.add_done_callback(other.append)
+    delivery.add_done_callback(seen.append)
+    assert delivery.remove_done_callback(seen.append) == 2
+    desk.core.settle(0)
+    await asyncio.sleep(0)
+    assert (seen, other) == ([], [delivery])
+    assert delivery.remove_done_callback(other.append) == 0
+
+
+@on_both_loops
+async def test_callback_runs_in_its_context() -> None:
+    desk = Desk()
+    delivery = desk.append()
+    variable: contextvars.ContextVar[str] = contextvars.ContextVar("variable", default="outside")
+    seen: list[str] = []
+
+    def callback(delivery: Delivery) -> None:
+        seen.append(variable.get())
+
+    context = contextvars.copy_context()
+    context.run(variable.set, "given")
+    delivery.add_done_callback(callback, context=context)
+    variable.set("present")
+    delivery.add_done_callback(callback)
+    variable.set("later")
+    desk.core.settle(0)
+    await asyncio.sleep(0)
+    assert seen == ["given", "present"]
+
+
+@pytest.mark.parametrize("callback", [None, 5, "text"])
+def test_what_cannot_be_called_is_refused_as_a_callback(callback: Any) -> None:
+    with pytest.raises(TypeError):
+        idle_desk().append().add_done_callback(callback)
+
+
+def test_coroutine_function_is_refused_as_a_callback() -> None:
+    async def callback(delivery: Delivery) -> None: ...
+
+    with pytest.raises(TypeError):
+        idle_desk().append().add_done_callback(callback)
+
+
+@on_both_loops
+async def test_callback_of_a_withdrawn_record_runs() -> None:
+    desk = Desk()
+    delivery = desk.append()
+    seen: list[Delivery] = []
+    delivery.add_done_callback(seen.append)
+    delivery.cancel()
+    await asyncio.sleep(0)
+    assert seen == [delivery]
+    desk.core.settle(0)
+    await asyncio.sleep(0)
+    assert seen == [delivery]
+
+
+# -- awaiting, as tasks do ------------------------------------------------------------------------
+
+
+async def _await(delivery: Delivery) -> RecordMetadata:
+    return await delivery
+
+
+@on_both_loops
+async def test_await_before_and_after_the_outcome() -> None:
+    desk = Desk()
+    delivery = desk.append(b"v")
+    task = asyncio.ensure_future(_await(delivery))
+    await asyncio.sleep(0)
+    assert not task.done()
+    desk.core.settle(4)
+    assert (await task).offset == 4
+    assert (await delivery).offset == 4
+    assert (await delivery) == (await delivery)
+
+
+@on_both_loops
+async def test_await_of_a_failure_raises_a_copy_per_awaiter() -> None:
+    desk = Desk()
+    delivery = desk.append()
+    tasks = [asyncio.ensure_future(_await(delivery)) for _ in range(3)]
+    await asyncio.sleep(0)
+    original = error()
+    desk.core.fail(original)
+    results = await asyncio.gather(*tasks, return_exceptions=True)
+    assert len({id(result) for result in results}) == 3
+    assert all(isinstance(r, BrokerError) and r.__cause__ is original for r in results)
+
+
+@on_both_loops
+async def test_await_after_withdrawals_finds_its_offset() -> None:
+    desk = Desk()
+    first, second = desk.deliveries(2)
+    first.cancel()
+    desk.core.finish()
+    desk.core.settle(9)
+    assert (await second).offset == 9
+    with pytest.raises(asyncio.CancelledError):
+        await first
+
+
+@on_both_loops
+async def test_await_through_a_split() -> None:
+    desk = Desk()
+    deliveries = desk.deliveries(4)
+    tasks = [asyncio.ensure_future(_await(d)) for d in deliveries[:2]]
+    await asyncio.sleep(0)
+    parts = desk.core.split(desk.core.finish(), 1)
+    tasks += [asyncio.ensure_future(_await(d)) for d in deliveries[2:]]
+    await asyncio.sleep(0)
+    for number, part in enumerate(parts):
+        part.finish()
+        part.settle(10 * number)
+    assert [md.offset for md in await asyncio.gather(*tasks)] == [0, 10, 20, 30]
+
+
+@on_both_loops
+async def test_gather() -> None:
+    desk = Desk()
+    deliveries = desk.deliveries(3)
+    gathering = asyncio.gather(*deliveries, deliveries[0])
+    desk.core.settle(5)
+    assert [md.offset for md in await gathering] == [5, 6, 7, 5]
+    desk.topic.slots[0].core = None
+    failing = asyncio.gather(desk.append(), return_exceptions=True)
+    desk.core.fail(error())
+    assert [type(result) for result in await failing] == [BrokerError]
+
+
+@on_both_loops
+async def test_cancelling_gather_withdraws_what_is_in_open_batches() -> None:
+    desk = Desk()
+    deliveries = desk.deliveries(2)
+    task = asyncio.ensure_future(_gather(deliveries))
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert [d.withdrawn for d in deliveries] == [True, True]
+    assert desk.core.record_count == 0
+
+
+async def _gather(deliveries: list[Delivery]) -> list[RecordMetadata]:
+    return await asyncio.gather(*deliveries)
+
+
+@on_both_loops
+async def test_wait() -> None:
+    desk = Desk(partitions=2)
+    fast, slow = desk.append(partition=0), desk.append(partition=1)
+    desk.opened[0].settle(0)
+    done, pending = await asyncio.wait([fast, slow], return_when=asyncio.FIRST_COMPLETED)  # type: ignore[type-var]
+    assert (done, pending) == ({fast}, {slow})
+    desk.opened[1].settle(1)
+    done, pending = await asyncio.wait([slow])  # type: ignore[type-var]
+    assert (done, pending) == ({slow}, set())
+
+
+@on_both_loops
+async def test_wait_for() -> None:
+    desk = Desk()
+    delivery = desk.append()
+    asyncio.get_running_loop().call_soon(desk.core.settle, 3)
+    assert (await asyncio.wait_for(delivery, 10)).offset == 3
+    assert (await asyncio.wait_for(delivery, None)).offset == 3
+
+
+@on_both_loops
+async def test_wait_for_that_times_out_withdraws_the_record() -> None:
+    desk = Desk()
+    delivery = desk.append()
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(delivery, 0)
+    assert delivery.withdrawn
+
+
+@on_both_loops
+async def test_wait_for_in_flight_that_times_out_only_stops_waiting() -> None:
+    desk = Desk()
+    delivery = desk.append()
+    payload = desk.core.finish()
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(delivery, 0)
+    assert delivery.cancelled()
+    assert not delivery.withdrawn
+    assert len(payload) > 0
+    desk.core.settle(0)
+    with pytest.raises(asyncio.CancelledError):
+        await delivery
+
+
+@on_both_loops
+async def test_shield_keeps_the_record_when_its_waiter_is_cancelled() -> None:
+    desk = Desk()
+    delivery = desk.append()
+    task = asyncio.ensure_future(_shielded(delivery))
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert not delivery.cancelled()
+    desk.core.settle(8)
+    assert (await asyncio.shield(delivery)).offset == 8
+    await asyncio.sleep(0)
+
+
+async def _shielded(delivery: Delivery) -> RecordMetadata:
+    return await asyncio.shield(delivery)
+
+
+@on_both_loops
+async def test_as_completed() -> None:
+    desk = Desk(partitions=3)
+    deliveries = [desk.append(partition=p) for p in range(3)]
+    for number in (2, 0, 1):
+        asyncio.get_running_loop().call_soon(desk.opened[number].settle, number)
+    offsets = [(await next_one).offset for next_one in asyncio.as_completed(deliveries)]
+    assert sorted(offsets) == [0, 1, 2]
+
+
+@on_both_loops
+async def test_task_group() -> None:
+    desk = Desk()
+    deliveries = desk.deliveries(3)
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(_await(d)) for d in deliveries]
+        group.create_task(_settle(desk))
+    assert [task.result().offset for task in tasks] == [0, 1, 2]
+
+
+async def _settle(desk: Desk) -> None:
+    await asyncio.sleep(0)
+    desk.core.settle(0)
+
+
+@on_both_loops
+async def test_task_group_that_fails_withdraws_the_others() -> None:
+    desk = Desk(partitions=2)
+    failing, waiting = desk.append(partition=0), desk.append(partition=1)
+    with pytest.raises(ExceptionGroup) as caught:
+        await _group(desk, failing, waiting)
+    assert isinstance(caught.value.exceptions[0], BrokerError)
+    assert waiting.withdrawn
+
+
+async def _group(desk: Desk, *deliveries: Delivery) -> None:
+    async with asyncio.TaskGroup() as group:
+        for delivery in deliveries:
+            group.create_task(_await(delivery))
+        await asyncio.sleep(0)
+        desk.opened[0].fail(error())
+
+
+@on_both_loops
+async def test_timeout_context_withdraws_an_open_record() -> None:
+    desk = Desk()
+    delivery = desk.append()
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0):
+            await delivery
+    assert delivery.withdrawn
+
+
+@on_both_loops
+async def test_ensure_future_takes_it_as_it_is() -> None:
+    desk = Desk()
+    delivery = desk.append()
+    assert asyncio.isfuture(delivery)
+    assert asyncio.ensure_future(delivery) is delivery  # type: ignore[comparison-overlap]
+    assert delivery.get_loop() is asyncio.get_running_loop()
+
+
+@on_both_loops
+async def test_cancelling_the_task_that_awaits_withdraws_the_record() -> None:
+    desk = Desk()
+    first, second = desk.deliveries(2)
+    task = asyncio.ensure_future(_await(first))
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError, match="not in the log"):
+        await task
+    assert first.withdrawn
+    desk.core.finish()
+    desk.core.settle(0)
+    assert (await second).offset == 0
+
+
+@on_both_loops
+async def test_cancelling_the_task_of_a_record_in_flight_says_unknown() -> None:
+    desk = Desk()
+    delivery = desk.append()
+    desk.core.finish()
+    task = asyncio.ensure_future(_await(delivery))
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError, match="unknown"):
+        await task
+    assert not delivery.withdrawn
+
+
+@on_both_loops
+async def test_task_cancelled_after_the_outcome_is_cancelled_and_the_record_is_not() -> None:
+    desk = Desk()
+    delivery = desk.append()
+    task = asyncio.ensure_future(_await(delivery))
+    await asyncio.sleep(0)
+    desk.core.settle(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert not delivery.cancelled()
+    assert delivery.result().offset == 0
+
+
+@on_both_loops
+async def test_many_awaiters_of_many_records() -> None:
+    desk = Desk()
+    deliveries = desk.deliveries(500)
+    tasks = [asyncio.ensure_future(_await(d)) for d in deliveries for _ in range(2)]
+    await asyncio.sleep(0)
+    desk.core.finish()
+    desk.core.settle(0)
+    offsets = [md.offset for md in await asyncio.gather(*tasks)]
+    assert offsets == [index // 2 for index in range(1000)]
+
+
+# -- memory ---------------------------------------------------------------------------------------
+
+
+def test_references_are_given_back() -> None:
+    value, key, name, header = b"v" * 50, b"k" * 50, "name" * 5, b"h" * 50
+    headers = [(name, header)]
+    objects: list[Any] = [value, key, name, header, headers, None]
+    before = [sys.getrefcount(item) for item in objects]
+    for _ in range(200):
+        desk = idle_desk()
+        for _ in range(20):
+            desk.append(value, key, 5, headers)
+        desk.core.split(desk.core.finish(), 100)
+    del desk
+    gc.collect()
+    after = [sys.getrefcount(item) for item in objects]
+    assert after[:-1] == before[:-1]
+    assert abs(after[-1] - before[-1]) < 50
+
+
+@pytest.mark.parametrize("end", ["settle", "fail", "expire open", "split"])
+def test_settled_batch_is_freed_without_the_collector(end: str) -> None:
+    class Owner:
+        def __init__(self, core: BatchCore) -> None:
+            self.core = core
+
+        def on_emptied(self) -> None: ...
+
+    gc.collect()
+    gc.disable()
+    try:
+        desk = idle_desk()
+        deliveries = desk.deliveries(3)
+        owner = Owner(desk.core)
+        desk.core.owner = owner
+        gone = weakref.ref(owner)
+        deliveries[0].add_done_callback(lambda delivery: None)
+        deliveries[1].set_hook(lambda metadata, error: None)
+        core = desk.core
+        if end == "expire open":
+            core.fail(error())
+        elif end == "split":
+            for part in core.split(core.finish(), 1):
+                part.settle(0)
+        else:
+            core.finish()
+            assert core.settle(0) if end == "settle" else core.fail(error())
+        desk.loop.calls.clear()  # type: ignore[attr-defined]
+        del owner, core, desk, deliveries
+        assert gone() is None, "owner and batch hold each other"
+    finally:
+        gc.enable()
+
+
+def test_settled_handles_hold_no_callback() -> None:
+    class Token:
+        pass
+
+    desk = idle_desk()
+    delivery = desk.append()
+    token = Token()
+    gone = weakref.ref(token)
+    delivery.set_hook(lambda metadata, error, token=token: None)
+    delivery.add_done_callback(lambda delivery, token=token: None)
+    del token
+    desk.core.settle(0)
+    desk.loop.calls.clear()  # type: ignore[attr-defined]
+    gc.collect()
+    assert gone() is None
+
+
+def test_error_of_a_batch_collects_no_tracebacks() -> None:
+    desk = idle_desk()
+    delivery = desk.append()
+    original = error()
+    desk.core.fail(original)
+    before = sys.getrefcount(original)
+    for _ in range(100):
+        with pytest.raises(BrokerError):
+            delivery.result()
+    gc.collect()
+    assert sys.getrefcount(original) <= before + 1
+    assert original.__traceback__ is None
+
+
+# -- RecordMetadata -------------------------------------------------------------------------------
+
+
+def test_metadata_is_a_value() -> None:
+    one = RecordMetadata("t", 3, 7, 5, 1, 2)
+    assert one == RecordMetadata("t", 3, 7, 5, 1, 2)
+    assert one != RecordMetadata("t", 3, 8, 5, 1, 2)
+    assert one != ("t", 3, 7, 5, 1, 2)
+    assert hash(one) == hash(RecordMetadata("t", 3, 7, 5, 1, 2))
+    assert pickle.loads(pickle.dumps(one)) == one
+    assert copy.copy(one) == one
+    assert "offset=7" in repr(one)
+    match one:
+        case RecordMetadata(topic, partition, offset):
+            assert (topic, partition, offset) == ("t", 3, 7)
+
+
+def test_metadata_refuses_what_does_not_fit() -> None:
+    for arguments in (("t", 2**31, 0, 0), ("t", 0, 0, 2**63), ("t", 0, 0, 0, 2**31)):
+        with pytest.raises(OverflowError):
+            RecordMetadata(*arguments)  # type: ignore[arg-type]
+    with pytest.raises(TypeError):
+        RecordMetadata(None, 0, 0, 0)  # type: ignore[arg-type]
+    with pytest.raises(AttributeError):
+        RecordMetadata("t", 0, 0, 0).offset = 5  # type: ignore[misc]
