@@ -254,6 +254,8 @@ class Sender:
                 own = error.copy()
                 if batch.maybe_written:  # by an earlier attempt
                     own.outcome = Outcome.UNKNOWN
+                elif not own.outcome.definite:
+                    own.outcome = Outcome.NOT_SENT
                 self._fail(batch, own)
             if isinstance(error, UnsupportedVersion):
                 self._on_fatal(error)

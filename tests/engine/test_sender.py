@@ -696,6 +696,22 @@ async def test_request_that_cannot_be_encoded_fails_its_batches_only() -> None:
 
 
 @virtual
+async def test_request_that_cannot_be_encoded_says_nothing_about_an_earlier_attempt() -> None:
+    world = World(partitions=2)
+    maybe = world.append(b"maybe", 0)
+    world.step()
+    world.brokers.last.lose()
+    world.publish()
+    world.pass_time(BACKOFF)
+    never = world.append(b"never", 1)
+    world.step()
+    assert len(world.brokers.last.batches) == 2
+    world.brokers.last.fail(DecodeError("cannot encode"), maybe_written=False)
+    assert error_of(maybe).outcome is Outcome.UNKNOWN
+    assert error_of(never).outcome is Outcome.NOT_SENT
+
+
+@virtual
 async def test_broker_without_a_common_version_ends_the_producer() -> None:
     world = World()
     delivery = world.append(b"v")
@@ -1049,6 +1065,31 @@ async def test_fail_all_keeps_the_memory_of_what_is_on_the_wire() -> None:
     assert "again" not in str(error_of(delivery))
     world.brokers.last.lose()
     assert world.memory.used == 0
+    world.step()
+    world.check_idle()
+
+
+@pytest.mark.parametrize("stamped", [False, True])
+@virtual
+async def test_fail_unsent_leaves_what_is_on_the_wire(stamped: bool) -> None:
+    world = World(partitions=3)
+    refused = world.append(b"refused", 0)
+    world.step()
+    world.brokers.last.refuse(Code.NOT_ENOUGH_REPLICAS)
+    on_wire = world.append(b"on the wire", 1)
+    world.step()
+    queued = world.append(b"queued", 2)
+    world.sender.fail_unsent(ProducerClosed("over"), stamped=stamped)
+    assert error_of(queued).outcome is Outcome.NOT_SENT
+    assert refused.done() == stamped
+    assert not on_wire.done()
+    if stamped:
+        assert error_of(refused).outcome is Outcome.REJECTED
+    world.brokers.last.ack()
+    assert offset_of(on_wire) == 0
+    if not stamped:
+        world.later()
+        world.brokers.last.ack()
     world.step()
     world.check_idle()
 
