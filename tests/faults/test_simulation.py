@@ -24,7 +24,7 @@ TOPICS = ("t", "u")
 
 
 def chosen_seeds():
-    first, _, last = os.environ.get("AIOKPROD_SEEDS", "0-30").partition("-")
+    first, _, last = os.environ.get("AIOKPROD_SEEDS", "0-24").partition("-")
     return range(int(first), int(last or int(first) + 1))
 
 
