@@ -357,7 +357,7 @@ class Sender:
             self._observer.on_batch_retry(batch, code)
             logger.debug("%s: retrying after %s in %.3f s", batch, code.name, delay)
             self._accumulator.reenqueue(batch, now, now + delay)
-        elif action is Action.SPLIT and now < batch.deadline and not self._may_duplicate(batch):
+        elif action is Action.SPLIT and now < batch.deadline:
             self._split(batch, now)
         else:
             text = answer.error_message if answer is not None else None
@@ -373,12 +373,6 @@ class Sender:
         fatal.outcome = Outcome.NOT_SENT
         self._state.on_fatal(fatal)
         self.wakeup()
-
-    @staticmethod
-    def _may_duplicate(batch: ProducerBatch) -> bool:
-        """True if parts of the batch could not be told from records that are in the log: brokers
-        recognise whole batches only."""
-        return batch.stamped and batch.fate_open
 
     def _split(self, batch: ProducerBatch, now: float) -> None:
         payload = self._splitter.plain(batch)

@@ -489,6 +489,23 @@ async def test_batch_refused_before_others_restarts_the_partition_under_a_new_ep
 
 
 @virtual
+async def test_nothing_new_leaves_between_a_gap_and_its_bump() -> None:
+    world = World()
+    _, requests = three_in_flight(world)
+    requests[0].refuse(Code.INVALID_RECORD)
+    new = world.append(b"new")
+    world.step()
+    assert world.brokers.waiting == requests[1:]
+    requests[1].ack()
+    world.step()
+    assert world.brokers.waiting == requests[2:]
+    requests[2].ack()
+    deliver_all(world)
+    assert sequences(world)[4:] == [(1, 0), (1, 1), (1, 2)]
+    assert offset_of(new) == 3
+
+
+@virtual
 async def test_batches_of_another_partition_keep_their_epoch_until_they_are_settled() -> None:
     world = World(partitions=2)
     for partition in (0, 1):
