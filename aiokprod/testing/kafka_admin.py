@@ -7,6 +7,7 @@ the truth about what this one did. Synchronous; every call has a time limit.
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, Final, TypeVar
 
@@ -138,6 +139,30 @@ class ClusterAdmin:
     def _result(futures: Mapping[str, Any], name: str) -> bool:
         futures[name].result(CALL_TIMEOUT)
         return True
+
+
+def downgrade_feature(bootstrap_servers: str, feature: str, level: int) -> None:
+    """Finalises a lower level of a cluster feature, as `kafka-features.sh downgrade` does.
+
+    Uses kafka-python (extra `test`): confluent-kafka cannot. Brokers answer with the new level
+    within a moment, not at once.
+    """
+    try:
+        from kafka.admin import KafkaAdminClient, UpdateFeatureType
+    except ImportError as error:
+        raise AdminError(
+            "lowering a feature needs kafka-python, which is not installed: install aiokprod[test]"
+        ) from error
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # kafka-python's own
+        admin = KafkaAdminClient(bootstrap_servers=bootstrap_servers)
+        try:
+            update = {feature: (UpdateFeatureType.SAFE_DOWNGRADE, level)}
+            answer = admin.update_features(update)
+        finally:
+            admin.close()
+    if answer != {feature: "OK"}:
+        raise AdminError(f"{feature} was not lowered to {level}: {answer}")
 
 
 def _ignore(error: object) -> None:

@@ -12,13 +12,13 @@ import random
 import sys
 import time
 import uuid
-import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
 from aiokprod import Producer, ProducerFenced
+from aiokprod.testing.kafka_admin import downgrade_feature
 from aiokprod.testing.kafka_cluster import KAFKA_3, KAFKA_4, KafkaCluster
 from tests.transactions.readback import read_committed
 
@@ -36,24 +36,9 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[KafkaCluster]:
     made = KafkaCluster(3, version=KINDS[request.param])
     made.start_blocking()
     if request.param.endswith("TV1"):
-        downgrade(made)
+        downgrade_feature(made.bootstrap_servers, "transaction.version", 1)
     yield made
     made.stop_blocking()
-
-
-def downgrade(cluster: KafkaCluster) -> None:
-    """Finalise the first protocol, as `kafka-features.sh downgrade` does."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # kafka-python's own
-        from kafka.admin import KafkaAdminClient
-        from kafka.admin import UpdateFeatureType as Kind
-
-        admin = KafkaAdminClient(bootstrap_servers=cluster.bootstrap_servers)
-        try:
-            update = {"transaction.version": (Kind.SAFE_DOWNGRADE, 1)}
-            assert admin.update_features(update) == {"transaction.version": "OK"}
-        finally:
-            admin.close()
 
 
 def protocol(producer: Producer[Any, Any]) -> int:

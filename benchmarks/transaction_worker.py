@@ -1,0 +1,199 @@
+"""One measurement of transactions in a process of its own: prints a line of JSON.
+
+    python -m benchmarks.transaction_worker CLIENT SERVERS TOPIC TRANSACTIONS EACH SIZE LOOP
+
+One transaction after the other, EACH records of SIZE bytes and a commit; a fifth more, at least
+three, come before the clock starts. Values only, no keys, no compression, lingering 5 ms wherever
+the client lingers; `commit` ends that early everywhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import sys
+import time
+from typing import Any, Protocol
+
+
+class Client(Protocol):
+    """A started producer; `transaction` is what is timed."""
+
+    async def start(self, servers: str, topic: str) -> None: ...
+    async def transaction(self, value: bytes, count: int) -> None: ...
+    async def stop(self) -> None: ...
+
+
+class AiokprodSubmit:
+    """`submit` for every record, commit at the end of the `async with`."""
+
+    transactional = True
+
+    def __init__(self) -> None:
+        self.producer: Any = None
+        self.topic = ""
+
+    async def start(self, servers: str, topic: str) -> None:
+        from aiokprod import Producer
+
+        self.topic = topic
+        name = f"{topic}-aiokprod" if self.transactional else None
+        self.producer = Producer(bootstrap_servers=servers, transactional_id=name)
+        await self.producer.start()
+
+    async def transaction(self, value: bytes, count: int) -> None:
+        submit, topic = self.producer.submit, self.topic
+        async with self.producer.transaction():
+            for _ in range(count):
+                await submit(topic, value)
+
+    async def stop(self) -> None:
+        await self.producer.close()
+
+
+class AiokprodSendMany(AiokprodSubmit):
+    """One column of values a transaction."""
+
+    async def transaction(self, value: bytes, count: int) -> None:
+        async with self.producer.transaction():
+            result = await self.producer.send_many(self.topic, [value] * count)
+            assert result.ok
+
+
+class AiokprodIdempotent(AiokprodSubmit):
+    """No transactions: what they cost is judged by this. `flush` stands for the commit."""
+
+    transactional = False
+
+    async def transaction(self, value: bytes, count: int) -> None:
+        submit, topic = self.producer.submit, self.topic
+        for _ in range(count):
+            await submit(topic, value)
+        await self.producer.flush()
+
+
+class Aiokafka:
+    """`send` for every record; `tuned` has the batch size and linger of aiokprod's defaults."""
+
+    tuned = False
+
+    def __init__(self) -> None:
+        self.producer: Any = None
+        self.topic = ""
+
+    async def start(self, servers: str, topic: str) -> None:
+        from aiokafka import AIOKafkaProducer
+
+        settings: dict[str, Any] = {"transactional_id": f"{topic}-aiokafka"}
+        if self.tuned:
+            settings |= {"linger_ms": 5, "max_batch_size": 131_072}
+        self.topic = topic
+        self.producer = AIOKafkaProducer(bootstrap_servers=servers, **settings)
+        await self.producer.start()
+
+    async def transaction(self, value: bytes, count: int) -> None:
+        send, topic = self.producer.send, self.topic
+        async with self.producer.transaction():
+            for _ in range(count):
+                await send(topic, value)
+
+    async def stop(self) -> None:
+        await self.producer.stop()
+
+
+class AiokafkaTuned(Aiokafka):
+    tuned = True
+
+
+class Confluent:
+    """`produce` for every record, then the blocking commit, which flushes."""
+
+    def __init__(self) -> None:
+        self.producer: Any = None
+        self.topic = ""
+
+    async def start(self, servers: str, topic: str) -> None:
+        from confluent_kafka import Producer
+
+        self.topic = topic
+        self.producer = Producer(
+            {
+                "bootstrap.servers": servers,
+                "transactional.id": f"{topic}-confluent",
+                "linger.ms": 5,
+                "log_level": 0,
+            }
+        )
+        self.producer.init_transactions(60)
+
+    async def transaction(self, value: bytes, count: int) -> None:
+        producer, produce, topic = self.producer, self.producer.produce, self.topic
+        producer.begin_transaction()
+        for _ in range(count):
+            while True:
+                try:
+                    produce(topic, value)
+                    break
+                except BufferError:
+                    producer.poll(0.01)
+        producer.commit_transaction(60)
+
+    async def stop(self) -> None:
+        return None
+
+
+CLIENTS: dict[str, type[Client]] = {
+    "aiokprod": AiokprodSubmit,
+    "aiokprod-send-many": AiokprodSendMany,
+    "aiokprod-idempotent": AiokprodIdempotent,
+    "aiokafka": Aiokafka,
+    "aiokafka-tuned": AiokafkaTuned,
+    "confluent": Confluent,
+}
+
+
+def warm_up(transactions: int) -> int:
+    """Transactions before the clock starts."""
+    return max(3, transactions // 5)
+
+
+async def measure(
+    name: str, servers: str, topic: str, transactions: int, each: int, size: int
+) -> dict[str, object]:
+    """Seconds (wall and processor) for `transactions`, and of each one."""
+    client = CLIENTS[name]()
+    await client.start(servers, topic)
+    value = b"v" * size
+    warm = warm_up(transactions)
+    for _ in range(warm):
+        await client.transaction(value, each)
+    gc.collect()
+    latencies = []
+    used = time.process_time()
+    started = time.perf_counter()
+    for _ in range(transactions):
+        began = time.perf_counter()
+        await client.transaction(value, each)
+        latencies.append(time.perf_counter() - began)
+    seconds = time.perf_counter() - started
+    used = time.process_time() - used
+    await client.stop()
+    return {"seconds": seconds, "cpu": used, "warm_up": warm, "latencies": latencies}
+
+
+def main() -> None:
+    name, servers, topic, transactions, each, size, loop = sys.argv[1:]
+    factory = None
+    if loop == "uvloop":
+        import uvloop
+
+        factory = uvloop.new_event_loop
+    with asyncio.Runner(loop_factory=factory) as runner:
+        numbers = int(transactions), int(each), int(size)
+        result = runner.run(measure(name, servers, topic, *numbers))
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()
