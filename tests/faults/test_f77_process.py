@@ -263,9 +263,11 @@ def test_f77_forked_worker_is_refused_and_leaves_the_parent_alone():
 
 
 def test_f77_keyboard_interrupt_ends_the_program():
+    # Shells start background jobs with SIGINT ignored, and children inherit that.
     run_script(
         """
         import signal, os
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         async def main():
             world = cluster()
             async with serve_tcp(world) as bootstrap:
