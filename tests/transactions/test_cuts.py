@@ -1,5 +1,5 @@
-"""The connection breaks after any byte of the answer to EndTxn, or before it was read: the verdict
-stands, once, and the next transaction is its own."""
+"""The connection breaks after any byte of EndTxn or of its answer: the verdict stands, once, and
+the next transaction is its own."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 
 from aiokprod import Producer
 from aiokprod.testing.fake_cluster import FakeCluster, cut
+from aiokprod.testing.fake_cluster.apis.find_coordinator import coordinator_of
 from tests.transactions.kit import END, ID, committed, one, stable, transactional
 
 ANSWER = 32
@@ -54,3 +55,30 @@ async def test_end_broker_dies_around_it_verdict_stands(
         [b"before", b"after", *(b"%d" % number for number in range(30))]
     )
     assert stable(cluster)
+
+
+@pytest.mark.parametrize("cut_with", ["reset", "eof"])
+@pytest.mark.parametrize("commit", [True, False], ids=["commit", "abort"])
+@transactional(request_timeout_ms=2_000)
+async def test_end_request_cut_after_any_byte_verdict_stands(
+    cluster: FakeCluster, producer: Producer[Any, Any], commit: bool, cut_with: str
+) -> None:
+    wanted: list[bytes] = []
+    size, whole = 0, False
+    while not whole:
+        await producer.begin_transaction()
+        await producer.send("t", b"%d" % size, partition=0)
+        coordinator = coordinator_of(cluster.brokers[1], ID)
+        assert coordinator is not None
+        before = cluster.count(END)
+        pipe = cluster.network.links_to(coordinator.host, coordinator.port)[-1].up
+        pipe.cut_at, pipe.cut_with = pipe.taken + size, cut_with
+        await (producer.commit_transaction() if commit else producer.abort_transaction())
+        wanted += [b"%d" % size] if commit else []
+        assert committed(cluster) == wanted, size
+        assert stable(cluster), size
+        whole = pipe.taken == pipe.cut_at  # after the last byte: read, the answer may be lost
+        assert cluster.count(END) - before in ((1, 2) if whole else (1,)), size
+        size += 1
+    assert 40 < size < 80
+    assert cluster.transactions.ids[ID].history == [commit] * size
