@@ -755,6 +755,7 @@ class Producer(Generic[K, V]):
 
         Raises:
             MetadataTimeout, InvalidTopic, AuthorizationError: as `send`.
+            AuthenticationError: a broker refuses us.
         """
         names = checked_topics("warm", topics)
         runtime = self._usable()

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from aiokprod.cluster import ClusterSnapshot
     from aiokprod.config import ProducerConfig
     from aiokprod.engine.batch import ProducerBatch
+    from aiokprod.engine.refusals import Refusals
     from aiokprod.environment import Environment
     from aiokprod.observer import Observer
 
@@ -96,7 +97,7 @@ class Runtime:
             on_wakeup=self._on_network,
             on_disconnect=self._on_disconnect,
             on_throttle=observer.on_throttle,
-            on_connection_opened=observer.on_connection_opened,
+            on_connection_opened=self._on_connected,
             on_connection_closed=observer.on_connection_closed,
             on_callback_error=self.fail,
             client_id=client_id,
@@ -123,6 +124,7 @@ class Runtime:
             backoff=self._backoff,
             splitter=BatchSplitter(config.batch_size, self._codec),
             observer=observer,
+            on_refused=self._on_refused,
         )
         self.updater = self._metadata_updater()
         self.appender = Appender(
@@ -170,6 +172,7 @@ class Runtime:
             self.metadata,
             request_timeout=self.config.request_timeout_ms / 1000,
             on_free=self._wakeup,
+            on_refused=self.transactions.refused,
         )
         return TransactionDriver(
             self.transactions,
@@ -266,17 +269,35 @@ class Runtime:
     def _on_network(self) -> None:
         self.sender.wakeup()
         self.updater.on_network()
-        for wakeup in self._warming:
-            wakeup.set()
+        self._wake_warming()
         if self._coordinators is not None:
             self._coordinators.on_network()
 
+    def _wake_warming(self) -> None:
+        for wakeup in self._warming:
+            wakeup.set()
+
     def _on_disconnect(self, node_id: int, error: KafkaError) -> None:
         if self._coordinators is not None:
-            self._coordinators.forget_node(node_id)
+            self._coordinators.on_disconnect(node_id, error)
             self._coordinators.on_network()
         self.updater.on_disconnect(node_id, error)
+        self.sender.refusals.lost(node_id, error, self.loop.time())
+        self._wake_warming()
         self.sender.wakeup()
+
+    def _on_refused(self, refusals: Refusals) -> None:
+        """Callers that wait for room get what fails the records that hold it."""
+        for node_id, error in refusals.final().items():
+            self.shares.refuse(node_id, error)
+        error_of_all = refusals.final_of_all()
+        if error_of_all is not None:
+            self.shares.refuse(None, error_of_all)
+            self.memory.refuse(error_of_all)
+
+    def _on_connected(self, node_id: int) -> None:
+        self.sender.refusals.connected(node_id)
+        self.observer.on_connection_opened(node_id)
 
     def _on_batch_closed(self, batch: ProducerBatch, error: BaseException | None) -> None:
         self.sender.on_batch_closed(batch, error)
@@ -339,13 +360,23 @@ class Runtime:
         )
 
     async def connect_leaders(self, topics: list[str], deadline: float) -> None:
-        """Connect to the leaders of `topics`; returns at `deadline` at the latest."""
+        """Connect to the leaders of `topics`; returns at `deadline` at the latest.
+
+        Raises:
+            AuthenticationError: one of them refuses us.
+        """
         wakeup = Wakeup(self.loop)
+        refusals = self.sender.refusals
+        known = {node: refusals.reason(node) for node in self._leaders(topics)}
         self._warming.add(wakeup)
         try:
             while self.failure is None:
                 wakeup.clear()
                 now = self.loop.time()
+                for node in self._leaders(topics):
+                    refusal = refusals.reason(node)
+                    if refusal is not None and refusal is not known.get(node):
+                        raise refusal.copy()
                 waiting = [n for n in self._leaders(topics) if not self.client.ready(n, now)]
                 if not waiting or now >= deadline:
                     return

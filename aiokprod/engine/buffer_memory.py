@@ -88,6 +88,10 @@ class BufferMemory(MemoryBudget):
     def close(self, error: KafkaError) -> None:
         """Fail everyone who waits, now and later, with a copy of `error`."""
         self._closed = error
+        self.refuse(error)
+
+    def refuse(self, error: KafkaError) -> None:
+        """Fail everyone who waits now with a copy of `error`."""
         waiters, self._waiters = self._waiters, OrderedDict()
         self.has_waiters = False
         for waiter in waiters:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from aiokprod.engine.wakeup import Wakeup
-from aiokprod.errors import Code
+from aiokprod.errors import AuthenticationError, Code
 from aiokprod.wire.messages.find_coordinator import FindCoordinatorRequest
 
 if TYPE_CHECKING:
@@ -76,7 +76,8 @@ class Coordinators:
 
     Attributes:
         waiting_for: broker whose next free place in flight is taken by a request from here; the
-            sender leaves it alone, `on_free` tells it when it need not any more.
+            sender leaves it alone, `on_free` tells it when it need not any more. If it refuses us,
+            `on_refused` tells why; the request waits on.
     """
 
     def __init__(
@@ -87,12 +88,14 @@ class Coordinators:
         *,
         request_timeout: float,
         on_free: Callable[[], None],
+        on_refused: Callable[[AuthenticationError], None],
     ) -> None:
         self._loop = loop
         self._client = client
         self._metadata = metadata
         self._request_timeout = request_timeout
         self._on_free = on_free
+        self._on_refused = on_refused
         self.waiting_for: int | None = None
         self._network = Wakeup(loop)
         self._known: dict[tuple[CoordinatorKind, str], int] = {}
@@ -109,8 +112,10 @@ class Coordinators:
         """It is not the coordinator, or cannot be reached: look it up again."""
         self._known.pop((kind, key), None)
 
-    def forget_node(self, node_id: int) -> None:
+    def on_disconnect(self, node_id: int, error: KafkaError) -> None:
         """The connection to a broker ended: its coordinators may move."""
+        if node_id == self.waiting_for and isinstance(error, AuthenticationError):
+            self._on_refused(error)
         for where in [where for where, node in self._known.items() if node == node_id]:
             del self._known[where]
 

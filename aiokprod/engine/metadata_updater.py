@@ -103,9 +103,14 @@ class MetadataUpdater:
         now = self._clock()
         metadata = self._metadata
         # A connection that was lost says little, one that cannot be made again says more.
-        if isinstance(error, DialError) or node_id in self._suspects:
-            self._failed.add(node_id)
-        self._suspects.add(node_id)
+        if isinstance(error, AuthenticationError):
+            # It was reached. Bootstrapping again would only ask it sooner than its backoff allows.
+            self._failed.discard(node_id)
+            self._suspects.discard(node_id)
+        else:
+            if isinstance(error, DialError) or node_id in self._suspects:
+                self._failed.add(node_id)
+            self._suspects.add(node_id)
         if isinstance(error, (AuthenticationError, UnsupportedVersion)):
             metadata.fatal(now, error)
         elif (

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from aiokprod.cluster import Node
 from aiokprod.engine.outcome import Action, SequenceAdvice, batch_error, decide
 from aiokprod.engine.produce import ProduceCall, partition_answers
+from aiokprod.engine.refusals import Refusals
 from aiokprod.engine.wakeup import Wakeup
 from aiokprod.errors import (
     Code,
@@ -58,10 +59,17 @@ class SenderSettings(Protocol):
     def request_timeout_ms(self) -> int: ...
     @property
     def max_request_size(self) -> int: ...
+    @property
+    def socket_connection_setup_timeout_ms(self) -> int: ...
 
 
 class Sender:
-    """Drains the accumulator into Produce requests and settles the answers."""
+    """Drains the accumulator into Produce requests and settles the answers.
+
+    Attributes:
+        refusals: to be told of every connection that is made or ends; `on_refused` is called when
+            one of them may be final.
+    """
 
     def __init__(
         self,
@@ -75,6 +83,7 @@ class Sender:
         backoff: Callable[[int], float],
         splitter: BatchSplitter,
         observer: Observer,
+        on_refused: Callable[[Refusals], None] = lambda refusals: None,
     ) -> None:
         self._acks = settings.required_acks
         self._retries = settings.retries
@@ -88,6 +97,8 @@ class Sender:
         self._backoff = backoff
         self._splitter = splitter
         self._observer = observer
+        self._on_refused = on_refused
+        self.refusals = Refusals(settings.socket_connection_setup_timeout_ms / 1000)
         self._wakeup = Wakeup(loop)
         self._produce_in_flight: dict[int, int] = {}
         self._expiry_noticed = False
@@ -113,6 +124,7 @@ class Sender:
         """
         if self._expire(now) <= now:
             return now  # what is about to expire must not leave any more
+        self._fail_refused(now)
         self._state.apply_bumps()
         state_at = self._request_for_state(now)
         self._refresh_leaderless(now)
@@ -127,7 +139,7 @@ class Sender:
                     self._send_to(node_id, now)
                 else:
                     next_at = min(next_at, self._client.retry_at(node_id, now))
-        return min(next_at, accumulator.next_expiry(), state_at)
+        return min(next_at, accumulator.next_expiry(), state_at, self.refusals.look_at)
 
     def _idle(self, node_id: int) -> bool:
         return not self._produce_in_flight.get(node_id)
@@ -448,6 +460,17 @@ class Sender:
                 continue
             self._fail(batch, self._delivery_timeout(batch, now))
         return self._accumulator.next_expiry()
+
+    def _fail_refused(self, now: float) -> None:
+        """Fail what has waited for a broker that refuses us."""
+        if self.refusals.look_at > now:
+            return
+        self._on_refused(self.refusals)
+        for batch, error in self.refusals.overdue(list(self._accumulator.incomplete), now):
+            if self._accumulator.remove(batch):
+                own = error.copy()
+                own.outcome = _given_up(batch)
+                self._fail(batch, own)
 
     def _delivery_timeout(self, batch: ProducerBatch, now: float) -> DeliveryTimeout:
         reason, cause = batch.last_failure

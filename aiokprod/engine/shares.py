@@ -135,11 +135,14 @@ class NodeShares:
     def close(self, error: KafkaError) -> None:
         """Fail everyone who waits, now and later, with a copy of `error`."""
         self._closed = error
-        lines, self._lines = self._lines, {}
-        for line in lines.values():
-            for waiter in line:
-                if not waiter.done():
-                    waiter.set_exception(error.copy())
+        for node in list(self._lines):
+            self.refuse(node, error)
+
+    def refuse(self, node: int | None, error: KafkaError) -> None:
+        """Fail everyone who waits for this broker now with a copy of `error`."""
+        for waiter in self._lines.pop(node, ()):
+            if not waiter.done():
+                waiter.set_exception(error.copy())
 
     def _leave(self, node: int | None, waiter: asyncio.Future[None]) -> bool:
         """Take a waiter out of its line; False if it stood in none any more."""

@@ -140,6 +140,7 @@ class TransactionCore(Idempotent):
         self._needs_bump = False
         self._discard: KafkaError | None = None
         self._init: Result = loop.create_future()
+        self._refusal: Result = loop.create_future()
         self.ending: Ending | None = None
 
     @property

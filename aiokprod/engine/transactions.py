@@ -29,6 +29,7 @@ from aiokprod.engine.transaction_states import TxnState
 from aiokprod.errors import (
     KafkaError,
     KafkaTimeout,
+    Outcome,
     TransactionError,
 )
 
@@ -52,6 +53,7 @@ class TransactionManager(TransactionCore):
 
         Raises:
             KafkaTimeout: not by `deadline`; it goes on in the background, call again.
+            AuthenticationError: the coordinator refuses us; it goes on as well, call again.
             TransactionError, BrokerError: refused.
         """
         if self.state is TxnState.UNINITIALIZED:
@@ -90,6 +92,7 @@ class TransactionManager(TransactionCore):
         Raises:
             KafkaTimeout: no definite answer by `deadline`; the outcome is unknown. The same call
                 made again goes on waiting; the other verdict is refused.
+            AuthenticationError: the coordinator refuses us; likewise.
             AbortableTransactionError: not committed, abort it.
             FatalTransactionError: see its `.outcome`.
         """
@@ -145,12 +148,25 @@ class TransactionManager(TransactionCore):
 
     async def _wait(self, result: Result, deadline: float, late: str) -> None:
         limit = None if deadline == float("inf") else max(0.0, deadline - self._loop.time())
-        await asyncio.wait({result}, timeout=limit)
+        refusal = self._refusal
+        await asyncio.wait(
+            {result, refusal}, timeout=limit, return_when=asyncio.FIRST_COMPLETED
+        )
         if not result.done():
+            error = refusal.result() if refusal.done() else None
+            if error is not None:
+                raise self._refused_call(error, late)
             raise KafkaTimeout(f"transactional id {self.transactional_id}: {late}")
         error = result.result()
         if error is not None:
             raise error.copy()
+
+    def _refused_call(self, refusal: KafkaError, late: str) -> KafkaError:
+        error = refusal.copy()
+        error.message = f"transactional id {self.transactional_id}: {late}: {refusal.message}"
+        sent = self.ending is not None and self.ending.sent
+        error.outcome = Outcome.UNKNOWN if sent else Outcome.NOT_SENT
+        return error
 
     async def _wait_quietly(self, ending: Ending, deadline: float) -> None:
         """The end of an earlier transaction; how it went was its caller's business."""
@@ -161,6 +177,12 @@ class TransactionManager(TransactionCore):
             )  # fmt: skip
         except TransactionError:
             self._check_fatal()
+
+    def refused(self, error: KafkaError) -> None:
+        """The broker that a request waits for refuses us: who waits now is told. The request stays
+        wanted."""
+        refusal, self._refusal = self._refusal, self._loop.create_future()
+        resolve(refusal, error)
 
     # -- what the driver does and finds ---------------------------------------------------------
 

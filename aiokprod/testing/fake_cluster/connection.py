@@ -151,12 +151,11 @@ class ServerConnection(asyncio.Protocol):
         self._idle()
 
     def _process(self, request: Request, reaction: Reaction) -> None:
-        module = api(request.api_key)
         given = Answer(None)
         if reaction.process:
-            given = module.handle(self.broker, request)
+            given = api(request.api_key).handle(self.broker, request)
         if reaction.error is not None:
-            given = Answer(module.error(self.broker, request, reaction.error))
+            given = Answer(api(request.api_key).error(self.broker, request, reaction.error))
         elif reaction.answer is not None:
             given = Answer(reaction.answer)
         wait = given.delay_s + reaction.after_s

@@ -1,0 +1,108 @@
+"""Brokers that refuse us: how long records wait for one of them.
+
+A record must not wait out its delivery timeout because a password is wrong, nor fail because one
+attempt was refused. So it waits for a broker that refuses us as long as a connection may take to be
+set up. Once a broker has refused us for that long, every further refusal fails what waits for it.
+Java lets buffered records wait for delivery.timeout.ms.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from aiokprod.errors import AuthenticationError, KafkaError
+
+if TYPE_CHECKING:
+    from aiokprod.engine.batch import ProducerBatch
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """What a broker says: since when, last at what instant, and why."""
+
+    since: float
+    last: float
+    error: AuthenticationError
+
+
+class Refusals:
+    """Who refuses us now, by the newest word of each broker. Instants are `loop.time()`.
+
+    Args:
+        patience: seconds (socket_connection_setup_timeout_ms).
+    """
+
+    def __init__(self, patience: float) -> None:
+        self._patience = patience
+        self._by_node: dict[int, Refusal] = {}
+        self._by_all: Refusal | None = None
+        self._look_at = math.inf
+
+    @property
+    def look_at(self) -> float:
+        """When something may be overdue; inf while nobody refuses us."""
+        return self._look_at
+
+    def reason(self, node_id: int) -> AuthenticationError | None:
+        """Why a broker refuses us, None if it does not."""
+        refusal = self._by_node.get(node_id)
+        return None if refusal is None else refusal.error
+
+    def lost(self, node_id: int, error: KafkaError, now: float) -> None:
+        """A connection or an attempt at one ended."""
+        if isinstance(error, AuthenticationError):
+            self._by_node[node_id] = _continued(self._by_node.get(node_id), error, now)
+            self._by_all = _continued(self._by_all, error, now)
+            self._look_at = now
+        else:
+            # Unreachable: it may be restarting with what mends it.
+            self._by_node.pop(node_id, None)
+
+    def connected(self, node_id: int) -> None:
+        """A broker let us in."""
+        self._by_node.pop(node_id, None)
+        self._by_all = None
+
+    def overdue(
+        self, batches: Iterable[ProducerBatch], now: float
+    ) -> list[tuple[ProducerBatch, AuthenticationError]]:
+        """Those that waited long enough, with the reason. Batches of partitions without a leader
+        wait for whichever broker lets us in first."""
+        found = []
+        self._look_at = math.inf
+        if self._by_all is not None or self._by_node:
+            self._look_at = now + self._patience  # whatever comes from now on is due later
+        for batch in batches:
+            node = batch.queue.node
+            refusal = self._by_all if node is None else self._by_node.get(node)
+            if refusal is None or batch.on_wire:
+                continue
+            due = batch.created_at + self._patience
+            if due <= now or (self._is_final(refusal) and refusal.last >= batch.created_at):
+                found.append((batch, refusal.error))
+            else:
+                self._look_at = min(self._look_at, due)
+        return found
+
+    def final(self) -> dict[int, AuthenticationError]:
+        """Brokers that no caller should go on waiting for."""
+        return {
+            node: refusal.error
+            for node, refusal in self._by_node.items()
+            if self._is_final(refusal)
+        }
+
+    def final_of_all(self) -> AuthenticationError | None:
+        """The reason, if no broker has let us in for so long that callers should not wait."""
+        refusal = self._by_all
+        return None if refusal is None or not self._is_final(refusal) else refusal.error
+
+    def _is_final(self, refusal: Refusal) -> bool:
+        return refusal.last >= refusal.since + self._patience
+
+
+def _continued(before: Refusal | None, error: AuthenticationError, now: float) -> Refusal:
+    return Refusal(now if before is None else before.since, now, error)

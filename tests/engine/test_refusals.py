@@ -1,0 +1,79 @@
+"""`Refusals`: how long records wait for a broker that refuses us."""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+from typing import Any
+
+from aiokprod.engine.refusals import Refusals
+from aiokprod.errors import AuthenticationError, DialError
+
+NO = AuthenticationError("no")
+
+
+def batch(node: int | None, created_at: float, *, on_wire: bool = False) -> Any:
+    return SimpleNamespace(
+        queue=SimpleNamespace(node=node), created_at=created_at, on_wire=on_wire
+    )
+
+
+def test_nobody_refuses_and_nothing_is_looked_at():
+    refusals = Refusals(10.0)
+    assert refusals.look_at == math.inf
+    refusals.lost(1, DialError("away"), 5.0)
+    assert refusals.look_at == math.inf
+    assert refusals.overdue([batch(1, 0.0)], 100.0) == []
+    assert refusals.reason(1) is None
+    assert refusals.final() == {}
+    assert refusals.final_of_all() is None
+
+
+def test_records_wait_for_the_patience_from_their_batch_on():
+    refusals = Refusals(10.0)
+    old, young, elsewhere = batch(1, 100.0), batch(1, 104.0), batch(2, 0.0)
+    sent = batch(1, 0.0, on_wire=True)
+    refusals.lost(1, NO, 105.0)
+    assert refusals.look_at == 105.0
+    assert refusals.overdue([old, young, elsewhere, sent], 105.0) == []
+    assert refusals.look_at == 110.0
+    assert refusals.overdue([old, young, elsewhere, sent], 110.0) == [(old, NO)]
+    assert refusals.look_at == 114.0
+    assert refusals.overdue([], 114.0) == []
+    assert refusals.look_at == 124.0
+
+
+def test_after_the_patience_every_refusal_fails_what_waits():
+    refusals = Refusals(10.0)
+    for at in (0.0, 4.0, 9.0):
+        refusals.lost(1, NO, at)
+        assert refusals.final() == {}
+        assert refusals.final_of_all() is None
+    refusals.lost(1, NO, 10.0)
+    assert refusals.final() == {1: NO}
+    assert refusals.final_of_all() is NO
+    before, after = batch(1, 9.5), batch(1, 10.5)
+    assert refusals.overdue([before, after], 10.5) == [(before, NO)]
+    refusals.lost(1, NO, 11.0)
+    assert refusals.overdue([after], 11.0) == [(after, NO)]
+
+
+def test_partitions_without_a_leader_wait_for_any_broker():
+    refusals = Refusals(10.0)
+    refusals.lost(1, NO, 0.0)
+    assert refusals.overdue([batch(None, 0.0)], 10.0)
+    refusals.connected(2)
+    assert refusals.overdue([batch(None, 0.0)], 10.0) == []
+    assert refusals.overdue([batch(1, 0.0)], 10.0)
+
+
+def test_a_broker_that_lets_us_in_or_goes_away_is_forgotten():
+    refusals = Refusals(10.0)
+    for forget in (
+        lambda: refusals.connected(1),
+        lambda: refusals.lost(1, DialError("away"), 20.0),
+    ):
+        refusals.lost(1, NO, 0.0)
+        forget()
+        assert refusals.reason(1) is None
+        assert refusals.overdue([batch(1, 0.0)], 100.0) == []

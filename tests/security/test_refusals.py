@@ -1,0 +1,280 @@
+"""S4: a refusal reaches every kind of waiting call, attempts obey the backoff, and it heals."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from aiokprod import AuthenticationError, KafkaError, Outcome, RecordMetadata
+from aiokprod.testing import virtual
+from tests.security.sasl_broker import BearerServer, PlainServer, ScramServer
+from tests.security.sasl_cluster import PASSWORD, USER, SaslCluster, producer
+
+SETUP_S = 10.0
+"""socket_connection_setup_timeout_ms by default."""
+
+TOKEN = "canary-right-token"
+
+
+def in_virtual_time(function: Callable[..., Any]) -> Callable[..., None]:
+    @functools.wraps(function)
+    def call(**parameters: Any) -> None:
+        virtual.run(lambda: function(**parameters))
+
+    return call
+
+
+class Doors:
+    """What the brokers accept; `shut` and `open` change it while a producer runs."""
+
+    def __init__(self) -> None:
+        self.users = {USER: PASSWORD}
+        self.tokens = {TOKEN}
+
+    def servers(self) -> dict[str, Callable[[], Any]]:
+        return {
+            "PLAIN": lambda: PlainServer(self.users),
+            "SCRAM-SHA-256": lambda: ScramServer(self.users, "sha256"),
+            "SCRAM-SHA-512": lambda: ScramServer(self.users, "sha512"),
+            "OAUTHBEARER": lambda: BearerServer(self.tokens),
+        }
+
+    def shut(self) -> None:
+        self.users[USER] = "canary-changed"
+        self.tokens.clear()
+
+    def open(self) -> None:
+        self.users[USER] = PASSWORD
+        self.tokens.add(TOKEN)
+
+
+async def give_token() -> str:
+    return TOKEN
+
+
+def settings_for(mechanism: str) -> dict[str, Any]:
+    if mechanism == "OAUTHBEARER":
+        return {"sasl_mechanism": mechanism, "sasl_token_provider": give_token}
+    return {"sasl_mechanism": mechanism, "sasl_username": USER, "sasl_password": PASSWORD}
+
+
+MECHANISMS = ["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER"]
+
+
+async def ended(call: Awaitable[Any]) -> tuple[Any, float]:
+    """What a call ended with, and after how many seconds."""
+    loop = asyncio.get_running_loop()
+    started = loop.time()
+    try:
+        return await call, loop.time() - started
+    except KafkaError as error:
+        return error, loop.time() - started
+
+
+def spaced(cluster: SaslCluster, since: float, least_s: float) -> None:
+    """At most one attempt per backoff at each broker."""
+    last: dict[int, float] = {}
+    for at, broker in cluster.attempts:
+        if at <= since:
+            continue
+        assert at - last.get(broker, -100.0) >= least_s * 0.8, f"broker {broker} at {at}"
+        last[broker] = at
+
+
+@pytest.mark.parametrize("idempotent", [True, False])
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+@in_virtual_time
+async def test_s4_refusal_reaches_buffered_records_and_heals(mechanism, idempotent):
+    doors = Doors()
+    cluster = SaslCluster(3, doors.servers())
+    cluster.create_topic("t", 6)
+    made = producer(
+        cluster,
+        enable_idempotence=idempotent,
+        reconnect_backoff_ms=1_000,
+        reconnect_backoff_max_ms=2_000,
+        **settings_for(mechanism),
+    )
+    loop = asyncio.get_running_loop()
+    for partition in range(6):
+        assert isinstance(await made.send("t", b"before", partition=partition), RecordMetadata)
+    doors.shut()
+    cluster.cut()
+    since = loop.time()
+    calls = [made.send("t", b"canary-value", partition=number % 6) for number in range(60)]
+    calls.append(made.flush())
+    found = await asyncio.gather(*map(ended, calls))
+    for error, took in found[:-1]:
+        assert isinstance(error, AuthenticationError), repr(error)
+        assert took <= SETUP_S + 0.1
+        assert "canary" not in str(error)
+        assert error.outcome in (Outcome.NOT_SENT, Outcome.UNKNOWN)
+    assert found[-1][1] <= SETUP_S + 0.1  # the flush
+    late, took = await ended(made.send("t", b"v", partition=1))
+    assert isinstance(late, AuthenticationError)
+    assert took <= SETUP_S + 0.1
+    spaced(cluster, since, 1.0)
+    doors.open()
+    await asyncio.sleep(2.1)
+    for partition in range(6):
+        assert isinstance(await made.send("t", b"after", partition=partition), RecordMetadata)
+    await made.close()
+    assert cluster.violations == []
+
+
+@in_virtual_time
+async def test_s4_one_refused_attempt_costs_no_record():
+    """A broker that says no and then yes within the patience: the records wait for it."""
+    doors = Doors()
+    cluster = SaslCluster(1, doors.servers())
+    cluster.create_topic("t", 1)
+    made = producer(cluster, **settings_for("SCRAM-SHA-512"))
+    await made.send("t", b"before")
+    doors.shut()
+    cluster.cut()
+    calls = [asyncio.ensure_future(made.send("t", b"v%d" % n)) for n in range(20)]
+    await asyncio.sleep(3.0)
+    assert len(cluster.attempts) >= 3
+    assert not any(call.done() for call in calls)
+    doors.open()
+    assert [found.offset for found in await asyncio.gather(*calls)] == list(range(1, 21))
+    await made.close()
+    assert cluster.violations == []
+
+
+@in_virtual_time
+async def test_s4_one_broker_that_refuses_fails_only_its_own_records():
+    doors = Doors()
+    cluster = SaslCluster(3, doors.servers())
+    cluster.create_topic("t", 3)
+    made = producer(cluster, **settings_for("PLAIN"))
+    for partition in range(3):
+        await made.send("t", b"before", partition=partition)
+    leader = cluster.topics["t"].partitions[1].leader
+    cluster.servers_of[leader] = {"PLAIN": lambda: PlainServer({USER: "canary-other"})}
+    cluster.cut([leader])
+    ends = await asyncio.gather(
+        *(ended(made.send("t", b"v", partition=number % 3)) for number in range(30))
+    )
+    for number, (found, took) in enumerate(ends):
+        if number % 3 == 1:
+            assert isinstance(found, AuthenticationError), repr(found)
+            assert took <= SETUP_S + 0.1
+        else:
+            assert isinstance(found, RecordMetadata)
+            assert took < 1.0
+    cluster.servers_of.clear()
+    await asyncio.sleep(1.5)
+    assert isinstance(await made.send("t", b"after", partition=1), RecordMetadata)
+    await made.close()
+
+
+@in_virtual_time
+async def test_s4_refusal_reaches_calls_that_wait_for_memory_and_for_connections():
+    doors = Doors()
+    cluster = SaslCluster(1, doors.servers())
+    cluster.create_topic("t", 1)
+    made = producer(
+        cluster, buffer_memory=200_000, batch_size=20_000, linger_ms=0, **settings_for("PLAIN")
+    )
+    await made.send("t", b"before")
+    doors.shut()
+    cluster.cut()
+    full = [ended(made.send("t", bytes(9_000))) for _ in range(60)]
+    found = await asyncio.gather(ended(made.warm(["t"])), *full)
+    assert isinstance(found[0][0], AuthenticationError)
+    assert found[0][1] <= SETUP_S
+    for error, took in found[1:]:
+        assert isinstance(error, AuthenticationError), repr(error)
+        assert took <= SETUP_S + 1.5  # records that got room only then wait for one attempt more
+    doors.open()
+    await made.warm(["t"])
+    assert isinstance(await made.send("t", b"after"), RecordMetadata)
+    await made.close()
+
+
+@in_virtual_time
+async def test_s4_refusal_reaches_transactional_calls_and_heals():
+    doors = Doors()
+    cluster = SaslCluster(1, doors.servers())
+    cluster.create_topic("t", 1)
+    made = producer(cluster, transactional_id="x", **settings_for("SCRAM-SHA-256"))
+    doors.shut()
+    error, took = await ended(made.begin_transaction())
+    assert isinstance(error, AuthenticationError), repr(error)
+    assert took <= SETUP_S
+    doors.open()
+    await asyncio.sleep(1.5)
+    async with made.transaction():
+        await made.send("t", b"one")
+    await made.begin_transaction()
+    await made.send("t", b"two")
+    doors.shut()
+    cluster.cut()
+    error, took = await ended(made.commit_transaction())
+    assert isinstance(error, AuthenticationError), repr(error)
+    assert took <= SETUP_S
+    doors.open()
+    await asyncio.sleep(1.5)
+    await made.commit_transaction()  # goes on waiting for the same answer
+    values = [record.value for record in cluster.topics["t"].partitions[0].log.records()]
+    assert values == [b"one", b"two"]
+    await made.close()
+    assert cluster.violations == []
+
+
+@in_virtual_time
+async def test_s4_token_provider_that_hangs_reaches_buffered_records_in_time():
+    hang = False
+
+    async def provider() -> str:
+        if hang:
+            await asyncio.Event().wait()
+        return TOKEN
+
+    cluster = SaslCluster(1, Doors().servers())
+    cluster.create_topic("t", 1)
+    made = producer(cluster, sasl_mechanism="OAUTHBEARER", sasl_token_provider=provider)
+    await made.send("t", b"before")
+    hang = True
+    cluster.cut()
+    await asyncio.sleep(0.01)
+    found, took = await ended(made.send("t", b"v"))
+    assert isinstance(found, AuthenticationError)
+    assert took <= SETUP_S + 0.1
+    hang = False
+    await asyncio.sleep(SETUP_S + 2.0)  # the attempt under way still hangs
+    assert isinstance(await made.send("t", b"after"), RecordMetadata)
+    await made.close()
+
+
+@in_virtual_time
+async def test_f78_refused_renewal_under_load_reaches_all_and_heals():
+    doors = Doors()
+    cluster = SaslCluster(1, doors.servers())
+    cluster.lifetime_ms = 5_000
+    cluster.create_topic("t", 1)
+    made = producer(cluster, **settings_for("PLAIN"))
+    results: list[Any] = []
+
+    async def stream() -> None:
+        while not results or not isinstance(results[-1], AuthenticationError):
+            found, took = await ended(made.send("t", b"v"))
+            assert took <= SETUP_S + 0.1
+            results.append(found)
+            await asyncio.sleep(0.1)
+
+    tasks = [asyncio.ensure_future(stream()) for _ in range(5)]
+    await asyncio.sleep(12.0)
+    assert all(isinstance(found, RecordMetadata) for found in results)
+    assert len({id(link) for link in cluster.network.links}) <= 2
+    doors.shut()
+    await asyncio.gather(*tasks)
+    doors.open()
+    await asyncio.sleep(2.0)
+    assert isinstance(await made.send("t", b"after"), RecordMetadata)
+    await made.close()
