@@ -114,9 +114,8 @@ def decode_request_header(frame: BytesLike) -> tuple[RequestHeader, memoryview]:
     api_key, version, correlation_id = reader.int16(), reader.int16(), reader.int32()
     if api_key not in REQUESTS:
         return RequestHeader(api_key, version, correlation_id, None), memoryview(b"")
-    reader.pos = 0
-    header = RequestHeader.decode_from(reader, request_header_version(api_key, version))
-    return header, memoryview(frame)[reader.pos :]
+    header, end = RequestHeader.decode_from(frame, request_header_version(api_key, version))
+    return header, memoryview(frame)[end:]
 
 
 def decode_response_header(frame: BytesLike, api_key: int, version: int) -> tuple[int, memoryview]:
@@ -130,9 +129,8 @@ def decode_response_header(frame: BytesLike, api_key: int, version: int) -> tupl
         DecodeError: bytes are missing or not allowed.
         UnsupportedVersion: the API is not known.
     """
-    reader = Reader(frame)
-    header = ResponseHeader.decode_from(reader, response_header_version(api_key, version))
-    return header.correlation_id, memoryview(frame)[reader.pos :]
+    header, end = ResponseHeader.decode_from(frame, response_header_version(api_key, version))
+    return header.correlation_id, memoryview(frame)[end:]
 
 
 def peek_correlation_id(frame: BytesLike) -> int:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Self, cast
+from typing import ClassVar, Self
 
 from aiokprod.errors import DecodeError, UnsupportedVersion
 from aiokprod.wire.decoding import decode_plan
 from aiokprod.wire.encoding import encode_plan
-from aiokprod.wire.primitives import BytesLike, Reader, Writer, layout_error
+from aiokprod.wire.primitives import BytesLike
 from aiokprod.wire.schema import Struct
 
 
@@ -50,12 +50,10 @@ class Message(Struct):
     def encode_chunks(self, version: int) -> list[BytesLike]:
         """As `encode`, with each chunk of a `records` field as a piece of its own, not copied."""
         self._check_version(version)
-        writer = Writer()
         try:
-            encode_plan(type(self), version, self.is_flexible(version))(writer, self)
-        except (layout_error, AttributeError, TypeError, ValueError) as exc:
+            return encode_plan(type(self), version, self.is_flexible(version)).encode(self)
+        except (AttributeError, TypeError, ValueError) as exc:
             raise ValueError(f"{type(self).__name__} version {version}: {exc}") from exc
-        return writer.chunks()
 
     @classmethod
     def decode(cls, data: BytesLike, version: int) -> Self:
@@ -66,28 +64,26 @@ class Message(Struct):
             DecodeError: bytes are missing, left over or not allowed.
         """
         cls._check_version(version)
-        reader = Reader(data)
-        message = cls.decode_from(reader, version)
-        if (
+        message, end = cls.decode_from(data, version)
+        if end != len(data) and not (
             cls.tolerated_tail is not None
             and cls.is_flexible(version)
-            and bytes(data[reader.pos :]) == cls.tolerated_tail
+            and bytes(data[end:]) == cls.tolerated_tail
         ):
-            return message
-        try:
-            reader.expect_end()
-        except DecodeError as exc:
-            raise DecodeError(f"{cls.__name__} version {version}: {exc.message}") from None
+            left = len(data) - end
+            raise DecodeError(
+                f"{cls.__name__} version {version}: {left} bytes left over at byte {end}"
+            )
         return message
 
     @classmethod
-    def decode_from(cls, reader: Reader, version: int) -> Self:
-        """As `decode`, from a reader that may hold more bytes."""
+    def decode_from(cls, data: BytesLike, version: int) -> tuple[Self, int]:
+        """As `decode`, from the start of a buffer that may hold more; the index after it."""
+        plan = decode_plan(cls, version, cls.is_flexible(version))
         try:
-            message = decode_plan(cls, version, cls.is_flexible(version)).decode(reader)
+            return plan.decode(data, 0, DecodeError)
         except DecodeError as exc:
             raise DecodeError(f"{cls.__name__} version {version}: {exc.message}") from None
-        return cast(Self, message)  # the plan of cls makes instances of cls
 
     @classmethod
     def _check_version(cls, version: int) -> None:

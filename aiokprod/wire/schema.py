@@ -22,7 +22,7 @@ from enum import Enum
 from functools import cache
 from typing import ClassVar, Final, NamedTuple, ParamSpec, TypeAlias, TypeVar, cast
 
-from aiokprod.wire.primitives import BytesLike, Layout
+from aiokprod.wire.primitives import BytesLike
 
 Records: TypeAlias = BytesLike | Sequence[BytesLike]
 """Record batches: one buffer, or the chunks that make it up. Decoded values are memoryviews."""
@@ -59,15 +59,13 @@ class WireType(Enum):
     STRUCT = "struct"
 
 
-FORMATS: Final = {
+INTEGERS: Final = {
     WireType.INT8: "b",
     WireType.INT16: "h",
     WireType.INT32: "i",
     WireType.INT64: "q",
-    WireType.BOOL: "?",
-    WireType.UUID: "16s",
 }
-"""`struct` codes of the types with a fixed width."""
+"""`struct` codes of the integers."""
 
 
 class VersionRange(NamedTuple):
@@ -123,6 +121,16 @@ class FieldSpec:
     compact: bool = True
     name: str = ""
 
+    def length_width(self, flexible: bool) -> int:
+        """Bytes of the length before the value; 0 = compact."""
+        if flexible and self.compact:
+            return 0
+        return 2 if self.wire_type is WireType.STRING and not self.array else 4
+
+    def element_width(self, flexible: bool) -> int:
+        """Bytes of the length before each string of an array; 0 = compact."""
+        return 0 if flexible and self.compact else 2
+
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -131,12 +139,6 @@ _T = TypeVar("_T")
 def memoised(function: Callable[_P, _T]) -> Callable[_P, _T]:
     """`functools.cache`, whose stub forgets the parameters and refuses classes as arguments."""
     return cast(Callable[_P, _T], cache(function))
-
-
-@memoised
-def short_layouts(code: str) -> list[Layout]:
-    """Layouts of 0 to 15 values of a format: compiling one costs more than using it."""
-    return [Layout(f">{count}{code}") for count in range(16)]
 
 
 @memoised

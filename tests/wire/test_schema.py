@@ -21,7 +21,6 @@ from aiokprod.wire.schema import (
     fields_of,
     int32,
     memoised,
-    short_layouts,
     string,
 )
 from tests.wire.strategies import MESSAGES, versioned_id
@@ -164,7 +163,3 @@ def test_memoised_calls_once() -> None:
 
     assert (double(2), double(2), double(3)) == (4, 4, 6)
     assert calls == [2, 3]
-
-
-def test_short_layouts_have_the_size_of_their_index() -> None:
-    assert [layout.size for layout in short_layouts("i")] == [4 * count for count in range(16)]
