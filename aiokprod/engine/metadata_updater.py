@@ -155,7 +155,7 @@ class MetadataUpdater:
         if node_id is not None and self._client.ready(node_id, now):
             self._send(node_id, now)
             return math.inf
-        return self._next_chance(now)
+        return self._next_chance(now, node_id)
 
     # -- choosing ---------------------------------------------------------------------------------
 
@@ -191,8 +191,11 @@ class MetadataUpdater:
         # Versions are known only while a connection is up, even if it is throttled or full.
         return self._client.version_range(node_id, MetadataRequest.api_key) is not None
 
-    def _next_chance(self, now: float) -> float:
-        at = min((self._client.retry_at(node, now) for node in self._nodes), default=math.inf)
+    def _next_chance(self, now: float, chosen: int | None) -> float:
+        # A chosen node that cannot send is being connected: that others could be dialled by now is
+        # no reason to look again before that has ended.
+        nodes = self._nodes if chosen is None else (chosen,)
+        at = min((self._client.retry_at(node, now) for node in nodes), default=math.inf)
         if self._may_rebootstrap and self._trying_since is not None:
             at = min(at, self._trying_since + self._trigger)
         return max(at, now + _LEAST_WAIT_S)

@@ -290,6 +290,14 @@ def test_while_a_dial_is_pending_no_other_is_started() -> None:
     assert client.sent[-1].node_id == -1
 
 
+def test_while_a_dial_is_pending_nothing_is_due_although_others_could_be_dialled() -> None:
+    client = FakeClient(down={-1: NOW, -2: NOW})
+    world = make(client, metadata_recovery_strategy="none")
+    assert world.step() == math.inf
+    assert world.step(1.0) == math.inf
+    assert client.dialled == [-1]
+
+
 def test_pass_without_a_usable_node_waits_until_the_backoff_of_one_is_over() -> None:
     client = FakeClient(down={-1: NOW + 0.7, -2: NOW + 0.3})
     world = make(client)
