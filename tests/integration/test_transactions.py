@@ -20,11 +20,13 @@ import pytest
 from aiokprod import Producer, ProducerFenced
 from aiokprod.testing.kafka_admin import downgrade_feature
 from aiokprod.testing.kafka_cluster import KAFKA_3, KAFKA_4, KafkaCluster
-from tests.transactions.readback import read_committed
+from tests.transactions.readback import first_committed, read_committed
 
 KINDS = {"4.3-TV2": KAFKA_4, "4.3-TV1": KAFKA_4, "3.9": KAFKA_3}
 RECORDS = int(os.environ.get("AIOKPROD_COPIER_RECORDS", "20000"))
 PARTITIONS = 3
+# Brokers look for transactions that have timed out every 10 s by default.
+CHECKED_EVERY_MS = 500
 PER_TRANSACTION = 750
 ABORT_PERCENT = 10
 KILLS = 3
@@ -33,7 +35,8 @@ KILLS = 3
 @pytest.fixture(scope="module", params=list(KINDS))
 def cluster(request: pytest.FixtureRequest) -> Iterator[KafkaCluster]:
     """Three nodes of each kind in turn."""
-    made = KafkaCluster(3, version=KINDS[request.param])
+    checks = "transaction.abort.timed.out.transaction.cleanup.interval.ms"
+    made = KafkaCluster(3, version=KINDS[request.param], config={checks: str(CHECKED_EVERY_MS)})
     made.start_blocking()
     if request.param.endswith("TV1"):
         downgrade_feature(made.bootstrap_servers, "transaction.version", 1)
@@ -97,6 +100,36 @@ def test_restart_same_id_fences_and_aborts(
 
     run(scenario())
     assert read_committed(cluster.bootstrap_servers, topic) == {0: [b"new"], 1: [], 2: []}
+
+
+def test_crash_mid_transaction_readers_wait_no_longer_than_its_timeout(
+    cluster: KafkaCluster, run_uvloop: Callable, topic: str
+) -> None:
+    """kill -9, and nobody comes back with that id: only the coordinator's clock is left."""
+    timeout_s = 5.0
+    servers = cluster.bootstrap_servers
+
+    async def scenario() -> float:
+        await cluster.create_topic(topic, partitions=PARTITIONS)
+        command = [sys.executable, "-m", "tests.integration.crasher", servers, topic]
+        victim = await asyncio.create_subprocess_exec(
+            *command, str(int(timeout_s * 1000)), stdout=asyncio.subprocess.PIPE
+        )
+        assert victim.stdout is not None
+        assert await asyncio.wait_for(victim.stdout.readline(), 60) == b"open\n"
+        opened = time.monotonic()
+        victim.kill()
+        await victim.wait()
+        other = Producer(bootstrap_servers=servers, transactional_id=topic)
+        async with other, other.transaction():
+            await other.send(topic, b"behind it", partition=0)
+        assert await asyncio.to_thread(first_committed, servers, topic) == b"behind it"
+        return time.monotonic() - opened
+
+    waited = run_uvloop(scenario())
+    print(f"readers waited {waited:.2f} s for a transaction of {timeout_s:.0f} s")
+    assert timeout_s - 2 < waited < timeout_s + CHECKED_EVERY_MS / 1000 + 2
+    assert read_committed(servers, topic) == {0: [b"behind it"], 1: [], 2: []}
 
 
 async def seed(servers: str, topic: str) -> dict[int, list[bytes]]:

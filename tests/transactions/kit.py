@@ -10,7 +10,7 @@ import pytest
 
 from aiokprod import Producer
 from aiokprod.testing.fake_cluster import FakeCluster
-from aiokprod.testing.memory import MemoryNetwork
+from aiokprod.testing.memory import Link, MemoryNetwork
 from aiokprod.testing.virtual import run
 from tests.faults.kit import make_producer
 
@@ -103,3 +103,34 @@ async def failing(producer: Producer[Any, Any], error: Exception) -> None:
         await producer.send("t", b"aborted", partition=0)
         await txn.send_offsets({("in", 0): 9}, "g")
         raise error
+
+
+class Machine:
+    """The host of one producer: a dialer that may lose its power at any moment."""
+
+    def __init__(self, network: MemoryNetwork) -> None:
+        self._network = network
+        self._links: list[Link] = []
+        self._dead = False
+
+    async def resolve(self, host: str, port: int) -> list[tuple[str, int]]:
+        return await self._network.resolve(host, port)
+
+    async def connect(self, factory: Any, host: str, port: int, **options: Any) -> Any:
+        transport, protocol = await self._network.connect(factory, host, port, **options)
+        link = next(link for link in reversed(self._network.links) if link.client is transport)
+        self._links.append(link)
+        if self._dead:
+            self._cut_off(link)
+        return transport, protocol
+
+    def die(self) -> None:
+        """What was sent arrives; nothing else is sent or received."""
+        self._dead = True
+        for link in self._links:
+            self._cut_off(link)
+
+    @staticmethod
+    def _cut_off(link: Link) -> None:
+        link.up.cut_at, link.up.cut_with = link.up.taken, "eof"
+        link.down.stall()

@@ -3,10 +3,37 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, TopicPartition
 
 READ_TIMEOUT = 60.0
+
+
+def _settings(servers: str) -> dict[str, Any]:
+    return {
+        "bootstrap.servers": servers,
+        "group.id": "aiokprod-readback",
+        "enable.auto.commit": False,
+        "isolation.level": "read_committed",
+        "enable.partition.eof": True,
+        "log_level": 0,
+    }
+
+
+def first_committed(servers: str, topic: str) -> bytes:
+    """The first value of partition 0 that a reader gets to see; waits for it."""
+    consumer = Consumer(_settings(servers))
+    try:
+        consumer.assign([TopicPartition(topic, 0, 0)])
+        give_up = time.monotonic() + READ_TIMEOUT
+        while time.monotonic() < give_up:
+            for message in consumer.consume(1, timeout=0.2):
+                if message.error() is None:
+                    return bytes(message.value())
+        raise AssertionError(f"readers of {topic} hang")
+    finally:
+        consumer.close()
 
 
 def read_committed(servers: str, topic: str) -> dict[int, list[bytes]]:
@@ -14,16 +41,7 @@ def read_committed(servers: str, topic: str) -> dict[int, list[bytes]]:
 
     Markers and aborted records take offsets, so the end is told by the consumer reaching it.
     """
-    consumer = Consumer(
-        {
-            "bootstrap.servers": servers,
-            "group.id": "aiokprod-readback",
-            "enable.auto.commit": False,
-            "isolation.level": "read_committed",
-            "enable.partition.eof": True,
-            "log_level": 0,
-        }
-    )
+    consumer = Consumer(_settings(servers))
     try:
         partitions = sorted(consumer.list_topics(topic, timeout=30).topics[topic].partitions)
         found: dict[int, list[bytes]] = {partition: [] for partition in partitions}

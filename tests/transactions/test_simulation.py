@@ -27,10 +27,22 @@ from aiokprod.testing.fake_cluster import (
 from aiokprod.testing.memory import MemoryNetwork
 from aiokprod.testing.virtual import run
 from tests.faults.kit import make_producer
-from tests.transactions.kit import ADD_PARTITIONS, COMMIT_OFFSETS, END, FIND, ID, INIT, PRODUCE
+from tests.transactions.kit import (
+    ADD_PARTITIONS,
+    COMMIT_OFFSETS,
+    END,
+    FIND,
+    ID,
+    INIT,
+    PRODUCE,
+    Machine,
+)
 
 SEEDS = int(os.environ.get("AIOKPROD_TXN_SEEDS", "60"))
 TRANSACTIONS = 12
+
+CRASHES = 0.15
+"""Share of the transactions during which the process dies."""
 
 COMMITTED, ABORTED, UNKNOWN = "committed", "aborted", "unknown"
 
@@ -49,11 +61,14 @@ class World:
         self.fates: dict[int, str] = {}
         self.sent: dict[int, set[tuple[int, bytes]]] = {}
         self.producers = 0
+        self.crashes = 0
 
     def make(self) -> Producer[Any, Any]:
         self.producers += 1
+        self.machine = Machine(self.cluster.network)
         return make_producer(
-            self.cluster, transactional_id=ID, seed=self.producers, request_timeout_ms=2_000,
+            self.cluster, dialer=self.machine, transactional_id=ID, seed=self.producers,
+            request_timeout_ms=2_000,
             max_block_ms=self.dice.choice([500, 8_000]), delivery_timeout_ms=10_000,
             transaction_timeout_ms=600_000,
         )  # fmt: skip
@@ -103,6 +118,21 @@ class World:
             raise
         self.fates[number] = COMMITTED
 
+    async def until_crash(self, producer: Producer[Any, Any], number: int) -> bool:
+        """A transaction that the process may not survive; True if it did."""
+        work = asyncio.ensure_future(self.transaction(producer, number))
+        if self.dice.random() < CRASHES:
+            await asyncio.wait({work}, timeout=self.dice.uniform(0, self.dice.choice([0.02, 1, 9])))
+            if not work.done():
+                self.crashes += 1
+                self.machine.die()
+                work.cancel()
+                await asyncio.wait({work})
+                await producer.close(0)
+                return False
+        await work
+        return True
+
     async def after_failure(
         self, producer: Producer[Any, Any], number: int, error: KafkaError
     ) -> Producer[Any, Any]:
@@ -133,11 +163,12 @@ class World:
         producer = self.make()
         try:
             for number in range(TRANSACTIONS):
-                if self.dice.random() < 0.1:  # a crash: the old instance says nothing any more
+                if self.dice.random() < 0.1:  # closed without waiting
                     await producer.close(0)
                     producer = self.make()
                 try:
-                    await self.transaction(producer, number)
+                    if not await self.until_crash(producer, number):
+                        producer = self.make()
                 except KafkaError as error:
                     producer = await self.after_failure(producer, number, error)
         finally:
