@@ -8,12 +8,12 @@ not touch keys or values.
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, Protocol
 
 from aiokprod.cluster import ClusterSnapshot
 from aiokprod.errors import ErrorCode, KafkaError
+from aiokprod.hot.histogram import Histogram
 from aiokprod.records import TopicPartition
 
 logger = logging.getLogger(__name__)
@@ -91,52 +91,6 @@ class Observer:
 
     def on_metadata_updated(self, snapshot: ClusterSnapshot) -> None:
         """The view of the cluster was replaced."""
-
-
-class Histogram:
-    """Counts values in buckets that grow by an eighth: quantiles are about 6 % exact.
-
-    Memory is bounded by the range of a float, not by the number of values.
-    """
-
-    __slots__ = ("_buckets", "count", "maximum", "total")
-
-    def __init__(self) -> None:
-        self.count = 0
-        self.total = 0.0
-        self.maximum = 0.0
-        self._buckets: dict[int, int] = {}
-
-    def add(self, value: float) -> None:
-        """Count a value; negative ones count as 0. O(1)."""
-        value = max(value, 0.0)
-        self.count += 1
-        self.total += value
-        self.maximum = max(self.maximum, value)
-        mantissa, exponent = math.frexp(value)  # 0.5 <= mantissa < 1
-        bucket = (exponent << 3) + int(mantissa * 16) if value else -(1 << 20)
-        self._buckets[bucket] = self._buckets.get(bucket, 0) + 1
-
-    def quantile(self, q: float) -> float:
-        """The middle of the bucket that holds the q-quantile (0 to 1); 0.0 without values."""
-        left = q * self.count
-        for bucket in sorted(self._buckets):
-            left -= self._buckets[bucket]
-            if left <= 0:
-                # The bucket number is exponent * 8 + (8 … 15).
-                exponent, step = (bucket - 8) >> 3, (bucket - 8) & 7
-                return min(math.ldexp((8.5 + step) / 16, exponent), self.maximum)
-        return self.maximum
-
-    def snapshot(self) -> dict[str, float]:
-        """count, avg, p50, p99, max."""
-        return {
-            "count": self.count,
-            "avg": self.total / self.count if self.count else 0.0,
-            "p50": self.quantile(0.5),
-            "p99": self.quantile(0.99),
-            "max": self.maximum,
-        }
 
 
 _COUNTERS: Final = (
