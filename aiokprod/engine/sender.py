@@ -30,7 +30,7 @@ from aiokprod.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from aiokprod.engine.accumulator import RecordAccumulator
     from aiokprod.engine.batch import ProducerBatch
@@ -284,9 +284,9 @@ class Sender:
             self._conclude(batch, code, node_id, now, None, cause=error)
 
     def _on_answer(self, node_id: int, call: ProduceCall, response: Response, now: float) -> None:
-        body = response.body
-        moved = self._apply_leader_hints(call, body, response.version)
-        for batch, answer in partition_answers(call, body, response.version):
+        answers = list(partition_answers(call, response.body, response.version))
+        moved = self._apply_leader_hints(answers, response)
+        for batch, answer in answers:
             if answer is None:
                 # F64: the broker left the partition out; nobody knows what it did.
                 batch.note_unknown()
@@ -307,22 +307,22 @@ class Sender:
                 )  # fmt: skip
 
     def _apply_leader_hints(
-        self, call: ProduceCall, body: Any, version: int
+        self, answers: Sequence[tuple[ProducerBatch, Any]], response: Response
     ) -> frozenset[TopicPartition]:
         """New leaders named by error answers (KIP-951), used without a metadata fetch."""
-        if version < _LEADER_HINT_VERSION:
+        if response.version < _LEADER_HINT_VERSION:
             return frozenset()
         leaders = {
             batch.topic_partition: (answer.current_leader.leader_id,
                                     answer.current_leader.leader_epoch)
-            for batch, answer in partition_answers(call, body, version)
+            for batch, answer in answers
             if answer is not None
             and answer.error_code != Code.NONE
             and answer.current_leader.leader_id >= 0
         }  # fmt: skip
         if not leaders:
             return frozenset()
-        nodes = [Node(n.node_id, n.host, n.port, n.rack) for n in body.node_endpoints]
+        nodes = [Node(n.node_id, n.host, n.port, n.rack) for n in response.body.node_endpoints]
         return self._metadata.update_leaders(leaders, nodes)
 
     # -- outcomes -------------------------------------------------------------------------------
