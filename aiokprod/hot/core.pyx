@@ -569,10 +569,15 @@ cdef class Delivery:
     def cancelled(self):
         return self.is_cancelled
 
-    def _make_cancelled_error(self):
+    @property
+    def _cancel_message(self):
+        # `asyncio.gather(..., return_exceptions=True)` reads it of futures that were cancelled.
         if self.is_withdrawn:
-            return CancelledError("record withdrawn before it was sent: it is not in the log")
-        return CancelledError("stopped waiting for a record in flight: its outcome is unknown")
+            return "record withdrawn before it was sent: it is not in the log"
+        return "stopped waiting for a record in flight: its outcome is unknown"
+
+    def _make_cancelled_error(self):
+        return CancelledError(self._cancel_message)
 
     def result(self):
         """Its RecordMetadata; raises the record's error, CancelledError or InvalidStateError."""

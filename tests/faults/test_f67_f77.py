@@ -187,6 +187,22 @@ async def test_f68_delivery_survives_wait_for_gather_and_shield(cluster, produce
 
 
 @scenario(partitions=1)
+async def test_f68_gather_takes_cancelled_deliveries_for_results(cluster, producer, history):
+    """gather reads how a child was cancelled, which is no documented part of a future."""
+    await producer.warm(["t"])
+    cluster.control(0, faults.delay(1.0), times=1)
+    sent = await producer.submit("t", b"1", partition=0)
+    await asyncio.sleep(0.1)
+    withdrawn = await producer.submit("t", b"2", partition=0)
+    gathered = asyncio.gather(sent, withdrawn, return_exceptions=True)
+    sent.cancel()
+    withdrawn.cancel()
+    texts = [str(error) for error in await asyncio.wait_for(gathered, 1.0)]
+    assert "in flight" in texts[0]
+    assert "withdrawn" in texts[1]
+
+
+@scenario(partitions=1)
 async def test_f68_one_shielded_waiter_cancelled_leaves_the_others(cluster, producer, history):
     await producer.warm(["t"])
     cluster.control(0, faults.delay(1.0), times=1)
