@@ -75,8 +75,16 @@ class Transactions:
             if checked:
                 await manager.send_offsets(checked, place, self._deadline(timeout, start))
 
+    async def prepare(self) -> tuple[int, int, bool]:
+        """Producer id, epoch and protocol (True: the second) for an EndTxn by another process; the
+        flushed transaction stays open when the producer is closed. See `TransactionManager`."""
+        with self._alone("prepare_transaction") as (manager, _):
+            return manager.prepare()
+
     async def abandon(self, manager: TransactionManager, deadline: float) -> None:
         """Abort what is open when the producer is closed, at most until `deadline`."""
+        if manager.prepared:
+            return
         limit = min(deadline, asyncio.get_running_loop().time() + self._max_block)
         with contextlib.suppress(KafkaError):
             if manager.state in _ABORTABLE:

@@ -103,6 +103,7 @@ class TransactionCore(Idempotent):
         members: partitions the coordinator knows.
         started: the coordinator may have something to end.
         uncertain: a request that starts a transaction was sent and not answered.
+        prepared: the open transaction is complete, and ended by somebody else.
     """
 
     def __init__(
@@ -129,6 +130,7 @@ class TransactionCore(Idempotent):
         self.offsets: deque[OffsetsJob] = deque()
         self.started = False
         self.uncertain = False
+        self.prepared = False
         self._loop = loop
         self._on_gate = on_gate
         self._on_work = on_work
@@ -171,7 +173,7 @@ class TransactionCore(Idempotent):
         self._check_fatal()
         if self.state is TxnState.ABORTABLE_ERROR:
             raise self._abort_first()
-        if self.state in ENDING:
+        if self.state in ENDING or self.prepared:
             raise misuse("the transaction is being ended and takes nothing more")
         if self.state is not TxnState.IN_TRANSACTION:
             raise misuse(

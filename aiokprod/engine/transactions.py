@@ -79,7 +79,7 @@ class TransactionManager(TransactionCore):
         self.ending = None
         self.tv2 = self._version() >= SECOND_PROTOCOL
         self.error = None
-        self.started = self.uncertain = self._needs_bump = False
+        self.started = self.uncertain = self._needs_bump = self.prepared = False
         self._discard = None
         self.members.clear()
         self.to_add.clear()
@@ -145,6 +145,22 @@ class TransactionManager(TransactionCore):
         self._on_work()
         await self._wait(job.done, deadline, "the offsets are not accepted yet; they will be, or "
                          "the transaction cannot be committed")  # fmt: skip
+
+    def prepare(self) -> tuple[int, int, bool]:
+        """Leave the end of the open transaction to somebody else, who sends EndTxn with what this
+        returns: producer id, epoch, and whether it follows the second protocol. Nothing more is
+        taken, and closing the producer aborts nothing.
+
+        Raises:
+            TransactionError: records or offsets have no outcome yet, or none is open.
+            AbortableTransactionError: one failed; abort instead.
+        """
+        self.check_open()
+        if self.offsets or not self.settled():
+            raise misuse("records or offsets of the transaction have no outcome yet: flush first")
+        self.prepared = True
+        self._on_gate(False, False)
+        return self.producer_id, self.epoch, self.tv2
 
     async def _wait(self, result: Result, deadline: float, late: str) -> None:
         limit = None if deadline == float("inf") else max(0.0, deadline - self._loop.time())
