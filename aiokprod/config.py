@@ -26,7 +26,7 @@ from aiokprod.config_keys import (
 from aiokprod.config_security import (
     CREDENTIALS,
     MECHANISMS,
-    MECHANISMS_LATER,
+    SERVICE_NAME,
     SSL_CONTEXT,
     HostCheck,
     PathText,
@@ -121,13 +121,18 @@ class ProducerConfig:
         ssl_key_password: of an encrypted key.
         ssl_endpoint_identification_algorithm: "https" compares host names with the certificate;
             "" accepts any name.
-        sasl_mechanism: "PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512" or "OAUTHBEARER".
+        sasl_mechanism: "PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER", "GSSAPI" or
+            "AWS_MSK_IAM".
         sasl_username, sasl_password: for PLAIN and SCRAM; the token id and its HMAC with
             sasl_delegation_token. (Java: sasl.jaas.config.)
         sasl_credentials: both, replaceable at run time.
         sasl_delegation_token: the credentials are those of a delegation token (KIP-48).
-        sasl_token_provider: for OAUTHBEARER, an async callable that gives a token.
-        sasl_allow_cleartext: PLAIN and OAUTHBEARER also without TLS.
+        sasl_token_provider: for OAUTHBEARER, an async callable that gives a token; for AWS_MSK_IAM
+            `MskIamTokens`.
+        sasl_kerberos_service_name: for GSSAPI, first part of the brokers' principals.
+        sasl_kerberos_principal, sasl_kerberos_keytab: whose tickets, and a keytab to fetch them
+            with; else those of the credential cache are used. (librdkafka has the same names.)
+        sasl_allow_cleartext: PLAIN, OAUTHBEARER and AWS_MSK_IAM also without TLS.
 
     Raises:
         ConfigError: a value is out of range, or two settings exclude each other. The message names
@@ -198,14 +203,15 @@ class ProducerConfig:
     ssl_key_location: str | None = _setting(PathText(), None)
     ssl_key_password: Secret | None = _setting(SecretText(), None)
     ssl_endpoint_identification_algorithm: str = _setting(HostCheck(), "https")
-    sasl_mechanism: str | None = _setting(
-        Choice(MECHANISMS, later=MECHANISMS_LATER, optional=True), None
-    )
+    sasl_mechanism: str | None = _setting(Choice(MECHANISMS, optional=True), None)
     sasl_username: str | None = _setting(Text(), None)
     sasl_password: Secret | None = _setting(SecretText(), None)
     sasl_credentials: Credentials | None = _setting(CREDENTIALS, None)
     sasl_delegation_token: bool = _flag(False)
     sasl_token_provider: Any = _setting(Provider(), None, shown=False)
+    sasl_kerberos_service_name: str = _setting(Text(optional=False), SERVICE_NAME)
+    sasl_kerberos_principal: str | None = _setting(Text(), None)
+    sasl_kerberos_keytab: str | None = _setting(PathText("keytab"), None)
     sasl_allow_cleartext: bool = _flag(False)
 
     def __post_init__(self) -> None:

@@ -314,7 +314,7 @@ _PREFIX_HINTS: Final[tuple[tuple[str, str], ...]] = (
     ("ssl.truststore.", _PEM),
     ("ssl.", _TLS),
     ("sasl.oauthbearer.", _OIDC),
-    ("sasl.kerberos.", "GSSAPI is not in this version yet"),
+    ("sasl.kerberos.", "tickets come from the cache or sasl_kerberos_keytab, not kinit"),
     ("sasl.", _SASL),
     ("log.", _BROKER),
     ("broker.", _BROKER),

@@ -5,6 +5,7 @@ No message shows a value of a setting that may hold a secret.
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import ssl
 from collections.abc import Iterable
@@ -18,9 +19,18 @@ from aiokprod.secret import Credentials, Secret, as_secret
 TLS_PROTOCOLS: Final = frozenset({"SSL", "SASL_SSL"})
 SASL_PROTOCOLS: Final = frozenset({"SASL_PLAINTEXT", "SASL_SSL"})
 SCRAM: Final = frozenset({"SCRAM-SHA-256", "SCRAM-SHA-512"})
-MECHANISMS: Final = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER")
-MECHANISMS_LATER: Final = ("GSSAPI", "AWS_MSK_IAM")
-SENT_AS_IS: Final = frozenset({"PLAIN", "OAUTHBEARER"})
+WITH_PASSWORD: Final = SCRAM | {"PLAIN"}
+WITH_PROVIDER: Final = frozenset({"OAUTHBEARER", "AWS_MSK_IAM"})
+MECHANISMS: Final = (
+    "PLAIN",
+    "SCRAM-SHA-256",
+    "SCRAM-SHA-512",
+    "OAUTHBEARER",
+    "GSSAPI",
+    "AWS_MSK_IAM",
+)
+SERVICE_NAME: Final = "kafka"
+SENT_AS_IS: Final = WITH_PROVIDER | {"PLAIN"}
 """Mechanisms that send what a listener could reuse."""
 
 
@@ -43,14 +53,16 @@ class SecretText:
 class PathText:
     """The path of a file; that it can be read is seen when it is used."""
 
+    kind: str = "PEM file"
+
     def validate(self, name: str, value: object) -> str | None:
         if value is None:
             return None
         if not isinstance(value, (str, os.PathLike)) or not isinstance(os.fspath(value), str):
-            raise refuse(name, value, "use the path of a PEM file")
+            raise refuse(name, value, f"use the path of a {self.kind}")
         path: str = os.fspath(value)
         if not path or "\0" in path:
-            raise refuse(name, value, "use the path of a PEM file")
+            raise refuse(name, value, f"use the path of a {self.kind}")
         if "-----BEGIN" in path:
             raise ConfigError(f"{name} is the path of a file, this is PEM text")
         return path
@@ -146,10 +158,12 @@ _SSL_MATERIAL: Final = (
     "ssl_key_password",
 )
 _PASSWORD: Final = ("sasl_username", "sasl_password", "sasl_credentials")
+_KERBEROS: Final = ("sasl_kerberos_principal", "sasl_kerberos_keytab")
 _SASL: Final = (
     "sasl_mechanism",
     *_PASSWORD,
     "sasl_token_provider",
+    *_KERBEROS,
 )
 
 
@@ -167,6 +181,11 @@ def _check_used(settings: Any) -> None:
                 f"{', '.join(given)} has no effect with security_protocol={protocol!r}: "
                 f"use {wanted}, or leave it out"
             )
+    service = settings.sasl_kerberos_service_name
+    if service != SERVICE_NAME and settings.sasl_mechanism != "GSSAPI":
+        raise ConfigError(
+            f"sasl_kerberos_service_name={service!r} has no effect without sasl_mechanism='GSSAPI'"
+        )
     given = _given(settings, _SSL_MATERIAL)
     if settings.ssl_endpoint_identification_algorithm != "https":
         given.append("ssl_endpoint_identification_algorithm")
@@ -207,18 +226,45 @@ def _check_sasl(settings: Any) -> None:
             f"security_protocol={settings.security_protocol!r} needs sasl_mechanism: "
             f"one of {', '.join(MECHANISMS)}"
         )
-    if mechanism == "OAUTHBEARER":
-        _require(settings, ("sasl_token_provider",), f"sasl_mechanism={mechanism!r}")
-        _exclude(settings, (*_PASSWORD, "sasl_delegation_token"), mechanism)
+    wants = f"sasl_mechanism={mechanism!r}"
+    if mechanism in WITH_PASSWORD:
+        _check_password(settings, wants)
+    else:
+        _exclude(settings, _PASSWORD, mechanism)
+    if mechanism in WITH_PROVIDER:
+        _require(settings, ("sasl_token_provider",), wants)
     else:
         _exclude(settings, ("sasl_token_provider",), mechanism)
-        if settings.sasl_credentials is None:
-            _require(settings, ("sasl_username", "sasl_password"), f"sasl_mechanism={mechanism!r}")
-        elif _given(settings, ("sasl_username", "sasl_password")):
-            raise ConfigError("sasl_credentials excludes sasl_username and sasl_password")
+    if mechanism == "AWS_MSK_IAM" and not hasattr(settings.sasl_token_provider, "payload"):
+        raise ConfigError("sasl_token_provider: AWS_MSK_IAM takes MskIamTokens(...) only")
+    _check_kerberos(settings)
     if settings.sasl_delegation_token and mechanism not in SCRAM:
         raise ConfigError("sasl_delegation_token needs sasl_mechanism SCRAM-SHA-256 or -512")
     _check_cleartext(settings)
+
+
+def _check_password(settings: Any, wants: str) -> None:
+    if settings.sasl_credentials is None:
+        _require(settings, ("sasl_username", "sasl_password"), wants)
+    elif _given(settings, ("sasl_username", "sasl_password")):
+        raise ConfigError("sasl_credentials excludes sasl_username and sasl_password")
+
+
+def _check_kerberos(settings: Any) -> None:
+    mechanism = settings.sasl_mechanism
+    if mechanism != "GSSAPI":
+        _exclude(settings, _KERBEROS, mechanism)
+        return
+    service = settings.sasl_kerberos_service_name
+    if any(char in "/@" or char.isspace() for char in service):
+        raise refuse(
+            "sasl_kerberos_service_name", service, "use the part of the principal before the /"
+        )
+    if importlib.util.find_spec("gssapi") is None:
+        raise ConfigError(
+            "sasl_mechanism='GSSAPI' needs the package gssapi: pip install 'aiokprod[gssapi]' "
+            "(which needs the Kerberos headers: libkrb5-dev or krb5-devel)"
+        )
 
 
 def _check_cleartext(settings: Any) -> None:

@@ -413,7 +413,35 @@ def test_s6_cleartext_needs_an_explicit_flag(mechanism):
             "path of a file",
         ),
         ({"security_protocol": "SSL", "ssl_context": "x"}, "SSLContext"),
-        ({"security_protocol": "SASL_SSL", "sasl_mechanism": "GSSAPI"}, "not in this version"),
+        ({"security_protocol": "SASL_SSL", "sasl_mechanism": "DIGEST-MD5"}, "use one of"),
+        (
+            {
+                "security_protocol": "SASL_SSL",
+                "sasl_mechanism": "AWS_MSK_IAM",
+                "sasl_token_provider": give_token,
+            },
+            "MskIamTokens",
+        ),
+        ({"security_protocol": "SASL_SSL", "sasl_mechanism": "AWS_MSK_IAM"}, "token_provider"),
+        (
+            {
+                "security_protocol": "SASL_SSL",
+                "sasl_kerberos_keytab": "/k",
+                **settings_for("PLAIN"),
+            },
+            "no effect",
+        ),
+        ({"sasl_kerberos_principal": "a@B"}, "no effect"),
+        ({"sasl_kerberos_service_name": "other"}, "no effect"),
+        (
+            {
+                "security_protocol": "SASL_SSL",
+                "sasl_mechanism": "GSSAPI",
+                "sasl_kerberos_service_name": "kafka/host@REALM",
+            },
+            "before the /",
+        ),
+        ({"security_protocol": "SASL_SSL", "sasl_mechanism": "GSSAPI", **LOGIN}, "no effect"),
         ({"ssl_endpoint_identification_algorithm": "none"}, '"https"'),
         (
             {

@@ -4,18 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import functools
+import importlib.util
 import json
 import ssl
 import threading
-from collections.abc import Iterator
+import time
+import traceback
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+import jwt
 import pytest
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
 from aiokprod import AuthenticationError, ConfigError, Secret
+from aiokprod.net.security.jwt_bearer import GRANT, JwtBearerTokens
 from aiokprod.net.security.msk_iam import AwsCredentials, MskIamTokens
 from aiokprod.net.security.oidc import OidcTokens
 from tests.security.certs import Authority
@@ -48,6 +56,33 @@ def test_msk_iam_signature_is_that_of_botocore(session, signature):
     assert KEY not in url + repr(provider) + repr(credentials)
 
 
+@pytest.mark.parametrize("region", ["eu-west-1", "us-gov-east-1", "ap-southeast-10"])
+@pytest.mark.parametrize("session", [None, "sess/ion+token=="])
+def test_msk_iam_token_is_that_of_the_signer_of_aws_byte_for_byte(monkeypatch, region, session):
+    import botocore.auth
+    from aws_msk_iam_sasl_signer import MSKAuthTokenProvider
+    from botocore.credentials import CredentialProvider, Credentials
+
+    class Given(CredentialProvider):
+        def load(self) -> Any:
+            return Credentials("AKIDEXAMPLE", KEY, session)
+
+    frozen = datetime.fromtimestamp(AT / 1000, UTC)
+    monkeypatch.setattr(botocore.auth, "get_current_datetime", lambda: frozen)
+    theirs, _ = MSKAuthTokenProvider.generate_auth_token_from_credentials_provider(region, Given())
+    token = None if session is None else Secret(session)
+    credentials = AwsCredentials("AKIDEXAMPLE", Secret(KEY), token)
+    ours = asyncio.run(MskIamTokens(region, credentials, clock=lambda: AT).token()).reveal()
+    assert (
+        decoded(ours).removesuffix("&User-Agent=aiokprod")
+        == decoded(theirs).rpartition("&User-Agent=")[0]
+    )
+
+
+def decoded(token: str) -> str:
+    return base64.urlsafe_b64decode(token + "=" * (-len(token) % 4)).decode()
+
+
 def test_msk_iam_credentials_from_the_environment(monkeypatch):
     monkeypatch.delenv("AWS_ACCESS_KEY_ID", raising=False)
     with pytest.raises(ConfigError, match="not set"):
@@ -72,6 +107,7 @@ class Endpoint:
         self.status, self.headers = 200, {}
         self.answer: Any = {"access_token": "tok-1", "token_type": "Bearer", "expires_in": 3600}
         self.seen: list[tuple[str, str, dict[str, list[str]]]] = []
+        self.check: Callable[[dict[str, list[str]]], None] | None = None
         self.port = 0
 
     @property
@@ -87,6 +123,8 @@ def endpoint(tmp_path) -> Iterator[Endpoint]:
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["Content-Length"])).decode()
             state.seen.append((self.path, self.headers["Authorization"], parse_qs(body)))
+            if state.check is not None:
+                state.check(parse_qs(body))
             data = state.answer if isinstance(state.answer, bytes) else json.dumps(state.answer)
             data = data if isinstance(data, bytes) else data.encode()
             self.send_response(state.status)
@@ -194,3 +232,183 @@ def test_oidc_foreign_certificate_and_dead_endpoint_are_named(endpoint):
 def test_s11_oidc_endpoint_must_be_a_plain_https_url(url):
     with pytest.raises(ConfigError, match="token_endpoint"):
         OidcTokens(url, "me", "s")
+
+
+# -- the JWT-bearer grant ------------------------------------------------------------------------
+
+
+@functools.cache
+def signing_key(algorithm: str) -> Any:
+    if algorithm == "RS256":
+        return rsa.generate_private_key(public_exponent=65537, key_size=2048)
+    return ec.generate_private_key(ec.SECP256R1())
+
+
+def pem(key: Any, password: str | None = None) -> str:
+    how: Any = serialization.NoEncryption()
+    if password is not None:
+        how = serialization.BestAvailableEncryption(password.encode())
+    form = serialization.PrivateFormat.PKCS8
+    return key.private_bytes(serialization.Encoding.PEM, form, how).decode()
+
+
+WHO: dict[str, Any] = {"issuer": "me", "subject": "my-app", "audience": "https://idp.example"}
+
+
+def bearer(endpoint: Endpoint, **settings: Any) -> JwtBearerTokens:
+    tls = ssl.create_default_context(cadata=CA.pem)
+    return JwtBearerTokens(endpoint.url, tls=tls, timeout_s=2.0, **settings)
+
+
+@pytest.mark.parametrize("algorithm", ["RS256", "ES256"])
+def test_jwt_bearer_assertion_is_signed_and_says_who_asks(endpoint, algorithm):
+    """The provider's side checks signature, issuer, audience and times, as RFC 7523 §3 asks."""
+    key = signing_key(algorithm)
+    now = int(time.time())
+    claims: list[dict[str, Any]] = []
+
+    def check(form: dict[str, list[str]]) -> None:
+        [assertion] = form["assertion"]
+        assert jwt.get_unverified_header(assertion) == {
+            "alg": algorithm,
+            "kid": "key-1",
+            "typ": "JWT",
+        }
+        claims.append(
+            jwt.decode(
+                assertion,
+                key.public_key(),
+                algorithms=[algorithm],
+                audience=WHO["audience"],
+                issuer=WHO["issuer"],
+                options={"require": ["exp", "iat", "nbf", "jti", "sub"]},
+            )
+        )
+
+    endpoint.check = check
+
+    async def main() -> None:
+        tokens = bearer(
+            endpoint,
+            key=pem(key, "canary-passphrase"),
+            key_password="canary-passphrase",
+            algorithm=algorithm,
+            key_id="key-1",
+            claims={"tenant": "t-1"},
+            scope="kafka",
+            clock=lambda: now * 1000,
+            **WHO,
+        )
+        found = await asyncio.gather(*(tokens.token() for _ in range(5)))
+        assert {secret.reveal() for secret in found} == {"tok-1"}
+        assert "canary" not in repr(tokens) + repr(vars(tokens))
+        assert "PRIVATE KEY" not in repr(tokens) + repr(vars(tokens))
+
+    asyncio.run(main())
+    [found] = claims
+    assert {name: found[name] for name in ("iss", "sub", "aud", "tenant", "iat", "nbf", "exp")} == {
+        "iss": "me",
+        "sub": "my-app",
+        "aud": "https://idp.example",
+        "tenant": "t-1",
+        "iat": now,
+        "nbf": now - 60,
+        "exp": now + 300,
+    }
+    [(path, login, form)] = endpoint.seen
+    assert (path, login) == ("/token?tenant=1", None)
+    assert set(form) == {"grant_type", "scope", "assertion"}
+    assert form["grant_type"] == [GRANT]
+
+
+def test_jwt_bearer_fetches_ahead_of_expiry_with_a_fresh_assertion_and_the_rotated_key(
+    endpoint, tmp_path
+):
+    first, second = signing_key("ES256"), ec.generate_private_key(ec.SECP256R1())
+    path = tmp_path / "key.pem"
+    path.write_text(pem(first))
+
+    async def main() -> None:
+        tokens = bearer(endpoint, key=Secret.from_file(path), algorithm="ES256", **WHO)
+        endpoint.answer = endpoint.answer | {"expires_in": 0.5}
+        await tokens.token()
+        await tokens.token()
+        assert len(endpoint.seen) == 1
+        path.write_text(pem(second))
+        await asyncio.sleep(0.41)  # 80 % of its life are over
+        await tokens.token()
+        path.unlink()
+        await asyncio.sleep(0.41)
+        assert (await tokens.token()).reveal() == "tok-1"  # still valid
+        await asyncio.sleep(0.2)
+        with pytest.raises(AuthenticationError, match="cannot be read"):
+            await tokens.token()
+
+    asyncio.run(main())
+    one, two = (form["assertion"][0] for _, _, form in endpoint.seen)
+    checks = {"algorithms": ["ES256"], "audience": WHO["audience"]}
+    ids = {
+        jwt.decode(one, first.public_key(), **checks)["jti"],
+        jwt.decode(two, second.public_key(), **checks)["jti"],
+    }
+    assert len(ids) == 2
+
+
+def test_jwt_bearer_takes_a_ready_assertion_from_a_file(endpoint, tmp_path):
+    path = tmp_path / "assertion"
+    path.write_text("eyJ.canary.sig\n")
+    tokens = bearer(endpoint, assertion=Secret.from_file(path))
+    assert asyncio.run(tokens.token()).reveal() == "tok-1"
+    assert endpoint.seen[0][2]["assertion"] == ["eyJ.canary.sig"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({}, "either key"),
+        ({"key": "k", "assertion": "a", **WHO}, "either key"),
+        ({"key": "k", "issuer": "me"}, "subject and audience must be given"),
+        ({"key": "k", **WHO, "algorithm": "none"}, "algorithm='none'"),
+        ({"key": "k", **WHO, "algorithm": "HS256"}, "algorithm='HS256'"),
+        ({"key": "k", **WHO, "lifetime_s": 0}, "lifetime_s=0"),
+        ({"key": "k", **WHO, "lifetime_s": 10**9}, "lifetime_s="),
+        ({"key": "k", **WHO, "skew_s": -1}, "skew_s=-1"),
+        ({"key": "k", **WHO, "skew_s": 1.5}, "skew_s=1.5"),
+        ({"key": "k", **WHO, "claims": {"exp": 2**40}}, "must not hold exp"),
+        ({"assertion": "a", "issuer": "me"}, "leave them out"),
+        ({"assertion": "a", "key_password": "p"}, "no key to decrypt"),
+    ],
+)
+def test_s11_jwt_bearer_refuses_what_contradicts_itself(settings, text):
+    with pytest.raises(ConfigError, match=text):
+        JwtBearerTokens("https://idp.example/token", **settings)
+    with pytest.raises(ConfigError, match="https"):
+        JwtBearerTokens("http://idp.example/token", assertion="a")
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"key": "canary no PEM"},
+        {"key": "-----BEGIN PRIVATE KEY-----\ncanary\n-----END PRIVATE KEY-----"},
+        {"key": "encrypted", "key_password": "canary wrong"},
+        {"key": "encrypted"},
+        {"key": "other kind"},
+    ],
+)
+def test_s12_jwt_bearer_key_that_cannot_be_used_is_named_without_its_text(endpoint, settings):
+    made = {
+        "encrypted": lambda: pem(signing_key("RS256"), "canary right"),
+        "other kind": lambda: pem(signing_key("ES256")),
+    }
+    settings = settings | {"key": made.get(settings["key"], lambda: settings["key"])()}
+    with pytest.raises(AuthenticationError, match="private key cannot be used") as caught:
+        asyncio.run(bearer(endpoint, **settings, **WHO).token())
+    assert "canary" not in "".join(traceback.format_exception(caught.value))
+    assert endpoint.seen == []
+
+
+def test_jwt_bearer_without_its_extra_says_what_to_install(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"aiokprod\[oidc\]"):
+        JwtBearerTokens("https://idp.example/token", key="k", **WHO)

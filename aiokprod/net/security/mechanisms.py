@@ -8,6 +8,8 @@ from aiokprod.cluster import Node
 from aiokprod.config import ProducerConfig
 from aiokprod.config_security import SASL_PROTOCOLS
 from aiokprod.net.security import Authenticator
+from aiokprod.net.security.aws_msk_iam import AwsMskIam
+from aiokprod.net.security.gssapi import Gssapi, KerberosLogin
 from aiokprod.net.security.oauthbearer import OAuthBearer
 from aiokprod.net.security.plain import Plain
 from aiokprod.net.security.sasl import Mechanism, SaslAuthenticator
@@ -22,18 +24,29 @@ def authenticators(
     if config.security_protocol not in SASL_PROTOCOLS:
         return None
     new_mechanism = _mechanism(config, unix_ms)
-    return lambda node: SaslAuthenticator(f"broker {node}", new_mechanism)
+    return lambda node: SaslAuthenticator(f"broker {node}", lambda: new_mechanism(node))
 
 
-def _mechanism(config: ProducerConfig, unix_ms: Callable[[], int]) -> Callable[[], Mechanism]:
+def _mechanism(config: ProducerConfig, unix_ms: Callable[[], int]) -> Callable[[Node], Mechanism]:
     name = config.sasl_mechanism or ""
+    provider = config.sasl_token_provider
     if name == "OAUTHBEARER":
-        return lambda: OAuthBearer(config.sasl_token_provider, unix_ms)
+        return lambda node: OAuthBearer(provider, unix_ms)
+    if name == "AWS_MSK_IAM":
+        return lambda node: AwsMskIam(provider, node.host)
+    if name == "GSSAPI":
+        login = KerberosLogin(
+            config.sasl_kerberos_service_name,
+            config.sasl_kerberos_principal,
+            config.sasl_kerberos_keytab,
+        )
+        return lambda node: Gssapi(login, node.host)
     credentials = _credentials(config)
     if name == "PLAIN":
-        return lambda: Plain(credentials)
+        return lambda node: Plain(credentials)
     cache = KeyCache()
-    return lambda: Scram(name, credentials, cache, delegation_token=config.sasl_delegation_token)
+    delegated = config.sasl_delegation_token
+    return lambda node: Scram(name, credentials, cache, delegation_token=delegated)
 
 
 def _credentials(config: ProducerConfig) -> Credentials:

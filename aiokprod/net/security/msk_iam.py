@@ -1,6 +1,7 @@
 """Tokens for Amazon MSK with IAM access control, signed here: no AWS SDK is needed.
 
-The token is a pre-signed URL (Signature Version 4) that OAUTHBEARER carries:
+The token is a pre-signed URL (Signature Version 4) that OAUTHBEARER carries; the mechanism
+AWS_MSK_IAM carries the same as JSON:
 
     Producer(..., security_protocol="SASL_SSL", sasl_mechanism="OAUTHBEARER",
              sasl_token_provider=MskIamTokens("eu-west-1", credentials))
@@ -108,6 +109,21 @@ class MskIamTokens:
         Raises:
             AuthenticationError: there are no credentials.
         """
+        url = _url(_public_host(self._region), await self._sign(_public_host(self._region)))
+        url += "&User-Agent=aiokprod"
+        return Secret(base64.urlsafe_b64encode(url.encode()).decode().rstrip("="))
+
+    async def payload(self, host: str) -> dict[str, str]:
+        """What AWS_MSK_IAM sends to the broker of that name.
+
+        Raises:
+            AuthenticationError: there are no credentials.
+        """
+        fields = await self._sign(host)
+        lower = {name.lower(): value for name, value in fields.items()}
+        return {"host": host, "user-agent": "aiokprod", **lower}
+
+    async def _sign(self, host: str) -> dict[str, str]:
         given = self._credentials
         if not isinstance(given, AwsCredentials):
             try:
@@ -117,16 +133,31 @@ class MskIamTokens:
         secret = await revealed(given.secret_access_key)
         session = None if given.session_token is None else await revealed(given.session_token)
         at = datetime.fromtimestamp(self._clock() / 1000, UTC)
-        url = signed_url(self._region, given.access_key_id, secret, session, at)
-        url += "&User-Agent=aiokprod"
-        return Secret(base64.urlsafe_b64encode(url.encode()).decode().rstrip("="))
+        return signed_fields(host, self._region, given.access_key_id, secret, session, at)
 
 
-def signed_url(
-    region: str, access_key_id: str, secret: str, session_token: str | None, at: datetime
-) -> str:
-    """The pre-signed URL of the action kafka-cluster:Connect, valid for `LIFETIME_S`."""
-    host = f"kafka.{region}.amazonaws.com"
+def _public_host(region: str) -> str:
+    return f"kafka.{region}.amazonaws.com"
+
+
+def _query(fields: dict[str, str]) -> str:
+    return "&".join(f"{name}={quote(value, safe='-_.~')}" for name, value in fields.items())
+
+
+def _url(host: str, fields: dict[str, str]) -> str:
+    return f"https://{host}/?{_query(fields)}"
+
+
+def signed_fields(
+    host: str,
+    region: str,
+    access_key_id: str,
+    secret: str,
+    session_token: str | None,
+    at: datetime,
+) -> dict[str, str]:
+    """The query of a pre-signed GET that asks for the action kafka-cluster:Connect, valid for
+    `LIFETIME_S`; the signature comes last."""
     stamp, day = at.strftime("%Y%m%dT%H%M%SZ"), at.strftime("%Y%m%d")
     scope = f"{day}/{region}/{_SERVICE}/aws4_request"
     fields = {
@@ -139,7 +170,7 @@ def signed_url(
     }
     if session_token is not None:
         fields["X-Amz-Security-Token"] = session_token
-    query = "&".join(f"{name}={quote(fields[name], safe='-_.~')}" for name in sorted(fields))
+    query = _query(dict(sorted(fields.items())))
     empty = hashlib.sha256(b"").hexdigest()
     request = f"GET\n/\n{query}\nhost:{host}\n\nhost\n{empty}"
     hashed = hashlib.sha256(request.encode()).hexdigest()
@@ -147,5 +178,4 @@ def signed_url(
     for part in (day, region, _SERVICE, "aws4_request"):
         key = hmac.digest(key, part.encode(), "sha256")
     text = f"{_ALGORITHM}\n{stamp}\n{scope}\n{hashed}"
-    signature = hmac.digest(key, text.encode(), "sha256").hex()
-    return f"https://{host}/?{query}&X-Amz-Signature={signature}"
+    return fields | {"X-Amz-Signature": hmac.digest(key, text.encode(), "sha256").hex()}

@@ -3,36 +3,18 @@
     Producer(..., security_protocol="SASL_SSL", sasl_mechanism="OAUTHBEARER",
              sasl_token_provider=OidcTokens("https://idp.example.com/token", "me", secret))
 
-Only the endpoint named in code is ever asked, by https, without redirects; what it answers is in no
-error text (CVE-2025-27817). Source: RFC 6749 §4.4, §2.3.1.
+Source: RFC 6749 §4.4, §2.3.1. The grant with a signed assertion is in `jwt_bearer`.
 """
 
 from __future__ import annotations
 
-import asyncio
 import base64
-import http.client
-import json
-import math
 import ssl
-from dataclasses import dataclass
-from typing import Any, Final
-from urllib.parse import quote_plus, urlencode, urlsplit
+from urllib.parse import quote_plus
 
-from aiokprod.errors import AuthenticationError, ConfigError
 from aiokprod.net.security.sasl import revealed
+from aiokprod.net.security.token_endpoint import TokenEndpoint, TokenRequest
 from aiokprod.secret import Secret, as_secret
-
-_MAX_ANSWER: Final = 1 << 20
-_REFRESH_AT: Final = 0.8
-"""Share of a token's life after which a new one is fetched, as Java does."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Cached:
-    token: Secret
-    refresh_at: float
-    expires_at: float
 
 
 class OidcTokens:
@@ -63,20 +45,15 @@ class OidcTokens:
         tls: ssl.SSLContext | None = None,
         timeout_s: float = 10.0,
     ) -> None:
-        self._host, self._port, self._path = _split(token_endpoint)
+        self._endpoint = TokenEndpoint(token_endpoint, tls, timeout_s)
         self._client_id = client_id
         self._secret = as_secret(client_secret)
-        form = {"grant_type": "client_credentials", **(parameters or {})}
+        self._form = {"grant_type": "client_credentials", **(parameters or {})}
         if scope is not None:
-            form["scope"] = scope
-        self._body = urlencode(form)
-        self._tls = tls
-        self._timeout = timeout_s
-        self._cached: _Cached | None = None
-        self._lock = asyncio.Lock()
+            self._form["scope"] = scope
 
     def __repr__(self) -> str:
-        return f"OidcTokens('https://{self._host}:{self._port}', {self._client_id!r})"
+        return f"OidcTokens({self._endpoint!r}, {self._client_id!r})"
 
     async def token(self) -> Secret:
         """The token; callers at the same time share one request.
@@ -84,78 +61,10 @@ class OidcTokens:
         Raises:
             AuthenticationError: the endpoint cannot be asked, refuses, or answers no token.
         """
-        async with self._lock:
-            loop = asyncio.get_running_loop()
-            asked_at, cached = loop.time(), self._cached
-            if cached is not None and asked_at < cached.refresh_at:
-                return cached.token
-            secret = await revealed(self._secret)
-            try:
-                token, lifetime = await loop.run_in_executor(None, self._ask, secret)
-            except AuthenticationError:
-                if cached is not None and asked_at < cached.expires_at:
-                    return cached.token
-                raise
-            # Counted from before the request: the token is at least that old.
-            self._cached = _Cached(token, asked_at + lifetime * _REFRESH_AT, asked_at + lifetime)
-            return token
+        return await self._endpoint.token(self._request)
 
-    def _ask(self, secret: str) -> tuple[Secret, float]:
-        """Token and its life in seconds. Blocks."""
+    async def _request(self) -> TokenRequest:
+        secret = await revealed(self._secret)
         login = f"{quote_plus(self._client_id)}:{quote_plus(secret)}".encode()
-        headers = {
-            "Authorization": "Basic " + base64.b64encode(login).decode(),
-            "Content-Type": "application/x-www-form-urlencoded",
-            "Accept": "application/json",
-        }
-        context = self._tls or ssl.create_default_context()
-        connection = http.client.HTTPSConnection(
-            self._host, self._port, timeout=self._timeout, context=context
-        )
-        try:
-            connection.request("POST", self._path, self._body, headers)
-            with connection.getresponse() as answer:
-                body = answer.read(_MAX_ANSWER + 1)
-                status = answer.status
-        except ssl.SSLCertVerificationError as error:
-            raise self._error(f"its certificate was refused: {error.verify_message}") from None
-        except (OSError, http.client.HTTPException) as error:
-            raise self._error(f"it cannot be asked ({type(error).__name__})") from None
-        finally:
-            connection.close()
-        if status != http.client.OK:
-            raise self._error(f"it answered with status {status}")
-        return self._parse(body)
-
-    def _parse(self, body: bytes) -> tuple[Secret, float]:
-        try:
-            answer: Any = json.loads(body) if len(body) <= _MAX_ANSWER else None
-        except (ValueError, RecursionError):
-            answer = None
-        if not isinstance(answer, dict):
-            raise self._error("its answer is not JSON of bearable size")
-        token, kind = answer.get("access_token"), answer.get("token_type", "Bearer")
-        if not isinstance(token, str) or not token or str(kind).lower() != "bearer":
-            raise self._error("its answer has no bearer token")
-        try:
-            lifetime = float(answer.get("expires_in", 0))
-        except (TypeError, ValueError):
-            lifetime = 0.0
-        return Secret(token), lifetime if 0 < lifetime < math.inf else 0.0
-
-    def _error(self, text: str) -> AuthenticationError:
-        return AuthenticationError(f"OIDC token endpoint https://{self._host}:{self._port}: {text}")
-
-
-def _split(url: str) -> tuple[str, int, str]:
-    try:
-        parts = urlsplit(url)
-        port = parts.port or 443
-    except ValueError:
-        raise ConfigError("token_endpoint is no URL") from None
-    if parts.scheme != "https" or not parts.hostname:
-        raise ConfigError("token_endpoint must be an https URL")
-    if "@" in parts.netloc or parts.fragment or any(ord(c) <= 32 for c in url):
-        raise ConfigError("token_endpoint must have no user name, fragment or space")
-    path = parts.path or "/"
-    return parts.hostname, port, f"{path}?{parts.query}" if parts.query else path
+        basic = "Basic " + base64.b64encode(login).decode()
+        return TokenRequest(self._form, {"Authorization": basic})

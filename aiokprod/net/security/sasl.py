@@ -113,7 +113,7 @@ class SaslAuthenticator:
 
     def _check_handshake(self, response: SaslHandshakeResponse) -> None:
         name = self._mechanism.name
-        offered = ", ".join(_harmless(text) for text in response.mechanisms[:10]) or "none"
+        offered = ", ".join(harmless(text) for text in response.mechanisms[:10]) or "none"
         if response.error_code == Code.UNSUPPORTED_SASL_MECHANISM or (
             response.error_code == Code.NONE
             and response.mechanisms
@@ -134,7 +134,7 @@ class SaslAuthenticator:
         # A broker may say what it was sent.
         for secret in self._mechanism.secrets():
             told = told.replace(secret, MASK)
-        text = _harmless(told) or error_code(response.error_code).text
+        text = harmless(told) or error_code(response.error_code).text
         raise self._error(f"refused {self._mechanism.name}: {text}", response.error_code)
 
     def _error(self, text: str, code: int | None = None) -> AuthenticationError:
@@ -144,7 +144,7 @@ class SaslAuthenticator:
         return failure
 
 
-def _harmless(text: str) -> str:
+def harmless(text: str) -> str:
     """A broker's text without line breaks and of bearable length."""
     shown = "".join(char if char.isprintable() else "?" for char in text[:_LONGEST_TEXT])
     return shown + ("…" if len(text) > _LONGEST_TEXT else "")

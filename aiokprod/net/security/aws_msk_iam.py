@@ -1,0 +1,67 @@
+"""SASL AWS_MSK_IAM: Amazon MSK's own mechanism, older than its OAUTHBEARER.
+
+    Producer(..., security_protocol="SASL_SSL", sasl_mechanism="AWS_MSK_IAM",
+             sasl_token_provider=MskIamTokens("eu-west-1", credentials))
+
+Source: "Details" in the README of aws-msk-iam-auth; Java `IAMSaslClient`.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Final
+
+from aiokprod.errors import AuthenticationError
+
+_VERSION: Final = "2020_10_22"
+_MAX_MESSAGE: Final = 8192
+
+
+class AwsMskIam:
+    """One exchange: a signed request as JSON, and an answer that names its version.
+
+    Args:
+        provider: has an async `payload(host)`, such as `MskIamTokens`.
+        host: the name that was dialled; it is signed, so the broker cannot use it elsewhere.
+    """
+
+    name = "AWS_MSK_IAM"
+
+    def __init__(self, provider: Any, host: str) -> None:
+        self._provider = provider
+        self._host = host
+        self._secrets: tuple[str, ...] = ()
+
+    async def first(self) -> bytes:
+        try:
+            fields: dict[str, str] = await self._provider.payload(self._host)
+        except AuthenticationError:
+            raise
+        except Exception as error:
+            # Its text is not ours to show: it may hold a secret.
+            raise AuthenticationError(
+                f"AWS_MSK_IAM: the provider failed with {type(error).__name__}"
+            ) from None
+        self._secrets = tuple(
+            fields[name] for name in ("x-amz-signature", "x-amz-security-token") if name in fields
+        )
+        return json.dumps({"version": _VERSION, **fields}, separators=(",", ":")).encode()
+
+    async def next(self, challenge: bytes) -> bytes | None:
+        # Success without an answer would mean that nobody looked at the signature.
+        try:
+            answer = json.loads(challenge) if len(challenge) <= _MAX_MESSAGE else None
+        except (ValueError, RecursionError):
+            answer = None
+        if not isinstance(answer, dict) or answer.get("version") != _VERSION:
+            raise AuthenticationError(
+                f"AWS_MSK_IAM: the broker's answer is not of version {_VERSION}"
+            )
+        return None
+
+    def same_user(self) -> bool:
+        # Whose credentials the provider gives next is not known before.
+        return True
+
+    def secrets(self) -> tuple[str, ...]:
+        return self._secrets
