@@ -1,4 +1,4 @@
-"""`send_many`: many records in one call, with one result that answers for each of them."""
+"""Many records in one call, with one result that answers for each of them."""
 
 from __future__ import annotations
 
@@ -17,17 +17,27 @@ if TYPE_CHECKING:
 
 
 class BulkResult:
-    """The outcomes of a `send_many` call, by position of the record in it.
+    """The outcomes of a `send_many` or `send_table` call, by position of the record in it.
 
     Nothing per record exists until it is asked for. `offsets` and `errors` walk all records:
     keep the result if you need them twice.
+
+    Attributes:
+        interrupted: why a table was not read to its end, so that later rows are not counted here
+            at all (they were not sent); None if it was.
     """
 
-    __slots__ = ("_refused", "_tracker")
+    __slots__ = ("_refused", "_tracker", "interrupted")
 
-    def __init__(self, tracker: BulkTracker, refused: dict[int, KafkaError]) -> None:
+    def __init__(
+        self,
+        tracker: BulkTracker,
+        refused: dict[int, KafkaError],
+        interrupted: KafkaError | None = None,
+    ) -> None:
         self._tracker = tracker
         self._refused = refused  # by position in the call
+        self.interrupted = interrupted
 
     def __len__(self) -> int:
         return self._tracker.count + len(self._refused)
@@ -35,7 +45,7 @@ class BulkResult:
     @property
     def ok(self) -> bool:
         """True if every record was acknowledged."""
-        return not self._refused and not self._tracker.failed()
+        return self.interrupted is None and not self._refused and not self._tracker.failed()
 
     @property
     def errors(self) -> dict[int, KafkaError]:
@@ -66,9 +76,11 @@ class BulkResult:
         return partitions
 
     def raise_for_errors(self) -> None:
-        """Raise the first record's error, if any failed."""
+        """Raise the first record's error, if any failed; else why the table broke off, if so."""
         for error in self.errors.values():
             raise error
+        if self.interrupted is not None:
+            raise self.interrupted
 
     def _positions(self) -> Sequence[int]:
         """Position in the call of each tracked record."""

@@ -40,6 +40,7 @@ class BulkSender:
         self._max_block = max_block
         self._tracker = BulkTracker()
         self._refused: dict[int, KafkaError] = {}
+        self._interrupted: KafkaError | None = None
 
     async def send_columns(
         self,
@@ -162,4 +163,4 @@ class BulkSender:
 
     async def _finish(self) -> BulkResult:
         await wait_settled(self._tracker.cores)
-        return BulkResult(self._tracker, self._refused)
+        return BulkResult(self._tracker, self._refused, self._interrupted)

@@ -43,6 +43,7 @@ from aiokprod.records import DrainReport, ProducerRecord, RecordMetadata, valida
 from aiokprod.reports import DrainCounter, Health, explain, health
 from aiokprod.runtime import Runtime
 from aiokprod.serialization import RecordSerializers
+from aiokprod.table_send import TableSender
 from aiokprod.transactions import Transaction, Transactions, run_transaction
 from aiokprod.version import __version__
 
@@ -602,6 +603,70 @@ class Producer(Generic[K, V]):
                 "not both"
             )
         return await sender.send_records(topic)
+
+    async def send_table(
+        self,
+        topic: str | None,
+        table: Any,
+        *,
+        key_column: str | None = "key",
+        value_column: str = "value",
+        headers_column: str | None = "headers",
+        timestamp_column: str | None = "timestamp",
+        partition_column: str | None = "partition",
+        topic_column: str | None = "topic",
+    ) -> BulkResult:
+        """Send every row of an Arrow table and wait until each has its outcome.
+
+        Rows go from the table's buffers into record batches in compiled code, without a Python
+        object each. Waits for room in memory as often as needed; the table is kept until its rows
+        are copied. Streams (``__arrow_c_stream__``) are read in a worker thread, a batch ahead.
+
+        Args:
+            topic: of all rows; a topic column is then not looked at. None: by the topic column.
+            table: an object with ``__arrow_c_array__`` or ``__arrow_c_stream__``: a pyarrow
+                RecordBatch, Table or RecordBatchReader, a polars DataFrame, a duckdb result.
+            value_column: binary or string; null is a tombstone. Must be there.
+            key_column: binary or string; null is no key.
+            headers_column: list<struct<key: string, value: binary>> or map<string, binary>; null
+                is no headers, a null value a header without value.
+            timestamp_column: timestamp of any unit, cut to ms, or an integer of Unix ms; null is
+                now.
+            partition_column: an integer; null lets the partitioner choose.
+            topic_column: string; null is an error of the row.
+
+        A column that bears the default name may be missing, one you name may not; None is no
+        column. Other columns are not looked at. Order is kept per partition.
+
+        Returns:
+            `BulkResult`: outcomes by row number over all batches. A row that fails never hides the
+            outcome of another. If the table breaks off, or the producer ends, in the middle, its
+            `interrupted` says why and later rows are not in it: they were not sent.
+
+        With interceptors or a partitioner of your own they see every row, as a record each: slow.
+
+        Raises:
+            ConfigError: no such table or topic, a column is missing or of the wrong type, or the
+                producer has serializers (bytes are sent as they are). Nothing was sent.
+            SerializationError: the table could not be read. Nothing was sent.
+            ProducerClosed, ProducerFailed, WrongLoop, ForkedProcess: before anything was sent.
+
+        Cancellation: stops handing over; what was admitted is delivered all the same.
+
+        Source: Arrow C data, C stream and PyCapsule interfaces.
+        """
+        runtime = self._usable()
+        if not self._serializers.plain:
+            raise ConfigError(
+                "send_table sends the bytes of the columns as they are, but this producer has a "
+                "key_serializer or value_serializer: use a producer without, or send_many"
+            )
+        sender = TableSender(runtime, self._admission, self._check_running, self._max_block)
+        columns = {
+            "key": key_column, "value": value_column, "headers": headers_column,
+            "timestamp": timestamp_column, "partition": partition_column, "topic": topic_column,
+        }  # fmt: skip
+        return await sender.send_table(topic, table, columns)
 
     async def flush(self, timeout: float | None = None) -> None:
         """Wait until everything handed over before this call has its outcome; linger is void.

@@ -23,6 +23,8 @@ FACADE = {
     "bulk",
     "bulk_send",
     "reports",
+    "table_schema",
+    "table_send",
     "transactions",
 }
 ALLOWED = {

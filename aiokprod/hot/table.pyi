@@ -1,0 +1,6 @@
+from aiokprod.hot.append import Appender, BulkTracker, TopicSlot
+from aiokprod.hot.arrow import Chunk
+
+class TableAppender:
+    def __init__(self, appender: Appender, tracker: BulkTracker) -> None: ...
+    def append(self, chunk: Chunk, topic: TopicSlot | None, start: int) -> int: ...

@@ -1,0 +1,234 @@
+"""The work behind `send_table`: record batches of a table, one after another, into batches.
+
+Rows that need a decision (memory short, topic unknown, too large, a hook to run) become Python
+objects and take the way of a single record; all others never do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any, Final
+
+from aiokprod.bulk import BulkResult
+from aiokprod.bulk_send import BulkSender
+from aiokprod.errors import (
+    ConfigError,
+    KafkaError,
+    MetadataTimeout,
+    Outcome,
+    SerializationError,
+)
+from aiokprod.hot.arrow import BadRow, DamagedTable, Stream, exports_array, open_table
+from aiokprod.hot.table import TableAppender
+from aiokprod.records import validate_topic
+from aiokprod.table_schema import layout_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from aiokprod.admission import Admission
+    from aiokprod.hot.arrow import Chunk, Layout
+    from aiokprod.runtime import Runtime
+
+_SLOW_RUN: Final = 64
+"""Rows in a row on the slow path until the loop gets its turn: a refusal does not suspend."""
+
+
+class TableReader:
+    """The record batches of a table, without stalling the loop.
+
+    A single batch is there at once. A stream may compute, so it is read in a worker thread, one
+    batch ahead, and what was sent is given back there.
+    """
+
+    def __init__(self, stream: Stream, loop: asyncio.AbstractEventLoop) -> None:
+        self._stream = stream
+        self._loop = loop
+        self._ahead: asyncio.Future[Chunk | None] | None = None
+        self.schema = stream.schema
+
+    @classmethod
+    async def open(cls, table: Any, loop: asyncio.AbstractEventLoop) -> TableReader:
+        """Raises ConfigError if the object is no table."""
+        try:
+            if exports_array(table):
+                return cls(open_table(table), loop)
+            return cls(await loop.run_in_executor(None, open_table, table), loop)
+        except TypeError as error:
+            if hasattr(table, "__arrow_c_array__") or hasattr(table, "__arrow_c_stream__"):
+                raise _no_export(table, error) from error
+            raise ConfigError(
+                "send_table takes a table with the Arrow C data interface (__arrow_c_array__ or "
+                "__arrow_c_stream__), as those of pyarrow, polars, duckdb and nanoarrow have; not "
+                f"{type(table).__name__}"
+            ) from None
+        except DamagedTable as error:
+            raise ConfigError(
+                f"the table of type {type(table).__name__} is damaged: {error}"
+            ) from None
+        except Exception as error:
+            raise _no_export(table, error) from error
+
+    async def next(self, done: Chunk | None) -> Chunk | None:
+        """The next batch, None at the end; `done` is given back.
+
+        Raises whatever the other side raises. Cancellation: the batch read ahead is given back.
+        """
+        if self._stream.is_single:
+            return _exchange(self._stream, done)
+        waiting = self._ahead or self._read(done)
+        self._ahead = None
+        chunk = await waiting
+        if chunk is not None:
+            self._ahead = self._read(done)
+        return chunk
+
+    def _read(self, done: Chunk | None) -> asyncio.Future[Chunk | None]:
+        reading = self._loop.run_in_executor(None, _exchange, self._stream, done)
+        reading.add_done_callback(_look_at)
+        return reading
+
+    def close(self) -> None:
+        """Give everything back that was not handed out."""
+        if self._ahead is not None:
+            self._ahead.cancel()
+        self._stream.close()
+
+
+def _exchange(stream: Stream, done: Chunk | None) -> Chunk | None:
+    if done is not None:
+        done.close()
+    return stream.next()
+
+
+def _look_at(reading: asyncio.Future[Chunk | None]) -> None:
+    if not reading.cancelled():
+        reading.exception()  # raised where it is awaited; nobody may be there any more
+
+
+def _no_export(table: Any, error: Exception) -> ConfigError:
+    return ConfigError(
+        f"the table of type {type(table).__name__} could not be exported by the Arrow C data "
+        f"interface ({type(error).__name__}, chained)"
+    )
+
+
+class TableSender(BulkSender):
+    """One `send_table` call."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        admission: Admission,
+        check: Callable[[], None],
+        max_block: float,
+    ) -> None:
+        super().__init__(runtime, admission, check, max_block)
+        self._slow_rows = 0
+        self._missing: dict[str, tuple[int | None, KafkaError]] = {}
+
+    async def send_table(
+        self, topic: str | None, table: Any, names: Mapping[str, str | None]
+    ) -> BulkResult:
+        """See `Producer.send_table`; `names` is the column per role."""
+        if topic is not None:
+            topic = validate_topic(topic)
+        reader = await TableReader.open(table, self._runtime.loop)
+        try:
+            layout = layout_of(reader.schema, topic, names)
+            await self._send_all(reader, layout, topic)
+        finally:
+            reader.close()
+        return await self._finish()
+
+    async def _send_all(self, reader: TableReader, layout: Layout, topic: str | None) -> None:
+        appender = TableAppender(self._runtime.appender, self._tracker)
+        chunk: Chunk | None = None
+        try:
+            while (chunk := await self._next(reader, chunk, layout)) is not None:
+                await self._send_chunk(appender, chunk, topic)
+        finally:
+            if chunk is not None:
+                chunk.close()
+
+    async def _next(self, reader: TableReader, done: Chunk | None, layout: Layout) -> Chunk | None:
+        """The next batch, bound to the layout; None at the end, or if the table breaks off."""
+        if self._interrupted is not None:
+            return None
+        try:
+            chunk = await reader.next(done)
+            if chunk is not None:
+                chunk.bind(layout)
+            return chunk
+        except Exception as error:
+            broken = SerializationError(
+                f"the table could not be read on after row {self._position} "
+                f"({type(error).__name__}, chained); the rows before were handed over",
+                outcome=Outcome.NOT_SENT,
+            )
+            broken.__cause__ = error
+            if not self._position:
+                raise broken from error
+            self._interrupted = broken
+            return None
+
+    async def _send_chunk(self, appender: TableAppender, chunk: Chunk, topic: str | None) -> None:
+        base = self._position
+        end = base + len(chunk)
+        try:
+            while self._position < end:
+                await self._advance_table(appender, chunk, topic, base)
+        except KafkaError as error:
+            self._refuse(range(self._position, end), error)
+            self._interrupted = error
+
+    async def _advance_table(
+        self, appender: TableAppender, chunk: Chunk, topic: str | None, base: int
+    ) -> None:
+        """Admit as many rows as go at once, or one by the slow path."""
+        self._check()
+        before = self._position
+        slot = None if topic is None else self._slot(topic, None)
+        if self._runtime.appender.enabled and (topic is None or slot is not None):
+            appender.append(chunk, slot, before - base)
+        if self._position > before and self._runtime.appender.slice_is_over():
+            await asyncio.sleep(0)
+        elif self._position - base < len(chunk):
+            await self._row(chunk, topic, base)
+
+    async def _row(self, chunk: Chunk, topic: str | None, base: int) -> None:
+        position = self._position
+        self._slow_rows += 1
+        if not self._slow_rows % _SLOW_RUN:
+            await asyncio.sleep(0)
+        try:
+            own_topic, *fields = chunk.row(position - base)
+        except BadRow as error:
+            self._refused[position] = ConfigError(f"row {position}: {error}")
+            return
+        value, key, partition, timestamp, headers = fields
+        name = topic or own_topic
+        known = self._known_missing(name, partition)
+        if known is not None:
+            self._refused[position] = known
+            return
+        await self._one(position, (name, value, key, partition, timestamp, headers))
+        if position in self._refused and self._lacks(name, partition):
+            self._missing[name] = partition, self._refused[position]
+
+    def _lacks(self, topic: str, partition: int | None) -> bool:
+        return self._runtime.metadata.lookup(topic, partition) is None
+
+    def _known_missing(self, topic: str, partition: int | None) -> KafkaError | None:
+        """The error of a row whose topic or partition an earlier row has waited for in vain: a
+        column of wrong ones must not cost max_block_ms each."""
+        if topic not in self._missing or not self._lacks(topic, partition):
+            return None
+        waited_for, error = self._missing[topic]
+        if waited_for == partition:
+            return error.copy()
+        return MetadataTimeout(
+            f"topic {topic} has no partition {partition} by its metadata, for which an earlier row "
+            "of this table has waited",
+            outcome=Outcome.NOT_SENT,
+        )
