@@ -4,6 +4,9 @@
 #   make demo KAFKA=1               the same against three real Kafka nodes (JDK 17+, Maven)
 #   make test                       lint + unit tests + coverage thresholds
 #   make bench                      aiokprod beside aiokafka and confluent-kafka
+#   make chaos                      21 faults on three real nodes, 3 runs each (FAULTS=… RUNS=…)
+#   make soak HOURS=0.5             steady load with faults; nothing may grow (RATE=… records/s)
+#   make contrast                   the same faults for aiokprod, aiokafka and confluent-kafka
 
 PYTHON ?= python3
 VENV   := .venv
@@ -12,7 +15,7 @@ PIP    := $(PY) -m pip --disable-pip-version-check --quiet
 INPUTS := pyproject.toml setup.py $(wildcard aiokprod/hot/*.pyx aiokprod/hot/*.pxd)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint unit bench integration clean
+.PHONY: help demo test lint unit bench integration chaos soak contrast clean
 
 help:
 	@sed -n 's/^#  *make/  make/p' Makefile
@@ -57,6 +60,20 @@ integration: $(VENV)/.test
 
 bench: $(VENV)/.test
 	$(PY) -m benchmarks.compare
+
+FAULTS := all
+RUNS   := 3
+HOURS  := 0.5
+RATE   := 0
+
+chaos: $(VENV)/.test
+	$(PY) -m tests.chaos --faults $(FAULTS) --runs $(RUNS)
+
+soak: $(VENV)/.test
+	$(PY) -m tests.soak --hours $(HOURS) --rate $(RATE)
+
+contrast: $(VENV)/.test
+	$(PY) -m tests.contrast
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .coverage coverage.json htmlcov \

@@ -1,0 +1,227 @@
+"""What the log holds against what was promised, for millions of records.
+
+Read with confluent-kafka (CRCs checked), compared in arrays. One topic, any number of producers.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from confluent_kafka import Consumer, TopicPartition
+from numpy.typing import NDArray
+
+from tests.chaos.values import SIZE, read
+from tests.chaos.worker import ABSENT, ACKNOWLEDGED, OPEN, UNKNOWN
+
+READ_TIMEOUT = 60.0
+PROBE = b"probe"
+
+Array = NDArray[Any]
+
+
+@dataclass
+class Log:
+    """Everything in a topic, by partition in order of offsets: arrays of equal length."""
+
+    partition: Array
+    offset: Array
+    producer: Array
+    sequence: Array
+    asked: Array
+    true: Array
+    strange: int = 0
+    probes: int = 0
+
+    @property
+    def records(self) -> int:
+        return len(self.offset) + self.strange
+
+
+def read_log(servers: str, topic: str) -> Log:
+    """All records of a topic that begins at offset 0."""
+    consumer = Consumer(
+        {
+            "bootstrap.servers": servers,
+            "group.id": "chaos-audit",
+            "enable.auto.commit": False,
+            "check.crcs": True,
+            "fetch.wait.max.ms": 20,
+            "fetch.min.bytes": 1,
+            "queued.max.messages.kbytes": 65536,
+            "log_level": 0,
+        }
+    )
+    reader = _Reader(topic)
+    try:
+        partitions = sorted(consumer.list_topics(topic, timeout=30).topics[topic].partitions)
+        left = 0
+        for partition in partitions:
+            low, high = consumer.get_watermark_offsets(TopicPartition(topic, partition), 30)
+            assert low == 0, f"{topic}-{partition} begins at {low}"
+            left += high
+        consumer.assign([TopicPartition(topic, partition, 0) for partition in partitions])
+        heard = time.monotonic()
+        while left > 0:
+            messages = consumer.consume(20_000, timeout=0.5)
+            now = time.monotonic()
+            assert messages or now - heard < READ_TIMEOUT, f"{left} records cannot be read"
+            if messages:
+                heard = now
+                left -= len(messages)
+                reader.take(messages)
+    finally:
+        consumer.close()
+    return reader.log()
+
+
+class _Reader:
+    def __init__(self, topic: str) -> None:
+        self._topic = topic
+        self._parts: list[tuple[Array, ...]] = []
+        self._strange = self._probes = 0
+
+    def take(self, messages: list[Any]) -> None:
+        bad = next((m.error() for m in messages if m.error() is not None), None)
+        assert bad is None, f"the reader got an error: {bad}"
+        values = [m.value() for m in messages]
+        kept = [n for n, value in enumerate(values) if value is not None and len(value) == SIZE]
+        if len(kept) < len(values):
+            probes = sum(value is not None and value.startswith(PROBE) for value in values)
+            self._probes += probes
+            self._strange += len(values) - len(kept) - probes
+        rows, true = read(self._topic, [values[n] for n in kept])
+        where = np.array([messages[n].partition() for n in kept], np.int32)
+        offset = np.array([messages[n].offset() for n in kept], np.int64)
+        self._parts.append((where, offset, rows["producer"], rows["sequence"], rows["asked"], true))
+
+    def log(self) -> Log:
+        if not self._parts:
+            none = np.zeros(0, np.int64)
+            return Log(none, none, none, none, none, none.astype(bool), self._strange, self._probes)
+        columns = [np.concatenate(column) for column in zip(*self._parts, strict=True)]
+        order = np.lexsort((columns[1], columns[0]))
+        where, offset, producer, sequence, asked, true = (column[order] for column in columns)
+        return Log(
+            where,
+            offset,
+            producer,
+            sequence.astype(np.int64),
+            asked,
+            true,
+            self._strange,
+            self._probes,
+        )
+
+
+@dataclass
+class Verdict:
+    """Counts of one producer; `examples` names some of what is wrong."""
+
+    records: int = 0
+    acknowledged: int = 0
+    in_log: int = 0
+    lost: int = 0
+    duplicates: int = 0
+    inversions: int = 0
+    wrong_place: int = 0
+    wrong_offset: int = 0
+    definite_but_present: int = 0
+    corrupt: int = 0
+    unsettled: int = 0
+    unknown_present: int = 0
+    unknown_absent: int = 0
+    rejected: int = 0
+    offset_unknown: int = 0
+    gone_with_the_topic: int = 0
+    examples: list[str] = field(default_factory=list)
+
+    def wrong(self, *, duplicates_allowed: bool = False) -> list[str]:
+        """Names of the broken promises."""
+        checked = ["lost", "inversions", "wrong_place", "wrong_offset"]
+        checked += ["definite_but_present", "corrupt", "unsettled"]
+        if not duplicates_allowed:
+            checked.append("duplicates")
+        return [name for name in checked if getattr(self, name)]
+
+
+def judge(
+    log: Log, producer: int, told: dict[str, Array], *, topic_made_at: float | None = None
+) -> Verdict:
+    """One producer's promises (arrays of its ledger) against the log.
+
+    Args:
+        topic_made_at: the topic was deleted and made anew, and could be written at this instant:
+            what was handed over before may be gone with the old one.
+    """
+    verdict = Verdict(records=len(told["state"]))
+    state = told["state"]
+    own = log.producer == producer
+    good = own & log.true & (log.sequence < len(state))
+    verdict.corrupt = int(np.count_nonzero(own & ~good)) + log.strange
+    where, offset = log.partition[good], log.offset[good]
+    sequence, asked = log.sequence[good], log.asked[good]
+    copies = np.bincount(sequence, minlength=len(state))
+    verdict.in_log = len(sequence)
+    acked = state == ACKNOWLEDGED
+    verdict.acknowledged = int(np.count_nonzero(acked))
+    verdict.unsettled = int(np.count_nonzero(state == OPEN))
+    verdict.rejected = int(np.count_nonzero(state == ABSENT))
+    verdict.unknown_present = int(np.count_nonzero((state == UNKNOWN) & (copies > 0)))
+    verdict.unknown_absent = int(np.count_nonzero((state == UNKNOWN) & (copies == 0)))
+    missing = acked & (copies == 0)
+    if topic_made_at is not None:
+        old = missing & (told["handed"] < topic_made_at)
+        verdict.gone_with_the_topic = int(np.count_nonzero(old))
+        missing &= ~old
+    _count(verdict, "lost", np.flatnonzero(missing))
+    verdict.duplicates = int(np.maximum(copies - 1, 0).sum())
+    _example(verdict, "duplicates", np.flatnonzero(copies > 1))
+    _count(verdict, "definite_but_present", np.flatnonzero((state == ABSENT) & (copies > 0)))
+    _count(verdict, "wrong_place", sequence[(asked >= 0) & (asked != where)])
+    _offsets(verdict, told, acked & (copies > 0), (where, offset, sequence))
+    _order(verdict, acked, where, sequence)
+    return verdict
+
+
+def _count(verdict: Verdict, name: str, found: Array) -> None:
+    setattr(verdict, name, len(found))
+    _example(verdict, name, found)
+
+
+def _example(verdict: Verdict, name: str, found: Array) -> None:
+    if len(found):
+        verdict.examples.append(f"{name}: {len(found)}, first {found[:5].tolist()}")
+
+
+def _offsets(
+    verdict: Verdict, told: dict[str, Array], present: Array, log: tuple[Array, Array, Array]
+) -> None:
+    """A copy of each acknowledged record lies where its metadata said."""
+    where, offset, sequence = log
+    claims = np.flatnonzero(present & (told["offset"] >= 0))
+    verdict.offset_unknown = int(np.count_nonzero(present & (told["offset"] < 0)))
+    true = np.zeros(len(claims), bool)
+    for partition in np.unique(told["partition"][claims]):
+        here = where == partition
+        top = 1 + max(offset[here].max(initial=0), told["offset"][claims].max())
+        holds = np.full(top, -1, np.int64)
+        holds[offset[here]] = sequence[here]
+        of_partition = told["partition"][claims] == partition
+        there = claims[of_partition]
+        true[of_partition] = holds[told["offset"][there]] == there
+    _count(verdict, "wrong_offset", claims[~true])
+
+
+def _order(verdict: Verdict, acked: Array, where: Array, sequence: Array) -> None:
+    """First copies of acknowledged records, per partition, in the order of hand-over."""
+    for partition in np.unique(where):
+        of_partition = sequence[where == partition]
+        of_partition = of_partition[acked[of_partition]]
+        _, first = np.unique(of_partition, return_index=True)
+        firsts = of_partition[np.sort(first)]
+        back = firsts[1:][np.diff(firsts) < 0]
+        verdict.inversions += len(back)
+        _example(verdict, f"inversions in {partition}", back)

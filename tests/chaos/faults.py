@@ -1,0 +1,282 @@
+"""What is done to the cluster: each fault a coroutine that returns when all is well again."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from tests.chaos.cluster import ChaosCluster
+from tests.chaos.probe import Availability
+from tests.integration.probe import until_serving
+
+PARTITIONS = 6
+
+
+@dataclass
+class Scene:
+    """Where a fault plays.
+
+    Attributes:
+        outages: (from, to) during which the network was dead for a broker; instants of
+            `time.monotonic()`.
+        topic_made_at: when a topic that was deleted could be written again.
+    """
+
+    cluster: ChaosCluster
+    topic: str
+    probe: Availability
+    turn: int
+    outages: list[tuple[float, float]] = field(default_factory=list)
+    topic_made_at: float | None = None
+
+    @property
+    def victim(self) -> int:
+        """Another node for every run."""
+        return 1 + self.turn % len(self.cluster.node_ids)
+
+    def link(self, node: int | None = None, kind: str = "client") -> str:
+        return f"{kind}-{node or self.victim}"
+
+    def links(self) -> list[str]:
+        return [self.link(node) for node in self.cluster.node_ids]
+
+    async def whole(self) -> float:
+        """Returns once every replica is in sync."""
+        return await until_serving(self.cluster, self.topic, in_sync=3)
+
+    @asynccontextmanager
+    async def weather(self, *links: str, dead: bool = False, **weather: Any) -> AsyncIterator[None]:
+        """Bad weather on these links for a while; `dead`: nothing useful gets through."""
+        network = self.cluster.network
+        began = time.monotonic()
+        network.set(*links, **weather)
+        try:
+            yield
+        finally:
+            network.heal(*links)
+            if dead:
+                self.outages.append((began, time.monotonic()))
+
+
+Fault = Callable[[Scene], Awaitable[None]]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A fault of the catalogue.
+
+    Attributes:
+        text: for the report.
+        play: does it.
+        network: clients go through the proxy.
+        replicas: brokers fetch from each other through the proxy.
+        settings: of the producers, beside the common ones.
+    """
+
+    text: str
+    play: Fault
+    network: bool = False
+    replicas: bool = False
+    settings: dict[str, Any] = field(default_factory=dict)
+
+
+# -- processes ----------------------------------------------------------------------------------
+
+
+async def leader_killed(scene: Scene) -> None:
+    await scene.cluster.kill(scene.victim)
+    await until_serving(scene.cluster, scene.topic)
+    await asyncio.sleep(1.0)
+    await scene.cluster.start_node(scene.victim)
+    await scene.whole()
+
+
+async def leader_terminated(scene: Scene) -> None:
+    await scene.cluster.restart(scene.victim)
+    await scene.whole()
+
+
+async def controller_killed(scene: Scene) -> None:
+    node = await scene.cluster.controller()
+    await scene.cluster.kill(node)
+    await until_serving(scene.cluster, scene.topic)
+    await scene.cluster.start_node(node)
+    await scene.whole()
+
+
+async def _frozen(scene: Scene, seconds: float) -> None:
+    await scene.cluster.pause(scene.victim)
+    scene.probe.excluded.add(scene.victim)
+    await asyncio.sleep(seconds)
+    await scene.cluster.resume(scene.victim)
+    scene.probe.excluded.discard(scene.victim)
+    await scene.whole()
+
+
+async def leader_frozen(scene: Scene) -> None:
+    await _frozen(scene, 12.0)
+
+
+async def leader_hiccup(scene: Scene) -> None:
+    await _frozen(scene, 3.0)
+
+
+async def rolling_restart(scene: Scene) -> None:
+    for node in scene.cluster.node_ids:
+        await scene.cluster.restart(node)
+        await scene.whole()
+
+
+async def all_down(scene: Scene) -> None:
+    await scene.cluster.kill_all()
+    await asyncio.sleep(5.0)
+    await scene.cluster.start_nodes(scene.cluster.node_ids)
+    await scene.whole()
+
+
+# -- topics -------------------------------------------------------------------------------------
+
+
+def _turned(node_ids: tuple[int, ...], by: int) -> list[int]:
+    by %= len(node_ids)
+    return [*node_ids[by:], *node_ids[:by]]
+
+
+async def leaders_moved(scene: Scene) -> None:
+    nodes = scene.cluster.node_ids
+    for turn in range(1, 6):
+        await scene.cluster.reassign(
+            scene.topic, {p: _turned(nodes, p + turn) for p in range(PARTITIONS)}
+        )
+        await scene.cluster.elect_preferred(scene.topic, range(PARTITIONS))
+        await asyncio.sleep(0.5)
+    await scene.whole()
+
+
+async def replicas_reassigned(scene: Scene) -> None:
+    """Every partition loses its leader for good, then gets a third replica anew."""
+    nodes = scene.cluster.node_ids
+    for turn in (1, 2):
+        pairs = {p: _turned(nodes, p + turn)[:2] for p in range(PARTITIONS)}
+        await scene.cluster.reassign(scene.topic, pairs)
+        await asyncio.sleep(0.5)
+        everyone = {p: _turned(nodes, p + turn + 1) for p in range(PARTITIONS)}
+        await scene.cluster.reassign(scene.topic, everyone)
+    await scene.cluster.elect_preferred(scene.topic, range(PARTITIONS))
+    await scene.whole()
+
+
+async def topic_recreated(scene: Scene) -> None:
+    await scene.cluster.delete_topic(scene.topic)
+    await asyncio.sleep(1.0)
+    await scene.cluster.create_topic(scene.topic, PARTITIONS)
+    scene.topic_made_at = await scene.whole()
+
+
+async def partitions_added(scene: Scene) -> None:
+    await scene.cluster.create_partitions(scene.topic, 2 * PARTITIONS)
+    await scene.whole()
+    await asyncio.sleep(2.0)
+
+
+# -- network ------------------------------------------------------------------------------------
+
+
+async def slow_network(scene: Scene) -> None:
+    async with scene.weather(*scene.links(), delay_s=0.05):
+        await asyncio.sleep(6.0)
+
+
+async def narrow_network(scene: Scene) -> None:
+    async with scene.weather(*scene.links(), rate=1_250_000):
+        await asyncio.sleep(6.0)
+
+
+async def lossy_network(scene: Scene) -> None:
+    async with scene.weather(*scene.links(), loss=0.05):
+        await asyncio.sleep(6.0)
+
+
+async def blackhole(scene: Scene) -> None:
+    both = {"silent_to_broker": True, "silent_to_client": True}
+    async with scene.weather(scene.link(), dead=True, **both):
+        await asyncio.sleep(7.0)
+
+
+async def answers_lost(scene: Scene) -> None:
+    """Requests arrive, answers do not; then the connections break."""
+    async with scene.weather(scene.link(), dead=True, silent_to_client=True):
+        await asyncio.sleep(2.0)
+        scene.cluster.network.reset(scene.link())
+        await asyncio.sleep(2.0)
+        scene.cluster.network.reset(scene.link())
+
+
+async def client_cut_off(scene: Scene) -> None:
+    both = {"silent_to_broker": True, "silent_to_client": True}
+    async with scene.weather(*scene.links(), dead=True, **both):
+        await asyncio.sleep(8.0)
+
+
+async def resets(scene: Scene) -> None:
+    for _ in range(12):
+        scene.cluster.network.reset(*scene.links())
+        await asyncio.sleep(0.4)
+
+
+async def cuts(scene: Scene) -> None:
+    """Connections break in the middle of requests and answers, wherever that may be."""
+    async with scene.weather(*scene.links(), cut_after=200_000):
+        await asyncio.sleep(5.0)
+
+
+async def refused(scene: Scene) -> None:
+    async with scene.weather(scene.link(), dead=True, refuse=True):
+        scene.cluster.network.reset(scene.link())
+        await asyncio.sleep(4.0)
+
+
+async def replication_cut(scene: Scene) -> None:
+    """Followers cannot fetch from one leader: its in-sync set shrinks below the minimum."""
+    both = {"silent_to_broker": True, "silent_to_client": True}
+    async with scene.weather(scene.link(kind="replica"), **both):
+        await asyncio.sleep(12.0)
+    await scene.whole()
+
+
+CATALOGUE: dict[str, Entry] = {
+    "leader-killed": Entry("SIGKILL of a leader, later started again", leader_killed),
+    "leader-terminated": Entry("SIGTERM of a leader, started again", leader_terminated),
+    "controller-killed": Entry("SIGKILL of the active controller", controller_killed),
+    "leader-frozen": Entry("SIGSTOP of a leader for 12 s, SIGCONT", leader_frozen),
+    "leader-hiccup": Entry("SIGSTOP of a leader for 3 s, no fail-over", leader_hiccup),
+    "rolling-restart": Entry("SIGTERM and start of every node in turn", rolling_restart),
+    "all-down": Entry("SIGKILL of all nodes, started after 5 s", all_down),
+    "leaders-moved": Entry("all leaders moved 5 times (reassign + elect)", leaders_moved),
+    "replicas-reassigned": Entry("replicas taken away and given back, twice", replicas_reassigned),
+    "topic-recreated": Entry("topic deleted, created again after 1 s", topic_recreated),
+    "partitions-added": Entry(
+        "6 partitions become 12", partitions_added, settings={"metadata_max_age_ms": 1_000}
+    ),
+    "slow-network": Entry("50 ms each way for 6 s", slow_network, network=True),
+    "narrow-network": Entry(
+        "10 Mbit/s per broker and direction for 6 s",
+        narrow_network,
+        network=True,
+        settings={"request_timeout_ms": 30_000},
+    ),
+    "lossy-network": Entry("5 % of chunks held up 0.2 to 0.8 s, 6 s", lossy_network, network=True),
+    "blackhole": Entry("one broker unreachable for 7 s, no RST", blackhole, network=True),
+    "answers-lost": Entry("half-open: answers lost for 4 s, two RSTs", answers_lost, network=True),
+    "client-cut-off": Entry("all brokers unreachable for 8 s", client_cut_off, network=True),
+    "resets": Entry("RST on all connections, 12 times in 5 s", resets, network=True),
+    "cuts": Entry("connections cut mid-frame, everywhere, for 5 s", cuts, network=True),
+    "refused": Entry("one broker resets and refuses for 4 s", refused, network=True),
+    "replication-cut": Entry(
+        "followers cannot fetch from one leader for 12 s", replication_cut, replicas=True
+    ),
+}

@@ -1,0 +1,146 @@
+"""When could the cluster itself take records? Told by the plainest client there can be.
+
+Per partition, one small Produce request (acks=all) after the other to whoever leads it now, over
+direct connections, in threads: no batching, no backoff, no state that could be wrong. The longest
+time without an acknowledgment is the brokers' own fail-over.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import select
+import socket
+import struct
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from aiokprod.testing.kafka_cluster import KafkaCluster
+from benchmarks.roundtrip import produce_frame
+from tests.chaos.audit import PROBE
+from tests.integration.probe import ask
+
+EVERY = 0.1
+AGAIN = 0.03
+GIVE_UP = 3.0
+"""Seconds an answer may take while the leader stays the same."""
+
+
+class Availability:
+    """Instants (`time.monotonic()`) of acknowledged probes, per partition.
+
+    `excluded` holds nodes that are frozen: asking them would only cost time.
+    """
+
+    def __init__(self, cluster: KafkaCluster, topic: str, partitions: int) -> None:
+        self._cluster = cluster
+        self._topic = topic
+        self._partitions = partitions
+        self._leaders: dict[int, tuple[int, int]] = {}  # partition -> (epoch, node)
+        self._stop = threading.Event()
+        self.excluded: set[int] = set()
+        self.successes: dict[int, list[float]] = {p: [] for p in range(partitions)}
+
+    @contextmanager
+    def running(self) -> Iterator[Availability]:
+        threads = [threading.Thread(target=self._look, daemon=True)]
+        threads += [
+            threading.Thread(target=self._probe, args=(partition,), daemon=True)
+            for partition in range(self._partitions)
+        ]
+        for thread in threads:
+            thread.start()
+        try:
+            yield self
+        finally:
+            self._stop.set()
+            for thread in threads:
+                thread.join(10)
+
+    def longest_gap(self, partition: int, begin: float, end: float) -> float:
+        """The longest time between two acknowledged probes that overlaps [begin, end]."""
+        times = self.successes[partition]
+        pairs = itertools.pairwise(times)
+        return max((b - a for a, b in pairs if b > begin and a < end), default=0.0)
+
+    # -- who leads ------------------------------------------------------------------------------
+
+    def _look(self) -> None:
+        while not self._stop.wait(EVERY):
+            for node in self._cluster.node_ids:
+                if node not in self.excluded and self._cluster.is_running(node):
+                    self._learn(node)
+
+    def _learn(self, node: int) -> None:
+        answer = ask(self._cluster.address(node), self._topic)
+        if answer is None:
+            return
+        if answer.error_code:
+            self._leaders.clear()  # deleted; a new one begins with epoch 0 again
+        for partition in answer.partitions:
+            known = self._leaders.get(partition.partition_index, (-1, -1))
+            told = (partition.leader_epoch, partition.leader_id)
+            if told[0] > known[0] or (told[0] == known[0] and known[1] < 0):
+                self._leaders[partition.partition_index] = told
+
+    # -- can it be written ----------------------------------------------------------------------
+
+    def _probe(self, partition: int) -> None:
+        frame = produce_frame(self._topic, partition, PROBE)
+        connection: socket.socket | None = None
+        place = (-1, -1)
+        while not self._stop.is_set():
+            now = self._leaders.get(partition, (-1, -1))
+            if now != place and connection is not None:
+                connection.close()
+                connection = None
+            place = now
+            try:
+                if place[1] >= 0 and connection is None:
+                    connection = self._connect(place[1])
+                done = connection is not None and self._once(connection, frame, partition, place)
+            except (OSError, struct.error):
+                done = False
+            if done:
+                self.successes[partition].append(time.monotonic())
+            elif connection is not None:
+                connection.close()
+                connection = None
+            self._stop.wait(EVERY if done else AGAIN)
+        if connection is not None:
+            connection.close()
+
+    def _connect(self, node: int) -> socket.socket:
+        host, port = self._cluster.address(node).rsplit(":", 1)
+        return socket.create_connection((host, int(port)), timeout=0.5)
+
+    def _once(
+        self, connection: socket.socket, frame: bytes, partition: int, place: tuple[int, int]
+    ) -> bool:
+        connection.sendall(frame)
+        give_up = time.monotonic() + GIVE_UP
+        while not select.select([connection], [], [], 0.05)[0]:
+            moved = self._leaders.get(partition, place) != place
+            if moved or self._stop.is_set() or time.monotonic() > give_up:
+                return False
+        size = struct.unpack(">i", _read(connection, 4))[0]
+        answer = _read(connection, size)
+        # correlation id, topics, name, partitions, partition, error
+        error: int = struct.unpack_from(">h", answer, 4 + 4 + 2 + len(self._topic) + 4 + 4)[0]
+        if error:
+            with contextlib.suppress(KeyError):
+                if self._leaders[partition] == place and error in (6, 74, 76):
+                    del self._leaders[partition]
+        return error == 0
+
+
+def _read(connection: socket.socket, size: int) -> bytes:
+    data = b""
+    while len(data) < size:
+        part = connection.recv(size - len(data))
+        if not part:
+            raise ConnectionError("closed")
+        data += part
+    return data

@@ -1,0 +1,130 @@
+"""The judge of chaos runs finds what is wrong, and nothing else."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.chaos.audit import Log, Verdict, judge
+from tests.chaos.values import NOT_ASKED, SIZE, make, read
+from tests.chaos.worker import ABSENT, OPEN, UNKNOWN
+from tests.soak.trend import trend
+
+TOPIC = "t"
+COUNT = 600
+PARTITIONS = 6
+
+
+class World:
+    """A log without a fault and the promises about it, to be spoilt; one row per record."""
+
+    def __init__(self) -> None:
+        numbers = np.arange(COUNT)
+        self.asked = np.where(numbers % 2, numbers // 2 % PARTITIONS, NOT_ASKED).astype(np.int16)
+        self.values = make(TOPIC, 3, 0, self.asked)
+        partition = np.where(self.asked < 0, numbers // 2 % PARTITIONS, self.asked)
+        self.rows = [(int(p), int(n)) for n, p in zip(numbers, partition, strict=True)]
+        self.told = {
+            "state": np.ones(COUNT, np.uint8),
+            "partition": partition.astype(np.int32),
+            "offset": np.zeros(COUNT, np.int64),
+            "handed": np.arange(COUNT, dtype=float),
+        }
+        for where in range(PARTITIONS):
+            self.told["offset"][partition == where] = np.arange((partition == where).sum())
+
+    def verdict(self, **options: float) -> Verdict:
+        """Rows of one partition lie in their order, from offset 0 on."""
+        rows, true = read(TOPIC, [self.values[number] for _, number in self.rows])
+        where = np.array([partition for partition, _ in self.rows], np.int32)
+        offset = np.zeros(len(where), np.int64)
+        for partition in range(PARTITIONS):
+            offset[where == partition] = np.arange((where == partition).sum())
+        order = np.lexsort((offset, where))
+        sequence = rows["sequence"].astype(np.int64)
+        columns = (where, offset, rows["producer"], sequence, rows["asked"], true)
+        return judge(Log(*(column[order] for column in columns)), 3, self.told, **options)
+
+
+def test_values_are_told_from_changed_ones() -> None:
+    values = make(TOPIC, 3, 7, np.array([2, NOT_ASKED], np.int16))
+    rows, true = read(TOPIC, values)
+    assert [len(value) for value in values] == [SIZE, SIZE]
+    assert rows["sequence"].tolist() == [7, 8]
+    assert rows["asked"].tolist() == [2, NOT_ASKED]
+    assert true.all()
+    assert not read("u", values)[1].any(), "a value of another topic passed"
+    for at in range(SIZE):
+        changed = bytearray(values[0])
+        changed[at] ^= 1
+        assert not read(TOPIC, [bytes(changed)])[1][0], f"a change of byte {at} passed"
+
+
+def test_judge_finds_nothing_wrong_with_a_true_log() -> None:
+    verdict = World().verdict()
+    assert verdict.wrong() == []
+    assert verdict.acknowledged == verdict.in_log == COUNT
+    assert verdict.examples == []
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_judge_finds_what_was_spoilt(seed: int) -> None:
+    world, rng = World(), np.random.default_rng(seed)
+    victim = int(rng.integers(20, COUNT - 20))
+    kind = ["lost", "duplicates", "inversions", "wrong_place", "wrong_offset", "corrupt"][seed % 6]
+    if kind == "lost":
+        world.rows.pop(victim)
+    elif kind == "duplicates":
+        world.rows.append(world.rows[victim])
+    elif kind == "inversions":
+        other = victim + 2 * PARTITIONS  # same partition
+        world.rows[victim], world.rows[other] = world.rows[other], world.rows[victim]
+    elif kind == "wrong_place":
+        victim |= 1  # one that asked for a partition
+        world.rows[victim] = ((world.rows[victim][0] + 1) % PARTITIONS, victim)
+    elif kind == "wrong_offset":
+        world.told["offset"][victim] += 1
+    else:
+        world.values[victim] = world.values[victim][:-1] + b"?"
+    assert kind in world.verdict().wrong()
+
+
+def test_judge_knows_definite_unknown_and_open_records() -> None:
+    world = World()
+    world.told["state"][[10, 20, 30]] = [ABSENT, UNKNOWN, OPEN]
+    verdict = world.verdict()
+    assert verdict.wrong() == ["definite_but_present", "unsettled"]
+    assert (verdict.unknown_present, verdict.unknown_absent) == (1, 0)
+
+
+def test_judge_forgives_a_duplicate_only_where_told() -> None:
+    world = World()
+    world.rows.append(world.rows[50])
+    assert world.verdict().wrong() == ["duplicates"]
+    assert world.verdict().wrong(duplicates_allowed=True) == []
+
+
+def test_judge_of_a_topic_made_anew_forgives_what_was_handed_over_before() -> None:
+    world = World()
+    for number in range(COUNT):
+        if number < 100:
+            world.rows[number] = (-1, number)
+    world.rows = [row for row in world.rows if row[0] >= 0]
+    for where in range(PARTITIONS):
+        kept = (world.told["partition"] == where) & (np.arange(COUNT) >= 100)
+        world.told["offset"][kept] = np.arange(kept.sum())
+    assert world.verdict(topic_made_at=100.0).wrong() == []
+    assert world.verdict(topic_made_at=100.0).gone_with_the_topic == 100
+    assert world.verdict(topic_made_at=99.0).wrong() == ["lost"]
+
+
+def test_trend_tells_growth_from_noise() -> None:
+    rng = np.random.default_rng(1)
+    seconds = np.arange(0, 1800, 5.0)
+    noise = rng.normal(0, 0.5, len(seconds))
+    assert trend(seconds, 100 + noise).flat(1.0)
+    growing = trend(seconds, 100 + noise + seconds / 3600 * 4)
+    assert not growing.flat(1.0)
+    assert growing.slope == pytest.approx(4, abs=1)
+    with pytest.raises(ValueError, match="too few"):
+        trend([1.0, 2.0], [1.0, 2.0])

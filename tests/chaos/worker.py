@@ -1,0 +1,209 @@
+"""One producer under steady load, in a process of its own.
+
+Reads its orders (JSON) from the command line, says "ready" after its first acknowledgments, goes on
+until a line comes in, then drains, saves what it was promised (.npz) and prints statistics (JSON).
+All instants are `time.monotonic()`, which all processes of a machine share.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import sys
+import threading
+import time
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+import uvloop
+
+from aiokprod import Delivery, Environment, KafkaError, Outcome, Producer
+from aiokprod.net.dialer import TcpDialer
+from tests.chaos.values import NOT_ASKED, make
+from tests.integration.spy import METADATA, SpyDialer, busiest_second
+
+OPEN, ACKNOWLEDGED, ABSENT, UNKNOWN = 0, 1, 2, 3
+STEP = 0.01
+CHUNK = 1_000
+KEYS = [b"key-%d" % number for number in range(997)]
+DRAIN = 150.0
+
+
+@dataclass
+class Orders:
+    """What a worker does.
+
+    Attributes:
+        number: tells the records of this producer from others'.
+        rate: records per second, handed over in steps of 10 ms.
+        partitions: every other record asks for one of these, in turn; the rest have keys.
+        settings: of the `Producer`.
+        result: path of the .npz file.
+    """
+
+    bootstrap: str
+    topic: str
+    number: int
+    rate: int
+    partitions: int
+    result: str
+    settings: dict[str, Any] = field(default_factory=dict)
+
+
+class Ledger:
+    """What was handed over and what was promised, by sequence."""
+
+    def __init__(self) -> None:
+        self.states = bytearray()
+        self.partitions: list[int] = []
+        self.offsets: list[int] = []
+        self.handed: list[float] = []
+        self.settled: list[float] = []
+        self.errors: dict[str, int] = {}
+
+    def open(self) -> int:
+        sequence = len(self.states)
+        self.states.append(OPEN)
+        self.partitions.append(-1)
+        self.offsets.append(-1)
+        self.handed.append(time.monotonic())
+        self.settled.append(float("nan"))
+        return sequence
+
+    def done(self, sequence: int, delivery: Delivery) -> None:
+        assert self.states[sequence] == OPEN, f"record {sequence} settled twice"
+        error = delivery.exception()
+        if error is not None:
+            self.failed(sequence, error)
+            return
+        metadata = delivery.result()
+        self.states[sequence] = ACKNOWLEDGED
+        self.partitions[sequence] = metadata.partition
+        self.offsets[sequence] = -1 if metadata.offset is None else metadata.offset
+        self.settled[sequence] = time.monotonic()
+
+    def failed(self, sequence: int, error: KafkaError) -> None:
+        self.states[sequence] = UNKNOWN if error.outcome is Outcome.UNKNOWN else ABSENT
+        self.settled[sequence] = time.monotonic()
+        text = f"{type(error).__name__} [{error.outcome.name}]: {error}"[:300]
+        if text in self.errors or len(self.errors) < 20:
+            self.errors[text] = self.errors.get(text, 0) + 1
+
+    def save(self, path: str) -> None:
+        np.savez(
+            path,
+            state=np.frombuffer(bytes(self.states), np.uint8),
+            partition=np.array(self.partitions, np.int32),
+            offset=np.array(self.offsets, np.int64),
+            handed=np.array(self.handed),
+            settled=np.array(self.settled),
+        )
+
+
+async def work(orders: Orders) -> dict[str, Any]:
+    ledger, spy = Ledger(), SpyDialer(TcpDialer())
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    thread = threading.Thread(
+        target=lambda: (sys.stdin.readline(), loop.call_soon_threadsafe(stop.set)), daemon=True
+    )
+    async with Producer(
+        bootstrap_servers=orders.bootstrap,
+        environment=Environment(spy),
+        client_id=f"chaos-{orders.number}",
+        **orders.settings,
+    ) as producer:
+        load = _Load(orders, ledger, producer)
+        await load.prove()
+        print("ready", flush=True)
+        thread.start()
+        await load.run(stop)
+        with contextlib.suppress(KafkaError):
+            await producer.flush(DRAIN)
+        await asyncio.sleep(0)
+        metrics = producer.metrics()
+    ledger.save(orders.result)
+    metadata = [at for at, key in spy.requests if key == METADATA]
+    return {
+        "records": len(ledger.states),
+        "errors": ledger.errors,
+        "metadata_requests": len(metadata),
+        "metadata_most_per_second": spy.most_in_a_second(METADATA),
+        "dials_most_per_second": busiest_second(spy.dials),
+        "batches_retried": metrics["batches_retried"],
+        "connections_closed": metrics["connections_closed"],
+        "loop_lag_max_s": round(load.lag, 4),
+    }
+
+
+class _Load:
+    def __init__(self, orders: Orders, ledger: Ledger, producer: Producer[bytes, bytes]) -> None:
+        self._orders = orders
+        self._ledger = ledger
+        self._producer = producer
+        self._values: list[bytes] = []
+        self._asked: list[int] = []
+        self._first = 0
+        self.lag = 0.0
+
+    async def prove(self) -> None:
+        """One record per partition is through: connections are up, the rest is load."""
+        for _ in range(2 * self._orders.partitions):
+            await self._hand_over()
+        await self._producer.flush(60)
+
+    async def run(self, stop: asyncio.Event) -> None:
+        loop = asyncio.get_running_loop()
+        per_step = max(1, round(self._orders.rate * STEP))
+        due = loop.time()
+        while not stop.is_set():
+            for _ in range(per_step):
+                await self._hand_over()
+            due = max(due + STEP, loop.time() - 0.1)
+            pause = max(0.0, due - loop.time())
+            before = loop.time()
+            await asyncio.sleep(pause)
+            self.lag = max(self.lag, loop.time() - before - pause)
+
+    async def _hand_over(self) -> None:
+        sequence = self._ledger.open()
+        at = sequence - self._first
+        if at == len(self._values):
+            self._refill(sequence)
+            at = 0
+        asked = self._asked[at]
+        try:
+            delivery = await self._producer.submit(
+                self._orders.topic,
+                self._values[at],
+                key=KEYS[sequence % 997] if asked < 0 else None,
+                partition=None if asked < 0 else asked,
+            )
+        except KafkaError as error:
+            self._ledger.failed(sequence, error)
+        else:
+            delivery.add_done_callback(partial(self._ledger.done, sequence))
+
+    def _refill(self, first: int) -> None:
+        numbers = np.arange(first, first + CHUNK)
+        turn = numbers // 2 % self._orders.partitions
+        asked = np.where(numbers % 2, turn, NOT_ASKED).astype(np.int16)
+        self._values = make(self._orders.topic, self._orders.number, first, asked)
+        self._asked = asked.tolist()
+        self._first = first
+
+
+def main() -> None:
+    orders = Orders(**json.loads(sys.argv[1]))
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        statistics = runner.run(work(orders))
+    print(json.dumps(statistics), flush=True)
+
+
+__all__ = ["Orders", "asdict"]
+
+if __name__ == "__main__":
+    main()

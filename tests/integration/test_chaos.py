@@ -1,0 +1,35 @@
+"""A short piece of `make chaos`: the tools work, and two faults are survived to the letter."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from tests.chaos.cluster import ChaosCluster
+from tests.chaos.run import play
+
+RATE = 3_000
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("chaos")
+
+
+def test_chaos_smoke_leader_killed_and_connections_cut(folder: Path) -> None:
+    async def scenario() -> list[dict[str, object]]:
+        async with ChaosCluster() as cluster:
+            results = await play(cluster, "cuts", 0, RATE, folder)
+            return results + await play(cluster, "leader-killed", 1, RATE, folder)
+
+    results = asyncio.run(scenario())
+    assert len(results) == 4
+    for result in results:
+        print(result)
+        assert not result["wrong"], result
+        assert result["verdict"]["acknowledged"] == result["records"] > 5 * RATE
+        assert result["metadata_most_per_second"] <= 20
+    assert all(result["connections_closed"] > 3 for result in results[:2]), "nothing was cut"
+    assert all(result["unavailable_s"] > 1 for result in results[2:]), "nobody was killed"

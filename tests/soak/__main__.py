@@ -1,0 +1,204 @@
+"""Soak: steady load with a fault every few minutes; nothing of the process may grow.
+
+    python -m tests.soak --hours 0.5                 half of the measured peak rate
+    python -m tests.soak --hours 6 --rate 20000
+
+The brokers are the ones in the confluent-kafka wheel, in a process of their own: they keep little
+memory and no disk, so that hours of load cost nothing but time. Faults come from a TCP proxy, and
+from stopping the brokers' process. Warm-up plays every fault once; what counts are the samples
+after it, taken while nothing is broken.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import json
+import os
+import signal
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from aiokprod.testing.kafka_node import free_ports
+from aiokprod.testing.mock_cluster import MockCluster
+from tests.chaos.proxy import FaultyNetwork
+from tests.soak.load import FAULTS, Load, descriptors, resident_mib, timers
+from tests.soak.trend import trend
+
+WARM_UP_PAUSE = 5.0
+RECOVERED = 15.0
+"""Seconds after a fault until samples count again."""
+VISIT_EVERY = 10.0
+LIMITS = {"rss_mib": 1.0, "descriptors": 0.0, "tasks": 0.0, "timers": 0.0}
+"""Growth per hour beyond which a quantity is not flat."""
+DRIFT = 1.2
+"""The last quarter's median p99 may be so much larger than the first one's (and 1 ms, anyway)."""
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Steady load with faults, for hours.")
+    parser.add_argument("--hours", type=float, default=0.5)
+    parser.add_argument("--rate", type=int, default=0, help="records/s; default: --share of peak")
+    parser.add_argument("--share", type=float, default=0.5)
+    parser.add_argument("--every", type=float, default=120.0, help="seconds between faults")
+    parser.add_argument("--interval", type=float, default=5.0, help="seconds between samples")
+    parser.add_argument("--out", type=Path, default=Path("build/soak.json"))
+    return parser.parse_args()
+
+
+class Watch:
+    """Samples of the process, and whether something was broken then."""
+
+    def __init__(self, load: Load, began: float) -> None:
+        self._load = load
+        self._began = began
+        self._acknowledged = 0
+        self._at = began
+        self.quiet_from = float("inf")
+        self.samples: list[dict[str, Any]] = []
+
+    def take(self) -> None:
+        load, loop, now = self._load, asyncio.get_running_loop(), time.monotonic()
+        latencies = sorted(load.latencies)
+        load.latencies.clear()
+        gc.collect()
+        self.samples.append(
+            {
+                "second": round(now - self._began, 1),
+                "quiet": now - self.quiet_from >= RECOVERED,
+                "rate": round((load.acknowledged - self._acknowledged) / (now - self._at)),
+                "rss_mib": round(resident_mib(), 3),
+                "descriptors": descriptors(),
+                "tasks": len(asyncio.all_tasks()),
+                "timers": timers(loop),
+                "p50_ms": _quantile(latencies, 0.5),
+                "p99_ms": _quantile(latencies, 0.99),
+                "lag_ms": round(load.lag * 1000, 1),
+            }
+        )
+        load.lag = 0.0
+        self._acknowledged, self._at = load.acknowledged, now
+
+
+def _quantile(ordered: list[float], q: float) -> float:
+    return round(1000 * ordered[int(q * (len(ordered) - 1))], 3) if ordered else 0.0
+
+
+async def _faults(
+    network: FaultyNetwork, brokers: int, watch: Watch, every: float, counted_from: asyncio.Event
+) -> None:
+    def freeze(stop: bool) -> None:
+        os.killpg(brokers, signal.SIGSTOP if stop else signal.SIGCONT)
+
+    turn = 0
+    for fault in FAULTS:  # warm-up: what a fault allocates once is no growth
+        await fault(network, turn, freeze)
+        await asyncio.sleep(WARM_UP_PAUSE)
+    counted_from.set()
+    while True:
+        watch.quiet_from = time.monotonic()
+        await asyncio.sleep(every)
+        watch.quiet_from = float("inf")
+        fault = FAULTS[turn % len(FAULTS)]
+        print(f"{time.strftime('%H:%M:%S')} {fault.__name__}", flush=True)
+        await fault(network, turn, freeze)
+        turn += 1
+
+
+async def soak(chosen: argparse.Namespace) -> dict[str, Any]:
+    async with MockCluster(3) as brokers:
+        ports = [int(server.rsplit(":", 1)[1]) for server in brokers.bootstrap_servers.split(",")]
+        doors = dict(zip(ports, free_ports(len(ports)), strict=True))
+        links = {f"broker-{port}": (door, port) for port, door in doors.items()}
+        process = brokers._process
+        assert process is not None
+        with FaultyNetwork(links) as network:
+            load = Load(brokers.bootstrap_servers, doors, chosen.rate)
+            async with load.producer:
+                peak = await load.peak(5.0)
+                if not load.rate:
+                    load.rate = round(chosen.share * peak)
+                print(f"peak {peak:,.0f} records/s, soaking at {load.rate:,}", flush=True)
+                watch = await _watched(chosen, load, network, process.pid)
+    return _result(chosen, load, watch, peak)
+
+
+async def _watched(
+    chosen: argparse.Namespace, load: Load, network: FaultyNetwork, brokers: int
+) -> Watch:
+    began = time.monotonic()
+    watch = Watch(load, began)
+    warm = asyncio.Event()
+    tasks = [
+        asyncio.create_task(load.run()),
+        asyncio.create_task(load.visit(VISIT_EVERY)),
+        asyncio.create_task(_faults(network, brokers, watch, chosen.every, warm)),
+    ]
+    try:
+        while time.monotonic() - began < chosen.hours * 3600:
+            done, _ = await asyncio.wait(
+                tasks, timeout=chosen.interval, return_when=asyncio.FIRST_COMPLETED
+            )
+            for task in done:
+                task.result()  # none of them ends by itself
+            watch.take()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        network.heal()
+    return watch
+
+
+def _result(chosen: argparse.Namespace, load: Load, watch: Watch, peak: float) -> dict[str, Any]:
+    quiet = [sample for sample in watch.samples if sample["quiet"]]
+    seconds = [sample["second"] for sample in quiet]
+    verdicts: dict[str, str] = {}
+    good = True
+    for name, limit in LIMITS.items():
+        found = trend(seconds, [sample[name] for sample in quiet])
+        flat = found.flat(limit)
+        good &= flat
+        verdicts[name] = f"{'flat' if flat else 'GROWS'}: {found}"
+    quarter = max(1, len(quiet) // 4)
+    first, last = (
+        statistics.median(sample["p99_ms"] for sample in part)
+        for part in (quiet[:quarter], quiet[-quarter:])
+    )
+    steady = last <= max(DRIFT * first, first + 1.0)
+    good &= steady
+    verdicts["p99_ms"] = f"{'steady' if steady else 'DRIFTS'}: {first:.2f} -> {last:.2f}"
+    return {
+        "good": good,
+        "hours": chosen.hours,
+        "peak_rate": round(peak),
+        "rate": load.rate,
+        "acknowledged": load.acknowledged,
+        "failed": load.failed,
+        "errors": load.errors,
+        "visitors": load.visitors,
+        "samples_counted": len(quiet),
+        "verdicts": verdicts,
+        "samples": watch.samples,
+    }
+
+
+def main() -> int:
+    chosen = arguments()
+    chosen.out.parent.mkdir(parents=True, exist_ok=True)
+    result = asyncio.run(soak(chosen))
+    chosen.out.write_text(json.dumps(result, indent=1))
+    for name, value in result.items():
+        if name not in ("samples", "verdicts"):
+            print(f"{name}: {value}")
+    for name, verdict in result["verdicts"].items():
+        print(f"{name}: {verdict}")
+    return 0 if result["good"] else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,219 @@
+"""What a soak does to one producer: steady load, faults by the clock, and a look at the process."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+from aiokprod import Delivery, Environment, KafkaError, Producer
+from aiokprod.net.dialer import TcpDialer
+from tests.chaos.proxy import FaultyNetwork
+
+STEP = 0.01
+SAMPLE_EVERY = 50
+"""Every so many records one's latency is noted."""
+TOPICS = tuple(f"soak-{number}" for number in range(4))
+KEYS = [b"key-%d" % number for number in range(997)]
+VALUE = b"v" * 100
+MIB = 1024 * 1024
+
+
+class ProxyDialer(TcpDialer):
+    """Reaches every broker through the faulty network. `doors`: broker port -> proxy port."""
+
+    def __init__(self, doors: dict[int, int]) -> None:
+        super().__init__()
+        self._doors = doors
+
+    async def connect(
+        self,
+        protocol_factory: Callable[[], asyncio.Protocol],
+        host: str,
+        port: int,
+        **options: Any,
+    ) -> tuple[asyncio.Transport, asyncio.Protocol]:
+        return await super().connect(protocol_factory, host, self._doors[port], **options)
+
+
+class Load:
+    """Records through `submit`, half of them keyed, to several topics; and now and then a producer
+    that lives for one record only.
+
+    Attributes:
+        acknowledged, failed: counts since start.
+        latencies: seconds from hand-over to acknowledgment of sampled records; the reader empties
+            it.
+        lag: longest delay of a timer since the reader set it to 0.
+    """
+
+    def __init__(self, servers: str, doors: dict[int, int], rate: int) -> None:
+        self._servers = servers
+        self._doors = doors
+        self.rate = rate
+        self.acknowledged = self.failed = self.visitors = 0
+        self.errors: dict[str, int] = {}
+        self.latencies: list[float] = []
+        self.lag = 0.0
+        self.producer = self._make()
+
+    def _make(self) -> Producer[bytes, bytes]:
+        return Producer(
+            bootstrap_servers=self._servers,
+            environment=Environment(ProxyDialer(self._doors)),
+            request_timeout_ms=3_000,
+            buffer_memory=64 * MIB,
+        )
+
+    async def peak(self, seconds: float) -> float:
+        """Acknowledged records per second when nothing holds the load back."""
+        submit = self.producer.submit
+        await self.producer.warm(TOPICS)
+        started = time.perf_counter()
+        count = 0
+        while time.perf_counter() - started < seconds:
+            for _ in range(1_000):
+                count += 1
+                await submit(TOPICS[count & 3], VALUE)
+        await self.producer.flush()
+        return count / (time.perf_counter() - started)
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        loop = asyncio.get_running_loop()
+        per_step = max(1, round(self.rate * STEP))
+        due = loop.time()
+        number = 0
+        while True:
+            for _ in range(per_step):
+                number += 1
+                await self._hand_over(number)
+            due = max(due + STEP, loop.time() - 0.1)
+            pause = max(0.0, due - loop.time())
+            before = loop.time()
+            await asyncio.sleep(pause)
+            self.lag = max(self.lag, loop.time() - before - pause)
+
+    async def _hand_over(self, number: int) -> None:
+        key = KEYS[number % 997] if number & 1 else None
+        try:
+            delivery = await self.producer.submit(TOPICS[number & 3], VALUE, key=key)
+        except KafkaError as error:
+            self._failed(error)
+            return
+        if number % SAMPLE_EVERY:
+            delivery.add_done_callback(self._done)
+        else:
+            began = time.perf_counter()
+            delivery.add_done_callback(lambda done: self._sampled(done, began))
+
+    def _done(self, delivery: Delivery) -> None:
+        error = delivery.exception()
+        if error is None:
+            self.acknowledged += 1
+        else:
+            self._failed(error)
+
+    def _sampled(self, delivery: Delivery, began: float) -> None:
+        self.latencies.append(time.perf_counter() - began)
+        self._done(delivery)
+
+    def _failed(self, error: KafkaError) -> None:
+        self.failed += 1
+        name = f"{type(error).__name__} [{error.outcome.name}]"
+        self.errors[name] = self.errors.get(name, 0) + 1
+
+    async def visit(self, every: float) -> None:
+        """Short-lived producers, until cancelled."""
+        while True:
+            await asyncio.sleep(every)
+            try:
+                async with self._make() as visitor:
+                    await visitor.send(TOPICS[0], VALUE)
+            except KafkaError as error:
+                self._failed(error)
+            self.visitors += 1
+
+
+Fault = Callable[[FaultyNetwork, int, Callable[[bool], None]], Awaitable[None]]
+
+
+def _names(network: FaultyNetwork) -> list[str]:
+    return sorted(network.links)
+
+
+async def reset(network: FaultyNetwork, turn: int, freeze: Callable[[bool], None]) -> None:
+    for _ in range(5):
+        network.reset()
+        await asyncio.sleep(0.5)
+
+
+async def blackhole(network: FaultyNetwork, turn: int, freeze: Callable[[bool], None]) -> None:
+    name = _names(network)[turn % len(network.links)]
+    network.set(name, silent_to_broker=True, silent_to_client=True)
+    await asyncio.sleep(8.0)
+    network.heal(name)
+
+
+async def cut_off(network: FaultyNetwork, turn: int, freeze: Callable[[bool], None]) -> None:
+    network.set(silent_to_broker=True, silent_to_client=True)
+    await asyncio.sleep(8.0)
+    network.heal()
+
+
+async def slow(network: FaultyNetwork, turn: int, freeze: Callable[[bool], None]) -> None:
+    network.set(delay_s=0.05)
+    await asyncio.sleep(10.0)
+    network.heal()
+
+
+async def lossy(network: FaultyNetwork, turn: int, freeze: Callable[[bool], None]) -> None:
+    network.set(loss=0.05)
+    await asyncio.sleep(10.0)
+    network.heal()
+
+
+async def half_open(network: FaultyNetwork, turn: int, freeze: Callable[[bool], None]) -> None:
+    name = _names(network)[turn % len(network.links)]
+    network.set(name, silent_to_client=True)
+    await asyncio.sleep(4.0)
+    network.reset(name)
+    network.heal(name)
+
+
+async def frozen(network: FaultyNetwork, turn: int, freeze: Callable[[bool], None]) -> None:
+    """All brokers stop for a while."""
+    freeze(True)
+    try:
+        await asyncio.sleep(6.0)
+    finally:
+        freeze(False)
+
+
+async def refused(network: FaultyNetwork, turn: int, freeze: Callable[[bool], None]) -> None:
+    name = _names(network)[turn % len(network.links)]
+    network.set(name, refuse=True)
+    network.reset(name)
+    await asyncio.sleep(4.0)
+    network.heal(name)
+
+
+FAULTS: tuple[Fault, ...] = (reset, blackhole, cut_off, slow, lossy, half_open, frozen, refused)
+
+
+def resident_mib() -> float:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / MIB
+
+
+def descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def timers(loop: asyncio.AbstractEventLoop) -> int:
+    """Timers that will run. Only asyncio's own loop tells."""
+    scheduled: list[asyncio.TimerHandle] = loop._scheduled  # type: ignore[attr-defined]
+    return sum(not handle.cancelled() for handle in scheduled)
