@@ -22,7 +22,7 @@ from tests.security.certs import Authority
 CA = Authority("integration CA", 10)
 OTHER_CA = Authority("other CA", 11)
 RECORDS = 100_000
-USERS = {"alice": "alice-secret", "bob": "bob-secret"}
+USERS = {"alice": "canary-alice-secret", "bob": "canary-bob-secret"}
 SESSION_MS = 4_000
 
 
@@ -111,8 +111,8 @@ ACCEPTED: dict[str, tuple[str, dict[str, Any]]] = {
         {
             "security_protocol": "SSL",
             "ssl_keystore_certificate_chain": CLIENT.chain,
-            "ssl_keystore_key": CLIENT.key("pass"),
-            "ssl_key_password": "pass",
+            "ssl_keystore_key": CLIENT.key("canary-pass"),
+            "ssl_key_password": "canary-pass",
             **TRUST,
         },
     ),
@@ -313,7 +313,7 @@ def test_f79_password_mended_at_run_time_heals_without_a_restart(
 ) -> None:
     async def scenario() -> None:
         await secure_cluster.create_topic(topic, partitions=1)
-        credentials = Credentials("alice", "wrong")
+        credentials = Credentials("alice", "canary-wrong")
         async with Producer(
             bootstrap_servers=secure_cluster.listener("SECURE"),
             security_protocol="SASL_SSL",

@@ -152,11 +152,11 @@ async def test_s11_separators_in_scram_names_are_escaped():
 async def test_s11_nul_in_plain_credentials_is_never_sent(where):
     network = MemoryNetwork()
     broker = honest(network)
-    values: dict[str, Any] = {"sasl_username": "u", "sasl_password": "p"}
+    values: dict[str, Any] = {"sasl_username": "u", "sasl_password": "canary-p"}
     if where == "sasl_username":
-        values = {"sasl_credentials": Credentials("a\0b", "p")}
+        values = {"sasl_credentials": Credentials("a\0b", "canary-p")}
     else:
-        values["sasl_password"] = "a\0b"
+        values["sasl_password"] = "canary-a\0b"
     made = new_producer(network, sasl_mechanism="PLAIN", **values)
     await refused(made, "NUL")
     assert broker.sent == []
@@ -392,7 +392,7 @@ def test_s6_cleartext_needs_an_explicit_flag(mechanism):
             {
                 "security_protocol": "SASL_SSL",
                 "sasl_mechanism": "PLAIN",
-                "sasl_credentials": Credentials("u", "p"),
+                "sasl_credentials": Credentials("u", "canary-p"),
                 **LOGIN,
             },
             "excludes",

@@ -16,7 +16,13 @@ import pytest
 from aiokprod import AuthenticationError, ConfigError, KafkaError, Outcome, ProducerConfig, Secret
 from aiokprod.wire.messages.metadata import MetadataResponse, MetadataResponseBroker
 from tests.security.certs import DAY, NOW, Authority, key_pem
-from tests.security.tls_broker import alerting_server, producer, server_context, tls_broker
+from tests.security.tls_broker import (
+    TlsBroker,
+    alerting_server,
+    producer,
+    server_context,
+    tls_broker,
+)
 
 pytestmark = pytest.mark.asyncio
 
@@ -42,6 +48,15 @@ async def connected(made: Any) -> None:
         async with asyncio.timeout(20):
             await made.send("t", b"v", timeout=0.4)
     assert not isinstance(caught.value, AuthenticationError), chain(caught.value)
+
+
+async def another_session(made: Any, broker: TlsBroker, before: int) -> None:
+    """Until more sessions than `before` were opened and the handshake of the last one is done."""
+    async with asyncio.timeout(20):
+        while True:
+            await connected(made)
+            if len(broker.sessions) > before and hasattr(broker.sessions[-1], "transport"):
+                return
 
 
 async def refused(made: Any) -> AuthenticationError:
@@ -177,8 +192,8 @@ CLIENT = CA.issue(number=60, common="me", client=True)
 async def test_s3_client_certificate_in_every_form(tmp_path, form):
     (tmp_path / "chain.pem").write_text(CLIENT.chain)
     (tmp_path / "key.pem").write_text(CLIENT.key())
-    (tmp_path / "locked.pem").write_text(CLIENT.key("let me in"))
-    (tmp_path / "password").write_text("let me in\n")
+    (tmp_path / "locked.pem").write_text(CLIENT.key("canary let me in"))
+    (tmp_path / "password").write_text("canary let me in\n")
     forms: dict[str, dict[str, Any]] = {
         "files": {
             "ssl_keystore_location": tmp_path / "chain.pem",
@@ -191,8 +206,8 @@ async def test_s3_client_certificate_in_every_form(tmp_path, form):
         },
         "encrypted": {
             "ssl_keystore_certificate_chain": CLIENT.chain,
-            "ssl_keystore_key": CLIENT.key("let me in"),
-            "ssl_key_password": "let me in",
+            "ssl_keystore_key": CLIENT.key("canary let me in"),
+            "ssl_key_password": "canary let me in",
         },
         "password-file": {
             "ssl_keystore_location": tmp_path / "chain.pem",
@@ -229,8 +244,11 @@ async def test_s3_client_certificate_of_an_unknown_ca_is_named(tmp_path, version
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [
-        ({"ssl_keystore_key": CLIENT.key("a"), "ssl_key_password": "b"}, "ssl_key_password"),
-        ({"ssl_keystore_key": CLIENT.key("a")}, "set ssl_key_password"),
+        (
+            {"ssl_keystore_key": CLIENT.key("canary-a"), "ssl_key_password": "canary-b"},
+            "ssl_key_password",
+        ),
+        ({"ssl_keystore_key": CLIENT.key("canary-a")}, "set ssl_key_password"),
         ({"ssl_keystore_key": key_pem(99)}, "does not belong"),
         ({"ssl_keystore_key": "rubbish"}, "not valid PEM"),
         ({"ssl_key_location": "/nowhere/key.pem"}, "No such file"),
@@ -258,7 +276,7 @@ async def test_f79_rotated_files_count_from_the_next_connection_on(tmp_path):
         os.replace(swap, store)
         assert broker.accepted == 1
         broker.sessions[0].transport.abort()
-        await connected(made)
+        await another_session(made, broker, 1)
         peer = broker.sessions[-1].transport.get_extra_info("peercert")
         assert ("commonName", "renewed") in peer["subject"][0]
 
