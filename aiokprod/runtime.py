@@ -77,7 +77,7 @@ class Runtime:
         self._closing = False
         self._tasks: list[asyncio.Task[None]] = []
         self._topic_ids: dict[str, bytes] = {}
-        self._warming: set[Wakeup] = set()
+        self._warming: dict[Wakeup, None] = {}  # in order, so that equal runs stay equal
         self._retry = ExponentialBackoff(
             config.retry_backoff_ms / 1000, config.retry_backoff_max_ms / 1000
         )
@@ -368,7 +368,7 @@ class Runtime:
         wakeup = Wakeup(self.loop)
         refusals = self.sender.refusals
         known = {node: refusals.reason(node) for node in self._leaders(topics)}
-        self._warming.add(wakeup)
+        self._warming[wakeup] = None
         try:
             while self.failure is None:
                 wakeup.clear()
@@ -383,7 +383,7 @@ class Runtime:
                 retry_at = min(self.client.retry_at(node, now) for node in waiting)
                 await wakeup.wait(min(deadline, retry_at))
         finally:
-            self._warming.discard(wakeup)
+            del self._warming[wakeup]
 
     def _leaders(self, topics: list[str]) -> set[int]:
         known = self.metadata.snapshot.topics
