@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import ssl
+import struct
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -162,9 +163,11 @@ class MemoryNetwork:
     def _link(self, loop: asyncio.AbstractEventLoop, address: Address) -> Link:
         self._next_port += 1
         names = (("client", self._next_port), address)
+        port = self._next_port
+        pack = struct.Struct(">di").pack
 
         def note(data: bytes) -> None:
-            stamp = f"{loop.time():.9f}{names}".encode()
+            stamp = pack(loop.time(), port)
             self.trace = zlib.crc32(data, zlib.crc32(stamp, self.trace))
 
         link = Link(loop, latency_s=self.latency_s, names=names, on_delivery=note)

@@ -184,16 +184,14 @@ class VirtualLoop(base_events.BaseEventLoop):
         if target > self._now:
             # Timers within the clock's resolution fire together: the clock must have reached all
             # of them, or code that waits for "now >= deadline" would spin.
-            near = target + self._clock_resolution
-            self._now = max(
-                (timer.when() for timer in self._scheduled if timer.when() < near), default=target
-            )
-            self._now = max(self._now, target)
+            self._now = _latest_before(self._scheduled, target + self._clock_resolution, target)
             self._idle_passes = 0
             self.jumps += 1
 
     def _shuffle_tasks(self, rng: random.Random) -> None:
         """Permute the ready task steps among their own places in the queue."""
+        if len(self._ready) < 2:
+            return
         places = [
             index
             for index, handle in enumerate(self._ready)
@@ -348,6 +346,17 @@ def _subject(context: dict[str, Any]) -> str:
 def _note_unhandled(loop: VirtualLoop, error: BaseException) -> None:
     if loop.unhandled:
         error.add_note("also unhandled: " + _describe_unhandled(loop))
+
+
+def _latest_before(heap: list[asyncio.TimerHandle], limit: float, latest: float) -> float:
+    """The latest instant before `limit` in a heap of timers, at least `latest`."""
+    size = len(heap)
+    below = [0]
+    for place in below:  # grows while it is read: children of what lies before the limit
+        if place < size and (when := heap[place].when()) < limit:
+            latest = max(latest, when)
+            below += (2 * place + 1, 2 * place + 2)
+    return latest
 
 
 def _happen(event: WorldHandle) -> None:

@@ -6,6 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from aiokprod.testing.fake_cluster.log import PartitionLog
+from aiokprod.testing.fake_cluster.profiles import profile_named
 from aiokprod.testing.fake_cluster.topology import (
     Partition,
     Topic,
@@ -29,12 +30,15 @@ class ClusterAdmin:
     default_partitions: int
     default_replication: int
     failover_s: float
+    controller_s: float
     replication_s: float
     strict_ledger: bool
 
     def __init__(self) -> None:
         self.brokers: dict[int, FakeBroker] = {}
         self.topics: dict[str, Topic] = {}
+        self.deleted: list[Topic] = []
+        self.controller_id = 1
         self.forgotten: set[tuple[str, int]] = set()
         self.max_in_flight = 5
         self._topics_made = 0
@@ -61,8 +65,8 @@ class ClusterAdmin:
         return topic
 
     def delete_topic(self, name: str) -> None:
-        """The topic and its records are gone at once."""
-        del self.topics[name]
+        """The topic and its records are gone at once; `deleted` keeps them for judges."""
+        self.deleted.append(self.topics.pop(name))
 
     def recreate_topic(self, name: str, partitions: int | None = None) -> Topic:
         """Delete and create: same name, new topic id, empty logs, no producer state."""
@@ -97,6 +101,13 @@ class ClusterAdmin:
         self.forgotten.add((topic, partition))
         self.topics[topic].partitions[partition].log.ledger.forget(producer_id)
 
+    def retain(self, topic: str, partition: int) -> None:
+        """Retention takes everything a partition holds, and what it knew of its producers."""
+        self.forgotten.add((topic, partition))
+        log = self.topics[topic].partitions[partition].log
+        log.delete_before(log.end_offset)
+        log.high_watermark = log.end_offset
+
     # -- leaders --------------------------------------------------------------------------------
 
     def leader_of(self, topic: str, partition: int) -> FakeBroker:
@@ -115,6 +126,26 @@ class ClusterAdmin:
         found.log.high_watermark = found.log.end_offset
         found.elect(broker_id)
         return broker_id
+
+    def move_controller(self) -> int:
+        """Another broker becomes the controller; returns its id."""
+        others = [node for node in self._registered_ids() if node != self.controller_id]
+        if others:
+            self.controller_id = others[0]
+        return self.controller_id
+
+    def freeze_view(self, broker_id: int) -> None:
+        """A broker hears no more of the controller: its metadata answers keep today's leaders."""
+        self.brokers[broker_id].stale_view = {
+            (topic.topic_id, partition.index): (partition.leader, partition.leader_epoch)
+            for topic in self.topics.values()
+            for partition in topic.partitions
+        }
+
+    def refresh_views(self) -> None:
+        """All brokers hear of the controller again."""
+        for broker in self.brokers.values():
+            broker.stale_view = None
 
     # -- life and death of brokers ----------------------------------------------------------------
 
@@ -136,6 +167,8 @@ class ClusterAdmin:
             if others:
                 partition.log.truncate(partition.log.high_watermark)
         wait = self.failover_s if failover_s is None else failover_s
+        if broker_id == self.controller_id:
+            wait += self.controller_s  # first the controllers elect one of them
         world_at(self.loop, self.loop.time() + wait, self._unregister, broker)
 
     def stop(self, broker_id: int) -> None:
@@ -146,9 +179,19 @@ class ClusterAdmin:
         for connection in list(broker.connections):
             connection.close()
 
-    def start(self, broker_id: int, *, host: str | None = None, port: int | None = None) -> None:
-        """Bring a broker back, at another address if one is given."""
+    def start(
+        self,
+        broker_id: int,
+        *,
+        host: str | None = None,
+        port: int | None = None,
+        version_profile: str | None = None,
+    ) -> None:
+        """Bring a broker back, at another address or as another version if one is given."""
         broker = self.brokers[broker_id]
+        if version_profile is not None:
+            broker.profile = profile_named(version_profile)
+        broker.stale_view = None
         self.network.heal(broker.host, broker.port)
         broker.host = host or broker.host
         broker.port = port or broker.port
@@ -206,6 +249,8 @@ class ClusterAdmin:
             return
         broker.is_registered = False
         alive = self._registered_ids()
+        if broker.broker_id == self.controller_id and alive:
+            self.controller_id = alive[0]
         for partition in self._partitions():
             shrink_isr(partition, alive)
             if partition.leader == broker.broker_id:

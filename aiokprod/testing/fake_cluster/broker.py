@@ -14,6 +14,7 @@ from aiokprod.wire.message import Message
 if TYPE_CHECKING:
     from aiokprod.testing.fake_cluster.cluster import FakeCluster
     from aiokprod.testing.fake_cluster.connection import ServerConnection
+    from aiokprod.testing.fake_cluster.topology import Partition
 
 
 class FakeBroker:
@@ -24,6 +25,8 @@ class FakeBroker:
         is_registered: the controller counts it as alive; it appears in metadata.
         is_paused: frozen (SIGSTOP): takes connections and bytes, does nothing with them.
         throttle_ms: throttle_time_ms of its answers.
+        stale_view: leaders and epochs it still believes in, by (topic id, partition); None: it
+            is up to date. Concerns its metadata answers only.
         on_resume: what waits for the end of the freeze.
         deaths: times it was killed; work begun before a death is never finished.
     """
@@ -42,6 +45,7 @@ class FakeBroker:
         self.is_paused = False
         self.throttle_ms = 0
         self.deaths = 0
+        self.stale_view: dict[tuple[bytes, int], tuple[int | None, int]] | None = None
         self.connections: list[ServerConnection] = []
         self.on_resume: list[Callable[[], object]] = []
 
@@ -59,6 +63,13 @@ class FakeBroker:
         from aiokprod.testing.fake_cluster.connection import ServerConnection
 
         return ServerConnection(self, link)
+
+    def view_of(self, topic_id: bytes, partition: Partition) -> tuple[int | None, int]:
+        """Leader and leader epoch of a partition as this broker knows them."""
+        present = partition.leader, partition.leader_epoch
+        if self.stale_view is None:
+            return present
+        return self.stale_view.get((topic_id, partition.index), present)
 
     def throttled(self, message: Message) -> Message:
         """Put the throttle time into an answer that has a place for it."""

@@ -2,8 +2,7 @@
 
 It enforces what brokers enforce and keeps what they keep, so a test can ask afterwards what is in
 the log. Everything else is a hook for faults. Simplifications: one log per partition instead of one
-per replica (an unreplicated tail can be lost, see `kill`), every replica catches up at once, the
-controller never fails.
+per replica (an unreplicated tail can be lost, see `kill`), every replica catches up at once.
 """
 
 from __future__ import annotations
@@ -73,6 +72,7 @@ class FakeCluster(ClusterAdmin):
         create_s: seconds an automatically created topic takes to appear.
         replication_s: seconds until the other replicas have a batch (acks=all waits for them).
         failover_s: seconds from a broker's death to the election of new leaders.
+        controller_s: seconds more if it was the controller.
         transaction_version: finalised level of transaction.version; by the profile if None.
         marker_s: seconds from the decision on a transaction to its markers.
 
@@ -98,6 +98,7 @@ class FakeCluster(ClusterAdmin):
         create_s: float = 0.05,
         replication_s: float = 0.0,
         failover_s: float = 0.1,
+        controller_s: float = 0.0,
         transaction_version: int | None = None,
         marker_s: float = 0.0,
     ) -> None:
@@ -110,6 +111,7 @@ class FakeCluster(ClusterAdmin):
         self.create_s = create_s
         self.replication_s = replication_s
         self.failover_s = failover_s
+        self.controller_s = controller_s
         self.denied_topics: set[str] = set()
         self.script = Script()
         self.produce_script = ProduceScript()

@@ -22,7 +22,7 @@ from aiokprod.testing.fake_cluster.framing import (
     split_frames,
     write_answer,
 )
-from aiokprod.testing.fake_cluster.profiles import decodable
+from aiokprod.testing.fake_cluster.profiles import Ranges, decodable
 from aiokprod.testing.pipes import world_at
 from aiokprod.testing.transports import Link, MemoryTransport
 from aiokprod.wire.messages import RESPONSES
@@ -48,6 +48,8 @@ class ServerConnection(asyncio.Protocol):
         self._owes_answer = False
         self._muted_at = 0.0
         self._mute_until = 0.0
+        self._ranges: Ranges = {}
+        self._decodable: Ranges = {}
         self._transport: asyncio.Transport
 
     def __repr__(self) -> str:
@@ -120,7 +122,7 @@ class ServerConnection(asyncio.Protocol):
         try:
             request = read_request(
                 frame,
-                decodable(self.broker.profile.ranges),
+                self._versions(),
                 time=self._time(),
                 broker_id=self.broker.broker_id,
                 connection=self,
@@ -138,6 +140,13 @@ class ServerConnection(asyncio.Protocol):
             self._later(reaction.before_s, self._process, request, reaction)
         else:
             self._process(request, reaction)
+
+    def _versions(self) -> Ranges:
+        """What the broker serves and we can decode."""
+        ranges = self.broker.profile.ranges
+        if ranges is not self._ranges:
+            self._ranges, self._decodable = ranges, decodable(ranges)
+        return self._decodable
 
     def _on_unsupported(self, refused: UnsupportedRequestVersion) -> None:
         cluster = self.broker.cluster
@@ -176,8 +185,9 @@ class ServerConnection(asyncio.Protocol):
             assert isinstance(message, RESPONSES[request.api_key])
             message = self.broker.throttled(message)
             frame = write_answer(message, request.api_key, request.version, request.correlation_id)
-            self._muted_at = self._time()
-            self._mute_until = self._muted_at + getattr(message, "throttle_time_ms", 0) / 1000
+            if reaction.is_honest:
+                self._muted_at = self._time()
+                self._mute_until = self._muted_at + getattr(message, "throttle_time_ms", 0) / 1000
         if reaction.edit_frame is not None:
             frame = reaction.edit_frame(frame)
         if reaction.raw is not None:

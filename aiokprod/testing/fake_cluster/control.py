@@ -40,6 +40,12 @@ class Reaction:
     close: bool = False
     cut_at: int | None = None
 
+    @property
+    def is_honest(self) -> bool:
+        """The client gets the whole answer and can read it."""
+        broken = self.edit_frame is not None or self.raw is not None or self.cut_at is not None
+        return not broken and not self.silent
+
 
 def delay(seconds: float) -> Reaction:
     """Process the request later."""

@@ -68,6 +68,8 @@ class PartitionLog:
         start_offset: first offset still there.
         high_watermark: offsets below it are on all in-sync replicas.
         ledger: memory of idempotent producers.
+        removed: batches that retention took, oldest first: for judges, no broker has them.
+        truncated: batches that were lost with a leader before they were replicated.
     """
 
     def __init__(self, *, strict_ledger: bool = False) -> None:
@@ -75,6 +77,8 @@ class PartitionLog:
         self.start_offset = 0
         self.high_watermark = 0
         self.ledger = Ledger(strict=strict_ledger)
+        self.removed: list[StoredBatch] = []
+        self.truncated: list[StoredBatch] = []
 
     @property
     def end_offset(self) -> int:
@@ -124,6 +128,7 @@ class PartitionLog:
     def truncate(self, offset: int) -> int:
         """Lose batches from `offset` on; returns how many records went."""
         end = self.end_offset
+        self.truncated += [stored for stored in self.batches if stored.next_offset > offset]
         self.batches = [stored for stored in self.batches if stored.next_offset <= offset]
         self.high_watermark = min(self.high_watermark, self.end_offset)
         self._rebuild_ledger()
@@ -132,6 +137,7 @@ class PartitionLog:
     def delete_before(self, offset: int, *, forget_producers: bool = True) -> None:
         """Retention: drop whole batches below `offset`, and the producers known only from them."""
         end = self.end_offset
+        self.removed += [stored for stored in self.batches if stored.next_offset <= offset]
         self.batches = [stored for stored in self.batches if stored.next_offset > offset]
         self.start_offset = self.batches[0].base_offset if self.batches else end
         if forget_producers:

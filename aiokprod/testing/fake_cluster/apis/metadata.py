@@ -64,7 +64,7 @@ def _around(broker: FakeBroker, topics: list[MetadataResponseTopic]) -> Metadata
     return MetadataResponse(
         brokers=brokers,
         cluster_id=cluster.cluster_id,
-        controller_id=brokers[0].node_id if brokers else -1,
+        controller_id=cluster.controller_id,
         topics=topics,
     )
 
@@ -96,18 +96,21 @@ def _topic(broker: FakeBroker, topic: Topic) -> MetadataResponseTopic:
         name=topic.name,
         topic_id=topic.topic_id,
         is_internal=topic.is_internal,
-        partitions=[_partition(broker, partition) for partition in topic.partitions],
+        partitions=[_partition(broker, topic, each) for each in topic.partitions],
     )
 
 
-def _partition(broker: FakeBroker, partition: Partition) -> MetadataResponsePartition:
+def _partition(
+    broker: FakeBroker, topic: Topic, partition: Partition
+) -> MetadataResponsePartition:
     registered = {other.broker_id for other in broker.cluster.registered()}
-    missing = partition.leader is None
+    leader, epoch = broker.view_of(topic.topic_id, partition)
+    missing = leader is None
     return MetadataResponsePartition(
         error_code=Code.LEADER_NOT_AVAILABLE if missing else Code.NONE,
         partition_index=partition.index,
-        leader_id=-1 if partition.leader is None else partition.leader,
-        leader_epoch=partition.leader_epoch,
+        leader_id=-1 if leader is None else leader,
+        leader_epoch=epoch,
         replica_nodes=list(partition.replicas),
         isr_nodes=list(partition.isr),
         offline_replicas=[node for node in partition.replicas if node not in registered],
