@@ -1,0 +1,320 @@
+"""The judge of a simulated history: promises P1 to P6 and hygiene, by what the logs hold.
+
+Knows what the application handed over and was told, what the logs hold, and what was done to the
+cluster; of the producer only `metrics()`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import zlib
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from aiokprod.errors import (
+    BufferFull,
+    BufferTimeout,
+    Code,
+    DeliveryTimeout,
+    KafkaError,
+    MetadataMissing,
+    MetadataTimeout,
+    Outcome,
+    RecordTooLarge,
+)
+from aiokprod.records import RecordMetadata
+from aiokprod.testing.fake_cluster import FakeCluster, StoredRecord
+from aiokprod.testing.fake_cluster.log import StoredBatch
+from aiokprod.testing.fake_cluster.topology import Partition, Topic
+from tests.faults.kit import TICK
+from tests.faults.simulation.load import Attempt, Load
+from tests.faults.simulation.misfortunes import DEFINITE, UNCLEAR, Misfortunes
+from tests.faults.simulation.seeds import Plan
+
+ENDS = {*DEFINITE, *UNCLEAR, int(Code.MESSAGE_TOO_LARGE)}
+"""Codes that may end a record although its time is not over."""
+
+
+HOLD_BYTES = {"slow", "trickle", "half_open", "blackhole", "pause", "stall"}
+"""Under these, bytes that were sent long ago arrive at a broker that wants none any more."""
+
+
+class Violation(AssertionError):
+    """A promise was broken."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a record was found: `rank` is its position in the partition's history."""
+
+    topic: str
+    topic_id: bytes
+    partition: int
+    rank: int
+    offset: int
+    is_live: bool
+
+    @property
+    def log(self) -> tuple[bytes, int]:
+        return self.topic_id, self.partition
+
+
+class Judge:
+    """Looks at everything once, after the last event."""
+
+    def __init__(
+        self, plan: Plan, cluster: FakeCluster, load: Load, misfortunes: Misfortunes
+    ) -> None:
+        self.plan = plan
+        self.cluster = cluster
+        self.load = load
+        self.misfortunes = misfortunes
+        self.places: dict[bytes, list[Place]] = {}
+        self.truncated: dict[bytes, list[Place]] = {}
+        self.slack_s = TICK + 5 * plan.late_timers_s + misfortunes.stalled_s
+
+    def check(self, closed: bool) -> None:
+        """All of it. `closed`: the producer was closed or broken before everything had ended."""
+        self._read_logs()
+        known = {attempt.value for attempt in self.load.attempts}
+        strangers = [value for value in self.places if value not in known]
+        _demand(not strangers, "never sent: {}", strangers[:3])
+        for attempt in self.load.attempts:
+            self._check_place(attempt)
+            self._check_answer(attempt)
+            self._check_time(attempt)
+            if not closed:
+                self._check_reason(attempt)
+        if self.plan.ordered:
+            self._check_order()
+        if self.plan.idempotent:
+            self._check_sequences()
+        self._check_cluster()
+
+    # -- what the logs hold ---------------------------------------------------------------------
+
+    def _read_logs(self) -> None:
+        for topic, partition in self._partitions():
+            log = partition.log
+            removed = len(log.removed)
+            for rank, (number, record) in enumerate(_records([*log.removed, *log.batches])):
+                self._note(self.places, topic, partition, rank, record, number >= removed)
+            for rank, (_, record) in enumerate(_records(log.truncated)):
+                self._note(self.truncated, topic, partition, rank, record, False)
+
+    def _partitions(self) -> Iterator[tuple[Topic, Partition]]:
+        for topic in [*self.cluster.deleted, *self.cluster.topics.values()]:
+            for partition in topic.partitions:
+                yield topic, partition
+
+    @staticmethod
+    def _note(
+        found: dict[bytes, list[Place]],
+        topic: Topic,
+        partition: Partition,
+        rank: int,
+        record: StoredRecord,
+        is_live: bool,
+    ) -> None:
+        value = record.value or b""
+        _demand(
+            zlib.crc32(value[:-8]) == int(value[-8:] or b"0", 16), "bytes were changed: {}", record
+        )
+        place = Place(topic.name, topic.topic_id, partition.index, rank, record.offset, is_live)
+        found.setdefault(value, []).append(place)
+
+    # -- one record -----------------------------------------------------------------------------
+
+    def _check_place(self, attempt: Attempt) -> None:
+        found = self.places.get(attempt.value, [])
+        for place in found:
+            _demand(place.topic == attempt.topic, "in another topic: {} {}", attempt, place)
+            asked = attempt.partition
+            _demand(asked in (None, place.partition), "in another partition: {} {}", attempt, place)
+        if not self.plan.idempotent:
+            return
+        for log, count in Counter(place.log for place in found).items():
+            # Brokers that forgot a producer cannot recognise its repetitions.
+            if log not in self.misfortunes.amnesia:
+                _demand(count == 1, "stored {} times: {} {}", count, attempt, found)
+
+    def _check_answer(self, attempt: Attempt) -> None:
+        found = self.places.get(attempt.value, [])
+        result = attempt.result
+        _demand(result is not None, "never settled: {}", attempt)
+        if isinstance(result, RecordMetadata):
+            self._check_acknowledged(attempt, result, found)
+        elif isinstance(result, KafkaError):
+            if result.outcome is not Outcome.UNKNOWN:
+                _demand(not found, "definite, yet stored: {} {}", attempt, found)
+        else:
+            cancelled = isinstance(result, asyncio.CancelledError)
+            _demand(cancelled, "no documented outcome: {}", attempt)
+
+    def _check_acknowledged(
+        self, attempt: Attempt, result: RecordMetadata, found: list[Place]
+    ) -> None:
+        if self.plan.options["acks"] == 0:
+            _demand(result.offset is None, "an offset nobody told: {}", attempt)
+            return
+        _demand(result.topic == attempt.topic, "told another topic: {}", attempt)
+        if self.plan.durable:
+            _demand(bool(found), "lost: {}", attempt)
+        seen = [*found, *self.truncated.get(attempt.value, [])]
+        if result.offset is None:
+            can_be = self.plan.idempotent and "duplicate" in self.misfortunes.done
+            _demand(can_be, "acknowledged without an offset: {}", attempt)
+        else:
+            told = result.partition, result.offset
+            true = [(place.partition, place.offset) for place in seen]
+            _demand(told in true, "wrong offset: {}, it is at {}", attempt, true)
+
+    def _check_time(self, attempt: Attempt) -> None:
+        limit = self.plan.delivery_s + self.plan.block_s
+        if attempt.limit_s is not None:
+            limit = attempt.limit_s
+        took = attempt.settled_at - attempt.started_at
+        _demand(took <= limit + self.slack_s, "took {} s: {}", took, attempt)
+
+    def _check_reason(self, attempt: Attempt) -> None:
+        """Nothing fails before its time without a reason that waiting does not heal."""
+        error = attempt.result
+        if not isinstance(error, KafkaError):
+            return
+        took = attempt.settled_at - attempt.started_at
+        if isinstance(error, DeliveryTimeout):
+            if attempt.limit_s is not None and took >= attempt.limit_s - 0.002:
+                return
+            # A record has no more time than the batch it was put into.
+            begun = attempt.settled_at - self.plan.delivery_s + 0.002
+            fits = any(
+                other.topic == attempt.topic and other.started_at <= begun
+                for other in self.load.attempts
+            )
+            _demand(fits, "failed before its time: {}", attempt)
+            return
+        elif isinstance(error, BufferTimeout | MetadataTimeout):
+            least = min(self.plan.block_s, attempt.limit_s or self.plan.block_s)
+        elif isinstance(error, BufferFull | MetadataMissing | RecordTooLarge):
+            return
+        elif took < self.plan.delivery_s:
+            given_up = self.plan.options["retries"] < 100
+            ends = error.code is not None and error.code.number in ENDS
+            _demand(given_up or ends, "failed without a reason: {} {!r}", attempt, error)
+            return
+        else:
+            return
+        _demand(took >= least - 0.002, "failed after {} s, before its time: {}", took, attempt)
+
+    # -- order ----------------------------------------------------------------------------------
+
+    def _check_order(self) -> None:
+        """What was handed over later stands later (P3), as far as "later" is certain."""
+        logs: dict[tuple[bytes, int], list[tuple[Attempt, Place]]] = {}
+        for attempt in self.load.attempts:
+            acked = isinstance(attempt.result, RecordMetadata)
+            if not acked and not self.plan.idempotent:
+                continue
+            for place in self._counted(attempt):
+                logs.setdefault(place.log, []).append((attempt, place))
+        for log, entries in logs.items():
+            if log not in self.misfortunes.amnesia:
+                _check_order_of(entries)
+
+    def _counted(self, attempt: Attempt) -> list[Place]:
+        found = self.places.get(attempt.value, [])
+        if self.plan.idempotent or not isinstance(attempt.result, RecordMetadata):
+            return found
+        # Without idempotence a retry may double a record; what was acknowledged counts.
+        return [place for place in found if place.offset == attempt.result.offset]
+
+    def _check_sequences(self) -> None:
+        """Sequences of each producer epoch stand in the log without gap or repetition."""
+        for topic, partition in self._partitions():
+            log = topic.topic_id, partition.index
+            if log in self.misfortunes.amnesia:
+                continue
+            expected: dict[tuple[int, int], int] = {}
+            for _, record in _records(partition.log.batches):
+                if record.producer_id < 0:
+                    continue
+                epoch = record.producer_id, record.epoch
+                wanted = expected.get(epoch, record.sequence)
+                fits = record.sequence == wanted
+                _demand(
+                    fits, "sequence {}, not {}: {} {}", record.sequence, wanted, topic.name, record
+                )
+                expected[epoch] = (record.sequence + 1) % 2**31
+
+    # -- hygiene --------------------------------------------------------------------------------
+
+    def _check_cluster(self) -> None:
+        cluster = self.cluster
+        _demand(not self.load.complaints, "{}", self.load.complaints[:3])
+        _demand(not cluster.network.mutated, "{}", cluster.network.mutated[:3])
+        _demand(not cluster.violations, "{}", cluster.violations[:3])
+        if not HOLD_BYTES.intersection(self.plan.menu):
+            sent = cluster.sends_while_throttled
+            _demand(not sent, "{} sends while throttled", sent)
+
+
+def check_counts(cluster: FakeCluster, plan: Plan, span_s: float) -> None:
+    """No hot loop: requests and connects within what the backoffs allow in `span_s` seconds."""
+    metadata, init, produce = (cluster.count(key) for key in (3, 22, 0))
+    _demand(metadata <= 20 * span_s + 30, "{} metadata requests in {} s", metadata, span_s)
+    _demand(init <= 12 * span_s + 10, "{} InitProducerId requests in {} s", init, span_s)
+    dials = Counter(dial.address for dial in cluster.network.dials)
+    for address, count in dials.items():
+        _demand(count <= 26 * span_s + 10, "{} connects to {} in {} s", count, address, span_s)
+    appended = sum(
+        len(partition.log.batches) + len(partition.log.removed) + len(partition.log.truncated)
+        for topic in [*cluster.deleted, *cluster.topics.values()]
+        for partition in topic.partitions
+    )
+    partitions = sum(len(topic.partitions) for topic in cluster.topics.values())
+    most = 3 * appended + 12 * partitions * (span_s + 5)
+    _demand(
+        produce <= most, "{} Produce requests for {} batches in {} s", produce, appended, span_s
+    )
+
+
+def check_idle(metrics: dict[str, Any]) -> None:
+    """Everything that was held has been given back."""
+    free, total = metrics["buffer_available_bytes"], metrics["buffer_total_bytes"]
+    _demand(free == total, "{} bytes are still counted", total - free)
+    for gauge in ("waiting_sends", "batches_incomplete"):
+        _demand(metrics[gauge] == 0, "{}: {}", gauge, metrics[gauge])
+
+
+def _check_order_of(entries: list[tuple[Attempt, Place]]) -> None:
+    """`entries` of one log. What was admitted before another one began must rank before it."""
+    entries.sort(key=lambda entry: entry[0].began)
+    admitted = sorted(
+        (entry for entry in entries if entry[0].admitted is not None),
+        key=lambda entry: entry[0].admitted or 0,
+    )
+    highest: tuple[int, Attempt] | None = None
+    index = 0
+    for attempt, place in entries:
+        while index < len(admitted) and (admitted[index][0].admitted or 0) < attempt.began:
+            before, at = admitted[index]
+            if highest is None or at.rank > highest[0]:
+                highest = at.rank, before
+            index += 1
+        if highest is not None and highest[1] is not attempt:
+            _demand(place.rank > highest[0], "{} stands before {}", attempt, highest[1])
+
+
+def _records(batches: list[StoredBatch]) -> Iterator[tuple[int, StoredRecord]]:
+    """Records with the number of their batch."""
+    for number, stored in enumerate(batches):
+        for record in stored.records():
+            yield number, record
+
+
+def _demand(condition: bool, text: str, *parts: object) -> None:
+    """The text is made only if it is needed: most of the judge's time went into it."""
+    if not condition:
+        raise Violation(text.format(*parts))

@@ -1,0 +1,237 @@
+"""The application of a simulation: hands records over in every way there is and notes what it is
+told, with an order of events that virtual time alone does not give."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+import zlib
+from dataclasses import dataclass
+from typing import Any
+
+from aiokprod.errors import KafkaError
+from aiokprod.hot.core import Delivery, RecordMetadata
+from aiokprod.producer import Producer
+from tests.faults.kit import now
+from tests.faults.simulation.seeds import PARTITIONS, TOPICS, Plan
+
+Result = RecordMetadata | BaseException
+
+
+@dataclass(eq=False)
+class Attempt:
+    """One record handed over.
+
+    Attributes:
+        partition: asked for; None: the producer's choice.
+        began, admitted: numbers of the events "the call began" and "the record was taken over";
+            what was admitted before another call began stands before it (P3).
+        limit_s: the caller's own time limit.
+        handle: its `Delivery`, where the way of sending gives one.
+        is_grouped: its outcome is told together with that of others (send_many).
+    """
+
+    number: int
+    topic: str
+    partition: int | None
+    value: bytes
+    began: int
+    started_at: float
+    limit_s: float | None = None
+    admitted: int | None = None
+    result: Result | None = None
+    settled_at: float = 0.0
+    handle: Delivery | None = None
+    is_cancelled: bool = False
+    is_grouped: bool = False
+
+    @property
+    def where(self) -> tuple[str, int | None]:
+        return self.topic, self.partition
+
+
+class Load:
+    """Everything the application did so far."""
+
+    def __init__(self, plan: Plan, producer: Producer[Any, Any], rng: random.Random) -> None:
+        self.plan = plan
+        self.producer = producer
+        self.rng = rng
+        self.attempts: list[Attempt] = []
+        self.tasks: list[asyncio.Task[Any]] = []
+        self.complaints: list[str] = []
+        self._events = itertools.count(1)
+        self._ways = (
+            self._send, self._send_within, self._submit, self._submit, self._try_submit,
+            self._send_many,
+        )  # fmt: skip
+
+    def hand_over(self) -> None:
+        """Start a few records, or a bystander, on their way."""
+        dice = self.rng.random()
+        if dice < 0.08:
+            self._spawn(self._flush())
+        elif dice < 0.10:
+            self._spawn(self._warm())
+        elif dice < 0.30:
+            self._spawn(self._burst())
+        else:
+            way = self.rng.choice(self._ways)
+            attempt = self._new()
+            task = self._spawn(way(attempt))
+            task.add_done_callback(lambda done: self._if_never_begun(attempt))
+
+    def cancel_one(self) -> None:
+        """Somebody loses patience."""
+        recent = [task for task in self.tasks[-30:] if not task.done()]
+        if recent:
+            self.rng.choice(recent).cancel()
+
+    def pending(self) -> list[Attempt]:
+        """What has no outcome yet."""
+        return [attempt for attempt in self.attempts if attempt.result is None]
+
+    # -- ways of sending ------------------------------------------------------------------------
+
+    async def _send(self, attempt: Attempt) -> None:
+        await self._settle(
+            attempt,
+            self.producer.send(attempt.topic, attempt.value, partition=attempt.partition),
+        )
+
+    async def _send_within(self, attempt: Attempt) -> None:
+        attempt.limit_s = self.rng.choice((0.05, 1.0, 5.0))
+        sending = self.producer.send(
+            attempt.topic, attempt.value, partition=attempt.partition, timeout=attempt.limit_s
+        )
+        await self._settle(attempt, sending)
+
+    async def _submit(self, attempt: Attempt) -> None:
+        submitting = self.producer.submit(attempt.topic, attempt.value, partition=attempt.partition)
+        await self._settle(attempt, self._taken_over(attempt, submitting))
+
+    async def _try_submit(self, attempt: Attempt) -> None:
+        async def try_now() -> Delivery:
+            return self.producer.try_submit(
+                attempt.topic, attempt.value, partition=attempt.partition
+            )
+
+        await self._settle(attempt, self._taken_over(attempt, try_now()))
+
+    async def _send_many(self, first: Attempt) -> None:
+        partition = first.partition or 0
+        first.partition = partition
+        first.is_grouped = True
+        group = [first]
+        for _ in range(self.rng.randrange(5)):
+            attempt = self._new(first.topic, partition)
+            attempt.is_grouped = True
+            group.append(attempt)
+        values = [each.value for each in group]
+        try:
+            result = await self.producer.send_many(first.topic, values, partition=partition)
+        except (KafkaError, asyncio.CancelledError) as error:
+            for each in group:
+                self._end(each, error)
+            return
+        for index, each in enumerate(group):
+            error = result.errors.get(index)
+            offset = result.offsets[index]
+            self._end(
+                each, error or RecordMetadata(each.topic, partition, offset, 0, -1, len(each.value))
+            )
+
+    async def _burst(self) -> None:
+        """Some records of one partition, one after the other: their order is certain."""
+        topic, partition = self.rng.choice(TOPICS), self.rng.randrange(PARTITIONS)
+        waits = []
+        for _ in range(self.rng.randrange(2, 8)):
+            attempt = self._new(topic, partition)
+            submitting = self.producer.submit(topic, attempt.value, partition=partition)
+            try:
+                handle = await submitting
+            except (KafkaError, asyncio.CancelledError) as error:
+                self._end(attempt, error)
+                if isinstance(error, asyncio.CancelledError):
+                    break
+                continue
+            attempt.admitted = next(self._events)
+            attempt.handle = handle
+            handle.add_done_callback(lambda done, a=attempt: self._from_handle(a))
+            waits.append(handle)
+        if waits and self.rng.random() < 0.3:
+            await asyncio.gather(*waits, return_exceptions=True)
+
+    # -- bystanders -----------------------------------------------------------------------------
+
+    async def _flush(self) -> None:
+        """When flush returns, everything handed over before it has an outcome."""
+        before = next(self._events)
+        handed = [a for a in self.attempts if a.handle is not None and (a.admitted or 0) < before]
+        timeout = self.rng.choice((None, 0.5))
+        try:
+            await self.producer.flush(timeout)
+        except (KafkaError, asyncio.CancelledError):
+            return
+        open_still = [a for a in handed if a.admitted and not a.handle.done()]  # type: ignore[union-attr]
+        if open_still:
+            self.complaints.append(f"flush left records behind: {open_still[:2]}")
+
+    async def _warm(self) -> None:
+        try:
+            await self.producer.warm([self.rng.choice(TOPICS)])
+        except (KafkaError, asyncio.CancelledError):
+            return
+
+    # -- inside ---------------------------------------------------------------------------------
+
+    def _spawn(self, coroutine: Any) -> asyncio.Task[Any]:
+        task = asyncio.ensure_future(coroutine)
+        self.tasks.append(task)
+        return task
+
+    def _if_never_begun(self, attempt: Attempt) -> None:
+        """Its task was cancelled before its first step."""
+        if attempt.result is None:
+            self._end(attempt, asyncio.CancelledError())
+
+    def _new(self, topic: str | None = None, partition: int | None = None) -> Attempt:
+        if topic is None:
+            topic = self.rng.choice(TOPICS)
+            partition = self.rng.choice((None, *range(PARTITIONS), *range(PARTITIONS)))
+        number = len(self.attempts)
+        head = f"{self.plan.seed}/{topic}/{'?' if partition is None else partition}/{number}/"
+        value = head.encode().ljust(self.rng.choice((0, 0, 200, 1_500)), b".")
+        value += b"%08x" % zlib.crc32(value)
+        attempt = Attempt(number, topic, partition, value, next(self._events), now())
+        self.attempts.append(attempt)
+        return attempt
+
+    async def _taken_over(self, attempt: Attempt, submitting: Any) -> RecordMetadata:
+        handle: Delivery = await submitting
+        attempt.admitted = next(self._events)
+        attempt.handle = handle
+        metadata: RecordMetadata = await handle
+        return metadata
+
+    async def _settle(self, attempt: Attempt, sending: Any) -> None:
+        try:
+            self._end(attempt, await sending)
+        except (KafkaError, asyncio.CancelledError) as error:
+            self._end(attempt, error)
+
+    def _from_handle(self, attempt: Attempt) -> None:
+        handle = attempt.handle
+        assert handle is not None
+        if handle.cancelled():
+            self._end(attempt, asyncio.CancelledError())
+            return
+        error = handle.exception()
+        self._end(attempt, handle.result() if error is None else error)
+
+    @staticmethod
+    def _end(attempt: Attempt, result: Result) -> None:
+        attempt.result = result
+        attempt.settled_at = now()
+        attempt.is_cancelled = isinstance(result, asyncio.CancelledError)

@@ -1,0 +1,256 @@
+"""One seed from beginning to end: load and misfortunes, healing, judgment."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+import zlib
+from dataclasses import dataclass
+from typing import Any
+
+from aiokprod.errors import KafkaError, ProducerClosed, ProducerFailed
+from aiokprod.producer import Producer
+from aiokprod.testing.fake_cluster import FakeCluster, TopicConfig
+from aiokprod.testing.memory import MemoryNetwork
+from aiokprod.testing.virtual import run
+from tests.faults.kit import RECOVERY, TICK, clock, make_producer, now
+from tests.faults.simulation.judge import Judge, Violation, check_counts, check_idle
+from tests.faults.simulation.load import Load
+from tests.faults.simulation.misfortunes import Misfortunes
+from tests.faults.simulation.seeds import PARTITIONS, TOPICS, Plan, plan_of
+
+STEPS = 45
+STUCK_S = 6.0
+"""Once everything is healed, no partition with records waiting may go longer without an outcome:
+three backoffs of 1 s each with jitter, and what the cluster needs."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a seed came to.
+
+    Attributes:
+        trace: checksum over every byte delivered, when, and over every outcome.
+    """
+
+    seed: int
+    trace: int
+    records: int
+    acknowledged: int
+    failed: int
+    virtual_s: float
+    faults: tuple[str, ...]
+
+
+def run_seed(seed: int) -> Report:
+    """Run one seed in virtual time.
+
+    Raises:
+        Violation: a promise was broken; a note names the seed.
+    """
+    plan = plan_of(seed)
+    loggers = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        return run(
+            lambda: Simulation(plan).main(),
+            seed=seed,
+            late_timers_s=plan.late_timers_s,
+            debug=False,
+            collect_garbage=False,
+        )
+    except BaseException as error:
+        error.add_note(f"seed {seed}: {plan}")
+        raise
+    finally:
+        logging.disable(loggers)
+
+
+class Simulation:
+    """The world of one seed."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.rng = random.Random(plan.seed * 7919 + 1)
+        self.cluster = FakeCluster(network=MemoryNetwork(), **plan.cluster)
+        self.cluster.first_epoch = plan.producer_epoch
+        self.cluster.max_in_flight = plan.options["max_in_flight_requests_per_connection"]
+        minimum = min(2, plan.cluster["brokers"])
+        self.cluster.create_topic("t", PARTITIONS)
+        self.cluster.create_topic("u", PARTITIONS, config=TopicConfig(min_insync_replicas=minimum))
+        self.producer: Producer[Any, Any] = make_producer(
+            self.cluster, seed=plan.seed, unix_ms=self._wall_ms, **plan.options
+        )
+        self.load = Load(plan, self.producer, self.rng)
+        self.misfortunes = Misfortunes(plan, self.cluster, self.load, self.rng)
+        self.started_at = 0.0
+
+    def _wall_ms(self) -> int:
+        return self.cluster.unix_ms() + self.misfortunes.wall_offset_ms
+
+    async def main(self) -> Report:
+        """The run; returns when the producer is closed and everything is judged."""
+        loop = clock()
+        loop.executor_delay_s = self.plan.executor_delay_s
+        self.started_at = now()
+        try:
+            remove = self.cluster.control(None, self.misfortunes.unreliable)
+            await self._bad_times()
+            remove()
+            ended = await self._ending()
+            self._judge(ended)
+        finally:
+            await self.producer.close(10.0)
+        return self._report()
+
+    # -- phases ---------------------------------------------------------------------------------
+
+    async def _bad_times(self) -> None:
+        heal_rate = self.rng.choice((0.1, 0.3, 0.5))
+        most = self.rng.choice((2, 6, 12))
+        for _ in range(STEPS):
+            for _ in range(self.rng.randrange(most)):
+                self.load.hand_over()
+            await asyncio.sleep(self.rng.choice((0, 0.001, 0.02, 0.2, 0.7)))
+            self.misfortunes.strike()
+            if self.rng.random() < heal_rate:
+                self.misfortunes.heal()
+
+    async def _ending(self) -> bool:
+        """True if the producer ended in the middle of the bad times."""
+        if self.plan.ending == "close":
+            await self._close_early()
+        elif self.plan.ending == "stranger":
+            await self._cancel_a_task()
+        else:
+            self.misfortunes.heal_for_good()
+            await self._settle_down()
+            await self._fresh_records()
+            check_idle(self.producer.metrics())
+            return False
+        self.misfortunes.heal_for_good()
+        return True
+
+    async def _close_early(self) -> None:
+        timeout = self.rng.choice((0, 0.5, 5.0))
+        start = now()
+        await self.producer.close(timeout)
+        _demand(now() - start <= timeout + self._slack(), f"close took {now() - start} s")
+        await self._all_settled(0.0)
+
+    async def _cancel_a_task(self) -> None:
+        """F69: a stranger cancels one of the producer's tasks."""
+        own = [t for t in asyncio.all_tasks() if t.get_name() in _BACKGROUND]
+        if not own:
+            await self._close_early()
+            return
+        self.rng.choice(sorted(own, key=lambda task: task.get_name())).cancel()
+        await self._all_settled(TICK)
+        try:
+            await self.producer.send("t", b"late", partition=0)
+        except (ProducerFailed, ProducerClosed):
+            return
+        raise Violation("a producer without its tasks takes records")
+
+    async def _all_settled(self, within: float) -> None:
+        await asyncio.sleep(within + 5 * self.plan.late_timers_s)
+        for _ in range(3):
+            await asyncio.sleep(0)
+        left = self.load.pending()
+        _demand(not left, f"never settled: {left[:2]}")
+
+    async def _settle_down(self) -> None:
+        """All faults are over: everything ends in time, and no partition stands still."""
+        await self._servable()
+        for link in self.cluster.network.links:
+            if link.is_open:
+                link.reset()
+        most = self.plan.delivery_s + self.plan.block_s + self._slack()
+        moved: dict[tuple[str, int | None], tuple[int, float]] = {}
+        limit = STUCK_S + 12 * self.plan.late_timers_s + 5 * self.plan.cluster["replication_s"]
+        while pending := self.load.pending():
+            left: dict[tuple[str, int | None], int] = {}
+            for attempt in pending:
+                if attempt.is_grouped or attempt.partition is None:
+                    continue
+                left[attempt.where] = left.get(attempt.where, 0) + 1
+            for where, count in left.items():
+                before = moved.get(where)
+                if before is None or before[0] != count:
+                    moved[where] = count, now()
+                elif now() - before[1] > limit:
+                    raise Violation(f"{where} stands still, {count} records wait: {pending[:2]}")
+            late = [attempt for attempt in pending if now() - attempt.started_at > most]
+            _demand(not late, f"never settled: {late[:2]}")
+            await asyncio.sleep(0.5)
+        with contextlib.suppress(KafkaError):
+            await self.producer.flush(self.plan.delivery_s)
+        waiting = [task for task in self.load.tasks if not task.done()]
+        if waiting:
+            _, still = await asyncio.wait(waiting, timeout=self.plan.delivery_s)
+            _demand(not still, f"a call hangs: {list(still)[:2]}")
+
+    async def _servable(self) -> None:
+        """Wait for elections under way; then the cluster can serve everything."""
+        await asyncio.sleep(self.cluster.failover_s + self.cluster.controller_s + 0.5)
+
+    async def _fresh_records(self) -> None:
+        """Recovery (P11): every partition takes a record within two seconds."""
+        for link in self.cluster.network.links:
+            if link.is_open:
+                link.reset()
+        for topic in TOPICS:
+            for partition in range(PARTITIONS):
+                await self._fresh(topic, partition)
+        if self.plan.options["acks"] == 0:
+            await asyncio.sleep(1.0)
+
+    async def _fresh(self, topic: str, partition: int) -> None:
+        attempt = self.load._new(topic, partition)
+        await self.load._send(attempt)
+        took = attempt.settled_at - attempt.started_at
+        limit = RECOVERY + 10 * self.plan.late_timers_s + 3 * self.plan.cluster["replication_s"]
+        good = not isinstance(attempt.result, BaseException)
+        _demand(good and took <= limit, f"a fresh record took {took} s: {attempt}")
+
+    # -- judgment -------------------------------------------------------------------------------
+
+    def _slack(self) -> float:
+        return TICK + 5 * self.plan.late_timers_s + self.misfortunes.stalled_s
+
+    def _judge(self, ended: bool) -> None:
+        check_counts(self.cluster, self.plan, now() - self.started_at)
+        Judge(self.plan, self.cluster, self.load, self.misfortunes).check(ended)
+
+    def _report(self) -> Report:
+        attempts = self.load.attempts
+        trace = self.cluster.network.trace
+        for attempt in attempts:
+            told = f"{attempt.number} {attempt.settled_at:.6f} {_told(attempt.result)}"
+            trace = zlib.crc32(told.encode(), trace)
+        acknowledged = sum(not isinstance(a.result, BaseException) for a in attempts)
+        return Report(
+            seed=self.plan.seed,
+            trace=trace,
+            records=len(attempts),
+            acknowledged=acknowledged,
+            failed=len(attempts) - acknowledged,
+            virtual_s=now() - self.started_at,
+            faults=tuple(self.misfortunes.done),
+        )
+
+
+_BACKGROUND = ("aiokprod-sender", "aiokprod-metadata")
+
+
+def _told(result: Any) -> str:
+    if isinstance(result, BaseException):
+        return f"{type(result).__name__} {getattr(result, 'outcome', None)}"
+    return f"{result.topic} {result.partition} {result.offset}"
+
+
+def _demand(condition: bool, text: str) -> None:
+    if not condition:
+        raise Violation(text)

@@ -1,0 +1,120 @@
+"""What a seed stands for: the producer's options, the cluster, the menu of faults."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import Any
+
+TOPICS = ("t", "u")
+PARTITIONS = 3
+PROFILES = ("2.1", "2.8", "3.9", "4.0", "4.3", "4.3", "4.3")
+"""1.0 is left out: it knows no zstd and would refuse what was asked for."""
+
+MENU = (
+    "kill", "stop", "pause", "move", "controller", "fail", "duplicate", "reset", "blackhole",
+    "half_open", "throttle", "stall", "clock", "cancel", "expand", "recreate", "retain", "vanish",
+    "stale", "upgrade", "slow", "cut", "trickle", "shrink_limit", "strange", "fast_forward",
+    "wait",
+)  # fmt: skip
+"""Names of methods of `Misfortunes`; each seed draws a subset of them (swarm testing)."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One seed, drawn in full before anything happens.
+
+    Attributes:
+        late_timers_s: most seconds a timer is late.
+        executor_delay_s: seconds a worker thread takes to compress a batch.
+        depth: most brokers that are down at the same time.
+        ending: "heal" (all faults end), "close" (the producer is closed in the middle of them) or
+            "stranger" (somebody cancels one of its tasks).
+        producer_epoch: epoch of the first producer id.
+    """
+
+    seed: int
+    options: dict[str, Any]
+    cluster: dict[str, Any]
+    menu: tuple[str, ...]
+    late_timers_s: float
+    executor_delay_s: float
+    depth: int
+    ending: str
+    producer_epoch: int
+
+    @property
+    def idempotent(self) -> bool:
+        return bool(self.options["enable_idempotence"])
+
+    @property
+    def durable(self) -> bool:
+        """What was acknowledged must stay (P1)."""
+        return bool(self.options["acks"] == "all")
+
+    @property
+    def ordered(self) -> bool:
+        """Records must stand in the order of hand-over (P3)."""
+        return self.idempotent or (
+            self.durable and self.options["max_in_flight_requests_per_connection"] == 1
+        )
+
+    @property
+    def delivery_s(self) -> float:
+        return float(self.options["delivery_timeout_ms"]) / 1000
+
+    @property
+    def block_s(self) -> float:
+        return float(self.options["max_block_ms"]) / 1000
+
+
+def plan_of(seed: int) -> Plan:
+    """The plan of a seed: always the same one."""
+    rng = random.Random(seed)
+    options = _options(rng)
+    cluster = _cluster(rng)
+    menu = rng.sample(MENU, rng.randrange(3, len(MENU) * 2 // 3))
+    return Plan(
+        seed=seed,
+        options=options,
+        cluster=cluster,
+        menu=tuple(menu),
+        late_timers_s=rng.choice((0.0, 0.0, 0.005, 0.05, 0.5)),
+        executor_delay_s=rng.choice((0.0, 0.0, 0.03, 0.4)),
+        depth=rng.choice((1, 1, 1, 2, 5)),
+        ending=rng.choices(("heal", "close", "stranger"), (90, 6, 4))[0],
+        producer_epoch=rng.choice((0, 0, 0, 32_765)),
+    )
+
+
+def _options(rng: random.Random) -> dict[str, Any]:
+    idempotent = rng.random() < 0.75
+    return {
+        "client_id": "simulated",
+        "enable_idempotence": idempotent,
+        "acks": "all" if idempotent else rng.choice(("all", "all", 1, 0)),
+        "max_in_flight_requests_per_connection": rng.choice((1, 2, 5, 5)),
+        "retries": rng.choice((2**31 - 1, 2**31 - 1, 2**31 - 1, 3)),
+        "linger_ms": rng.choice((0, 5, 100)),
+        "adaptive_linger": rng.random() < 0.5,
+        "batch_size": rng.choice((0, 1, 300, 2_000, 131_072)),
+        "buffer_memory": rng.choice((20_000, 1_000_000)),
+        "max_request_size": 15_000,
+        "request_timeout_ms": rng.choice((500, 3_000, 10_000)),
+        "delivery_timeout_ms": rng.choice((15_000, 60_000)),
+        "max_block_ms": rng.choice((1_000, 20_000)),
+        "metadata_max_age_ms": rng.choice((1_000, 300_000)),
+        "connections_max_idle_ms": rng.choice((2_000, 540_000)),
+        "compression_type": rng.choice(("none", "none", "gzip", "snappy", "lz4", "zstd")),
+        "partitioner_ignore_keys": rng.random() < 0.3,
+    }
+
+
+def _cluster(rng: random.Random) -> dict[str, Any]:
+    return {
+        "brokers": rng.choice((1, 2, 3, 3, 3, 3, 4, 5)),
+        "replication_s": rng.choice((0.0, 0.0, 0.01, 0.3)),
+        "version_profile": rng.choice(PROFILES),
+        "failover_s": rng.choice((0.05, 1.0)),
+        "controller_s": rng.choice((0.0, 0.5)),
+    }
