@@ -35,6 +35,7 @@ ALLOWED = {
     "engine": {"hot", "foundation", "wire", "engine"},
     "facade": {"hot", "foundation", "wire", "net", "engine", "facade"},
     "testing": {"hot", "foundation", "wire", "testing"},
+    "spark": {"hot", "foundation", "wire", "net", "engine", "facade", "spark"},
 }
 
 

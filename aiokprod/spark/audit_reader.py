@@ -1,0 +1,216 @@
+"""`format("aiokprod-audit")`: what is in the log, with producer ids, epochs and sequences."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Self
+
+from pyspark.sql.datasource import DataSourceReader, InputPartition
+
+from aiokprod.config import ProducerConfig
+from aiokprod.errors import ConfigError
+from aiokprod.records import validate_topic
+from aiokprod.spark.audit_fetch import EARLIEST, LATEST, RangeReader, list_offset
+from aiokprod.spark.options import (
+    KAFKA_PREFIX,
+    SealedOptions,
+    SinkOptions,
+    parse_choice,
+    parse_count,
+)
+from aiokprod.spark.process import loop_thread
+from aiokprod.spark.session import Session
+
+SCHEMA: Final = (
+    "topic string, partition int, offset bigint, timestamp timestamp, key binary, value binary, "
+    "headers array<struct<key:string,value:binary>>, producerId bigint, producerEpoch int, "
+    "sequence int, attributes int"
+)
+_PLAN_SECONDS: Final = 120.0
+_RECEIVE_MAX: Final = 256 * 1024 * 1024
+_OPTIONS: Final = ("topic", "isolation", "values", "headers", "offsetsPerTask")
+_ISOLATION: Final = ("read_committed", "read_uncommitted")
+_FLAG: Final = ("true", "false")
+
+
+@dataclass(frozen=True, slots=True)
+class AuditOptions:
+    """The checked options of one read.
+
+    Attributes:
+        topics: one or more.
+        committed: leave out aborted transactions, and stop before open ones.
+        values, headers: read these columns; they are null otherwise.
+        offsets_per_task: split longer partitions.
+    """
+
+    kafka: SealedOptions
+    topics: tuple[str, ...]
+    committed: bool = True
+    values: bool = True
+    headers: bool = True
+    offsets_per_task: int = 5_000_000
+
+    @classmethod
+    def parse(cls, options: Mapping[str, str]) -> Self:
+        """Options as Spark hands them over.
+
+        Raises:
+            ConfigError: an option is unknown, missing or wrong.
+        """
+        given = {key.lower(): value for key, value in options.items()}
+        kafka = {k: v for k, v in given.items() if k.startswith(KAFKA_PREFIX)}
+        own = {key: value for key, value in given.items() if key not in kafka}
+        unknown = set(own) - {name.lower() for name in _OPTIONS}
+        if unknown:
+            raise ConfigError(
+                f"option {sorted(unknown)[0]!r} is not one of aiokprod-audit: use "
+                f"{', '.join(_OPTIONS)} and kafka.<name>"
+            )
+        names = [name for name in own.get("topic", "").split(",") if name.strip()]
+        if not names:
+            raise ConfigError("option 'topic' is missing: name one topic, or several with commas")
+        sink = SinkOptions.parse(kafka)  # checks the connection settings
+        return cls(
+            kafka=sink.kafka,
+            topics=tuple(validate_topic(name.strip()) for name in names),
+            committed=parse_choice("isolation", own.get("isolation", _ISOLATION[0]), _ISOLATION)
+            == _ISOLATION[0],
+            values=parse_choice("values", own.get("values", "true"), _FLAG) == "true",
+            headers=parse_choice("headers", own.get("headers", "true"), _FLAG) == "true",
+            offsets_per_task=parse_count("offsetsPerTask", own.get("offsetspertask", "5000000"), 1),
+        )
+
+    def config(self) -> ProducerConfig:
+        """Of the connections."""
+        settings = dict(self.kafka)
+        settings.setdefault("receive.max.bytes", str(_RECEIVE_MAX))
+        return SinkOptions(kafka=SealedOptions(settings)).producer_config()
+
+
+@dataclass(frozen=True)
+class AuditRange(InputPartition):
+    """Offsets `start` to `end` - 1 of one partition; one Spark task."""
+
+    topic: str
+    partition: int
+    start: int
+    end: int
+
+
+class AuditReader(DataSourceReader):
+    """Plans on the driver, reads in the tasks."""
+
+    def __init__(self, options: SealedOptions) -> None:
+        self._options = options
+        AuditOptions.parse(options)
+
+    def partitions(self) -> list[AuditRange]:
+        """One task per partition, or per `offsetsPerTask` offsets of it, as the log is now."""
+        options = AuditOptions.parse(self._options)
+        thread = loop_thread()
+
+        async def plan() -> list[AuditRange]:
+            session = Session(options.config())
+            try:
+                return await _plan(session, options)
+            finally:
+                await session.close(1.0)
+
+        return thread.run(plan(), _PLAN_SECONDS)
+
+    def read(self, partition: Any) -> Iterator[Any]:
+        """RecordBatches of `SCHEMA`; the next fetch is under way while one is used."""
+        if not isinstance(partition, AuditRange):
+            return  # an empty topic: Spark runs one task with a partition of its own all the same
+        options = AuditOptions.parse(self._options)
+        thread = loop_thread()
+        session = thread.run(_open(options))
+        try:
+            reader = RangeReader(
+                session, partition.topic, partition.partition, partition.start, partition.end,
+                committed=options.committed, values=options.values, headers=options.headers,
+            )  # fmt: skip
+            coming = thread.start(reader.read())
+            while (columns := coming.result()) is not None:
+                coming = thread.start(reader.read())
+                yield record_batch(partition.topic, partition.partition, columns)
+        finally:
+            thread.run(session.close(1.0))
+
+
+async def _open(options: AuditOptions) -> Session:
+    return Session(options.config())
+
+
+async def _plan(session: Session, options: AuditOptions) -> list[AuditRange]:
+    ranges = []
+    for topic in options.topics:
+        found = await session.topic(topic, session.loop.time() + 30.0)
+        for number in sorted(one.partition for one in found.partitions):
+            start = await list_offset(
+                session, topic, number, timestamp=EARLIEST, committed=options.committed
+            )
+            end = await list_offset(
+                session, topic, number, timestamp=LATEST, committed=options.committed
+            )
+            for first in range(start, end, options.offsets_per_task):
+                last = min(end, first + options.offsets_per_task)
+                ranges.append(AuditRange(topic, number, first, last))
+    return ranges
+
+
+def record_batch(topic: str, partition: int, columns: dict[str, Any]) -> Any:
+    """Columns of `RecordColumns.take` as a pyarrow RecordBatch of `SCHEMA`."""
+    import pyarrow as pa
+
+    count = columns["count"]
+
+    def fixed(name: str, data_type: Any) -> Any:
+        return pa.Array.from_buffers(data_type, count, [None, pa.py_buffer(columns[name])])
+
+    millis = fixed("timestamp", pa.timestamp("ms", tz="UTC"))
+    headers = columns.get("headers")
+    arrays = {
+        "topic": pa.repeat(topic, count),
+        "partition": pa.repeat(pa.scalar(partition, pa.int32()), count),
+        "offset": fixed("offset", pa.int64()),
+        "timestamp": millis.cast(pa.timestamp("us", tz="UTC")),
+        "key": _binary(columns["key"], pa.binary()),
+        "value": _binary(columns["value"], pa.binary()) if "value" in columns
+        else pa.nulls(count, pa.binary()),
+        "headers": pa.nulls(count, _headers_type(pa)) if headers is None
+        else _headers(pa, count, headers),
+        "producerId": fixed("producerId", pa.int64()),
+        "producerEpoch": fixed("producerEpoch", pa.int32()),
+        "sequence": fixed("sequence", pa.int32()),
+        "attributes": fixed("attributes", pa.int32()),
+    }  # fmt: skip
+    return pa.RecordBatch.from_arrays(list(arrays.values()), names=list(arrays))
+
+
+def _binary(column: tuple[bytes, bytes, bytes, int], data_type: Any) -> Any:
+    import numpy as np
+    import pyarrow as pa
+
+    valid, offsets, data, nulls = column
+    bitmap = None
+    if nulls:
+        bits = np.packbits(np.frombuffer(valid, np.uint8), bitorder="little")
+        bitmap = pa.py_buffer(bits.tobytes())
+    buffers = [bitmap, pa.py_buffer(offsets), pa.py_buffer(data)]
+    return pa.Array.from_buffers(data_type, len(valid), buffers, nulls)
+
+
+def _headers_type(pa: Any) -> Any:
+    return pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+
+
+def _headers(pa: Any, count: int, column: tuple[Any, Any, Any]) -> Any:
+    offsets, keys, values = column
+    inner = pa.StructArray.from_arrays(
+        [_binary(keys, pa.string()), _binary(values, pa.binary())], names=["key", "value"]
+    )
+    buffers = [None, pa.py_buffer(offsets)]
+    return pa.Array.from_buffers(_headers_type(pa), count, buffers, 0, children=[inner])

@@ -1,0 +1,62 @@
+"""What a task knows of itself: the only place that reads Spark's internal property names."""
+
+from __future__ import annotations
+
+import socket
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from aiokprod.errors import ConfigError
+
+if TYPE_CHECKING:
+    from aiokprod.spark.options import SinkOptions
+
+BATCH_ID: Final = "streaming.sql.batchId"
+QUERY_ID: Final = "sql.streaming.queryId"
+RUN_ID: Final = "spark.jobGroup.id"
+SPECULATION: Final = "spark.speculation"
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One task attempt.
+
+    Attributes:
+        partition: index of the Spark partition.
+        attempt: number of the attempt, from 0.
+        batch_id, query_id: of the stream, or of `foreach_batch`; None in a batch job.
+        run_id: of the stream's run, None in a batch job.
+        speculation: Spark may run a second attempt beside this one.
+    """
+
+    partition: int
+    attempt: int
+    host: str
+    batch_id: int | None
+    query_id: str | None
+    run_id: str | None
+    speculation: bool
+
+
+def current_task(options: SinkOptions) -> Task:
+    """The attempt this process runs; what `foreach_batch` passes as options has precedence.
+
+    Raises:
+        ConfigError: this is not a Spark task.
+    """
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    if context is None:
+        raise ConfigError("aiokprod's writer runs within Spark tasks only")
+    batch_id = context.getLocalProperty(BATCH_ID)
+    return Task(
+        partition=context.partitionId(),
+        attempt=context.attemptNumber(),
+        host=socket.gethostname(),
+        batch_id=options.batch_id if batch_id is None or options.batch_id is not None
+        else int(batch_id),
+        query_id=options.query_id or context.getLocalProperty(QUERY_ID),
+        run_id=context.getLocalProperty(RUN_ID),
+        speculation=str(context.getLocalProperty(SPECULATION)).lower() == "true",
+    )  # fmt: skip

@@ -1,0 +1,255 @@
+"""The driver's side of transactions: decides, ends what the tasks prepared, fences orphans.
+
+Invariant: no EndTxn(commit) before it is certain that the batch consists of the rows that an
+earlier attempt at it, if one was committed in part, consisted of.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Any, Final
+
+from aiokprod.consumer_groups import GroupMetadata
+from aiokprod.engine import transaction_requests as requests
+from aiokprod.engine.coordinators import CoordinatorKind
+from aiokprod.errors import Code, KafkaError, ProducerFenced, error_code
+from aiokprod.producer import Producer
+from aiokprod.spark.failures import NonDeterministicReplay
+from aiokprod.spark.markers import Marker, driver_id, read_marker, stream_id, task_id
+from aiokprod.spark.options import DEFAULT_TRANSACTION_TIMEOUT_MS, EXACTLY_ONCE
+from aiokprod.spark.process import loop_thread
+from aiokprod.spark.session import Session
+from aiokprod.wire.messages.list_transactions import ListTransactionsRequest
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from aiokprod.spark.messages import Prepared
+    from aiokprod.spark.options import SinkOptions
+
+logger = logging.getLogger("aiokprod.spark")
+
+_AT_ONCE: Final = 8
+"""EndTxn requests under way at the same time."""
+_SECONDS: Final = 120.0
+"""For all requests of one commit together."""
+_FENCED: Final = frozenset({Code.PRODUCER_FENCED, Code.INVALID_PRODUCER_EPOCH})
+
+_swept: set[str] = set()
+"""Queries whose leftovers this driver process has looked for."""
+
+
+class CommitFailed(RuntimeError):
+    """A transaction was not committed; Spark replays the batch, and committed parts are skipped."""
+
+
+class TransactionEnder:
+    """Commits or aborts one batch."""
+
+    def __init__(self, options: SinkOptions, batch_id: int | None) -> None:
+        self._options = options
+        self._batch_id = batch_id
+        self._thread = loop_thread(options.loop)
+        self._exactly_once = options.delivery == EXACTLY_ONCE
+
+    def _session(self) -> Any:
+        async def make() -> Session:
+            return Session(self._options.producer_config())
+
+        return self._thread.borrowed(("session", self._options.kafka), make, keep=True)
+
+    async def commit(self, tasks: Sequence[Prepared]) -> None:
+        """Make all rows of the batch visible.
+
+        Raises:
+            NonDeterministicReplay: the batch differs from what is committed in part; nothing more
+                is committed.
+            CommitFailed: a transaction was fenced or timed out.
+            KafkaError: the brokers gave no definite answer in time.
+        """
+        self._warn(tasks)
+        async with self._session() as session:
+            deadline = session.loop.time() + _SECONDS
+            before = None
+            if self._exactly_once and tasks:
+                before = await self._decide(session, tasks, deadline)
+            await self._end_all(session, tasks, deadline, commit=True)
+            if self._exactly_once and tasks:
+                await self._fence_orphans(session, tasks, before, deadline)
+
+    async def abort(self, tasks: Sequence[Prepared]) -> None:
+        """Make sure that nothing more of the batch becomes visible. What is committed stays."""
+        async with self._session() as session:
+            await self._end_all(session, tasks, session.loop.time() + 30.0, commit=False)
+
+    def _warn(self, tasks: Sequence[Prepared]) -> None:
+        if len(tasks) > self._options.max_transactional_tasks:
+            logger.warning(
+                "%s tasks, each with a transaction of its own: coalesce(n) the stream, or raise "
+                "maxTransactionalTasks (%s)",
+                len(tasks), self._options.max_transactional_tasks,
+            )  # fmt: skip
+        timeout = self._options.kafka.get("transaction.timeout.ms", DEFAULT_TRANSACTION_TIMEOUT_MS)
+        longest = max((task.seconds for task in tasks), default=0.0)
+        if longest * 2000 > int(timeout):
+            logger.warning(
+                "a task took %.0f s, more than half of kafka.transaction.timeout.ms=%s: raise it, "
+                "or make the batches smaller", longest, timeout,
+            )  # fmt: skip
+
+    # -- deciding -------------------------------------------------------------------------------
+
+    async def _decide(
+        self, session: Session, tasks: Sequence[Prepared], deadline: float
+    ) -> Marker | None:
+        """Check a replay, or write down what this batch consists of; returns the record before."""
+        assert self._batch_id is not None, "streams have batch ids"
+        sid = self._sid(tasks)
+        group = driver_id(sid)
+        now = Marker(
+            self._batch_id,
+            sum(task.rows for task in tasks),
+            sum(task.row_hash for task in tasks) % 2**64,
+            len(tasks),
+        )
+        before = await read_marker(session, group, deadline)
+        if any(task.skipped for task in tasks):
+            _check_replay(before, now, tasks)
+            return before
+        topic = self._options.topic or next((r[0] for task in tasks for r in task.ranges), None)
+        if topic is not None:
+            await self._write(group, topic, now)
+        return before
+
+    async def _write(self, group: str, topic: str, decision: Marker) -> None:
+        config = self._options.producer_config(transactional_id=group)
+
+        async def make() -> Producer[Any, Any]:
+            producer: Producer[Any, Any] = Producer(config)
+            await producer.start()
+            return producer
+
+        try:
+            async with (
+                self._thread.borrowed(
+                    ("decisions", group, self._options.kafka), make, keep=True
+                ) as producer,
+                producer.transaction() as txn,
+            ):
+                await txn.send_offsets({(topic, 0): decision.offset()}, GroupMetadata(group))
+        except ProducerFenced as error:
+            raise CommitFailed(
+                f"aiokprod: {error}. Another driver runs this query: two queries share a copied "
+                "checkpoint, or one transactionalIdPrefix and query_id"
+            ) from error
+
+    def _sid(self, tasks: Sequence[Prepared]) -> str:
+        prefix, query_id = self._options.transactional_id_prefix, tasks[0].query_id
+        assert prefix is not None, "checked with the options"
+        assert query_id is not None, "checked in the task"
+        return stream_id(prefix, query_id)
+
+    # -- ending ---------------------------------------------------------------------------------
+
+    async def _end_all(
+        self, session: Session, tasks: Sequence[Prepared], deadline: float, *, commit: bool
+    ) -> None:
+        turns = asyncio.Semaphore(_AT_ONCE)
+
+        async def one(task: Prepared) -> None:
+            async with turns:
+                await self._end(session, task, deadline, commit=commit)
+
+        open_ones = [task for task in tasks if not task.skipped and task.producer_id >= 0]
+        results = await asyncio.gather(*map(one, open_ones), return_exceptions=True)
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
+
+    async def _end(
+        self, session: Session, task: Prepared, deadline: float, *, commit: bool
+    ) -> None:
+        request = requests.end(
+            task.transactional_id, task.producer_id, task.epoch,
+            commit=commit, tv2=task.second_protocol,
+        )  # fmt: skip
+        body = await session.coordinate(
+            CoordinatorKind.TRANSACTION, task.transactional_id, request, deadline
+        )
+        code = body.error_code
+        if code == Code.NONE or (not commit and (code == Code.INVALID_TXN_STATE
+                                                 or code in _FENCED)):  # fmt: skip
+            return  # an abort of what is committed, or was fenced, changes nothing
+        found = error_code(code)
+        why = (
+            "it was open for longer than kafka.transaction.timeout.ms, or a later attempt or "
+            "another query with the same ids took over"
+            if code in _FENCED
+            else found.text
+        )
+        raise CommitFailed(
+            f"aiokprod: transaction {task.transactional_id} of task {task.partition} was not "
+            f"committed: {found.name}: {why}. Spark replays the batch; tasks that are committed "
+            "are skipped then"
+        )
+
+    # -- orphans --------------------------------------------------------------------------------
+
+    async def _fence_orphans(
+        self, session: Session, tasks: Sequence[Prepared], before: Marker | None, deadline: float
+    ) -> None:
+        """Abort transactions of tasks that this batch no longer has; they would hold readers back
+        until they time out. Failing at it loses nothing."""
+        sid = self._sid(tasks)
+        try:
+            orphans = set()
+            if before is not None:
+                orphans = {task_id(sid, index) for index in range(len(tasks), before.tasks)}
+            if sid not in _swept:
+                open_ids = await _open_transactions(session, deadline)
+                ours = {task.transactional_id for task in tasks} | {driver_id(sid)}
+                orphans |= {tid for tid in open_ids if tid.startswith(f"{sid}.")} - ours
+                _swept.add(sid)
+            for orphan in sorted(orphans):
+                logger.info("ending what task %s may have left open", orphan)
+                request = requests.init(orphan, 60_000, -1, -1)
+                await session.coordinate(CoordinatorKind.TRANSACTION, orphan, request, deadline)
+        except KafkaError as error:
+            logger.warning("orphaned transactions of %s are left to their timeout: %s", sid, error)
+
+
+def _check_replay(before: Marker | None, now: Marker, tasks: Sequence[Prepared]) -> None:
+    """Raises unless this replay consists of the tasks and rows it was decided to consist of."""
+    if before is None or before.batch_id != now.batch_id:
+        raise _differs(now, "what it consisted of is not recorded any more")
+    if before.tasks != now.tasks:
+        raise _differs(now, f"it had {before.tasks} tasks and has {now.tasks} now")
+    for task in tasks:
+        if task.skipped and (task.rows, task.row_hash) != (task.marked_rows, task.marked_hash):
+            raise _differs(
+                now,
+                f"task {task.partition} had {task.marked_rows} rows and has {task.rows} now, or "
+                "other ones",
+            )
+    if (before.rows, before.row_hash) != (now.rows, now.row_hash):
+        raise _differs(now, f"it had {before.rows} rows and has {now.rows} now, or other ones")
+
+
+def _differs(now: Marker, how: str) -> NonDeterministicReplay:
+    return NonDeterministicReplay(
+        f"aiokprod: batch {now.batch_id} was committed in part before a failure, and its replay "
+        f"differs: {how}. Nothing more of it was committed. Restore what decides how rows are "
+        "split into tasks (partition counts, spark.sql.shuffle.partitions, the source's splits, "
+        "the query) and start again"
+    )
+
+
+async def _open_transactions(session: Session, deadline: float) -> set[str]:
+    """Transactional ids with an open transaction, of the whole cluster as far as we may see."""
+    found: set[str] = set()
+    for node in list(session.metadata.snapshot.nodes):
+        request = ListTransactionsRequest(state_filters=["Ongoing"])
+        response = await session.ask(node, request, min(deadline, session.loop.time() + 5.0))
+        found |= {one.transactional_id for one in response.body.transaction_states}
+    return found

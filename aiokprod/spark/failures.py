@@ -1,0 +1,72 @@
+"""What a failing task tells: one exception, as text that survives the way to the driver."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from aiokprod.errors import KafkaError, Outcome
+
+AGAIN: Final = (
+    "Spark will retry this task; rows already acknowledged may appear again "
+    "(delivery=at_least_once)"
+)
+CLEAN: Final = (
+    "Spark will retry this task; nothing of this attempt becomes visible to read_committed readers"
+)
+
+
+class SinkError(RuntimeError):
+    """A task could not write all of its rows. Spark forwards the text only."""
+
+
+class NonDeterministicReplay(RuntimeError):
+    """A replayed micro-batch does not consist of the same tasks and rows as before."""
+
+
+@dataclass(slots=True)
+class Counts:
+    """Rows of one task attempt by what is known of them.
+
+    Attributes:
+        acknowledged: in the log.
+        unknown: perhaps in the log.
+        unsent: certainly not in the log.
+    """
+
+    acknowledged: int = 0
+    unknown: int = 0
+    unsent: int = 0
+
+    def add(self, outcome: Outcome, rows: int = 1) -> None:
+        """Count rows that failed."""
+        if outcome is Outcome.UNKNOWN:
+            self.unknown += rows
+        else:
+            self.unsent += rows
+
+
+def describe(error: BaseException, counts: Counts, *, where: str, transactional: bool) -> SinkError:
+    """The exception of a failed task attempt.
+
+    Args:
+        error: the first failure.
+        where: "topic-partition", or another place.
+        transactional: what was acknowledged is not visible.
+    """
+    if isinstance(error, KafkaError):
+        name = error.code.name if error.code is not None else type(error).__name__
+        again = "retriable" if error.retriable else "not retriable"
+        text = error.message
+    else:
+        name, again, text = type(error).__name__, "not retriable", str(error)
+    return SinkError(
+        f"aiokprod: {where}: {name} ({again}): {text}; rows of this attempt: "
+        f"{counts.acknowledged} acknowledged, {counts.unknown} unknown, {counts.unsent} unsent. "
+        f"{CLEAN if transactional else AGAIN}"
+    )
+
+
+def describe_early(error: BaseException) -> SinkError:
+    """The exception of an attempt that failed before its first row."""
+    return describe(error, Counts(), where="start of the task", transactional=False)

@@ -1,0 +1,144 @@
+"""Markers of exactly-once streams: committed offsets that say which batch a task has in Kafka.
+
+A task's marker is committed within the task's transaction, so it is there if and only if the
+task's rows are. Names, encodings and how they are read; see docs/spark.md for the protocol.
+"""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from aiokprod.consumer_groups import Offset
+from aiokprod.engine.coordinators import CoordinatorKind, VersionedRequest
+from aiokprod.errors import Code, KafkaError, error_code
+from aiokprod.hot.readback import RowHashes
+from aiokprod.wire.messages.offset_fetch import OffsetFetchRequest, OffsetFetchRequestGroup
+
+if TYPE_CHECKING:
+    from aiokprod.spark.session import Session
+
+_GROUPS_FROM: Final = 8
+_STABLE_FROM: Final = 7
+_NAMES_UNTIL: Final = 9
+_OFFSET_WIDTH: Final = {"binary": 4, "string": 4, "large_binary": 8, "large_string": 8}
+
+
+@dataclass(frozen=True, slots=True)
+class Marker:
+    """What is known of the last batch: its number, and two numbers that identify its rows.
+
+    Attributes:
+        tasks: of a decision, the number of tasks; of a task's marker, the attempt.
+    """
+
+    batch_id: int
+    rows: int
+    row_hash: int
+    tasks: int
+
+    def offset(self) -> Offset:
+        """As a committed offset; it counts from 1, so that batch 0 differs from nothing."""
+        return Offset(self.batch_id + 1, -1, f"{self.rows} {self.row_hash:016x} {self.tasks}")
+
+    @classmethod
+    def of(cls, offset: int, metadata: str | None) -> Marker:
+        """Out of a committed offset.
+
+        Raises:
+            KafkaError: something else than this sink wrote it.
+        """
+        try:
+            rows, row_hash, tasks = (metadata or "").split()
+            return cls(offset - 1, int(rows), int(row_hash, 16), int(tasks))
+        except ValueError:
+            raise KafkaError(
+                "the consumer group of a marker has an offset that this sink did not write: use a "
+                "transactionalIdPrefix that nothing else uses"
+            ) from None
+
+
+def stream_id(prefix: str, query_id: str) -> str:
+    """The part that all transactional ids of a query begin with."""
+    return f"{prefix}.{query_id}"
+
+
+def task_id(sid: str, partition: int) -> str:
+    """Transactional id of a task, and the group of its marker."""
+    return f"{sid}.{partition}"
+
+
+def driver_id(sid: str) -> str:
+    """Transactional id of the driver's decisions, and their group."""
+    return f"{sid}.driver"
+
+
+async def read_marker(session: Session, group: str, deadline: float) -> Marker | None:
+    """The newest marker of a group, None if there is none.
+
+    Waits for transactions that are being ended (KIP-447, require_stable).
+
+    Raises:
+        KafkaError: the group cannot be read.
+    """
+
+    def build(version: int) -> OffsetFetchRequest:
+        more: dict[str, Any] = {"require_stable": True} if version >= _STABLE_FROM else {}
+        if version >= _GROUPS_FROM:
+            wanted = OffsetFetchRequestGroup(group_id=group, topics=None)
+            return OffsetFetchRequest(groups=[wanted], **more)
+        return OffsetFetchRequest(group_id=group, topics=None, **more)
+
+    body = await session.coordinate(
+        CoordinatorKind.GROUP,
+        group,
+        VersionedRequest(OffsetFetchRequest.api_key, build, _NAMES_UNTIL),
+        deadline,
+        _code,
+    )
+    code = _code(body)
+    if code != Code.NONE:
+        found = error_code(code)
+        raise KafkaError(f"marker group {group}: {found.text}", code=found)
+    newest: Marker | None = None
+    for topic in _answer(body).topics:
+        for partition in topic.partitions:
+            if partition.committed_offset > 0:
+                marker = Marker.of(partition.committed_offset, partition.metadata)
+                if newest is None or marker.batch_id > newest.batch_id:
+                    newest = marker
+    return newest
+
+
+def _answer(body: Any) -> Any:
+    return body.groups[0] if body.groups else body
+
+
+def _code(body: Any) -> int:
+    """The first error code of an answer, group or partition."""
+    answer = _answer(body)
+    if answer.error_code:
+        return int(answer.error_code)
+    for topic in answer.topics:
+        for partition in topic.partitions:
+            if partition.error_code:
+                return int(partition.error_code)
+    return 0
+
+
+def hash_rows(table: Any) -> int:
+    """Sum of 64-bit hashes of a RecordBatch's rows, the same for every order of them.
+
+    Covers all columns of the table; null and empty differ.
+    """
+    hashes = RowHashes(table.num_rows)
+    for name in sorted(table.schema.names):
+        column = table.column(name)
+        width = _OFFSET_WIDTH.get(str(column.type))
+        if width is None:
+            hashes.add([zlib.crc32(repr(row).encode()) for row in column.to_pylist()])
+        elif table.num_rows:
+            validity, offsets, data = column.buffers()
+            hashes.binary(validity, column.offset, offsets, width, data)
+    return int(hashes.total())

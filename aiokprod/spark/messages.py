@@ -1,0 +1,89 @@
+"""What a finished task tells the driver. All messages of a job meet there: they stay small."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from pyspark.sql.datasource import WriterCommitMessage
+
+from aiokprod.version import __version__
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from aiokprod.spark.context import Task
+    from aiokprod.spark.sending import Range
+
+MAX_RANGES: Final = 800
+"""Partitions listed per task; about 64 KiB with long topic names."""
+
+Ranges = tuple[tuple[str, int, int | None, int | None, int], ...]
+"""(topic, partition, first offset, last offset, count); offsets None if the broker told none."""
+
+
+@dataclass(frozen=True)
+class TaskReport(WriterCommitMessage):
+    """All rows of one task attempt are acknowledged.
+
+    Attributes:
+        size: bytes of the Arrow columns that were sent.
+        trimmed: `ranges` lacks some partitions.
+        seconds: from the task's start to the last acknowledgment.
+        version: of aiokprod on the executor.
+    """
+
+    partition: int
+    attempt: int
+    host: str
+    rows: int
+    size: int
+    ranges: Ranges
+    trimmed: bool
+    seconds: float
+    query_id: str | None
+    batch_id: int | None
+    version: str = __version__
+
+
+@dataclass(frozen=True)
+class Prepared(TaskReport):
+    """As `TaskReport`, in a transaction that only the driver may end.
+
+    Attributes:
+        transactional_id, producer_id, epoch: of the transaction, for EndTxn.
+        second_protocol: it follows transaction protocol V2 (KIP-890).
+        row_hash: sum of the rows' hashes, independent of their order.
+        skipped: an earlier attempt at this batch was committed; nothing was sent this time.
+        marked_rows, marked_hash: what the committed attempt had, if skipped.
+    """
+
+    transactional_id: str = ""
+    producer_id: int = -1
+    epoch: int = -1
+    second_protocol: bool = False
+    row_hash: int = 0
+    skipped: bool = False
+    marked_rows: int = 0
+    marked_hash: int = 0
+
+
+def report_fields(
+    task: Task, *, rows: int, size: int, ranges: Mapping[tuple[str, int], Range], seconds: float
+) -> dict[str, Any]:
+    """The fields of `TaskReport`."""
+    listed = sorted(ranges.items())[:MAX_RANGES]
+    return {
+        "partition": task.partition,
+        "attempt": task.attempt,
+        "host": task.host,
+        "rows": rows,
+        "size": size,
+        "ranges": tuple(
+            (topic, partition, one.first, one.last, one.count) for (topic, partition), one in listed
+        ),
+        "trimmed": len(listed) < len(ranges),
+        "seconds": round(seconds, 6),
+        "query_id": task.query_id,
+        "batch_id": task.batch_id,
+    }

@@ -1,0 +1,320 @@
+"""The options of the sink and of the audit reader: names, checks, and a shell for their secrets.
+
+Pure: no network, no Spark. Keys are case-insensitive, as Spark hands them over; values are text.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, Final, Self
+
+from aiokprod.config import ProducerConfig
+from aiokprod.errors import ConfigError
+from aiokprod.records import validate_topic
+from aiokprod.secret import MASK
+
+KAFKA_PREFIX: Final = "kafka."
+SPARK_FILES: Final = "sparkfiles:"
+AT_LEAST_ONCE: Final = "at_least_once"
+TRANSACTIONAL: Final = "transactional"
+EXACTLY_ONCE: Final = "exactly_once"
+DEFAULT_TRANSACTION_TIMEOUT_MS: Final = 900_000
+"""Also the brokers' default limit, transaction.max.timeout.ms."""
+
+# Options that Spark itself or its users set beside ours.
+_SPARKS_OWN: Final = frozenset({"checkpointlocation", "queryname", "includeheaders"})
+
+_REFUSED: Final = {
+    "kafka.key.serializer": "keys are the bytes of the key column: serialise them in the query",
+    "kafka.value.serializer": "values are the bytes of the value column: serialise them in the "
+    "query",
+    "kafka.partitioner.class": "class names are not loaded: fill a partition column, or leave it "
+    "to the built-in partitioner (Java's murmur2)",
+    "kafka.interceptor.classes": "class names are not loaded: do it in the query",
+    "kafka.transactional.id": "each task needs an id of its own: use transactionalIdPrefix with "
+    "delivery=transactional or exactly_once",
+    "kafka.group.id": "it is a consumer setting: leave it out",
+    "kafka.buffer.memory": "use maxBufferedBytes",
+    "path": "this sink writes to Kafka topics: use .save() without a path, and "
+    ".option('topic', ...)",
+}
+_SECRET_NAME: Final = re.compile(r"password|secret|token|jaas|credential|\.key$|keystore\.key|"
+                                 r"certificate", re.IGNORECASE)  # fmt: skip
+
+_MEANT: Final = re.compile(r"did you mean '([^']+)'")
+
+
+class SealedOptions(Mapping[str, str]):
+    """Option texts that show their names but never the values of secrets.
+
+    Travels by pickle with all values, as the tasks need them; logs, reprs and tracebacks that
+    print local variables see the masked form only.
+    """
+
+    __slots__ = ("_values",)
+
+    def __init__(self, values: Mapping[str, str]) -> None:
+        self._values = _Masked({key.lower(): value for key, value in values.items()})
+
+    def __getitem__(self, key: str) -> str:
+        return self._values[key.lower()]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __repr__(self) -> str:
+        return repr(self._values)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return SealedOptions, (dict(self._values),)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, SealedOptions) and self._values == other._values
+
+    def __hash__(self) -> int:
+        return hash(tuple(sorted(self._values.items())))
+
+
+class _Masked(dict[str, str]):
+    """A dict whose repr masks secrets."""
+
+    def __repr__(self) -> str:
+        shown = {key: MASK if is_secret(key) else value for key, value in self.items()}
+        return repr(shown)
+
+
+def is_secret(key: str) -> bool:
+    """True if the value of an option of this name must not be shown."""
+    return _SECRET_NAME.search(key) is not None
+
+
+def _choice(*allowed: str) -> Any:
+    return field(default=allowed[0], metadata={"choice": allowed})
+
+
+@dataclass(frozen=True, slots=True)
+class SinkOptions:
+    """The checked options of one write.
+
+    Attributes:
+        kafka: producer settings by their Java names, without "kafka."; values sealed.
+        topic: overrides the topic column; None takes the column.
+        delivery: at_least_once, transactional (batch) or exactly_once (stream).
+        transactional_id_prefix: of the tasks' transactional ids.
+        batch_id, query_id: set by `foreach_batch`; None takes what Spark tells the task.
+        max_buffered_bytes: un-acknowledged and un-sent bytes a task holds.
+        max_transactional_tasks: warn above it.
+        unknown_columns: "error", or "ignore" as the JVM sink does.
+        preflight: check reachability, topic and authorisation on the driver first.
+        reuse_producer: keep the producer of a process for its next task.
+        loop: "auto" (uvloop if installed), "asyncio" or "uvloop".
+        audit_headers: add a header akp.id to every record.
+        report_path: folder on the driver host for one JSON line per job or batch.
+    """
+
+    kafka: SealedOptions
+    topic: str | None = None
+    delivery: str = _choice(AT_LEAST_ONCE, TRANSACTIONAL, EXACTLY_ONCE)
+    transactional_id_prefix: str | None = None
+    batch_id: int | None = None
+    query_id: str | None = None
+    max_buffered_bytes: int = 32 * 1024 * 1024
+    max_transactional_tasks: int = 64
+    unknown_columns: str = _choice("error", "ignore")
+    preflight: bool = True
+    reuse_producer: bool = True
+    loop: str = _choice("auto", "asyncio", "uvloop")
+    audit_headers: bool = False
+    report_path: str | None = None
+
+    @classmethod
+    def parse(cls, options: Mapping[str, str]) -> Self:
+        """Options as Spark hands them over.
+
+        Raises:
+            ConfigError: an option is unknown, refused, missing or wrong; names it and the mend.
+        """
+        kafka: dict[str, str] = {}
+        values: dict[str, Any] = {}
+        for key, text in options.items():
+            name = key.lower()
+            if name in _REFUSED:
+                raise ConfigError(f"option {name!r} is refused: {_REFUSED[name]}")
+            if name.startswith(KAFKA_PREFIX):
+                kafka[name.removeprefix(KAFKA_PREFIX)] = text
+            elif name in _FIELD_OF:
+                attribute = _FIELD_OF[name]
+                values[attribute] = _PARSERS[attribute](_NAMES[attribute], text)
+            elif name not in _SPARKS_OWN:
+                raise _unknown(key)
+        parsed = cls(kafka=SealedOptions(kafka), **values)
+        parsed.producer_config()
+        parsed._check_delivery()
+        return parsed
+
+    def _check_delivery(self) -> None:
+        transactional = self.delivery != AT_LEAST_ONCE
+        if transactional and self.transactional_id_prefix is None:
+            raise ConfigError(
+                f"delivery={self.delivery} needs the option transactionalIdPrefix: a name of this "
+                "query, the same after a restart and used by nothing else"
+            )
+        if not transactional and self.transactional_id_prefix is not None:
+            raise ConfigError(
+                "transactionalIdPrefix has no meaning with delivery=at_least_once: leave it out, "
+                "or set delivery to transactional (batch) or exactly_once (stream)"
+            )
+        if transactional and not self.producer_config().idempotent:
+            raise ConfigError(
+                f"delivery={self.delivery} needs kafka.acks=all and idempotence: leave out "
+                "kafka.acks, kafka.retries and kafka.enable.idempotence"
+            )
+
+    def producer_config(self, **more: Any) -> ProducerConfig:
+        """The producer's configuration; `more` are settings by their Python names.
+
+        Raises:
+            ConfigError: a kafka.* option is unknown or wrong, by its full name.
+        """
+        settings: dict[str, object] = {
+            key: _path(value) if key.endswith(".location") else value
+            for key, value in self.kafka.items()
+        }
+        if "bootstrap.servers" not in settings:
+            raise ConfigError(
+                "option 'kafka.bootstrap.servers' is missing: name at least one \"host:port\""
+            )
+        settings["buffer.memory"] = self.max_buffered_bytes
+        if self.delivery != AT_LEAST_ONCE:
+            settings.setdefault("transaction.timeout.ms", DEFAULT_TRANSACTION_TIMEOUT_MS)
+        try:
+            return ProducerConfig.from_mapping(settings | more)
+        except ConfigError as error:
+            raise ConfigError(_with_prefix(error.message, settings)) from None
+
+
+def _path(value: str) -> str:
+    """A file's path; "sparkfiles:<name>" is one that was sent along with `spark.addArtifact`,
+    `SparkContext.addFile` or `--files`."""
+    if not value.startswith(SPARK_FILES):
+        return value
+    from pyspark import SparkFiles
+
+    return str(SparkFiles.get(value.removeprefix(SPARK_FILES)))
+
+
+_NAMES: Final = {
+    "topic": "topic",
+    "delivery": "delivery",
+    "transactional_id_prefix": "transactionalIdPrefix",
+    "batch_id": "batchId",
+    "query_id": "queryId",
+    "max_buffered_bytes": "maxBufferedBytes",
+    "max_transactional_tasks": "maxTransactionalTasks",
+    "unknown_columns": "unknownColumns",
+    "preflight": "preflight",
+    "reuse_producer": "reuseProducer",
+    "loop": "loop",
+    "audit_headers": "auditHeaders",
+    "report_path": "reportPath",
+}
+"""Field → option."""
+_FIELD_OF: Final = {option.lower(): name for name, option in _NAMES.items()}
+_LEAST: Final = {"batch_id": 0, "max_buffered_bytes": 1024 * 1024, "max_transactional_tasks": 1}
+
+
+def _topic(option: str, text: str) -> str:
+    try:
+        return validate_topic(text.strip())
+    except ConfigError as error:
+        raise ConfigError(f"option {option!r}: {error.message}") from None
+
+
+def _text(option: str, text: str) -> str:
+    if not text.strip():
+        raise ConfigError(f"option {option!r} must not be empty")
+    return text.strip()
+
+
+def _flag(option: str, text: str) -> bool:
+    word = text.strip().lower()
+    if word not in ("true", "false"):
+        raise ConfigError(f"option {option!r} is {text!r}: use true or false")
+    return word == "true"
+
+
+def parse_count(option: str, text: str, least: int) -> int:
+    """A whole number ≥ `least`.
+
+    Raises:
+        ConfigError: it is something else.
+    """
+    try:
+        number = int(text.strip())
+    except ValueError:
+        number = least - 1
+    if number < least:
+        raise ConfigError(f"option {option!r} is {text!r}: use a whole number of {least} or more")
+    return number
+
+
+def parse_choice(option: str, text: str, allowed: tuple[str, ...]) -> str:
+    """One of a few words.
+
+    Raises:
+        ConfigError: it is something else.
+    """
+    word = text.strip().lower()
+    if word not in allowed:
+        raise ConfigError(f"option {option!r} is {text!r}: use " + " or ".join(allowed))
+    return word
+
+
+def _parser(name: str, metadata: Mapping[str, Any]) -> Any:
+    if "choice" in metadata:
+        return lambda option, text: parse_choice(option, text, metadata["choice"])
+    if name in _LEAST:
+        return lambda option, text: parse_count(option, text, _LEAST[name])
+    if name in ("preflight", "reuse_producer", "audit_headers"):
+        return _flag
+    return _topic if name == "topic" else _text
+
+
+_PARSERS: Final = {
+    one.name: _parser(one.name, one.metadata) for one in fields(SinkOptions) if one.name in _NAMES
+}
+
+
+def _unknown(key: str) -> ConfigError:
+    known = {name.lower(): name for name in _NAMES.values()}
+    settings = {
+        f"{KAFKA_PREFIX}{one.name.replace('_', '.')}": f"{KAFKA_PREFIX}{one.name.replace('_', '.')}"
+        for one in fields(ProducerConfig)
+    }
+    if f"{KAFKA_PREFIX}{key.lower()}" in settings:
+        return ConfigError(
+            f"option {key!r} is not one of the sink: did you mean '{KAFKA_PREFIX}{key.lower()}'?"
+        )
+    near = difflib.get_close_matches(key.lower(), [*known, *settings], n=1)
+    if near:
+        return ConfigError(
+            f"option {key!r} is not one of the sink: did you mean {(known | settings)[near[0]]!r}?"
+        )
+    return ConfigError(f"option {key!r} is not one of the sink: use {', '.join(known.values())}, "
+                       "or a producer setting as kafka.<name>")  # fmt: skip
+
+
+def _with_prefix(message: str, settings: Mapping[str, object]) -> str:
+    """The setting's name as the user wrote it. Secrets never are in these messages."""
+    message = _MEANT.sub(rf"did you mean '{KAFKA_PREFIX}\1'", message)
+    for name in settings:
+        for spelt in (repr(name), name.replace(".", "_")):
+            if message.startswith(spelt):
+                return f"option '{KAFKA_PREFIX}{name}'" + message[len(spelt) :]
+    return f"kafka options: {message}"

@@ -1,0 +1,168 @@
+"""One event loop in a thread per Python process, with what is worth keeping between tasks.
+
+Spark runs tasks in the main thread of worker processes that it forks, reuses, leaves idle and
+kills without notice. So nothing starts at import, nothing is inherited over a fork, and nothing
+that matters is left to be sent when a task returns: what is kept here are warm connections only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import os
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Hashable
+from typing import Any, Final, Protocol, TypeVar
+
+from aiokprod.errors import ConfigError
+
+IDLE_SECONDS: Final = 60.0
+"""How long something unused is kept; Spark kills idle workers after as long."""
+
+T = TypeVar("T")
+
+
+class Closable(Protocol):
+    """What may be kept: a producer or a session."""
+
+    async def close(self, timeout: float | None = None) -> Any: ...
+
+
+C = TypeVar("C", bound=Closable)
+
+
+class LoopThread:
+    """A running event loop in a daemon thread; call `run` from any other thread."""
+
+    def __init__(self, kind: str) -> None:
+        self.pid = os.getpid()
+        self.kind = kind
+        self.loop = _new_loop(kind)
+        self.kept: dict[Hashable, _Kept] = {}
+        self._thread = threading.Thread(target=self._main, name="aiokprod-spark", daemon=True)
+        self._thread.start()
+
+    def _main(self) -> None:
+        asyncio.set_event_loop(self.loop)
+        self.loop.run_forever()
+
+    @property
+    def usable(self) -> bool:
+        """In this process, and alive."""
+        return self.pid == os.getpid() and self._thread.is_alive()
+
+    def start(self, coroutine: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
+        """Run a coroutine on the loop; the future is for the calling thread."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self.loop)
+
+    def run(self, coroutine: Coroutine[Any, Any, T], timeout: float | None = None) -> T:
+        """Run a coroutine on the loop and wait for it; an interrupted wait cancels it.
+
+        Raises:
+            TimeoutError: not done within `timeout` seconds; it is cancelled.
+        """
+        future = self.start(coroutine)
+        try:
+            return future.result(timeout)
+        except BaseException:
+            future.cancel()
+            raise
+
+    # -- on the loop ----------------------------------------------------------------------------
+
+    @contextlib.asynccontextmanager
+    async def borrowed(
+        self, key: Hashable, make: Callable[[], Awaitable[C]], *, keep: bool
+    ) -> AsyncIterator[C]:
+        """Something kept under `key`, or a new one; after an error it is not kept.
+
+        With `keep` it stays for the next borrower until it was unused for `IDLE_SECONDS`.
+        """
+        entry = self.kept.pop(key, None)
+        if entry is None:
+            item: Any = await make()
+        else:
+            entry.timer.cancel()
+            item = entry.item
+        try:
+            yield item
+        except BaseException:
+            with contextlib.suppress(Exception):
+                await item.close(0)
+            raise
+        if not keep or key in self.kept:
+            await item.close()
+            return
+        timer = self.loop.call_later(IDLE_SECONDS, self._expire, key)
+        self.kept[key] = _Kept(item, timer)
+
+    def _expire(self, key: Hashable) -> None:
+        entry = self.kept.pop(key, None)
+        if entry is not None:
+            entry.closing = self.loop.create_task(_close(entry.item))
+
+
+class _Kept:
+    """An unused item, the timer that ends it, and the task that closes it then."""
+
+    __slots__ = ("closing", "item", "timer")
+
+    def __init__(self, item: Any, timer: asyncio.TimerHandle) -> None:
+        self.item = item
+        self.timer = timer
+        self.closing: asyncio.Task[None] | None = None
+
+
+async def _close(item: Closable) -> None:
+    with contextlib.suppress(Exception):
+        await item.close(5.0)
+
+
+def _new_loop(kind: str) -> asyncio.AbstractEventLoop:
+    if kind != "asyncio":
+        try:
+            import uvloop
+        except ImportError:
+            if kind == "uvloop":
+                raise ConfigError(
+                    "option 'loop' is 'uvloop', which is not installed here: install it on "
+                    "executors and driver, or use loop=auto"
+                ) from None
+        else:
+            return uvloop.new_event_loop()
+    return asyncio.SelectorEventLoop()
+
+
+class _Process:
+    """The loop threads of this process by kind; the one place that changes."""
+
+    def __init__(self) -> None:
+        self._threads: dict[str, LoopThread] = {}
+        self._lock = threading.Lock()
+
+    def loop_thread(self, kind: str) -> LoopThread:
+        with self._lock:
+            thread = self._threads.get(kind)
+            if thread is None or not thread.usable:
+                thread = self._threads[kind] = LoopThread(kind)
+            return thread
+
+    def forget(self) -> None:
+        """In a child: threads and connections stayed with the parent."""
+        self._lock = threading.Lock()
+        self._threads = {}
+
+
+_process = _Process()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_process.forget)
+
+
+def loop_thread(kind: str = "auto") -> LoopThread:
+    """The loop thread of this process, started on first use.
+
+    Raises:
+        ConfigError: `kind` is "uvloop" and that is not installed.
+    """
+    return _process.loop_thread(kind)

@@ -1,0 +1,119 @@
+"""From Spark's RecordBatches to the columns a producer takes, checked row by row in bulk.
+
+All work is on whole columns; pyarrow is imported by the one who has a batch.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from aiokprod.errors import ConfigError, Outcome
+
+if TYPE_CHECKING:
+    from aiokprod.spark.schema import Columns
+
+
+class RowError(ConfigError):
+    """A row cannot be sent as it is."""
+
+
+def row_error(row: int, text: str) -> RowError:
+    """`row` counts from 0 within the task."""
+    return RowError(f"row {row} of this task: {text}", outcome=Outcome.NOT_SENT)
+
+
+def project(batch: Any, columns: Columns, *, topic: str | None, first_row: int) -> Any:
+    """The columns to send, as a RecordBatch of key, value, headers, timestamp, partition, topic.
+
+    Columns that are missing, and a topic column that the option overrides, are left out. Nothing
+    is copied.
+
+    Args:
+        first_row: number within the task of the batch's first row, for errors.
+
+    Raises:
+        RowError: a topic or the name of a header is null, or a partition is negative.
+    """
+    import pyarrow as pa
+
+    arrays: dict[str, Any] = {"value": batch.column(columns.value)}
+    if columns.key is not None:
+        arrays["key"] = batch.column(columns.key)
+    if columns.headers is not None:
+        arrays["headers"] = _headers(batch.column(columns.headers), first_row)
+    if columns.timestamp is not None:
+        arrays["timestamp"] = batch.column(columns.timestamp)
+    if columns.partition is not None:
+        arrays["partition"] = _partitions(batch.column(columns.partition), first_row)
+    if columns.topic is not None and topic is None:
+        arrays["topic"] = _topics(batch.column(columns.topic), first_row)
+    return pa.RecordBatch.from_arrays(list(arrays.values()), names=list(arrays))
+
+
+def _first_null(column: Any) -> int:
+    return int(column.is_null().index(True).as_py())
+
+
+def _topics(column: Any, first_row: int) -> Any:
+    if column.null_count:
+        raise row_error(
+            first_row + _first_null(column),
+            "the topic is null: fill it, filter such rows, or set option('topic', ...)",
+        )
+    return column
+
+
+def _partitions(column: Any, first_row: int) -> Any:
+    import pyarrow.compute as pc
+
+    least = pc.min(column).as_py()
+    if least is not None and least < 0:
+        row = int(pc.less(column, 0).index(True).as_py())
+        raise row_error(
+            first_row + row,
+            f"partition {column[row].as_py()} is negative: use null to let the partitioner choose",
+        )
+    return column
+
+
+def _headers(column: Any, first_row: int) -> Any:
+    names = column.flatten().field("key")  # of the rows of this slice only
+    if names.null_count:
+        row = _row_of(column, _first_null(names))
+        raise row_error(first_row + row, "the key of a header is null: name it or drop the header")
+    return column
+
+
+def _row_of(lists: Any, element: int) -> int:
+    """The row whose list holds an element of the flattened lists."""
+    seen = 0
+    for row, size in enumerate(lists.value_lengths().to_pylist()):
+        seen += size or 0
+        if element < seen:
+            return row
+    return len(lists)
+
+
+def check_partitions(batch: Any, counts: dict[str, int], *, topic: str | None,
+                     first_row: int) -> None:  # fmt: skip
+    """Refuse partitions that a topic does not have; `counts` is partitions by topic.
+
+    Raises:
+        RowError: names row, partition and the number there are.
+    """
+    import pyarrow.compute as pc
+
+    column = batch.column("partition")
+    greatest = pc.max(column).as_py()
+    if greatest is None or greatest < min(counts.values(), default=0):
+        return
+    count = len(column)
+    topics = [topic] * count if topic is not None else batch.column("topic").to_pylist()
+    for row, partition in enumerate(column.to_pylist()):
+        name = str(topics[row])
+        if partition is not None and partition >= counts[name]:
+            raise row_error(
+                first_row + row,
+                f"partition {partition} is out of range: topic {name!r} has {counts[name]}, "
+                "numbered from 0",
+            )

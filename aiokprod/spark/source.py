@@ -1,0 +1,107 @@
+"""The data sources that Spark finds by name: `aiokprod` (sink) and `aiokprod-audit` (reader)."""
+
+from __future__ import annotations
+
+import uuid
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.datasource import DataSource
+
+from aiokprod.errors import ConfigError
+from aiokprod.spark.audit_reader import SCHEMA, AuditReader
+from aiokprod.spark.options import (
+    AT_LEAST_ONCE,
+    EXACTLY_ONCE,
+    TRANSACTIONAL,
+    SealedOptions,
+    SinkOptions,
+)
+from aiokprod.spark.preflight import preflight
+from aiokprod.spark.redaction import redacted
+from aiokprod.spark.schema import check_schema
+from aiokprod.spark.writer import AiokprodWriter
+
+if TYPE_CHECKING:
+    from collections.abc import MutableMapping
+
+    from pyspark.sql.types import StructType
+
+
+class AiokprodDataSource(DataSource):
+    """`format("aiokprod")`: DataFrames to Kafka, batch and streaming. See docs/spark.md."""
+
+    @classmethod
+    def name(cls) -> str:
+        """The name in `format(...)`."""
+        return "aiokprod"
+
+    def __init__(self, options: MutableMapping[str, str]) -> None:
+        self.options: Any = SealedOptions(options)
+
+    def writer(self, schema: StructType, overwrite: bool) -> AiokprodWriter:
+        """Checks everything that can be checked on the driver.
+
+        Raises:
+            ConfigError: options or schema are wrong.
+            PreflightError: brokers, credentials or topic are.
+        """
+        with redacted(self.options):
+            if overwrite:
+                raise ConfigError(
+                    "mode('overwrite') is refused: Kafka topics are only appended to; use "
+                    "mode('append')"
+                )
+            return self._writer(schema, job=uuid.uuid4().hex[:12])
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> AiokprodWriter:
+        """As `writer`; `overwrite` is the output mode complete, which appends each result."""
+        with redacted(self.options):
+            return self._writer(schema, job=None)
+
+    def _writer(self, schema: StructType, job: str | None) -> AiokprodWriter:
+        options = SinkOptions.parse(self.options)
+        _check_delivery(options, streaming=job is None)
+        columns = check_schema(schema, topic=options.topic, unknown_columns=options.unknown_columns)
+        if options.preflight:
+            preflight(options)
+        return AiokprodWriter(self.options, columns, job)
+
+
+def _check_delivery(options: SinkOptions, *, streaming: bool) -> None:
+    within_batch = options.batch_id is not None and options.query_id is not None
+    if options.delivery == EXACTLY_ONCE and not streaming and not within_batch:
+        raise ConfigError(
+            "delivery=exactly_once is for streams and foreach_batch: use delivery=transactional "
+            "for a batch job, whose failed attempts then stay invisible"
+        )
+    if options.delivery == TRANSACTIONAL and streaming:
+        raise ConfigError("delivery=transactional is for batch jobs: use delivery=exactly_once")
+    if options.delivery == AT_LEAST_ONCE and (options.batch_id is None) != (
+        options.query_id is None
+    ):
+        raise ConfigError("options batchId and queryId belong together: give both or none")
+
+
+class AiokprodAuditSource(DataSource):
+    """`format("aiokprod-audit")`: reads topics back for audits. See docs/spark.md."""
+
+    @classmethod
+    def name(cls) -> str:
+        """The name in `format(...)`."""
+        return "aiokprod-audit"
+
+    def __init__(self, options: MutableMapping[str, str]) -> None:
+        self.options: Any = SealedOptions(options)
+
+    def schema(self) -> str:
+        """Fixed: one row per record."""
+        return SCHEMA
+
+    def reader(self, schema: StructType) -> AuditReader:
+        """Checks the options.
+
+        Raises:
+            ConfigError: one is unknown, missing or wrong.
+        """
+        with redacted(self.options):
+            return AuditReader(self.options)

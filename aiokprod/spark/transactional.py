@@ -1,0 +1,172 @@
+"""A task attempt within a transaction that it never ends: only the driver's commit may.
+
+The end of Spark's iterator does not prove that the data are complete (a killed task's iterator
+ends normally, truncated), so nothing here commits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+from aiokprod.consumer_groups import GroupMetadata
+from aiokprod.errors import ConfigError, KafkaError, ProducerFenced
+from aiokprod.producer import Producer
+from aiokprod.spark.failures import Counts, SinkError, describe
+from aiokprod.spark.markers import Marker, hash_rows, read_marker, stream_id, task_id
+from aiokprod.spark.messages import Prepared, report_fields
+from aiokprod.spark.options import EXACTLY_ONCE
+from aiokprod.spark.sending import TaskSender
+from aiokprod.spark.session import Session
+
+if TYPE_CHECKING:
+    from aiokprod.spark.context import Task
+    from aiokprod.spark.feed import Feed
+    from aiokprod.spark.options import SinkOptions
+    from aiokprod.spark.process import LoopThread
+
+MARKER_SECONDS = 60.0
+"""To read a marker, leftovers of an earlier attempt being aborted included."""
+
+_FENCED = (
+    " A later attempt of this task, or another query with the same transactionalIdPrefix and query "
+    "id (a copied checkpoint?), took over"
+)
+
+
+async def run_transactional(
+    thread: LoopThread, options: SinkOptions, task: Task, feed: Feed, job: str | None
+) -> Prepared:
+    """Send what comes out of the feed in a transaction and leave it open.
+
+    Raises:
+        SinkError: a row failed; the transaction is aborted.
+    """
+    run = _Run(thread, options, task, feed, _transactional_id(options, task, job))
+    try:
+        return await run.go()
+    except SinkError:
+        raise
+    except Exception as error:
+        raise run.failure(error) from error
+
+
+def _transactional_id(options: SinkOptions, task: Task, job: str | None) -> str:
+    prefix = options.transactional_id_prefix
+    assert prefix is not None, "checked with the options"
+    if options.delivery != EXACTLY_ONCE:
+        assert job is not None, "made by writer()"
+        return task_id(f"{prefix}.{job}", task.partition)
+    if task.batch_id is None or task.query_id is None:
+        raise ConfigError(
+            "delivery=exactly_once: Spark did not tell this task its batch and query (local "
+            "properties streaming.sql.batchId and sql.streaming.queryId): this Spark version is "
+            "not supported, use foreach_batch or at_least_once"
+        )
+    return task_id(stream_id(prefix, task.query_id), task.partition)
+
+
+class _Run:
+    """One attempt."""
+
+    def __init__(
+        self, thread: LoopThread, options: SinkOptions, task: Task, feed: Feed, tid: str
+    ) -> None:
+        self._thread = thread
+        self._options = options
+        self._task = task
+        self._feed = feed
+        self._id = tid
+        self._started = thread.loop.time()
+        self._hash = 0
+
+    async def go(self) -> Prepared:
+        config = self._options.producer_config(transactional_id=self._id)
+        producer: Producer[Any, Any] = Producer(config)
+        try:
+            await producer.start()  # fences zombies, aborts what they left
+            marker = await self._marker()
+            ours = self._task.batch_id
+            if marker is not None and ours is not None and marker.batch_id == ours:
+                return await self._skip(marker)
+            if marker is not None and ours is not None and marker.batch_id > ours:
+                raise KafkaError(
+                    f"Kafka has batch {marker.batch_id} of this query, Spark replays batch {ours}: "
+                    "the checkpoint was rolled back. Restore it, or start a new checkpoint with "
+                    "another transactionalIdPrefix"
+                )
+            return await self._send(producer)
+        finally:
+            with contextlib.suppress(Exception):
+                await producer.close(10.0)  # aborts, unless prepared
+
+    async def _marker(self) -> Marker | None:
+        if self._options.delivery != EXACTLY_ONCE:
+            return None
+
+        async def make() -> Session:
+            return Session(self._options.producer_config())
+
+        key = ("session", self._options.kafka)
+        async with self._thread.borrowed(key, make, keep=True) as session:
+            deadline = session.loop.time() + MARKER_SECONDS
+            return await read_marker(session, self._id, deadline)
+
+    async def _skip(self, marker: Marker) -> Prepared:
+        """This batch was committed: only count and hash what comes."""
+        rows = 0
+        while (table := await self._feed.get()) is not None:
+            rows += table.num_rows
+            self._hash += hash_rows(table)
+        return Prepared(
+            **report_fields(
+                self._task, rows=rows, size=0, ranges={},
+                seconds=self._thread.loop.time() - self._started,
+            ),
+            transactional_id=self._id,
+            row_hash=self._hash % 2**64,
+            skipped=True,
+            marked_rows=marker.rows,
+            marked_hash=marker.row_hash,
+        )  # fmt: skip
+
+    async def _send(self, producer: Producer[Any, Any]) -> Prepared:
+        await producer.begin_transaction()
+        sender = TaskSender(producer, topic=self._options.topic, transactional=True)
+        marking = self._options.delivery == EXACTLY_ONCE
+        try:
+            while (table := await self._feed.get()) is not None:
+                if marking:
+                    self._hash += hash_rows(table)
+                await sender.admit(table)
+            await sender.finish()
+            place = self._options.topic or next((topic for topic, _ in sender.ranges), None)
+            if marking and place is not None:
+                await self._mark(producer, place, sender.rows)
+            producer_id, epoch, second = await producer._transactions.prepare()
+        except Exception as error:
+            failure = sender.failure(error)
+            if isinstance(error, ProducerFenced):
+                failure = SinkError(f"{failure}.{_FENCED}")
+            raise failure from None
+        return Prepared(
+            **report_fields(
+                self._task, rows=sender.rows, size=sender.size, ranges=sender.ranges,
+                seconds=self._thread.loop.time() - self._started,
+            ),
+            transactional_id=self._id,
+            producer_id=producer_id if sender.rows or (marking and place) else -1,
+            epoch=epoch,
+            second_protocol=second,
+            row_hash=self._hash % 2**64,
+        )  # fmt: skip
+
+    async def _mark(self, producer: Producer[Any, Any], topic: str, rows: int) -> None:
+        assert self._task.batch_id is not None, "checked for the transactional id"
+        marker = Marker(self._task.batch_id, rows, self._hash % 2**64, self._task.attempt)
+        group = GroupMetadata(self._id)
+        await producer.send_offsets_to_transaction({(topic, 0): marker.offset()}, group)
+
+    def failure(self, error: Exception) -> SinkError:
+        """The exception of an attempt that failed before or beside its rows."""
+        return describe(error, Counts(), where=f"transaction {self._id}", transactional=True)

@@ -1,0 +1,108 @@
+"""The writer that Spark pickles: `write` in the tasks, `commit` and `abort` on the driver.
+
+One class for all versions since 4.0: mixing `DataSourceArrowWriter` into a stream writer makes
+4.0, which has no stream writer for Arrow, hand over RecordBatches too.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.datasource import (
+    DataSourceArrowWriter,
+    DataSourceStreamWriter,
+    WriterCommitMessage,
+)
+
+from aiokprod.errors import ConfigError
+from aiokprod.spark import reports
+from aiokprod.spark.context import current_task
+from aiokprod.spark.driver import TransactionEnder
+from aiokprod.spark.messages import Prepared, TaskReport
+from aiokprod.spark.options import AT_LEAST_ONCE, SealedOptions, SinkOptions
+from aiokprod.spark.process import loop_thread
+from aiokprod.spark.tasks import run_task
+from aiokprod.version import __version__
+
+if TYPE_CHECKING:
+    from aiokprod.spark.schema import Columns
+
+logger = logging.getLogger("aiokprod.spark")
+
+
+class AiokprodWriter(DataSourceStreamWriter, DataSourceArrowWriter):
+    """Writes the RecordBatches of a task to Kafka and answers for every row.
+
+    Args:
+        options: as Spark handed them over, sealed; checked before and again where they are used.
+        columns: where they are in the DataFrame.
+        job: a name of this batch job that its tasks and its commit share; None for streams, whose
+            commit side is another instance.
+    """
+
+    def __init__(self, options: SealedOptions, columns: Columns, job: str | None) -> None:
+        self._options = options
+        self._columns = columns
+        self._job = job
+        self._version = __version__
+
+    def __repr__(self) -> str:
+        return f"<AiokprodWriter {self._options!r}>"
+
+    def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
+        """Send all rows; returns when each is acknowledged.
+
+        Raises:
+            SinkError: a row failed; tells what is known of the others.
+        """
+        self._check_version()
+        options = SinkOptions.parse(self._options)
+        task = current_task(options)
+        if options.delivery != AT_LEAST_ONCE and task.speculation:
+            raise ConfigError(
+                f"delivery={options.delivery} excludes spark.speculation=true: a second attempt "
+                "of a task would fence the first one. Turn speculation off for this query"
+            )
+        return run_task(options, self._columns, task, iterator, job=self._job)
+
+    def commit(
+        self, messages: Sequence[WriterCommitMessage | None], batchId: int | None = None
+    ) -> None:
+        """On the driver, once all tasks succeeded: end their transactions, write the report."""
+        options = SinkOptions.parse(self._options)
+        done = [one for one in messages if isinstance(one, TaskReport)]
+        batch_id = options.batch_id if batchId is None else batchId
+        if options.delivery != AT_LEAST_ONCE:
+            if len(done) != len(messages):
+                raise RuntimeError(
+                    f"aiokprod: {len(messages) - len(done)} of {len(messages)} tasks left no "
+                    "message: the batch cannot be committed"
+                )
+            prepared = [one for one in done if isinstance(one, Prepared)]
+            ender = TransactionEnder(options, batch_id)
+            loop_thread(options.loop).run(ender.commit(prepared))
+        reports.committed(options, done, batch_id)
+
+    def abort(
+        self, messages: Sequence[WriterCommitMessage | None], batchId: int | None = None
+    ) -> None:
+        """On the driver, after a failed job or commit: end what may be open. Never raises, as
+        Spark would hide the reason of the failure behind it."""
+        try:
+            options = SinkOptions.parse(self._options)
+            prepared = [one for one in messages if isinstance(one, Prepared) and not one.skipped]
+            if prepared:
+                batch_id = options.batch_id if batchId is None else batchId
+                ender = TransactionEnder(options, batch_id)
+                loop_thread(options.loop).run(ender.abort(prepared))
+        except BaseException as error:
+            logger.warning("aborting the transactions failed: %s: %s", type(error).__name__, error)
+
+    def _check_version(self) -> None:
+        if self._version != __version__:
+            raise ConfigError(
+                f"aiokprod is {self._version} on the driver and {__version__} on this executor: "
+                "install the same version on both"
+            )

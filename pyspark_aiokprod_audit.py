@@ -1,0 +1,30 @@
+"""Lets Spark find `format("aiokprod-audit")` by itself; see `pyspark_aiokprod`."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+with contextlib.suppress(Exception):  # pyspark is missing or too old
+    from pyspark.sql.datasource import DataSource
+
+    class DefaultSource(DataSource):
+        """Stands for `aiokprod.spark.AiokprodAuditSource`."""
+
+        @classmethod
+        def name(cls) -> str:
+            """The name in `format(...)`."""
+            return "aiokprod-audit"
+
+        def __init__(self, options: Any) -> None:
+            from aiokprod.spark.source import AiokprodAuditSource
+
+            self._source = AiokprodAuditSource(options)
+
+        def schema(self) -> Any:
+            """As `AiokprodAuditSource.schema`."""
+            return self._source.schema()
+
+        def reader(self, schema: Any) -> Any:
+            """As `AiokprodAuditSource.reader`."""
+            return self._source.reader(schema)

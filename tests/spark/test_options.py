@@ -1,0 +1,208 @@
+"""Options: names, checks, exact texts, and what is never shown."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+from aiokprod import ConfigError
+from aiokprod.spark.audit_reader import AuditOptions
+from aiokprod.spark.options import SealedOptions, SinkOptions
+
+SERVERS = {"kafka.bootstrap.servers": "b:9092"}
+
+
+def parse(**options: str) -> SinkOptions:
+    return SinkOptions.parse(SERVERS | {key.replace("__", "."): v for key, v in options.items()})
+
+
+def test_options_of_a_plain_write() -> None:
+    options = parse(Topic="t ", kafka__linger__ms="7", CHECKPOINTLOCATION="c", includeHeaders="x")
+    assert options.topic == "t"
+    assert options.delivery == "at_least_once"
+    config = options.producer_config()
+    assert config.linger_ms == 7
+    assert config.buffer_memory == 32 * 1024 * 1024
+    assert config.idempotent
+
+
+def test_options_are_case_insensitive() -> None:
+    upper = SinkOptions.parse({"KAFKA.BOOTSTRAP.SERVERS": "b:9092", "TOPIC": "t",
+                               "MAXBUFFEREDBYTES": "1048576"})  # fmt: skip
+    assert upper.topic == "t"
+    assert upper.producer_config().buffer_memory == 1048576
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "text"),
+    [
+        (
+            "kafka.key.serializer",
+            "x",
+            "option 'kafka.key.serializer' is refused: keys are the bytes of the key column: "
+            "serialise them in the query",
+        ),
+        (
+            "kafka.value.serializer",
+            "x",
+            "option 'kafka.value.serializer' is refused: values are the bytes of the value column: "
+            "serialise them in the query",
+        ),
+        (
+            "kafka.partitioner.class",
+            "x",
+            "option 'kafka.partitioner.class' is refused: class names are not loaded: fill a "
+            "partition column, or leave it to the built-in partitioner (Java's murmur2)",
+        ),
+        (
+            "kafka.interceptor.classes",
+            "x",
+            "option 'kafka.interceptor.classes' is refused: class names are not loaded: do it in "
+            "the query",
+        ),
+        (
+            "kafka.transactional.id",
+            "x",
+            "option 'kafka.transactional.id' is refused: each task needs an id of its own: use "
+            "transactionalIdPrefix with delivery=transactional or exactly_once",
+        ),
+        (
+            "kafka.group.id",
+            "x",
+            "option 'kafka.group.id' is refused: it is a consumer setting: leave it out",
+        ),
+        (
+            "kafka.buffer.memory",
+            "1",
+            "option 'kafka.buffer.memory' is refused: use maxBufferedBytes",
+        ),
+        (
+            "path",
+            "/x",
+            "option 'path' is refused: this sink writes to Kafka topics: use .save() without a "
+            "path, and .option('topic', ...)",
+        ),
+        (
+            "kafka.linger.sm",
+            "5",
+            "option 'kafka.linger.sm' is not a setting; did you mean 'kafka.linger.ms'?",
+        ),
+        (
+            "kafka.linger.ms",
+            "soon",
+            "option 'kafka.linger.ms'='soon': use a decimal integer",
+        ),
+        (
+            "linger.ms",
+            "5",
+            "option 'linger.ms' is not one of the sink: did you mean 'kafka.linger.ms'?",
+        ),
+        ("topics", "t", "option 'topics' is not one of the sink: did you mean 'topic'?"),
+        ("delivry", "x", "option 'delivry' is not one of the sink: did you mean 'delivery'?"),
+        (
+            "delivery",
+            "maybe",
+            "option 'delivery' is 'maybe': use at_least_once or transactional or exactly_once",
+        ),
+        ("unknownColumns", "drop", "option 'unknownColumns' is 'drop': use error or ignore"),
+        ("loop", "twisted", "option 'loop' is 'twisted': use auto or asyncio or uvloop"),
+        ("preflight", "1", "option 'preflight' is '1': use true or false"),
+        (
+            "maxBufferedBytes",
+            "1k",
+            "option 'maxBufferedBytes' is '1k': use a whole number of 1048576 or more",
+        ),
+        ("batchId", "-1", "option 'batchId' is '-1': use a whole number of 0 or more"),
+        (
+            "delivery",
+            "exactly_once",
+            "delivery=exactly_once needs the option transactionalIdPrefix: a name of this query, "
+            "the same after a restart and used by nothing else",
+        ),
+        (
+            "transactionalIdPrefix",
+            "p",
+            "transactionalIdPrefix has no meaning with delivery=at_least_once: leave it out, or "
+            "set delivery to transactional (batch) or exactly_once (stream)",
+        ),
+        ("transactionalIdPrefix", " ", "option 'transactionalIdPrefix' must not be empty"),
+    ],
+)
+def test_option_wrong_is_refused_with_its_text(name: str, value: str, text: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        SinkOptions.parse(SERVERS | {name: value})
+    assert str(caught.value) == text
+
+
+def test_option_servers_missing() -> None:
+    with pytest.raises(ConfigError) as caught:
+        SinkOptions.parse({"topic": "t"})
+    assert str(caught.value) == (
+        "option 'kafka.bootstrap.servers' is missing: name at least one \"host:port\""
+    )
+
+
+def test_option_topic_illegal_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"^option 'topic': "):
+        parse(topic="a b")
+
+
+def test_transactions_exclude_acks() -> None:
+    with pytest.raises(ConfigError, match=r"needs kafka.acks=all and idempotence"):
+        parse(delivery="exactly_once", transactionalIdPrefix="p", kafka__acks="1")
+
+
+def test_transactions_have_the_brokers_timeout() -> None:
+    options = parse(delivery="transactional", transactionalIdPrefix="p")
+    assert options.producer_config().transaction_timeout_ms == 900_000
+
+
+def test_sealed_options_show_no_secret_and_travel_with_all() -> None:
+    values = {
+        "kafka.sasl.password": "s3cret",
+        "kafka.ssl.key.password": "s3cret",
+        "kafka.ssl.keystore.key": "s3cret",
+        "kafka.sasl.jaas.config": "s3cret",
+        "Kafka.Sasl.Username": "me",
+    }
+    sealed = SealedOptions(values)
+    assert "s3cret" not in repr(sealed)
+    assert "s3cret" not in f"{sealed!s} {vars(SealedOptions)}"
+    assert "me" in repr(sealed)
+    assert dict(pickle.loads(pickle.dumps(sealed))) == {k.lower(): v for k, v in values.items()}
+
+
+def test_refusal_of_credentials_does_not_show_them() -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse(kafka__sasl__password="s3cret", kafka__sasl__mechanism="PLAIN")
+    assert "s3cret" not in str(caught.value)
+
+
+def test_audit_options() -> None:
+    options = AuditOptions.parse(
+        SERVERS | {"topic": "a, b", "isolation": "read_uncommitted", "offsetsPerTask": "10"}
+    )
+    assert options.topics == ("a", "b")
+    assert not options.committed
+    assert options.offsets_per_task == 10
+    assert options.config().receive_max_bytes > 64 * 1024 * 1024
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "text"),
+    [
+        ("isolation", "dirty", "option 'isolation' is 'dirty': use read_committed or"),
+        ("values", "no", "option 'values' is 'no': use true or false"),
+        ("delivery", "x", "option 'delivery' is not one of aiokprod-audit: use topic, isolation"),
+        ("kafka.bogus", "x", "option 'kafka.bogus' is not a setting"),
+    ],
+)
+def test_audit_option_wrong_is_refused(name: str, value: str, text: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{text}"):
+        AuditOptions.parse(SERVERS | {"topic": "t", name: value})
+
+
+def test_audit_topic_missing() -> None:
+    with pytest.raises(ConfigError, match="option 'topic' is missing"):
+        AuditOptions.parse(SERVERS)

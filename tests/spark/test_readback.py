@@ -1,0 +1,169 @@
+"""Compiled decoding against the reference reader, and row hashes against their definition."""
+
+from __future__ import annotations
+
+import random
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from aiokprod.hot.readback import RecordColumns, RowHashes
+from aiokprod.spark.audit_reader import record_batch
+from aiokprod.spark.markers import hash_rows
+from aiokprod.wire.batch_reader import RecordBatch, read_batches
+from aiokprod.wire.record_batch import batch_header
+from tests.reference.records import PlainRecord, encode_records
+
+BLOB = st.none() | st.binary(max_size=200)
+RECORD = st.tuples(
+    st.integers(0, 2**41),
+    BLOB,
+    BLOB,
+    st.lists(st.tuples(st.text(max_size=5), BLOB), max_size=3),
+)
+
+
+def built(rows: list[tuple[int, bytes | None, bytes | None, list]]) -> bytes:
+    """A batch by the reference encoder."""
+    records = [PlainRecord(*row) for row in rows]
+    base = records[0].timestamp
+    payload = encode_records(records, base)
+    latest = max(one.timestamp for one in records)
+    head = batch_header(payload, count=len(records), base_timestamp=base, max_timestamp=latest)
+    return head + payload
+
+
+def columns_of(batch: RecordBatch, **how: bool) -> RecordColumns:
+    found = RecordColumns(**how)
+    add(found, batch)
+    return found
+
+
+def add(columns: RecordColumns, batch: RecordBatch, first: int = 0, end: int = 2**62) -> None:
+    header = batch.header
+    columns.add(
+        batch.payload, header.count, header.base_offset, header.base_timestamp,
+        header.max_timestamp if header.is_log_append_time else -1, header.producer_id,
+        header.producer_epoch, header.base_sequence, header.attributes, first, end,
+    )  # fmt: skip
+
+
+@given(st.lists(RECORD, min_size=1, max_size=20))
+@settings(max_examples=60, deadline=None)
+def test_readback_equals_the_reference_reader(rows: list) -> None:
+    (batch,) = read_batches(built(rows))
+    table = record_batch("t", 3, columns_of(batch).take())
+    table.validate(full=True)
+    expected = batch.records()
+    assert table.column("offset").to_pylist() == [one.offset for one in expected]
+    assert table.column("key").to_pylist() == [one.key for one in expected]
+    assert table.column("value").to_pylist() == [one.value for one in expected]
+    stamps = table.column("timestamp").cast(pa.int64()).to_pylist()
+    assert stamps == [one.timestamp * 1000 for one in expected]
+    headers = [
+        tuple((one["key"], one["value"]) for one in row)
+        for row in table.column("headers").to_pylist()
+    ]
+    assert headers == [one.headers for one in expected]
+    assert set(table.column("topic").to_pylist()) == {"t"}
+
+
+@given(st.lists(RECORD, min_size=1, max_size=5), st.randoms())
+@settings(max_examples=60, deadline=None)
+def test_readback_of_damaged_bytes_raises_or_reads(rows: list, rng: random.Random) -> None:
+    """Never more than the bytes that are there: the sanitiser of the test is the length check."""
+    (batch,) = read_batches(built(rows))
+    damaged = bytearray(batch.payload)
+    for _ in range(3):
+        damaged[rng.randrange(len(damaged))] = rng.randrange(256)
+    columns = RecordColumns()
+    try:
+        columns.add(bytes(damaged[: rng.randrange(len(damaged) + 1)]), batch.header.count,
+                    0, 0, -1, -1, -1, -1, 0, 0, 10)  # fmt: skip
+    except (ValueError, OverflowError):
+        return
+    record_batch("t", 0, columns.take())
+
+
+def test_readback_takes_the_range_only_and_starts_afresh() -> None:
+    (batch,) = read_batches(built([(i, b"k", b"v%d" % i, []) for i in range(10)]))
+    columns = RecordColumns(values=False, headers=False)
+    add(columns, batch, 3, 5)
+    assert columns.count == 2
+    table = record_batch("t", 0, columns.take())
+    assert table.column("offset").to_pylist() == [3, 4]
+    assert table.column("value").null_count == 2
+    assert table.column("headers").null_count == 2
+    assert columns.count == 0
+    add(columns, batch, 9, 10)
+    assert record_batch("t", 0, columns.take()).column("offset").to_pylist() == [9]
+
+
+@pytest.mark.parametrize("cut", [1, 3, 7])
+def test_readback_of_cut_payload_is_refused(cut: int) -> None:
+    (batch,) = read_batches(built([(1, b"k", b"v", [("h", b"x")])]))
+    with pytest.raises(ValueError, match=r"batch|record"):
+        RecordColumns().add(batch.payload[:-cut], 1, 0, 0, -1, -1, -1, -1, 0, 0, 10)
+
+
+def table_of(rows: list[tuple[bytes | None, bytes | None]], large: bool = False) -> pa.RecordBatch:
+    kind = pa.large_binary() if large else pa.binary()
+    keys = pa.array([row[0] for row in rows], kind)
+    values = pa.array([row[1] for row in rows], kind)
+    return pa.RecordBatch.from_arrays([keys, values], names=["key", "value"])
+
+
+ROWS = st.lists(st.tuples(BLOB, BLOB), max_size=20)
+
+
+@given(ROWS, st.randoms())
+@settings(max_examples=60, deadline=None)
+def test_hash_is_the_same_for_every_order_split_and_width(
+    rows: list[tuple[bytes | None, bytes | None]], rng: random.Random
+) -> None:
+    whole = hash_rows(table_of(rows))
+    shuffled = rng.sample(rows, len(rows))
+    assert hash_rows(table_of(shuffled)) == whole
+    assert hash_rows(table_of(rows, large=True)) == whole
+    at = rng.randrange(len(rows) + 1)
+    table = table_of(rows)
+    parts = hash_rows(table.slice(0, at)) + hash_rows(table.slice(at))
+    assert parts % 2**64 == whole
+
+
+@given(ROWS, ROWS)
+@settings(max_examples=100, deadline=None)
+def test_hash_tells_different_rows_apart(one: list, other: list) -> None:
+    same = sorted(map(repr, one)) == sorted(map(repr, other))
+    assert (hash_rows(table_of(one)) == hash_rows(table_of(other))) is same
+
+
+def test_hash_tells_null_from_empty_and_key_from_value() -> None:
+    tables = [[(None, b"")], [(b"", None)], [(b"", b"")], [(None, None)], [(b"a", b"b")],
+              [(b"b", b"a")], [(b"ab", b"")], [(b"", b"ab")]]  # fmt: skip
+    assert len({hash_rows(table_of(rows)) for rows in tables}) == len(tables)
+
+
+def test_hash_covers_other_columns() -> None:
+    base = table_of([(b"k", b"v")])
+    for name, values in (("topic", ["a", "b"]), ("partition", [1, 2])):
+        found = {
+            hash_rows(
+                pa.RecordBatch.from_arrays(
+                    [*base.columns, pa.array([value])], names=["key", "value", name]
+                )
+            )
+            for value in values
+        }
+        assert len(found) == 2
+
+
+def test_hash_refuses_buffers_that_are_too_small() -> None:
+    with pytest.raises(ValueError, match="offsets buffer"):
+        RowHashes(2).binary(None, 0, b"\0" * 8, 4, b"")
+    with pytest.raises(ValueError, match="outside"):
+        RowHashes(1).binary(None, 0, b"\0\0\0\0\x05\0\0\0", 4, b"abc")
+    with pytest.raises(ValueError, match="validity"):
+        RowHashes(1).binary(b"", 0, b"\0" * 8, 4, b"")
