@@ -3,7 +3,7 @@
 #   make demo BOOTSTRAP=host:port   the same against your own cluster
 #   make demo KAFKA=1               the same against three real Kafka nodes (JDK 17+, Maven)
 #   make test                       lint + unit tests + coverage thresholds
-#   make bench                      aiokprod beside aiokafka and confluent-kafka
+#   make bench                      aiokprod beside aiokafka, confluent-kafka and Java; half an hour
 #   make chaos                      21 faults on three real nodes, 3 runs each (FAULTS=… RUNS=…)
 #   make soak HOURS=0.5             steady load with faults; nothing may grow (RATE=… records/s)
 #   make contrast                   the same faults for aiokprod, aiokafka and confluent-kafka
@@ -35,6 +35,10 @@ $(VENV)/.test: $(PY) $(INPUTS)
 	$(PIP) install --editable '.[test,dev]'
 	@touch $@ $(VENV)/.demo
 
+$(VENV)/.bench: $(VENV)/.demo
+	$(PIP) install --editable '.[bench]'
+	@touch $@
+
 demo: $(VENV)/.demo
 	@$(PY) -m examples.demo $(if $(BOOTSTRAP),--bootstrap '$(BOOTSTRAP)') $(if $(KAFKA),--kafka)
 
@@ -58,8 +62,8 @@ unit: $(VENV)/.test
 integration: $(VENV)/.test
 	$(PY) -m pytest tests/integration
 
-bench: $(VENV)/.test
-	$(PY) -m benchmarks.compare
+bench: $(VENV)/.bench
+	$(PY) -m benchmarks suite
 
 FAULTS := all
 RUNS   := 3

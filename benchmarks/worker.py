@@ -1,59 +1,128 @@
 """One measurement in a process of its own: prints a line of JSON.
 
-python -m benchmarks.worker CLIENT SERVERS TOPIC COUNT SIZE LOOP
+    python -m benchmarks.worker '{"servers": "host:port", "topic": "t", "case": {...}}'
+
+A short run of the same case comes first and is not timed.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import json
+import os
 import resource
 import sys
 import time
+from collections.abc import Sequence
+from typing import Any, Final
 
-from benchmarks import roundtrip
-from benchmarks.clients import CLIENTS
+from benchmarks import java, payloads, raw
+from benchmarks.case import Case
+from benchmarks.clients import PYTHON_CLIENTS
+from benchmarks.clients.drivers import Limit
+from benchmarks.lag import LoopLag
+from benchmarks.summary import quantile
 
-ROUND_TRIP = "round-trip"
+WARM_UP_SHARE: Final = 0.1
+WARM_UP_SECONDS: Final = 0.25
 
 
-async def measure(name: str, servers: str, topic: str, count: int, size: int) -> dict[str, object]:
-    """Seconds (wall and processor) for `count` acknowledged records; latencies where kept."""
-    client = CLIENTS[name]()
+def rss_mib() -> float:
+    """Most memory this process ever held, MiB."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def percentiles(latencies: Sequence[float]) -> dict[str, float]:
+    """Milliseconds; empty without latencies."""
+    if not latencies:
+        return {}
+    ordered = sorted(latencies)
+    shares = {"p50_ms": 0.5, "p99_ms": 0.99, "p999_ms": 0.999, "max_ms": 1.0}
+    return {name: quantile(ordered, share) * 1000 for name, share in shares.items()}
+
+
+async def measure(case: Case, servers: str, topic: str) -> dict[str, Any]:
+    """Seconds (wall and processor) for acknowledged records, latencies, loop lag, memory."""
+    client = PYTHON_CLIENTS[case.client](case, payloads.make(case))
     await client.start(servers, topic)
-    value = b"v" * size
+    warm = max(case.tasks, int(case.records * WARM_UP_SHARE))
+    warm_up = await client.run(Limit(warm, min(WARM_UP_SECONDS, case.seconds)))
+    client.latencies = type(client.latencies)("d")
     gc.collect()
-    used = time.process_time()
-    started = time.perf_counter()
-    await client.run(value, count)
-    seconds = time.perf_counter() - started
-    used = time.process_time() - used
-    await client.stop()
-    return {
+    gc.freeze()
+    before = rss_mib()
+    lag = LoopLag()
+    with lag if client.on_loop else contextlib.nullcontext():
+        used = time.process_time()
+        limit = Limit(case.records, case.seconds)
+        count = await client.run(limit)
+        seconds = time.perf_counter() - limit.started
+        used = time.process_time() - used
+    result = {
+        "count": count,
+        "warm_up": warm_up,
         "seconds": seconds,
-        "cpu": used,
-        "rss_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
-        "latencies": getattr(client, "latencies", []),
-        "warm_up": 1,
+        "cpu_us": used / count * 1e6,
+        "rss_mib": rss_mib(),
+        "rss_grown_mib": rss_mib() - before,
+        **percentiles(client.latencies),
+    }
+    if client.on_loop:
+        result["lag_ms"] = lag.worst * 1000
+    await client.stop()
+    return result
+
+
+def measure_raw(case: Case, servers: str, topic: str) -> dict[str, Any]:
+    """The blaster or the bare round trip."""
+    records = payloads.make(case)
+    warm_s = min(WARM_UP_SECONDS, case.seconds)
+    if case.client == "round-trip":
+        warm_up = len(raw.round_trips(servers, topic, case, records, warm_s))
+        used = time.process_time()
+        latencies = raw.round_trips(servers, topic, case, records, case.seconds)
+        count, seconds = len(latencies), sum(latencies)
+    else:
+        warm_up, _ = raw.blast(servers, topic, case, records, warm_s)
+        latencies = []
+        used = time.process_time()
+        count, seconds = raw.blast(servers, topic, case, records, case.seconds)
+    return {
+        "count": count,
+        "warm_up": warm_up,
+        "seconds": seconds,
+        "cpu_us": (time.process_time() - used) / count * 1e6,
+        "rss_mib": rss_mib(),
+        **percentiles(latencies),
     }
 
 
-def main() -> None:
-    name, servers, topic, count, size, loop = sys.argv[1:]
-    if name == ROUND_TRIP:
-        latencies = roundtrip.measure(servers, topic, b"v" * int(size), int(count))
-        print(json.dumps({"seconds": sum(latencies), "latencies": latencies, "warm_up": 0}))
-        return
+def measure_java(case: Case, servers: str, topic: str) -> dict[str, Any]:
+    warm_up = int(case.records * WARM_UP_SHARE) + 1
+    result = java.measure(servers, topic, case, payloads.make(case), warm_up)
+    return result | {"warm_up": case.records + warm_up - result["count"]}
+
+
+def run(job: dict[str, Any]) -> dict[str, Any]:
+    """The measurement that `job` describes."""
+    case = Case(**job["case"])
+    where = job["servers"], job["topic"]
+    if job.get("cpu") is not None:
+        os.sched_setaffinity(0, {job["cpu"]})
+    if case.client.startswith("java"):
+        return measure_java(case, *where)
+    if case.client not in PYTHON_CLIENTS:
+        return measure_raw(case, *where)
     factory = None
-    if loop == "uvloop":
+    if case.loop == "uvloop":
         import uvloop
 
         factory = uvloop.new_event_loop
     with asyncio.Runner(loop_factory=factory) as runner:
-        result = runner.run(measure(name, servers, topic, int(count), int(size)))
-    print(json.dumps(result))
+        return runner.run(measure(case, *where))
 
 
 if __name__ == "__main__":
-    main()
+    print(json.dumps(run(json.loads(sys.argv[1]))))

@@ -1,0 +1,50 @@
+"""The benchmarks' command line.
+
+    python -m benchmarks suite                       everything `make bench` measures
+    python -m benchmarks suite --cluster mock --only fire await
+    python -m benchmarks run --scenario await --client aiokafka --cluster kafka --replicas 3
+    python -m benchmarks micro                       import, start, idling, memory, append
+    python -m benchmarks report                      tables and plots from the last results
+    python -m benchmarks.profile                     where the processor time goes
+    python -m benchmarks.instructions                instructions for each record (valgrind)
+    python -m benchmarks.transactions                transactions a second
+
+`run --help` lists every option of a single case.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from benchmarks import micro, report, single, suite
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    for module, name in ((suite, "suite"), (single, "run"), (micro, "micro"), (report, "report")):
+        command = commands.add_parser(name, help=(module.__doc__ or "").splitlines()[0])
+        module.add_options(command)
+        command.set_defaults(main=module.main)
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The exit status: 0, 1 if `--check` found a target missed, 2 for a wrong option."""
+    chosen = build_parser().parse_args(arguments)
+    try:
+        status: int = chosen.main(chosen)
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

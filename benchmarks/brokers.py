@@ -1,0 +1,134 @@
+"""The clusters under the clients: topics made for one run each, and what arrived in them."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+from typing import Final, Protocol
+
+from aiokprod.testing.kafka_admin import ClusterAdmin
+from aiokprod.testing.kafka_cluster import KafkaCluster
+from benchmarks.case import Case
+
+NODES: Final = 3
+STOP_TIMEOUT: Final = 10.0
+
+
+class Brokers(Protocol):
+    """A running cluster.
+
+    Attributes:
+        name: for headings.
+        servers: `host:port` of every broker, separated by commas.
+    """
+
+    name: str
+    servers: str
+
+    def topic(self, case: Case) -> contextlib.AbstractContextManager[str]:
+        """A new topic for one run."""
+
+    def count(self, topic: str) -> int:
+        """Records in the topic, by the end offsets of its partitions."""
+
+
+def new_name() -> str:
+    return f"bench-{uuid.uuid4().hex[:8]}"
+
+
+class MockBrokers:
+    """librdkafka's mock cluster in a process of its own; nothing is written to a disk."""
+
+    def __init__(self) -> None:
+        self.name = f"mock cluster of librdkafka, {NODES} brokers"
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "benchmarks.mock_host", str(NODES)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        self.servers = self._answer()
+        self._admin = ClusterAdmin(self.servers)
+        self._topics = 0
+
+    @contextlib.contextmanager
+    def topic(self, case: Case) -> Iterator[str]:
+        while self._topics < case.topics - 1:
+            self._create(f"other-{self._topics}", 1, 1)
+        name = new_name()
+        self._create(name, case.partitions, case.replicas)
+        yield name
+
+    def count(self, topic: str) -> int:
+        return sum(self._admin.end_offsets(topic).values())
+
+    def _create(self, name: str, partitions: int, replicas: int) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{name} {partitions} {replicas}\n")
+        self._process.stdin.flush()
+        code = self._answer()
+        if code != "0":
+            raise RuntimeError(f"the mock cluster refused topic {name}: error {code}")
+        self._topics += 1
+
+    def _answer(self) -> str:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline().strip()
+        if not line:
+            raise RuntimeError("the mock cluster ended; its words are above")
+        return line
+
+    def stop(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        try:
+            self._process.wait(STOP_TIMEOUT)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+class KafkaBrokers:
+    """Three real nodes on this machine."""
+
+    def __init__(self) -> None:
+        self._cluster = KafkaCluster(NODES, heap="768m")
+        self._cluster.start_blocking()
+        self.name = f"Apache Kafka {self._cluster.version}, {NODES} nodes"
+        self.servers = self._cluster.bootstrap_servers
+        self._admin = ClusterAdmin(self.servers)
+        self._others: set[str] = set()
+
+    @contextlib.contextmanager
+    def topic(self, case: Case) -> Iterator[str]:
+        while len(self._others) < case.topics - 1:
+            other = f"other-{len(self._others)}"
+            self._admin.create_topic(other, 1, 1)
+            self._others.add(other)
+        name = new_name()
+        configs = {"min.insync.replicas": "2"} if case.replicas == NODES else None
+        self._admin.create_topic(name, case.partitions, case.replicas, configs)
+        try:
+            yield name
+        finally:
+            self._admin.delete_topic(name)
+
+    def count(self, topic: str) -> int:
+        return sum(self._admin.end_offsets(topic).values())
+
+    def stop(self) -> None:
+        self._cluster.stop_blocking()
+
+
+@contextlib.contextmanager
+def running(kind: str) -> Iterator[Brokers]:
+    """The cluster "mock" or "kafka" until the end of the block."""
+    brokers = MockBrokers() if kind == "mock" else KafkaBrokers()
+    try:
+        yield brokers
+    finally:
+        brokers.stop()

@@ -1,0 +1,177 @@
+"""`Case`: one measurement described by values, and the command-line options that make one.
+
+A case says what is sent, by whom, to what kind of cluster. It travels as JSON to the worker process
+and into the results. Knows nothing of brokers or clients but their names.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Final
+
+SCENARIOS: Final = {
+    "fire": "hand over every record without waiting, then await every handle",
+    "await": "each task awaits the acknowledgment of a record before it sends the next",
+    "bulk": "whole columns at a time",
+    "columns": "Arrow tables at a time",
+    "paced": "requests arrive at a fixed rate, each in a task of its own",
+}
+CLIENTS: Final = {
+    "aiokprod": "aiokprod at its defaults",
+    "aiokprod-asis": "aiokprod with adaptive_linger off (Java's rule)",
+    "aiokafka": "aiokafka at its default batch size (16 KiB) and linger (0)",
+    "aiokafka-tuned": "aiokafka with aiokprod's batch size (128 KiB) and linger (5 ms)",
+    "confluent": "confluent-kafka Producer with a delivery callback for every record",
+    "confluent-silent": "confluent-kafka Producer without callbacks",
+    "confluent-aio": "confluent-kafka AIOProducer at its defaults",
+    "confluent-aio-tuned": "AIOProducer with batches of 64 records that wait 10 ms at most",
+    "java": "Java ProducerPerformance, batch 128 KiB, linger 5 ms",
+    "java-default": "Java ProducerPerformance at its defaults (batch 16 KiB, linger 5 ms)",
+    "blaster": "prebuilt batches over bare sockets: the ceiling",
+    "round-trip": "one record after the other on a bare socket: the floor of a latency",
+}
+CLUSTERS: Final = ("mock", "kafka")
+CODECS: Final = ("none", "gzip", "snappy", "lz4", "zstd")
+SETTLING: Final = ("each", "gather", "flush")
+
+_LIMITS: Final = {
+    "records": (1, 1_000_000_000),
+    "tasks": (1, 100_000),
+    "size": (10, 1_000_000),
+    "headers": (0, 100),
+    "partitions": (1, 10_000),
+    "topics": (1, 20_000),
+    "replicas": (1, 3),
+    "rate": (1, 1_000_000),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """What is measured.
+
+    Attributes:
+        records: sent at most, `tasks` and warm-up not counted; fewer if `seconds` pass before.
+        seconds: time limit of the sending, s; what was sent by then is settled all the same.
+        tasks: asyncio tasks that share the records.
+        size: bytes of a value, 10 to 1 000 000.
+        keyed: records have keys of 16 bytes, 10 000 different ones.
+        headers: headers of a record, 8 + 16 bytes each.
+        partitions: of the topic written to.
+        topics: in the cluster, the one written to included.
+        replicas: of each partition; 3 means min.insync.replicas=2.
+        settle: how the handles of "fire" are awaited.
+        rate: arrivals a second of "paced".
+        loop: "uvloop" or "asyncio".
+    """
+
+    scenario: str = "fire"
+    client: str = "aiokprod"
+    cluster: str = "mock"
+    records: int = 1_000_000
+    seconds: float = 1.0
+    tasks: int = 1
+    size: int = 100
+    keyed: bool = False
+    headers: int = 0
+    codec: str = "none"
+    idempotent: bool = True
+    acks: str = "all"
+    partitions: int = 3
+    topics: int = 1
+    replicas: int = 1
+    settle: str = "each"
+    rate: int = 1000
+    loop: str = "uvloop"
+
+    def __post_init__(self) -> None:
+        choices = {
+            "scenario": tuple(SCENARIOS),
+            "client": tuple(CLIENTS),
+            "cluster": CLUSTERS,
+            "codec": CODECS,
+            "acks": ("0", "1", "all"),
+            "settle": SETTLING,
+            "loop": ("uvloop", "asyncio"),
+        }
+        for name, allowed in choices.items():
+            if getattr(self, name) not in allowed:
+                raise ValueError(f"{name}={getattr(self, name)!r}: choose one of {allowed}")
+        for name, (low, high) in _LIMITS.items():
+            if not low <= getattr(self, name) <= high:
+                raise ValueError(f"{name}={getattr(self, name)}: allowed are {low} to {high}")
+        if not 0 < self.seconds <= 600:
+            raise ValueError(f"seconds={self.seconds}: allowed are 0 to 600")
+        if self.idempotent and self.acks != "all":
+            raise ValueError(f"acks={self.acks}: needs idempotent=False")
+        reason = unable(self)
+        if reason:
+            raise ValueError(f"{self.client} cannot do this case: {reason}")
+
+    def with_(self, **changes: Any) -> Case:
+        return dataclasses.replace(self, **changes)
+
+    def to_json(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+
+_SCENARIOS_OF: Final = {
+    "aiokprod": ("fire", "await", "bulk", "columns", "paced"),
+    "aiokprod-asis": ("fire", "await", "bulk", "columns", "paced"),
+    "aiokafka": ("fire", "await", "bulk", "paced"),
+    "aiokafka-tuned": ("fire", "await", "bulk", "paced"),
+    "confluent": ("fire", "bulk"),
+    "confluent-silent": ("fire",),
+    "confluent-aio": ("fire", "await", "paced"),
+    "confluent-aio-tuned": ("fire", "await", "paced"),
+    "java": ("fire", "bulk"),
+    "java-default": ("fire",),
+    "blaster": ("fire", "bulk", "columns"),
+    "round-trip": ("await",),
+}
+
+
+def unable(case: Case) -> str:
+    """Why this client cannot do this case; empty if it can."""
+    if case.scenario not in _SCENARIOS_OF[case.client]:
+        return f"its scenarios are {', '.join(_SCENARIOS_OF[case.client])}"
+    family = case.client.split("-")[0]
+    if family in ("java", "blaster") and (case.keyed or case.headers):
+        return "it sends values only"
+    if family in ("blaster", "round") and case.acks == "0":
+        return "it waits for answers"
+    if case.client == "round-trip" and (case.tasks > 1 or case.codec != "none"):
+        return "it sends one plain record after the other"
+    if case.client.startswith("confluent-aio") and case.headers:
+        return "AIOProducer refuses headers in batches"
+    plain = not case.keyed and not case.headers
+    if case.scenario == "bulk" and case.client == "confluent" and not plain:
+        return "its produce_batch is measured with values only"
+    if case.scenario == "columns" and case.headers:
+        return "its tables have no headers"
+    return ""
+
+
+def add_options(parser: argparse.ArgumentParser, skip: Iterable[str] = ()) -> None:
+    """One option for each field of `Case`, with its default."""
+    for field in dataclasses.fields(Case):
+        if field.name in skip:
+            continue
+        option = "--" + field.name
+        if isinstance(field.default, bool):
+            parser.add_argument(
+                option, action=argparse.BooleanOptionalAction, default=field.default
+            )
+        else:
+            kind = type(field.default)
+            parser.add_argument(option, type=kind, default=field.default, help="%(default)s")
+
+
+def from_options(chosen: argparse.Namespace, **fixed: Any) -> Case:
+    """The case of parsed options. Raises ValueError naming the field, the value and the mend."""
+    names = {field.name for field in dataclasses.fields(Case)}
+    values = {name: value for name, value in vars(chosen).items() if name in names}
+    return Case(**(values | fixed))

@@ -1,0 +1,223 @@
+"""What `make bench` measures: groups of cases by cluster, each for a line of the targets.
+
+Sizes are chosen so that the mock groups and the real groups take about a quarter of an hour each on
+two cores; `full` adds more points to every curve.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from benchmarks.case import CODECS, Case
+from benchmarks.runner import Group
+
+MAIN_RUNS: Final = 5
+CURVE_RUNS: Final = 3
+
+# A time limit ends slow clients' runs; these end the fast ones' before memory for handles grows.
+FIRE: Final = Case(scenario="fire", records=2_000_000)
+AWAIT: Final = Case(scenario="await", tasks=64, records=1_000_000)
+BULK: Final = Case(scenario="bulk", records=20_000_000)
+JAVA_RECORDS: Final = {1: 2_000_000, 3: 1_000_000}
+
+FIRE_CLIENTS: Final = (
+    "aiokprod",
+    "aiokafka",
+    "aiokafka-tuned",
+    "confluent-aio",
+    "confluent",
+    "confluent-silent",
+    "java",
+    "java-default",
+    "blaster",
+)
+AWAIT_CLIENTS: Final = (
+    "aiokprod",
+    "aiokafka",
+    "aiokafka-tuned",
+    "confluent-aio",
+    "confluent-aio-tuned",
+)
+BULK_CLIENTS: Final = ("aiokprod", "aiokafka-tuned", "confluent", "blaster")
+
+
+def by_client(base: Case, clients: tuple[str, ...], **changes: Any) -> dict[str, Case]:
+    """One case a client; Java only on real brokers."""
+    cases = {}
+    for client in clients:
+        more = dict(changes)
+        if client.startswith("java"):
+            if base.cluster == "mock":
+                continue
+            more["records"] = JAVA_RECORDS[base.replicas] * 100 // max(100, base.size)
+        cases[client] = base.with_(client=client, **more)
+    return cases
+
+
+def groups(cluster: str, full: bool = False) -> list[Group]:
+    """The groups of "mock" or "kafka", in the order they run."""
+    return _mock(full) if cluster == "mock" else _kafka(full)
+
+
+def _mock(full: bool) -> list[Group]:
+    return [
+        Group(
+            "fire", "Hand over, then await every handle", by_client(FIRE, FIRE_CLIENTS), MAIN_RUNS
+        ),
+        Group("await", "64 tasks await each record", by_client(AWAIT, AWAIT_CLIENTS), MAIN_RUNS),
+        Group("lone", "1 task awaits each record", _lone(AWAIT), MAIN_RUNS),
+        Group("bulk", "Columns of up to 100 000 records", by_client(BULK, BULK_CLIENTS), MAIN_RUNS),
+        Group("columns", "Arrow tables of up to 100 000 rows", _columns(BULK), MAIN_RUNS),
+        Group("tasks", "Tasks that hand over to one partition", _tasks(full), CURVE_RUNS),
+        Group("partitions", "Partitions of the topic", _partitions(full), CURVE_RUNS),
+        Group("topics", "Topics in the cluster", _topics((1, 5_000)), CURVE_RUNS),
+        Group("sizes", "Bytes of a value", _sizes(FIRE, full), CURVE_RUNS),
+        Group("shapes", "Keys and headers", _shapes(FIRE), CURVE_RUNS),
+        Group("codecs", "Compression", _codecs(FIRE, CODECS[1:]), CURVE_RUNS),
+        Group("acks", "Acknowledgments and idempotence", _acks(FIRE), CURVE_RUNS),
+        Group("load", "Latency against load", _load(AWAIT, full), 1),
+    ]
+
+
+def _kafka(full: bool) -> list[Group]:
+    chosen = []
+    for replicas in (1, 3):
+        fire, requests, bulk = (
+            case.with_(cluster="kafka", replicas=replicas, **more)
+            for case, more in ((FIRE, {}), (AWAIT, {}), (BULK, {"records": 6_000_000}))
+        )
+        end = f", RF {replicas}"
+        chosen += [
+            Group(f"fire-rf{replicas}", "Hand over, then await every handle" + end,
+                  by_client(fire, FIRE_CLIENTS), MAIN_RUNS),
+            Group(f"await-rf{replicas}", "64 tasks await each record" + end,
+                  by_client(requests, AWAIT_CLIENTS), MAIN_RUNS),
+            Group(f"lone-rf{replicas}", "1 task awaits each record" + end,
+                  _lone(requests), CURVE_RUNS),
+            Group(f"bulk-rf{replicas}", "Columns of up to 100 000 records" + end,
+                  by_client(bulk, BULK_CLIENTS), MAIN_RUNS),
+        ]  # fmt: skip
+    three = FIRE.with_(cluster="kafka", replicas=3)
+    chosen += [
+        Group("codecs-rf3", "Compression, RF 3",
+              _codecs(three, ("lz4", "zstd"), java=True), CURVE_RUNS),
+        Group("kib-rf3", "Values of 1 KiB, RF 3", _kib(three), CURVE_RUNS),
+        Group("load-rf3", "Latency against load, RF 3",
+              _load(AWAIT.with_(cluster="kafka", replicas=3), full), 1),
+    ]  # fmt: skip
+    if full:
+        one = FIRE.with_(cluster="kafka")
+        chosen += [
+            Group("sizes-rf1", "Bytes of a value, RF 1", _sizes(one, full), CURVE_RUNS),
+            Group("shapes-rf1", "Keys and headers, RF 1", _shapes(one), CURVE_RUNS),
+            Group("acks-rf1", "Acknowledgments, RF 1", _acks(one), CURVE_RUNS),
+            Group("topics-rf1", "Topics in the cluster, RF 1",
+                  {f"{n:,} topics": one.with_(topics=n) for n in (1, 5_000)}, CURVE_RUNS),
+        ]  # fmt: skip
+    return chosen
+
+
+def _lone(base: Case) -> dict[str, Case]:
+    alone = base.with_(tasks=1)
+    return by_client(alone, ("aiokprod", "aiokafka", "round-trip"))
+
+
+def _columns(base: Case) -> dict[str, Case]:
+    table = base.with_(scenario="columns")
+    return {
+        "aiokprod": table,
+        "aiokprod, keyed": table.with_(keyed=True),
+        "aiokprod, send_many": base,
+        "aiokprod, send_many, keyed": base.with_(keyed=True),
+    }
+
+
+def _tasks(full: bool) -> dict[str, Case]:
+    counts = (1, 10, 100, 1_000, 10_000) if full else (1, 100, 10_000)
+    base = FIRE.with_(partitions=1)
+    cases = {f"aiokprod, {n:,} tasks": base.with_(tasks=n) for n in counts}
+    for n in counts:
+        cases[f"aiokafka-tuned, {n:,} tasks"] = base.with_(client="aiokafka-tuned", tasks=n)
+    for n in (1_000, 10_000):
+        awaiting = AWAIT.with_(partitions=1, tasks=n)
+        cases[f"aiokprod, {n:,} tasks awaiting"] = awaiting
+        cases[f"aiokafka-tuned, {n:,} tasks awaiting"] = awaiting.with_(client="aiokafka-tuned")
+    return cases
+
+
+def _partitions(full: bool) -> dict[str, Case]:
+    counts = (1, 10, 100, 1_000, 10_000) if full else (10, 100, 1_000, 10_000)
+    cases = {f"aiokprod, {n:,} partitions": FIRE.with_(partitions=n) for n in counts}
+    for n in (10, 1_000, 10_000):
+        keyed = FIRE.with_(partitions=n, keyed=True)
+        cases[f"aiokprod, keyed, {n:,} partitions"] = keyed
+        if n <= 1_000:
+            cases[f"aiokafka-tuned, keyed, {n:,} partitions"] = keyed.with_(client="aiokafka-tuned")
+    return cases
+
+
+def _topics(counts: tuple[int, ...]) -> dict[str, Case]:
+    cases = {}
+    for n in counts:  # ascending: the cluster keeps the topics
+        cases[f"submit, {n:,} topics"] = FIRE.with_(topics=n)
+        cases[f"64 tasks, {n:,} topics"] = AWAIT.with_(topics=n)
+    return cases
+
+
+def _sizes(base: Case, full: bool) -> dict[str, Case]:
+    sizes = (10, 100, 1_000, 10_000, 100_000)
+    clients = ("aiokprod", "aiokafka-tuned", "confluent")
+    cases = {}
+    for size in sizes:
+        for client in (*clients, "blaster") if full else clients:
+            cases[f"{client}, {size:,} B"] = base.with_(client=client, size=size)
+    return cases
+
+
+def _shapes(base: Case) -> dict[str, Case]:
+    cases = {}
+    for name, changes in _SHAPES.items():
+        for client in ("aiokprod", "aiokafka-tuned", "confluent"):
+            cases[f"{client}, {name}"] = base.with_(client=client, **changes)
+    return cases
+
+
+_SHAPES: Final[Mapping[str, Mapping[str, Any]]] = {
+    "plain": {},
+    "keyed": {"keyed": True},
+    "3 headers": {"headers": 3},
+}
+
+
+def _codecs(base: Case, codecs: tuple[str, ...], java: bool = False) -> dict[str, Case]:
+    clients = ("aiokprod", "aiokafka-tuned", "confluent", *(("java",) if java else ()))
+    cases = {}
+    for codec in codecs:
+        for client, case in by_client(base, clients).items():
+            cases[f"{client}, {codec}"] = case.with_(codec=codec)
+    return cases
+
+
+def _acks(base: Case) -> dict[str, Case]:
+    return {
+        "acks=all, idempotent": base,
+        "acks=all": base.with_(idempotent=False),
+        "acks=1": base.with_(idempotent=False, acks="1"),
+        "acks=0": base.with_(idempotent=False, acks="0"),
+    }
+
+
+def _kib(base: Case) -> dict[str, Case]:
+    return by_client(base.with_(size=1024), ("aiokprod", "confluent", "java", "blaster"))
+
+
+def _load(base: Case, full: bool) -> dict[str, Case]:
+    rates = (1_000, 2_000, 5_000, 10_000, 20_000, 40_000, 80_000)
+    cases = {}
+    for rate in rates if full else rates[::2]:
+        paced = base.with_(scenario="paced", tasks=1, rate=rate, seconds=2.0)
+        for client in ("aiokprod", "aiokafka", "confluent-aio-tuned"):
+            if client == "aiokprod" or rate <= 20_000:  # beyond, a queue grows without end
+                cases[f"{client}, {rate:,}/s"] = paced.with_(client=client)
+    return cases

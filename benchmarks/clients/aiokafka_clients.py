@@ -1,0 +1,73 @@
+"""aiokafka, at its defaults and tuned."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+from benchmarks.clients.base import AsyncClient
+from benchmarks.clients.drivers import Call, Limit
+
+
+class Aiokafka(AsyncClient):
+    """Its default batch size and linger."""
+
+    settings: dict[str, Any] = {}  # noqa: RUF012 - read only
+
+    async def start(self, servers: str, topic: str) -> None:
+        from aiokafka import AIOKafkaProducer
+
+        case = self.case
+        self.topic = topic
+        self.producer: Any = AIOKafkaProducer(
+            bootstrap_servers=servers,
+            acks=case.acks if case.acks == "all" else int(case.acks),
+            enable_idempotence=case.idempotent,
+            compression_type=None if case.codec == "none" else case.codec,
+            **self.settings,
+        )
+        await self.producer.start()
+
+    async def stop(self) -> None:
+        await self.producer.stop()
+
+    def submit_call(self) -> Call:
+        call: Call = self.producer.send
+        return call
+
+    def send_call(self) -> Call:
+        call: Call = self.producer.send_and_wait
+        return call
+
+    async def flush(self) -> None:
+        await self.producer.flush()
+
+    async def bulk(self, limit: Limit) -> int:
+        """Batches filled by `create_batch` and sent to the partitions in turn."""
+        producer, topic = self.producer, self.topic
+        partitions = itertools.cycle(sorted(await producer.partitions_for(topic)))
+        pool = self.payloads
+        headers = pool.headers or []
+        records = zip(pool.endless(), pool.endless_keys(), strict=False)
+        value, key = next(records)
+        sent, futures = 0, []
+        while sent < limit.records and not limit.reached:
+            batch = producer.create_batch()
+            left = limit.records - sent
+            count = 0
+            while count < left:
+                if batch.append(key=key, value=value, timestamp=None, headers=headers) is None:
+                    break
+                count += 1
+                value, key = next(records)
+            sent += count
+            futures.append(await producer.send_batch(batch, topic, partition=next(partitions)))
+        for future in futures:
+            await future
+        return sent
+
+
+class AiokafkaTuned(Aiokafka):
+    """The batch size and linger that aiokprod has by default."""
+
+    settings = {"linger_ms": 5, "max_batch_size": 131_072}  # noqa: RUF012 - read only

@@ -1,0 +1,135 @@
+"""The loops around an asyncio client, the same for every one of them.
+
+Only what the client needs is inside: no counting and no clock per record where it would be a good
+part of what is measured.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from array import array
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from benchmarks.case import Case
+from benchmarks.payloads import CHUNK, Header, Payloads
+
+Call = Callable[..., Awaitable[Any]]
+
+TIMER_GRAIN: Final = 0.002
+"""Seconds by which a loop's timers are late by themselves: milliseconds are their unit."""
+
+
+@dataclass
+class Limit:
+    """When to stop: after so many records or seconds, whatever is first. The clock starts here."""
+
+    records: int
+    seconds: float
+    started: float = field(default_factory=time.perf_counter)
+
+    @property
+    def reached(self) -> bool:
+        return time.perf_counter() >= self.started + self.seconds
+
+
+def bind(call: Call, topic: str, headers: list[Header] | None) -> Callable[..., Awaitable[Any]]:
+    """`call` for one topic as (value) or (value, key), with headers if there are any."""
+    if headers is not None:
+        return lambda value, key=None: call(topic, value, key=key, headers=headers)
+    return lambda value, key=None: call(topic, value, key=key)
+
+
+async def fire(submit: Call, topic: str, case: Case, payloads: Payloads, limit: Limit) -> int:
+    """Every task hands over its share without waiting for acknowledgments, then awaits them."""
+    share, more = divmod(limit.records, case.tasks)
+    shares = [share + (number < more) for number in range(case.tasks)]
+    chunk, headers = payloads.chunk(), payloads.headers
+
+    async def task(share: int) -> int:
+        handles: list[Any] = []
+        keys = payloads.endless_keys()
+        while len(handles) < share and not limit.reached:
+            size = min(CHUNK, share - len(handles))
+            values = chunk if size == CHUNK else chunk[:size]
+            records = zip(values, keys, strict=False)
+            if headers is not None:
+                handles += [await submit(topic, v, key=k, headers=headers) for v, k in records]
+            elif payloads.keys is not None:
+                handles += [await submit(topic, v, key=k) for v, k in records]
+            else:
+                handles += [await submit(topic, value) for value in values]
+        if case.settle == "gather":
+            await asyncio.gather(*handles)
+        elif case.settle == "each":
+            for handle in handles:
+                await handle
+        return len(handles)
+
+    if case.tasks == 1:
+        return await task(shares[0])
+    return sum(await asyncio.gather(*map(task, shares)))
+
+
+async def request(
+    send: Call, topic: str, case: Case, payloads: Payloads, limit: Limit, latencies: array[float]
+) -> int:
+    """Every task has one record on its way at a time."""
+    call = bind(send, topic, payloads.headers)
+    clock = time.perf_counter
+    values = _until(payloads, limit)
+
+    async def task() -> None:
+        for value, key in values:
+            started = clock()
+            await call(value, key)
+            latencies.append(clock() - started)
+
+    await asyncio.gather(*(task() for _ in range(case.tasks)))
+    return len(latencies)
+
+
+def _until(payloads: Payloads, limit: Limit) -> Iterator[tuple[bytes, bytes | None]]:
+    """Records for any number of tasks, until the limit."""
+    keys = payloads.endless_keys()
+    stop = limit.started + limit.seconds
+    clock = time.perf_counter
+    for entry in itertools.islice(zip(payloads.endless(), keys, strict=False), limit.records):
+        if clock() >= stop:
+            return
+        yield entry
+
+
+async def paced(
+    send: Call, topic: str, case: Case, payloads: Payloads, limit: Limit, latencies: array[float]
+) -> int:
+    """Arrivals at a fixed rate, each served by a task of its own.
+
+    A latency counts from when the record was due, so a client that falls behind cannot hide it,
+    unless it came no later than timers do by themselves.
+    """
+    call = bind(send, topic, payloads.headers)
+    clock = time.perf_counter
+    total = min(limit.records, max(1, int(case.rate * limit.seconds)))
+    values = itertools.islice(payloads.endless(), total)
+    keys = payloads.endless_keys()
+
+    async def serve(value: bytes, key: bytes | None, due: float) -> None:
+        await call(value, key)
+        latencies.append(clock() - due)
+
+    arrived = 0
+    async with asyncio.TaskGroup() as group:
+        for value, key in zip(values, keys, strict=False):
+            due = limit.started + arrived / case.rate
+            if (ahead := due - clock()) > 0:
+                await asyncio.sleep(ahead)
+            now = clock()
+            group.create_task(serve(value, key, due if now - due > TIMER_GRAIN else now))
+            arrived += 1
+            if not arrived & 63:
+                await asyncio.sleep(0)
+    return arrived

@@ -1,0 +1,109 @@
+"""aiokprod."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any, Final
+
+from benchmarks.clients.base import AsyncClient, share_of
+from benchmarks.clients.drivers import Call, Limit
+
+if TYPE_CHECKING:
+    from aiokprod.bulk import BulkResult
+
+BULK_TASKS: Final = 2
+"""Bulk calls at a time: one is filled while the other's last batches are on their way."""
+
+
+class Aiokprod(AsyncClient):
+    """Defaults, but for what the case says."""
+
+    adaptive = True
+
+    async def start(self, servers: str, topic: str) -> None:
+        from aiokprod import Producer
+
+        case = self.case
+        self.topic = topic
+        self.producer: Any = Producer(
+            bootstrap_servers=servers,
+            acks=case.acks if case.acks == "all" else int(case.acks),
+            enable_idempotence=case.idempotent,
+            compression_type=case.codec,
+            adaptive_linger=self.adaptive,
+        )
+        await self.producer.start()
+
+    async def stop(self) -> None:
+        await self.producer.close()
+
+    def submit_call(self) -> Call:
+        call: Call = self.producer.submit
+        return call
+
+    def send_call(self) -> Call:
+        call: Call = self.producer.send
+        return call
+
+    async def flush(self) -> None:
+        await self.producer.flush()
+
+    async def bulk(self, limit: Limit) -> int:
+        size = share_of(self.case)
+        values, keys = self.payloads.chunk(size), self.payloads.key_chunk(size)
+        headers = None if self.payloads.headers is None else [self.payloads.headers] * size
+        send_many, topic = self.producer.send_many, self.topic
+
+        def send(count: int) -> Awaitable[BulkResult]:
+            result: Awaitable[BulkResult] = send_many(
+                topic,
+                values[:count],
+                keys=None if keys is None else keys[:count],
+                headers=None if headers is None else headers[:count],
+            )
+            return result
+
+        return await _in_turns(send, size, limit)
+
+    async def columns(self, limit: Limit) -> int:
+        import pyarrow as pa
+
+        size = share_of(self.case)
+        columns = {"value": pa.array(self.payloads.chunk(size), pa.binary())}
+        keys = self.payloads.key_chunk(size)
+        if keys is not None:
+            columns["key"] = pa.array(keys, pa.binary())
+        table = pa.RecordBatch.from_pydict(columns)
+        send_table, topic = self.producer.send_table, self.topic
+
+        def send(count: int) -> Awaitable[BulkResult]:
+            result: Awaitable[BulkResult] = send_table(topic, table.slice(0, count))
+            return result
+
+        return await _in_turns(send, size, limit)
+
+
+class AiokprodAsIs(Aiokprod):
+    adaptive = False
+
+
+async def _in_turns(send: Callable[[int], Awaitable[BulkResult]], size: int, limit: Limit) -> int:
+    """Calls of `size` records by a few tasks until the limit; every result is looked at."""
+    starts = itertools.count(0, size)
+    sent = 0
+
+    async def task() -> None:
+        nonlocal sent
+        for start in starts:
+            count = min(size, limit.records - start)
+            if count <= 0 or limit.reached:
+                return
+            result = await send(count)
+            if not result.ok:
+                raise RuntimeError(f"bulk call of {count} records: {result!r}")
+            sent += count
+
+    await asyncio.gather(*(task() for _ in range(BULK_TASKS)))
+    return sent

@@ -1,0 +1,176 @@
+"""One small figure in a process of its own: prints it as JSON.
+
+python -m benchmarks.micro_worker FIGURE [SERVERS TOPIC]
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import os
+import resource
+import selectors
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+VALUE: Final = b"v" * 100
+RECORDS: Final = 500_000
+IDLE_SECONDS: Final = 5.0
+LATENCY: Final = 0.05
+
+Figures = dict[str, float]
+
+
+def append() -> Figures:
+    """Nanoseconds a record of the compiled append, alone and called from Python."""
+    from benchmarks.desk import TOPIC, Desk
+
+    desk = Desk(3)
+    column = [VALUE] * 100_000
+    desk.append_column(column)
+    started = time.perf_counter()
+    for _ in range(20):
+        desk.append_column(column)
+    alone = (time.perf_counter() - started) / 20 / len(column)
+    keys = [b"customer-%07d" % number for number in range(10_000)] * 10
+    started = time.perf_counter()
+    for _ in range(20):
+        desk.append_column(column, keys)
+    keyed = (time.perf_counter() - started) / 20 / len(column)
+    submit = desk.appender.submit
+
+    async def called() -> float:
+        started = time.perf_counter()
+        for value in column:
+            await submit(TOPIC, value)
+        return (time.perf_counter() - started) / len(column)
+
+    steps = called()
+    try:
+        while True:
+            steps.send(None)
+    except StopIteration as done:
+        by_submit = float(done.value)
+    return {"append_ns": alone * 1e9, "append_keyed_ns": keyed * 1e9, "submit_ns": by_submit * 1e9}
+
+
+def pending() -> Figures:
+    """Bytes of a pending record beyond its value: its handle and its place in a list included."""
+    from benchmarks.desk import TOPIC, Desk
+
+    desk = Desk(3, keep=True)
+    append = desk.appender.try_append
+    handles: list[object] = [append(TOPIC, VALUE)]
+    gc.collect()
+    before = _rss()
+    handles += (append(TOPIC, VALUE) for _ in range(RECORDS))
+    grown = _rss() - before
+    assert len(handles) == RECORDS + 1
+    return {"pending_bytes": grown / RECORDS - len(VALUE)}
+
+
+def _rss() -> int:
+    """Resident bytes of this process now (Linux)."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
+
+
+class CountingSelector(selectors.DefaultSelector):
+    """Counts the wake-ups of a loop that has nothing to do."""
+
+    wakes = 0
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        found = super().select(timeout)
+        self.wakes += 1
+        return found
+
+
+def idle(servers: str, topic: str) -> Figures:
+    """Wake-ups and processor time of a second in which nobody sends anything."""
+    from aiokprod import Producer
+
+    selector = CountingSelector()
+
+    async def main() -> Figures:
+        async with Producer(bootstrap_servers=servers) as producer:
+            await producer.warm([topic])
+            for _ in range(100):
+                await producer.send(topic, VALUE)
+            await asyncio.sleep(1.0)
+            gc.collect()
+            before, wakes, used = _switches(), selector.wakes, time.process_time()
+            await asyncio.sleep(IDLE_SECONDS)
+            return {
+                "idle_wakes": (selector.wakes - wakes - 1) / IDLE_SECONDS,  # one is our own timer
+                "idle_switches": (_switches() - before - 1) / IDLE_SECONDS,
+                "idle_cpu_us": (time.process_time() - used) / IDLE_SECONDS * 1e6,
+            }
+
+    with asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(selector)) as runner:
+        return runner.run(main())
+
+
+def _switches() -> int:
+    """How often this process went to sleep, any thread."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw
+
+
+def start() -> Figures:
+    """Round trips from `start()` to the first acknowledgment, in virtual time."""
+    from aiokprod import Producer
+    from aiokprod.testing import FakeCluster, MemoryNetwork, run
+
+    async def main() -> Figures:
+        network = MemoryNetwork(latency_s=LATENCY)
+        cluster = FakeCluster(network=network)
+        cluster.create_topic("t", 3)
+        loop = asyncio.get_running_loop()
+        environment = cluster.environment()
+        async with Producer(
+            bootstrap_servers=cluster.bootstrap_servers, environment=environment
+        ) as producer:
+            began = loop.time()
+            await producer.send("t", VALUE)
+            cold = loop.time() - began
+            dials = len(network.dials)
+            began = loop.time()
+            await producer.send("t", VALUE, partition=0)
+            await producer.send("t", VALUE, partition=0)
+            warm = loop.time() - began
+        return {
+            "start_trips": cold / LATENCY / 2,
+            "start_dials": float(dials),
+            "second_trips": warm / LATENCY / 2,
+        }
+
+    return run(main, debug=False)
+
+
+def importing() -> Figures:
+    """Milliseconds of `import aiokprod`."""
+    started = time.perf_counter()
+    import aiokprod  # noqa: F401
+
+    return {"import_ms": (time.perf_counter() - started) * 1000}
+
+
+FIGURES: Final[Mapping[str, Callable[..., Figures]]] = {
+    "append": append,
+    "pending": pending,
+    "idle": idle,
+    "start": start,
+    "import": importing,
+}
+
+
+def main(arguments: list[str]) -> Any:
+    name, *rest = arguments
+    return FIGURES[name](*rest)
+
+
+if __name__ == "__main__":
+    print(json.dumps(main(sys.argv[1:])))

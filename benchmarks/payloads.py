@@ -1,0 +1,84 @@
+"""What records are made of: the same values, keys and headers for every client.
+
+Deterministic, and compressible about as well as JSON is; made before the clock starts.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from benchmarks.case import Case
+
+POOL_BYTES: Final = 1 << 20
+POOL_VALUES: Final = 1000
+KEYS: Final = 10_000
+CHUNK: Final = 1000
+
+Header = tuple[str, bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Payloads:
+    """A pool of records that senders go through again and again.
+
+    Attributes:
+        values: different ones, up to 1 000 or 1 MiB.
+        keys: 10 000, drawn from as many different ones, or None.
+        headers: the same for every record, or None.
+    """
+
+    values: list[bytes]
+    keys: list[bytes] | None
+    headers: list[Header] | None
+
+    def chunk(self, size: int = CHUNK) -> list[bytes]:
+        """`size` values."""
+        return list(itertools.islice(itertools.cycle(self.values), size))
+
+    def key_chunk(self, size: int) -> list[bytes] | None:
+        """`size` keys, or None."""
+        if self.keys is None:
+            return None
+        return list(itertools.islice(itertools.cycle(self.keys), size))
+
+    def endless_keys(self) -> Iterator[bytes | None]:
+        return itertools.repeat(None) if self.keys is None else itertools.cycle(self.keys)
+
+    def endless(self) -> Iterator[bytes]:
+        return itertools.cycle(self.values)
+
+
+def make(case: Case) -> Payloads:
+    """The payloads of a case."""
+    count = max(1, min(POOL_VALUES, POOL_BYTES // case.size))
+    rng = random.Random(case.size)
+    values = [_value(rng, case.size) for _ in range(count)]
+    headers = [(f"header-{n}", b"%016d" % n) for n in range(case.headers)] or None
+    return Payloads(values, key_list(KEYS) if case.keyed else None, headers)
+
+
+def key_list(count: int) -> list[bytes]:
+    """`count` keys of 16 bytes, in an order that does not follow their partitions."""
+    rng = random.Random(count)
+    return [b"customer-%07d" % rng.randrange(KEYS) for _ in range(count)]
+
+
+_WORDS: Final = (
+    "account", "amount", "city", "created", "currency", "delayed", "flight", "name", "origin",
+    "state", "tail",
+)  # fmt: skip
+
+
+def _value(rng: random.Random, size: int) -> bytes:
+    """One line of text of exactly `size` bytes, in the manner of JSON."""
+    parts = ["{"]
+    length = 1
+    while length < size:
+        field = f'"{rng.choice(_WORDS)}":{rng.randrange(10**9)},'
+        parts.append(field)
+        length += len(field)
+    return "".join(parts)[: size - 1].encode() + b"}"

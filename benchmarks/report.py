@@ -1,0 +1,124 @@
+"""Tables and plots from the last results, on standard output and in benchmarks/README.md."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Final
+
+from benchmarks import catalogue, micro
+from benchmarks.case import CLUSTERS
+from benchmarks.summary import Results, Summary
+from benchmarks.targets import Verdict, verdicts
+
+HERE: Final = Path(__file__).parent
+README: Final = HERE / "README.md"
+PLOTS: Final = HERE / "plots"
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Where the results are and whether the README takes them."""
+    parser.add_argument("--input", type=Path, default=HERE / "results.json")
+    parser.add_argument("--write", action="store_true", help="put the tables into README.md")
+    parser.add_argument("--check", action="store_true", help="exit 1 if a target is missed")
+
+
+def main(chosen: argparse.Namespace) -> int:
+    """Prints the report."""
+    if not chosen.input.exists():
+        raise ValueError(f"input={chosen.input.name}: no such file; `suite` makes one")
+    results = Results.load(chosen.input)
+    print(text(results))
+    if chosen.write:
+        README.write_text(fill(README.read_text(), sections(results)))
+    draw(results)
+    return 1 if chosen.check and missed(results) else 0
+
+
+def draw(results: Results) -> None:
+    """The plots, if matplotlib is installed (extra `bench`)."""
+    try:
+        from benchmarks import plots
+    except ImportError:
+        print("no plots: matplotlib is missing (pip install aiokprod[bench])", file=sys.stderr)
+        return
+    plots.draw_all(results, PLOTS)
+
+
+def missed(results: Results) -> list[Verdict]:
+    return [verdict for verdict in verdicts(results) if verdict.reached is False]
+
+
+def text(results: Results) -> str:
+    """The whole report in Markdown."""
+    parts = sections(results)
+    return "\n\n".join(part for part in parts.values() if part)
+
+
+def sections(results: Results) -> dict[str, str]:
+    """Name of a marked place in the README -> its Markdown."""
+    found = {"about": _about(results), "targets": targets(results)}
+    for cluster in CLUSTERS:
+        titles = {group.name: group.title for group in catalogue.groups(cluster, full=True)}
+        tables = [
+            f"**{titles.get(name, name)}**\n\n{table(results.group(cluster, name))}"
+            for name in results.groups(cluster)
+        ]
+        found[cluster] = "\n\n".join(tables)
+    found["micro"] = micro.table(results.micro) if results.micro else ""
+    return found
+
+
+def _about(results: Results) -> str:
+    return "\n".join(f"- {name}: {value}" for name, value in results.about.items())
+
+
+def targets(results: Results) -> str:
+    """Every promise with its figure."""
+    lines = ["| scenario | target | measured | |", "|---|---|---|---|"]
+    words = {True: "reached", False: "**missed**", None: "not judged"}
+    for verdict in verdicts(results):
+        cells = (verdict.scenario, verdict.target, verdict.figure, words[verdict.reached])
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def table(summaries: Iterable[Summary]) -> str:
+    """One line a case; columns that no case has are left out."""
+    rows = list(summaries)
+    timed = any("p50_ms" in row.figures for row in rows)
+    lagging = any("lag_ms" in row.figures for row in rows)
+    head = ["case", "records/s", "min..max", "CPU µs/record"]
+    head += ["p50 / p99 / p99.9 ms"] * timed + ["loop lag ms"] * lagging + ["RSS MiB"]
+    lines = [f"| {' | '.join(head)} |", f"|---|{'---:|' * (len(head) - 1)}"]
+    for row in rows:
+        rate = row.figures["rate"]
+        cells = [row.label, f"{rate.median:,.0f}", f"{rate.low:,.0f}..{rate.high:,.0f}"]
+        cells.append(_number(row.get("cpu_us"), "{:.3g}"))
+        if timed:
+            names = ("p50_ms", "p99_ms", "p999_ms")
+            cells.append(" / ".join(_number(row.get(name), "{:.3g}") for name in names))
+        if lagging:
+            cells.append(_number(row.get("lag_ms"), "{:.1f}"))
+        cells.append(_number(row.get("rss_mib"), "{:.0f}"))
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _number(value: float | None, form: str) -> str:
+    return "-" if value is None else form.format(value)
+
+
+def _keeping_marks(part: str) -> Callable[[re.Match[str]], str]:
+    return lambda found: f"{found[1]}{part}\n{found[2]}"
+
+
+def fill(page: str, parts: dict[str, str]) -> str:
+    """The page with the text between `<!-- begin NAME -->` and `<!-- end NAME -->` replaced."""
+    for name, part in parts.items():
+        place = re.compile(rf"(<!-- begin {name} -->\n).*?(<!-- end {name} -->)", re.DOTALL)
+        page = place.sub(_keeping_marks(part), page)
+    return page

@@ -1,0 +1,113 @@
+"""Runs cases in turns, each in a process of its own, and counts what arrived."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from benchmarks.brokers import Brokers
+from benchmarks.case import Case
+from benchmarks.summary import Summary, summarise
+
+WORKER_TIMEOUT: Final = 400.0
+
+Worker = Callable[[Mapping[str, Any]], dict[str, Any]]
+
+
+class RecordsMissing(RuntimeError):
+    """A run without the records it claims to have sent: it has no rate."""
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Cases that are compared, so measured in turns.
+
+    Attributes:
+        cases: label -> case.
+        runs: of each case.
+    """
+
+    name: str
+    title: str
+    cases: Mapping[str, Case]
+    runs: int = 3
+
+
+def in_process(job: Mapping[str, Any]) -> dict[str, Any]:
+    """One measurement by `benchmarks.worker`. Raises RuntimeError with its words if it failed."""
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "benchmarks.worker", json.dumps(job)],
+            capture_output=True,
+            text=True,
+            timeout=WORKER_TIMEOUT,
+            stdin=subprocess.DEVNULL,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise RuntimeError(f"not done after {WORKER_TIMEOUT:.0f} s: {job['case']}") from error
+    if done.returncode != 0:
+        raise RuntimeError(f"{job['case']} failed:\n{done.stderr[-3000:]}")
+    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return result
+
+
+def run_case(
+    brokers: Brokers, case: Case, *, cpu: int | None = None, worker: Worker = in_process
+) -> dict[str, Any]:
+    """One verified run on a new topic.
+
+    Raises RecordsMissing if the end offsets are not what the worker claims to have sent. With
+    acks=0 nobody promised anything, so the figures count what is in the log.
+    """
+    with brokers.topic(case) as topic:
+        job = {"servers": brokers.servers, "topic": topic, "case": case.to_json(), "cpu": cpu}
+        result = worker(job)
+        expected = result["count"] + result["warm_up"]
+        found = _count(brokers, topic, expected, patience_s=5.0 if case.acks == "0" else 0.0)
+        if found != expected and case.acks != "0":
+            raise RecordsMissing(
+                f"{case.client}, {case.scenario}: {expected} records acknowledged, {found} in the "
+                "topic by its end offsets"
+            )
+        result["count"] += found - expected
+        return result
+
+
+def _count(brokers: Brokers, topic: str, expected: int, patience_s: float) -> int:
+    """Records in the topic; without acknowledgments the last ones may still be on their way."""
+    give_up = time.monotonic() + patience_s
+    while (found := brokers.count(topic)) < expected and time.monotonic() < give_up:
+        time.sleep(0.1)
+    return found
+
+
+def run_group(
+    brokers: Brokers,
+    group: Group,
+    *,
+    runs: int | None = None,
+    cpu: int | None = None,
+    worker: Worker = in_process,
+    tell: Callable[[str], object] = lambda text: None,
+) -> list[Summary]:
+    """All cases of a group in turns; every round begins with another one."""
+    labels = list(group.cases)
+    results: dict[str, list[dict[str, Any]]] = {label: [] for label in labels}
+    total = runs or group.runs
+    for number in range(total):
+        turn = number % len(labels)
+        for label in labels[turn:] + labels[:turn]:
+            tell(f"{group.name}, run {number + 1} of {total}: {label}")
+            results[label].append(run_case(brokers, group.cases[label], cpu=cpu, worker=worker))
+    return [summarise(group.name, label, group.cases[label], results[label]) for label in labels]
+
+
+def warm_up_brokers(brokers: Brokers, cases: Sequence[Case], worker: Worker = in_process) -> None:
+    """Young JVMs are several times slower: these runs do not count."""
+    for case in cases:
+        run_case(brokers, case, worker=worker)

@@ -1,0 +1,146 @@
+"""Several runs of one case as medians with their spread, and how they are kept in a file."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.case import Case
+
+
+def quantile(ordered: Sequence[float], share: float) -> float:
+    """The smallest value that at least `share` of the sorted values do not exceed.
+
+    Raises ValueError without values or for a share outside 0 to 1.
+    """
+    if not ordered:
+        raise ValueError("a quantile needs at least one value")
+    if not 0 <= share <= 1:
+        raise ValueError(f"share={share}: allowed are 0 to 1")
+    return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Median, smallest and largest of the runs."""
+
+    median: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, values: Iterable[float]) -> Spread:
+        found = list(values)
+        return cls(statistics.median(found), min(found), max(found))
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """All runs of one case.
+
+    Attributes:
+        label: what tells the case from others of its group.
+        runs: how many.
+        figures: name -> spread; "rate" is records a second, the others as the worker names them.
+    """
+
+    group: str
+    label: str
+    case: Case
+    runs: int
+    figures: Mapping[str, Spread]
+
+    def __getitem__(self, figure: str) -> float:
+        """The median of a figure. Raises KeyError if no run had it."""
+        return self.figures[figure].median
+
+    def get(self, figure: str) -> float | None:
+        found = self.figures.get(figure)
+        return None if found is None else found.median
+
+    def to_json(self) -> dict[str, Any]:
+        figures = {
+            name: [_short(s.median), _short(s.low), _short(s.high)]
+            for name, s in self.figures.items()
+        }
+        return {
+            "group": self.group,
+            "label": self.label,
+            "runs": self.runs,
+            "case": self.case.to_json(),
+            "figures": figures,
+        }
+
+    @classmethod
+    def from_json(cls, entry: Mapping[str, Any]) -> Summary:
+        figures = {name: Spread(*values) for name, values in entry["figures"].items()}
+        return cls(entry["group"], entry["label"], Case(**entry["case"]), entry["runs"], figures)
+
+
+def _short(number: float) -> float:
+    """Four significant digits: more would be noise."""
+    return float(f"{number:.4g}")
+
+
+def summarise(
+    group: str, label: str, case: Case, results: Sequence[Mapping[str, float]]
+) -> Summary:
+    """The summary of the workers' results of one case."""
+    figures: dict[str, Spread] = {
+        "rate": Spread.of(result["count"] / result["seconds"] for result in results)
+    }
+    for name in results[0]:
+        if name not in ("warm_up",):
+            figures[name] = Spread.of(result[name] for result in results)
+    return Summary(group, label, case, len(results), figures)
+
+
+class Results:
+    """Everything measured, by cluster, group and label; kept as one JSON file.
+
+    A group measured again replaces its earlier figures and leaves the others.
+    """
+
+    def __init__(self, about: Mapping[str, Any] | None = None) -> None:
+        self.about: dict[str, Any] = dict(about or {})
+        self.summaries: dict[tuple[str, str, str], Summary] = {}
+        self.micro: dict[str, float] = {}
+
+    def add(self, summaries: Iterable[Summary]) -> None:
+        new = list(summaries)
+        replaced = {(s.case.cluster, s.group) for s in new}
+        kept = {key: s for key, s in self.summaries.items() if key[:2] not in replaced}
+        self.summaries = kept | {(s.case.cluster, s.group, s.label): s for s in new}
+
+    def find(self, cluster: str, group: str, label: str) -> Summary | None:
+        return self.summaries.get((cluster, group, label))
+
+    def group(self, cluster: str, group: str) -> list[Summary]:
+        """In the order they were measured in."""
+        return [s for key, s in self.summaries.items() if key[:2] == (cluster, group)]
+
+    def groups(self, cluster: str) -> list[str]:
+        return list(dict.fromkeys(key[1] for key in self.summaries if key[0] == cluster))
+
+    def save(self, path: Path) -> None:
+        entries = ",\n".join(json.dumps(s.to_json()) for s in self.summaries.values())
+        micro = {name: _short(value) for name, value in self.micro.items()}
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(
+            f'{{"about": {json.dumps(self.about)},\n"micro": {json.dumps(micro)},\n'
+            f'"summaries": [\n{entries}\n]}}\n'
+        )
+
+    @classmethod
+    def load(cls, path: Path) -> Results:
+        """Raises FileNotFoundError without the file."""
+        data = json.loads(path.read_text())
+        results = cls(data["about"])
+        results.micro = data["micro"]
+        results.add(Summary.from_json(entry) for entry in data["summaries"])
+        return results

@@ -1,0 +1,133 @@
+"""Short runs on the mock cluster: what is sent is counted, and a missing record is found out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pytest
+
+from benchmarks.brokers import MockBrokers
+from benchmarks.case import Case
+from benchmarks.micro_worker import importing, start
+from benchmarks.runner import Group, RecordsMissing, in_process, run_case, run_group
+from benchmarks.worker import run
+
+FEW = Case(records=2_000, seconds=5.0, partitions=5)
+
+
+@pytest.fixture(scope="module")
+def brokers() -> Iterator[MockBrokers]:
+    found = MockBrokers()
+    yield found
+    found.stop()
+
+
+def here(job: Mapping[str, Any]) -> dict[str, Any]:
+    """The worker without its process: a run takes milliseconds."""
+    return run(dict(job))
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        FEW,
+        FEW.with_(keyed=True, headers=1, codec="lz4", tasks=3, settle="gather"),
+        FEW.with_(settle="flush", acks="1", idempotent=False, loop="asyncio"),
+        FEW.with_(scenario="await", tasks=8),
+        FEW.with_(scenario="bulk", keyed=True),
+        FEW.with_(scenario="paced", rate=50_000),
+        FEW.with_(client="aiokafka-tuned"),
+        FEW.with_(client="aiokafka", scenario="bulk"),
+        FEW.with_(client="aiokafka", scenario="await", tasks=8),
+        FEW.with_(client="confluent", keyed=True, headers=1),
+        FEW.with_(client="confluent", scenario="bulk"),
+        FEW.with_(client="confluent-silent"),
+        FEW.with_(client="confluent-aio-tuned"),
+        FEW.with_(client="round-trip", scenario="await"),
+    ],
+    ids=lambda case: f"{case.client}-{case.scenario}-{case.codec}-{case.settle}",
+)
+def test_every_record_of_a_run_is_in_the_topic(brokers: MockBrokers, case: Case) -> None:
+    result = run_case(brokers, case, worker=in_process if case.client == "confluent" else here)
+    assert result["count"] == case.records
+    assert result["seconds"] > 0
+    assert ("p99_ms" in result) == (case.scenario in ("await", "paced"))
+
+
+def test_columns_are_sent_as_tables(brokers: MockBrokers) -> None:
+    pytest.importorskip("pyarrow")
+    case = FEW.with_(scenario="columns", keyed=True)
+    assert run_case(brokers, case, worker=here)["count"] == case.records
+
+
+def test_the_blaster_sends_whole_requests(brokers: MockBrokers) -> None:
+    case = FEW.with_(client="blaster", records=100_000)
+    result = run_case(brokers, case, worker=here)
+    assert 0 < result["count"] <= case.records
+
+
+def test_a_time_limit_ends_a_run_and_the_rest_is_settled(brokers: MockBrokers) -> None:
+    case = FEW.with_(client="aiokafka", records=1_000_000, seconds=0.05)
+    assert run_case(brokers, case, worker=here)["count"] < case.records
+
+
+@pytest.mark.parametrize("lie", [1, -1])
+def test_a_record_too_few_or_too_many_ends_the_run(brokers: MockBrokers, lie: int) -> None:
+    def liar(job: Mapping[str, Any]) -> dict[str, Any]:
+        result = here(job)
+        result["count"] += lie
+        return result
+
+    with pytest.raises(RecordsMissing, match=r"\d+ records acknowledged, \d+ in the topic"):
+        run_case(brokers, FEW, worker=liar)
+
+
+def test_without_acknowledgments_only_what_arrived_counts(brokers: MockBrokers) -> None:
+    case = FEW.with_(acks="0", idempotent=False)
+    assert run_case(brokers, case, worker=here)["count"] == case.records
+
+
+def test_cases_take_turns_and_every_round_begins_with_another() -> None:
+    order: list[str] = []
+
+    class NoBrokers(MockBrokers):
+        def __init__(self) -> None:
+            self.servers = "none"
+            self._topics = 0
+
+        def _create(self, name: str, partitions: int, replicas: int) -> None: ...
+
+        def count(self, topic: str) -> int:
+            return 12
+
+    def worker(job: Mapping[str, Any]) -> dict[str, Any]:
+        order.append(job["case"]["client"])
+        return {"count": 10, "warm_up": 2, "seconds": float(len(order))}
+
+    cases = {name: FEW.with_(client=name) for name in ("aiokprod", "aiokafka", "confluent")}
+    summaries = run_group(NoBrokers(), Group("g", "", cases, runs=3), worker=worker)
+    assert order == [
+        "aiokprod", "aiokafka", "confluent",
+        "aiokafka", "confluent", "aiokprod",
+        "confluent", "aiokprod", "aiokafka",
+    ]  # fmt: skip
+    assert [s.label for s in summaries] == list(cases)
+    assert [s.runs for s in summaries] == [3, 3, 3]
+
+
+def test_a_worker_that_fails_tells_why(brokers: MockBrokers) -> None:
+    job = {"servers": "not a server", "topic": "t", "case": FEW.to_json()}
+    with pytest.raises(RuntimeError, match=r"failed:[\s\S]*not a server"):
+        in_process(job)
+
+
+def test_topics_have_the_partitions_asked_for(brokers: MockBrokers) -> None:
+    with brokers.topic(FEW.with_(partitions=17, topics=4)) as topic:
+        assert brokers._admin.partition_count(topic) == 17
+    assert brokers._topics >= 4
+
+
+def test_small_figures_that_need_no_broker() -> None:
+    assert start()["start_trips"] > 1
+    assert importing()["import_ms"] >= 0
