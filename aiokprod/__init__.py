@@ -6,7 +6,7 @@
 The names below are the public API.
 """
 
-from aiokprod.bulk import BulkResult
+from aiokprod.bulk import BulkResult, OffsetRange
 from aiokprod.cluster import ClusterSnapshot, Node, PartitionInfo, TopicInfo
 from aiokprod.config import ProducerConfig
 from aiokprod.consumer_groups import GroupMetadata
@@ -121,6 +121,7 @@ __all__ = [
     "Node",
     "NotReady",
     "Observer",
+    "OffsetRange",
     "Outcome",
     "PartitionInfo",
     "Partitioner",

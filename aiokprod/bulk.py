@@ -3,17 +3,36 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from aiokprod.errors import ConfigError, KafkaError
 from aiokprod.hot.append import handle_of
+from aiokprod.records import TopicPartition
 
 if TYPE_CHECKING:
     from aiokprod.hot.append import BulkTracker
     from aiokprod.hot.core import BatchCore, Delivery
     from aiokprod.records import Header
+
+
+class OffsetRange(NamedTuple):
+    """Records of one partition: how many, lowest and highest offset (None: the broker did not
+    tell). Records of others may lie between."""
+
+    records: int
+    first: int | None
+    last: int | None
+
+
+_NOTHING = OffsetRange(0, None, None)
+
+
+def _choose(pick: Callable[[int, int], int], known: int | None, other: int | None) -> int | None:
+    if known is None or other is None:
+        return other if known is None else known
+    return pick(known, other)
 
 
 class BulkResult:
@@ -74,6 +93,20 @@ class BulkResult:
         for entry, position in enumerate(self._positions()):
             partitions[position] = self._tracker.position(entry)[0]
         return partitions
+
+    @property
+    def ranges(self) -> dict[TopicPartition, OffsetRange]:
+        """Where the acknowledged records are, per partition. Costs per batch, not per record."""
+        found: dict[TopicPartition, OffsetRange] = {}
+        for topic, partition, records, first, last in self._tracker.ranges():
+            place = TopicPartition(topic, partition)
+            known = found.get(place, _NOTHING)
+            found[place] = OffsetRange(
+                known.records + records,
+                _choose(min, known.first, first),
+                _choose(max, known.last, last),
+            )
+        return found
 
     def raise_for_errors(self) -> None:
         """Raise the first record's error, if any failed; else why the table broke off, if so."""

@@ -202,12 +202,12 @@ class TableSender(BulkSender):
         if not self._slow_rows % _SLOW_RUN:
             await asyncio.sleep(0)
         try:
-            own_topic, *fields = chunk.row(position - base)
+            own_topic, value, key, partition, timestamp, headers = chunk.row(position - base)
         except BadRow as error:
             self._refused[position] = ConfigError(f"row {position}: {error}")
             return
-        value, key, partition, timestamp, headers = fields
-        name = topic or own_topic
+        name = own_topic if topic is None else topic
+        assert name is not None, "a row has a topic where the table has a column for it"
         known = self._known_missing(name, partition)
         if known is not None:
             self._refused[position] = known

@@ -13,7 +13,7 @@ cimport cython
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from cpython.dict cimport PyDict_GetItem
-from cpython.mem cimport PyMem_Free, PyMem_Realloc
+from cpython.mem cimport PyMem_Calloc, PyMem_Free, PyMem_Realloc
 from cpython.ref cimport PyObject, Py_INCREF
 
 from aiokprod.hot.core cimport (
@@ -193,12 +193,60 @@ cdef class BulkTracker:
             return core.partition, None, error
         return core.partition, core.base_offset + index if core.base_offset >= 0 else None, None
 
+    def ranges(self):
+        """(topic, partition, records, first offset | None, last offset | None) of every batch, as
+        far as its records are acknowledged; all batches must be settled."""
+        cdef Py_ssize_t i, total = len(self.cores)
+        cdef int32_t number
+        cdef BatchCore core
+        cdef list found = []
+        cdef int32_t* seen = <int32_t*>PyMem_Calloc(max(1, 3 * total), sizeof(int32_t))
+        if seen is NULL:
+            raise MemoryError
+        try:
+            for i in range(self.count):
+                number = 3 * self.numbers[i]
+                if seen[number] == 0:
+                    seen[number + 1] = self.indices[i]
+                seen[number] += 1
+                seen[number + 2] = self.indices[i]
+            for i in range(total):
+                core = <BatchCore>self.cores[i]
+                if core.parts is not None or core.error is not None or core.withdrawn:
+                    found.extend(self.single(i))
+                elif core.base_offset < 0:
+                    found.append((core.topic, core.partition, seen[3 * i], None, None))
+                else:
+                    found.append((core.topic, core.partition, seen[3 * i],
+                                  core.base_offset + seen[3 * i + 1],
+                                  core.base_offset + seen[3 * i + 2]))
+        finally:
+            PyMem_Free(seen)
+        return found
+
+    cdef list single(self, Py_ssize_t number):
+        """`ranges` of a batch that was split or failed, record by record."""
+        cdef Py_ssize_t i
+        cdef list found = []
+        cdef str topic = (<BatchCore>self.cores[number]).topic
+        for i in range(self.count):
+            if self.numbers[i] == number:
+                partition, offset, error = self.position(i)
+                if error is None:
+                    found.append((topic, partition, 1, offset, offset))
+        return found
+
     def failed(self):
         """Positions of failed records, ascending."""
         cdef Py_ssize_t i
         cdef int32_t index
         cdef BatchCore core
         cdef list found = []
+        for core in self.cores:
+            if core.parts is not None or core.error is not None:
+                break
+        else:
+            return found
         for i in range(self.count):
             core = <BatchCore>self.cores[self.numbers[i]]
             if core.parts is not None or core.error is not None:

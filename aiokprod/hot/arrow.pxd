@@ -60,6 +60,7 @@ cdef struct IntColumn:
 
 cdef struct BytesColumn:
     int kind
+    const char* plain           # offsets of row 0 if they are 32-bit and that is all, else NULL
     const uint8_t* validity
     int64_t offset              # of row 0, in cells
     const char* offsets         # or the views
@@ -169,6 +170,11 @@ cdef inline int64_t bytes_cell(const BytesColumn* column, int64_t row,
     """Size of the cell and where it is; NULL_CELL, or BAD_CELL if the table is damaged there."""
     cdef int kind = column.kind
     cdef int64_t start, size, block
+    if column.plain is not NULL:
+        start = load32(column.plain + 4 * row)
+        size = load32(column.plain + 4 * row + 4) - start
+        data[0] = column.data + start
+        return size if (start | size) >= 0 else BAD_CELL
     if kind == ABSENT:
         return NULL_CELL
     if column.indices.kind:

@@ -213,7 +213,7 @@ cdef int expect(ArrowArray* array, Field field, int64_t buffers, int64_t length)
 
 
 cdef inline const uint8_t* validity_of(ArrowArray* array) noexcept:
-    return NULL if array.null_count == 0 else <const uint8_t*>array.buffers[0]
+    return NULL if array.null_count == 0 else <uint8_t*>array.buffers[0]
 
 
 cdef int need(ArrowArray* array, Field field, int buffer) except -1:
@@ -266,6 +266,9 @@ cdef int bind_bytes(BytesColumn* column, ArrowArray* array, Field field, int64_t
         if column.block_count and column.block_sizes is NULL:
             raise DamagedTable(f"the last buffer of column {field.name!r} is missing")
     column.kind = kind
+    if kind == OFFSETS32 and column.validity is NULL and column.data is not NULL and \
+            not column.indices.kind:
+        column.plain = column.offsets + 4 * column.offset
     return 0
 
 

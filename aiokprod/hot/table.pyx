@@ -13,7 +13,7 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes
 from cpython.dict cimport PyDict_GetItem
 from cpython.list cimport PyList_GET_ITEM, PyList_GET_SIZE
 from cpython.ref cimport PyObject
-from libc.string cimport memcmp, memcpy, memset
+from libc.string cimport memcmp, memmove, memset
 
 from aiokprod.hot.append cimport Appender, BulkTracker, PartitionSlot, TopicSlot
 from aiokprod.hot.arrow cimport (
@@ -22,15 +22,19 @@ from aiokprod.hot.arrow cimport (
 )
 from aiokprod.hot.core cimport BatchCore, MemoryBudget
 from aiokprod.hot.encode cimport (
-    int32_t, int64_t, uint8_t, uint32_t, murmur2_bytes, varint_size, write_varint,
+    int32_t, int64_t, uint8_t, uint32_t, aiokprod_copy, murmur2_bytes, varint_size,
+    write_varint,
 )
 
 cdef enum:
     OVERHEAD = 26          # as in `append`
     BATCH_HEADER = 61
+    SLACK = 10             # OVERHEAD leaves out the lengths of key and value
+    MIN_BODY = 6           # attributes, two deltas, three lengths
     OPEN = 0
     CHECK_ROWS = 1024      # between two looks at the clock
     CHECK_BYTES = 1 << 18
+    BLOCK = 256            # keys hashed ahead; a power of two
     RECENT = 64            # topics found without a look into the dict
 
 cdef struct Cells:
@@ -93,24 +97,35 @@ cdef class TableAppender:
     cdef Py_ssize_t run(self, Chunk chunk, TopicSlot topic, Py_ssize_t row) except -1:
         cdef Appender appender = self.appender
         cdef BulkTracker tracker = self.tracker
-        cdef BatchCore core
+        cdef MemoryBudget memory = appender.memory
+        cdef PyObject* held  # a BatchCore; its slot keeps it alive
         cdef Cells cells
+        cdef uint32_t hashes[BLOCK]
         cdef bint by_column = topic is None
         cdef bint sticky
-        cdef int64_t timestamp, number
+        cdef int64_t timestamp, number, bound
         cdef int32_t partition
-        cdef Py_ssize_t end = chunk.rows, size, body
+        cdef Py_ssize_t end = chunk.rows, hashed = row, size, body
         cdef Py_ssize_t rows_left = CHECK_ROWS, bytes_left = CHECK_BYTES
         while row < end:
             if by_column:
-                topic = self.topic_of(chunk, row, topic)
+                topic = self.topic_of(chunk, row)
                 if topic is None:
                     break
+            if row == hashed:
+                hashed = min(row + BLOCK, end)
+                hash_keys(&chunk.key, row, hashed, hashes)
             if not read_cells(chunk, row, &cells):
                 break
             timestamp = appender.tick_ms
             if time_cell(&chunk.timestamp, chunk.multiplier, chunk.divisor, row, &timestamp) and \
                     timestamp < 0:
+                break
+            bound = OVERHEAD + cells.headers_size + max(0, cells.key_size) + \
+                max(0, cells.value_size)
+            if bound + BATCH_HEADER > appender.max_request_size:
+                break
+            if memory.has_waiters or memory.used + bound > memory.limit:
                 break
             partition = -1
             if int_cell(&chunk.partition, row, &number):
@@ -119,22 +134,31 @@ cdef class TableAppender:
                 partition = <int32_t>number
             sticky = partition < 0 and (cells.key_size < 0 or appender.ignore_keys)
             if partition < 0 and not sticky:
-                partition = <int32_t>((murmur2_bytes(<const uint8_t*>cells.key, cells.key_size)
-                                       & 0x7FFFFFFF) % <uint32_t>PyList_GET_SIZE(topic.slots))
-            core = self.place(topic, partition, sticky, timestamp, &cells, &body)
-            if core is None:
-                break
-            size = write_record(core, chunk, timestamp, &cells, body)
-            core.charged += size
-            appender.memory.used += size
+                partition = <int32_t>(hashes[(row - hashed) & (BLOCK - 1)]
+                                      % <uint32_t>PyList_GET_SIZE(topic.slots))
+            elif sticky and topic.sticky_bytes < 2 * appender.sticky_limit:
+                partition = topic.sticky
+            held = NULL
+            if partition >= 0:
+                held = <PyObject*>(<PartitionSlot>PyList_GET_ITEM(topic.slots, partition)).core
+            if held is not NULL and held is not <PyObject*>None and has_ample_room(held, bound):
+                size = write_record(held, chunk, timestamp, &cells, 0)
+            else:
+                held = self.place(held, topic, -1 if sticky else partition, bound, timestamp,
+                                  &cells, &body)
+                if held is NULL:
+                    break
+                size = write_record(held, chunk, timestamp, &cells, body)
+            (<BatchCore>held).charged += size
+            memory.used += size
             if sticky:
                 topic.sticky_bytes += size
-            if core.bulk_owner != tracker.identity:
-                tracker.add(core, core.count - 1)
+            if (<BatchCore>held).bulk_owner != tracker.identity:
+                tracker.add(<BatchCore>held, (<BatchCore>held).count - 1)
             else:
-                core.bulk_count += 1
-                tracker.numbers[tracker.count] = core.bulk_number
-                tracker.indices[tracker.count] = core.count - 1
+                (<BatchCore>held).bulk_count += 1
+                tracker.numbers[tracker.count] = (<BatchCore>held).bulk_number
+                tracker.indices[tracker.count] = (<BatchCore>held).count - 1
                 tracker.count += 1
             row += 1
             rows_left -= 1
@@ -146,44 +170,29 @@ cdef class TableAppender:
                 bytes_left = CHECK_BYTES
         return row
 
-    cdef inline BatchCore place(self, TopicSlot topic, int32_t partition, bint sticky,
-                                int64_t timestamp, Cells* cells, Py_ssize_t* body):
-        """The batch that takes the record, with room for it; None if memory is short, its
-        broker's share used up, or the record too large."""
-        cdef Appender appender = self.appender
-        cdef MemoryBudget memory = appender.memory
+    cdef PyObject* place(self, PyObject* held, TopicSlot topic, int32_t partition, int64_t bound,
+                         int64_t timestamp, Cells* cells, Py_ssize_t* body) except? NULL:
+        """The batch that takes the record, with room for it: `held`, if any, or another one; NULL
+        if none may be opened for now. The batch's slot keeps it alive."""
         cdef PartitionSlot slot
-        cdef BatchCore core = None
-        cdef Py_ssize_t bound = OVERHEAD + cells.headers_size, size
-        if cells.key_size > 0:
-            bound += cells.key_size
-        if cells.value_size > 0:
-            bound += cells.value_size
-        if bound + BATCH_HEADER > appender.max_request_size:
-            return None
-        if memory.has_waiters or memory.used + bound > memory.limit:
-            return None
-        if sticky and topic.sticky >= 0 and topic.sticky_bytes < 2 * appender.sticky_limit:
-            partition = topic.sticky
-        if partition >= 0:
-            if partition >= PyList_GET_SIZE(topic.slots):
-                raise IndexError(f"partition {partition} of {topic.topic}")
-            core = (<PartitionSlot>PyList_GET_ITEM(topic.slots, partition)).core
-        if core is not None:
-            body[0] = body_size(core, timestamp, cells)
+        cdef BatchCore core
+        cdef Py_ssize_t size = 0
+        if held is not NULL and held is not <PyObject*>None:
+            body[0] = body_size(held, timestamp, cells)
             size = varint_size(body[0]) + body[0]
-        if core is None or not fits(core, size):
-            slot = appender.roll(topic, -1 if sticky else partition, bound)
+        if size == 0 or not (<BatchCore>held).has_room(size):
+            slot = self.appender.roll(topic, partition, bound)
             if slot is None:
-                return None
-            core = slot.core
-            body[0] = body_size(core, timestamp, cells)
+                return NULL
+            held = <PyObject*>slot.core
+            body[0] = body_size(held, timestamp, cells)
             size = varint_size(body[0]) + body[0]
-        if core.length + size > core.capacity:
+        if (<BatchCore>held).length + size > (<BatchCore>held).capacity:
+            core = <BatchCore>held
             core.grow(size)
-        return core
+        return held
 
-    cdef TopicSlot topic_of(self, Chunk chunk, Py_ssize_t row, TopicSlot last):
+    cdef TopicSlot topic_of(self, Chunk chunk, Py_ssize_t row):
         """The topic of a row, None if it needs the slow path."""
         cdef const char* name
         cdef PyObject* found
@@ -219,6 +228,7 @@ cdef inline bint read_cells(Chunk chunk, Py_ssize_t row, Cells* cells) noexcept:
     cdef int64_t size, j
     if not is_valid(chunk.validity, chunk.offset + row):
         return False
+    cells.key = cells.value = NULL
     cells.key_size = bytes_cell(&chunk.key, row, &cells.key)
     cells.value_size = bytes_cell(&chunk.value, row, &cells.value)
     if cells.key_size < NULL_CELL or cells.value_size < NULL_CELL:
@@ -242,49 +252,71 @@ cdef inline bint read_cells(Chunk chunk, Py_ssize_t row, Cells* cells) noexcept:
     return True
 
 
+cdef inline void hash_keys(const BytesColumn* keys, Py_ssize_t row, Py_ssize_t end,
+                           uint32_t* hashes) noexcept:
+    """Positive murmur2 of the keys; what null and damaged ones get does not matter.
+
+    In a loop of its own because one hash is a chain of multiplications: only independent ones can
+    run side by side. Row i's is at `i - end` modulo BLOCK.
+    """
+    cdef Py_ssize_t i
+    cdef int64_t size
+    cdef const char* data
+    if keys.kind == ABSENT:
+        return
+    for i in range(row, end):
+        size = bytes_cell(keys, i, &data)
+        if size < 0:
+            size = 0
+        hashes[(i - end) & (BLOCK - 1)] = murmur2_bytes(<const uint8_t*>data, size) & 0x7FFFFFFF
+
+
 cdef inline Py_ssize_t field_size(int64_t size) noexcept:
-    return varint_size(size) + (size if size > 0 else 0)
+    return varint_size(size) + max(0, size)
 
 
-cdef inline Py_ssize_t body_size(BatchCore core, int64_t timestamp, Cells* cells) noexcept:
-    """Size of the record without its own length prefix, as the next record of `core`."""
-    cdef int64_t delta = timestamp - core.base_timestamp if core.count else 0
-    return (1 + varint_size(delta) + varint_size(core.count) + field_size(cells.key_size)
+cdef inline Py_ssize_t body_size(PyObject* held, int64_t timestamp, Cells* cells) noexcept:
+    """Size of the record without its own length prefix, as the next record of the batch."""
+    cdef int32_t count = (<BatchCore>held).count
+    cdef int64_t delta = timestamp - (<BatchCore>held).base_timestamp if count else 0
+    return (1 + varint_size(delta) + varint_size(count) + field_size(cells.key_size)
             + field_size(cells.value_size) + varint_size(cells.last_header - cells.first_header)
             + cells.headers_size)
 
 
-cdef inline bint fits(BatchCore core, Py_ssize_t size) noexcept:
-    """`BatchCore.has_room`, in line."""
-    if core.state != OPEN:
-        return False
-    return core.count == 0 or <double>core.length * core.ratio + size <= core.limit
+cdef inline bint has_ample_room(PyObject* held, int64_t bound) noexcept:
+    """True if a record of at most `bound` bytes fits without a closer look."""
+    cdef Py_ssize_t length = (<BatchCore>held).length + bound + SLACK
+    return (length <= (<BatchCore>held).capacity and length <= (<BatchCore>held).limit
+            and (<BatchCore>held).ratio <= 1.0 and (<BatchCore>held).state == OPEN)
 
 
 cdef inline char* write_field(char* p, const char* data, int64_t size) noexcept:
     """Length-prefixed bytes; null is length -1."""
     p = write_varint(p, size)
     if size > 0:
-        memcpy(p, data, size)
+        aiokprod_copy(p, data, size)
         p += size
     return p
 
 
-cdef inline Py_ssize_t write_record(BatchCore core, Chunk chunk, int64_t timestamp, Cells* cells,
+cdef inline Py_ssize_t write_record(PyObject* held, Chunk chunk, int64_t timestamp, Cells* cells,
                                     Py_ssize_t body) noexcept:
-    """Encode one record into room that is there; its size, length prefix included."""
-    cdef char* start = core.data + core.length
-    cdef char* p = start
+    """Encode one record into room that is there; its size. `body` is its size without its length
+    prefix, 0 if there is room enough to find out."""
+    cdef char* start = (<BatchCore>held).data + (<BatchCore>held).length
+    cdef int prefix = varint_size(body or (MIN_BODY + cells.headers_size + max(0, cells.key_size)
+                                           + max(0, cells.value_size)))
+    cdef char* p = start + prefix
     cdef const char* data
     cdef int64_t j, size
-    if core.count == 0:
-        core.base_timestamp = core.max_timestamp = timestamp
-    elif timestamp > core.max_timestamp:
-        core.max_timestamp = timestamp
-    p = write_varint(p, body)
+    if (<BatchCore>held).count == 0:
+        (<BatchCore>held).base_timestamp = (<BatchCore>held).max_timestamp = timestamp
+    elif timestamp > (<BatchCore>held).max_timestamp:
+        (<BatchCore>held).max_timestamp = timestamp
     p[0] = 0
-    p = write_varint(p + 1, timestamp - core.base_timestamp)
-    p = write_varint(p, core.count)
+    p = write_varint(p + 1, timestamp - (<BatchCore>held).base_timestamp)
+    p = write_varint(p, (<BatchCore>held).count)
     p = write_field(p, cells.key, cells.key_size)
     p = write_field(p, cells.value, cells.value_size)
     p = write_varint(p, cells.last_header - cells.first_header)
@@ -293,6 +325,10 @@ cdef inline Py_ssize_t write_record(BatchCore core, Chunk chunk, int64_t timesta
         p = write_field(p, data, size)
         size = bytes_cell(&chunk.headers.value, j, &data)
         p = write_field(p, data, size)
-    core.length += p - start
-    core.count += 1
+    body = p - start - prefix
+    if varint_size(body) != prefix:
+        memmove(start + varint_size(body), start + prefix, body)
+    p = write_varint(start, body) + body
+    (<BatchCore>held).length += p - start
+    (<BatchCore>held).count += 1
     return p - start
