@@ -36,8 +36,11 @@ _SECONDS: Final = 120.0
 """For all requests of one commit together."""
 _FENCED: Final = frozenset({Code.PRODUCER_FENCED, Code.INVALID_PRODUCER_EPOCH})
 
-_swept: set[str] = set()
-"""Queries whose leftovers this driver process has looked for."""
+_SWEEP_EVERY: Final = 10.0
+"""Seconds between two looks for transactions that nobody will end."""
+
+_swept: dict[str, float] = {}
+"""When (loop time) this driver process last looked for the leftovers of a query."""
 
 
 class CommitFailed(RuntimeError):
@@ -206,11 +209,12 @@ class TransactionEnder:
             orphans = set()
             if before is not None:
                 orphans = {task_id(sid, index) for index in range(len(tasks), before.tasks)}
-            if sid not in _swept:
+            now = session.loop.time()
+            if now - _swept.get(sid, -_SWEEP_EVERY) >= _SWEEP_EVERY:
                 open_ids = await _open_transactions(session, deadline)
                 ours = {task.transactional_id for task in tasks} | {driver_id(sid)}
                 orphans |= {tid for tid in open_ids if tid.startswith(f"{sid}.")} - ours
-                _swept.add(sid)
+                _swept[sid] = now
             for orphan in sorted(orphans):
                 logger.info("ending what task %s may have left open", orphan)
                 request = requests.init(orphan, 60_000, -1, -1)

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Callable
 from typing import Any
+
+from aiokprod.spark.lifeline import LOOK_EVERY
 
 
 class Feed:
@@ -22,11 +25,15 @@ class Feed:
         self._ended = False
         self._closed = False
 
-    def put(self, table: Any) -> bool:
-        """Hand over one batch; waits until the one before was taken. False if nobody takes any."""
+    def put(self, table: Any, look: Callable[[], None] = lambda: None) -> bool:
+        """Hand over one batch; waits until the one before was taken. False if nobody takes any.
+
+        While it waits it calls `look` now and then, which may raise.
+        """
         with self._changed:
             while self._table is not None and not self._closed:
-                self._changed.wait()
+                if not self._changed.wait(LOOK_EVERY):
+                    look()
             if self._closed:
                 return False
             self._table = table

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+import threading
+from collections.abc import Coroutine, Iterator
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from aiokprod.producer import Producer
 from aiokprod.spark.failures import describe_early
 from aiokprod.spark.feed import Feed
+from aiokprod.spark.lifeline import LOOK_EVERY, Lifeline
 from aiokprod.spark.messages import TaskReport, report_fields
 from aiokprod.spark.options import AT_LEAST_ONCE
 from aiokprod.spark.process import LoopThread, loop_thread
@@ -21,6 +24,11 @@ if TYPE_CHECKING:
     from aiokprod.spark.options import SinkOptions
     from aiokprod.spark.schema import Columns
 
+R = TypeVar("R")
+
+_GIVE_UP: Final = 2.0
+"""Seconds for a cancelled sending to close its producer."""
+
 
 def run_task(
     options: SinkOptions, columns: Columns, task: Task, batches: Iterator[Any], *, job: str | None
@@ -31,31 +39,49 @@ def run_task(
         SinkError: a row failed.
     """
     thread = loop_thread(options.loop)
+    lifeline = Lifeline.of_this_task()
     feed = Feed(thread.loop)
+    work: Coroutine[Any, Any, TaskReport]
     if options.delivery == AT_LEAST_ONCE:
         work = _run_plain(thread, options, task, feed)
     else:
         work = run_transactional(thread, options, task, feed, job)
-    future = thread.start(work)
+    ended = threading.Event()
+    future = thread.start(_tracked(work, ended))
     future.add_done_callback(lambda _: feed.close())
     try:
-        _pump(batches, feed, columns, options.topic)
+        rows = 0
+        for batch in batches:
+            table = project(batch, columns, topic=options.topic, first_row=rows)
+            if not feed.put(table, lifeline.check):
+                break
+            rows += batch.num_rows
+        lifeline.check()  # a killed task's iterator ends as if it were complete
+        feed.end()
+        return _wait(future, lifeline)
     except BaseException:
         if not future.done():
             future.cancel()
-            raise
-        if future.exception() is None:
-            raise
-    return future.result()
+            ended.wait(_GIVE_UP)  # its producer is closed then: nothing more is sent
+        raise
 
 
-def _pump(batches: Iterator[Any], feed: Feed, columns: Columns, topic: str | None) -> None:
-    rows = 0
-    for batch in batches:
-        if not feed.put(project(batch, columns, topic=topic, first_row=rows)):
-            return
-        rows += batch.num_rows
-    feed.end()
+def _wait(future: concurrent.futures.Future[R], lifeline: Lifeline) -> R:
+    while True:
+        try:
+            return future.result(LOOK_EVERY)
+        except concurrent.futures.TimeoutError:
+            if future.done():
+                raise
+            lifeline.check()
+
+
+async def _tracked(work: Coroutine[Any, Any, R], ended: threading.Event) -> R:
+    """A cancelled concurrent future is done before its coroutine is."""
+    try:
+        return await work
+    finally:
+        ended.set()
 
 
 async def _run_plain(

@@ -1,0 +1,98 @@
+"""Real Spark, real brokers: fixtures of the acceptance checks.
+
+The checks are numbered as in the acceptance list of the sink; a test's name begins with its
+number. `AIOKPROD_SPARK_MASTER` runs them on another master than local[2], e.g. a standalone
+cluster that `tests/spark/integration/standalone.py` starts.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aiokprod.testing.kafka_cluster import KafkaCluster
+
+ROOT = Path(__file__).parents[3]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.integration)
+            # Spark, py4j and pandas warn of themselves; what we do is held to errors elsewhere.
+            item.add_marker(pytest.mark.filterwarnings("default"))
+
+
+@pytest.fixture(scope="session")
+def broker() -> Iterator[KafkaCluster]:
+    """One real broker of the newest line."""
+    cluster = KafkaCluster(1)
+    cluster.start_blocking()
+    try:
+        yield cluster
+    finally:
+        cluster.stop_blocking()
+
+
+def session_of(**conf: str) -> Any:
+    """A classic session with the package on the workers' path."""
+    from pyspark.sql import SparkSession
+
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *sys.path[1:2]])
+    builder = (
+        SparkSession.builder.master(os.environ.get("AIOKPROD_SPARK_MASTER", "local[2,2]"))
+        .appName("aiokprod-tests")
+        .config("spark.ui.enabled", "false")
+        .config("spark.driver.memory", "1g")
+        .config("spark.executor.memory", "1g")
+        .config("spark.sql.shuffle.partitions", "2")
+        .config("spark.log.level", "ERROR")
+        .config("spark.executorEnv.PYTHONPATH", os.environ["PYTHONPATH"])
+        .config("spark.sql.pyspark.udf.tracebackWithLocals.enabled", "true")
+        .config("spark.sql.session.timeZone", "UTC")
+    )
+    for key, value in conf.items():
+        builder = builder.config(key.replace("__", "."), value)
+    return builder.getOrCreate()
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[Any]:
+    session = session_of()
+    yield session
+    session.stop()
+
+
+@pytest.fixture
+def topic() -> str:
+    """A name nobody used yet."""
+    return f"s-{uuid.uuid4().hex[:10]}"
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """An empty folder, for checkpoints and reports."""
+    path = Path(tempfile.mkdtemp(prefix="aiokprod-spark-"))
+    yield path
+    shutil.rmtree(path, ignore_errors=True)
+
+
+@pytest.fixture
+def make_topic(broker: KafkaCluster) -> Callable[..., None]:
+    """Creates a topic and waits until it can be written to."""
+    import asyncio
+
+    def make(name: str, partitions: int = 3, **configs: str) -> None:
+        settings = {key.replace("__", "."): value for key, value in configs.items()}
+        asyncio.run(broker.create_topic(name, partitions, configs=settings))
+
+    return make
