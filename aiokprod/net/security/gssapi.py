@@ -22,6 +22,8 @@ _NO_LAYER: Final = 1
 """Bit of the broker's offer. Integrity and privacy of what follows are the business of TLS."""
 
 _MAX_MESSAGE: Final = 64 * 1024
+_UNSPECIFIED: Final = 13 << 16
+"""GSS_S_FAILURE: the minor code says it all."""
 
 
 class KerberosLogin:
@@ -144,5 +146,8 @@ class Gssapi:
 
 def _reason(error: Any) -> str:
     """What the Kerberos library says: names of principals, hosts and files, never keys."""
-    statuses = error.get_all_statuses(error.min_code, False) if error.min_code else []
-    return harmless(" ".join(statuses or error.get_all_statuses(error.maj_code, True)))
+    minor = error.get_all_statuses(error.min_code, False) if error.min_code else []
+    major = error.get_all_statuses(error.maj_code, True)
+    if minor and error.maj_code == _UNSPECIFIED:
+        major = []
+    return harmless(": ".join([*major, *minor]))

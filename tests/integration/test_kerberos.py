@@ -1,0 +1,216 @@
+"""GSSAPI with a real KDC and a real broker."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aiokprod import AuthenticationError, Producer
+from aiokprod.testing.kafka_cluster import HOST, KafkaCluster
+from tests.integration.checker import History, check
+from tests.integration.kdc import REALM, Realm, missing, realm
+from tests.integration.load import by_submit
+from tests.integration.test_security import CA, RECORDS, SESSION_MS, TRUST, Connections
+
+# The only tests that may be skipped: KDC and headers come from the system, not from PyPI.
+pytestmark = pytest.mark.skipif(bool(missing()), reason=f"no Kerberos: {missing()}")
+
+PASSWORD = "canary-kerberos-password"
+
+
+@pytest.fixture(scope="module")
+def kerberos(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Realm]:
+    with realm(tmp_path_factory.mktemp("realm")) as made:
+        made.principal(f"kafka/{HOST}")
+        made.principal("app")
+        made.principal("brief", life="10 seconds")
+        made.principal("alice", password=PASSWORD)
+        yield made
+
+
+@pytest.fixture(scope="module")
+def cluster(kerberos: Realm) -> Iterator[KafkaCluster]:
+    store = CA.issue(HOST, number=74).write(kerberos.folder, "broker")
+    login = (
+        "com.sun.security.auth.module.Krb5LoginModule required useKeyTab=true storeKey=true "
+        f'keyTab="{kerberos.folder / f"kafka-{HOST}.keytab"}" principal="kafka/{HOST}@{REALM}";'
+    )
+    gssapi = {
+        "sasl.enabled.mechanisms": "GSSAPI",
+        "gssapi.sasl.jaas.config": login,
+        "sasl.kerberos.service.name": "kafka",
+    }
+    tls = {"ssl.keystore.type": "PEM", "ssl.keystore.location": str(store)}
+    short = {"gssapi.connections.max.reauth.ms": str(SESSION_MS)}
+    made = KafkaCluster(
+        1,
+        listeners={
+            "CLEAR": {"security.protocol": "SASL_PLAINTEXT", **gssapi},
+            "SECURE": {"security.protocol": "SASL_SSL", **tls, **gssapi},
+            "SHORT": {"security.protocol": "SASL_SSL", **tls, **gssapi, **short},
+        },
+    )
+    made.start_blocking()
+    yield made
+    made.stop_blocking()
+
+
+def keytab_of(kerberos: Realm, name: str) -> dict[str, Any]:
+    path: Path = kerberos.folder / f"{name}.keytab"
+    return {"sasl_kerberos_principal": f"{name}@{REALM}", "sasl_kerberos_keytab": path}
+
+
+@pytest.mark.parametrize("tickets", ["keytab", "cache"])
+def test_gssapi_listener_every_record_once_in_order(
+    kerberos: Realm, cluster: KafkaCluster, run_uvloop: Callable, topic: str, tickets: str
+) -> None:
+    if tickets == "keytab":
+        settings = {"security_protocol": "SASL_PLAINTEXT", **keytab_of(kerberos, "app")}
+        name = "CLEAR"
+    else:
+        kerberos.kinit("alice", PASSWORD)
+        settings, name = {"security_protocol": "SASL_SSL", **TRUST}, "SECURE"
+
+    async def scenario() -> History:
+        await cluster.create_topic(topic, partitions=6)
+        history = History(topic)
+        async with Producer(
+            bootstrap_servers=cluster.listener(name), sasl_mechanism="GSSAPI", **settings
+        ) as producer:
+            await by_submit(producer, history, RECORDS, keyed=True)
+        return history
+
+    report = check(cluster.bootstrap_servers, run_uvloop(scenario()))
+    assert report.ok, str(report)
+    assert report.acknowledged == report.in_log == RECORDS
+    run_uvloop(cluster.delete_topic(topic))
+
+
+def test_f78_gssapi_sessions_and_tickets_of_seconds_under_load_lose_nothing(
+    kerberos: Realm, cluster: KafkaCluster, run_uvloop: Callable, topic: str
+) -> None:
+    """The session ends every 4 s and the tickets every 10 s: the keytab gives new ones."""
+    connections = Connections()
+    settings = {"security_protocol": "SASL_SSL", **TRUST, **keytab_of(kerberos, "brief")}
+
+    async def scenario() -> History:
+        await cluster.create_topic(topic, partitions=6)
+        history = History(topic)
+        async with Producer(
+            bootstrap_servers=cluster.listener("SHORT"),
+            sasl_mechanism="GSSAPI",
+            observer=connections,
+            **settings,
+        ) as producer:
+            ends = time.monotonic() + 16.0
+            while time.monotonic() < ends:
+                await by_submit(producer, history, 5_000, keyed=True)
+        return history
+
+    history = run_uvloop(scenario())
+    report = check(cluster.bootstrap_servers, history)
+    assert report.ok, str(report)
+    assert report.acknowledged == report.in_log == len(history)
+    assert connections.opened <= 2
+    log = (kerberos.folder / "kdc.log").read_text().splitlines()
+    assert sum("AS_REQ" in line and f"brief@{REALM} for" in line for line in log) >= 2
+    run_uvloop(cluster.delete_topic(topic))
+
+
+def test_s4_gssapi_refusal_names_the_reason_and_heals_without_a_restart(
+    kerberos: Realm, cluster: KafkaCluster, run: Callable, topic: str
+) -> None:
+    kerberos.kdestroy()
+
+    async def scenario() -> None:
+        await cluster.create_topic(topic, partitions=1)
+        async with Producer(
+            bootstrap_servers=cluster.listener("CLEAR"),
+            security_protocol="SASL_PLAINTEXT",
+            sasl_mechanism="GSSAPI",
+        ) as producer:
+            await refused(producer, topic, "No credentials were supplied")
+            await asyncio.to_thread(kerberos.kinit, "alice", PASSWORD)
+            await healed(producer, topic)
+
+    run(scenario())
+
+
+WRONG: dict[str, tuple[dict[str, Any], str]] = {
+    "no-such-principal": ({"sasl_kerberos_principal": f"nobody@{REALM}"}, "GSSAPI"),
+    "no-such-service": ({"sasl_kerberos_service_name": "other"}, "not found in Kerberos database"),
+    "no-such-keytab": ({"sasl_kerberos_keytab": "/no/such.keytab"}, "GSSAPI"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_s4_gssapi_wrong_setting_is_named_to_all_waiting_calls_in_time(
+    kerberos: Realm, cluster: KafkaCluster, run_uvloop: Callable, topic: str, case: str
+) -> None:
+    settings, text = WRONG[case]
+    kerberos.kinit("alice", PASSWORD)
+
+    async def scenario() -> None:
+        async with Producer(
+            bootstrap_servers=cluster.listener("CLEAR"),
+            security_protocol="SASL_PLAINTEXT",
+            sasl_mechanism="GSSAPI",
+            **settings,
+        ) as producer:
+            await refused(producer, topic, text)
+
+    run_uvloop(scenario())
+
+
+def test_s4_gssapi_outdated_keytab_and_dead_kdc_are_named_and_heal(
+    kerberos: Realm, cluster: KafkaCluster, run_uvloop: Callable, topic: str
+) -> None:
+    kerberos.principal("rotated")
+    settings = keytab_of(kerberos, "rotated")
+    path: Path = settings["sasl_kerberos_keytab"]
+    outdated = path.read_bytes()
+    fresh = kerberos.keytab("rotated").read_bytes()
+    path.write_bytes(outdated)
+
+    async def scenario() -> None:
+        await cluster.create_topic(topic, partitions=1)
+        async with Producer(
+            bootstrap_servers=cluster.listener("CLEAR"),
+            security_protocol="SASL_PLAINTEXT",
+            sasl_mechanism="GSSAPI",
+            **settings,
+        ) as producer:
+            await refused(producer, topic, "GSSAPI: ")
+            await asyncio.to_thread(path.write_bytes, fresh)
+            kerberos.stop()
+            await refused(producer, topic, "GSSAPI: |not done in time")
+            await asyncio.to_thread(kerberos.start)
+            await healed(producer, topic)
+
+    run_uvloop(scenario())
+
+
+async def refused(producer: Any, topic: str, text: str) -> None:
+    async with asyncio.timeout(11):
+        found = await asyncio.gather(
+            *(producer.send(topic, b"v") for _ in range(10)), return_exceptions=True
+        )
+    for error in found:
+        assert isinstance(error, AuthenticationError), repr(error)
+        assert any(part in str(error) for part in text.split("|")), str(error)
+
+
+async def healed(producer: Any, topic: str) -> None:
+    async with asyncio.timeout(20):
+        while True:
+            try:
+                await producer.send(topic, b"v")
+            except AuthenticationError:
+                await asyncio.sleep(0.2)
+            else:
+                return
