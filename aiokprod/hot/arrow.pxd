@@ -161,7 +161,9 @@ cdef inline bint int_cell(const IntColumn* column, int64_t row, int64_t* out) no
         out[0] = <uint32_t>load32(p + 4 * row)
     else:
         memcpy(&x, p + 2 * row, 2)
-        out[0] = x if kind == -2 else <uint16_t>x
+        out[0] = x
+        if kind == 2:
+            out[0] = <uint16_t>x
     return True
 
 
