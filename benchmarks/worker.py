@@ -13,9 +13,11 @@ import gc
 import json
 import os
 import resource
+import signal
+import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from benchmarks import java, payloads, raw
@@ -27,6 +29,8 @@ from benchmarks.summary import quantile
 
 WARM_UP_SHARE: Final = 0.1
 WARM_UP_SECONDS: Final = 0.25
+PERF_STARTS: Final = 0.5
+PERF_ENDS: Final = 30.0
 
 
 def rss_mib() -> float:
@@ -43,7 +47,25 @@ def percentiles(latencies: Sequence[float]) -> dict[str, float]:
     return {name: quantile(ordered, share) * 1000 for name, share in shares.items()}
 
 
-async def measure(case: Case, servers: str, topic: str) -> dict[str, Any]:
+@contextlib.contextmanager
+def profiled(output: str | None) -> Iterator[None]:
+    """Lets `perf` watch this process meanwhile, if a file is given."""
+    if output is None:
+        yield
+        return
+    command = ["perf", "record", "-q", "-e", "cpu-clock", "-F", "4000", "-o", output]
+    watcher = subprocess.Popen(
+        [*command, "-p", str(os.getpid())], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    time.sleep(PERF_STARTS)
+    yield
+    watcher.send_signal(signal.SIGINT)
+    watcher.wait(PERF_ENDS)
+
+
+async def measure(
+    case: Case, servers: str, topic: str, profile: str | None = None
+) -> dict[str, Any]:
     """Seconds (wall and processor) for acknowledged records, latencies, loop lag, memory."""
     client = PYTHON_CLIENTS[case.client](case, payloads.make(case))
     await client.start(servers, topic)
@@ -54,7 +76,7 @@ async def measure(case: Case, servers: str, topic: str) -> dict[str, Any]:
     gc.freeze()
     before = rss_mib()
     lag = LoopLag()
-    with lag if client.on_loop else contextlib.nullcontext():
+    with profiled(profile), lag if client.on_loop else contextlib.nullcontext():
         used = time.process_time()
         limit = Limit(case.records, case.seconds)
         count = await client.run(limit)
@@ -121,7 +143,7 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
 
         factory = uvloop.new_event_loop
     with asyncio.Runner(loop_factory=factory) as runner:
-        return runner.run(measure(case, *where))
+        return runner.run(measure(case, *where, job.get("profile")))
 
 
 if __name__ == "__main__":

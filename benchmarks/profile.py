@@ -1,0 +1,175 @@
+"""Where a client's processor time goes, by kind of work.
+
+    python -m benchmarks.profile                       submit, send_many and 64 tasks, mock cluster
+    python -m benchmarks.profile --only await --client aiokafka --symbols 30
+
+Linux `perf` samples the worker 4 000 times a second while it is timed; the library and symbol of a
+sample say what kind of work it was, and its share of the samples is that share of the measured
+processor time per record. `perf` must be installed and allowed (kernel.perf_event_paranoid ≤ 2;
+the kernel's part needs ≤ 1 or root).
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from benchmarks import catalogue
+from benchmarks.brokers import Brokers, running
+from benchmarks.case import CLIENTS, CODECS, Case
+from benchmarks.runner import in_process, run_case
+
+CASES: Final = {
+    "submit": catalogue.FIRE.with_(seconds=2.0, records=3_000_000),
+    "send_many": catalogue.BULK.with_(seconds=2.0, records=40_000_000),
+    "await": catalogue.AWAIT.with_(seconds=2.0),
+}
+
+# The first line that fits decides: (kind of work, library, symbol).
+KINDS: Final = tuple(
+    (kind, re.compile(library), re.compile(symbol))
+    for kind, library, symbol in (
+        ("clock", r"\[vdso\]", ""),
+        ("system calls", r"\[kernel|\[guest|\[unknown\]", ""),
+        ("CRC", r"crc32c", ""),
+        ("compress", r"lz4|zstd|libz|snappy|cramjam", ""),
+        ("copy", r"^libc|^ld-", r"mem(cpy|move)|avx_unaligned"),
+        ("memory allocation", r"^libc|^libpython|^python", r"malloc|free|realloc|_int_|arena"),
+        (
+            "await",
+            r"^core\.",
+            r"(?i)waiter|callback|__await__|iternext|__next__|set_hook|wake|await",
+        ),
+        ("settle", r"^core\.", r"(?i)settle|metadata|result|done|fail|dealloc"),
+        ("append and encode", r"^(append|core|table|arrow)\.", ""),
+        ("decode answers", r"^structs\.", ""),
+        ("histograms", r"^(histogram|stats)", ""),
+        ("loop", r"^loop\.|uvloop|_asyncio|^libuv", ""),
+        ("libc, threads", r"^libc|^libpthread|^ld-", ""),
+        ("interpreter", r"^libpython|^python", ""),
+    )
+)
+OTHER: Final = "other"
+_SAMPLE: Final = re.compile(r"^\s*([\d.]+)%\s+(\S+)\s+\[.\]\s+(.*)$")
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """Shares of the processor time of one case, and what a record cost."""
+
+    cpu_us: float
+    samples: Mapping[tuple[str, str], float]
+
+    def kinds(self) -> dict[str, float]:
+        """Kind of work -> share, largest first."""
+        shares: Counter[str] = Counter()
+        for (library, symbol), share in self.samples.items():
+            shares[kind_of(library, symbol)] += share  # type: ignore[assignment]
+        return dict(shares.most_common())
+
+
+def kind_of(library: str, symbol: str) -> str:
+    """The kind of work a sample was taken in."""
+    for kind, of_library, of_symbol in KINDS:
+        if of_library.search(library) and of_symbol.search(symbol):
+            return kind
+    return OTHER
+
+
+def read_report(output: str) -> dict[tuple[str, str], float]:
+    """(library, symbol) -> share, from `perf report`."""
+    samples = {}
+    for line in output.splitlines():
+        found = _SAMPLE.match(line)
+        if found:
+            samples[found[2], found[3].strip()] = float(found[1]) / 100
+    return samples
+
+
+def profile(brokers: Brokers, case: Case) -> Profile:
+    """Runs a case under perf. Raises RuntimeError with perf's words if it saw nothing."""
+    with tempfile.TemporaryDirectory() as scratch:
+        data = Path(scratch) / "perf.data"
+
+        def worker(job: Mapping[str, Any]) -> dict[str, Any]:
+            return in_process({**job, "profile": str(data)})
+
+        result = run_case(brokers, case, worker=worker)
+        done = subprocess.run(
+            ["perf", "report", "-i", str(data), "--stdio", "--no-children",
+             "-F", "overhead,dso,symbol", "--percent-limit", "0", "-w", "0,60,120"],
+            capture_output=True, text=True, stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+    samples = read_report(done.stdout)
+    if not samples:
+        raise RuntimeError(f"perf saw nothing:\n{done.stderr[-2000:]}")
+    return Profile(result["cpu_us"], samples)
+
+
+def table(profiles: Mapping[str, Profile]) -> str:
+    """Markdown: µs a record and share, by kind of work, a column for each case."""
+    kinds: dict[str, None] = {}
+    for found in profiles.values():
+        kinds |= dict.fromkeys(found.kinds())
+    lines = [f"| µs a record | {' | '.join(profiles)} |", f"|---|{'---:|' * len(profiles)}"]
+    for kind in kinds:
+        cells = []
+        for found in profiles.values():
+            share = found.kinds().get(kind, 0.0)
+            cells.append(f"{share * found.cpu_us:.3f} ({share:.0%})" if share >= 0.005 else "")
+        if any(cells):
+            lines.append(f"| {kind} | {' | '.join(cells)} |")
+    totals = (f"**{found.cpu_us:.3f}**" for found in profiles.values())
+    lines.append(f"| **together** | {' | '.join(totals)} |")
+    return "\n".join(lines)
+
+
+def top(found: Profile, count: int) -> str:
+    """The symbols with the most samples."""
+    ordered = sorted(found.samples.items(), key=lambda entry: -entry[1])[:count]
+    return "\n".join(
+        f"{share:6.1%}  {kind_of(*where):18} {where[0]:32} {where[1]}" for where, share in ordered
+    )
+
+
+def main(arguments: Iterable[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.profile",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--only", nargs="+", choices=list(CASES), default=list(CASES))
+    parser.add_argument("--cluster", choices=("mock", "kafka"), default="mock")
+    parser.add_argument("--client", choices=list(CLIENTS), default="aiokprod")
+    parser.add_argument("--codec", choices=CODECS, default="none")
+    parser.add_argument("--size", type=int, default=100)
+    parser.add_argument("--symbols", type=int, default=0, help="also the hottest symbols")
+    chosen = parser.parse_args(None if arguments is None else list(arguments))
+    if shutil.which("perf") is None:
+        print("error: `perf` is not installed (package linux-perf)", file=sys.stderr)
+        return 2
+    found = {}
+    with running(chosen.cluster) as brokers:
+        for name in chosen.only:
+            case = CASES[name].with_(
+                cluster=chosen.cluster, client=chosen.client, codec=chosen.codec, size=chosen.size
+            )
+            found[name] = profile(brokers, case)
+    print(table(found))
+    for name, each in found.items():
+        if chosen.symbols:
+            print(f"\n{name}\n{top(each, chosen.symbols)}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
