@@ -38,6 +38,13 @@ class Task:
     speculation: bool
 
 
+def audit_prefix(options: SinkOptions, task: Task, job: str | None) -> str | None:
+    """What the audit headers of a task's rows begin with: run, batch and task; None without."""
+    if not options.audit_headers:
+        return None
+    return f"{task.run_id or job or task.query_id}/{task.batch_id or 0}/{task.partition}/"
+
+
 def current_task(options: SinkOptions) -> Task:
     """The attempt this process runs; what `foreach_batch` passes as options has precedence.
 

@@ -5,12 +5,14 @@ All work is on whole columns; pyarrow is imported by the one who has a batch.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from aiokprod.errors import ConfigError, Outcome
 
 if TYPE_CHECKING:
     from aiokprod.spark.schema import Columns
+
+AUDIT_HEADER: Final = "akp.id"
 
 
 class RowError(ConfigError):
@@ -117,3 +119,36 @@ def check_partitions(batch: Any, counts: dict[str, int], *, topic: str | None,
                 f"partition {partition} is out of range: topic {name!r} has {counts[name]}, "
                 "numbered from 0",
             )
+
+
+def with_audit_header(table: Any, prefix: str, first_row: int) -> Any:
+    """The table with one more header per row, `AUDIT_HEADER`: `prefix` and the row's number.
+
+    Works on whole columns; the row's own headers stay in front.
+    """
+    import numpy as np
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    count = table.num_rows
+    texts = pa.array(np.arange(first_row, first_row + count)).cast(pa.string())
+    ids = pc.binary_join_element_wise(prefix, texts, "").cast(pa.binary())
+    names = pa.repeat(AUDIT_HEADER, count)
+    sizes = np.zeros(count, np.int64)
+    if "headers" in table.schema.names:
+        own = table.column("headers")
+        sizes = pc.fill_null(own.value_lengths(), 0).to_numpy(zero_copy_only=False)
+        flat = own.flatten()
+        names = pa.concat_arrays([flat.field("key").cast(pa.string()), names])
+        ids = pa.concat_arrays([flat.field("value").cast(pa.binary()), ids])
+    ends = np.cumsum(sizes + 1)
+    places: Any = np.ones(int(ends[-1]) if count else 0, bool)
+    places[ends - 1] = False  # the last header of each row is the new one
+    order: Any = np.empty(len(places), np.int64)
+    order[places] = np.arange(len(places) - count)
+    order[~places] = np.arange(len(places) - count, len(places))
+    inner = pa.StructArray.from_arrays([names.take(order), ids.take(order)], names=["key", "value"])
+    offsets = pa.array(np.concatenate([[0], ends]), pa.int32())
+    headers = pa.ListArray.from_arrays(offsets, inner)
+    kept = {name: table.column(name) for name in table.schema.names if name != "headers"}
+    return pa.RecordBatch.from_arrays([*kept.values(), headers], names=[*kept, "headers"])

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from aiokprod.bulk import wait_settled
 from aiokprod.errors import KafkaError
 from aiokprod.spark.failures import Counts, SinkError, describe
-from aiokprod.spark.rows import RowError, check_partitions
+from aiokprod.spark.rows import RowError, check_partitions, with_audit_header
 from aiokprod.spark.tables import Handed, hand_over
 
 if TYPE_CHECKING:
@@ -53,8 +53,14 @@ class TaskSender:
     """
 
     def __init__(
-        self, producer: Producer[Any, Any], *, topic: str | None, transactional: bool
+        self,
+        producer: Producer[Any, Any],
+        *,
+        topic: str | None,
+        transactional: bool,
+        audit_prefix: str | None = None,
     ) -> None:
+        self._audit_prefix = audit_prefix
         self._producer = producer
         self._topic = topic
         self._transactional = transactional
@@ -79,6 +85,8 @@ class TaskSender:
         """
         async with self._turn:  # in the order of the calls
             self._check()
+            if self._audit_prefix is not None:
+                table = with_audit_header(table, self._audit_prefix, self.rows)
             handed = Handed()
             self._live.append(handed)
             try:

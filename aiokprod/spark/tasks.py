@@ -9,6 +9,7 @@ from collections.abc import Coroutine, Iterator
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from aiokprod.producer import Producer
+from aiokprod.spark.context import audit_prefix
 from aiokprod.spark.failures import describe_early
 from aiokprod.spark.feed import Feed
 from aiokprod.spark.lifeline import LOOK_EVERY, Lifeline
@@ -43,7 +44,7 @@ def run_task(
     feed = Feed(thread.loop)
     work: Coroutine[Any, Any, TaskReport]
     if options.delivery == AT_LEAST_ONCE:
-        work = _run_plain(thread, options, task, feed)
+        work = _run_plain(thread, options, task, feed, job)
     else:
         work = run_transactional(thread, options, task, feed, job)
     ended = threading.Event()
@@ -85,7 +86,7 @@ async def _tracked(work: Coroutine[Any, Any, R], ended: threading.Event) -> R:
 
 
 async def _run_plain(
-    thread: LoopThread, options: SinkOptions, task: Task, feed: Feed
+    thread: LoopThread, options: SinkOptions, task: Task, feed: Feed, job: str | None
 ) -> TaskReport:
     started = thread.loop.time()
 
@@ -98,7 +99,12 @@ async def _run_plain(
             producer = await stack.enter_async_context(borrowed)
         except Exception as error:
             raise describe_early(error) from error
-        sender = TaskSender(producer, topic=options.topic, transactional=False)
+        sender = TaskSender(
+            producer,
+            topic=options.topic,
+            transactional=False,
+            audit_prefix=audit_prefix(options, task, job),
+        )
         await send_all(producer, sender, feed)
         return TaskReport(
             **report_fields(

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from aiokprod.consumer_groups import GroupMetadata
 from aiokprod.errors import ConfigError, KafkaError, ProducerFenced
 from aiokprod.producer import Producer
+from aiokprod.spark.context import audit_prefix
 from aiokprod.spark.failures import Counts, SinkError, describe
 from aiokprod.spark.markers import Marker, hash_rows, read_marker, stream_id, task_id
 from aiokprod.spark.messages import Prepared, report_fields
@@ -42,7 +43,7 @@ async def run_transactional(
     Raises:
         SinkError: a row failed; the transaction is aborted.
     """
-    run = _Run(thread, options, task, feed, _transactional_id(options, task, job))
+    run = _Run(thread, options, task, feed, job)
     try:
         return await run.go()
     except SinkError:
@@ -70,13 +71,14 @@ class _Run:
     """One attempt."""
 
     def __init__(
-        self, thread: LoopThread, options: SinkOptions, task: Task, feed: Feed, tid: str
+        self, thread: LoopThread, options: SinkOptions, task: Task, feed: Feed, job: str | None
     ) -> None:
         self._thread = thread
         self._options = options
         self._task = task
         self._feed = feed
-        self._id = tid
+        self._job = job
+        self._id = _transactional_id(options, task, job)
         self._started = thread.loop.time()
         self._hash = 0
 
@@ -132,7 +134,12 @@ class _Run:
 
     async def _send(self, producer: Producer[Any, Any]) -> Prepared:
         await producer.begin_transaction()
-        sender = TaskSender(producer, topic=self._options.topic, transactional=True)
+        sender = TaskSender(
+            producer,
+            topic=self._options.topic,
+            transactional=True,
+            audit_prefix=audit_prefix(self._options, self._task, self._job),
+        )
         marking = self._options.delivery == EXACTLY_ONCE
         try:
             while (table := await self._feed.get()) is not None:

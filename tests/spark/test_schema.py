@@ -7,7 +7,7 @@ import pytest
 from pyspark.sql import types as t
 
 from aiokprod import ConfigError
-from aiokprod.spark.rows import RowError, check_partitions, project
+from aiokprod.spark.rows import RowError, check_partitions, project, with_audit_header
 from aiokprod.spark.schema import Columns, check_schema
 
 HEADERS = t.ArrayType(
@@ -167,3 +167,39 @@ def test_rows_partition_is_checked_by_topic() -> None:
     )
     with pytest.raises(RowError, match=r"row 1 .* topic 'narrow' has 1"):
         check_partitions(table, {"wide": 4, "narrow": 1}, topic=None, first_row=0)
+
+
+def headers_of(table: pa.RecordBatch) -> list[list[tuple[str, bytes | None]]]:
+    return [
+        [(one["key"], one["value"]) for one in row] for row in table.column("headers").to_pylist()
+    ]
+
+
+def test_audit_header_is_added_behind_the_rows_own() -> None:
+    kind = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+    own = pa.array(
+        [None, [], [{"key": "a", "value": None}, {"key": "b", "value": b"2"}], [{"key": "c",
+         "value": b""}]], kind,
+    )  # fmt: skip
+    table = batch(value=pa.array([b"1", b"2", b"3", b"4"]), headers=own)
+    found = with_audit_header(table, "r/0/1/", 10)
+    found.validate(full=True)
+    assert headers_of(found) == [
+        [("akp.id", b"r/0/1/10")],
+        [("akp.id", b"r/0/1/11")],
+        [("a", None), ("b", b"2"), ("akp.id", b"r/0/1/12")],
+        [("c", b""), ("akp.id", b"r/0/1/13")],
+    ]
+    assert found.column("value").to_pylist() == [b"1", b"2", b"3", b"4"]
+    sliced = with_audit_header(table.slice(2), "r/", 0)
+    assert headers_of(sliced) == [
+        [("a", None), ("b", b"2"), ("akp.id", b"r/0")], [("c", b""), ("akp.id", b"r/1")],
+    ]  # fmt: skip
+
+
+def test_audit_header_without_headers_or_rows() -> None:
+    table = batch(value=pa.array([b"1", b"2"]))
+    assert headers_of(with_audit_header(table, "x/", 0)) == [
+        [("akp.id", b"x/0")], [("akp.id", b"x/1")],
+    ]  # fmt: skip
+    assert with_audit_header(table.slice(2), "x/", 0).num_rows == 0
