@@ -1,0 +1,37 @@
+"""The sink in workers that are killed right after `write` returned."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+from aiokprod.spark.source import AiokprodDataSource
+from aiokprod.spark.writer import AiokprodWriter
+
+
+class DyingWriter(AiokprodWriter):
+    """Writes everything, then its process is gone."""
+
+    def write(self, iterator: Iterator[Any]) -> Any:
+        """As the sink's, but nobody hears of it."""
+        super().write(iterator)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+class DyingSource(AiokprodDataSource):
+    """`format("aiokprod-dying")`."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "aiokprod-dying"
+
+    def writer(self, schema: Any, overwrite: bool) -> AiokprodWriter:
+        writer = super().writer(schema, overwrite)
+        return DyingWriter(writer._options, writer._columns, writer._job)
+
+
+def register(spark: Any) -> None:
+    """Make it known to a session."""
+    spark.dataSource.register(DyingSource)

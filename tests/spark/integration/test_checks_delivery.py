@@ -1,0 +1,210 @@
+"""Checks 12 to 16: at least once, on a real Spark and a real broker."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import functions as f
+
+from aiokprod.spark import register
+from aiokprod.testing.kafka_cluster import KafkaCluster
+from tests.spark.integration.kit import assert_numbers, numbers, read_back, sink, wait_for
+
+
+def fails_once(flag: Path, at: int, how: str) -> Any:
+    """A column that breaks its task the first time it meets row `at`."""
+
+    @f.udf("string")
+    def column(value: str) -> str:
+        import os
+
+        if int(value) == at and not flag.exists():
+            flag.write_text(how)
+            if how == "kill":
+                os.kill(os.getpid(), 9)
+            raise RuntimeError("fails once")
+        return value
+
+    return column
+
+
+@pytest.mark.parametrize("how", ["raise", "kill"])
+def test_check_12_task_that_fails_once_loses_nothing(
+    spark: Any, broker: KafkaCluster, topic: str, folder: Path, how: str
+) -> None:
+    column = fails_once(folder / "failed", 40_000, how)
+    frame = spark.range(0, 100_000, 1, 2).select(column(f.col("id").cast("string")).alias("key"),
+                                                 f.lit("v").alias("value"))  # fmt: skip
+    sink(frame, broker.bootstrap_servers, topic).save()
+    assert (folder / "failed").exists()
+    assert_numbers(read_back(broker.bootstrap_servers, topic), 100_000, exactly=False)
+
+
+def test_check_12_broker_restart_loses_nothing(
+    spark: Any, broker: KafkaCluster, topic: str, make_topic: Callable[..., None]
+) -> None:
+    make_topic(topic)
+    failed: list[str] = []
+
+    def restart() -> None:
+        try:
+            wait_for(lambda: read_back(broker.bootstrap_servers, topic)[:1], "first records")
+            asyncio.run(broker.kill(1))
+            time.sleep(1)
+            asyncio.run(broker.start_node(1))
+        except BaseException as error:
+            failed.append(repr(error))
+
+    thread = threading.Thread(target=restart)
+    thread.start()
+    sink(numbers(spark, 3_000_000), broker.bootstrap_servers, topic).save()
+    thread.join(90)
+    assert not failed
+    records = read_back(broker.bootstrap_servers, topic)
+    assert len({record.key for record in records}) == 3_000_000
+    assert len(records) == 3_000_000  # idempotence: a retried request doubles nothing
+
+
+def test_check_13_fault_free_has_no_duplicates_and_keeps_order(
+    spark: Any, broker: KafkaCluster, topic: str, make_topic: Callable[..., None]
+) -> None:
+    make_topic(topic, 4)
+    frame = spark.range(0, 200_000, 1, 2).select(
+        (f.col("id") % 100).cast("string").alias("key"),
+        f.concat_ws("/", f.spark_partition_id(), f.col("id")).alias("value"),
+    )
+    sink(frame, broker.bootstrap_servers, topic).save()
+    records = read_back(broker.bootstrap_servers, topic)
+    assert len(records) == 200_000
+    last: dict[tuple[bytes | None, bytes], int] = {}
+    for record in sorted(records, key=lambda one: (one.partition, one.offset)):
+        task, number = (record.value or b"").split(b"/")
+        assert last.get((record.key, task), -1) < int(number)
+        last[record.key, task] = int(number)
+
+
+def test_check_14_worker_killed_right_after_write_returned_loses_nothing(
+    spark: Any, broker: KafkaCluster, topic: str
+) -> None:
+    """The task's message is on its way when its worker dies: all rows are in Kafka by then."""
+    from tests.spark.integration import dying
+
+    dying.register(spark)
+    writer = numbers(spark, 50_000).write.format("aiokprod-dying").mode("append")
+    writer = writer.option("kafka.bootstrap.servers", broker.bootstrap_servers)
+    with pytest.raises(PySparkException):
+        writer.option("topic", topic).save()
+    # Both tasks were attempted twice, and every attempt wrote all of its rows.
+    records = read_back(broker.bootstrap_servers, topic)
+    assert_numbers(records, 50_000, exactly=False)
+
+
+def cancel_in_thread(
+    spark: Any, servers: str, topic: str, started: Callable[[], object], rows: int, **more: object
+) -> tuple[list[str], float]:
+    """Start a job, cancel it once `started` is true; its error and seconds until it ended."""
+    from pyspark import InheritableThread
+
+    failed: list[str] = []
+
+    def work() -> None:
+        register(spark)
+        spark.sparkContext.setJobGroup(topic, "to be cancelled", interruptOnCancel=True)
+        try:
+            sink(numbers(spark, rows), servers, topic, **more).save()
+        except Exception as error:
+            failed.append(str(error))
+
+    thread = InheritableThread(target=work)
+    thread.start()
+    wait_for(started, "the job's start")
+    spark.sparkContext.cancelJobGroup(topic)
+    begun = time.monotonic()
+    thread.join(60)
+    return failed, time.monotonic() - begun
+
+
+def test_check_15_cancelled_job_stops_producing(
+    spark: Any, broker: KafkaCluster, topic: str, make_topic: Callable[..., None]
+) -> None:
+    make_topic(topic)
+    servers = broker.bootstrap_servers
+    failed, took = cancel_in_thread(
+        spark, servers, topic, lambda: read_back(servers, topic)[:1], 20_000_000
+    )
+    assert failed
+    assert took < 10
+    time.sleep(5)
+    ends = asyncio.run(broker.end_offsets(topic))
+    time.sleep(3)
+    assert asyncio.run(broker.end_offsets(topic)) == ends
+    assert sum(ends.values()) < 20_000_000
+    # The workers are free again.
+    begun = time.monotonic()
+    sink(numbers(spark, 10), servers, topic + "-next").save()
+    assert time.monotonic() - begun < 10
+
+
+def test_check_15_unreachable_broker_does_not_hang_a_cancelled_job(spark: Any, topic: str) -> None:
+    begun = time.monotonic()
+    failed, _ = cancel_in_thread(
+        spark, "127.0.0.1:9", topic, lambda: time.monotonic() - begun > 4, 1000, preflight="false"
+    )
+    assert failed
+    assert time.monotonic() - begun < 20
+
+
+def test_check_16_record_too_large_fails_with_the_counts(
+    spark: Any, broker: KafkaCluster, topic: str, make_topic: Callable[..., None]
+) -> None:
+    make_topic(topic, 1)
+    frame = spark.range(0, 10, 1, 1).select(
+        f.when(f.col("id") == 5, f.expr("repeat('x', 3000000)")).otherwise("v").alias("value")
+    )
+    with pytest.raises(PySparkException) as caught:
+        sink(frame, broker.bootstrap_servers, topic).save()
+    text = str(caught.value)
+    assert "RecordTooLarge" in text or "MESSAGE_TOO_LARGE" in text
+    assert "not retriable" in text
+    assert "rows of this attempt: " in text
+    assert "Spark will retry this task; rows already acknowledged may appear again" in text
+
+
+def test_check_16_brokers_refusal_fails_with_the_counts(
+    spark: Any, broker: KafkaCluster, topic: str, make_topic: Callable[..., None]
+) -> None:
+    make_topic(topic, 1, **{"max.message.bytes": "2000"})
+    frame = spark.range(0, 10, 1, 1).select(f.expr("repeat('x', 3000)").alias("value"))
+    with pytest.raises(PySparkException, match="MESSAGE_TOO_LARGE") as caught:
+        sink(frame, broker.bootstrap_servers, topic).save()
+    assert "0 acknowledged, 0 unknown, 10 unsent" in str(caught.value)
+
+
+def test_check_16_no_answer_fails_within_the_delivery_timeout(
+    spark: Any, broker: KafkaCluster, topic: str, make_topic: Callable[..., None]
+) -> None:
+    make_topic(topic, 1)
+    settings = {
+        "kafka.delivery.timeout.ms": "6000",
+        "kafka.request.timeout.ms": "3000",
+        "preflight": "false",
+    }
+    sink(numbers(spark, 10), broker.bootstrap_servers, topic, **settings).save()  # warm
+    asyncio.run(broker.pause(1))
+    begun = time.monotonic()
+    try:
+        with pytest.raises(PySparkException) as caught:
+            sink(numbers(spark, 10, 1), broker.bootstrap_servers, topic, **settings).save()
+    finally:
+        asyncio.run(broker.resume(1))
+    attempts = 2
+    assert time.monotonic() - begun < attempts * 11 + 5
+    assert "aiokprod: " in str(caught.value)
+    assert "rows of this attempt" in str(caught.value)

@@ -1,0 +1,139 @@
+"""Checks 10, 11, 25: processes, memory, connections, loops."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aiokprod.testing.kafka_cluster import KafkaCluster
+from tests.spark.integration.conftest import ROOT
+from tests.spark.integration.kit import (
+    assert_numbers,
+    batches_done,
+    numbers,
+    rate,
+    read_back,
+    sink,
+    start_stream,
+    wait_for,
+)
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+@pytest.mark.parametrize("reuse", ["true", "false"])
+def test_check_25_loops_and_worker_reuse(
+    broker: KafkaCluster, topic: str, loop: str, reuse: str
+) -> None:
+    """In a JVM of its own, as worker reuse is a setting of the application."""
+    program = textwrap.dedent(
+        f"""
+        from tests.spark.integration.conftest import session_of
+        from tests.spark.integration.kit import numbers, sink
+        spark = session_of(spark__python__worker__reuse={reuse!r},
+                           spark__executor__pyspark__memory="1g")
+        for start in range(3):
+            sink(numbers(spark, 1000, start=start * 1000), {broker.bootstrap_servers!r},
+                 {topic!r}, loop={loop!r}).save()
+        spark.stop()
+        """
+    )
+    subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True, timeout=150)
+    assert_numbers(read_back(broker.bootstrap_servers, topic), 3000)
+
+
+def test_check_25_idle_for_more_than_a_minute(spark: Any, broker: KafkaCluster, topic: str) -> None:
+    sink(numbers(spark, 100), broker.bootstrap_servers, topic).save()
+    time.sleep(70)
+    sink(numbers(spark, 100, start=100), broker.bootstrap_servers, topic).save()
+    assert_numbers(read_back(broker.bootstrap_servers, topic), 200)
+
+
+def connections(port: int) -> set[str]:
+    """Established client connections to a broker's port, by local address."""
+    done = subprocess.run(
+        ["ss", "-Htn", "state", "established", f"( dport = :{port} )"],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    return {line.split()[2] for line in done.stdout.splitlines()}
+
+
+def test_check_11_warm_stream_opens_no_new_connection(
+    spark: Any, broker: KafkaCluster, topic: str, folder: Path
+) -> None:
+    port = int(broker.bootstrap_servers.split(":")[1])
+    query = start_stream(rate(spark), broker.bootstrap_servers, topic, folder)
+    wait_for(lambda: batches_done(query) >= 10, "warm-up")
+    before, batch = connections(port), batches_done(query)
+    wait_for(lambda: batches_done(query) >= batch + 20, "20 more batches")
+    new = connections(port) - before
+    query.stop()
+    # Spark may hand a partition to a worker process that has not had one yet.
+    assert len(new) <= 2, new
+
+
+def worker_memory() -> int:
+    """Resident bytes of the largest Python worker."""
+    found = [0]
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            if b"pyspark" in (entry / "cmdline").read_bytes():
+                pages = int((entry / "statm").read_text().split()[1])
+                if int((entry / "stat").read_text().split()[3]) != os.getpid():
+                    found.append(pages * os.sysconf("SC_PAGE_SIZE"))
+        except OSError:
+            continue
+    return max(found)
+
+
+def test_check_10_memory_is_bounded_while_the_broker_is_paused(
+    spark: Any, broker: KafkaCluster, topic: str, make_topic: Callable[..., None]
+) -> None:
+    import asyncio
+
+    make_topic(topic)
+    limit = 16 * 1024 * 1024
+    servers = broker.bootstrap_servers
+    sink(numbers(spark, 200_000), servers, topic, maxBufferedBytes=limit).save()
+    base = worker_memory()
+    failed: list[str] = []
+    asyncio.run(broker.pause(1))
+
+    def work() -> None:
+        from aiokprod.spark import register
+
+        register(spark)
+        try:
+            sink(
+                numbers(spark, 4_000_000, start=200_000), servers, topic,
+                maxBufferedBytes=limit, preflight="false",
+            ).save()  # fmt: skip
+        except Exception as error:
+            failed.append(str(error))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        peak = 0
+        for _ in range(60):
+            time.sleep(0.5)
+            peak = max(peak, worker_memory())
+    finally:
+        asyncio.run(broker.resume(1))
+    thread.join(180)
+    assert not failed
+    grown = peak - base
+    print(f"worker grew by {grown / 2**20:.1f} MiB of {limit / 2**20:.0f}")
+    arrow_batch = 10_000 * 120
+    assert grown <= limit + 2 * arrow_batch + 24 * 1024 * 1024  # and what the allocator keeps
+    assert len({one.key for one in read_back(servers, topic)}) == 4_200_000

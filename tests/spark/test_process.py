@@ -1,0 +1,203 @@
+"""The loop thread of a process, the feed, the lifeline: no Spark, no Kafka."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import select
+import socket
+import threading
+from typing import Any
+
+import pytest
+
+from aiokprod.spark import process
+from aiokprod.spark.feed import Feed
+from aiokprod.spark.lifeline import Lifeline, TaskCancelled
+from aiokprod.spark.process import loop_thread
+from aiokprod.spark.redaction import redacted
+
+
+class Item:
+    """Something that can be kept."""
+
+    def __init__(self) -> None:
+        self.closed = 0
+        self.ended = threading.Event()
+
+    async def close(self, timeout: float | None = None) -> None:
+        self.closed += 1
+        self.ended.set()
+
+
+def test_loop_thread_is_one_per_process_and_kind() -> None:
+    assert loop_thread("asyncio") is loop_thread("asyncio")
+    assert loop_thread("asyncio") is not loop_thread("uvloop")
+    assert loop_thread("asyncio").run(asyncio.sleep(0, 5)) == 5
+
+
+def test_loop_thread_in_a_forked_child_is_a_new_one() -> None:
+    parent = loop_thread("asyncio")
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        fresh = loop_thread("asyncio")
+        good = fresh is not parent and fresh.run(asyncio.sleep(0, 7)) == 7 and not parent.usable
+        os.write(write, b"1" if good else b"0")
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert os.read(read, 1) == b"1"
+    os.close(read)
+    os.close(write)
+    assert loop_thread("asyncio") is parent
+
+
+def test_borrowed_item_is_kept_reused_and_dropped_after_an_error() -> None:
+    thread = loop_thread("asyncio")
+    made: list[Item] = []
+
+    async def make() -> Item:
+        made.append(Item())
+        return made[-1]
+
+    async def use(*, keep: bool = True, fail: bool = False) -> Item:
+        async with thread.borrowed("k", make, keep=keep) as item:
+            if fail:
+                raise ValueError("on purpose")
+            return item
+
+    first = thread.run(use())
+    assert thread.run(use()) is first
+    with pytest.raises(ValueError, match="on purpose"):
+        thread.run(use(fail=True))
+    assert first.closed == 1
+    second = thread.run(use(keep=False))
+    assert second is not first
+    assert second.closed == 1
+    assert len(made) == 2
+
+
+def test_borrowed_item_is_closed_when_unused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "IDLE_SECONDS", 0.02)
+    thread = loop_thread("asyncio")
+
+    async def use() -> Item:
+        async with thread.borrowed("idle", make, keep=True) as item:
+            return item
+
+    async def make() -> Item:
+        return Item()
+
+    item = thread.run(use())
+
+    assert item.ended.wait(5)
+    assert "idle" not in thread.kept
+
+
+def test_two_borrowers_at_once_get_two_items_and_one_is_kept() -> None:
+    thread = loop_thread("asyncio")
+
+    async def make() -> Item:
+        return Item()
+
+    async def both() -> tuple[Item, Item]:
+        async with thread.borrowed("two", make, keep=True) as one:  # noqa: SIM117
+            async with thread.borrowed("two", make, keep=True) as other:
+                return one, other
+
+    one, other = thread.run(both())
+    assert (one.closed, other.closed) == (1, 0)
+
+
+def test_feed_hands_over_in_order_and_one_at_a_time() -> None:
+    thread = loop_thread("asyncio")
+    feed = Feed(thread.loop)
+    taken: list[Any] = []
+
+    async def take_all() -> None:
+        while (table := await feed.get()) is not None:
+            taken.append(table)
+
+    future = thread.start(take_all())
+    for number in range(1, 101):
+        assert feed.put(number)
+    feed.end()
+    future.result(5)
+    assert taken == list(range(1, 101))
+
+
+def test_feed_waits_while_nothing_is_taken_and_looks_around() -> None:
+    feed = Feed(loop_thread("asyncio").loop)
+    looks = []
+
+    def look() -> None:
+        looks.append(1)
+        raise TaskCancelled("gone")
+
+    assert feed.put("first")
+    with pytest.raises(TaskCancelled):
+        feed.put("second", look)
+    assert looks == [1]
+
+
+def test_feed_closed_lets_the_putter_go() -> None:
+    feed = Feed(loop_thread("asyncio").loop)
+    assert feed.put("first")
+    timer = threading.Timer(0.05, feed.close)
+    timer.start()
+    assert not feed.put("second")
+    timer.join()
+
+
+@pytest.mark.skipif(not hasattr(select, "poll"), reason="no poll on this system")
+def test_lifeline_notices_that_the_other_side_closed() -> None:
+    ours, theirs = socket.socketpair()
+    lifeline = Lifeline(ours.fileno())
+    assert not lifeline.cut()
+    theirs.send(b"data does not matter")
+    assert not lifeline.cut()
+    theirs.close()
+    assert lifeline.cut()
+    with pytest.raises(TaskCancelled, match="gave this task up"):
+        lifeline.check()
+    ours.close()
+
+
+def test_lifeline_is_found_in_the_workers_frame() -> None:
+    ours, theirs = socket.socketpair()
+
+    def main(infile: Any, outfile: Any) -> Lifeline:
+        return Lifeline.of_this_task()
+
+    lifeline = main(None, ours)
+    assert lifeline.watched
+    theirs.close()
+    assert lifeline.cut()
+    ours.close()
+    assert not Lifeline.of_this_task().watched
+    assert not Lifeline(None).cut()
+
+
+def test_redacted_masks_locals_of_callers_when_the_body_raises() -> None:
+    class Options:
+        def __init__(self) -> None:
+            self.data = {"kafka.sasl.password": "s3cret", "topic": "t"}
+
+    def plan() -> dict[str, Any]:
+        options = Options()
+        value = "s3cret"
+        plain = {"x": "s3cret"}
+        other = "t"
+        try:
+            fail()
+        except ValueError:
+            return {"data": options.data, "value": value, "plain": plain, "other": other}
+        raise AssertionError
+
+    def fail() -> None:
+        with redacted({"kafka.sasl.password": "s3cret", "topic": "t"}):
+            raise ValueError("wrong option")
+
+    found = plan()
+    assert "s3" + "cret" not in repr(found)
+    assert found["other"] == "t"
