@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.simulation.__main__ import Totals, outcomes, parsed
+from tests.faults.simulation.batch import Totals, outcomes, parsed
 from tests.faults.simulation.run import run_seed
 from tests.faults.simulation.seeds import MENU, plan_of
 
