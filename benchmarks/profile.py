@@ -41,7 +41,8 @@ KINDS: Final = tuple(
         ("clock", r"\[vdso\]", ""),
         ("system calls", r"\[kernel|\[guest|\[unknown\]", ""),
         ("CRC", r"crc32c", ""),
-        ("compress", r"lz4|zstd|libz|snappy|cramjam", ""),
+        ("compress", r"lz4|zstd|libz|snappy|cramjam|^_frame\.|^backend_c\.", ""),
+        ("compress", "", r"^(LZ4|ZSTD|HUF|FSE|XXH|deflate|longest_match)"),
         ("copy", r"^libc|^ld-", r"mem(cpy|move)|avx_unaligned"),
         ("memory allocation", r"^libc|^libpython|^python", r"malloc|free|realloc|_int_|arena"),
         (
