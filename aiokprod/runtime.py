@@ -15,7 +15,6 @@ from aiokprod.backoff import ExponentialBackoff
 from aiokprod.engine.accumulator import RecordAccumulator
 from aiokprod.engine.buffer_memory import BufferMemory
 from aiokprod.engine.closer import BatchCloser
-from aiokprod.engine.coordinators import Coordinators
 from aiokprod.engine.flush import FlushTracker
 from aiokprod.engine.metadata import Metadata
 from aiokprod.engine.metadata_updater import MetadataUpdater
@@ -23,8 +22,6 @@ from aiokprod.engine.producer_state import Idempotent, NonIdempotent, ProducerSt
 from aiokprod.engine.sender import Sender
 from aiokprod.engine.shares import NodeShares
 from aiokprod.engine.splitter import BatchSplitter
-from aiokprod.engine.transaction_driver import TransactionDriver
-from aiokprod.engine.transactions import TRANSACTION_FEATURE, TransactionManager
 from aiokprod.engine.wakeup import Wakeup
 from aiokprod.errors import KafkaError, ProducerClosed, ProducerFailed
 from aiokprod.hot.append import Appender, TopicSlot
@@ -38,7 +35,10 @@ if TYPE_CHECKING:
     from aiokprod.cluster import ClusterSnapshot
     from aiokprod.config import ProducerConfig
     from aiokprod.engine.batch import ProducerBatch
+    from aiokprod.engine.coordinators import Coordinators
     from aiokprod.engine.refusals import Refusals
+    from aiokprod.engine.transaction_driver import TransactionDriver
+    from aiokprod.engine.transactions import TransactionManager
     from aiokprod.environment import Environment
     from aiokprod.observer import Observer
 
@@ -150,6 +150,9 @@ class Runtime:
         return NonIdempotent(guarantee_order=in_flight == _NOT_IDEMPOTENT_ORDERED)
 
     def _transaction_manager(self, transactional_id: str) -> TransactionManager:
+        # Imported here, as below: most producers have no transactions, and imports take time.
+        from aiokprod.engine.transactions import TRANSACTION_FEATURE, TransactionManager
+
         return TransactionManager(
             transactional_id,
             loop=self.loop,
@@ -166,6 +169,9 @@ class Runtime:
     def _transaction_driver(self) -> TransactionDriver | None:
         if self.transactions is None:
             return None
+        from aiokprod.engine.coordinators import Coordinators
+        from aiokprod.engine.transaction_driver import TransactionDriver
+
         self._coordinators = Coordinators(
             self.loop,
             self.client,

@@ -10,21 +10,15 @@ from types import MappingProxyType
 from typing import Final, TypeAlias
 
 from aiokprod.errors import UnsupportedVersion
-from aiokprod.wire.message import Message
-from aiokprod.wire.messages import REQUESTS
+from aiokprod.wire.messages import APIS, REQUESTS
 from aiokprod.wire.messages.api_versions import ApiVersionsRequest, ApiVersionsResponse
 
 VersionRanges: TypeAlias = Mapping[int, tuple[int, int]]
 """(oldest, newest) version by API key."""
 
 
-def _stable_range(request: type[Message]) -> tuple[int, int]:
-    newest = request.max_version
-    return request.min_version, newest - (newest == request.unstable_version)
-
-
 CLIENT_RANGES: Final[VersionRanges] = MappingProxyType(
-    {api_key: _stable_range(request) for api_key, request in REQUESTS.items()}
+    {api_key: (api.oldest, api.newest) for api_key, api in APIS.items()}
 )
 """What this package speaks; versions Kafka calls unstable are left out."""
 

@@ -5,12 +5,16 @@ from __future__ import annotations
 import copy
 import dataclasses
 import pickle
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aiokprod.errors import DecodeError, UnsupportedVersion
+from aiokprod.wire import messages
 from aiokprod.wire.message import Message
 from aiokprod.wire.messages import REQUESTS, RESPONSES
 from aiokprod.wire.messages.api_versions import ApiVersionsResponse
@@ -85,6 +89,24 @@ def test_message_outside_its_versions_is_refused(message: type[Message], step: i
         message().encode(version)
     with pytest.raises(UnsupportedVersion, match=message.__name__):
         message.decode(b"", version)
+
+
+def test_registries_import_what_is_asked_for_and_hold_every_module() -> None:
+    modules = {path.stem for path in Path(messages.__file__).parent.glob("[a-z]*.py")}
+    assert {api.module for api in messages.APIS.values()} == modules
+    assert len(REQUESTS) == len(RESPONSES) == len(modules)
+    assert 0 in REQUESTS
+    assert 4711 not in REQUESTS
+    assert RESPONSES.get(4711) is None
+    program = (
+        "import sys, aiokprod\n"
+        "print('aiokprod.wire.messages.fetch' in sys.modules)\n"
+        "from aiokprod.wire.messages import REQUESTS\n"
+        "print(REQUESTS[1].__name__)"
+    )
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "FetchRequest"]
 
 
 def test_registries_hold_requests_and_responses_of_the_same_apis() -> None:

@@ -8,12 +8,7 @@ from aiokprod.cluster import Node
 from aiokprod.config import ProducerConfig
 from aiokprod.config_security import SASL_PROTOCOLS
 from aiokprod.net.security import Authenticator
-from aiokprod.net.security.aws_msk_iam import AwsMskIam
-from aiokprod.net.security.gssapi import Gssapi, KerberosLogin
-from aiokprod.net.security.oauthbearer import OAuthBearer
-from aiokprod.net.security.plain import Plain
 from aiokprod.net.security.sasl import Mechanism, SaslAuthenticator
-from aiokprod.net.security.scram import KeyCache, Scram
 from aiokprod.secret import Credentials
 
 
@@ -30,11 +25,18 @@ def authenticators(
 def _mechanism(config: ProducerConfig, unix_ms: Callable[[], int]) -> Callable[[Node], Mechanism]:
     name = config.sasl_mechanism or ""
     provider = config.sasl_token_provider
+    # Imported here: a producer uses one mechanism at most, and imports take time.
     if name == "OAUTHBEARER":
+        from aiokprod.net.security.oauthbearer import OAuthBearer
+
         return lambda node: OAuthBearer(provider, unix_ms)
     if name == "AWS_MSK_IAM":
+        from aiokprod.net.security.aws_msk_iam import AwsMskIam
+
         return lambda node: AwsMskIam(provider, node.host)
     if name == "GSSAPI":
+        from aiokprod.net.security.gssapi import Gssapi, KerberosLogin
+
         login = KerberosLogin(
             config.sasl_kerberos_service_name,
             config.sasl_kerberos_principal,
@@ -43,7 +45,11 @@ def _mechanism(config: ProducerConfig, unix_ms: Callable[[], int]) -> Callable[[
         return lambda node: Gssapi(login, node.host)
     credentials = _credentials(config)
     if name == "PLAIN":
+        from aiokprod.net.security.plain import Plain
+
         return lambda node: Plain(credentials)
+    from aiokprod.net.security.scram import KeyCache, Scram
+
     cache = KeyCache()
     delegated = config.sasl_delegation_token
     return lambda node: Scram(name, credentials, cache, delegation_token=delegated)
