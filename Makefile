@@ -6,6 +6,9 @@
 #   make bench                      aiokprod beside aiokafka, confluent-kafka and Java; half an hour
 #   make chaos                      21 faults on three real nodes, 3 runs each (FAULTS=… RUNS=…)
 #   make soak HOURS=0.5             steady load with faults; nothing may grow (RATE=… records/s)
+#   make supply                     what sdist and wheel hold; known vulnerabilities of dependencies
+#   make kerberos                   Debian's KDC and the gssapi package, for the GSSAPI tests
+#   make reauth                     five minutes of re-authentication under load; three secured nodes
 #   make contrast                   the same faults for aiokprod, aiokafka and confluent-kafka
 
 PYTHON ?= python3
@@ -15,7 +18,8 @@ PIP    := $(PY) -m pip --disable-pip-version-check --quiet
 INPUTS := pyproject.toml setup.py $(wildcard aiokprod/hot/*.pyx aiokprod/hot/*.pxd)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint unit bench integration chaos soak contrast clean
+.PHONY: help demo test lint unit bench integration supply kerberos reauth \
+    chaos soak contrast clean
 
 help:
 	@sed -n 's/^#  *make/  make/p' Makefile
@@ -61,6 +65,18 @@ unit: $(VENV)/.test
 
 integration: $(VENV)/.test
 	$(PY) -m pytest tests/integration
+
+# The static security scan is part of `lint`.
+supply: $(VENV)/.test
+	$(PY) .ci/check_dist.py
+	$(PY) .ci/audit.py
+
+kerberos: $(VENV)/.test
+	.ci/kerberos
+
+reauth: $(VENV)/.test
+	$(PY) -m pytest tests/integration/test_security.py tests/integration/test_secure_nodes.py \
+	    -m slow -s
 
 bench: $(VENV)/.bench
 	$(PY) -m benchmarks suite

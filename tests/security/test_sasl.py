@@ -5,14 +5,20 @@ from __future__ import annotations
 import asyncio
 import base64
 import functools
+import importlib.util
 import json
 import logging
+import os
 import pickle
 import random
+import re
 import subprocess
 import sys
+import tarfile
 import traceback
+import zipfile
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -837,9 +843,60 @@ def test_s13_import_opens_no_socket_and_starts_no_process():
         "import socket, subprocess\n"
         "def never(*a, **k): raise AssertionError('outside world')\n"
         "socket.socket.connect = socket.getaddrinfo = subprocess.Popen.__init__ = never\n"
-        "import aiokprod, aiokprod.net.security.mechanisms, aiokprod.net.security.tls\n"
+        "import aiokprod, importlib, pkgutil\n"
+        "for module in pkgutil.walk_packages(aiokprod.__path__, 'aiokprod.'):\n"
+        "    if '.spark' not in module.name:\n"
+        "        importlib.import_module(module.name)\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_s13_contents_of_distributions_are_checked_against_what_git_tracks(tmp_path):
+    """The check of `make supply` sees what it is there for."""
+    path = Path(__file__).parents[2] / ".ci" / "check_dist.py"
+    spec = importlib.util.spec_from_file_location("check_dist", path)
+    check_dist = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(check_dist)
+    sdist = tmp_path / "x.tar.gz"
+    with tarfile.open(sdist, "w:gz") as archive:
+        archive.add("README.md", "x-1/README.md")
+        archive.add("LICENSE", "x-1/aiokprod/forgotten.pem")
+        archive.add("LICENSE", "x-1/setup.py")
+    files = {"README.md", "setup.py", "aiokprod/errors.py"}
+    _, wrong = check_dist.check_sdist(sdist, files)
+    assert wrong == [
+        "sdist: aiokprod/forgotten.pem is not tracked by git",
+        "sdist: setup.py differs from the work tree",
+        "sdist: aiokprod/errors.py is missing",
+    ]
+    wheel = tmp_path / "x.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr("aiokprod/errors.py", "changed")
+        archive.writestr("elsewhere.py", "")
+        archive.writestr("x-1.dist-info/RECORD", "aiokprod/errors.py,sha256=AAAA,7\n")
+    source = {"aiokprod/errors.py": b"", "aiokprod/hot/core.pyx": b"", "aiokprod/py.typed": b""}
+    wrong = "\n".join(check_dist.check_wheel(wheel, source))
+    for text in (
+        "errors.py differs from the sdist",
+        "elsewhere.py is not in the sdist",
+        "elsewhere.py is outside of the package",
+        "py.typed is missing",
+        "RECORD is wrong about aiokprod/errors.py",
+    ):
+        assert text in wrong
+    assert "hot/core" in wrong
+
+
+def test_s13_build_is_done_with_sockets_disabled(tmp_path):
+    path = Path(__file__).parents[2] / ".ci" / "check_dist.py"
+    blocker = re.search(r'NO_NETWORK = """(.*?)"""', path.read_text(), re.DOTALL)
+    (tmp_path / "sitecustomize.py").write_text(blocker[1])
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    for call in ("socket.create_connection(('127.0.0.1', 9))", "socket.getaddrinfo('a', 1)"):
+        answer = subprocess.run(
+            [sys.executable, "-c", f"import socket; {call}"], env=environment, capture_output=True
+        )
+        assert b"asked for the network" in answer.stderr
 
 
 def test_s11_no_text_of_a_configuration_is_a_name_of_code_or_a_reference(tmp_path):

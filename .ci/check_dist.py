@@ -1,0 +1,126 @@
+"""Builds sdist and wheel and checks what is in them (S13).
+
+Built without build isolation and with Python's sockets disabled: a build that needs the network
+fails. Nothing may be in them that git does not track, nothing of the package may be missing, the
+wheel's files are those of the sdist, and RECORD tells the truth.
+"""
+
+from __future__ import annotations
+
+import base64
+import csv
+import hashlib
+import os
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import tempfile
+import zipfile
+from pathlib import Path
+
+NO_NETWORK = """
+import socket
+
+def refuse(*arguments, **options):
+    raise RuntimeError("the build asked for the network")
+
+socket.socket.connect = socket.socket.connect_ex = socket.getaddrinfo = refuse
+socket.create_connection = refuse
+"""
+
+GENERATED = ("PKG-INFO", "setup.cfg")
+"""What setuptools adds to an sdist, besides *.egg-info."""
+
+SHIPPED = (".py", ".pyi", ".pyx", ".pxd", "py.typed")
+
+
+def tracked() -> set[str]:
+    listed = subprocess.run(["git", "ls-files"], check=True, capture_output=True, text=True)
+    return {name for name in listed.stdout.splitlines() if Path(name).exists()}
+
+
+def build(out: Path) -> tuple[Path, Path]:
+    """The sdist, and the wheel built from it."""
+    (out / "sitecustomize.py").write_text(NO_NETWORK)
+    environment = {**os.environ, "PYTHONPATH": str(out), "PIP_NO_INDEX": "1"}
+    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(out / "dist"), "."]
+    subprocess.run(command, check=True, env=environment, stdout=subprocess.DEVNULL)
+    (sdist,) = (out / "dist").glob("*.tar.gz")
+    (wheel,) = (out / "dist").glob("*.whl")
+    return sdist, wheel
+
+
+def check_sdist(sdist: Path, files: set[str]) -> tuple[dict[str, bytes], list[str]]:
+    """Its files, and what is wrong."""
+    wrong, content = [], {}
+    with tarfile.open(sdist) as archive:
+        for member in archive:
+            name = member.name.partition("/")[2]
+            if not member.isfile():
+                if not member.isdir():
+                    wrong.append(f"sdist: {name} is no plain file")
+                continue
+            if member.name.startswith(("/", "..")) or "/../" in member.name:
+                wrong.append(f"sdist: {member.name} leads elsewhere")
+            opened = archive.extractfile(member)
+            assert opened is not None
+            content[name] = opened.read()
+    for name, data in content.items():
+        if name in GENERATED or ".egg-info/" in name:
+            continue
+        if name not in files:
+            wrong.append(f"sdist: {name} is not tracked by git")
+        elif Path(name).read_bytes() != data:
+            wrong.append(f"sdist: {name} differs from the work tree")
+    needed = {name for name in files if name.startswith("aiokprod/") and name.endswith(SHIPPED)}
+    needed |= {"pyproject.toml", "setup.py", "README.md", "LICENSE"} & files
+    wrong += [f"sdist: {name} is missing" for name in sorted(needed - set(content))]
+    return content, wrong
+
+
+def check_wheel(wheel: Path, source: dict[str, bytes]) -> list[str]:
+    wrong = []
+    with zipfile.ZipFile(wheel) as archive:
+        content = {entry.filename: archive.read(entry) for entry in archive.infolist()}
+    info = next(name.split("/")[0] for name in content if name.endswith(".dist-info/RECORD"))
+    compiled = sysconfig.get_config_var("EXT_SUFFIX")
+    extensions = {
+        name.removesuffix(".pyx") + compiled for name in source if name.endswith(".pyx")
+    }
+    for name, data in content.items():
+        if name.startswith(f"{info}/"):
+            continue
+        if name in extensions:
+            if str(Path.cwd()).encode() in data:
+                wrong.append(f"wheel: {name} tells where it was built")
+        elif name not in source:
+            wrong.append(f"wheel: {name} is not in the sdist")
+        elif data != source[name]:
+            wrong.append(f"wheel: {name} differs from the sdist")
+        if not name.startswith(("aiokprod/", "pyspark_aiokprod")):
+            wrong.append(f"wheel: {name} is outside of the package")
+    needed = {name for name in source if name.startswith("aiokprod/") and name.endswith(SHIPPED)}
+    wrong += [f"wheel: {name} is missing" for name in sorted((needed | extensions) - set(content))]
+    for name, digest, _ in csv.reader(content[f"{info}/RECORD"].decode().splitlines()):
+        if not digest:
+            continue
+        found = hashlib.sha256(content[name]).digest()
+        if digest != "sha256=" + base64.urlsafe_b64encode(found).decode().rstrip("="):
+            wrong.append(f"wheel: RECORD is wrong about {name}")
+    return wrong
+
+
+def main() -> int:
+    with tempfile.TemporaryDirectory(prefix="aiokprod-dist-") as folder:
+        sdist, wheel = build(Path(folder))
+        source, wrong = check_sdist(sdist, tracked())
+        wrong += check_wheel(wheel, source)
+        print(f"{sdist.name}: {len(source)} files; {wheel.name}: {wheel.stat().st_size} bytes")
+    for line in wrong:
+        print(line)
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
