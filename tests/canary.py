@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import pickle
 import re
@@ -119,6 +120,7 @@ class CanaryPlugin:
         self._replace(KafkaError, "__init__", begin_and_look)
         close = Producer.close
 
+        @functools.wraps(close)
         async def look_and_close(producer: Any, *args: Any, **options: Any) -> Any:
             guard.producer(producer)
             return await close(producer, *args, **options)
