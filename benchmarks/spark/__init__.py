@@ -1,0 +1,1 @@
+"""The PySpark sink beside Spark's own sinks: `python -m benchmarks.spark`."""

@@ -1,0 +1,129 @@
+"""Spark sinks beside each other on three real brokers.
+
+    python -m benchmarks.spark                     this interpreter's Spark
+    python -m benchmarks.spark --jvm               with Spark's own Kafka sink: Spark 4.0.0, whose
+                                                   connector jars Maven fetches
+    python -m benchmarks.spark --rows 1000000 --masters 'local[1]'
+
+Prints a table in Markdown. Every master is an application of its own; in it all sinks take turns.
+The topic has three partitions and one replica.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from aiokprod.testing.kafka_artifacts import cache_root
+from aiokprod.testing.kafka_cluster import KafkaCluster
+
+ROOT = Path(__file__).parents[2]
+CONNECTOR = "4.0.0"
+ARTIFACTS = (
+    ("org.apache.spark", "spark-sql-kafka-0-10_2.13", CONNECTOR),
+    ("org.apache.spark", "spark-token-provider-kafka-0-10_2.13", CONNECTOR),
+    ("org.apache.kafka", "kafka-clients", "3.9.1"),
+    ("org.apache.commons", "commons-pool2", "2.12.0"),
+)
+_COPY = "org.apache.maven.plugins:maven-dependency-plugin:3.6.1:copy-dependencies"
+_POM = """<project><modelVersion>4.0.0</modelVersion><groupId>aiokprod.bench</groupId>
+<artifactId>connector</artifactId><version>1</version><dependencies>{}</dependencies></project>"""
+_DEPENDENCY = (
+    "<dependency><groupId>{}</groupId><artifactId>{}</artifactId><version>{}</version>"
+    "<exclusions><exclusion><groupId>*</groupId><artifactId>*</artifactId></exclusion>"
+    "</exclusions></dependency>"
+)
+
+
+def connector_jars() -> str:
+    """Spark's Kafka connector with what it needs, fetched once; paths with commas."""
+    target = cache_root().parent / f"spark-connector-{CONNECTOR}"
+    if not target.is_dir():
+        maven = shutil.which("mvn")
+        if maven is None:
+            sys.exit("Maven (mvn), which fetches Spark's Kafka connector, is not installed")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
+            pom = Path(scratch) / "pom.xml"
+            pom.write_text(_POM.format("".join(_DEPENDENCY.format(*one) for one in ARTIFACTS)))
+            jars = Path(scratch) / "jars"
+            command = [maven, "-B", "-q", "-f", str(pom), _COPY, f"-DoutputDirectory={jars}"]
+            subprocess.run(command, check=True, stdin=subprocess.DEVNULL, timeout=600)
+            jars.rename(target)
+    return ",".join(str(jar) for jar in sorted(target.glob("*.jar")))
+
+
+def run(servers: str, master: str, arguments: argparse.Namespace) -> dict[str, Any]:
+    """All sinks on one master."""
+    command = [sys.executable, "-m", "benchmarks.spark.session", "--servers", servers]
+    command += ["--master", master, "--rows", str(arguments.rows), "--runs", str(arguments.runs)]
+    command += ["--batches", str(arguments.batches if master == arguments.masters[-1] else 0)]
+    if arguments.jvm:
+        command += ["--jars", connector_jars()]
+    if arguments.only:
+        command += ["--only", *arguments.only]
+    environment = dict(os.environ, PYTHONPATH=str(ROOT))
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True, check=True
+    )
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def table(results: list[dict[str, Any]]) -> str:
+    """The figures in Markdown."""
+    lines = []
+    for result in results:
+        lines += [
+            f"Spark {result['spark']}, `{result['master']}`",
+            "",
+            "| sink | k rows/s (slowest to fastest) | Python CPU µs/row | worker MiB |",
+            "|---|---|---|---|",
+        ]
+        lines += [
+            f"| {name} | {one['rows_per_s'] / 1e3:,.0f} "
+            f"({one['slowest'] / 1e3:,.0f} to {one['fastest'] / 1e3:,.0f}) "
+            f"| {one['python_us_per_row']:.2f} | {one['worker_mib']:.0f} |"
+            for name, one in result["sinks"].items()
+        ]
+        lines.append("")
+        if "micro_batch_ms" in result:
+            lines += ["| micro-batch of 1000 rows, 2 tasks | ms |", "|---|---|"]
+            lines += [f"| {name} | {ms:.0f} |" for name, ms in result["micro_batch_ms"].items()]
+            lines.append("")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Spark sinks on three real brokers.")
+    parser.add_argument("--masters", nargs="+", default=["local[1]", "local[2]"])
+    parser.add_argument("--rows", type=int, default=3_000_000)
+    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--batches", type=int, default=60)
+    parser.add_argument("--jvm", action="store_true", help="with Spark's own Kafka sink")
+    parser.add_argument("--only", nargs="*", help="these sinks")
+    arguments = parser.parse_args()
+    cluster = KafkaCluster(3, config={"auto.create.topics.enable": "true"})
+    cluster.start_blocking()
+    try:
+        import asyncio
+
+        for topic in ("bench", "bench-stream"):
+            asyncio.run(cluster.create_topic(topic, partitions=3, replication_factor=1))
+        results = [
+            run(cluster.bootstrap_servers, master, arguments) for master in arguments.masters
+        ]
+    finally:
+        cluster.stop_blocking()
+    print(table(results))
+
+
+if __name__ == "__main__":
+    main()

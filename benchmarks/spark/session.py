@@ -1,0 +1,202 @@
+"""One Spark application that runs every sink in turns on one master, and prints figures as JSON.
+
+Started by `benchmarks.spark.__main__` with the interpreter of the Spark version to measure.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+KEY_BYTES, VALUE_BYTES = 16, 100
+SLOW_SINKS = {"confluent": 8}
+"""Sinks that get so many times fewer rows."""
+BEST_JVM = {"kafka.batch.size": "131072", "kafka.linger.ms": "5"}
+
+
+def worker_usage() -> tuple[float, int]:
+    """CPU seconds of all Python workers of this application so far, and the largest RSS."""
+    tick, page = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
+    seconds, largest = 0.0, 0
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            if b"pyspark" not in (entry / "cmdline").read_bytes().replace(b"\0", b" "):
+                continue
+            if b"java" in (entry / "cmdline").read_bytes()[:64] or int(entry.name) == os.getpid():
+                continue
+            fields = (entry / "stat").read_text().rpartition(")")[2].split()
+            seconds += sum(map(int, fields[11:15])) / tick  # with children that ended
+            largest = max(largest, int((entry / "statm").read_text().split()[1]) * page)
+        except (OSError, IndexError, ValueError):
+            continue
+    return seconds, largest
+
+
+class Bench:
+    """All sinks on one session."""
+
+    def __init__(self, arguments: argparse.Namespace) -> None:
+        from pyspark.sql import SparkSession
+
+        self.servers: str = arguments.servers
+        self.rows: int = arguments.rows
+        self.cores = int(arguments.master.partition("[")[2].rstrip("]"))
+        builder = (
+            SparkSession.builder.master(arguments.master)
+            .config("spark.ui.enabled", "false")
+            .config("spark.driver.memory", "4g")
+            .config("spark.log.level", "ERROR")
+        )
+        if arguments.jars:
+            builder = builder.config("spark.jars", arguments.jars)
+        self.spark: Any = builder.getOrCreate()
+        from aiokprod.spark import register
+        from benchmarks.spark.sinks import EncodeSource, NullSource
+
+        register(self.spark)
+        for source in (NullSource, EncodeSource):
+            self.spark.dataSource.register(source)
+        self.sinks: dict[str, Callable[[Any, str], None]] = {
+            "noop": lambda frame, topic: frame.write.format("noop").mode("append").save(),
+            "null-arrow": self._python("null-arrow"),
+            "encode-only": self._python("encode-only"),
+            "aiokprod": self._kafka("aiokprod"),
+            "jvm": self._kafka("kafka"),
+            "jvm-best": self._kafka("kafka", **BEST_JVM),
+            "confluent": self._confluent,
+        }
+        if not arguments.jars:
+            del self.sinks["jvm"], self.sinks["jvm-best"]
+        if arguments.only:
+            self.sinks = {name: self.sinks[name] for name in arguments.only if name in self.sinks}
+
+    @staticmethod
+    def _python(name: str) -> Callable[[Any, str], None]:
+        return lambda frame, topic: frame.write.format(name).mode("append").save()
+
+    def _kafka(self, name: str, **options: str) -> Callable[[Any, str], None]:
+        def save(frame: Any, topic: str) -> None:
+            writer = frame.write.format(name).mode("append").options(**options)
+            writer.option("kafka.bootstrap.servers", self.servers).option("topic", topic).save()
+
+        return save
+
+    def _confluent(self, frame: Any, topic: str) -> None:
+        servers = self.servers
+
+        def send(rows: Any) -> None:
+            from confluent_kafka import Producer
+
+            producer = Producer(
+                {"bootstrap.servers": servers, "enable.idempotence": True, "linger.ms": 5,
+                 "batch.size": 131072, "queue.buffering.max.messages": 1_000_000}
+            )  # fmt: skip
+            for row in rows:
+                while True:
+                    try:
+                        producer.produce(topic, bytes(row.value), bytes(row.key))
+                        break
+                    except BufferError:
+                        producer.poll(0.05)
+            assert producer.flush(120) == 0
+
+        frame.rdd.foreachPartition(send)
+
+    def frame(self, rows: int) -> Any:
+        """`rows` rows of a 16-byte key and a 100-byte value, one task per core."""
+        return self.spark.range(0, rows, 1, self.cores).selectExpr(
+            f"cast(lpad(cast(id as string), {KEY_BYTES}, '0') as binary) as key",
+            f"cast(rpad(cast(id as string), {VALUE_BYTES}, 'x') as binary) as value",
+        )
+
+    def throughput(self, runs: int) -> dict[str, dict[str, float]]:
+        """Medians: rows/s, Python CPU µs per row, largest worker."""
+        figures: dict[str, list[tuple[float, float, int]]] = {name: [] for name in self.sinks}
+        for turn in range(runs + 1):
+            for name, save in self.sinks.items():
+                rows = self.rows // SLOW_SINKS.get(name, 1)
+                cpu = worker_usage()[0]
+                started = time.perf_counter()
+                save(self.frame(rows), "bench")
+                took = time.perf_counter() - started
+                used, largest = worker_usage()
+                if turn:  # the first one warms up
+                    figures[name].append((rows / took, (used - cpu) * 1e6 / rows, largest))
+                print(f"{name} {rows / took:,.0f} rows/s", file=sys.stderr, flush=True)
+        return {
+            name: {
+                "rows_per_s": statistics.median(one[0] for one in found),
+                "slowest": min(one[0] for one in found),
+                "fastest": max(one[0] for one in found),
+                "python_us_per_row": statistics.median(one[1] for one in found),
+                "worker_mib": max(one[2] for one in found) / 2**20,
+            }
+            for name, found in figures.items()
+        }
+
+    def micro_batches(self, batches: int) -> dict[str, float]:
+        """Median milliseconds of a micro-batch of 1000 rows in 2 tasks."""
+        found = {}
+        options = {"kafka.bootstrap.servers": self.servers, "topic": "bench-stream"}
+        once = {"delivery": "exactly_once", "transactionalIdPrefix": "bench"}
+        for name, form, more in (
+            ("noop", "noop", {}),
+            ("null-arrow", "null-arrow", {}),
+            ("aiokprod", "aiokprod", options),
+            ("aiokprod exactly once", "aiokprod", options | once),
+        ):
+            found[name] = self._micro(form, more, batches)
+        return found
+
+    def _micro(self, form: str, options: dict[str, str], batches: int) -> float:
+        source = self.spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 1000)
+        frame = source.option("numPartitions", 2).load().selectExpr(
+            "cast(value as string) as key", "cast(value as string) as value")  # fmt: skip
+        with tempfile.TemporaryDirectory() as folder:
+            query = (
+                frame.writeStream.format(form)
+                .options(**options)
+                .option("checkpointLocation", folder)
+                .trigger(processingTime="0 seconds")
+                .start()
+            )
+            while query.isActive and len(query.recentProgress) < batches:
+                time.sleep(0.1)
+            assert query.exception() is None, query.exception()
+            progress = query.recentProgress[batches // 3 :]
+            query.stop()
+        return float(statistics.median(one["durationMs"]["triggerExecution"] for one in progress))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--servers", required=True)
+    parser.add_argument("--master", default="local[2]")
+    parser.add_argument("--rows", type=int, default=3_000_000)
+    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--batches", type=int, default=0)
+    parser.add_argument("--jars", default="")
+    parser.add_argument("--only", nargs="*")
+    arguments = parser.parse_args()
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    import pyspark
+
+    bench = Bench(arguments)
+    result: dict[str, Any] = {"spark": pyspark.__version__, "master": arguments.master}
+    result["sinks"] = bench.throughput(arguments.runs)
+    if arguments.batches:
+        result["micro_batch_ms"] = bench.micro_batches(arguments.batches)
+    bench.spark.stop()
+    print(json.dumps(result), flush=True)
+
+
+if __name__ == "__main__":
+    main()

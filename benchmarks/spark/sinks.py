@@ -1,0 +1,85 @@
+"""Sinks that measure what a sink costs: they take everything and send nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceArrowWriter,
+    DataSourceStreamWriter,
+    WriterCommitMessage,
+)
+
+
+class NullWriter(DataSourceStreamWriter, DataSourceArrowWriter):
+    """Counts rows: the least a Python sink can cost."""
+
+    def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
+        """Take all batches."""
+        rows = 0
+        for batch in iterator:
+            rows += batch.num_rows
+        return WriterCommitMessage()
+
+    def commit(self, messages: Any, batchId: int | None = None) -> None:
+        """Nothing to commit."""
+
+    def abort(self, messages: Any, batchId: int | None = None) -> None:
+        """Nothing to abort."""
+
+
+class EncodeWriter(NullWriter):
+    """Encodes all rows into sealed record batches, headers and CRC-32C included; drops them."""
+
+    def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
+        """Partition, encode, drop."""
+
+        async def work() -> None:
+            from aiokprod.hot.arrow import open_table
+            from aiokprod.table_schema import layout_of
+            from benchmarks.columns import BATCH_SIZE, NAMES, Press
+
+            press = Press(3, BATCH_SIZE)
+            for batch in iterator:
+                stream = open_table(batch)
+                chunk = stream.next()
+                assert chunk is not None, "a record batch is one chunk"
+                chunk.bind(layout_of(stream.schema, "t", NAMES))
+                press.run(chunk)
+                chunk.close()
+
+        asyncio.run(work())
+        return WriterCommitMessage()
+
+
+class NullSource(DataSource):
+    """`format("null-arrow")`."""
+
+    writer_class: type[NullWriter] = NullWriter
+
+    @classmethod
+    def name(cls) -> str:
+        """The name in `format(...)`."""
+        return "null-arrow"
+
+    def writer(self, schema: Any, overwrite: bool) -> NullWriter:
+        """Of a batch job."""
+        return self.writer_class()
+
+    def streamWriter(self, schema: Any, overwrite: bool) -> NullWriter:
+        """Of a stream."""
+        return self.writer_class()
+
+
+class EncodeSource(NullSource):
+    """`format("encode-only")`."""
+
+    writer_class = EncodeWriter
+
+    @classmethod
+    def name(cls) -> str:
+        """The name in `format(...)`."""
+        return "encode-only"
