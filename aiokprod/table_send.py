@@ -76,11 +76,17 @@ class TableReader:
         """
         if self._stream.is_single:
             return _exchange(self._stream, done)
-        waiting = self._ahead or self._read(done)
+        waiting = self._ahead or self._read(None)
         self._ahead = None
-        chunk = await waiting
-        if chunk is not None:
-            self._ahead = self._read(done)
+        try:
+            chunk = await waiting
+        except Exception:
+            if done is not None:
+                done.close()  # now: the traceback holds on to it
+            raise
+        self._ahead = self._read(done) if chunk is not None else None
+        if chunk is None and done is not None:
+            await self._loop.run_in_executor(None, done.close)
         return chunk
 
     def _read(self, done: Chunk | None) -> asyncio.Future[Chunk | None]:
@@ -90,8 +96,11 @@ class TableReader:
 
     def close(self) -> None:
         """Give everything back that was not handed out."""
-        if self._ahead is not None:
-            self._ahead.cancel()
+        ahead = self._ahead
+        if ahead is not None and not ahead.cancel() and not ahead.cancelled():
+            chunk = None if ahead.exception() else ahead.result()
+            if chunk is not None:
+                chunk.close()
         self._stream.close()
 
 
@@ -154,13 +163,18 @@ class TableSender(BulkSender):
     async def _next(self, reader: TableReader, done: Chunk | None, layout: Layout) -> Chunk | None:
         """The next batch, bound to the layout; None at the end, or if the table breaks off."""
         if self._interrupted is not None:
+            if done is not None:
+                done.close()
             return None
+        chunk = None
         try:
             chunk = await reader.next(done)
             if chunk is not None:
                 chunk.bind(layout)
             return chunk
         except Exception as error:
+            if chunk is not None:
+                chunk.close()
             broken = SerializationError(
                 f"the table could not be read on after row {self._position} "
                 f"({type(error).__name__}, chained); the rows before were handed over",

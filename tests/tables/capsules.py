@@ -174,6 +174,7 @@ class Batches:
         on_next: Callable[[], None] = lambda: None,
     ) -> None:
         self.tables = list(tables)
+        self.exported = tables
         self.schema = tables[0].schema
         self.released = 0
         self.code = code
