@@ -12,6 +12,7 @@ from aiohttp.test_utils import TestClient, TestServer
 from aiokprod.testing.mock_cluster import MockCluster
 from examples import (
     aiohttp_app,
+    arrow_table,
     batch_job,
     custom_partitioner,
     fastapi_app,
@@ -109,6 +110,16 @@ def test_send_columns_returns_true_offsets(cluster: MockCluster) -> None:
     for number, place in enumerate(zip(columns.partitions, columns.offsets, strict=True)):
         assert log[place][1] == b'{"reading": %d}' % number
     assert [value for _, value in stored(cluster, "audit").values()] == [b"import finished"]
+
+
+def test_arrow_table_sends_every_row_once(cluster: MockCluster) -> None:
+    result = asyncio.run(arrow_table.run(cluster.bootstrap_servers, 5_000))
+    assert result.ok
+    log = stored(cluster, "table-readings")
+    assert len(log) == 5_000
+    for row, place in enumerate(zip(result.partitions, result.offsets, strict=True)):
+        value = None if row % 100 == 99 else b'{"row": %d}' % row
+        assert log[place] == (arrow_table.SENSORS[row % 3].encode(), value)
 
 
 def test_custom_partitioner_big_customers_have_partitions_to_themselves(
