@@ -10,6 +10,10 @@
 #   make kerberos                   Debian's KDC and the gssapi package, for the GSSAPI tests
 #   make reauth                     five minutes of re-authentication under load; three secured nodes
 #   make contrast                   the same faults for aiokprod, aiokafka and confluent-kafka
+#   make spark-test                 the sink on Spark 4.0 and 4.3, real brokers; about half an hour
+#   make spark-campaign             20 random kills in a stream, for each guarantee (KILLS=…)
+#   make spark-demo                 flights through Spark, batch and stream, killed and audited
+#   make bench-spark                Spark sinks beside each other on Spark 4.0.0
 
 PYTHON ?= python3
 VENV   := .venv
@@ -19,7 +23,7 @@ INPUTS := pyproject.toml setup.py $(wildcard aiokprod/hot/*.pyx aiokprod/hot/*.p
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test lint unit bench integration supply kerberos reauth \
-    chaos soak contrast clean
+    chaos soak contrast spark-test spark-campaign spark-demo bench-spark clean
 
 help:
 	@sed -n 's/^#  *make/  make/p' Makefile
@@ -94,6 +98,33 @@ soak: $(VENV)/.test
 
 contrast: $(VENV)/.test
 	$(PY) -m tests.contrast
+
+# One environment for each Spark version. Spark 4.0 was made for pyarrow of its time.
+SPARKS := 4.0 4.3
+KILLS  := 20
+SPARK  := $(VENV)/spark-
+
+$(SPARK)%/.ready: $(PY) $(INPUTS)
+	$(PYTHON) -m venv $(SPARK)$*
+	$(SPARK)$*/bin/python -m pip --disable-pip-version-check --quiet install --editable '.[demo,snappy]' \
+	    'pyspark[connect]==$(if $(filter 4.0.0,$*),$*,$*.*)' \
+	    $(if $(filter 4.0%,$*),'pyarrow<22','pyarrow>=18') 'pandas<3' matplotlib \
+	    hypothesis kafka-python 'pytest>=8.4' pytest-asyncio setuptools
+	@touch $@
+
+spark-test: $(SPARKS:%=$(SPARK)%/.ready)
+	set -e; for version in $(SPARKS); do \
+	    $(SPARK)$$version/bin/python -m pytest tests/spark tests/spark/integration; done
+
+spark-campaign: $(SPARK)4.3/.ready
+	$(SPARK)4.3/bin/python -m tests.spark.campaign --kills $(KILLS) --delivery exactly_once
+	$(SPARK)4.3/bin/python -m tests.spark.campaign --kills $(KILLS) --delivery at_least_once
+
+spark-demo: $(SPARK)4.3/.ready
+	@$(SPARK)4.3/bin/python -m examples.spark.demo
+
+bench-spark: $(SPARK)4.0.0/.ready
+	$(SPARK)4.0.0/bin/python -m benchmarks.spark --jvm
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .coverage coverage.json htmlcov \

@@ -1,0 +1,216 @@
+"""Random SIGKILLs of driver, executor and Python workers in a streaming run, then an audit.
+
+    python -m tests.spark.campaign --kills 20 --delivery exactly_once
+
+The stream runs on a master of its own: local-cluster[2,1,1024], so that executors are processes.
+The driver is started again whenever it is gone. At the end the topic is read back by an
+independent client.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from aiokprod.testing.kafka_cluster import KafkaCluster
+from tests.spark.integration.kit import read_back
+
+ROOT = Path(__file__).parents[2]
+ROWS = 2000
+PARTS = 3
+
+
+def stream(servers: str, topic: str, folder: str, delivery: str, master: str) -> None:
+    """The driver's program: runs until it is killed, or until a file named stop appears."""
+    from pyspark.sql import SparkSession
+
+    from tests.spark.integration.kit import rate, start_stream
+
+    spark = (
+        SparkSession.builder.master(master)
+        .config("spark.ui.enabled", "false")
+        .config("spark.driver.memory", "600m")
+        .config("spark.executor.memory", "600m")
+        .config("spark.executorEnv.PYTHONPATH", str(ROOT))
+        .config("spark.task.maxFailures", "8")
+        .config("spark.deploy.maxExecutorRetries", "-1")
+        .config("spark.sql.shuffle.partitions", "2")
+        .config("spark.log.level", "OFF")
+        .getOrCreate()
+    )
+    options = {"delivery": delivery}
+    if delivery == "exactly_once":
+        options["transactionalIdPrefix"] = "campaign"
+    frame = rate(spark, ROWS, PARTS)
+    query = start_stream(frame, servers, topic, Path(folder), **options)
+    while query.isActive:
+        if (Path(folder) / "stop").exists():
+            query.stop()
+            return
+        time.sleep(0.2)
+    sys.exit(f"query failed: {query.exception()}")
+
+
+def descendants(root: int) -> dict[str, list[int]]:
+    """Processes below the driver by kind: driver (the JVM), executor, worker."""
+    parents, kinds = {}, {}
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            parents[int(entry.name)] = int(
+                (entry / "stat").read_text().rpartition(")")[2].split()[1]
+            )
+            kinds[int(entry.name)] = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+        except (OSError, IndexError, ValueError):
+            continue
+    found: dict[str, list[int]] = {"driver": [], "executor": [], "worker": []}
+    for pid, text in kinds.items():
+        at = pid
+        while at in parents and at != root:
+            at = parents[at]
+        if at != root or pid == root:
+            continue
+        if "CoarseGrainedExecutorBackend" in text:
+            found["executor"].append(pid)
+        elif "SparkSubmit" in text:
+            found["driver"].append(pid)
+        elif (
+            "pyspark.daemon" in text
+            and parents[pid] in kinds
+            and "pyspark.daemon" in kinds[parents[pid]]
+        ):
+            found["worker"].append(pid)
+    return found
+
+
+class Campaign:
+    """One run."""
+
+    def __init__(self, servers: str, arguments: argparse.Namespace) -> None:
+        self.servers = servers
+        self.topic = f"campaign-{arguments.delivery.replace('_', '-')}-{arguments.seed}"
+        self.arguments = arguments
+        self.rng = random.Random(arguments.seed)
+        self.folder = Path(tempfile.mkdtemp(prefix="aiokprod-campaign-"))
+        self.driver: subprocess.Popen[bytes] | None = None
+        self.starts = 0
+        self.log = (self.folder / "driver.log").open("ab")
+
+    def start(self) -> None:
+        """A new driver process, in a group of its own."""
+        self.starts += 1
+        command = [sys.executable, "-m", "tests.spark.campaign", "--stream", self.servers]
+        command += [self.topic, str(self.folder), self.arguments.delivery, self.arguments.master]
+        environment = dict(os.environ, PYTHONPATH=str(ROOT), PYSPARK_PYTHON=sys.executable)
+        self.driver = subprocess.Popen(
+            command, cwd=ROOT, env=environment, stdout=self.log, stderr=self.log,
+            start_new_session=True,
+        )  # fmt: skip
+
+    def commits(self) -> int:
+        return len(list((self.folder / "checkpoint" / "commits").glob("[0-9]*")))
+
+    def await_batches(self, more: int, seconds: float = 180.0) -> None:
+        """Until so many more batches are through; starts the driver again if it is gone."""
+        goal, give_up = self.commits() + more, time.monotonic() + seconds
+        while self.commits() < goal:
+            assert self.driver is not None
+            if self.driver.poll() is not None:
+                self.end()
+                self.start()
+            assert time.monotonic() < give_up, (
+                f"no progress: see {self.folder / 'driver.log'}\n"
+                + (self.folder / "driver.log").read_text(errors="replace")[-3000:]
+            )
+            time.sleep(0.1)
+
+    def end(self) -> None:
+        """Whatever is left of the driver's process group."""
+        assert self.driver is not None
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.driver.pid, signal.SIGKILL)
+        self.driver.wait()
+
+    def run(self) -> dict[str, int]:
+        killed = {"driver": 0, "executor": 0, "worker": 0}
+        self.start()
+        self.await_batches(2)
+        while sum(killed.values()) < self.arguments.kills:
+            time.sleep(self.rng.uniform(0.0, 1.5))
+            assert self.driver is not None
+            kind = self.rng.choice(["driver", "executor", "worker", "worker", "executor"])
+            found = descendants(self.driver.pid)[kind]
+            if not found:
+                self.await_batches(1)
+                continue
+            if kind == "driver":
+                self.end()  # executors of local-cluster die with their driver
+            else:
+                os.kill(self.rng.choice(found), signal.SIGKILL)
+            killed[kind] += 1
+            print(f"kill {sum(killed.values())}: {kind}, {self.commits()} batches", flush=True)
+            self.await_batches(1)
+        self.await_batches(2)
+        (self.folder / "stop").touch()
+        assert self.driver is not None
+        self.driver.wait(120)
+        return killed
+
+    def judge(self) -> str:
+        """Loss and duplicates among the rows of finished batches."""
+        done = self.commits()
+        records = read_back(self.servers, self.topic)
+        keys = [int(record.key or b"") for record in records]
+        unique = set(keys)
+        lost = set(range(done * ROWS)) - unique
+        doubled = len(keys) - len(unique)
+        text = (
+            f"{self.arguments.delivery}: {done} batches, {len(keys)} records, {len(lost)} lost, "
+            f"{doubled} duplicates, {self.starts} driver starts"
+        )
+        assert not lost, text
+        if self.arguments.delivery == "exactly_once":
+            assert not doubled, text
+        return text
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Random kills in a streaming run.")
+    parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--delivery", default="exactly_once")
+    parser.add_argument("--master", default="local-cluster[2,1,700]")
+    parser.add_argument("--servers", default="", help="existing brokers instead of new ones")
+    parser.add_argument("--stream", nargs=5, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.stream:
+        stream(*arguments.stream)
+        return
+    cluster = None
+    if not arguments.servers:
+        cluster = KafkaCluster(3)
+        cluster.start_blocking()
+        arguments.servers = cluster.bootstrap_servers
+    campaign = Campaign(arguments.servers, arguments)
+    try:
+        if cluster is not None:
+            asyncio.run(cluster.create_topic(campaign.topic, partitions=3))
+        killed = campaign.run()
+        print(killed, campaign.judge(), flush=True)
+    finally:
+        if campaign.driver is not None:
+            campaign.end()
+        if cluster is not None:
+            cluster.stop_blocking()
+
+
+if __name__ == "__main__":
+    main()
