@@ -1,0 +1,62 @@
+"""Check 1 on a standalone cluster with two workers: batch, stream and exactly once."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from aiokprod.testing.kafka_cluster import KafkaCluster
+from tests.spark.integration.conftest import ROOT
+from tests.spark.integration.kit import assert_numbers, read_back
+from tests.spark.integration.standalone import standalone
+from tests.spark.integration.test_checks_api import expected_of, rows_of_all_kinds, seen
+
+PROGRAM = textwrap.dedent(
+    """
+    import json, sys
+    from pathlib import Path
+    from tests.spark.integration.conftest import session_of
+    from tests.spark.integration.kit import (
+        ALL_COLUMNS, commits, numbers, rate, sink, start_stream, wait_for)
+    from tests.spark.integration.test_checks_api import rows_of_all_kinds
+
+    servers, topic, folder = sys.argv[1], sys.argv[2], Path(sys.argv[3])
+    spark = session_of(spark__executor__memory="512m")
+    executors = lambda: spark.sparkContext._jsc.sc().getExecutorMemoryStatus().size()
+    wait_for(lambda: executors() == 3, "two executors and the driver")
+    rows = rows_of_all_kinds(topic)
+    sink(spark.createDataFrame(rows, ALL_COLUMNS), servers, None).save()
+    sink(numbers(spark, 5000, 4), servers, topic + "-batch", reportPath=folder / "reports").save()
+    once = {"delivery": "exactly_once", "transactionalIdPrefix": "sa"}
+    query = start_stream(rate(spark), servers, topic + "-stream", folder, **once)
+    wait_for(lambda: commits(folder) >= 3, "three batches", 120)
+    query.stop()
+    spark.stop()
+    """
+)
+
+
+@pytest.mark.slow
+def test_check_01_standalone_cluster(
+    broker: KafkaCluster, topic: str, make_topic: Callable[..., None], folder: Path
+) -> None:
+    make_topic(topic)
+    servers = broker.bootstrap_servers
+    with standalone() as url:
+        done = subprocess.run(
+            [sys.executable, "-c", PROGRAM, servers, topic, str(folder)],
+            cwd=ROOT, env=dict(os.environ, AIOKPROD_SPARK_MASTER=url, PYTHONPATH=str(ROOT)),
+            capture_output=True, text=True, timeout=240,
+        )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert seen(read_back(servers, topic)) == expected_of(rows_of_all_kinds(topic))
+    assert_numbers(read_back(servers, topic + "-batch"), 5000)
+    records = read_back(servers, topic + "-stream")
+    assert len(records) >= 1500
+    assert_numbers(records, len(records))
