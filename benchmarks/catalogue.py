@@ -19,7 +19,7 @@ CURVE_RUNS: Final = 3
 FIRE: Final = Case(scenario="fire", records=2_000_000)
 AWAIT: Final = Case(scenario="await", tasks=64, records=1_000_000)
 BULK: Final = Case(scenario="bulk", records=20_000_000)
-JAVA_RECORDS: Final = {1: 2_000_000, 3: 1_000_000}
+JAVA_RECORDS: Final = {1: 1_000_000, 3: 500_000}
 
 FIRE_CLIENTS: Final = (
     "aiokprod",

@@ -7,23 +7,29 @@ import time
 from typing import Final
 
 TICK: Final = 0.005
+FINE_TICK: Final = 0.001
 
 
 class LoopLag:
-    """Notes how much later than due a callback runs that wants to run every 5 ms.
+    """Notes how much later than due a callback runs that wants to run every `tick` seconds.
 
     Measured by the processor's clock, not the loop's, which uvloop reads once a pass.
 
     Attributes:
-        worst: the longest delay so far, s.
+        worst: the longest delay so far, s. Includes the time other programs had the processor.
+        held: the most processor time the loop's thread used from one tick to the next, s. Other
+            programs do not show in it; up to `tick` of it may be many short turns.
         ticks: how often it ran.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, tick: float = TICK) -> None:
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
+        self._tick = tick
         self._armed = 0.0
+        self._used = 0.0
         self.worst = 0.0
+        self.held = 0.0
         self.ticks = 0
 
     def __enter__(self) -> LoopLag:
@@ -37,12 +43,14 @@ class LoopLag:
 
     def _arm(self) -> None:
         self._armed = time.perf_counter()
-        self._timer = self._loop.call_later(TICK, self._tick)
+        self._used = time.thread_time()
+        self._timer = self._loop.call_later(self._tick, self._run)
 
-    def _tick(self) -> None:
+    def _run(self) -> None:
         self._note()
         self.ticks += 1
         self._arm()
 
     def _note(self) -> None:
-        self.worst = max(self.worst, time.perf_counter() - self._armed - TICK)
+        self.worst = max(self.worst, time.perf_counter() - self._armed - self._tick)
+        self.held = max(self.held, time.thread_time() - self._used)

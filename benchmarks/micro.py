@@ -13,7 +13,7 @@ from benchmarks.brokers import running
 from benchmarks.case import Case
 
 TIMEOUT: Final = 120.0
-REPEATS: Final = {"append": 5, "pending": 3, "start": 1, "import": 9}
+REPEATS: Final = {"append": 5, "pending": 3, "start": 1, "import": 9, "nobody": 5}
 IDLE_PARTITIONS: Final = (10, 10_000)
 
 WORDS: Final = {
@@ -25,6 +25,7 @@ WORDS: Final = {
     "start_trips": "round trips from `start()` to the first acknowledgment, connecting included",
     "start_dials": "connections opened for that",
     "warm_trips": "round trips of a record after `warm()`",
+    "nobody_lag_ms": "worst loop lag of a busy loop that does nothing (about half a second), ms",
     "idle_wakes": "wake-ups a second of an idle producer, 10 partitions",
     "idle_switches": "times a second any of its threads went to sleep",
     "idle_cpu_us": "its processor time, µs a second",

@@ -21,6 +21,7 @@ VALUE: Final = b"v" * 100
 RECORDS: Final = 500_000
 IDLE_SECONDS: Final = 5.0
 LATENCY: Final = 0.05
+TURNS: Final = 500_000
 
 Figures = dict[str, float]
 
@@ -120,6 +121,23 @@ def idle(servers: str, topic: str) -> Figures:
         return runner.run(main())
 
 
+def nobody() -> Figures:
+    """Worst loop lag of many turns in which nothing is done: what the machine adds, since
+    others take the processor from whoever uses it long."""
+    import uvloop
+
+    from benchmarks.lag import LoopLag
+
+    async def main() -> Figures:
+        with LoopLag() as lag:
+            for _ in range(TURNS):
+                await asyncio.sleep(0)
+        return {"nobody_lag_ms": lag.worst * 1000}
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(main())
+
+
 def _switches() -> int:
     """How often this process went to sleep, any thread."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw
@@ -170,6 +188,7 @@ FIGURES: Final[Mapping[str, Callable[..., Figures]]] = {
     "idle": idle,
     "start": start,
     "import": importing,
+    "nobody": nobody,
 }
 
 

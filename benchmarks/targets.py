@@ -207,19 +207,21 @@ def _columns(results: Results) -> Iterator[Verdict]:
 
 
 def _lag(results: Results) -> Iterator[Verdict]:
-    ours = [
-        s
-        for s in results.summaries.values()
-        if s.case.client == "aiokprod" and "lag_ms" in s.figures
-    ]
-    if ours:
-        over = [s for s in ours if s["lag_ms"] > LAG_MS]
-        worst = max(ours, key=lambda s: s["lag_ms"])
-        figure = (
-            f"{len(ours) - len(over)} of {len(ours)} cases; worst {worst['lag_ms']:.1f} ms "
-            f"({worst.case.cluster}, {worst.group}: {worst.label})"
-        )
-        yield Verdict("loop lag, every case of aiokprod", "≤ 5 ms (medians)", figure, not over)
+    """By the clock, which other programs on the machine stretch, and by processor time."""
+    for figure, words in (("lag_ms", "by the clock"), ("held_ms", "by processor time")):
+        ours = [
+            s
+            for s in results.summaries.values()
+            if s.case.client == "aiokprod" and figure in s.figures
+        ]
+        if ours:
+            over = [s for s in ours if s[figure] > LAG_MS]
+            worst = max(ours, key=lambda s, name=figure: s[name])  # type: ignore[misc]
+            found = (
+                f"{len(ours) - len(over)} of {len(ours)} cases; worst {worst[figure]:.1f} ms "
+                f"({worst.case.cluster}, {worst.group}: {worst.label})"
+            )
+            yield Verdict(f"loop lag, every case, {words}", "≤ 5 ms (medians)", found, not over)
 
 
 JUDGES: Final[tuple[Judge, ...]] = (

@@ -24,7 +24,7 @@ from benchmarks import java, payloads, raw
 from benchmarks.case import Case
 from benchmarks.clients import PYTHON_CLIENTS
 from benchmarks.clients.drivers import Limit
-from benchmarks.lag import LoopLag
+from benchmarks.lag import FINE_TICK, LoopLag
 from benchmarks.summary import quantile
 
 WARM_UP_SHARE: Final = 0.1
@@ -75,8 +75,12 @@ async def measure(
     gc.collect()
     gc.freeze()
     before = rss_mib()
-    lag = LoopLag()
-    with profiled(profile), lag if client.on_loop else contextlib.nullcontext():
+    lag, fine = LoopLag(), LoopLag(FINE_TICK)
+    with contextlib.ExitStack() as stack:
+        if client.on_loop:
+            stack.enter_context(lag)
+            stack.enter_context(fine)
+        stack.enter_context(profiled(profile))
         used = time.process_time()
         limit = Limit(case.records, case.seconds)
         count = await client.run(limit)
@@ -93,6 +97,7 @@ async def measure(
     }
     if client.on_loop:
         result["lag_ms"] = lag.worst * 1000
+        result["held_ms"] = fine.held * 1000
     await client.stop()
     return result
 
@@ -122,7 +127,7 @@ def measure_raw(case: Case, servers: str, topic: str) -> dict[str, Any]:
 
 
 def measure_java(case: Case, servers: str, topic: str) -> dict[str, Any]:
-    warm_up = int(case.records * WARM_UP_SHARE) + 1
+    warm_up = case.records // 2  # its compiler needs more of it
     result = java.measure(servers, topic, case, payloads.make(case), warm_up)
     return result | {"warm_up": case.records + warm_up - result["count"]}
 

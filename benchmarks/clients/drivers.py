@@ -10,6 +10,7 @@ import asyncio
 import itertools
 import time
 from array import array
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -50,28 +51,38 @@ async def fire(submit: Call, topic: str, case: Case, payloads: Payloads, limit: 
     chunk, headers = payloads.chunk(), payloads.headers
 
     async def task(share: int) -> int:
-        handles: list[Any] = []
+        chunks: deque[list[Any]] = deque()
+        sent = 0
         keys = payloads.endless_keys()
-        while len(handles) < share and not limit.reached:
-            size = min(CHUNK, share - len(handles))
+        while sent < share and not limit.reached:
+            size = min(CHUNK, share - sent)
+            sent += size
             values = chunk if size == CHUNK else chunk[:size]
             records = zip(values, keys, strict=False)
             if headers is not None:
-                handles += [await submit(topic, v, key=k, headers=headers) for v, k in records]
+                chunks.append([await submit(topic, v, key=k, headers=headers) for v, k in records])
             elif payloads.keys is not None:
-                handles += [await submit(topic, v, key=k) for v, k in records]
+                chunks.append([await submit(topic, v, key=k) for v, k in records])
             else:
-                handles += [await submit(topic, value) for value in values]
+                chunks.append([await submit(topic, value) for value in values])
         if case.settle == "gather":
-            await asyncio.gather(*handles)
+            await asyncio.gather(*itertools.chain(*chunks))
         elif case.settle == "each":
-            for handle in handles:
-                await handle
-        return len(handles)
+            await _settle(chunks)
+        return sent
 
     if case.tasks == 1:
         return await task(shares[0])
     return sum(await asyncio.gather(*map(task, shares)))
+
+
+async def _settle(chunks: deque[list[Any]]) -> None:
+    """Awaits every handle. Awaiting one that is done does not suspend, and freeing millions at
+    once takes long: a caller who is polite to the loop lets it run in between."""
+    while chunks:
+        for handle in chunks.popleft():
+            await handle
+        await asyncio.sleep(0)
 
 
 async def request(

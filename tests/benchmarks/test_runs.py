@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -9,6 +11,7 @@ import pytest
 
 from benchmarks.brokers import MockBrokers
 from benchmarks.case import Case
+from benchmarks.lag import LoopLag
 from benchmarks.micro_worker import importing, start
 from benchmarks.runner import Group, RecordsMissing, in_process, run_case, run_group
 from benchmarks.worker import run
@@ -126,6 +129,23 @@ def test_topics_have_the_partitions_asked_for(brokers: MockBrokers) -> None:
     with brokers.topic(FEW.with_(partitions=17, topics=4)) as topic:
         assert brokers._admin.partition_count(topic) == 17
     assert brokers._topics >= 4
+
+
+def test_loop_lag_notes_who_holds_the_loop_and_who_only_waits() -> None:
+    async def main() -> tuple[LoopLag, LoopLag]:
+        with LoopLag() as blocked:
+            await asyncio.sleep(0.01)
+            time.sleep(0.05)  # the thread waits: late, but no processor time
+        with LoopLag(0.001) as busy:
+            started = time.thread_time()
+            while time.thread_time() - started < 0.03:
+                pass
+        return blocked, busy
+
+    blocked, busy = asyncio.run(main())
+    assert blocked.worst >= 0.04
+    assert blocked.held < 0.03
+    assert busy.held >= 0.03
 
 
 def test_small_figures_that_need_no_broker() -> None:
