@@ -135,7 +135,7 @@ def test_loop_lag_notes_who_holds_the_loop_and_who_only_waits() -> None:
     async def main() -> tuple[LoopLag, LoopLag]:
         with LoopLag() as blocked:
             await asyncio.sleep(0.01)
-            time.sleep(0.05)  # the thread waits: late, but no processor time
+            time.sleep(0.05)  # noqa: ASYNC251 - late, but no processor time
         with LoopLag(0.001) as busy:
             started = time.thread_time()
             while time.thread_time() - started < 0.03:
