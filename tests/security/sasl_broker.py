@@ -154,7 +154,7 @@ class SaslBroker(ScriptedBroker):
 
 
 def new_producer(network: MemoryNetwork, **settings: Any) -> Any:
-    defaults = {
+    defaults: dict[str, Any] = {
         "bootstrap_servers": "b:1",
         "security_protocol": "SASL_PLAINTEXT",
         "sasl_allow_cleartext": True,

@@ -8,6 +8,7 @@ own. Source: RFC 4752 §3.1; Java `GssKrb5Client`, `SaslClientAuthenticator`; kr
 from __future__ import annotations
 
 import asyncio
+import importlib
 import secrets
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -24,6 +25,11 @@ _NO_LAYER: Final = 1
 _MAX_MESSAGE: Final = 64 * 1024
 _UNSPECIFIED: Final = 13 << 16
 """GSS_S_FAILURE: the minor code says it all."""
+
+
+def _library() -> Any:
+    """The package of the extra, which need not be there."""
+    return importlib.import_module("gssapi")
 
 
 class KerberosLogin:
@@ -54,18 +60,15 @@ class KerberosLogin:
         Raises:
             AuthenticationError: the Kerberos library refused.
         """
-        import gssapi
-
         loop = asyncio.get_running_loop()
         try:
             return await loop.run_in_executor(self._executor, function, *args)
-        except gssapi.exceptions.GSSError as error:
+        except _library().exceptions.GSSError as error:
             raise AuthenticationError(f"GSSAPI: {_reason(error)}") from None
 
     def context(self, host: str) -> Any:
         """A security context with the broker at `host`. Blocks."""
-        import gssapi
-
+        gssapi = _library()
         kerberos = gssapi.MechType.kerberos
         name = None
         if self._principal is not None:
@@ -83,9 +86,7 @@ class KerberosLogin:
     @staticmethod
     def is_mutual(context: Any) -> bool:
         """The broker has proven itself too."""
-        import gssapi
-
-        return gssapi.RequirementFlag.mutual_authentication in context.actual_flags
+        return _library().RequirementFlag.mutual_authentication in context.actual_flags
 
 
 class Gssapi:
