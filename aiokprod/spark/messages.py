@@ -15,8 +15,10 @@ if TYPE_CHECKING:
     from aiokprod.spark.context import Task
     from aiokprod.spark.sending import Range
 
-MAX_RANGES: Final = 800
-"""Partitions listed per task; about 64 KiB with long topic names."""
+MAX_BYTES: Final = 60_000
+"""For the ranges of a task; a message stays below 64 KiB."""
+_RANGE_BYTES: Final = 48
+"""Of a pickled range without its topic's name."""
 
 Ranges = tuple[tuple[str, int, int | None, int | None, int], ...]
 """(topic, partition, first offset, last offset, count); offsets None if the broker told none."""
@@ -72,16 +74,20 @@ def report_fields(
     task: Task, *, rows: int, size: int, ranges: Mapping[tuple[str, int], Range], seconds: float
 ) -> dict[str, Any]:
     """The fields of `TaskReport`."""
-    listed = sorted(ranges.items())[:MAX_RANGES]
+    left = MAX_BYTES
+    listed = []
+    for (topic, partition), one in sorted(ranges.items()):
+        left -= _RANGE_BYTES + len(topic)
+        if left < 0:
+            break
+        listed.append((topic, partition, one.first, one.last, one.count))
     return {
         "partition": task.partition,
         "attempt": task.attempt,
         "host": task.host,
         "rows": rows,
         "size": size,
-        "ranges": tuple(
-            (topic, partition, one.first, one.last, one.count) for (topic, partition), one in listed
-        ),
+        "ranges": tuple(listed),
         "trimmed": len(listed) < len(ranges),
         "seconds": round(seconds, 6),
         "query_id": task.query_id,

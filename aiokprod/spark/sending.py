@@ -158,6 +158,7 @@ class TaskSender:
             bad = handed.first_failure()
             if bad is not None:
                 self._note(bad[1], bad[0])
+            if bad is not None or handed.refused:
                 return  # `failure` counts what is left
             for core in handed.cores:
                 self._count(core)

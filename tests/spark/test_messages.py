@@ -1,0 +1,85 @@
+"""Commit messages: small, picklable, complete or marked as trimmed; error texts."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+from aiokprod import ConfigError, DeliveryTimeout, Outcome
+from aiokprod.spark.context import Task
+from aiokprod.spark.failures import Counts, describe
+from aiokprod.spark.markers import Marker
+from aiokprod.spark.messages import Prepared, TaskReport, report_fields
+from aiokprod.spark.reports import report
+from aiokprod.spark.sending import Range
+
+TASK = Task(3, 1, "host", 7, "query", "run", speculation=False)
+
+
+def built(ranges: dict[tuple[str, int], Range]) -> TaskReport:
+    return TaskReport(**report_fields(TASK, rows=5, size=9, ranges=ranges, seconds=0.5))
+
+
+def test_message_of_few_partitions_is_complete() -> None:
+    one = Range()
+    one.add(10, 3)
+    one.add(4, 1)
+    one.add(-1, 2)
+    message = built({("t", 1): one})
+    assert message.ranges == (("t", 1, 4, 12, 6),)
+    assert not message.trimmed
+    assert pickle.loads(pickle.dumps(message)) == message
+
+
+@pytest.mark.parametrize("length", [1, 249])
+def test_message_of_many_partitions_stays_below_64_kib(length: int) -> None:
+    ranges = {}
+    for number in range(5000):
+        name = f"{number}".ljust(length, "x")
+        ranges[name, 2**31 - 1] = Range(2**62, 2**62, 2**40)
+    message = built(ranges)
+    assert message.trimmed
+    assert message.ranges
+    assert len(pickle.dumps(message)) <= 64 * 1024
+
+
+def test_report_sums_up_tasks() -> None:
+    one = Range(0, 4, 5)
+    found = report([built({("t", 0): one}), built({})], 7)
+    assert found["rows"] == 10
+    assert found["batch_id"] == 7
+    assert found["query_id"] == "query"
+    assert [task["ranges"] for task in found["tasks"]] == [[["t", 0, 0, 4, 5]], []]
+
+
+def test_failure_text_names_place_code_counts_and_what_follows() -> None:
+    counts = Counts(acknowledged=3)
+    counts.add(Outcome.UNKNOWN, 2)
+    counts.add(Outcome.NOT_SENT)
+    counts.add(Outcome.REJECTED)
+    late = DeliveryTimeout("t-1: too late")
+    assert str(describe(late, counts, where="t-1", transactional=False)) == (
+        "aiokprod: t-1: DeliveryTimeout (retriable): t-1: too late; rows of this attempt: "
+        "3 acknowledged, 2 unknown, 2 unsent. Spark will retry this task; rows already "
+        "acknowledged may appear again (delivery=at_least_once)"
+    )
+    clean = str(describe(ConfigError("wrong"), Counts(), where="t", transactional=True))
+    assert "not retriable" in clean
+    assert "nothing of this attempt becomes visible to read_committed readers" in clean
+
+
+def test_marker_round_trip_and_foreign_offsets() -> None:
+    marker = Marker(0, 12, 2**64 - 1, 4)
+    offset = marker.offset()
+    assert offset.offset == 1
+    assert Marker.of(offset.offset, offset.metadata) == marker
+    for metadata in (None, "", "something else", "1 2"):
+        with pytest.raises(Exception, match="did not write"):
+            Marker.of(5, metadata)
+
+
+def test_prepared_message_is_picklable() -> None:
+    message = Prepared(0, 0, "h", 1, 1, (), False, 0.1, "q", 1, transactional_id="p.q.0",
+                       producer_id=1, epoch=1, second_protocol=True)  # fmt: skip
+    assert pickle.loads(pickle.dumps(message)) == message
