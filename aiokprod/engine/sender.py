@@ -45,6 +45,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _LEADER_HINT_VERSION: Final = 10
+MARKERS_BACKOFF: Final = 0.02
+"""Seconds; the leader itself has waited for the transaction before, more of it is not needed."""
 FOREVER: Final = float("inf")
 
 
@@ -366,6 +368,8 @@ class Sender:
             self._acknowledge(batch, -1, -1)
         elif action is Action.RETRY and now < batch.deadline:
             delay = 0.0 if at_once else self._backoff(batch.attempts)
+            if code.number == Code.CONCURRENT_TRANSACTIONS:
+                delay = min(delay, MARKERS_BACKOFF)
             self._observer.on_batch_retry(batch, code)
             logger.debug("%s: retrying after %s in %.3f s", batch, code.name, delay)
             self._accumulator.reenqueue(batch, now, now + delay)

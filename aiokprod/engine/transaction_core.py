@@ -15,6 +15,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from aiokprod.engine.marker_pace import MarkerPace
 from aiokprod.engine.outcome import SPLIT_CODES, SequenceAdvice
 from aiokprod.engine.producer_state import Idempotent, StateRequest
 from aiokprod.engine.transaction_states import FATAL_PRODUCE_CODES, TRANSITIONS, TxnState
@@ -56,6 +57,7 @@ class Work(enum.Enum):
     """What the driver has to do next."""
 
     INIT = "init"
+    MARKERS = "wait for markers"
     ADD = "add partitions"
     OFFSETS = "commit offsets"
     END = "end"
@@ -104,6 +106,7 @@ class TransactionCore(Idempotent):
         started: the coordinator may have something to end.
         uncertain: a request that starts a transaction was sent and not answered.
         prepared: the open transaction is complete, and ended by somebody else.
+        awaits_markers: nothing is sent before those of the transaction before are written.
     """
 
     def __init__(
@@ -131,6 +134,8 @@ class TransactionCore(Idempotent):
         self.started = False
         self.uncertain = False
         self.prepared = False
+        self.awaits_markers = False
+        self._pace = MarkerPace()
         self._loop = loop
         self._on_gate = on_gate
         self._on_work = on_work
@@ -193,7 +198,7 @@ class TransactionCore(Idempotent):
         if not batch.stamped:
             if self.state not in OPEN:
                 return False
-            if not self.tv2 and queue.topic_partition not in self.members:
+            if self.awaits_markers or not (self.tv2 or queue.topic_partition in self.members):
                 return False
         return super().may_drain(queue, batch)
 
@@ -204,7 +209,13 @@ class TransactionCore(Idempotent):
             self._touched.add(batch.topic_partition)
             # Second protocol: the broker may open the transaction for it, even if it then fails.
             self.started = True
+            self._pace.sent(self._loop.time())
         super().stamp(batch)
+
+    def on_success(self, batch: ProducerBatch, base_offset: int) -> None:
+        """As idempotent."""
+        self._pace.answered(self._loop.time())
+        super().on_success(batch, base_offset)
 
     def on_split(self, batch: ProducerBatch, parts: list[ProducerBatch]) -> None:
         """The parts belong to the transaction too."""

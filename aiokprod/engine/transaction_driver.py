@@ -10,6 +10,7 @@ Source: Java `TransactionManager` request handlers; the meaning of codes is `tra
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -40,8 +41,13 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 FOREVER: Final = float("inf")
-_FIRST_ADD_BACKOFF: Final = 0.02
-"""Seconds; the markers of the transaction before are almost written (Java, KAFKA-5477)."""
+_MARKERS_SOON: Final = 0.002
+_MARKERS_LATE: Final = 0.02
+"""Seconds until a request is repeated that came before the markers of the transaction before were
+written, at first and at most (Java waits 20 ms, KAFKA-5477); each one of several waits twice as
+long as the one before it."""
+_MARKERS_LIMIT: Final = 0.05
+"""Seconds; markers that take longer are left to the leader to wait for."""
 
 # The strictest code of an answer with several decides.
 _PRECEDENCE: Final = (
@@ -85,9 +91,12 @@ class TransactionDriver:
         self._timeout_ms = timeout_ms
         self._backoff = backoff
         self._id = manager.transactional_id
+        self._target = (CoordinatorKind.TRANSACTION, self._id)
+        self._last_end: VersionedRequest | None = None
         self._wakeup = Wakeup(loop)
         self._steps = {
             Work.INIT: self._init,
+            Work.MARKERS: self._await_markers,
             Work.ADD: self._add_partitions,
             Work.OFFSETS: self._commit_offsets,
             Work.END: self._end,
@@ -122,6 +131,27 @@ class TransactionDriver:
             manager.init_refused(self._error(Call.INIT, result))
         else:
             self._settle(Call.INIT, result)
+
+    async def _await_markers(self) -> None:
+        """Repeat the EndTxn of the transaction before until it is through; see `marker_pace`.
+
+        Under the second protocol its epoch is over, so that it can neither end nor change what is
+        open now, whenever it arrives; and nothing depends on its answer.
+        """
+        request, pause = self._last_end, _MARKERS_SOON
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_MARKERS_LIMIT):
+                while request is not None and self._manager.wants(Work.MARKERS):
+                    await asyncio.sleep(pause)
+                    pause = min(2 * pause, _MARKERS_LATE)
+                    if self._coordinators.known(*self._target) is None:
+                        break
+                    reply = await self._coordinators.attempt(*self._target, request)
+                    if reply is None or reply.body is None:
+                        break
+                    if reply.body.error_code != Code.CONCURRENT_TRANSACTIONS:
+                        break
+        self._manager.markers_written()
 
     async def _add_partitions(self) -> None:
         manager = self._manager
@@ -190,6 +220,7 @@ class TransactionDriver:
         result = await self._exchange(Call.END, Work.END, request, on_lost=on_lost)
         if result.verdict is Verdict.OK:
             body = result.body
+            self._last_end = request if manager.tv2 else None
             manager.ended(body.producer_id, body.producer_epoch)
         elif result.code == Code.INVALID_TXN_STATE and manager.uncertain and not manager.started:
             manager.ended()  # what should have started it never arrived
@@ -229,7 +260,7 @@ class TransactionDriver:
         """Repeat `request` until its answer is definite or nobody wants it any more."""
         result = _Exchange()
         attempts = 0
-        target = where or (CoordinatorKind.TRANSACTION, self._id)
+        target = where or self._target
         while self._manager.wants(work):
             found = await self._find(target, work)
             if found is not None:
@@ -250,10 +281,12 @@ class TransactionDriver:
         return result
 
     def _pause(self, call: Call, code: int, attempts: int) -> float:
+        pause = self._backoff(attempts)
+        if code != Code.CONCURRENT_TRANSACTIONS:
+            return pause
+        soon = _MARKERS_SOON * 2.0 ** min(attempts - 1, 10)
         first_add = call is Call.ADD_PARTITIONS and not self._manager.members
-        if code == Code.CONCURRENT_TRANSACTIONS and first_add:
-            return _FIRST_ADD_BACKOFF
-        return self._backoff(attempts)
+        return min(soon, _MARKERS_LATE if first_add else pause)
 
     async def _find(self, target: tuple[CoordinatorKind, str], work: Work) -> _Exchange | None:
         """None once the coordinator is known (or the work not wanted), else why it is not."""

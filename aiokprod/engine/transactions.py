@@ -84,7 +84,10 @@ class TransactionManager(TransactionCore):
         self.members.clear()
         self.to_add.clear()
         self._touched.clear()
+        self.awaits_markers = self._pace.begins(self._loop.time()) and self.tv2
         self._become(TxnState.IN_TRANSACTION)
+        if self.awaits_markers:
+            self._on_work()
 
     async def end(self, *, commit: bool, deadline: float) -> None:
         """Commit or abort.
@@ -206,6 +209,8 @@ class TransactionManager(TransactionCore):
         """The next thing to do, None if there is nothing."""
         if self.state is TxnState.INITIALIZING:
             return Work.INIT
+        if self.state in OPEN and self.awaits_markers:
+            return Work.MARKERS
         if self.state in OPEN and self.to_add:
             return Work.ADD
         if self.state in OPEN and self.offsets:
@@ -234,6 +239,11 @@ class TransactionManager(TransactionCore):
         self._become(TxnState.UNINITIALIZED)
         resolve(self._init, error)
 
+    def markers_written(self) -> None:
+        """Those of the transaction before are, or enough was waited for them."""
+        self.awaits_markers = False
+        self._on_ready()
+
     def added(self, partitions: list[TopicPartition]) -> None:
         """The coordinator knows these partitions."""
         for partition in partitions:
@@ -259,6 +269,7 @@ class TransactionManager(TransactionCore):
         if self.uncertain:
             bump = bump or producer_id < 0
         self.members.clear()
+        self._pace.ended(self._loop.time())
         if bump:
             # A copy of EndTxn or of a batch may still arrive: it must find an older epoch.
             self._initialise()
