@@ -64,7 +64,7 @@ def sections(results: Results) -> dict[str, str]:
     for cluster in CLUSTERS:
         titles = {group.name: group.title for group in catalogue.groups(cluster, full=True)}
         tables = [
-            f"**{titles.get(name, name)}**\n\n{table(results.group(cluster, name))}"
+            f"**{titles.get(name, name)}**\n\n{table(results.group(cluster, name, failed=True))}"
             for name in results.groups(cluster)
         ]
         found[cluster] = "\n\n".join(tables)
@@ -95,6 +95,9 @@ def table(summaries: Iterable[Summary]) -> str:
     head += ["p50 / p99 / p99.9 ms"] * timed + ["loop lag ms", "held ms"] * lagging + ["RSS MiB"]
     lines = [f"| {' | '.join(head)} |", f"|---|{'---:|' * (len(head) - 1)}"]
     for row in rows:
+        if not row.runs:
+            lines.append(f"| {row.label} | failed: {row.note} |{' |' * (len(head) - 2)}")
+            continue
         rate = row.figures["rate"]
         cells = [row.label, f"{rate.median:,.0f}", f"{rate.low:,.0f}..{rate.high:,.0f}"]
         cells.append(_number(row.get("cpu_us"), "{:.3g}"))

@@ -95,16 +95,36 @@ def run_group(
     worker: Worker = in_process,
     tell: Callable[[str], object] = lambda text: None,
 ) -> list[Summary]:
-    """All cases of a group in turns; every round begins with another one."""
+    """All cases of a group in turns; every round begins with another one.
+
+    A peer whose run fails is told of and measured on; a run of aiokprod that fails ends the group
+    with its error.
+    """
     labels = list(group.cases)
     results: dict[str, list[dict[str, Any]]] = {label: [] for label in labels}
+    notes: dict[str, str] = {}
     total = runs or group.runs
     for number in range(total):
         turn = number % len(labels)
         for label in labels[turn:] + labels[:turn]:
             tell(f"{group.name}, run {number + 1} of {total}: {label}")
-            results[label].append(run_case(brokers, group.cases[label], cpu=cpu, worker=worker))
-    return [summarise(group.name, label, group.cases[label], results[label]) for label in labels]
+            case = group.cases[label]
+            try:
+                results[label].append(run_case(brokers, case, cpu=cpu, worker=worker))
+            except RuntimeError as error:
+                if case.client.startswith("aiokprod"):
+                    raise
+                notes[label] = last_line(error)
+                tell(f"{group.name}: {label} failed: {notes[label]}")
+    return [
+        summarise(group.name, label, group.cases[label], results[label], notes.get(label, ""))
+        for label in labels
+    ]
+
+
+def last_line(error: Exception) -> str:
+    """What a failure comes down to: the last line of a traceback."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[-1][:200]
 
 
 def warm_up_brokers(brokers: Brokers, cases: Sequence[Case], worker: Worker = in_process) -> None:

@@ -45,8 +45,9 @@ class Summary:
 
     Attributes:
         label: what tells the case from others of its group.
-        runs: how many.
+        runs: how many succeeded.
         figures: name -> spread; "rate" is records a second, the others as the worker names them.
+        note: why runs of it failed.
     """
 
     group: str
@@ -54,6 +55,7 @@ class Summary:
     case: Case
     runs: int
     figures: Mapping[str, Spread]
+    note: str = ""
 
     def __getitem__(self, figure: str) -> float:
         """The median of a figure. Raises KeyError if no run had it."""
@@ -74,12 +76,14 @@ class Summary:
             "runs": self.runs,
             "case": self.case.to_json(),
             "figures": figures,
+            "note": self.note,
         }
 
     @classmethod
     def from_json(cls, entry: Mapping[str, Any]) -> Summary:
         figures = {name: Spread(*values) for name, values in entry["figures"].items()}
-        return cls(entry["group"], entry["label"], Case(**entry["case"]), entry["runs"], figures)
+        case = Case(**entry["case"])
+        return cls(entry["group"], entry["label"], case, entry["runs"], figures, entry["note"])
 
 
 def _short(number: float) -> float:
@@ -88,16 +92,18 @@ def _short(number: float) -> float:
 
 
 def summarise(
-    group: str, label: str, case: Case, results: Sequence[Mapping[str, float]]
+    group: str, label: str, case: Case, results: Sequence[Mapping[str, float]], note: str = ""
 ) -> Summary:
-    """The summary of the workers' results of one case."""
+    """The summary of the workers' results of one case; without figures if there are none."""
+    if not results:
+        return Summary(group, label, case, 0, {}, note)
     figures: dict[str, Spread] = {
         "rate": Spread.of(result["count"] / result["seconds"] for result in results)
     }
     for name in results[0]:
         if name not in ("warm_up",):
             figures[name] = Spread.of(result[name] for result in results)
-    return Summary(group, label, case, len(results), figures)
+    return Summary(group, label, case, len(results), figures, note)
 
 
 class Results:
@@ -118,11 +124,17 @@ class Results:
         self.summaries = kept | {(s.case.cluster, s.group, s.label): s for s in new}
 
     def find(self, cluster: str, group: str, label: str) -> Summary | None:
-        return self.summaries.get((cluster, group, label))
+        """None if it was not measured or never succeeded."""
+        found = self.summaries.get((cluster, group, label))
+        return found if found is not None and found.runs else None
 
-    def group(self, cluster: str, group: str) -> list[Summary]:
-        """In the order they were measured in."""
-        return [s for key, s in self.summaries.items() if key[:2] == (cluster, group)]
+    def group(self, cluster: str, group: str, *, failed: bool = False) -> list[Summary]:
+        """In the order they were measured in; `failed`: those that never succeeded as well."""
+        return [
+            s
+            for key, s in self.summaries.items()
+            if key[:2] == (cluster, group) and (s.runs or failed)
+        ]
 
     def groups(self, cluster: str) -> list[str]:
         return list(dict.fromkeys(key[1] for key in self.summaries if key[0] == cluster))

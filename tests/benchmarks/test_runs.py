@@ -13,6 +13,7 @@ from benchmarks.brokers import MockBrokers
 from benchmarks.case import Case
 from benchmarks.lag import LoopLag
 from benchmarks.micro_worker import importing, start
+from benchmarks.report import table
 from benchmarks.runner import Group, RecordsMissing, in_process, run_case, run_group
 from benchmarks.worker import run
 
@@ -117,6 +118,23 @@ def test_cases_take_turns_and_every_round_begins_with_another() -> None:
     ]  # fmt: skip
     assert [s.label for s in summaries] == list(cases)
     assert [s.runs for s in summaries] == [3, 3, 3]
+
+
+def test_a_peer_that_fails_does_not_end_the_group_but_aiokprod_does(brokers: MockBrokers) -> None:
+    def worker(job: Mapping[str, Any]) -> dict[str, Any]:
+        if job["case"]["client"] == failing:
+            raise RuntimeError("Traceback\nKafkaTimeoutError: too late\n")
+        return here(job)
+
+    group = Group("g", "", {name: FEW.with_(client=name) for name in ("aiokafka", "aiokprod")})
+    failing = "aiokafka"
+    peer, ours = run_group(brokers, group, runs=1, worker=worker)
+    assert (peer.runs, peer.note) == (0, "KafkaTimeoutError: too late")
+    assert (ours.runs, ours.note) == (1, "")
+    assert "| aiokafka | failed: KafkaTimeoutError: too late |" in table([peer, ours])
+    failing = "aiokprod"
+    with pytest.raises(RuntimeError, match="too late"):
+        run_group(brokers, group, runs=1, worker=worker)
 
 
 def test_a_worker_that_fails_tells_why(brokers: MockBrokers) -> None:
