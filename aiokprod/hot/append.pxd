@@ -60,3 +60,6 @@ cdef class Appender:
                           int64_t timestamp, object headers, int64_t reserved, int64_t charge)
     cdef Delivery fast(self, object topic, object value, object key, object partition,
                        object timestamp_ms, object headers)
+    cdef Py_ssize_t append_plain(self, BulkTracker tracker, TopicSlot topic, list values,
+                                 list keys, int32_t partition, Py_ssize_t i,
+                                 Py_ssize_t end) except -1

@@ -11,15 +11,21 @@ Source: Java `KafkaProducer.doSend`, `RecordAccumulator.append`, `BuiltInPartiti
 
 cimport cython
 
-from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_GET_SIZE
 from cpython.dict cimport PyDict_GetItem
+from cpython.list cimport PyList_GET_ITEM
 from cpython.mem cimport PyMem_Calloc, PyMem_Free, PyMem_Realloc
 from cpython.ref cimport PyObject, Py_INCREF
 
 from aiokprod.hot.core cimport (
     BatchCore, Delivery, MemoryBudget, headers_encoded_size, record_body_size,
 )
-from aiokprod.hot.encode cimport int32_t, int64_t, uint8_t, murmur2_bytes, varint_size
+from aiokprod.hot.encode cimport (
+    int32_t, int64_t, uint8_t, murmur2_bytes, varint_size, write_varint,
+)
+from aiokprod.hot.record cimport (
+    MIN_BODY, begin_record, end_record, has_ample_room, write_field,
+)
 
 ctypedef PyObject* (*iternext)(PyObject*) noexcept
 
@@ -44,6 +50,18 @@ cdef enum:
     OVERHEAD = 26
     BATCH_HEADER = 61
     CHECK_EVERY = 64
+    CHECK_ROWS = 1024      # of a column, between two looks at the clock
+
+
+cdef inline Py_ssize_t size_of(PyObject* data) noexcept:
+    """Length of bytes, -1 for None, -2 for anything else."""
+    if PyBytes_CheckExact(<object>data):
+        return PyBytes_GET_SIZE(<object>data)
+    return -1 if data is <PyObject*>None else -2
+
+
+cdef inline const char* data_of(PyObject* data, Py_ssize_t size) noexcept:
+    return PyBytes_AS_STRING(<object>data) if size >= 0 else NULL
 
 
 def record_size_bound(key, value, headers):
@@ -450,6 +468,10 @@ cdef class Appender:
         for column in (keys, timestamps, headers):
             if column is not None and len(column) != end:
                 raise ValueError("columns have different lengths")
+        if partition >= len(topic.slots):
+            raise IndexError(f"partition {partition} of {topic.topic}: {len(topic.slots)} are known")
+        cdef bint plain = timestamps is None and headers is None
+        cdef Py_ssize_t before
         cdef BatchCore core
         cdef object value, key = None, stamp
         cdef int64_t timestamp
@@ -458,6 +480,17 @@ cdef class Appender:
             self.open_tick()
         tracker.reserve(end)
         while i < end:
+            if plain:
+                before = i
+                i = self.append_plain(tracker, topic, values, keys, partition, i,
+                                      min(end, i + CHECK_ROWS - unchecked))
+                unchecked += i - before
+                if unchecked >= CHECK_ROWS:
+                    unchecked = 0
+                    if self.slice_over():
+                        break
+                if i >= end:
+                    break
             value = values[i]
             if keys is not None:
                 key = keys[i]
@@ -478,10 +511,65 @@ cdef class Appender:
             tracker.add(core, core.count - 1)
             i += 1
             unchecked += 1
-            if unchecked >= 1024:
+            if unchecked >= CHECK_ROWS:
                 unchecked = 0
                 if self.slice_over():
                     break
+        return i
+
+    cdef Py_ssize_t append_plain(self, BulkTracker tracker, TopicSlot topic, list values,
+                                 list keys, int32_t partition, Py_ssize_t i,
+                                 Py_ssize_t end) except -1:
+        """The records of `append_column` that need no decision: no headers, the time of this loop
+        pass, an open batch with ample room. The position of the first other one."""
+        cdef MemoryBudget memory = self.memory
+        cdef PyObject* held  # a BatchCore; its slot keeps it alive
+        cdef PyObject* key = NULL
+        cdef PyObject* value
+        cdef Py_ssize_t key_size = -1, value_size, bound, size
+        cdef int32_t total = <int32_t>len(topic.slots), place
+        cdef int prefix
+        cdef bint sticky
+        cdef char* p
+        while i < end:
+            value = PyList_GET_ITEM(values, i)
+            value_size = size_of(value)
+            if keys is not None:
+                key = PyList_GET_ITEM(keys, i)
+                key_size = size_of(key)
+            if value_size < -1 or key_size < -1:
+                break
+            size = max(key_size, 0) + max(value_size, 0)
+            bound = OVERHEAD + size
+            if bound + BATCH_HEADER > self.max_request_size or memory.has_waiters or \
+                    memory.used + bound > memory.limit:
+                break
+            sticky = partition < 0 and (key_size < 0 or self.ignore_keys)
+            if sticky:
+                place = topic.sticky
+                if place < 0 or topic.sticky_bytes >= 2 * self.sticky_limit:
+                    break
+            elif partition >= 0:
+                place = partition
+            elif total > 0:
+                place = <int32_t>((murmur2_bytes(<const uint8_t*>PyBytes_AS_STRING(<object>key),
+                                                 key_size) & 0x7FFFFFFF) % total)
+            else:
+                break
+            held = <PyObject*>(<PartitionSlot>PyList_GET_ITEM(topic.slots, place)).core
+            if held is <PyObject*>None or not has_ample_room(held, bound):
+                break
+            prefix = varint_size(MIN_BODY + size)
+            p = begin_record(held, self.tick_ms, prefix)
+            p = write_field(p, data_of(key, key_size), key_size)
+            p = write_field(p, data_of(value, value_size), value_size)
+            size = end_record(held, write_varint(p, 0), prefix)
+            (<BatchCore>held).charged += size
+            memory.used += size
+            if sticky:
+                topic.sticky_bytes += size
+            tracker.add(<BatchCore>held, (<BatchCore>held).count - 1)
+            i += 1
         return i
 
     # -- time -----------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes
 from cpython.dict cimport PyDict_GetItem
 from cpython.list cimport PyList_GET_ITEM, PyList_GET_SIZE
 from cpython.ref cimport PyObject
-from libc.string cimport memcmp, memmove, memset
+from libc.string cimport memcmp, memset
 
 from aiokprod.hot.append cimport Appender, BulkTracker, PartitionSlot, TopicSlot
 from aiokprod.hot.arrow cimport (
@@ -22,16 +22,15 @@ from aiokprod.hot.arrow cimport (
 )
 from aiokprod.hot.core cimport BatchCore, MemoryBudget
 from aiokprod.hot.encode cimport (
-    int32_t, int64_t, uint8_t, uint32_t, aiokprod_copy, murmur2_bytes, varint_size,
-    write_varint,
+    int32_t, int64_t, uint8_t, uint32_t, murmur2_bytes, varint_size, write_varint,
+)
+from aiokprod.hot.record cimport (
+    MIN_BODY, begin_record, end_record, has_ample_room, write_field,
 )
 
 cdef enum:
     OVERHEAD = 26          # as in `append`
     BATCH_HEADER = 61
-    SLACK = 10             # OVERHEAD leaves out the lengths of key and value
-    MIN_BODY = 6           # attributes, two deltas, three lengths
-    OPEN = 0
     CHECK_ROWS = 1024      # between two looks at the clock
     CHECK_BYTES = 1 << 18
     BLOCK = 256            # keys hashed ahead; a power of two
@@ -284,39 +283,15 @@ cdef inline Py_ssize_t body_size(PyObject* held, int64_t timestamp, Cells* cells
             + cells.headers_size)
 
 
-cdef inline bint has_ample_room(PyObject* held, int64_t bound) noexcept:
-    """True if a record of at most `bound` bytes fits without a closer look."""
-    cdef Py_ssize_t length = (<BatchCore>held).length + bound + SLACK
-    return (length <= (<BatchCore>held).capacity and length <= (<BatchCore>held).limit
-            and (<BatchCore>held).ratio <= 1.0 and (<BatchCore>held).state == OPEN)
-
-
-cdef inline char* write_field(char* p, const char* data, int64_t size) noexcept:
-    """Length-prefixed bytes; null is length -1."""
-    p = write_varint(p, size)
-    if size > 0:
-        aiokprod_copy(p, data, size)
-        p += size
-    return p
-
-
 cdef inline Py_ssize_t write_record(PyObject* held, Chunk chunk, int64_t timestamp, Cells* cells,
                                     Py_ssize_t body) noexcept:
     """Encode one record into room that is there; its size. `body` is its size without its length
     prefix, 0 if there is room enough to find out."""
-    cdef char* start = (<BatchCore>held).data + (<BatchCore>held).length
     cdef int prefix = varint_size(body or (MIN_BODY + cells.headers_size + max(0, cells.key_size)
                                            + max(0, cells.value_size)))
-    cdef char* p = start + prefix
+    cdef char* p = begin_record(held, timestamp, prefix)
     cdef const char* data
     cdef int64_t j, size
-    if (<BatchCore>held).count == 0:
-        (<BatchCore>held).base_timestamp = (<BatchCore>held).max_timestamp = timestamp
-    elif timestamp > (<BatchCore>held).max_timestamp:
-        (<BatchCore>held).max_timestamp = timestamp
-    p[0] = 0
-    p = write_varint(p + 1, timestamp - (<BatchCore>held).base_timestamp)
-    p = write_varint(p, (<BatchCore>held).count)
     p = write_field(p, cells.key, cells.key_size)
     p = write_field(p, cells.value, cells.value_size)
     p = write_varint(p, cells.last_header - cells.first_header)
@@ -325,10 +300,4 @@ cdef inline Py_ssize_t write_record(PyObject* held, Chunk chunk, int64_t timesta
         p = write_field(p, data, size)
         size = bytes_cell(&chunk.headers.value, j, &data)
         p = write_field(p, data, size)
-    body = p - start - prefix
-    if varint_size(body) != prefix:
-        memmove(start + varint_size(body), start + prefix, body)
-    p = write_varint(start, body) + body
-    (<BatchCore>held).length += p - start
-    (<BatchCore>held).count += 1
-    return p - start
+    return end_record(held, p, prefix)
