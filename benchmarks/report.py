@@ -21,16 +21,22 @@ PLOTS: Final = HERE / "plots"
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Where the results are and whether the README takes them."""
-    parser.add_argument("--input", type=Path, default=HERE / "results.json")
+    parser.add_argument("--input", type=Path, nargs="+", default=[HERE / "results.json"],
+                        help="JSON files; groups of later ones replace those of earlier ones")  # fmt: skip
+    parser.add_argument("--output", type=Path, help="save what was put together")
     parser.add_argument("--write", action="store_true", help="put the tables into README.md")
     parser.add_argument("--check", action="store_true", help="exit 1 if a target is missed")
 
 
 def main(chosen: argparse.Namespace) -> int:
     """Prints the report."""
-    if not chosen.input.exists():
-        raise ValueError(f"input={chosen.input.name}: no such file; `suite` makes one")
-    results = Results.load(chosen.input)
+    results = Results()
+    for path in chosen.input:
+        if not path.exists():
+            raise ValueError(f"input={path.name}: no such file; `suite` makes one")
+        results.merge(Results.load(path))
+    if chosen.output is not None:
+        results.save(chosen.output)
     print(text(results))
     if chosen.write:
         README.write_text(fill(README.read_text(), sections(results)))

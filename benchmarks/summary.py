@@ -123,6 +123,12 @@ class Results:
         kept = {key: s for key, s in self.summaries.items() if key[:2] not in replaced}
         self.summaries = kept | {(s.case.cluster, s.group, s.label): s for s in new}
 
+    def merge(self, later: Results) -> None:
+        """Takes over what `later` has, group by group."""
+        self.about |= later.about
+        self.micro |= later.micro
+        self.add(later.summaries.values())
+
     def find(self, cluster: str, group: str, label: str) -> Summary | None:
         """None if it was not measured or never succeeded."""
         found = self.summaries.get((cluster, group, label))

@@ -77,6 +77,19 @@ def test_a_group_measured_again_replaces_its_figures_only() -> None:
     assert [s.label for s in results.group("kafka", "fire")] == ["fire"]
 
 
+def test_merging_takes_over_groups_and_small_figures() -> None:
+    first, second = Results({"date": "a", "mock": "m"}), Results({"date": "b"})
+    first.add([some("fire", "old", rate=1.0), some("await", "kept", rate=2.0)])
+    first.micro = {"append_ns": 1.0, "import_ms": 2.0}
+    second.add([some("fire", "new", rate=4.0)])
+    second.micro = {"append_ns": 3.0}
+    first.merge(second)
+    assert first.about == {"date": "b", "mock": "m"}
+    assert first.micro == {"append_ns": 3.0, "import_ms": 2.0}
+    assert [s.label for s in first.group("mock", "fire")] == ["new"]
+    assert [s.label for s in first.group("mock", "await")] == ["kept"]
+
+
 def test_verdicts_are_reached_or_missed_by_the_medians() -> None:
     results = Results()
     results.add(
