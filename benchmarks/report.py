@@ -21,8 +21,10 @@ PLOTS: Final = HERE / "plots"
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Where the results are and whether the README takes them."""
-    parser.add_argument("--input", type=Path, nargs="+", default=[HERE / "results.json"],
-                        help="JSON files; groups of later ones replace those of earlier ones")  # fmt: skip
+    parser.add_argument(
+        "--input", type=Path, nargs="+", default=[HERE / "results.json"],
+        help="JSON files; groups of later ones replace those of earlier ones",
+    )  # fmt: skip
     parser.add_argument("--output", type=Path, help="save what was put together")
     parser.add_argument("--write", action="store_true", help="put the tables into README.md")
     parser.add_argument("--check", action="store_true", help="exit 1 if a target is missed")
