@@ -186,6 +186,41 @@ def test_oidc_fetches_ahead_of_expiry_and_survives_a_failure_of_it(endpoint):
 
 
 @pytest.mark.parametrize(
+    ("expires_in", "claim", "kept"),
+    [
+        (3600, None, True),
+        (None, 3600, True),  # only the token itself says so
+        (None, None, False),
+        (3600, 0.3, False),
+        (0.3, 3600, False),
+        ("nonsense", 3600, True),
+        (float("inf"), None, False),
+        (-5, 3600, False),
+    ],
+)
+def test_oidc_keeps_a_token_for_as_long_as_answer_and_claim_allow(
+    endpoint, expires_in, claim, kept
+):
+    """Its own `exp` counts too: by that the broker ends the session."""
+    token = "opaque"
+    if claim is not None:
+        body = json.dumps({"exp": time.time() + claim}).encode()
+        token = f"e30.{base64.urlsafe_b64encode(body).decode().rstrip('=')}.c2ln"
+    endpoint.answer = {"access_token": token}
+    if expires_in is not None:
+        endpoint.answer["expires_in"] = expires_in
+
+    async def main() -> None:
+        tokens = provider(endpoint)
+        await tokens.token()
+        await asyncio.sleep(0.25)
+        await tokens.token()
+
+    asyncio.run(main())
+    assert (len(endpoint.seen) == 1) is kept
+
+
+@pytest.mark.parametrize(
     ("status", "answer", "text"),
     [
         (401, {"error": "canary"}, "status 401"),

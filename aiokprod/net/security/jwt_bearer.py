@@ -81,7 +81,7 @@ class JwtBearerTokens:
         timeout_s: float = 10.0,
         clock: Callable[[], int] = unix_ms,
     ) -> None:
-        self._endpoint = TokenEndpoint(token_endpoint, tls, timeout_s)
+        self._endpoint = TokenEndpoint(token_endpoint, tls, timeout_s, clock)
         if (key is None) == (assertion is None):
             raise ConfigError("give either key, or a ready assertion")
         self._assertion = None if assertion is None else as_secret(assertion)

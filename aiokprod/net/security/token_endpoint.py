@@ -7,6 +7,7 @@ error text (CVE-2025-27817). Source: RFC 6749 §5.1; Java `HttpJwtRetriever`.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import http.client
 import json
 import math
@@ -16,7 +17,9 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 from urllib.parse import urlencode, urlsplit
 
+from aiokprod.environment import unix_ms
 from aiokprod.errors import AuthenticationError, ConfigError
+from aiokprod.net.security.oauthbearer import expiry_ms
 from aiokprod.secret import Secret
 
 _MAX_ANSWER: Final = 1 << 20
@@ -48,15 +51,23 @@ class TokenEndpoint:
         url: https.
         tls: context for the endpoint; default: the system's CAs.
         timeout_s: seconds for each step of the exchange.
+        clock: wall clock in ms.
 
     Raises:
         ConfigError: the URL is not one of https, or has a user name in it.
     """
 
-    def __init__(self, url: str, tls: ssl.SSLContext | None, timeout_s: float) -> None:
+    def __init__(
+        self,
+        url: str,
+        tls: ssl.SSLContext | None,
+        timeout_s: float,
+        clock: Callable[[], int] = unix_ms,
+    ) -> None:
         self._host, self._port, self._path = _split(url)
         self._tls = tls
         self._timeout = timeout_s
+        self._clock = clock
         self._cached: _Cached | None = None
         self._lock = asyncio.Lock()
 
@@ -124,10 +135,10 @@ class TokenEndpoint:
         token, kind = answer.get("access_token"), answer.get("token_type", "Bearer")
         if not isinstance(token, str) or not token or str(kind).lower() != "bearer":
             raise self._error("its answer has no bearer token")
-        try:
-            lifetime = float(answer.get("expires_in", 0))
-        except (TypeError, ValueError):
-            lifetime = 0.0
+        # The broker ends the session by the token's own claim, which has whole seconds only.
+        lifetime = (expiry_ms(token) - self._clock()) / 1000
+        with contextlib.suppress(TypeError, ValueError):
+            lifetime = min(lifetime, float(answer.get("expires_in", lifetime)))
         return Secret(token), lifetime if 0 < lifetime < math.inf else 0.0
 
     def _error(self, text: str) -> AuthenticationError:
