@@ -108,6 +108,7 @@ def idle(servers: str, topic: str) -> Figures:
         }
 
     async def main() -> Figures:
+        await watch(0.1)
         own = await watch(0.5)  # nobody but us is there
         async with Producer(bootstrap_servers=servers) as producer:
             await producer.warm([topic])
@@ -115,7 +116,7 @@ def idle(servers: str, topic: str) -> Figures:
                 await producer.send(topic, VALUE)
             await asyncio.sleep(1.0)
             found = await watch(IDLE_SECONDS)
-            return {name: (found[name] - own[name]) / IDLE_SECONDS for name in found}
+            return {name: max(0.0, found[name] - own[name]) / IDLE_SECONDS for name in found}
 
     with asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(selector)) as runner:
         return runner.run(main())
