@@ -143,6 +143,8 @@ class Confluent:
         return None
 
 
+OVERHEAD = "overhead"
+
 CLIENTS: dict[str, type[Client]] = {
     "aiokprod": AiokprodSubmit,
     "aiokprod-send-many": AiokprodSendMany,
@@ -182,6 +184,46 @@ async def measure(
     return {"seconds": seconds, "cpu": used, "warm_up": warm, "latencies": latencies}
 
 
+async def measure_overhead(
+    servers: str, topic: str, pairs: int, each: int, size: int
+) -> dict[str, object]:
+    """Processor seconds of the same records with and without transactions, in turns: until they
+    are acknowledged, and of the commit.
+
+    Both producers live in this process and swap places from pair to pair, so that what else the
+    machine does falls on both alike.
+    """
+    clients = AiokprodSubmit(), AiokprodIdempotent()
+    for client in clients:
+        await client.start(servers, topic)
+    value = b"v" * size
+    warm = warm_up(pairs)
+    spent: dict[str, list[float]] = {"transactions": [], "commits": [], "plain": []}
+
+    async def records(producer: Any) -> float:
+        used = time.process_time()
+        for _ in range(each):
+            await producer.submit(topic, value)
+        await producer.flush()
+        return time.process_time() - used
+
+    for number in range(warm + pairs):
+        for which in (0, 1) if number % 2 else (1, 0):
+            producer = clients[which].producer
+            gc.collect()
+            if which == 1:
+                spent["plain"].append(await records(producer))
+                continue
+            await producer.begin_transaction()
+            spent["transactions"].append(await records(producer))
+            used = time.process_time()
+            await producer.commit_transaction()
+            spent["commits"].append(time.process_time() - used)
+    for client in clients:
+        await client.stop()
+    return {"warm_up": warm, **{name: found[warm:] for name, found in spent.items()}}
+
+
 def main() -> None:
     name, servers, topic, transactions, each, size, loop = sys.argv[1:]
     factory = None
@@ -191,7 +233,10 @@ def main() -> None:
         factory = uvloop.new_event_loop
     with asyncio.Runner(loop_factory=factory) as runner:
         numbers = int(transactions), int(each), int(size)
-        result = runner.run(measure(name, servers, topic, *numbers))
+        if name == OVERHEAD:
+            result = runner.run(measure_overhead(servers, topic, *numbers))
+        else:
+            result = runner.run(measure(name, servers, topic, *numbers))
     print(json.dumps(result))
 
 
