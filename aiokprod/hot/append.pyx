@@ -21,7 +21,7 @@ from aiokprod.hot.core cimport (
     BatchCore, Delivery, MemoryBudget, headers_encoded_size, record_body_size,
 )
 from aiokprod.hot.encode cimport (
-    int32_t, int64_t, uint8_t, murmur2_bytes, varint_size, write_varint,
+    int32_t, int64_t, uint8_t, uint32_t, murmur2_bytes, varint_size, write_varint,
 )
 from aiokprod.hot.record cimport (
     MIN_BODY, begin_record, end_record, has_ample_room, write_field,
@@ -51,6 +51,7 @@ cdef enum:
     BATCH_HEADER = 61
     CHECK_EVERY = 64
     CHECK_ROWS = 1024      # of a column, between two looks at the clock
+    BLOCK = 256            # keys hashed ahead; a power of two
 
 
 cdef inline Py_ssize_t size_of(PyObject* data) noexcept:
@@ -62,6 +63,24 @@ cdef inline Py_ssize_t size_of(PyObject* data) noexcept:
 
 cdef inline const char* data_of(PyObject* data, Py_ssize_t size) noexcept:
     return PyBytes_AS_STRING(<object>data) if size >= 0 else NULL
+
+
+cdef inline void hash_keys(list keys, Py_ssize_t start, Py_ssize_t end,
+                           uint32_t* hashes) noexcept:
+    """Positive murmur2 of the keys; what is no bytes gets none. Key i's is at `i - end` modulo
+    BLOCK.
+
+    In a loop of its own because one hash is a chain of multiplications: only independent ones can
+    run side by side.
+    """
+    cdef Py_ssize_t i
+    cdef PyObject* key
+    for i in range(start, end):
+        key = PyList_GET_ITEM(keys, i)
+        if PyBytes_CheckExact(<object>key):
+            hashes[(i - end) & (BLOCK - 1)] = murmur2_bytes(
+                <const uint8_t*>PyBytes_AS_STRING(<object>key), PyBytes_GET_SIZE(<object>key)
+            ) & 0x7FFFFFFF
 
 
 def record_size_bound(key, value, headers):
@@ -528,10 +547,16 @@ cdef class Appender:
         cdef PyObject* value
         cdef Py_ssize_t key_size = -1, value_size, bound, size
         cdef int32_t total = <int32_t>len(topic.slots), place
+        cdef uint32_t hashes[BLOCK]
+        cdef Py_ssize_t hashed = i
+        cdef bint hashing = keys is not None and partition < 0 and not self.ignore_keys
         cdef int prefix
         cdef bint sticky
         cdef char* p
         while i < end:
+            if hashing and i == hashed:
+                hashed = min(i + BLOCK, end)
+                hash_keys(keys, i, hashed, hashes)
             value = PyList_GET_ITEM(values, i)
             value_size = size_of(value)
             if keys is not None:
@@ -552,8 +577,7 @@ cdef class Appender:
             elif partition >= 0:
                 place = partition
             elif total > 0:
-                place = <int32_t>((murmur2_bytes(<const uint8_t*>PyBytes_AS_STRING(<object>key),
-                                                 key_size) & 0x7FFFFFFF) % total)
+                place = <int32_t>(hashes[(i - hashed) & (BLOCK - 1)] % <uint32_t>total)
             else:
                 break
             held = <PyObject*>(<PartitionSlot>PyList_GET_ITEM(topic.slots, place)).core
