@@ -209,6 +209,13 @@ class Connection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
+    def drop_transport(self) -> None:
+        """Its dial failed: the transport, if there is one, need not tell that it ended (uvloop's
+        does not if the task was cancelled after `connection_made`)."""
+        transport, self._transport = self._transport, None
+        if transport is not None:
+            transport.abort()
+
     def postpone(self, seconds: float) -> None:
         """Move the deadlines of all open requests."""
         self.channel.in_flight.postpone(seconds)

@@ -52,9 +52,10 @@ class DialTasks:
         return connection in self._tasks.values()
 
     def cancel(self, connection: Connection) -> None:
-        """End the task of a connection that is closed already."""
+        """End the task of a connection that is closed already. One whose transport is up ends by
+        itself, and must: uvloop never tells of the end of a transport whose dial was cancelled."""
         for task, dialled in self._tasks.items():
-            if dialled is connection:
+            if dialled is connection and not connection.was_up:
                 task.cancel()
 
     async def wait(self) -> None:
@@ -99,6 +100,7 @@ class DialTasks:
             refused = isinstance(failure, AuthenticationError)
             reason = CloseReason.AUTH_FAILED if refused else CloseReason.NEVER_CONNECTED
             connection.fail(reason, failure)
+            connection.drop_transport()
         self._on_end(connection)
 
 

@@ -241,6 +241,78 @@ async def test_f69_foreign_cancellation_of_a_dial_task_counts_as_a_failed_attemp
     await world.close()
 
 
+class ForgetfulTransport(asyncio.Transport):
+    """As uvloop's: never tells that it ended if its dial was cancelled after `connection_made`."""
+
+    def __init__(self, protocol: asyncio.Protocol) -> None:
+        super().__init__()
+        self.protocol = protocol
+        self.dial_cancelled = False
+        self.ended = False
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        pass
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+    def is_closing(self) -> bool:
+        return self.ended
+
+    def writelines(self, list_of_data: Any) -> None:
+        pass
+
+    def abort(self) -> None:
+        if not self.ended:
+            self.ended = True
+            loop = asyncio.get_running_loop()
+            loop.call_soon(loop.call_soon, self._lost)  # the dial runs first
+
+    def _lost(self) -> None:
+        if not self.dial_cancelled:
+            self.protocol.connection_lost(None)
+
+
+@pytest.mark.parametrize("how", ["peer says goodbye", "a stranger cancels the dial"])
+def test_f04_connection_that_ends_before_its_dial_does_is_not_waited_for(how: str) -> None:
+    """A peer that accepts and hangs up at once: `close` waited for ever, on uvloop."""
+
+    async def main() -> None:
+        world = World()
+        transports: list[ForgetfulTransport] = []
+
+        async def connect(
+            factory: Callable[[], asyncio.Protocol], host: str, port: int
+        ) -> tuple[asyncio.Transport, asyncio.Protocol]:
+            protocol = factory()
+            transport = ForgetfulTransport(protocol)
+            transports.append(transport)
+            protocol.connection_made(transport)
+            if how == "peer says goodbye":
+                protocol.eof_received()
+            else:
+                asyncio.current_task().cancel()  # type: ignore[union-attr]
+            try:
+                await asyncio.sleep(0)
+            except asyncio.CancelledError:
+                transport.dial_cancelled = True
+                transport.abort()
+                raise
+            return transport, protocol
+
+        world.network.connect = connect  # type: ignore[method-assign, assignment]
+        assert not world.client.ready(-1, world.now)
+        await world.until(lambda: bool(world.closed))
+        await asyncio.sleep(1.0)
+        start = world.now
+        await world.client.close(math.inf)
+        assert world.now - start < 0.5
+        assert [transport.ended for transport in transports] == [True]
+        assert dial_tasks() == []
+
+    run(main, limit_s=7200.0)
+
+
 @in_virtual_time
 async def test_unexpected_exception_of_a_dialer_is_a_failed_attempt():
     world = World()
