@@ -1,6 +1,6 @@
 """Where a client's processor time goes, by kind of work.
 
-    python -m benchmarks.profile                       submit, send_many and 64 tasks, mock cluster
+    python -m benchmarks.profile                       submit, send_many, 64 tasks, 1 task; mock
     python -m benchmarks.profile --only await --client aiokafka --symbols 30
 
 Linux `perf` samples the worker 4 000 times a second while it is timed; the library and symbol of a
@@ -32,6 +32,7 @@ CASES: Final = {
     "submit": catalogue.FIRE.with_(seconds=2.0, records=3_000_000),
     "send_many": catalogue.BULK.with_(seconds=2.0, records=40_000_000),
     "await": catalogue.AWAIT.with_(seconds=2.0),
+    "lone": catalogue.AWAIT.with_(seconds=2.0, tasks=1),
 }
 
 # The first line that fits decides: (kind of work, library, symbol).
