@@ -320,6 +320,9 @@ class Idempotent(WithoutTransactions):
             # A broker without state for this id takes any first sequence: were a second batch on
             # its way and the first one refused, they would be stored in the wrong order.
             return False
+        if entry.open and entry.open[0].core.settled:
+            # Given up while on the wire: whatever follows would share its doubt (see `advise`).
+            return False
         # Counted from the oldest open one: had the broker stored it and five more, a retry of it
         # would look like a gap.
         return not entry.unresolved and len(entry.window) < MAX_OPEN_BATCHES
@@ -352,13 +355,18 @@ class Idempotent(WithoutTransactions):
         if code not in (Code.OUT_OF_ORDER_SEQUENCE_NUMBER, Code.UNKNOWN_PRODUCER_ID):
             return SequenceAdvice.NONE
         entry = self._partitions[batch.topic_partition]
+        in_doubt = entry.unresolved and batch.fate_open
         batch.fate_open = False  # the broker would have known it
         if code == Code.UNKNOWN_PRODUCER_ID:
             if log_start_offset != -1 and not batch.sequence_reset:
                 self._plan(batch.topic_partition)
         elif entry.is_next(batch.base_sequence) or (entry.open and entry.open[0] is batch):
-            # Nothing older is open, so what is missing before this batch will never come.
+            # Nothing older is open, so what is missing before this batch will not be sent again.
             self._plan(batch.topic_partition)
+            if in_doubt:
+                # But it may still arrive from a connection that was given up, and the lost copy of
+                # this batch right behind it: under a new number it would be stored twice.
+                return SequenceAdvice.NONE
         return SequenceAdvice.RETRY
 
     def on_success(self, batch: ProducerBatch, base_offset: int) -> None:

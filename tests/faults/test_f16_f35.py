@@ -20,7 +20,7 @@ from aiokprod.errors import (
 )
 from aiokprod.testing import fake_cluster as faults
 from aiokprod.testing.fake_cluster import TopicConfig
-from tests.faults.kit import RECOVERY, TICK, error_of, now, scenario
+from tests.faults.kit import RECOVERY, TICK, error_of, now, scenario, until
 
 TP = ("t", 0)
 PLAIN = {"enable_idempotence": False}
@@ -540,6 +540,29 @@ async def test_f32_records_lost_by_the_log_do_not_stop_the_producer(cluster, pro
     await history.settle()
     assert all(a.acked for a in history.attempts)
     assert len(cluster.log("t", 0)) == len(history.attempts) - before
+
+
+@scenario(
+    partitions=1, linger_ms=0, batch_size=1, request_timeout_ms=500, delivery_timeout_ms=20_000
+)
+async def test_f32_gap_behind_a_record_in_doubt_is_not_stored_twice(cluster, producer, history):
+    """Both copies wait in a connection that was given up. The first record ends in doubt, the
+    second one meets the gap: numbered anew, it would be stored when the old copies arrive, and
+    once more."""
+    await history.send()
+    link = cluster.network.links_to("broker1", 9092)[-1]
+    link.up.stall()
+    first, second = await history.submit(), await history.submit()
+    cluster.fail_produce(("t", 0), -1)
+    await until(lambda: bool(cluster.refusals))
+    link.up.resume()
+    await history.settle()
+    assert error_of(first).outcome is Outcome.UNKNOWN
+    assert error_of(second).outcome is Outcome.UNKNOWN
+    later = await history.submit_many(3)
+    await history.settle()
+    assert all(attempt.acked for attempt in later)
+    history.check(refusals=True)
 
 
 @scenario(partitions=1)
