@@ -1,0 +1,46 @@
+"""`python -m tests.fuzz.coverage_guided -max_total_time=60`: the same targets under Atheris.
+
+Atheris (libFuzzer) is no requirement of the project: `pip install atheris`. It follows the coverage
+of the Python parts; the compiled decoders run as they are.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import atheris
+
+with atheris.instrument_imports(include=["aiokprod"]):
+    from aiokprod.errors import DecodeError, ProtocolError
+    from aiokprod.wire.frames import FrameReader
+    from aiokprod.wire.headers import decode_response_header
+    from tests.fuzz.mutations import responses
+
+RESPONSES = list(responses())
+
+
+def one_input(data: bytes) -> None:
+    """First byte: which response in which version; the rest: a stream of frames with it."""
+    if not data:
+        return
+    message, version = RESPONSES[data[0] % len(RESPONSES)]
+    reader = FrameReader(1 << 20)
+    try:
+        for frame in reader.feed(data[1:]):
+            message.decode(decode_response_header(frame, message.api_key, version)[1], version)
+    except ProtocolError:
+        return
+    try:
+        message.decode(data[1:], version)
+    except DecodeError:
+        return
+
+
+def main() -> None:
+    """Hand over to libFuzzer with the arguments of the command line."""
+    atheris.Setup(sys.argv, one_input)
+    atheris.Fuzz()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,188 @@
+"""Decoders under mutated bytes: only `DecodeError`, in no time, and no more memory than bytes.
+
+The decoders are compiled, so a mistake in them may also be a crash: it ends the process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import time
+import tracemalloc
+from dataclasses import dataclass, field
+
+from aiokprod.errors import DecodeError, FrameTooLarge, UnsupportedVersion
+from aiokprod.wire.frames import FrameReader
+from aiokprod.wire.headers import decode_response_header
+from tests.fuzz.mutations import Sample, corpus, mutate
+
+SLOW_S = 1.0
+SPARE_BYTES = 8 * 1024
+"""Objects of a message whose frame is tiny; beyond it twice the frame must do."""
+
+MEASURE_EVERY = 4_096
+ROUND_TRIP_EVERY = 16
+FRAME_LIMIT = 1 << 20
+
+
+@dataclass
+class Figures:
+    """What a run came to.
+
+    Attributes:
+        most_memory: bytes that a decode held beyond twice its frame, of those measured.
+        slowest_s: seconds of the slowest `MEASURE_EVERY` executions.
+    """
+
+    executions: int = 0
+    decoded: int = 0
+    refused: int = 0
+    measured: int = 0
+    most_memory: int = 0
+    slowest_s: float = 0.0
+    seconds: float = 0.0
+    per_target: dict[str, int] = field(default_factory=dict)
+
+    def add(self, other: Figures) -> None:
+        """Sum up."""
+        self.executions += other.executions
+        self.decoded += other.decoded
+        self.refused += other.refused
+        self.measured += other.measured
+        self.most_memory = max(self.most_memory, other.most_memory)
+        self.slowest_s = max(self.slowest_s, other.slowest_s)
+        self.seconds = max(self.seconds, other.seconds)
+        for name, count in other.per_target.items():
+            self.per_target[name] = self.per_target.get(name, 0) + count
+
+
+class Finding(AssertionError):
+    """Bytes that a decoder may not treat so; they are part of the text."""
+
+
+def fuzz_decoders(executions: int, seed: int) -> Figures:
+    """Decode mutated answers, header included, until `executions` are reached."""
+    rng = random.Random(seed)
+    samples = corpus(seed)
+    figures = Figures()
+    started = time.monotonic()
+    pick = rng.random
+    count = len(samples)
+    before = time.perf_counter()
+    for number in range(executions):
+        sample = samples[int(pick() * count)]
+        data = mutate(sample.data, samples[int(pick() * count)].data, rng)
+        try:
+            message = sample.message.decode(data, sample.version)
+        except DecodeError:
+            figures.refused += 1
+        except Exception as error:
+            raise _finding(sample, data, f"raised {error!r}") from error
+        else:
+            figures.decoded += 1
+            if not figures.decoded % ROUND_TRIP_EVERY:
+                _check_round_trip(sample, data, message)
+        if not number % MEASURE_EVERY:
+            figures.measured += 1
+            figures.most_memory = max(figures.most_memory, measured(sample, data))
+            spent = time.perf_counter() - before
+            if spent > SLOW_S + 1.0:
+                raise _finding(sample, data, f"{MEASURE_EVERY} decodes took {spent} s")
+            figures.slowest_s = max(figures.slowest_s, spent)
+            before = time.perf_counter()
+    figures.executions = executions
+    figures.per_target["decoders"] = executions
+    figures.seconds = time.monotonic() - started
+    return figures
+
+
+def _check_round_trip(sample: Sample, data: bytes, message: object) -> None:
+    """What was understood can be said again, and means the same."""
+    again = message.encode(sample.version)  # type: ignore[attr-defined]
+    if sample.message.decode(again, sample.version) != message:
+        raise _finding(sample, data, "means something else when it is encoded again")
+
+
+def measured(sample: Sample, data: bytes) -> int:
+    """Decode under the eyes of tracemalloc; most bytes held at a time, beyond twice the frame.
+
+    Raises:
+        Finding: it is more than twice the frame and `SPARE_BYTES`.
+    """
+    tracemalloc.start()
+    try:
+        base = tracemalloc.get_traced_memory()[0]
+        with contextlib.suppress(DecodeError):
+            sample.message.decode(data, sample.version)
+        peak = tracemalloc.get_traced_memory()[1] - base
+    finally:
+        tracemalloc.stop()
+    if peak > 2 * len(data) + SPARE_BYTES:
+        raise _finding(sample, data, f"took {peak} bytes of memory for {len(data)}")
+    return max(0, peak - 2 * len(data))
+
+
+def _finding(sample: Sample, data: bytes, text: str) -> Finding:
+    return Finding(f"{sample.message.__name__} version {sample.version}: {data.hex()} {text}")
+
+
+def fuzz_frames(executions: int, seed: int) -> Figures:
+    """The frame reader and the response header: any chunks, damaged streams."""
+    rng = random.Random(seed)
+    samples = corpus(seed, random_each=1)
+    figures = Figures(per_target={"frames": executions})
+    started = time.monotonic()
+    for _ in range(executions):
+        sample = rng.choice(samples)
+        frames = [rng.randbytes(4) + rng.choice(samples).data for _ in range(rng.randrange(1, 4))]
+        stream = b"".join(len(frame).to_bytes(4, "big") + frame for frame in frames)
+        damaged = rng.random() < 0.7
+        if damaged:
+            stream = mutate(stream, sample.data, rng)
+        found = _fed(stream, rng)
+        if not damaged and found != frames:
+            raise Finding(f"{stream.hex()}: frames came out as {found}")
+        figures.decoded += found is not None
+        figures.refused += found is None
+        for frame in found or ():
+            try:
+                decode_response_header(frame, sample.message.api_key, sample.version)
+            except (DecodeError, UnsupportedVersion):
+                figures.refused += 1
+    figures.executions = executions
+    figures.seconds = time.monotonic() - started
+    return figures
+
+
+def _fed(stream: bytes, rng: random.Random) -> list[bytes] | None:
+    """The frames of a stream fed in random pieces; None if it was refused."""
+    reader = FrameReader(FRAME_LIMIT)
+    found: list[bytes] = []
+    at = 0
+    while at < len(stream):
+        size = rng.choice((1, 2, 3, 5, 40, 1 << 16))
+        piece = stream[at : at + size]
+        try:
+            found += map(bytes, reader.feed(rng.choice((bytes, bytearray, memoryview))(piece)))
+        except (DecodeError, FrameTooLarge):
+            return None
+        except Exception as error:
+            raise Finding(f"{stream.hex()}: {error!r}") from error
+        at += size
+        if reader.pending > at:
+            raise Finding(f"{stream.hex()}: {reader.pending} bytes held of {at}")
+    return found
+
+
+def hostile_counts(sample: Sample) -> int:
+    """Announce far more than there is at every byte of a sample; returns how many decodes.
+
+    Raises:
+        Finding: memory was taken for what is not there.
+    """
+    tried = 0
+    for at in range(len(sample.data) + 1):
+        for count in (b"\x7f\xff\xff\xff", b"\xff\xff\xff\xff\x07", b"\x7f\xff", b"\xff\x7f"):
+            measured(sample, sample.data[:at] + count + sample.data[at:])
+            tried += 1
+    return tried

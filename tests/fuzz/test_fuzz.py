@@ -1,0 +1,62 @@
+"""A little of what `python -m tests.fuzz` does at length."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.fuzz.__main__ import SHARES, tasks
+from tests.fuzz.decoders import Finding, fuzz_decoders, fuzz_frames, hostile_counts, measured
+from tests.fuzz.live import fuzz_client
+from tests.fuzz.mutations import Sample, corpus, responses
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_mutated_answers_are_decoded_or_refused(seed):
+    figures = fuzz_decoders(50_000, seed)
+    assert figures.decoded > 1_000
+    assert figures.refused > 10_000
+
+
+def test_mutated_streams_are_split_or_refused():
+    figures = fuzz_frames(5_000, 1)
+    assert figures.decoded > 500
+    assert figures.refused > 500
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_client_survives_damaged_answers(seed):
+    assert fuzz_client(150, seed).executions >= 150
+
+
+@pytest.mark.parametrize(
+    ("message", "version"), list(responses()), ids=lambda value: getattr(value, "__name__", None)
+)
+def test_announced_counts_take_no_memory(message, version):
+    samples = [s for s in corpus(random_each=0) if (s.message, s.version) == (message, version)]
+    assert sum(map(hostile_counts, samples)) > 0
+
+
+def test_samples_reach_every_response_in_every_version():
+    assert {(s.message, s.version) for s in corpus(random_each=1)} == set(responses())
+    for sample in corpus(3):
+        sample.message.decode(sample.data, sample.version)
+
+
+def test_memory_beyond_the_bytes_is_a_finding(monkeypatch):
+    sample = corpus(random_each=0)[0]
+
+    class Greedy:
+        __name__ = "Greedy"
+
+        @staticmethod
+        def decode(data, version):
+            return bytearray(100_000)
+
+    with pytest.raises(Finding, match="bytes of memory"):
+        measured(Sample(Greedy, sample.version, sample.data), sample.data)
+
+
+def test_tasks_share_out_all_executions():
+    found = tasks(list(SHARES), 1_000_000, 1)
+    assert sum(size for _, size, _ in found) == 1_000_000
+    assert len({seed for _, _, seed in found}) == len(found)
