@@ -16,6 +16,9 @@ from aiokprod.producer import Producer
 from tests.faults.kit import now
 from tests.faults.simulation.seeds import PARTITIONS, TOPICS, Plan
 
+GROUP_MAX = 5
+"""Records of one `send_many`."""
+
 Result = RecordMetadata | BaseException
 
 
@@ -124,7 +127,7 @@ class Load:
         first.partition = partition
         first.is_grouped = True
         group = [first]
-        for _ in range(self.rng.randrange(5)):
+        for _ in range(self.rng.randrange(GROUP_MAX)):
             attempt = self._new(first.topic, partition)
             attempt.is_grouped = True
             group.append(attempt)

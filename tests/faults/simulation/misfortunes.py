@@ -185,7 +185,7 @@ class Misfortunes:
                 topics=[*kept, gone] if gone is not None else kept,
             )
 
-        times = self.rng.randrange(1, 6)
+        times = self.rng.choice((1, 2, 4, 8, 12))
         self._vanished.append(self.cluster.control(3, faults.edit(without), times=times))
 
     def end_vanishing(self) -> None:
@@ -202,7 +202,7 @@ class Misfortunes:
         where = self._somewhere()
         code = self.rng.choice(self.rng.choice((RETRIABLE, RETRIABLE, DEFINITE, UNCLEAR)))
         append = code in MAYBE_APPENDED and self.rng.random() < 0.5
-        times = self.rng.randrange(1, 4)
+        times = self.rng.choice((1, 1, 2, 3, 6))
         hint = self.rng.random() < 0.5
         self.cluster.fail_produce(where, code, times, append=append, leader_hint=hint)
 

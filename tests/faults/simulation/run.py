@@ -16,10 +16,11 @@ from aiokprod.testing.fake_cluster import FakeCluster, TopicConfig
 from aiokprod.testing.memory import MemoryNetwork
 from aiokprod.testing.virtual import run
 from tests.faults.kit import RECOVERY, TICK, clock, make_producer, now
-from tests.faults.simulation.judge import Judge, Violation, check_counts, check_idle
+from tests.faults.simulation.judge import Judge, Violation, check_counts, check_idle, longest
 from tests.faults.simulation.load import Load
 from tests.faults.simulation.misfortunes import Misfortunes
 from tests.faults.simulation.seeds import PARTITIONS, TOPICS, Plan, plan_of
+from tests.faults.simulation.watch import EpochWatch
 
 STEPS = 45
 STUCK_S = 6.0
@@ -95,12 +96,16 @@ class Simulation:
         loop = clock()
         loop.executor_delay_s = self.plan.executor_delay_s
         self.started_at = now()
+        await self.producer.start()
+        watch = EpochWatch(self.cluster, self.plan)
+        watch.follow(self.producer)
         try:
             remove = self.cluster.control(None, self.misfortunes.unreliable)
             await self._bad_times()
             remove()
             ended = await self._ending()
             self._judge(ended)
+            watch.check()
         finally:
             await self.producer.close(10.0)
         return self._report()
@@ -167,7 +172,6 @@ class Simulation:
         for link in self.cluster.network.links:
             if link.is_open:
                 link.reset()
-        most = self.plan.delivery_s + self.plan.block_s + self._slack()
         moved: dict[tuple[str, int | None], tuple[int, float]] = {}
         limit = STUCK_S + 12 * self.plan.late_timers_s + 5 * self.plan.cluster["replication_s"]
         while pending := self.load.pending():
@@ -182,7 +186,8 @@ class Simulation:
                     moved[where] = count, now()
                 elif now() - before[1] > limit:
                     raise Violation(f"{where} stands still, {count} records wait: {pending[:2]}")
-            late = [attempt for attempt in pending if now() - attempt.started_at > most]
+            slack = self._slack()
+            late = [a for a in pending if now() - a.started_at > longest(self.plan, a) + slack]
             _demand(not late, f"never settled: {late[:2]}")
             await asyncio.sleep(0.5)
         with contextlib.suppress(KafkaError):

@@ -89,19 +89,20 @@ def plan_of(seed: int) -> Plan:
 
 def _options(rng: random.Random) -> dict[str, Any]:
     idempotent = rng.random() < 0.75
+    request_ms = rng.choice((500, 3_000, 10_000))
     return {
         "client_id": "simulated",
         "enable_idempotence": idempotent,
         "acks": "all" if idempotent else rng.choice(("all", "all", 1, 0)),
         "max_in_flight_requests_per_connection": rng.choice((1, 2, 5, 5)),
-        "retries": rng.choice((2**31 - 1, 2**31 - 1, 2**31 - 1, 3)),
+        "retries": rng.choice((2**31 - 1, 2**31 - 1, 2**31 - 1, 2)),
         "linger_ms": rng.choice((0, 5, 100)),
         "adaptive_linger": rng.random() < 0.5,
         "batch_size": rng.choice((0, 1, 300, 2_000, 131_072)),
         "buffer_memory": rng.choice((20_000, 1_000_000)),
         "max_request_size": 15_000,
-        "request_timeout_ms": rng.choice((500, 3_000, 10_000)),
-        "delivery_timeout_ms": rng.choice((15_000, 60_000)),
+        "request_timeout_ms": request_ms,
+        "delivery_timeout_ms": rng.choice((request_ms + 700, 15_000, 60_000)),
         "max_block_ms": rng.choice((1_000, 20_000)),
         "metadata_max_age_ms": rng.choice((1_000, 300_000)),
         "connections_max_idle_ms": rng.choice((2_000, 540_000)),

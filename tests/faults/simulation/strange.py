@@ -29,7 +29,7 @@ def strange_answer(api_key: int, rng: random.Random) -> faults.Reaction:
 
 
 def _garbage(rng: random.Random) -> faults.Reaction:
-    return faults.garbage(rng.randbytes(rng.randrange(1, 40)), process=rng.random() < 0.5)
+    return faults.garbage(rng.randbytes(rng.randrange(1, 40)))
 
 
 def _wrong_correlation(rng: random.Random) -> faults.Reaction:

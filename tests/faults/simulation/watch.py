@@ -1,0 +1,46 @@
+"""A look inside: the one promise of the metadata that no log can show (F56)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from aiokprod.cluster import ClusterSnapshot
+from aiokprod.testing.fake_cluster import FakeCluster
+from tests.faults.simulation.judge import Violation
+from tests.faults.simulation.seeds import Plan
+
+RELIABLE_FROM = 9
+"""First Metadata version whose leader epochs belong to the leaders beside them."""
+
+
+class EpochWatch:
+    """Leader epochs only grow, as long as the client did not have to begin anew."""
+
+    def __init__(self, cluster: FakeCluster, plan: Plan) -> None:
+        ranges = [broker.profile.ranges[3][1] for broker in cluster.brokers.values()]
+        self._applies = min(ranges) >= RELIABLE_FROM and "upgrade" not in plan.menu
+        self._known: dict[tuple[bytes, int], int] = {}
+        self._found: list[str] = []
+
+    def follow(self, producer: Any) -> None:
+        """Look at every view of the producer's metadata from now on."""
+        self._metadata = producer._runtime.metadata
+        if self._applies:
+            self._metadata.on_change(self._look)
+
+    def check(self) -> None:
+        """Raise Violation if an epoch went back."""
+        if self._found:
+            raise Violation(f"leader epochs went back: {self._found[:3]}")
+
+    def _look(self, snapshot: ClusterSnapshot) -> None:
+        if self._metadata.bootstrapped:
+            self._known.clear()
+            return
+        for topic in snapshot.topics.values():
+            for info in topic.partitions:
+                key = topic.topic_id, info.partition
+                before = self._known.get(key, -1)
+                if info.leader is not None and info.leader_epoch < before:
+                    self._found.append(f"{topic.name}-{key[1]}: {before} to {info.leader_epoch}")
+                self._known[key] = max(before, info.leader_epoch)
