@@ -6,6 +6,7 @@
 #   make bench                      aiokprod beside aiokafka, confluent-kafka and Java; half an hour
 #   make chaos                      21 faults on three real nodes, 3 runs each (FAULTS=… RUNS=…)
 #   make soak HOURS=0.5             steady load with faults; nothing may grow (RATE=… records/s)
+#   make transactions               10 000 seeds; the copier of Kafka's suite, 3 runs on 3 clusters
 #   make supply                     what sdist and wheel hold; known vulnerabilities of dependencies
 #   make kerberos                   Debian's KDC and the gssapi package, for the GSSAPI tests
 #   make reauth                     five minutes of re-authentication under load; three secured nodes
@@ -23,7 +24,7 @@ INPUTS := pyproject.toml setup.py $(wildcard aiokprod/hot/*.pyx aiokprod/hot/*.p
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test lint unit bench integration supply kerberos reauth \
-    chaos soak contrast spark-test spark-campaign spark-demo bench-spark clean
+    chaos soak contrast transactions spark-test spark-campaign spark-demo bench-spark clean
 
 help:
 	@sed -n 's/^#  *make/  make/p' Makefile
@@ -95,6 +96,11 @@ chaos: $(VENV)/.test
 
 soak: $(VENV)/.test
 	$(PY) -m tests.soak --hours $(HOURS) --rate $(RATE)
+
+transactions: $(VENV)/.test
+	AIOKPROD_TXN_SEEDS=10000 $(PY) -m pytest -n 2 tests/transactions/test_simulation.py
+	AIOKPROD_COPIER_RECORDS=100000 AIOKPROD_COPIER_RUNS=3 \
+	    $(PY) -m pytest -s tests/integration/test_transactions.py
 
 contrast: $(VENV)/.test
 	$(PY) -m tests.contrast
