@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import os
-import warnings
-import weakref
-from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 from aiokprod.admission import Admission
 from aiokprod.arguments import (
@@ -22,34 +19,29 @@ from aiokprod.arguments import (
 from aiokprod.bulk import BulkResult
 from aiokprod.bulk_send import BulkSender
 from aiokprod.config import ProducerConfig
-from aiokprod.engine.bootstrap import check_bootstrap
 from aiokprod.environment import Environment
 from aiokprod.errors import (
     BufferFull,
     ConfigError,
     DeliveryTimeout,
-    ForkedProcess,
     KafkaError,
     Outcome,
-    ProducerClosed,
-    WrongLoop,
 )
 from aiokprod.interceptors import InterceptorChain, ProducerInterceptor
 from aiokprod.observer import Metrics, Observer, ObserverChain
 from aiokprod.partitioners import AnyPartitioner
 from aiokprod.partitioners import adapt as adapt_partitioner
-from aiokprod.plugins import close_plugins, configure_plugins
-from aiokprod.records import DrainReport, ProducerRecord, RecordMetadata, validate_topic
-from aiokprod.reports import DrainCounter, Health, explain, health
+from aiokprod.plugins import configure_plugins
+from aiokprod.producer_transactions import TransactionalCalls
+from aiokprod.records import ProducerRecord, RecordMetadata, validate_topic
 from aiokprod.runtime import Runtime
 from aiokprod.serialization import RecordSerializers
 from aiokprod.table_send import TableSender
-from aiokprod.transactions import Transaction, Transactions, run_transaction
+from aiokprod.transactions import Transactions
 from aiokprod.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
-    from types import TracebackType
 
     from aiokprod.cluster import PartitionInfo
     from aiokprod.hot.core import Delivery
@@ -57,16 +49,12 @@ if TYPE_CHECKING:
     from aiokprod.serializers import AnySerializer, Serializer
 
 K = TypeVar("K")
-R = TypeVar("R")
 V = TypeVar("V")
 
 _numbers = itertools.count(1)
-_live: weakref.WeakSet[Producer[Any, Any]] = weakref.WeakSet()
-
-FOREVER: Final = float("inf")
 
 
-class Producer(Generic[K, V]):
+class Producer(TransactionalCalls, Generic[K, V]):
     """Sends records to Kafka from one event loop.
 
     ::
@@ -168,124 +156,28 @@ class Producer(Generic[K, V]):
         environment: Environment | None = None,
         **settings: Any,
     ) -> None:
-        self._runtime: Runtime | None = None
-        self._closed = False
-        self._forked = False
-        self._config = checked_config(config, settings)
+        checked_settings = checked_config(config, settings)
         self._serializers = RecordSerializers(key_serializer, value_serializer)
         self._partitioner = adapt_partitioner(partitioner) if partitioner is not None else None
         checked = checked_interceptors(interceptors)
         self._interceptors = InterceptorChain(checked) if checked else None
         check_plugins(observer, environment)
-        self._metrics = Metrics()
+        super().__init__(
+            checked_settings,
+            environment or tcp_environment(checked_settings),
+            checked_settings.client_id or f"aiokprod-{next(_numbers)}",
+            Metrics(),
+        )
         self._observer: Observer = self._metrics
         if observer is not None:
             self._observer = ObserverChain([self._metrics, observer])
         self._user_observer = observer
-        self._environment = environment or tcp_environment(self._config)
-        self._client_id = self._config.client_id or f"aiokprod-{next(_numbers)}"
-        self._closing: asyncio.Task[DrainReport] | None = None
         self._max_block = self._config.max_block_ms / 1000
         self._transactions = Transactions(lambda: self._live().transactions, self._max_block)
         self._admission: Admission
         configure_plugins([*self._serializers.parts(), partitioner, *checked], self._config)
-        _live.add(self)
 
-    # -- life -----------------------------------------------------------------------------------
-
-    async def start(self) -> None:
-        """Start, and check that at least one bootstrap server can be resolved.
-
-        Optional and idempotent: the first send starts too. Contacts no broker by itself; brokers
-        that are down now may be up later.
-
-        With a transactional_id it also waits, up to max_block_ms, for the coordinator: an earlier
-        instance with this id is fenced then, and what it left open is aborted.
-
-        Raises:
-            ConfigError: no bootstrap server can be resolved within the connection setup timeout.
-            KafkaTimeout: the transaction coordinator did not answer in time.
-            TransactionError, BrokerError: it refused.
-            ProducerClosed, WrongLoop, ForkedProcess: the producer cannot be used here.
-        """
-        fresh = self._runtime is None
-        self._usable()
-        if fresh:
-            await check_bootstrap(
-                self._config.bootstrap_addresses(),
-                self._environment.dialer,
-                timeout=self._config.socket_connection_setup_timeout_ms / 1000,
-            )
-        await self._transactions.initialise()
-
-    async def __aenter__(self) -> Self:
-        try:
-            await self.start()
-        except BaseException:
-            await self.close(0)
-            raise
-        return self
-
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if not self._forked:  # in a child it is not ours to close
-            await self.close()
-
-    async def close(self, timeout: float | None = None) -> DrainReport:
-        """Send what was handed over, then end everything.
-
-        Idempotent: later and concurrent calls get the same report.
-
-        Args:
-            timeout: seconds for the draining, never exceeded; 0 fails what is pending at once;
-                None waits until every record has its outcome (at most delivery_timeout_ms).
-
-        Records without an outcome by then fail with ProducerClosed and are listed in the report.
-        Cancellation: pending records fail at once.
-
-        Raises:
-            ConfigError: timeout is negative.
-            WrongLoop, ForkedProcess: called where the producer does not live.
-        """
-        check_timeout("close", timeout)
-        self._check_place()
-        if self._closing is None or self._closing.cancelled():
-            self._closed = True
-            loop = asyncio.get_running_loop()
-            self._closing = loop.create_task(self._close(timeout), name="aiokprod-close")
-        try:
-            return await asyncio.shield(self._closing)
-        except asyncio.CancelledError:
-            if self._runtime is not None and not self._closing.done():
-                self._runtime.flushes.give_up()
-            raise
-
-    async def _close(self, timeout: float | None) -> DrainReport:
-        loop = asyncio.get_running_loop()
-        start = loop.time()
-        runtime = self._runtime
-        if runtime is None:
-            self._close_plugins()
-            return DrainReport(0, 0, (), 0.0, complete=True)
-        deadline = FOREVER if timeout is None else start + timeout
-        counter = DrainCounter(self._metrics)
-        runtime.refuse(ProducerClosed("the producer was closed while the send was in progress"))
-        try:
-            if timeout != 0 and runtime.failure is None:
-                await runtime.drain(deadline)
-                if runtime.transactions is not None:
-                    await self._transactions.abandon(runtime.transactions, deadline)
-        except asyncio.CancelledError:
-            # Somebody cancelled this very task (a "cancel everything" shutdown): end at once.
-            deadline = loop.time()
-        undelivered = counter.undelivered(runtime.accumulator.incomplete)
-        await runtime.close(loop.time() if timeout == 0 else deadline)
-        self._close_plugins()
-        return counter.report(undelivered, loop.time() - start)
+    # -- start ----------------------------------------------------------------------------------
 
     def _plugins(self) -> list[object]:
         return [
@@ -294,60 +186,6 @@ class Producer(Generic[K, V]):
             self._interceptors,
             self._user_observer,
         ]
-
-    def _close_plugins(self) -> None:
-        close_plugins(self._plugins())
-
-    def __del__(self) -> None:
-        if getattr(self, "_runtime", None) is not None and not self._closed and not self._forked:
-            warnings.warn(
-                f"unclosed producer {self._client_id}: use `async with` or `await close()`",
-                ResourceWarning,
-                source=self,
-                stacklevel=1,
-            )
-
-    # -- checks ---------------------------------------------------------------------------------
-
-    def _check_place(self) -> None:
-        if self._forked:
-            raise ForkedProcess(
-                "this producer was started before the process forked; its connections belong to "
-                "the parent. Create a producer in each process, after the fork"
-            )
-        runtime = self._runtime
-        if runtime is None:
-            return
-        try:
-            here = asyncio.get_running_loop()
-        except RuntimeError:
-            here = None
-        if here is not runtime.loop:
-            raise WrongLoop(
-                "this producer was started on another event loop than the one running here; use "
-                "one producer per loop, and hand records over with "
-                "asyncio.run_coroutine_threadsafe"
-            )
-
-    def _usable(self) -> Runtime:
-        """The runtime, started if need be; raises if records cannot be taken here and now."""
-        runtime = self._live()
-        fatal = runtime.state.fatal_error
-        if fatal is not None:
-            raise fatal.copy()
-        return runtime
-
-    def _live(self) -> Runtime:
-        """The runtime, started if need be; a fatal error of the producer state is let pass."""
-        self._check_place()
-        if self._closed:
-            raise ProducerClosed("the producer is closed; create a new one")
-        runtime = self._runtime
-        if runtime is None:
-            runtime = self._launch()
-        if runtime.failure is not None:
-            raise runtime.failure.copy()
-        return runtime
 
     def _launch(self) -> Runtime:
         config = self._config
@@ -373,15 +211,6 @@ class Producer(Generic[K, V]):
             self.__dict__["submit"] = runtime.appender.submit
         runtime.start()
         return runtime
-
-    def _check_running(self) -> None:
-        """After a wait in the slow path: is the producer still what it was?"""
-        runtime = self._runtime
-        assert runtime is not None, "records are admitted by a started producer"
-        if runtime.failure is not None:
-            raise runtime.failure.copy()
-        if self._closed:
-            raise ProducerClosed("the producer was closed while the send was in progress")
 
     # -- sending --------------------------------------------------------------------------------
 
@@ -698,108 +527,6 @@ class Producer(Generic[K, V]):
                 outcome=Outcome.UNKNOWN,
             ) from None
 
-    # -- transactions ---------------------------------------------------------------------------
-
-    def transaction(self, *, timeout: float | None = None) -> Transaction:
-        """``async with producer.transaction() as txn``: commit at the end, abort on an exception.
-
-        Args:
-            timeout: seconds for each of begin, offsets, commit and abort; None is max_block_ms.
-
-        Raises (on entry and exit): as `begin_transaction`, `commit_transaction` and
-        `abort_transaction`; see `Transaction`.
-        """
-        check_timeout("transaction", timeout)
-        return Transaction(self._transactions, timeout)
-
-    async def begin_transaction(self, timeout: float | None = None) -> None:
-        """Open a transaction; what is sent from now on belongs to it.
-
-        Waits for the producer id, and for an earlier commit or abort whose call timed out.
-
-        Raises:
-            ConfigError: the producer has no transactional_id.
-            TransactionError: a transaction is open, or another transactional call in progress.
-            AbortableTransactionError: the transaction before failed: abort it first.
-            FatalTransactionError, ProducerFenced: close the producer.
-            KafkaTimeout: not within `timeout` seconds (None: max_block_ms).
-
-        Cancellation: no transaction is open.
-        """
-        await self._transactions.begin(timeout)
-
-    async def commit_transaction(self, timeout: float | None = None) -> None:
-        """Flush, then commit: all records and offsets of the transaction become visible at once.
-
-        Raises:
-            AbortableTransactionError: a record failed or the coordinator refused; nothing becomes
-                visible. Call `abort_transaction`.
-            KafkaTimeout: no definite answer within `timeout` seconds (None: max_block_ms): the
-                outcome is unknown. Call `commit_transaction` again, it goes on waiting;
-                `abort_transaction` is refused. `begin_transaction` waits for the outcome too.
-            FatalTransactionError, ProducerFenced: close the producer. With `.outcome` UNKNOWN the
-                transaction may be committed.
-            TransactionError: no transaction is open, or another call is in progress.
-
-        Cancellation: stops waiting only, as a timeout does.
-        """
-        await self._transactions.end(commit=True, timeout=timeout)
-
-    async def abort_transaction(self, timeout: float | None = None) -> None:
-        """Abort: records not sent yet fail, nothing of the transaction becomes visible.
-
-        Raises:
-            KafkaTimeout: no definite answer yet; call it again, or begin the next transaction.
-            Others: as `commit_transaction`.
-
-        Cancellation: stops waiting only.
-        """
-        await self._transactions.end(commit=False, timeout=timeout)
-
-    async def send_offsets_to_transaction(
-        self, offsets: Any, group_metadata: Any, timeout: float | None = None
-    ) -> None:
-        """Commit a consumer group's offsets with the open transaction (KIP-98, KIP-447).
-
-        Args:
-            offsets: offset of the next record to read per partition: a mapping from (topic,
-                partition) to an int or to aiokafka's ``OffsetAndMetadata``, or confluent-kafka's
-                list of ``TopicPartition``.
-            group_metadata: a `GroupMetadata`, the started ``AIOKafkaConsumer``, confluent-kafka's
-                ``consumer.consumer_group_metadata()``, or a group id (which protects less).
-            timeout: seconds; None is max_block_ms.
-
-        Raises:
-            ConfigError: the arguments are something else.
-            AbortableTransactionError: refused, e.g. because the group rebalanced.
-            KafkaTimeout: not accepted yet; the commit waits for it.
-            Others: as `commit_transaction`.
-
-        Cancellation: stops waiting only.
-        """
-        await self._transactions.send_offsets(offsets, group_metadata, timeout)
-
-    async def run_transaction(
-        self,
-        function: Callable[[Transaction], Awaitable[R]],
-        *,
-        retries: int = 3,
-        timeout: float | None = None,
-    ) -> R:
-        """Run ``await function(txn)`` in a transaction; again, up to `retries` times, if that was
-        aborted for a reason that may pass. Returns what the function returned.
-
-        Never repeats after a commit whose outcome is unknown: that could write everything twice.
-
-        Raises: what the function raised, and as `transaction`.
-        """
-        return await run_transaction(
-            self._transactions, function, retries=retries, timeout=timeout, pause=self._pause
-        )
-
-    def _pause(self, attempt: int) -> float:
-        return self._usable().backoff(attempt)
-
     # -- looking --------------------------------------------------------------------------------
 
     async def partitions_for(self, topic: str) -> tuple[PartitionInfo, ...]:
@@ -829,36 +556,5 @@ class Producer(Generic[K, V]):
             await self.partitions_for(topic)
         await runtime.connect_leaders(names, deadline)
 
-    def metrics(self) -> dict[str, Any]:
-        """Counters since start, histograms and gauges by name; see `Metrics`. Plain values,
-        independent of what happens afterwards."""
-        return self._metrics.snapshot() | (self._runtime.gauges() if self._runtime else {})
-
-    def health(self) -> Health:
-        """A snapshot for liveness and readiness checks; never waits."""
-        return health(self._runtime, closed=self._closed or self._forked)
-
-    def explain(self) -> str:
-        """Effective settings, negotiated versions and risky combinations, as text for humans.
-        Contains no secrets."""
-        return explain(self._config, self._runtime)
-
-    def __repr__(self) -> str:
-        state = "closed" if self._closed else "started" if self._runtime else "new"
-        return f"<Producer {self._client_id} {state}>"
-
-    def _after_fork(self) -> None:
-        self._forked = self._runtime is not None
-        if self._runtime is not None:
-            self._runtime.appender.enabled = False
-
-
-def _after_fork() -> None:
-    for producer in list(_live):
-        producer._after_fork()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
 
 __all__ = ["KafkaError", "Producer"]

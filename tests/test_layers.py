@@ -17,6 +17,8 @@ FOUNDATION = {
 }  # fmt: skip
 FACADE = {
     "producer",
+    "producer_life",
+    "producer_transactions",
     "runtime",
     "admission",
     "arguments",
