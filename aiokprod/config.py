@@ -115,6 +115,8 @@ class ProducerConfig:
         ssl_context: a ready context instead of the following settings.
         ssl_truststore_location, ssl_truststore_certificates: PEM file or PEM text of the CAs to
             trust; neither is the system's CAs.
+        ssl_crl_location: PEM file of revocation lists; every issuer of a broker's certificate must
+            have one in it. (Java: none.)
         ssl_keystore_location, ssl_keystore_certificate_chain: PEM file or PEM text of the client
             certificate. The file may hold the key as well.
         ssl_keystore_key, ssl_key_location: its key as PEM text or file.
@@ -197,6 +199,7 @@ class ProducerConfig:
     ssl_context: SSLContext | None = _setting(SSL_CONTEXT, None)
     ssl_truststore_location: str | None = _setting(PathText(), None)
     ssl_truststore_certificates: str | None = _setting(Pem(), None)
+    ssl_crl_location: str | None = _setting(PathText(), None)
     ssl_keystore_location: str | None = _setting(PathText(), None)
     ssl_keystore_certificate_chain: str | None = _setting(Pem(), None)
     ssl_keystore_key: Secret | None = _setting(SecretText(), None)

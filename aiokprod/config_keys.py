@@ -266,6 +266,7 @@ _HINTS: Final[dict[str, str]] = {
     "ssl.keyfile": "use ssl_key_location",
     "ssl.key.pem": "use ssl_keystore_key",
     "ssl.password": "use ssl_key_password",
+    "ssl.crlfile": "use ssl_crl_location",
     "ssl.check.hostname": "use ssl_endpoint_identification_algorithm",
     "enable.ssl.certificate.verification": "certificates are always verified; "
     "pass an ssl_context of your own for anything else",

@@ -151,6 +151,7 @@ def _given(settings: Any, names: Iterable[str]) -> list[str]:
 _SSL_MATERIAL: Final = (
     "ssl_truststore_location",
     "ssl_truststore_certificates",
+    "ssl_crl_location",
     "ssl_keystore_location",
     "ssl_keystore_certificate_chain",
     "ssl_keystore_key",

@@ -79,6 +79,7 @@ OTHERS = {
     "ssl_endpoint_identification_algorithm": "https",
     "ssl_truststore_location": None,
     "ssl_truststore_certificates": None,
+    "ssl_crl_location": None,
     "ssl_keystore_location": None,
     "ssl_keystore_certificate_chain": None,
     "ssl_keystore_key": None,

@@ -72,6 +72,21 @@ class Authority:
     def pem(self) -> str:
         return self.certificate.public_bytes(serialization.Encoding.PEM).decode()
 
+    def revocation_list(self, *revoked: Issued) -> str:
+        """PEM text that names these certificates."""
+        builder = (
+            x509.CertificateRevocationListBuilder()
+            .issuer_name(name(self.common))
+            .last_update(NOW - DAY)
+            .next_update(NOW + 30 * DAY)
+        )
+        for one in revoked:
+            serial = x509.load_pem_x509_certificate(one.chain.encode()).serial_number
+            entry = x509.RevokedCertificateBuilder().serial_number(serial).revocation_date(NOW)
+            builder = builder.add_revoked_certificate(entry.build())
+        made = builder.sign(private_key(self.number), hashes.SHA256())
+        return made.public_bytes(serialization.Encoding.PEM).decode()
+
     def issue(
         self,
         *names: str,

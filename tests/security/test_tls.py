@@ -164,6 +164,28 @@ async def test_s2_intermediate_sent_by_the_broker_is_accepted(tmp_path):
         await connected(made)
 
 
+async def test_s2_revoked_certificate_is_refused_and_a_renewed_list_counts(tmp_path):
+    issued = CA.issue(HOST)
+    lists = tmp_path / "crl.pem"
+    settings = {**TRUST, "ssl_crl_location": lists}
+    async with tls_broker(server_context(tmp_path, issued)) as broker:
+        for text, reason in (
+            (CA.revocation_list(issued), "certificate revoked"),
+            (OTHER_CA.revocation_list(), "unable to get certificate CRL"),
+            ("no list", "ssl_crl_location"),
+            (None, "cannot read"),
+        ):
+            if text is None:
+                lists.unlink()
+            else:
+                lists.write_text(text)
+            async with producer(broker.port, **settings) as (made, _):
+                assert reason in str(await refused(made))
+        lists.write_text(CA.revocation_list(CA.issue(HOST)))
+        async with producer(broker.port, **settings) as (made, _):
+            await connected(made)
+
+
 async def test_s2_old_tls_is_refused(tmp_path):
     context = server_context(tmp_path, CA.issue(HOST), old=True)
     with alerting_server(context) as port:

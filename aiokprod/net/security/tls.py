@@ -51,6 +51,7 @@ class TlsContexts:
         self._signature: _Signature | None = None
         files = (
             config.ssl_truststore_location,
+            config.ssl_crl_location,
             config.ssl_keystore_location,
             config.ssl_key_location,
         )
@@ -109,6 +110,10 @@ class TlsContexts:
                 )
         else:
             context.load_default_certs(ssl.Purpose.SERVER_AUTH)
+        if config.ssl_crl_location:
+            with _explained("the revocation lists (ssl_crl_location)"):
+                context.load_verify_locations(cafile=config.ssl_crl_location)
+            context.verify_flags |= ssl.VERIFY_CRL_CHECK_LEAF
         self._load_client_certificate(context)
         return context
 
