@@ -27,6 +27,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--without", nargs="+", metavar="CLIENT", default=[],
                         help="leave out clients whose name begins so, such as java")  # fmt: skip
     parser.add_argument("--runs", type=int, help="of every case, instead of 5 or 3")
+    parser.add_argument("--seconds", type=float, help="of every run, instead of 1 or 2")
     parser.add_argument("--full", action="store_true", help="more points on every curve: hours")
     parser.add_argument("--pin", type=int, metavar="CPU", help="keep clients on this processor")
     parser.add_argument("--output", type=Path, default=RESULTS,
@@ -44,7 +45,7 @@ def chosen_groups(chosen: argparse.Namespace) -> dict[str, list[Group]]:
         groups = catalogue.groups(kind, chosen.full)
         known += [group.name for group in groups]
         found[kind] = [
-            _without(group, chosen.without)
+            _changed(group, chosen.without, chosen.seconds)
             for group in groups
             if not chosen.only or group.name in chosen.only
         ]
@@ -54,11 +55,12 @@ def chosen_groups(chosen: argparse.Namespace) -> dict[str, list[Group]]:
     return {kind: groups for kind, groups in found.items() if groups}
 
 
-def _without(group: Group, names: list[str]) -> Group:
+def _changed(group: Group, without: list[str], seconds: float | None) -> Group:
+    """Fewer clients, shorter runs."""
     cases = {
-        label: case
+        label: case if seconds is None else case.with_(seconds=seconds)
         for label, case in group.cases.items()
-        if not any(case.client.startswith(name) for name in names)
+        if not any(case.client.startswith(name) for name in without)
     }
     return Group(group.name, group.title, cases, group.runs)
 

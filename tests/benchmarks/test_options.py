@@ -116,6 +116,12 @@ def test_suite_leaves_clients_out() -> None:
     assert set(group.cases) == {"aiokprod", "aiokafka", "aiokafka-tuned", "blaster"}
 
 
+def test_suite_shortens_every_run() -> None:
+    chosen = build_parser().parse_args(["suite", "--cluster", "mock", "--seconds", "0.25"])
+    for group in suite.chosen_groups(chosen)["mock"]:
+        assert {case.seconds for case in group.cases.values()} == {0.25}
+
+
 def test_every_client_is_known_to_the_worker() -> None:
     others = {"java", "java-default", "blaster", "round-trip"}
     assert set(cases.CLIENTS) == set(PYTHON_CLIENTS) | others
