@@ -104,6 +104,37 @@ def test_bytes_and_batches_are_those_of_the_reference_and_of_columns(
         assert core.max_timestamp == max(record.timestamp for record in content)
 
 
+def test_no_row_costs_an_allocation() -> None:
+    """The 101st allocation fails, yet all of 20 000 rows are appended."""
+    testcapi = pytest.importorskip("_testcapi")
+    entry = [{"key": "h", "value": b"x"}]
+    exported = pa.record_batch(
+        {
+            "value": [b"%d" % number for number in range(20_000)],
+            "key": [b"%d" % number if number % 3 else None for number in range(20_000)],
+            "headers": pa.array([entry] * 20_000, HEADERS),
+            "topic": pa.array(["t", "u"] * 10_000),
+        }
+    )
+    desk = idle_desk(3, capacity=1 << 21, limit=1 << 21)
+    desk.appender.topics["u"] = desk.topic
+    chunk, tracker = bound(exported, None), BulkTracker()
+    appender = TableAppender(desk.appender, tracker)
+    testcapi.set_nomemory(100)
+    try:
+        done = appender.append(chunk, None, 0)
+    finally:
+        testcapi.remove_mem_hooks()
+    assert done == tracker.count == 20_000
+
+
+def test_row_of_64_mib_is_encoded_whole() -> None:
+    value = bytes(range(256)) * (1 << 18)
+    desk = idle_desk(capacity=0)
+    assert append(desk, pa.record_batch({"value": pa.array([value], pa.large_binary())}))[0] == 1
+    assert desk.core.finish() == encode_records([PlainRecord(NOW_MS, None, value)], NOW_MS)
+
+
 # -- where it stops -----------------------------------------------------------------------------
 
 

@@ -33,6 +33,17 @@ def struct_type() -> Any:
     )
 
 
+def from_ipc(codec: str | None, shift: int = 0) -> pa.Table:
+    """The table as read from an IPC stream, which points into the stream's bytes where it can."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(
+        sink, arrow().schema, options=pa.ipc.IpcWriteOptions(compression=codec)
+    ) as writer:
+        writer.write_table(arrow())
+    stream = pa.py_buffer(bytes(shift) + sink.getvalue().to_pybytes()).slice(shift)
+    return pa.ipc.open_stream(stream).read_all()
+
+
 MAKERS: dict[str, Callable[[], Any]] = {
     "pyarrow table": arrow,
     "pyarrow batch": lambda: arrow().combine_chunks().to_batches()[0],
@@ -41,6 +52,10 @@ MAKERS: dict[str, Callable[[], Any]] = {
     "pyarrow reader": lambda: pa.RecordBatchReader.from_batches(
         arrow().schema, arrow().to_batches(max_chunksize=999)
     ),
+    "ipc": lambda: from_ipc(None),
+    "ipc, not aligned": lambda: from_ipc(None, 1),
+    "ipc lz4": lambda: from_ipc("lz4"),
+    "ipc zstd": lambda: from_ipc("zstd"),
     "polars": lambda: pl.DataFrame(DATA),
     "polars in chunks": lambda: pl.concat(
         [pl.DataFrame(DATA)[:7], pl.DataFrame(DATA)[7:]], rechunk=False
