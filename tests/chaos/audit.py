@@ -35,9 +35,17 @@ class Log:
     strange: int = 0
     probes: int = 0
 
-    @property
-    def records(self) -> int:
-        return len(self.offset) + self.strange
+    def part(self, first: int, stop: int) -> Log:
+        """The records with these sequences, counted from 0."""
+        chosen = (self.sequence >= first) & (self.sequence < stop)
+        return Log(
+            self.partition[chosen],
+            self.offset[chosen],
+            self.producer[chosen],
+            self.sequence[chosen] - first,
+            self.asked[chosen],
+            self.true[chosen],
+        )
 
 
 def read_log(servers: str, topic: str) -> Log:

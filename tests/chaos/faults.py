@@ -74,6 +74,7 @@ class Entry:
         play: does it.
         network: clients go through the proxy.
         replicas: brokers fetch from each other through the proxy.
+        alone: cannot share its topic with other faults.
         settings: of the producers, beside the common ones.
     """
 
@@ -81,6 +82,7 @@ class Entry:
     play: Fault
     network: bool = False
     replicas: bool = False
+    alone: bool = False
     settings: dict[str, Any] = field(default_factory=dict)
 
 
@@ -230,7 +232,7 @@ async def resets(scene: Scene) -> None:
 
 async def cuts(scene: Scene) -> None:
     """Connections break in the middle of requests and answers, wherever that may be."""
-    async with scene.weather(*scene.links(), cut_after=200_000):
+    async with scene.weather(*scene.links(), cut_after=600_000):
         await asyncio.sleep(5.0)
 
 
@@ -258,16 +260,18 @@ CATALOGUE: dict[str, Entry] = {
     "all-down": Entry("SIGKILL of all nodes, started after 5 s", all_down),
     "leaders-moved": Entry("all leaders moved 5 times (reassign + elect)", leaders_moved),
     "replicas-reassigned": Entry("replicas taken away and given back, twice", replicas_reassigned),
-    "topic-recreated": Entry("topic deleted, created again after 1 s", topic_recreated),
+    "topic-recreated": Entry("topic deleted, created again after 1 s", topic_recreated, alone=True),
     "partitions-added": Entry(
-        "6 partitions become 12", partitions_added, settings={"metadata_max_age_ms": 1_000}
+        "6 partitions become 12",
+        partitions_added,
+        alone=True,
+        settings={"metadata_max_age_ms": 1_000},
     ),
     "slow-network": Entry("50 ms each way for 6 s", slow_network, network=True),
     "narrow-network": Entry(
         "10 Mbit/s per broker and direction for 6 s",
         narrow_network,
         network=True,
-        settings={"request_timeout_ms": 30_000},
     ),
     "lossy-network": Entry("5 % of chunks held up 0.2 to 0.8 s, 6 s", lossy_network, network=True),
     "blackhole": Entry("one broker unreachable for 7 s, no RST", blackhole, network=True),

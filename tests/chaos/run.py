@@ -9,9 +9,9 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,15 +23,16 @@ from tests.chaos.cluster import ChaosCluster
 from tests.chaos.faults import CATALOGUE, PARTITIONS, Entry, Scene
 from tests.chaos.probe import Availability
 from tests.chaos.worker import ACKNOWLEDGED, Orders
+from tests.integration.spy import busiest_second
 
-BEFORE = 3.0
-AFTER = 4.0
+BEFORE = 1.5
+AFTER = 1.5
 SETTLED = 2.0
 """Seconds after a fault from which load counts as undisturbed again."""
 GRACE = 2.0
 """Seconds a producer may be unavailable longer than the brokers or the network."""
 READY_WITHIN = 60.0
-ENDS_WITHIN = 240.0
+ENDS_WITHIN = 150.0
 
 COMMON: dict[str, Any] = {
     "acks": "all",
@@ -45,53 +46,86 @@ WORKLOADS: dict[str, dict[str, Any]] = {
 }
 
 
+@dataclass
+class Act:
+    """One fault of a series and when it was played; `end` is where the next one's time begins."""
+
+    fault: str
+    turn: int
+    scene: Scene
+    start: float = 0.0
+    began: float = 0.0
+    ended: float = 0.0
+    end: float = 0.0
+
+
 async def play(
-    cluster: ChaosCluster, fault: str, turn: int, rate: int, folder: Path
+    cluster: ChaosCluster, plan: Sequence[tuple[str, int]], rate: int, folder: Path
 ) -> list[dict[str, Any]]:
-    """One result per workload; both ran at the same time, into the same topic."""
-    entry = CATALOGUE[fault]
+    """Faults (name, turn) one after the other under the load of one producer per workload.
+
+    One result per fault and workload; both produce at the same time, into the same topic. All
+    faults of a plan reach the brokers the same way and have the same settings.
+    """
+    entry = CATALOGUE[plan[0][0]]
     topic = f"chaos-{uuid.uuid4().hex[:8]}"
     await cluster.create_topic(topic, PARTITIONS)
     probe = Availability(cluster, topic, PARTITIONS)
-    scene = Scene(cluster, topic, probe, turn)
+    acts = [Act(fault, turn, Scene(cluster, topic, probe, turn)) for fault, turn in plan]
     with tempfile.TemporaryDirectory(dir=folder) as kept, probe.running():
         workers = [
             _Worker(number, name, _orders(cluster, entry, topic, number, name, rate, Path(kept)))
             for number, name in enumerate(WORKLOADS)
         ]
         async with _all_ready(workers):
-            started = time.monotonic()
-            await asyncio.sleep(BEFORE)
-            began = time.monotonic()
-            await entry.play(scene)
-            ended = time.monotonic()
-            await asyncio.sleep(SETTLED + AFTER)
-            stopped = time.monotonic()
+            for act in acts:
+                await _perform(act)
             statistics = await asyncio.gather(*(worker.finish() for worker in workers))
         told = [dict(np.load(worker.orders.result)) for worker in workers]
     log = await asyncio.to_thread(read_log, cluster.bootstrap_servers, topic)
+    made_at = acts[-1].scene.topic_made_at
     results = []
     for worker, stats, promises in zip(workers, statistics, told, strict=True):
-        verdict = judge(log, worker.number, promises, topic_made_at=scene.topic_made_at)
-        gaps = _gaps(promises, probe, scene, (started, stopped))
-        results.append(
-            {
-                "fault": fault,
-                "turn": turn,
-                "workload": worker.name,
-                "offered_rate": rate,
-                "fault_s": round(ended - began, 2),
-                "wrong": _wrong(worker.name, verdict, gaps),
-                "rate_before": _rate(promises, started + 0.5, began),
-                "rate_after": _rate(promises, ended + SETTLED, stopped),
-                **gaps,
-                **stats,
-                "verdict": asdict(verdict),
-            }
-        )
+        metadata = promises.pop("metadata")
+        whole = judge(log, worker.number, promises, topic_made_at=made_at)
+        cuts = np.searchsorted(promises["handed"], [act.end for act in acts[:-1]])
+        bounds = [0, *cuts.tolist(), len(promises["handed"])]
+        for act, first, stop in zip(acts, bounds, bounds[1:], strict=False):
+            part = {name: column[first:stop] for name, column in promises.items()}
+            verdict = judge(log.part(first, stop), worker.number, part, topic_made_at=made_at)
+            gaps = _gaps(promises, probe, act)
+            now = metadata[(metadata >= act.start) & (metadata < act.end)]
+            results.append(
+                {
+                    "fault": act.fault,
+                    "turn": act.turn,
+                    "workload": worker.name,
+                    "offered_rate": rate,
+                    "fault_s": round(act.ended - act.began, 2),
+                    "wrong": _wrong(worker.name, verdict, whole, gaps)
+                    + ["close hung"] * stats["close_hung"],
+                    "rate_held": _rate(
+                        promises, (act.start, act.began), (act.ended + SETTLED, act.end)
+                    ),
+                    "metadata_most_per_second": busiest_second(now.tolist()),
+                    **gaps,
+                    "series": stats,
+                    "verdict": asdict(verdict),
+                }
+            )
     with contextlib.suppress(Exception):
         await cluster.delete_topic(topic)
     return results
+
+
+async def _perform(act: Act) -> None:
+    act.start = time.monotonic()
+    await asyncio.sleep(BEFORE)
+    act.began = time.monotonic()
+    await CATALOGUE[act.fault].play(act.scene)
+    act.ended = time.monotonic()
+    await asyncio.sleep(SETTLED + AFTER)
+    act.end = time.monotonic()
 
 
 def _orders(
@@ -114,27 +148,29 @@ def _orders(
     )
 
 
-def _wrong(workload: str, verdict: Verdict, gaps: dict[str, float]) -> list[str]:
-    wrong = verdict.wrong(duplicates_allowed=workload == "plain")
+def _wrong(workload: str, verdict: Verdict, whole: Verdict, gaps: dict[str, float]) -> list[str]:
+    """What this fault broke; what only the whole series shows is held against every fault."""
+    allowed = workload == "plain"
+    wrong = verdict.wrong(duplicates_allowed=allowed)
+    wrong += [name for name in whole.wrong(duplicates_allowed=allowed) if name not in wrong]
     if gaps["excess_s"] > GRACE:
         wrong.append("slow recovery")
     return wrong
 
 
-def _rate(told: dict[str, NDArray[Any]], begin: float, end: float) -> int:
-    """Acknowledged records per second in a window."""
+def _rate(told: dict[str, NDArray[Any]], *windows: tuple[float, float]) -> int:
+    """Acknowledged records per second in all windows together."""
     acks = told["settled"][told["state"] == ACKNOWLEDGED]
-    return round(np.count_nonzero((acks >= begin) & (acks < end)) / (end - begin))
+    count = sum(np.count_nonzero((acks >= begin) & (acks < end)) for begin, end in windows)
+    return round(count / sum(end - begin for begin, end in windows))
 
 
 def _gaps(
-    told: dict[str, NDArray[Any]],
-    probe: Availability,
-    scene: Scene,
-    window: tuple[float, float],
+    told: dict[str, NDArray[Any]], probe: Availability, act: Act
 ) -> dict[str, float]:
     """Longest time without an acknowledgment in any partition, for the producer and the brokers,
     and by how much the producer exceeded them."""
+    window = (act.start, act.end)
     found = {"unavailable_s": 0.0, "broker_s": 0.0, "excess_s": 0.0}
     acked = told["state"] == ACKNOWLEDGED
     for partition in range(PARTITIONS):
@@ -144,7 +180,7 @@ def _gaps(
         for at in np.flatnonzero(np.diff(acks) > 0.25):
             begin, end = float(acks[at]), float(acks[at + 1])
             allowed = probe.longest_gap(partition, begin, end)
-            dead = [b - a for a, b in scene.outages if b > begin and a < end]
+            dead = [b - a for a, b in act.scene.outages if b > begin and a < end]
             allowed = max([allowed, *dead])
             found["unavailable_s"] = max(found["unavailable_s"], end - begin)
             found["broker_s"] = max(found["broker_s"], allowed)

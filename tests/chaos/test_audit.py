@@ -34,6 +34,9 @@ class World:
             self.told["offset"][partition == where] = np.arange((partition == where).sum())
 
     def verdict(self, **options: float) -> Verdict:
+        return judge(self.log(), 3, self.told, **options)
+
+    def log(self) -> Log:
         """Rows of one partition lie in their order, from offset 0 on."""
         rows, true = read(TOPIC, [self.values[number] for _, number in self.rows])
         where = np.array([partition for partition, _ in self.rows], np.int32)
@@ -43,7 +46,7 @@ class World:
         order = np.lexsort((offset, where))
         sequence = rows["sequence"].astype(np.int64)
         columns = (where, offset, rows["producer"], sequence, rows["asked"], true)
-        return judge(Log(*(column[order] for column in columns)), 3, self.told, **options)
+        return Log(*(column[order] for column in columns))
 
 
 def test_values_are_told_from_changed_ones() -> None:
@@ -116,6 +119,15 @@ def test_judge_of_a_topic_made_anew_forgives_what_was_handed_over_before() -> No
     assert world.verdict(topic_made_at=100.0).wrong() == []
     assert world.verdict(topic_made_at=100.0).gone_with_the_topic == 100
     assert world.verdict(topic_made_at=99.0).wrong() == ["lost"]
+
+
+def test_judge_of_a_part_sees_that_part_only() -> None:
+    world = World()
+    world.rows.pop(350)
+    log = world.log()
+    for first, stop, wrong in ((0, 300, []), (300, COUNT, ["lost", "wrong_offset"])):
+        part = {name: column[first:stop] for name, column in world.told.items()}
+        assert judge(log.part(first, stop), 3, part).wrong() == wrong
 
 
 def test_trend_tells_growth_from_noise() -> None:

@@ -10,9 +10,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import sys
 import threading
 import time
+from array import array
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any
@@ -26,10 +28,13 @@ from tests.chaos.values import NOT_ASKED, make
 from tests.integration.spy import METADATA, SpyDialer, busiest_second
 
 OPEN, ACKNOWLEDGED, ABSENT, UNKNOWN = 0, 1, 2, 3
-STEP = 0.01
+STEP = 0.02
+CATCH_UP = 1.0
+"""Seconds of load a stalled worker makes up for."""
 CHUNK = 1_000
 KEYS = [b"key-%d" % number for number in range(997)]
-DRAIN = 150.0
+DRAIN = 60.0
+CLOSE = 20.0
 
 
 @dataclass
@@ -38,7 +43,7 @@ class Orders:
 
     Attributes:
         number: tells the records of this producer from others'.
-        rate: records per second, handed over in steps of 10 ms.
+        rate: records per second, handed over in steps of 20 ms.
         partitions: every other record asks for one of these, in turn; the rest have keys.
         settings: of the `Producer`.
         result: path of the .npz file.
@@ -58,10 +63,10 @@ class Ledger:
 
     def __init__(self) -> None:
         self.states = bytearray()
-        self.partitions: list[int] = []
-        self.offsets: list[int] = []
-        self.handed: list[float] = []
-        self.settled: list[float] = []
+        self.partitions = array("i")
+        self.offsets = array("q")
+        self.handed = array("d")
+        self.settled = array("d")
         self.errors: dict[str, int] = {}
 
     def open(self) -> int:
@@ -92,14 +97,15 @@ class Ledger:
         if text in self.errors or len(self.errors) < 20:
             self.errors[text] = self.errors.get(text, 0) + 1
 
-    def save(self, path: str) -> None:
+    def save(self, path: str, metadata: list[float]) -> None:
         np.savez(
             path,
+            metadata=np.array(metadata),
             state=np.frombuffer(bytes(self.states), np.uint8),
-            partition=np.array(self.partitions, np.int32),
-            offset=np.array(self.offsets, np.int64),
-            handed=np.array(self.handed),
-            settled=np.array(self.settled),
+            partition=np.frombuffer(self.partitions, np.int32),
+            offset=np.frombuffer(self.offsets, np.int64),
+            handed=np.frombuffer(self.handed),
+            settled=np.frombuffer(self.settled),
         )
 
 
@@ -110,33 +116,50 @@ async def work(orders: Orders) -> dict[str, Any]:
     thread = threading.Thread(
         target=lambda: (sys.stdin.readline(), loop.call_soon_threadsafe(stop.set)), daemon=True
     )
-    async with Producer(
+    producer: Producer[bytes, bytes] = Producer(
         bootstrap_servers=orders.bootstrap,
         environment=Environment(spy),
         client_id=f"chaos-{orders.number}",
         **orders.settings,
-    ) as producer:
-        load = _Load(orders, ledger, producer)
-        await load.prove()
-        print("ready", flush=True)
-        thread.start()
-        await load.run(stop)
-        with contextlib.suppress(KafkaError):
-            await producer.flush(DRAIN)
-        await asyncio.sleep(0)
-        metrics = producer.metrics()
-    ledger.save(orders.result)
+    )
+    load = _Load(orders, ledger, producer)
+    await load.prove()
+    print("ready", flush=True)
+    thread.start()
+    await load.run(stop)
+    with contextlib.suppress(KafkaError):
+        await producer.flush(DRAIN)
+    await asyncio.sleep(0)
+    metrics = producer.metrics()
     metadata = [at for at, key in spy.requests if key == METADATA]
+    ledger.save(orders.result, metadata)
+    hung = await _close(producer)
     return {
         "records": len(ledger.states),
         "errors": ledger.errors,
-        "metadata_requests": len(metadata),
-        "metadata_most_per_second": spy.most_in_a_second(METADATA),
         "dials_most_per_second": busiest_second(spy.dials),
         "batches_retried": metrics["batches_retried"],
         "connections_closed": metrics["connections_closed"],
         "loop_lag_max_s": round(load.lag, 4),
+        "close_hung": hung,
     }
+
+
+async def _close(producer: Producer[bytes, bytes]) -> bool:
+    """Close; True, with all there is to know on standard error, if that does not end."""
+    closing = asyncio.ensure_future(producer.close())
+    await asyncio.wait([closing], timeout=CLOSE)
+    if closing.done():
+        closing.result()
+        return False
+    client = producer._runtime.client if producer._runtime is not None else None
+    print(f"close does not end: {client!r}, gauges {producer.metrics()}", file=sys.stderr)
+    for connection in getattr(client, "_connections", ()):
+        state = {name: getattr(connection, name, None) for name in type(connection).__slots__}
+        print(f"  {connection!r}: {state}", file=sys.stderr)
+    for task in asyncio.all_tasks():
+        task.print_stack(file=sys.stderr)
+    return True
 
 
 class _Load:
@@ -161,8 +184,10 @@ class _Load:
         due = loop.time()
         while not stop.is_set():
             for _ in range(per_step):
+                if stop.is_set():  # one hand-over may wait for room for a minute
+                    break
                 await self._hand_over()
-            due = max(due + STEP, loop.time() - 0.1)
+            due = max(due + STEP, loop.time() - CATCH_UP)
             pause = max(0.0, due - loop.time())
             before = loop.time()
             await asyncio.sleep(pause)
@@ -200,7 +225,9 @@ def main() -> None:
     orders = Orders(**json.loads(sys.argv[1]))
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         statistics = runner.run(work(orders))
-    print(json.dumps(statistics), flush=True)
+        print(json.dumps(statistics), flush=True)
+        if statistics["close_hung"]:
+            os._exit(0)  # it would hang here as well
 
 
 __all__ = ["Orders", "asdict"]

@@ -159,12 +159,16 @@ async def contrast(chosen: argparse.Namespace) -> None:
     async with AsyncExitStack() as stack:
         cluster: ChaosCluster | None = None
         if any(SCENARIOS[name].real for name in chosen.scenarios):
-            cluster = await stack.enter_async_context(ChaosCluster())
+            cluster = await stack.enter_async_context(ChaosCluster(chosen.nodes))
         for name in chosen.scenarios:
             scenario = SCENARIOS[name]
             for client in chosen.clients:
-                result = await play(scenario, client, cluster if scenario.real else None)
-                result["scenario"] = name
+                try:
+                    result = await play(scenario, client, cluster if scenario.real else None)
+                except Exception as error:  # the others may well be played
+                    print(f"{name} was not played to {client}: {error!r}", flush=True)
+                    continue
+                result |= {"scenario": name, "nodes": chosen.nodes if scenario.real else 0}
                 with chosen.out.open("a") as out:
                     out.write(json.dumps(result) + "\n")
                 print(_row(scenario, result), flush=True)
@@ -174,6 +178,7 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="The same faults for three clients.")
     parser.add_argument("--scenarios", default="all", help=", ".join(SCENARIOS))
     parser.add_argument("--clients", default=",".join(CLIENTS))
+    parser.add_argument("--nodes", type=int, default=3, help="real brokers")
     parser.add_argument("--out", type=Path, default=Path("build/contrast.jsonl"))
     parser.add_argument("--report", action="store_true", help="only print the table of --out")
     chosen = parser.parse_args()

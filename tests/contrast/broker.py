@@ -9,6 +9,7 @@ import asyncio
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,12 +18,15 @@ from aiokprod.testing.fake_cluster import (
     FakeCluster,
     close,
     delay,
+    edit,
     lose_answer,
     serve_tcp,
 )
+from aiokprod.wire.messages.api_versions import ApiVersion, ApiVersionsResponse
 from tests.chaos.audit import Log
 from tests.chaos.values import SIZE, read
 
+FETCH, API_VERSIONS = 1, 18
 TOPIC = "contrast"
 PARTITIONS = 3
 REACTIONS = {
@@ -99,6 +103,15 @@ class ScriptedBroker:
         )
 
 
+def _pretend(cluster: FakeCluster) -> None:
+    """librdkafka writes today's record batches only to brokers that can also fetch them."""
+
+    def with_fetch(response: ApiVersionsResponse) -> ApiVersionsResponse:
+        return replace(response, api_keys=[*response.api_keys, ApiVersion(FETCH, 4, 11)])
+
+    cluster.control(API_VERSIONS, edit(with_fetch))
+
+
 def _obey(cluster: FakeCluster, command: dict[str, Any]) -> dict[str, Any]:
     do = command["do"]
     if do == "fail":
@@ -113,6 +126,7 @@ def _obey(cluster: FakeCluster, command: dict[str, Any]) -> dict[str, Any]:
             cluster.forget_producers(TOPIC, partition)
     elif do == "heal":
         cluster.script.clear()
+        _pretend(cluster)
         cluster.produce_script.clear()
     elif do == "dump":
         logs = [[[r.offset, r.value.hex()] for r in log if r.value] for log in cluster.logs(TOPIC)]
@@ -123,6 +137,7 @@ def _obey(cluster: FakeCluster, command: dict[str, Any]) -> dict[str, Any]:
 async def serve() -> None:
     cluster = FakeCluster()
     cluster.create_topic(TOPIC, PARTITIONS)
+    _pretend(cluster)
     loop = asyncio.get_running_loop()
     lines = asyncio.StreamReader()
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(lines), sys.stdin)

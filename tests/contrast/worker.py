@@ -124,8 +124,7 @@ class Load:
                     break
                 await self.one()
             due += STEP
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(stop.wait(), max(0.001, due - loop.time()))
+            await asyncio.sleep(max(0.001, due - loop.time()))
 
     async def settled(self, seconds: float) -> None:
         """Returns once every record has its outcome, or after so many seconds."""
