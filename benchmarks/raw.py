@@ -183,7 +183,7 @@ def blast(
         )
         for leader in led
     ]
-    limit.started = time.perf_counter()
+    limit.restart()
     for stream in streams:
         stream.start()
     for stream in streams:

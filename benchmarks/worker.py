@@ -81,11 +81,10 @@ async def measure(
             stack.enter_context(lag)
             stack.enter_context(fine)
         stack.enter_context(profiled(profile))
-        used = time.process_time()
         limit = Limit(case.records, case.seconds)
         count = await client.run(limit)
         seconds = time.perf_counter() - limit.started
-        used = time.process_time() - used
+        used = time.process_time() - limit.used
     result = {
         "count": count,
         "warm_up": warm_up,

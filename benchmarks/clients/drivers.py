@@ -26,11 +26,21 @@ TIMER_GRAIN: Final = 0.002
 
 @dataclass
 class Limit:
-    """When to stop: after so many records or seconds, whatever is first. The clock starts here."""
+    """When to stop: after so many records or seconds, whatever is first. The clocks start here.
+
+    Attributes:
+        started: reading of the wall clock, s.
+        used: processor time of this process by then, s.
+    """
 
     records: int
     seconds: float
     started: float = field(default_factory=time.perf_counter)
+    used: float = field(default_factory=time.process_time)
+
+    def restart(self) -> None:
+        """What was done so far was preparation."""
+        self.started, self.used = time.perf_counter(), time.process_time()
 
     @property
     def reached(self) -> bool:
@@ -73,7 +83,9 @@ async def fire(submit: Call, topic: str, case: Case, payloads: Payloads, limit: 
 
     if case.tasks == 1:
         return await task(shares[0])
-    return sum(await asyncio.gather(*map(task, shares)))
+    tasks = [asyncio.create_task(task(share)) for share in shares]  # they run once we wait
+    limit.restart()
+    return sum(await asyncio.gather(*tasks))
 
 
 async def _settle(chunks: deque[list[Any]]) -> None:
