@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from aiokprod.engine.refusals import Refusals
-from aiokprod.errors import AuthenticationError, DialError
+from aiokprod.errors import AuthenticationError, DialError, Outcome
+from tests.engine.world import World, error_of, quiet, virtual
 
 NO = AuthenticationError("no")
 
 
 def batch(node: int | None, created_at: float, *, on_wire: bool = False) -> Any:
-    return SimpleNamespace(
-        queue=SimpleNamespace(node=node), created_at=created_at, on_wire=on_wire
-    )
+    return SimpleNamespace(queue=SimpleNamespace(node=node), created_at=created_at, on_wire=on_wire)
 
 
 def test_nobody_refuses_and_nothing_is_looked_at():
@@ -77,3 +79,43 @@ def test_a_broker_that_lets_us_in_or_goes_away_is_forgotten():
         forget()
         assert refusals.reason(1) is None
         assert refusals.overdue([batch(1, 0.0)], 100.0) == []
+
+
+@virtual
+async def test_sender_fails_what_waits_for_a_broker_that_refuses_us_with_its_true_outcome() -> None:
+    world = World(partitions=2, brokers=2)
+    sent = world.append(b"sent", partition=0)
+    world.step()
+    world.brokers.last.lose(stored=True)
+    world.brokers.down[1] = math.inf
+    unsent = world.append(b"unsent", partition=0)
+    elsewhere = world.append(b"elsewhere", partition=1)
+    world.sender.refusals.lost(1, NO, world.now)
+    world.step()
+    world.brokers.last.ack()
+    assert elsewhere.done()
+    world.later(9.9)
+    assert not sent.done()
+    assert not unsent.done()
+    world.later(0.2)
+    assert error_of(sent).outcome is Outcome.UNKNOWN
+    assert error_of(unsent).outcome is Outcome.NOT_SENT
+    assert isinstance(error_of(unsent), AuthenticationError)
+
+
+@virtual
+async def test_sender_wakes_for_a_refusal_by_time_alone() -> None:
+    world = World()
+    task = asyncio.ensure_future(world.sender.run())
+    world.brokers.down[1] = math.inf
+    start = world.now
+    delivery = world.append(b"v")
+    await asyncio.sleep(1.0)
+    world.sender.refusals.lost(1, NO, world.now)
+    world.sender.wakeup()
+    with pytest.raises(AuthenticationError):
+        await delivery
+    assert world.now == start + 10.0
+    task.cancel()
+    await quiet()
+    world.check_idle()
