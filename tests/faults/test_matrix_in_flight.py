@@ -1,4 +1,8 @@
-"""Five batches in flight, subsets of them failing in every way: P2, P3 and P4 must hold."""
+"""Five batches in flight, subsets of them failing in every way: P2, P3 and P4 must hold.
+
+A sample runs every day. `python -m tests.faults.in_flight` runs all 65 536 cases: each
+of the five batches fails in one of seven ways or not at all, in the log already or not.
+"""
 
 from __future__ import annotations
 
@@ -56,6 +60,30 @@ async def five_in_flight(fates, *, appended):
         history.all_acked(refusals=True)
 
 
+def everything():
+    """Every batch with every fate, in every order."""
+    return itertools.product((None, *FATES), repeat=BATCHES)
+
+
+def play_all(part, parts):
+    """One part of all cases; returns how many they were."""
+    chosen = itertools.islice(itertools.product(everything(), (False, True)), part, None, parts)
+    number = 0
+    for fates, appended in chosen:
+        number += 1
+        play_one(fates, appended)
+    return number
+
+
+def play_one(fates, appended):
+    """One case; a failure names it."""
+    try:
+        play(lambda: five_in_flight(fates, appended=appended))
+    except BaseException as error:
+        error.add_note(f"fates {fates}, appended {appended}")
+        raise
+
+
 def cases():
     """Every subset of five with one kind of failure, then random mixtures."""
     for fate in FATES:
@@ -69,12 +97,7 @@ def cases():
 def test_idempotent_in_flight_failures_lose_and_double_nothing(part):
     chosen = itertools.islice(cases(), part, SAMPLE, 10)
     for number, fates in enumerate(chosen):
-        appended = bool((number + part) % 2)
-        try:
-            play(lambda f=fates, a=appended: five_in_flight(f, appended=a))
-        except BaseException as error:
-            error.add_note(f"fates {fates}, appended {appended}")
-            raise
+        play_one(fates, appended=bool((number + part) % 2))
 
 
 async def one_in_flight(fates, *, appended):

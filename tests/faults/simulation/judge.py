@@ -37,8 +37,8 @@ ENDS = {*DEFINITE, *UNCLEAR, int(Code.MESSAGE_TOO_LARGE)}
 """Codes that may end a record although its time is not over."""
 
 
-HOLD_BYTES = {"slow", "trickle", "half_open", "blackhole", "pause", "stall"}
-"""Under these, bytes that were sent long ago arrive at a broker that wants none any more."""
+HOLD_BYTES = {"slow", "trickle", "half_open", "blackhole", "pause", "stall", "cut", "reset"}
+"""Under these, old bytes reach a broker that wants none any more, or its answer does not arrive."""
 
 
 class Violation(AssertionError):

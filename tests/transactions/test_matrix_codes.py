@@ -1,0 +1,111 @@
+"""Every error code at every request to a coordinator: ends in its class, and P7 holds.
+
+The classes are those of faults.md, section 3; the tables of the engine are not consulted.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from aiokprod import AbortableTransactionError, FatalTransactionError, KafkaError
+from aiokprod.testing.fake_cluster import FakeCluster, refuse
+from aiokprod.testing.memory import MemoryNetwork
+from tests.faults.kit import TICK, make_producer, now, play
+from tests.faults.test_matrix_errors import CODES, RETRIED
+from tests.transactions.kit import (
+    ADD_OFFSETS,
+    ADD_PARTITIONS,
+    COMMIT_OFFSETS,
+    END,
+    FIND,
+    ID,
+    INIT,
+    committed,
+    full,
+    one,
+    stable,
+)
+
+CALLS = {
+    "FindCoordinator": FIND, "InitProducerId": INIT, "AddPartitionsToTxn": ADD_PARTITIONS,
+    "AddOffsetsToTxn": ADD_OFFSETS, "TxnOffsetCommit": COMMIT_OFFSETS, "EndTxn": END,
+}  # fmt: skip
+FENCING = {47, 90}
+ABORTING = {120}
+RETRIED_ANYWAY = {-1, 8}
+"""BROKER_NOT_AVAILABLE; and UNKNOWN_SERVER_ERROR at EndTxn, whose outcome nobody knows."""
+LIMIT_S = 130.0
+"""Every call has max_block_ms or the timeout of the transaction, 100 s, and some follow another."""
+
+
+async def one_case(api: int, code: int, tv: int) -> str:
+    """Meet the code once; the class of what the user gets."""
+    cluster = FakeCluster(network=MemoryNetwork(), transaction_version=tv)
+    cluster.create_topic("t", 3)
+    producer = make_producer(
+        cluster, transactional_id=ID, request_timeout_ms=2_000, max_block_ms=10_000
+    )
+    try:
+        stop = cluster.control(api, refuse(code), times=1)
+        start = now()
+        try:
+            await full(producer, b"1")
+        except KafkaError as error:
+            ended = _class_of(error)
+            in_doubt = not error.outcome.definite
+        else:
+            ended, in_doubt = "committed", False
+        stop()
+        assert now() - start <= LIMIT_S + TICK
+        await _check_effects(cluster, producer, ended, in_doubt=in_doubt)
+    finally:
+        await producer.close(timeout=30.0)
+    assert cluster.violations == []
+    return ended
+
+
+def _class_of(error: KafkaError) -> str:
+    if isinstance(error, FatalTransactionError):
+        return "fatal"
+    return "abortable" if isinstance(error, AbortableTransactionError) else "failed"
+
+
+async def _check_effects(cluster: FakeCluster, producer, ended: str, *, in_doubt: bool) -> None:
+    """All or nothing (P7), and whoever is not fatal goes on."""
+    seen = committed(cluster)
+    if ended == "committed":
+        assert seen == [b"1", b"1"]
+    elif not in_doubt:
+        assert seen == []
+    else:
+        assert seen in ([], [b"1", b"1"])
+    if ended == "fatal":
+        with pytest.raises(KafkaError):
+            await one(producer, b"next")
+    else:
+        await one(producer, b"next")
+        assert sorted(committed(cluster)) == sorted([*seen, b"next"])
+        assert stable(cluster)
+
+
+@pytest.mark.parametrize("tv", [1, 2], ids=["TV1", "TV2"])
+@pytest.mark.parametrize("name", CALLS)
+def test_every_code_ends_in_its_class(name, tv):
+    api = CALLS[name]
+    for code in CODES:
+        try:
+            ended = play(lambda c=code: one_case(api, c, tv))
+        except BaseException as error:
+            error.add_note(f"{name}, code {code}, protocol {tv}")
+            raise
+        if tv == 2 and api in (ADD_PARTITIONS, ADD_OFFSETS):
+            assert ended == "committed"  # never sent
+            continue
+        if code in RETRIED:
+            assert ended == "committed", (code, ended)
+        elif code in FENCING and api != FIND:
+            assert ended == "fatal", (code, ended)
+        elif code in ABORTING:
+            assert ended != "fatal", (code, ended)
+        else:
+            assert ended != "committed" or code in RETRIED_ANYWAY, (code, ended)
