@@ -34,7 +34,10 @@ _AT_ONCE: Final = 8
 """EndTxn requests under way at the same time."""
 _SECONDS: Final = 120.0
 """For all requests of one commit together."""
-_FENCED: Final = frozenset({Code.PRODUCER_FENCED, Code.INVALID_PRODUCER_EPOCH})
+_GONE: Final = frozenset(
+    {Code.PRODUCER_FENCED, Code.INVALID_PRODUCER_EPOCH, Code.INVALID_TXN_STATE}
+)
+"""The transaction is not open any more: aborted by its timeout, or by a newer InitProducerId."""
 
 _SWEEP_EVERY: Final = 10.0
 """Seconds between two looks for transactions that nobody will end."""
@@ -133,11 +136,14 @@ class TransactionEnder:
             await producer.start()
             return producer
 
+        key = ("decisions", group, self._options.kafka)
+        # One of the same query with other options: each would fence the other.
+        await self._thread.drop(
+            lambda kept: isinstance(kept, tuple) and kept[:2] == key[:2] and kept != key
+        )
         try:
             async with (
-                self._thread.borrowed(
-                    ("decisions", group, self._options.kafka), make, keep=True
-                ) as producer,
+                self._thread.borrowed(key, make, keep=True) as producer,
                 producer.transaction() as txn,
             ):
                 await txn.send_offsets({(topic, 0): decision.offset()}, GroupMetadata(group))
@@ -181,14 +187,13 @@ class TransactionEnder:
             CoordinatorKind.TRANSACTION, task.transactional_id, request, deadline
         )
         code = body.error_code
-        if code == Code.NONE or (not commit and (code == Code.INVALID_TXN_STATE
-                                                 or code in _FENCED)):  # fmt: skip
+        if code == Code.NONE or (not commit and code in _GONE):
             return  # an abort of what is committed, or was fenced, changes nothing
         found = error_code(code)
         why = (
             "it was open for longer than kafka.transaction.timeout.ms, or a later attempt or "
             "another query with the same ids took over"
-            if code in _FENCED
+            if code in _GONE
             else found.text
         )
         raise CommitFailed(

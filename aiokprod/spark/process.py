@@ -97,6 +97,13 @@ class LoopThread:
         timer = self.loop.call_later(IDLE_SECONDS, self._expire, key)
         self.kept[key] = _Kept(item, timer)
 
+    async def drop(self, unwanted: Callable[[Any], bool]) -> None:
+        """Close what is kept, unused, under keys that `unwanted` picks."""
+        for key in [key for key in self.kept if unwanted(key)]:
+            entry = self.kept.pop(key)
+            entry.timer.cancel()
+            await _close(entry.item)
+
     def _expire(self, key: Hashable) -> None:
         entry = self.kept.pop(key, None)
         if entry is not None:

@@ -43,13 +43,13 @@ async def run_transactional(
     Raises:
         SinkError: a row failed; the transaction is aborted.
     """
-    run = _Run(thread, options, task, feed, job)
     try:
-        return await run.go()
+        return await _Run(thread, options, task, feed, job).go()
     except SinkError:
         raise
-    except Exception as error:
-        raise run.failure(error) from error
+    except Exception as error:  # before or beside the rows
+        where = f"transaction of task {task.partition}"
+        raise describe(error, Counts(), where=where, transactional=True) from error
 
 
 def _transactional_id(options: SinkOptions, task: Task, job: str | None) -> str:
@@ -173,7 +173,3 @@ class _Run:
         marker = Marker(self._task.batch_id, rows, self._hash % 2**64, self._task.attempt)
         group = GroupMetadata(self._id)
         await producer.send_offsets_to_transaction({(topic, 0): marker.offset()}, group)
-
-    def failure(self, error: Exception) -> SinkError:
-        """The exception of an attempt that failed before or beside its rows."""
-        return describe(error, Counts(), where=f"transaction {self._id}", transactional=True)

@@ -201,3 +201,19 @@ def test_redacted_masks_locals_of_callers_when_the_body_raises() -> None:
     found = plan()
     assert "s3" + "cret" not in repr(found)
     assert found["other"] == "t"
+
+
+def test_drop_closes_what_is_unused_and_unwanted() -> None:
+    thread = loop_thread("asyncio")
+
+    async def make() -> Item:
+        return Item()
+
+    async def use(key: object) -> Item:
+        async with thread.borrowed(key, make, keep=True) as item:
+            return item
+
+    one, other = thread.run(use(("d", 1))), thread.run(use(("d", 2)))
+    thread.run(thread.drop(lambda key: key == ("d", 1)))
+    assert (one.closed, other.closed) == (1, 0)
+    assert thread.run(use(("d", 2))) is other

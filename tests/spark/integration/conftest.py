@@ -31,9 +31,26 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.filterwarnings("default"))
 
 
+class RunningBroker(KafkaCluster):
+    """A broker that runs already, for quick turns while working on the sink: it can be asked and
+    given topics, not killed or paused."""
+
+    def __init__(self, servers: str) -> None:
+        super().__init__(1)
+        self._servers = servers
+
+    @property
+    def bootstrap_servers(self) -> str:
+        return self._servers
+
+
 @pytest.fixture(scope="session")
 def broker() -> Iterator[KafkaCluster]:
-    """One real broker of the newest line."""
+    """One real broker of the newest line, or the one that `AIOKPROD_SPARK_BROKER` names."""
+    running = os.environ.get("AIOKPROD_SPARK_BROKER")
+    if running:
+        yield RunningBroker(running)
+        return
     cluster = KafkaCluster(1)
     cluster.start_blocking()
     try:

@@ -1,0 +1,309 @@
+"""Check 17 and its neighbours without a JVM: tasks and driver called as Spark calls them, against
+real brokers of both transaction protocols, with crashes at every point.
+
+What Spark itself does is in the other modules; this is quick enough to try all points.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark import TaskContext
+from pyspark.sql import types as t
+
+from aiokprod import Producer
+from aiokprod.spark import transactional
+from aiokprod.spark.context import BATCH_ID, QUERY_ID, SPECULATION
+from aiokprod.spark.driver import CommitFailed, TransactionEnder
+from aiokprod.spark.failures import NonDeterministicReplay, SinkError
+from aiokprod.spark.messages import Prepared
+from aiokprod.spark.options import SinkOptions
+from aiokprod.spark.process import loop_thread
+from aiokprod.spark.source import AiokprodDataSource
+from aiokprod.spark.writer import AiokprodWriter
+from aiokprod.testing.kafka_cluster import KafkaCluster
+from tests.spark.integration.kit import Read, assert_numbers, read_back
+from tests.spark.integration.test_checks_transactions import stable
+
+SCHEMA = t.StructType(
+    [t.StructField("key", t.StringType()), t.StructField("value", t.BinaryType())]
+)
+ROWS = 300
+SECONDS = 60.0
+
+
+class Crash(Exception):
+    """On purpose."""
+
+
+class Query:
+    """A streaming query as its writer sees it: one checkpoint, any number of driver processes."""
+
+    def __init__(self, servers: str, **options: str) -> None:
+        self.servers = servers
+        self.topic = f"p-{uuid.uuid4().hex[:10]}"
+        self.id = uuid.uuid4().hex
+        self.options = {
+            "kafka.bootstrap.servers": servers,
+            "topic": self.topic,
+            "delivery": "exactly_once",
+            "transactionalIdPrefix": "p",
+            "preflight": "false",
+        } | options
+
+    def writer(self) -> AiokprodWriter:
+        """A fresh one, as Spark makes for planning and again for commit and abort."""
+        return AiokprodDataSource(dict(self.options)).streamWriter(schema=SCHEMA, overwrite=False)
+
+    def task(
+        self, batch: int, partition: int, tasks: int, *, cut: int | None = None, attempt: int = 0
+    ) -> Prepared:
+        """One task attempt: its share of the rows of the batch; `cut` ends the iterator early."""
+        context = TaskContext.__new__(TaskContext)
+        context._partitionId, context._attemptNumber = partition, attempt
+        context._localProperties = {BATCH_ID: str(batch), QUERY_ID: self.id}
+        TaskContext._taskContext = context
+        share = list(range(batch * ROWS, (batch + 1) * ROWS))[partition::tasks][:cut]
+        found = self.writer().write(batches(share))
+        assert isinstance(found, Prepared)
+        return found
+
+    def run(self, batch: int, tasks: int = 3) -> list[Prepared]:
+        """A whole batch."""
+        messages = [self.task(batch, number, tasks) for number in range(tasks)]
+        self.writer().commit(messages, batch)
+        return messages
+
+    def crash_in_commit(self, messages: list[Prepared], batch: int, ended: int | None) -> None:
+        """A driver that dies after so many EndTxn; None: before its decision is written."""
+        options = SinkOptions.parse(self.options)
+        ender = TransactionEnder(options, batch)
+
+        async def some() -> None:
+            async with ender._session() as session:
+                deadline = session.loop.time() + SECONDS
+                if ended is not None:
+                    await ender._decide(session, messages, deadline)
+                    await ender._end_all(session, messages[:ended], deadline, commit=True)
+
+        loop_thread(options.loop).run(some())
+
+    def read(self, *, committed: bool = True) -> list[Read]:
+        return read_back(self.servers, self.topic, committed=committed)
+
+    def settle(self) -> None:
+        """Until no transaction holds readers back."""
+        for _ in range(100):
+            if stable(self.servers, self.topic):
+                return
+            asyncio.run(asyncio.sleep(0.1))
+        raise AssertionError("a transaction stays open")
+
+
+def batches(numbers: list[int]) -> Iterator[pa.RecordBatch]:
+    for start in range(0, len(numbers), 40):
+        part = numbers[start : start + 40]
+        keys = pa.array([str(number) for number in part])
+        values = pa.array([b"v%d" % number for number in part])
+        yield pa.RecordBatch.from_arrays([keys, values], names=["key", "value"])
+
+
+@pytest.fixture(params=["V2", "V1"])
+def query(request: pytest.FixtureRequest) -> Query:
+    """On the newest brokers, and on the old line, which has the first protocol only."""
+    name = "broker" if request.param == "V2" else "kafka_3_broker"
+    cluster: KafkaCluster = request.getfixturevalue(name)
+    found = Query(cluster.bootstrap_servers)
+    asyncio.run(cluster.create_topic(found.topic, partitions=3, replication_factor=1))
+    return found
+
+
+def test_check_17_batches_one_after_the_other(query: Query) -> None:
+    for batch in range(3):
+        assert not any(message.skipped for message in query.run(batch))
+    query.settle()
+    assert_numbers(query.read(), 3 * ROWS)
+
+
+def test_check_17_replay_of_a_committed_batch_writes_nothing(query: Query) -> None:
+    """Crash after all EndTxn, before Spark's commit log."""
+    query.run(0)
+    query.run(1)
+    assert all(message.skipped for message in query.run(1))
+    query.run(2)
+    query.settle()
+    assert_numbers(query.read(), 3 * ROWS)
+
+
+@pytest.mark.parametrize("ended", [None, 0, 1, 2, 3])
+def test_check_17_driver_dies_around_end_txn(query: Query, ended: int | None) -> None:
+    query.run(0)
+    messages = [query.task(1, number, 3) for number in range(3)]
+    query.crash_in_commit(messages, 1, ended)
+    replayed = query.run(1)
+    assert [message.skipped for message in replayed] == [n < (ended or 0) for n in range(3)]
+    query.run(2)
+    query.settle()
+    assert_numbers(query.read(), 3 * ROWS)
+
+
+def test_check_17_abort_after_a_partial_commit_takes_nothing_back(query: Query) -> None:
+    """Spark calls abort with all messages when commit raised."""
+    query.run(0)
+    messages = [query.task(1, number, 3) for number in range(3)]
+    query.crash_in_commit(messages, 1, 1)
+    query.writer().abort([*messages, None], 1)
+    query.settle()
+    assert len(query.read()) == ROWS + len(range(ROWS)[0::3])
+    query.run(1)
+    query.settle()
+    assert_numbers(query.read(), 2 * ROWS)
+
+
+@pytest.mark.parametrize("point", ["after InitProducerId", "mid-produce", "after the marker"])
+def test_check_17_task_dies(query: Query, point: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Killed: no exception is handled, nothing is aborted by the attempt itself."""
+    query.run(0)
+
+    async def die(*arguments: Any, **more: Any) -> Any:
+        raise Crash(point)
+
+    async def leave_open(self: Producer[Any, Any], timeout: float | None = None) -> Any:
+        """What SIGKILL does to a producer: connections end, no EndTxn leaves."""
+        if self._runtime is not None:
+            await self._runtime.close(0)
+        self._closed = True
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Producer, "close", leave_open)
+        if point == "after InitProducerId":
+            patch.setattr(transactional._Run, "_marker", die)
+        elif point == "mid-produce":
+            patch.setattr(transactional._Run, "_mark", die)
+        else:
+            patch.setattr("aiokprod.transactions.Transactions.prepare", die)
+        with pytest.raises(SinkError, match=point):
+            query.task(1, 0, 3)
+    replayed = query.run(1)  # Spark's next attempt
+    assert not any(message.skipped for message in replayed)
+    query.run(2)
+    query.settle()
+    assert_numbers(query.read(), 3 * ROWS)
+
+
+def test_check_17_second_attempt_fences_the_first(query: Query) -> None:
+    first = query.task(0, 0, 2)
+    second = query.task(0, 0, 2, attempt=1)
+    other = query.task(0, 1, 2)
+    with pytest.raises(CommitFailed, match="a later attempt"):
+        query.writer().commit([first, other], 0)
+    query.writer().abort([first, other], 0)
+    assert second.epoch > first.epoch or second.producer_id != first.producer_id
+    query.run(0, 2)
+    query.settle()
+    assert_numbers(query.read(), ROWS)
+
+
+@pytest.mark.parametrize("tasks", [2, 4])
+def test_check_19_other_number_of_tasks_in_the_replay(query: Query, tasks: int) -> None:
+    query.run(0)
+    messages = [query.task(1, number, 3) for number in range(3)]
+    query.crash_in_commit(messages, 1, 1)
+    query.writer().abort(messages, 1)
+    query.settle()
+    before = query.read()
+    replayed = [query.task(1, number, tasks) for number in range(tasks)]
+    with pytest.raises(NonDeterministicReplay, match=f"it had 3 tasks and has {tasks} now"):
+        query.writer().commit(replayed, 1)
+    query.writer().abort(replayed, 1)
+    query.settle()
+    assert sorted(query.read()) == sorted(before)
+    query.run(1)
+    query.settle()
+    assert_numbers(query.read(), 2 * ROWS)
+
+
+def test_check_19_other_rows_in_the_replay(query: Query) -> None:
+    """The same number of tasks and rows, but not the same ones."""
+    messages = [query.task(0, number, 2) for number in range(2)]
+    query.crash_in_commit(messages, 0, 1)
+    query.writer().abort(messages, 0)
+    shifted = query.task(0, 0, 2), query.task(0, 1, 2, cut=-1)
+    with pytest.raises(NonDeterministicReplay, match="rows"):
+        query.writer().commit(list(shifted), 0)
+    query.writer().abort(list(shifted), 0)
+    query.run(0, 2)
+    query.settle()
+    assert_numbers(query.read(), ROWS)
+
+
+def test_check_17_fewer_tasks_leave_no_orphan(query: Query) -> None:
+    """An attempt of three tasks dies with its driver; the query goes on with two."""
+    query.run(0)
+    for number in range(3):
+        query.task(1, number, 3)
+    from aiokprod.spark import driver
+
+    driver._swept.clear()  # a new driver process
+    query.run(1, 2)
+    query.settle()
+    assert_numbers(query.read(), 2 * ROWS)
+
+
+def test_check_17_rolled_back_checkpoint_is_told(query: Query) -> None:
+    query.run(0)
+    query.run(1)
+    with pytest.raises(SinkError, match="the checkpoint was rolled back"):
+        query.task(0, 0, 3)
+
+
+def test_check_20_timeout_before_commit_fails_and_replays(query: Query) -> None:
+    query.run(0)
+    query.options["kafka.transaction.timeout.ms"] = "1000"
+    messages = [query.task(1, number, 3) for number in range(3)]
+    query_settled = 0
+    while not stable(query.servers, query.topic):  # the coordinator looks every ten seconds
+        asyncio.run(asyncio.sleep(0.5))
+        query_settled += 1
+        assert query_settled < 60
+    with pytest.raises(CommitFailed, match=r"kafka\.transaction\.timeout\.ms"):
+        query.writer().commit(messages, 1)
+    query.writer().abort(messages, 1)
+    del query.options["kafka.transaction.timeout.ms"]
+    query.run(1)
+    query.settle()
+    assert_numbers(query.read(), 2 * ROWS)
+
+
+def test_check_21_speculation_is_refused(query: Query) -> None:
+    context = TaskContext.__new__(TaskContext)
+    context._partitionId = context._attemptNumber = 0
+    context._localProperties = {BATCH_ID: "0", QUERY_ID: "q", SPECULATION: "true"}
+    TaskContext._taskContext = context
+    with pytest.raises(ValueError, match=r"excludes spark\.speculation=true"):
+        query.writer().write(iter(()))
+
+
+def test_check_24_absent_properties_are_told(query: Query) -> None:
+    context = TaskContext.__new__(TaskContext)
+    context._partitionId = context._attemptNumber = 0
+    context._localProperties = {}
+    TaskContext._taskContext = context
+    with pytest.raises(SinkError, match=r"local properties streaming\.sql\.batchId"):
+        query.writer().write(iter(()))
+
+
+def test_empty_batch_and_empty_tasks(query: Query) -> None:
+    context = [query.task(0, number, 2, cut=0) for number in range(2)]
+    query.writer().commit(context, 0)
+    query.run(1, 2)
+    replayed = query.run(1, 2)
+    assert all(message.skipped for message in replayed)
+    query.settle()
+    keys = sorted(int(record.key or b"") for record in query.read())
+    assert keys == list(range(ROWS, 2 * ROWS))
