@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import random
+import ssl
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
 
-from aiokprod import AuthenticationError, KafkaError, Outcome, RecordMetadata
+from aiokprod import AuthenticationError, KafkaError, Outcome, Producer, RecordMetadata
+from aiokprod.environment import Environment
 from aiokprod.testing import virtual
+from aiokprod.testing.fake_cluster import FakeCluster
+from aiokprod.testing.memory import MemoryNetwork
 from tests.security.sasl_broker import BearerServer, PlainServer, ScramServer
 from tests.security.sasl_cluster import PASSWORD, USER, SaslCluster, producer
 
@@ -278,3 +283,91 @@ async def test_f78_refused_renewal_under_load_reaches_all_and_heals():
     await asyncio.sleep(2.0)
     assert isinstance(await made.send("t", b"after"), RecordMetadata)
     await made.close()
+
+
+# -- TLS ------------------------------------------------------------------------------------------
+
+
+def unverified(why: str) -> ssl.SSLError:
+    error = ssl.SSLCertVerificationError(1, "[SSL: CERTIFICATE_VERIFY_FAILED]")
+    error.verify_message = why
+    return error
+
+
+def broken(reason: str) -> ssl.SSLError:
+    error = ssl.SSLError(1, f"[SSL: {reason}]")
+    error.reason = reason
+    return error
+
+
+TLS_KINDS = {
+    "expired": (unverified("certificate has expired"), "has expired"),
+    "wrong-name": (unverified("Hostname mismatch, certificate is not valid for 'x'"), "Hostname"),
+    "unknown-ca": (unverified("unable to get local issuer certificate"), "local issuer"),
+    "plaintext-port": (broken("WRONG_VERSION_NUMBER"), "does not speak TLS"),
+    "client-certificate": (broken("TLSV13_ALERT_CERTIFICATE_REQUIRED"), "client certificate"),
+    "old-tls": (broken("UNSUPPORTED_PROTOCOL"), "no TLS 1.2"),
+}
+
+
+class Handshakes:
+    """A dialer that ends handshakes as told; without `fault` they succeed."""
+
+    def __init__(self, cluster: FakeCluster) -> None:
+        self.network = cluster.network
+        self.fault: Exception | None = None
+        self.attempts: list[tuple[float, int]] = []
+
+    async def resolve(self, host: str, port: int) -> list[tuple[str, int]]:
+        return await self.network.resolve(host, port)
+
+    async def connect(
+        self, factory: Any, host: str, port: int, *, tls: Any = None, server_hostname: Any = None
+    ) -> Any:
+        assert tls is not None
+        assert server_hostname
+        now = asyncio.get_running_loop().time()
+        self.attempts.append((now, hash((host, port))))
+        if self.fault is not None:
+            raise self.fault
+        return await self.network.connect(factory, host, port)
+
+
+@pytest.mark.parametrize("kind", TLS_KINDS)
+@in_virtual_time
+async def test_s4_tls_refusal_of_each_kind_reaches_all_waiting_calls_and_heals(kind):
+    fault, text = TLS_KINDS[kind]
+    cluster = FakeCluster(3, network=MemoryNetwork())
+    cluster.create_topic("t", 6)
+    cluster.create_topic("new", 1)
+    dialer = Handshakes(cluster)
+    made: Any = Producer(
+        bootstrap_servers=cluster.bootstrap_servers,
+        security_protocol="SSL",
+        environment=Environment(dialer, cluster.unix_ms, random.Random(5)),
+        reconnect_backoff_ms=1_000,
+        reconnect_backoff_max_ms=2_000,
+    )
+    for partition in range(6):
+        await made.send("t", b"before", partition=partition)
+    dialer.fault = fault
+    dialer.attempts.clear()
+    for broker in cluster.brokers.values():
+        for connection in list(broker.connections):
+            connection.reset()
+    calls = [made.send("t", b"canary-value", partition=number % 6) for number in range(30)]
+    calls += [made.send("new", b"canary-value"), made.warm(["t"]), made.partitions_for("new")]
+    for error, took in await asyncio.gather(*map(ended, calls)):
+        assert isinstance(error, AuthenticationError), repr(error)
+        assert text in str(error)
+        assert took <= SETUP_S + 0.1
+    last: dict[int, float] = {}
+    for at, where in dialer.attempts:
+        assert at - last.get(where, -100.0) >= 0.8
+        last[where] = at
+    dialer.fault = None
+    await asyncio.sleep(2.5)
+    for partition in range(6):
+        assert isinstance(await made.send("t", b"after", partition=partition), RecordMetadata)
+    await made.close()
+    assert cluster.violations == []
