@@ -4,6 +4,10 @@
 #   make demo KAFKA=1               the same against three real Kafka nodes (JDK 17+, Maven)
 #   make test                       lint + unit tests + coverage thresholds
 #   make bench                      aiokprod beside aiokafka, confluent-kafka and Java; half an hour
+#   make simulate                   2000 seeds of the producer among faults (SEEDS=a-b)
+#   make detection                  43 historical bugs put back; the simulation must find each
+#   make in-flight                  65 536 fates of five batches in flight
+#   make fuzz                       10 million damaged answers and streams (EXECUTIONS=…)
 #   make chaos                      21 faults on three real nodes, 3 runs each (FAULTS=… RUNS=…)
 #   make soak HOURS=0.5             steady load with faults; nothing may grow (RATE=… records/s)
 #   make transactions               10 000 seeds; the copier of Kafka's suite, 3 runs on 3 clusters
@@ -24,7 +28,7 @@ INPUTS := pyproject.toml setup.py $(wildcard aiokprod/hot/*.pyx aiokprod/hot/*.p
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test lint unit bench integration supply kerberos reauth \
-    chaos soak contrast transactions spark-test spark-campaign spark-demo bench-spark clean
+    simulate detection in-flight fuzz chaos soak contrast transactions spark-test spark-campaign spark-demo bench-spark clean
 
 help:
 	@sed -n 's/^#  *make/  make/p' Makefile
@@ -85,6 +89,22 @@ reauth: $(VENV)/.test
 
 bench: $(VENV)/.bench
 	$(PY) -m benchmarks suite
+
+# Seeded runs of the whole producer in virtual time (a-b, b excluded), see RELIABILITY.md.
+SEEDS      := 0-2000
+EXECUTIONS := 10000000
+
+simulate: $(VENV)/.test
+	$(PY) -m tests.faults.simulation --seeds $(SEEDS)
+
+detection: $(VENV)/.test
+	$(PY) -m tests.faults.detection
+
+in-flight: $(VENV)/.test
+	$(PY) -m tests.faults.in_flight
+
+fuzz: $(VENV)/.test
+	$(PY) -m tests.fuzz --executions $(EXECUTIONS)
 
 FAULTS := all
 RUNS   := 3

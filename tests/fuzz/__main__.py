@@ -9,37 +9,9 @@ import argparse
 import multiprocessing
 import sys
 import time
-from collections.abc import Callable
 
-from tests.fuzz.decoders import Figures, fuzz_decoders, fuzz_frames
-from tests.fuzz.live import fuzz_client
-
-TARGETS: dict[str, Callable[[int, int], Figures]] = {
-    "decoders": fuzz_decoders,
-    "frames": fuzz_frames,
-    "client": fuzz_client,
-}
-SHARES = {"decoders": 0.9, "frames": 0.09, "client": 0.01}
-CHUNKS = {"decoders": 200_000, "frames": 50_000, "client": 2_000}
-
-
-def run_task(task: tuple[str, int, int]) -> Figures:
-    """One chunk of one target, for a pool of processes."""
-    name, executions, seed = task
-    return TARGETS[name](executions, seed)
-
-
-def tasks(names: list[str], executions: int, seed: int) -> list[tuple[str, int, int]]:
-    """Chunks of all targets, each with a seed of its own."""
-    total = sum(SHARES[name] for name in names)
-    found = []
-    for name in names:
-        left = round(executions * SHARES[name] / total)
-        while left > 0:
-            size = min(left, CHUNKS[name])
-            found.append((name, size, seed + len(found)))
-            left -= size
-    return found
+from tests.fuzz.batch import TARGETS, run_task, tasks
+from tests.fuzz.decoders import Figures
 
 
 def main() -> int:

@@ -18,7 +18,8 @@ ANYTHING = st.one_of(
     st.none(), st.booleans(), st.integers(-2, 3), st.integers(), st.floats(), st.binary(max_size=5),
     st.text(max_size=5), st.sampled_from(
         ["all", "-1", "", "\udc80", "\0", "a\r\nb", "none", "zstd", "1e400", "0x10", "٣",
-         "localhost", "localhost:9092", "h:1,,h:2", "[::1]:9092", "host:99999", "file:///etc/passwd", "${HOME}",
+         "localhost", "localhost:9092", "h:1,,h:2", "[::1]:9092", "host:99999", "${HOME}",
+         "file:///etc/passwd",
          2**31 - 1, 2**31, 2**63, -(2**63), math.inf, math.nan, object(), [], {}, (), b"all"]
     ),
     st.lists(st.text(max_size=3), max_size=2), st.dictionaries(st.text(max_size=2), st.none()),

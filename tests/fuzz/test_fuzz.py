@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.fuzz.__main__ import SHARES, tasks
+from tests.fuzz.batch import SHARES, tasks
 from tests.fuzz.decoders import Finding, fuzz_decoders, fuzz_frames, hostile_counts, measured
 from tests.fuzz.live import fuzz_client
 from tests.fuzz.mutations import Sample, corpus, responses

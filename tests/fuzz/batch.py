@@ -1,0 +1,35 @@
+"""Chunks of fuzzing for several cores."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tests.fuzz.decoders import Figures, fuzz_decoders, fuzz_frames
+from tests.fuzz.live import fuzz_client
+
+TARGETS: dict[str, Callable[[int, int], Figures]] = {
+    "decoders": fuzz_decoders,
+    "frames": fuzz_frames,
+    "client": fuzz_client,
+}
+SHARES = {"decoders": 0.9, "frames": 0.098, "client": 0.002}
+CHUNKS = {"decoders": 200_000, "frames": 50_000, "client": 500}
+
+
+def run_task(task: tuple[str, int, int]) -> Figures:
+    """One chunk of one target, for a pool of processes."""
+    name, executions, seed = task
+    return TARGETS[name](executions, seed)
+
+
+def tasks(names: list[str], executions: int, seed: int) -> list[tuple[str, int, int]]:
+    """Chunks of all targets, each with a seed of its own."""
+    total = sum(SHARES[name] for name in names)
+    found = []
+    for name in names:
+        left = round(executions * SHARES[name] / total)
+        while left > 0:
+            size = min(left, CHUNKS[name])
+            found.append((name, size, seed + len(found)))
+            left -= size
+    return found

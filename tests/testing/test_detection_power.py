@@ -1,0 +1,42 @@
+"""Bugs put back into the engine, found by the simulation: the quick part of
+`python -m tests.faults.detection`, which looks for all of them."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.faults.detection.bugs import BUGS
+from tests.faults.detection.search import search, verdict_on
+
+QUICK = (
+    "concurrent-batches-share-a-sequence",
+    "disconnect-called-definite",
+    "expired-in-flight-batch-gives-its-sequence-back",
+    "half-frame-kept-after-a-reset",
+    "leader-errors-fetch-no-metadata",
+    "memory-of-failed-batches-never-returned",
+    "missing-partition-hangs",
+    "one-omission-is-a-verdict",
+    "out-of-order-sequence-wedges-the-producer",
+    "retry-goes-to-the-end-of-the-queue",
+    "retry-takes-a-new-sequence",
+    "server-error-called-definite",
+    "turn-lost-with-a-cancelled-waiter",
+    "versions-remembered-over-reconnects",
+)
+"""Those that show themselves within a few seeds."""
+
+MOST = 80
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_bug_put_back_is_found(name):
+    found = search(name, first=0, most=MOST, sample=0)
+    assert found.seed is not None, f"{name} survived {MOST} seeds"
+    assert verdict_on(found.seed) is None, "without the bug the seed is fine"
+
+
+def test_catalogue_has_the_bugs_of_the_twelve_lessons():
+    assert len(BUGS) >= 25
+    assert set(QUICK) <= set(BUGS)
+    assert all(function.__doc__ for function in BUGS.values())
