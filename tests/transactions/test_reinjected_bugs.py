@@ -19,6 +19,10 @@ from aiokprod.engine.transactions import TransactionManager
 from aiokprod.error_codes import Code
 from aiokprod.testing.fake_cluster import FakeCluster, delay, lose_request, refuse
 from tests.transactions.kit import END, PRODUCE, committed, one, transactional
+from tests.transactions.test_simulation import play
+
+CHANCES = 60
+"""Seeds of the simulation within which each bug must show; the slowest took 17."""
 
 Patch = Callable[[pytest.MonkeyPatch], None]
 
@@ -142,3 +146,16 @@ def test_reinjected_bug_is_found(case: str, monkeypatch: pytest.MonkeyPatch) -> 
         except BaseException:
             pass
         assert found, f"{case} goes unnoticed under TV{tv}"
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_reinjected_bug_is_found_by_the_simulation(
+    case: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    CASES[case][0](monkeypatch)
+    for seed in range(CHANCES):
+        try:
+            play(seed)
+        except AssertionError:
+            return
+    raise AssertionError(f"{case} goes unnoticed in {CHANCES} seeds")
