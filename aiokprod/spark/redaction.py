@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import sys
+from collections import UserDict
 from typing import TYPE_CHECKING, Any, Final
 
 from aiokprod.secret import MASK
@@ -24,11 +25,14 @@ _FRAMES: Final = 32
 
 @contextlib.contextmanager
 def redacted(options: Mapping[str, str]) -> Iterator[None]:
-    """If the body raises, mask the secrets of `options` in the local variables of all callers."""
+    """If the body raises, mask the secrets of `options` in the local variables of all functions
+    that the traceback names: those the body called, and all callers."""
     try:
         yield
-    except BaseException:
+    except BaseException as error:
         secrets = {value for key, value in options.items() if is_secret(key) and value}
+        for below in _frames_below(error):
+            _mask_frame(below, secrets)
         frame: FrameType | None = sys._getframe(2)
         for _ in range(_FRAMES):
             if frame is None:
@@ -38,6 +42,22 @@ def redacted(options: Mapping[str, str]) -> Iterator[None]:
         raise
 
 
+def _frames_below(error: BaseException) -> Iterator[FrameType]:
+    """The frames of the traceback, and of those of the errors behind it."""
+    seen: set[int] = set()
+    chain: list[BaseException | None] = [error]
+    while chain:
+        one = chain.pop()
+        if one is None or id(one) in seen:
+            continue
+        seen.add(id(one))
+        chain += [one.__cause__, one.__context__]
+        traceback = one.__traceback__
+        while traceback is not None:
+            yield traceback.tb_frame
+            traceback = traceback.tb_next
+
+
 def _mask_frame(frame: FrameType, secrets: set[str]) -> None:
     found: dict[str, Any] = frame.f_locals
     changed = False
@@ -45,7 +65,7 @@ def _mask_frame(frame: FrameType, secrets: set[str]) -> None:
         if isinstance(value, str) and value in secrets:
             found[name] = MASK
             changed = True
-        elif hasattr(value, "data") and isinstance(getattr(value, "data", None), dict):
+        elif isinstance(value, UserDict):  # Spark's CaseInsensitiveDict is one
             _mask_dict(value.data, secrets)
         elif type(value) is dict and value is not found:
             _mask_dict(value, secrets)

@@ -23,6 +23,7 @@ from aiokprod.spark.driver import TransactionEnder
 from aiokprod.spark.messages import Prepared, TaskReport
 from aiokprod.spark.options import AT_LEAST_ONCE, SealedOptions, SinkOptions
 from aiokprod.spark.process import loop_thread
+from aiokprod.spark.redaction import redacted
 from aiokprod.spark.tasks import run_task
 from aiokprod.version import __version__
 
@@ -57,23 +58,29 @@ class AiokprodWriter(DataSourceStreamWriter, DataSourceArrowWriter):
         Raises:
             SinkError: a row failed; tells what is known of the others.
         """
-        self._check_version()
-        options = SinkOptions.parse(self._options)
-        task = current_task(options)
-        if options.delivery != AT_LEAST_ONCE and task.speculation:
-            raise ConfigError(
-                f"delivery={options.delivery} excludes spark.speculation=true: a second attempt "
-                "of a task would fence the first one. Turn speculation off for this query"
-            )
-        return run_task(options, self._columns, task, iterator, job=self._job)
+        with redacted(self._options):
+            self._check_version()
+            options = SinkOptions.parse(self._options)
+            task = current_task(options)
+            if options.delivery != AT_LEAST_ONCE and task.speculation:
+                raise ConfigError(
+                    f"delivery={options.delivery} excludes spark.speculation=true: a second "
+                    "attempt of a task would fence the first one. Turn speculation off for this "
+                    "query"
+                )
+            return run_task(options, self._columns, task, iterator, job=self._job)
 
     def commit(
         self, messages: Sequence[WriterCommitMessage | None], batchId: int | None = None
     ) -> None:
         """On the driver, once all tasks succeeded: end their transactions, write the report."""
+        with redacted(self._options):
+            self._commit(messages, batchId)
+
+    def _commit(self, messages: Sequence[WriterCommitMessage | None], batch_id: int | None) -> None:
         options = SinkOptions.parse(self._options)
         done = [one for one in messages if isinstance(one, TaskReport)]
-        batch_id = options.batch_id if batchId is None else batchId
+        batch_id = options.batch_id if batch_id is None else batch_id
         if options.delivery != AT_LEAST_ONCE:
             if len(done) != len(messages):
                 raise RuntimeError(

@@ -7,6 +7,8 @@ import os
 import select
 import socket
 import threading
+import traceback
+from collections import UserDict
 from typing import Any
 
 import pytest
@@ -179,24 +181,33 @@ def test_lifeline_is_found_in_the_workers_frame() -> None:
 
 
 def test_redacted_masks_locals_of_callers_when_the_body_raises() -> None:
-    class Options:
-        def __init__(self) -> None:
-            self.data = {"kafka.sasl.password": "s3cret", "topic": "t"}
-
     def plan() -> dict[str, Any]:
-        options = Options()
+        options = UserDict({"kafka.sasl.password": "s3cret", "topic": "t"})
         value = "s3cret"
         plain = {"x": "s3cret"}
         other = "t"
         try:
             fail()
-        except ValueError:
+        except ValueError as error:
+            shown = traceback.TracebackException.from_exception(error, capture_locals=True)
+            text = "".join(shown.format()).replace('deep("s3cret")', "")
+            assert "wrong option 1" in text
+            assert "settings = " in text
+            lines = [line for line in text.splitlines() if " = " in line]
+            assert not [line for line in lines if "s3" + "cret" in line]
             return {"data": options.data, "value": value, "plain": plain, "other": other}
         raise AssertionError
 
+    def deep(text: str) -> None:
+        settings = {"sasl.password": text}
+        try:
+            raise KeyError("first")
+        except KeyError:
+            raise ValueError(f"wrong option {len(settings)}") from None
+
     def fail() -> None:
         with redacted({"kafka.sasl.password": "s3cret", "topic": "t"}):
-            raise ValueError("wrong option")
+            deep("s3cret")
 
     found = plan()
     assert "s3" + "cret" not in repr(found)
