@@ -23,6 +23,9 @@ MAYBE_APPENDED = (-1, 6, 7, 13, 20, 500)
 """Codes a broker may give although it wrote the batch."""
 
 MAX_SEQUENCE = 2**31 - 1
+BY_ID = 13
+"""First Produce version that names topics by id."""
+
 FULL_WINDOW = 256 * 1024
 TRICKLE_S = 0.05
 """How long bytes trickle: every one of them costs a pass of the loop."""
@@ -36,7 +39,8 @@ class Misfortunes:
     Attributes:
         wall_offset_ms: how wrong the client's wall clock is.
         stalled_s: seconds the loop was blocked in all.
-        amnesia: partitions whose brokers forgot their producers.
+        amnesia: partitions whose brokers know nothing of their producers: retention took it, or
+            the log is new and its name is old.
         done: names of what happened, in order.
     """
 
@@ -157,7 +161,11 @@ class Misfortunes:
         if self.rng.random() > 0.3 or not self._enough_brokers():
             return
         topic = self.rng.choice(TOPICS)
-        cluster.recreate_topic(topic)
+        made = cluster.recreate_topic(topic)
+        oldest = min(broker.profile.ranges[0][1] for broker in cluster.brokers.values())
+        if oldest < BY_ID or "upgrade" in self.plan.menu:
+            # The new log takes any first sequence, and two batches may be on their way to it.
+            self.amnesia.update((made.topic_id, index) for index in range(8))
         # Who produces by name, or asks for the fate of a batch by its sequence, goes on with old
         # sequences in the new log.
         cluster.forgotten.update((topic, index) for index in range(8))
