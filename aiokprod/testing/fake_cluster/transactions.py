@@ -50,6 +50,7 @@ class Transactional:
         last_epoch: the epoch before, whose owner may repeat its request; -1 after a fencing.
         number: counts its transactions, so that a timer knows its own.
         history: the verdict of every ended transaction, oldest first.
+        known: every (epoch, partition) that ever was part of a transaction.
     """
 
     name: str
@@ -62,6 +63,7 @@ class Transactional:
     offsets: dict[str, dict[Where, int]] = field(default_factory=dict)
     number: int = 0
     history: list[bool] = field(default_factory=list)
+    known: set[tuple[int, Where]] = field(default_factory=set)
 
 
 class TransactionModel:
@@ -127,6 +129,7 @@ class TransactionModel:
             when = self._loop.time() + entry.timeout_ms / 1000
             world_at(self._loop, when, self._timed_out, entry, entry.number)
         entry.partitions |= partitions
+        entry.known |= {(entry.epoch, where) for where in partitions}
         if group is not None:
             entry.offsets.setdefault(group, {})
         return Code.NONE
@@ -135,6 +138,11 @@ class TransactionModel:
         """Is this partition part of the open transaction?"""
         entry = self.ids.get(name or "")
         return entry is not None and entry.phase is Phase.ONGOING and where in entry.partitions
+
+    def was_added(self, name: str | None, where: Where) -> bool:
+        """Was this partition part of any transaction of the current epoch?"""
+        entry = self.ids.get(name or "")
+        return entry is not None and (entry.epoch, where) in entry.known
 
     def end(self, name: str, epoch: int, *, commit: bool, tv2: bool) -> tuple[Code, int, int]:
         """EndTxn: (code, producer id, epoch of the next transaction)."""

@@ -29,7 +29,6 @@ from aiokprod.wire.messages.produce import (
 BY_ID_FROM = 13
 HINTS_FROM = 10
 IMPLICIT_FROM = 12
-HELD_UP_S = 0.001
 ALL = -1
 _SEQUENCE_ERRORS = (Code.OUT_OF_ORDER_SEQUENCE_NUMBER, Code.UNKNOWN_PRODUCER_ID)
 _LEADER_ERRORS = (Code.NOT_LEADER_OR_FOLLOWER, Code.FENCED_LEADER_EPOCH)
@@ -199,7 +198,7 @@ def _check_transaction(
         code = model.add(name, {where})
     elif not code and not model.has(name, where):
         # What was held up on its way may come after its transaction: no fault of the client.
-        if broker.cluster.loop.time() - request.time < HELD_UP_S:
+        if not model.was_added(name, where):
             broker.cluster.note_violation(f"{where}: was not added to the transaction of {name}")
         code = Code.INVALID_TXN_STATE
     if code:
