@@ -140,7 +140,8 @@ $(SPARK)%/.ready: $(PY) $(INPUTS)
 
 spark-test: $(SPARKS:%=$(SPARK)%/.ready)
 	set -e; for version in $(SPARKS); do \
-	    $(SPARK)$$version/bin/python -m pytest tests/spark tests/spark/integration; done
+	    $(SPARK)$$version/bin/python -m pytest tests/spark; \
+	    $(SPARK)$$version/bin/python -m pytest tests/spark/integration; done
 
 spark-campaign: $(SPARK)4.3/.ready
 	$(SPARK)4.3/bin/python -m tests.spark.campaign --kills $(KILLS) --delivery exactly_once
