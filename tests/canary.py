@@ -75,7 +75,8 @@ class Guard:
         self.look("repr of a configuration", repr(config) + repr(config.effective()))
         with contextlib.suppress(Exception):  # contexts and callables do not pickle
             self.look("pickle of a configuration", pickle.dumps(config).decode("latin-1"))
-        self.look("names of tasks", " ".join(task.get_name() for task in asyncio.all_tasks()))
+        with contextlib.suppress(RuntimeError):  # the child of a fork has no running loop
+            self.look("names of tasks", " ".join(task.get_name() for task in asyncio.all_tasks()))
 
 
 def chain_text(error: BaseException) -> str:

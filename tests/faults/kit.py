@@ -132,7 +132,7 @@ class History:
 
     def _next(self, topic: str, partition: int) -> Attempt:
         number = len(self.attempts)
-        value = f"{topic}/{partition}/{number}/".encode()
+        value = f"canary/{topic}/{partition}/{number}/".encode()
         attempt = Attempt(number, topic, partition, value.ljust(self.size, b"."), started_at=now())
         self.attempts.append(attempt)
         return attempt
