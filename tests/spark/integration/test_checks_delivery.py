@@ -17,6 +17,8 @@ from aiokprod.spark import register
 from aiokprod.testing.kafka_cluster import KafkaCluster
 from tests.spark.integration.kit import assert_numbers, numbers, read_back, sink, wait_for
 
+pytestmark = pytest.mark.slow
+
 
 def fails_once(flag: Path, at: int, how: str) -> Any:
     """A column that breaks its task the first time it meets row `at`."""

@@ -12,6 +12,8 @@ from aiokprod.spark import foreach_batch
 from aiokprod.testing.kafka_cluster import KafkaCluster
 from tests.spark.integration.kit import assert_numbers, commits, rate, read_back, wait_for
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("delivery", ["at_least_once", "exactly_once"])
 def test_foreach_batch_in_update_mode(

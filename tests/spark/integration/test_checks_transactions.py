@@ -65,6 +65,7 @@ def failing_once(flag: Path, where: str) -> Any:
     return column
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["raise", "kill"])
 def test_check_17_task_fails_once(
     spark: Any, broker: KafkaCluster, topic: str, folder: Path, how: str
@@ -77,6 +78,7 @@ def test_check_17_task_fails_once(
     assert_numbers(records, len(records))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "point",
     ["before EndTxn", "after 1 EndTxn", "after all EndTxn"],
@@ -116,6 +118,7 @@ def crash(
     return query.exception()
 
 
+@pytest.mark.slow
 def test_check_19_changed_partitions_between_crash_and_replay_fail_loudly(
     spark: Any, broker: KafkaCluster, topic: str, folder: Path
 ) -> None:
@@ -160,6 +163,7 @@ def test_check_20_transaction_timeout_before_commit_fails_the_batch_and_replays(
     assert_numbers(records, len(records))
 
 
+@pytest.mark.slow
 def test_check_17_batch_delivery_transactional(
     spark: Any, broker: KafkaCluster, topic: str, make_topic: Callable[..., None], folder: Path
 ) -> None:
@@ -190,6 +194,7 @@ def stable(servers: str, topic: str) -> bool:
     return ends("read_committed") == ends("read_uncommitted")
 
 
+@pytest.mark.slow
 def test_check_21_speculation_is_refused(spark: Any, broker: KafkaCluster, topic: str) -> None:
     context = spark.sparkContext
     context.setLocalProperty("spark.speculation", "true")
@@ -204,6 +209,7 @@ def test_check_21_speculation_is_refused(spark: Any, broker: KafkaCluster, topic
         context.setLocalProperty("spark.speculation", None)
 
 
+@pytest.mark.slow
 def test_check_22_cancelled_batch_is_never_visible(
     spark: Any, broker: KafkaCluster, topic: str, make_topic: Callable[..., None]
 ) -> None:
@@ -241,6 +247,7 @@ def test_check_22_cancelled_batch_is_never_visible(
     assert read_back(servers, topic, committed=False)
 
 
+@pytest.mark.slow
 def test_check_23_abort_never_raises_with_the_broker_down() -> None:
     from aiokprod.spark.messages import Prepared
     from aiokprod.spark.options import SealedOptions
@@ -257,6 +264,7 @@ def test_check_23_abort_never_raises_with_the_broker_down() -> None:
     AiokprodWriter(SealedOptions({}), Columns(value=0), None).abort([message], 1)
 
 
+@pytest.mark.slow
 def test_check_17_first_protocol_on_an_old_broker(
     spark: Any, kafka_3_broker: KafkaCluster, topic: str, folder: Path
 ) -> None:

@@ -113,7 +113,7 @@ def batches(numbers: list[int]) -> Iterator[pa.RecordBatch]:
         yield pa.RecordBatch.from_arrays([keys, values], names=["key", "value"])
 
 
-@pytest.fixture(params=["V2", "V1"])
+@pytest.fixture(params=["V2", pytest.param("V1", marks=pytest.mark.slow)])
 def query(request: pytest.FixtureRequest) -> Query:
     """On the newest brokers, and on the old line, which has the first protocol only."""
     name = "broker" if request.param == "V2" else "kafka_3_broker"
