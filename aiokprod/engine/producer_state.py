@@ -358,7 +358,8 @@ class Idempotent(WithoutTransactions):
         in_doubt = entry.unresolved and batch.fate_open
         batch.fate_open = False  # the broker would have known it
         if code == Code.UNKNOWN_PRODUCER_ID:
-            if log_start_offset != -1 and not batch.sequence_reset:
+            # At sequence 0 a second bump would change nothing.
+            if log_start_offset != -1 and (batch.base_sequence or not batch.sequence_reset):
                 self._plan(batch.topic_partition)
         elif entry.is_next(batch.base_sequence) or (entry.open and entry.open[0] is batch):
             # Nothing older is open, so what is missing before this batch will not be sent again.

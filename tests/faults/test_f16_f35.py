@@ -600,6 +600,23 @@ async def test_f34_producer_forgotten_by_retention_goes_on(cluster, producer, hi
     }
 
 
+@scenario(partitions=1, linger_ms=0, batch_size=1, cluster={"version_profile": "2.1"})
+async def test_f34_producer_forgotten_again_while_renumbered_batches_wait(
+    cluster, producer, history
+):
+    """The second of two renumbered batches meets a broker that has forgotten us once more."""
+    await history.send()
+    cluster.retain("t", 0)
+    cluster.control(0, faults.delay(0.1))
+    first, second = await history.submit(), await history.submit()
+    await until(lambda: first.acked)
+    cluster.retain("t", 0)
+    await history.settle()
+    assert second.acked
+    assert second.settled_at - first.settled_at < RECOVERY
+    assert cluster.values("t", 0) == [second.value]
+
+
 @scenario(partitions=1)
 async def test_f34_unknown_producer_id_in_the_answer_bumps_and_retries(cluster, producer, history):
     await history.submit_many(3)
