@@ -101,6 +101,8 @@ cdef class TableAppender:
         cdef Cells cells
         cdef uint32_t hashes[BLOCK]
         cdef bint by_column = topic is None
+        # Of one topic; those of several differ, so that their hashes are divided one by one.
+        cdef uint32_t total = 0 if by_column else <uint32_t>PyList_GET_SIZE(topic.slots)
         cdef bint sticky
         cdef int64_t timestamp, number, bound
         cdef int32_t partition
@@ -113,7 +115,7 @@ cdef class TableAppender:
                     break
             if row == hashed:
                 hashed = min(row + BLOCK, end)
-                hash_keys(&chunk.key, row, hashed, hashes)
+                hash_keys(&chunk.key, row, hashed, total, hashes)
             if not read_cells(chunk, row, &cells):
                 break
             timestamp = appender.tick_ms
@@ -133,8 +135,11 @@ cdef class TableAppender:
                 partition = <int32_t>number
             sticky = partition < 0 and (cells.key_size < 0 or appender.ignore_keys)
             if partition < 0 and not sticky:
-                partition = <int32_t>(hashes[(row - hashed) & (BLOCK - 1)]
-                                      % <uint32_t>PyList_GET_SIZE(topic.slots))
+                partition = <int32_t>hashes[(row - hashed) & (BLOCK - 1)]
+                if by_column:
+                    partition = partition % <int32_t>PyList_GET_SIZE(topic.slots)
+                elif partition >= PyList_GET_SIZE(topic.slots):
+                    break  # there are fewer than a moment ago
             elif sticky and topic.sticky_bytes < 2 * appender.sticky_limit:
                 partition = topic.sticky
             held = NULL
@@ -252,8 +257,9 @@ cdef inline bint read_cells(Chunk chunk, Py_ssize_t row, Cells* cells) noexcept:
 
 
 cdef inline void hash_keys(const BytesColumn* keys, Py_ssize_t row, Py_ssize_t end,
-                           uint32_t* hashes) noexcept:
-    """Positive murmur2 of the keys; what null and damaged ones get does not matter.
+                           uint32_t total, uint32_t* hashes) noexcept:
+    """Positive murmur2 of the keys, modulo `total` unless that is 0; what null and damaged ones
+    get does not matter.
 
     In a loop of its own because one hash is a chain of multiplications: only independent ones can
     run side by side. Row i's is at `i - end` modulo BLOCK.
@@ -261,13 +267,15 @@ cdef inline void hash_keys(const BytesColumn* keys, Py_ssize_t row, Py_ssize_t e
     cdef Py_ssize_t i
     cdef int64_t size
     cdef const char* data
+    cdef uint32_t found
     if keys.kind == ABSENT:
         return
     for i in range(row, end):
         size = bytes_cell(keys, i, &data)
         if size < 0:
             size = 0
-        hashes[(i - end) & (BLOCK - 1)] = murmur2_bytes(<const uint8_t*>data, size) & 0x7FFFFFFF
+        found = murmur2_bytes(<const uint8_t*>data, size) & 0x7FFFFFFF
+        hashes[(i - end) & (BLOCK - 1)] = found % total if total else found
 
 
 cdef inline Py_ssize_t field_size(int64_t size) noexcept:
