@@ -34,6 +34,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--faults", default="all", help=", ".join(CATALOGUE))
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--first", type=int, default=0, help="number of the first run")
+    parser.add_argument("--nodes", type=int, default=3, help="3 is what the promises are about")
     parser.add_argument("--rate", type=int, default=12_000, help="records/s of each producer")
     parser.add_argument("--out", type=Path, default=OUT)
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no run after")
@@ -63,7 +64,7 @@ async def campaign(chosen: argparse.Namespace) -> bool:
             )
         ]
         if plans and time.monotonic() < ends:
-            async with ChaosCluster(replicas_through_proxy=replicas) as cluster:
+            async with ChaosCluster(chosen.nodes, replicas_through_proxy=replicas) as cluster:
                 good &= await _series(cluster, plans, chosen, ends)
     return good
 

@@ -100,6 +100,7 @@ async def play(
                     "fault": act.fault,
                     "turn": act.turn,
                     "workload": worker.name,
+                    "nodes": len(cluster.node_ids),
                     "offered_rate": rate,
                     "fault_s": round(act.ended - act.began, 2),
                     "wrong": _wrong(worker.name, verdict, whole, gaps)
