@@ -141,7 +141,8 @@ class Sender:
                     self._send_to(node_id, now)
                 else:
                     next_at = min(next_at, self._client.retry_at(node_id, now))
-        return min(next_at, accumulator.next_expiry(), state_at, self.refusals.look_at)
+        refused_at = self.refusals.look_at if accumulator.incomplete else FOREVER
+        return min(next_at, accumulator.next_expiry(), state_at, refused_at)
 
     def _idle(self, node_id: int) -> bool:
         return not self._produce_in_flight.get(node_id)

@@ -104,6 +104,16 @@ async def test_sender_fails_what_waits_for_a_broker_that_refuses_us_with_its_tru
 
 
 @virtual
+async def test_sender_sleeps_for_ever_when_nothing_waits_for_who_refuses_us() -> None:
+    world = World()
+    world.append(b"v")
+    world.step()
+    world.brokers.last.ack()
+    world.sender.refusals.lost(7, NO, world.now)
+    assert world.sender.run_once(world.now) == math.inf
+
+
+@virtual
 async def test_sender_wakes_for_a_refusal_by_time_alone() -> None:
     world = World()
     task = asyncio.ensure_future(world.sender.run())
