@@ -369,7 +369,7 @@ class Sender:
             self._acknowledge(batch, -1, -1)
         elif action is Action.RETRY and now < batch.deadline:
             delay = 0.0 if at_once else self._backoff(batch.attempts)
-            if code.number == Code.CONCURRENT_TRANSACTIONS:
+            if code.number == Code.CONCURRENT_TRANSACTIONS and self._state.transactional_id:
                 delay = min(delay, MARKERS_BACKOFF)
             self._observer.on_batch_retry(batch, code)
             logger.debug("%s: retrying after %s in %.3f s", batch, code.name, delay)
