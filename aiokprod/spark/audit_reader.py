@@ -127,16 +127,17 @@ class AuditReader(DataSourceReader):
         options = AuditOptions.parse(self._options)
         thread = loop_thread()
         session = thread.run(_open(options))
+        reader = RangeReader(
+            session, partition.topic, partition.partition, partition.start, partition.end,
+            committed=options.committed, values=options.values, headers=options.headers,
+        )  # fmt: skip
+        coming = thread.start(reader.read())
         try:
-            reader = RangeReader(
-                session, partition.topic, partition.partition, partition.start, partition.end,
-                committed=options.committed, values=options.values, headers=options.headers,
-            )  # fmt: skip
-            coming = thread.start(reader.read())
             while (columns := coming.result()) is not None:
                 coming = thread.start(reader.read())
                 yield record_batch(partition.topic, partition.partition, columns)
         finally:
+            coming.cancel()  # of a reader that was left early
             thread.run(session.close(1.0))
 
 

@@ -32,6 +32,11 @@ _PERMISSIONS_FROM: Final = 8
 _NAMES_UNTIL: Final = 12
 _PASSING: Final = frozenset({Code.LEADER_NOT_AVAILABLE, Code.UNKNOWN_TOPIC_OR_PARTITION})
 _PAUSE: Final = 0.2
+_VALID: Final = 60.0
+"""Seconds; a stream plans each micro-batch anew, twice."""
+
+_passed: dict[SinkOptions, float] = {}
+"""When (loop time) the options were last found to be good by this process."""
 
 
 class PreflightError(RuntimeError):
@@ -44,7 +49,13 @@ def preflight(options: SinkOptions) -> None:
     Raises:
         PreflightError: names what is missing and the mend.
     """
-    loop_thread(options.loop).run(_check(options), SECONDS + 5.0)
+    thread = loop_thread(options.loop)
+    now = thread.loop.time()
+    if _passed.get(options, -_VALID) + _VALID > now:
+        return
+    thread.run(_check(options), SECONDS + 5.0)
+    _passed.clear()  # one entry: a planner process serves one query most of the time
+    _passed[options] = now
 
 
 async def _check(options: SinkOptions) -> None:

@@ -94,7 +94,8 @@ async def _run_plain(
         return Producer(options.producer_config())
 
     async with contextlib.AsyncExitStack() as stack:
-        borrowed = thread.borrowed(options.kafka, make, keep=options.reuse_producer)
+        key = ("producer", options.kafka, options.max_buffered_bytes)
+        borrowed = thread.borrowed(key, make, keep=options.reuse_producer)
         try:
             producer = await stack.enter_async_context(borrowed)
         except Exception as error:
