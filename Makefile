@@ -4,6 +4,7 @@
 #   make demo KAFKA=1               the same against three real Kafka nodes (JDK 17+, Maven)
 #   make test                       lint + unit tests + coverage thresholds
 #   make bench                      aiokprod beside aiokafka, confluent-kafka and Java; half an hour
+#   make bench-columns              Arrow columns to record batches, beside memcpy; a minute
 #   make simulate                   2000 seeds of the producer among faults (SEEDS=a-b)
 #   make detection                  43 historical bugs put back; the simulation must find each
 #   make in-flight                  65 536 fates of five batches in flight
@@ -28,7 +29,8 @@ INPUTS := pyproject.toml setup.py $(wildcard aiokprod/hot/*.pyx aiokprod/hot/*.p
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test lint unit bench integration supply kerberos reauth \
-    simulate detection in-flight fuzz chaos soak contrast transactions spark-test spark-campaign spark-demo bench-spark clean
+    simulate detection in-flight fuzz chaos soak contrast transactions spark-test spark-campaign spark-demo bench-spark \
+    bench-columns clean
 
 help:
 	@sed -n 's/^#  *make/  make/p' Makefile
@@ -89,6 +91,9 @@ reauth: $(VENV)/.test
 
 bench: $(VENV)/.bench
 	$(PY) -m benchmarks suite
+
+bench-columns: $(VENV)/.bench
+	$(PY) -m benchmarks.columns --check
 
 # Seeded runs of the whole producer in virtual time (a-b, b excluded), see RELIABILITY.md.
 SEEDS      := 0-2000
