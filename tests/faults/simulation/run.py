@@ -22,7 +22,7 @@ from tests.faults.simulation.misfortunes import Misfortunes
 from tests.faults.simulation.seeds import PARTITIONS, TOPICS, Plan, plan_of
 from tests.faults.simulation.watch import EpochWatch
 
-STEPS = 45
+STEPS = 30
 STUCK_S = 6.0
 """Once everything is healed, no partition with records waiting may go longer without an outcome:
 three backoffs of 1 s each with jitter, and what the cluster needs."""
@@ -114,7 +114,7 @@ class Simulation:
 
     async def _bad_times(self) -> None:
         heal_rate = self.rng.choice((0.1, 0.3, 0.5))
-        most = self.rng.choice((2, 6, 12))
+        most = self.rng.choice((2, 4, 8))
         for _ in range(STEPS):
             for _ in range(self.rng.randrange(most)):
                 self.load.hand_over()
