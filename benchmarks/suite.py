@@ -115,7 +115,8 @@ def tell(text: str) -> None:
 
 
 def main(chosen: argparse.Namespace) -> int:
-    """Measures, saves after every group, and reports."""
+    """Measures, saves after every group, and reports. A group in which a run of aiokprod failed
+    keeps its earlier figures, and the status is 1."""
     if chosen.runs is not None and chosen.runs < 1:
         raise ValueError(f"runs={chosen.runs}: at least one")
     groups = chosen_groups(chosen)
@@ -126,6 +127,7 @@ def main(chosen: argparse.Namespace) -> int:
         return 0
     results = Results.load(chosen.output) if chosen.output.exists() else Results()
     results.about |= about()
+    failed = False
     for kind, entries in groups.items():
         with running(kind) as brokers:
             results.about[kind] = brokers.name
@@ -133,7 +135,13 @@ def main(chosen: argparse.Namespace) -> int:
                 warm = Case(client="confluent", cluster="kafka", records=500_000, replicas=3)
                 warm_up_brokers(brokers, [warm] * WARM_UP_RUNS)
             for group in entries:
-                results.add(run_group(brokers, group, runs=chosen.runs, cpu=chosen.pin, tell=tell))
+                try:
+                    found = run_group(brokers, group, runs=chosen.runs, cpu=chosen.pin, tell=tell)
+                except RuntimeError as error:
+                    tell(f"{group.name} FAILED: {error}")
+                    failed = True
+                    continue
+                results.add(found)
                 results.save(chosen.output)
     if not chosen.only:
         tell("micro")
@@ -141,4 +149,4 @@ def main(chosen: argparse.Namespace) -> int:
         results.save(chosen.output)
     print(report.text(results))
     report.draw(results)
-    return 1 if chosen.check and report.missed(results) else 0
+    return 1 if failed or (chosen.check and report.missed(results)) else 0
