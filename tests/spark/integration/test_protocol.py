@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import pyarrow as pa
 import pytest
@@ -69,9 +69,7 @@ class Query:
         context._localProperties = {BATCH_ID: str(batch), QUERY_ID: self.id}
         TaskContext._taskContext = context
         share = list(range(batch * ROWS, (batch + 1) * ROWS))[partition::tasks][:cut]
-        found = self.writer().write(batches(share))
-        assert isinstance(found, Prepared)
-        return found
+        return cast(Prepared, self.writer().write(batches(share)))
 
     def run(self, batch: int, tasks: int = 3) -> list[Prepared]:
         """A whole batch."""
