@@ -17,7 +17,7 @@
 #   make reauth                     five minutes of re-authentication under load; three secured nodes
 #   make contrast                   the same faults for aiokprod, aiokafka and confluent-kafka
 #   make spark-test                 the sink on Spark 4.0 and 4.3, real brokers; about half an hour
-#   make spark-campaign             20 random kills in a stream, for each guarantee (KILLS=…)
+#   make spark-campaign             random kills in streams, for each guarantee (KILLS=…)
 #   make spark-demo                 flights through Spark, batch and stream, killed and audited
 #   make bench-spark                Spark sinks beside each other on Spark 4.0.0
 
@@ -149,6 +149,7 @@ spark-test: $(SPARKS:%=$(SPARK)%/.ready)
 	    $(SPARK)$$version/bin/python -m pytest tests/spark/integration; done
 
 spark-campaign: $(SPARK)4.3/.ready
+	$(SPARK)4.3/bin/python -m tests.spark.kills --kills 100
 	$(SPARK)4.3/bin/python -m tests.spark.campaign --kills $(KILLS) --delivery exactly_once
 	$(SPARK)4.3/bin/python -m tests.spark.campaign --kills $(KILLS) --delivery at_least_once
 
