@@ -21,6 +21,7 @@ from aiokprod.engine.producer_state import Idempotent, StateRequest
 from aiokprod.engine.transaction_states import FATAL_PRODUCE_CODES, TRANSITIONS, TxnState
 from aiokprod.errors import (
     AbortableTransactionError,
+    AuthenticationError,
     BrokerError,
     Code,
     FatalTransactionError,
@@ -30,6 +31,7 @@ from aiokprod.errors import (
     RecordTooLarge,
     SerializationError,
     TransactionError,
+    UnsupportedVersion,
 )
 
 if TYPE_CHECKING:
@@ -48,7 +50,14 @@ _LAST_EXPLICIT_PRODUCE: Final = 11
 OPEN: Final = frozenset({TxnState.IN_TRANSACTION, TxnState.COMMITTING})
 ENDING: Final = frozenset({TxnState.COMMITTING, TxnState.ABORTING})
 # Refusals of a record that never got into a batch: the transaction lacks it.
-_LOST_RECORDS: Final = (KafkaTimeout, RecordTooLarge, SerializationError, BrokerError)
+_LOST_RECORDS: Final = (
+    KafkaTimeout,
+    RecordTooLarge,
+    SerializationError,
+    BrokerError,
+    AuthenticationError,
+    UnsupportedVersion,
+)
 
 Result = asyncio.Future["KafkaError | None"]
 

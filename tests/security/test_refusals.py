@@ -11,7 +11,14 @@ from typing import Any
 
 import pytest
 
-from aiokprod import AuthenticationError, KafkaError, Outcome, Producer, RecordMetadata
+from aiokprod import (
+    AbortableTransactionError,
+    AuthenticationError,
+    KafkaError,
+    Outcome,
+    Producer,
+    RecordMetadata,
+)
 from aiokprod.environment import Environment
 from aiokprod.testing import virtual
 from aiokprod.testing.fake_cluster import FakeCluster
@@ -228,6 +235,28 @@ async def test_s4_refusal_reaches_transactional_calls_and_heals():
     await made.commit_transaction()  # goes on waiting for the same answer
     values = [record.value for record in cluster.topics["t"].partitions[0].log.records()]
     assert values == [b"one", b"two"]
+    await made.close()
+    assert cluster.violations == []
+
+
+@in_virtual_time
+async def test_s4_transaction_that_lacks_a_refused_record_is_not_committed():
+    doors = Doors()
+    cluster = SaslCluster(1, doors.servers())
+    cluster.create_topic("t", 1)
+    cluster.create_topic("new", 1)
+    made = producer(cluster, transactional_id="x", **settings_for("PLAIN"))
+    await made.begin_transaction()
+    await made.send("t", b"one")
+    doors.shut()
+    cluster.cut()
+    error, _ = await ended(made.send("new", b"two"))
+    assert isinstance(error, AuthenticationError), repr(error)
+    doors.open()
+    await asyncio.sleep(2.0)
+    error, _ = await ended(made.commit_transaction())
+    assert isinstance(error, AbortableTransactionError), repr(error)
+    await made.abort_transaction()
     await made.close()
     assert cluster.violations == []
 
