@@ -32,7 +32,7 @@ from aiokprod.net import channel
 from aiokprod.net.channel import KafkaChannel
 from aiokprod.net.client import NetworkClient
 from aiokprod.net.connection_states import ClusterConnectionStates
-from aiokprod.records import TopicPartition
+from aiokprod.net.in_flight import InFlightRequests
 from aiokprod.runtime import Runtime
 
 Patch = pytest.MonkeyPatch
@@ -246,9 +246,10 @@ def sequences_die_with_the_metadata(patch: Patch) -> None:
 
 
 @bug
-def more_batches_than_the_broker_remembers(patch: Patch) -> None:
-    """Java before KAFKA-5494: batches beyond the broker's window of five."""
-    patch.setattr(producer_state, "MAX_OPEN_BATCHES", 10**6)
+def more_requests_in_flight_than_brokers_remember(patch: Patch) -> None:
+    """Java before KAFKA-5494: idempotence holds for five batches in flight, not for more."""
+    init = InFlightRequests.__init__
+    patch.setattr(InFlightRequests, "__init__", lambda self, limit: init(self, 4 * limit))
 
 
 # -- order ----------------------------------------------------------------------------------------
@@ -553,4 +554,4 @@ def throttle_ignored(patch: Patch) -> None:
     patch.setattr(NetworkClient, "connection_throttled", lambda self, connection, seconds: None)
 
 
-__all__ = ["BUGS", "Bug", "TopicPartition", "bug"]
+__all__ = ["BUGS", "Bug", "bug"]

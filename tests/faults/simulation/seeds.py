@@ -94,7 +94,9 @@ def _options(rng: random.Random) -> dict[str, Any]:
         "client_id": "simulated",
         "enable_idempotence": idempotent,
         "acks": "all" if idempotent else rng.choice(("all", "all", 1, 0)),
-        "max_in_flight_requests_per_connection": rng.choice((1, 2, 5, 5)),
+        "max_in_flight_requests_per_connection": rng.choice(
+            (1, 2, 5, 5) if idempotent else (1, 1, 2, 5)
+        ),
         "retries": rng.choice((2**31 - 1, 2**31 - 1, 2**31 - 1, 2)),
         "linger_ms": rng.choice((0, 5, 100)),
         "adaptive_linger": rng.random() < 0.5,
