@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from aiokprod.errors import KafkaError, Outcome
+from aiokprod.errors import Code, KafkaError, Outcome
 
 AGAIN: Final = (
     "Spark will retry this task; rows already acknowledged may appear again "
@@ -14,6 +14,19 @@ AGAIN: Final = (
 CLEAN: Final = (
     "Spark will retry this task; nothing of this attempt becomes visible to read_committed readers"
 )
+
+_MENDS: Final = {
+    int(Code.CLUSTER_AUTHORIZATION_FAILED): (
+        " (brokers before 2.8 want IDEMPOTENT_WRITE on the cluster for idempotent producers: grant "
+        "it, or set kafka.enable.idempotence=false)"
+    ),
+    int(Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED): (
+        " (grant WRITE on transactional ids with the prefix of transactionalIdPrefix)"
+    ),
+    int(Code.GROUP_AUTHORIZATION_FAILED): (
+        " (grant READ on groups with the prefix of transactionalIdPrefix)"
+    ),
+}
 
 
 class SinkError(RuntimeError):
@@ -60,6 +73,8 @@ def describe(error: BaseException, counts: Counts, *, where: str, transactional:
         text = error.message
     else:
         name, again, text = type(error).__name__, "not retriable", str(error)
+    if isinstance(error, KafkaError) and error.code is not None:
+        text += _MENDS.get(error.code.number, "")
     return SinkError(
         f"aiokprod: {where}: {name} ({again}): {text}; rows of this attempt: "
         f"{counts.acknowledged} acknowledged, {counts.unknown} unknown, {counts.unsent} unsent. "

@@ -154,7 +154,13 @@ class SinkOptions:
             elif name not in _SPARKS_OWN:
                 raise _unknown(key)
         parsed = cls(kafka=SealedOptions(kafka), **values)
-        parsed.producer_config()
+        config = parsed.producer_config()
+        if config.required_acks != -1 and config.enable_idempotence is None:
+            raise ConfigError(
+                f"option 'kafka.acks' is {config.acks}, which turns idempotence off: rows can be "
+                "lost and doubled. Use kafka.acks=all; or set kafka.enable.idempotence=false too, "
+                "if that is wanted"
+            )
         parsed._check_delivery()
         return parsed
 

@@ -7,6 +7,7 @@ import pickle
 import pytest
 
 from aiokprod import ConfigError, DeliveryTimeout, Outcome
+from aiokprod.errors import Code, broker_error
 from aiokprod.spark.context import Task
 from aiokprod.spark.failures import Counts, describe
 from aiokprod.spark.markers import Marker
@@ -67,6 +68,19 @@ def test_failure_text_names_place_code_counts_and_what_follows() -> None:
     clean = str(describe(ConfigError("wrong"), Counts(), where="t", transactional=True))
     assert "not retriable" in clean
     assert "nothing of this attempt becomes visible to read_committed readers" in clean
+
+
+@pytest.mark.parametrize(
+    ("code", "text"),
+    [
+        (Code.CLUSTER_AUTHORIZATION_FAILED, "IDEMPOTENT_WRITE on the cluster"),
+        (Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, "grant WRITE on transactional ids"),
+        (Code.GROUP_AUTHORIZATION_FAILED, "grant READ on groups"),
+    ],
+)
+def test_failure_text_names_the_missing_acl(code: Code, text: str) -> None:
+    error = broker_error(code, "refused")
+    assert text in str(describe(error, Counts(), where="t", transactional=False))
 
 
 def test_marker_round_trip_and_foreign_offsets() -> None:

@@ -150,7 +150,20 @@ def test_option_topic_illegal_is_named() -> None:
 
 def test_transactions_exclude_acks() -> None:
     with pytest.raises(ConfigError, match=r"needs kafka.acks=all and idempotence"):
-        parse(delivery="exactly_once", transactionalIdPrefix="p", kafka__acks="1")
+        parse(delivery="exactly_once", transactionalIdPrefix="p", kafka__acks="1",
+              kafka__enable__idempotence="false")  # fmt: skip
+
+
+def test_fewer_acks_need_idempotence_off_on_purpose() -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse(kafka__acks="1")
+    assert str(caught.value) == (
+        "option 'kafka.acks' is 1, which turns idempotence off: rows can be lost and doubled. Use "
+        "kafka.acks=all; or set kafka.enable.idempotence=false too, if that is wanted"
+    )
+    assert (
+        not parse(kafka__acks="1", kafka__enable__idempotence="false").producer_config().idempotent
+    )
 
 
 def test_transactions_have_the_brokers_timeout() -> None:
