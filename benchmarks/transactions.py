@@ -155,11 +155,16 @@ def run_worker(
         return result
 
 
+def timed(each: int, chosen: argparse.Namespace) -> int:
+    """Transactions in one measurement."""
+    return max(3, int(SIZES[each] * float(chosen.scale)))
+
+
 def measure(servers: str, each: int, chosen: argparse.Namespace) -> dict[str, Measured]:
     """All clients in turn, `rounds` times over."""
     clients = [client for client in TITLES if client not in chosen.without]
     results = {client: Measured(each) for client in clients}
-    transactions = max(3, int(SIZES[each] * chosen.scale))
+    transactions = timed(each, chosen)
     for number in range(chosen.rounds):
         turn = number % len(clients)
         for client in clients[turn:] + clients[:turn]:
@@ -257,7 +262,8 @@ def main() -> None:
         for _ in range(2):  # young JVMs are several times slower
             for client in ("confluent", "aiokprod"):
                 for each in chosen.each:
-                    run_worker(client, servers, each, SIZES[each], chosen.size, chosen.loop)
+                    count = timed(each, chosen)
+                    run_worker(client, servers, each, count, chosen.size, chosen.loop)
         held = []
         for each in chosen.each:
             results = measure(servers, each, chosen)
