@@ -80,9 +80,10 @@ class Measured:
 
 @contextlib.contextmanager
 def new_topic(servers: str) -> Iterator[str]:
+    """On all brokers, three replicas where there are three."""
     name = f"bench-{uuid.uuid4().hex[:8]}"
     admin = ClusterAdmin(servers)
-    admin.create_topic(name, PARTITIONS, 3)
+    admin.create_topic(name, PARTITIONS, min(3, len(servers.split(","))))
     yield name
     admin.delete_topic(name)
 
@@ -237,6 +238,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--loop", choices=("uvloop", "asyncio"), default="uvloop")
     parser.add_argument("--protocol", type=int, choices=(1, 2), default=2,
                         help="finalised transaction.version")  # fmt: skip
+    parser.add_argument("--nodes", type=int, choices=(1, 3), default=3)
     parser.add_argument("--without", nargs="*", default=[], choices=list(TITLES)[1:])
     parser.add_argument("--check", action="store_true", help="exit 1 if a promise is broken")
     return parser.parse_args()
@@ -246,7 +248,7 @@ def main() -> None:
     chosen = parse()
     import aiokprod
 
-    cluster = KafkaCluster(3)
+    cluster = KafkaCluster(chosen.nodes)
     cluster.start_blocking()
     try:
         servers = cluster.bootstrap_servers
@@ -255,8 +257,8 @@ def main() -> None:
         print(
             f"aiokprod {aiokprod.__version__} (compiled: {aiokprod.COMPILED}), "
             f"{platform.python_implementation()} {platform.python_version()}, {chosen.loop}; "
-            f"Apache Kafka {cluster.version}, 3 nodes, transaction.version {chosen.protocol}, "
-            f"{PARTITIONS} partitions, RF 3; values of {chosen.size} bytes, median of "
+            f"Apache Kafka {cluster.version}, nodes: {chosen.nodes}, transaction.version {chosen.protocol}, "
+            f"{PARTITIONS} partitions, replicas: {chosen.nodes}; values of {chosen.size} bytes, median of "
             f"{chosen.rounds} rounds"
         )
         for _ in range(2):  # young JVMs are several times slower
