@@ -257,9 +257,9 @@ def main() -> None:
         print(
             f"aiokprod {aiokprod.__version__} (compiled: {aiokprod.COMPILED}), "
             f"{platform.python_implementation()} {platform.python_version()}, {chosen.loop}; "
-            f"Apache Kafka {cluster.version}, nodes: {chosen.nodes}, transaction.version {chosen.protocol}, "
-            f"{PARTITIONS} partitions, replicas: {chosen.nodes}; values of {chosen.size} bytes, median of "
-            f"{chosen.rounds} rounds"
+            f"Apache Kafka {cluster.version}, {chosen.nodes} nodes, transaction.version "
+            f"{chosen.protocol}, {PARTITIONS} partitions, RF {chosen.nodes}; values of "
+            f"{chosen.size} bytes, median of {chosen.rounds} rounds"
         )
         for _ in range(2):  # young JVMs are several times slower
             for client in ("confluent", "aiokprod"):
