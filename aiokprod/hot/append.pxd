@@ -26,7 +26,6 @@ cdef class BulkTracker:
 
     cdef int reserve(self, Py_ssize_t capacity) except -1
     cdef int add(self, BatchCore core, int32_t index) except -1
-    cdef list single(self, Py_ssize_t number)
 
 
 cdef class Appender:

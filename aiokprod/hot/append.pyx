@@ -28,10 +28,16 @@ from aiokprod.hot.record cimport (
 )
 
 ctypedef PyObject* (*iternext)(PyObject*) noexcept
+ctypedef int (*sendfunc)(PyObject*, PyObject*, PyObject**) noexcept
 
 cdef extern from "Python.h":
+    ctypedef struct PyAsyncMethods:
+        sendfunc am_send
     ctypedef struct PyTypeObject:
         iternext tp_iternext
+        PyAsyncMethods* tp_as_async
+    int PYGEN_RETURN
+    int PYGEN_NEXT
     void PyErr_SetObject(object, object) noexcept
 
 cdef extern from "pythread.h":
@@ -167,7 +173,21 @@ cdef PyObject* admission_next(PyObject* self) noexcept:
     return NULL
 
 
+cdef int admission_send(PyObject* self, PyObject* value, PyObject** result) noexcept:
+    """The same for interpreters whose `await` needs no exception for a result (3.11)."""
+    cdef Admission admission = <Admission>self
+    if admission.must_yield:
+        admission.must_yield = False
+        Py_INCREF(None)
+        result[0] = <PyObject*>None
+        return PYGEN_NEXT
+    Py_INCREF(admission.delivery)
+    result[0] = <PyObject*>admission.delivery
+    return PYGEN_RETURN
+
+
 (<PyTypeObject*>Admission).tp_iternext = admission_next
+(<PyTypeObject*>Admission).tp_as_async.am_send = admission_send
 
 
 cdef class BulkTracker:
@@ -241,36 +261,31 @@ cdef class BulkTracker:
         if seen is NULL:
             raise MemoryError
         try:
+            for i in range(total):
+                core = <BatchCore>self.cores[i]
+                if core.parts is not None or core.error is not None or core.withdrawn:
+                    seen[3 * i] = -1  # its records have outcomes of their own
             for i in range(self.count):
                 number = 3 * self.numbers[i]
+                if seen[number] < 0:
+                    partition, offset, error = self.position(i)
+                    if error is None:
+                        core = <BatchCore>self.cores[self.numbers[i]]
+                        found.append((core.topic, partition, 1, offset, offset))
+                    continue
                 if seen[number] == 0:
                     seen[number + 1] = self.indices[i]
                 seen[number] += 1
                 seen[number + 2] = self.indices[i]
             for i in range(total):
                 core = <BatchCore>self.cores[i]
-                if core.parts is not None or core.error is not None or core.withdrawn:
-                    found.extend(self.single(i))
-                elif core.base_offset < 0:
-                    found.append((core.topic, core.partition, seen[3 * i], None, None))
-                else:
+                if seen[3 * i] > 0:
+                    known = core.base_offset >= 0
                     found.append((core.topic, core.partition, seen[3 * i],
-                                  core.base_offset + seen[3 * i + 1],
-                                  core.base_offset + seen[3 * i + 2]))
+                                  core.base_offset + seen[3 * i + 1] if known else None,
+                                  core.base_offset + seen[3 * i + 2] if known else None))
         finally:
             PyMem_Free(seen)
-        return found
-
-    cdef list single(self, Py_ssize_t number):
-        """`ranges` of a batch that was split or failed, record by record."""
-        cdef Py_ssize_t i
-        cdef list found = []
-        cdef str topic = (<BatchCore>self.cores[number]).topic
-        for i in range(self.count):
-            if self.numbers[i] == number:
-                partition, offset, error = self.position(i)
-                if error is None:
-                    found.append((topic, partition, 1, offset, offset))
         return found
 
     def failed(self):

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from aiokprod.errors import BrokerError, Outcome
 from aiokprod.hot.append import BulkTracker, TopicSlot
 from aiokprod.hot.arrow import Chunk, open_table
 from aiokprod.hot.table import TableAppender
@@ -35,6 +36,10 @@ def append(desk: Desk, exported: Any, *, start: int = 0) -> tuple[int, BulkTrack
     tracker = BulkTracker()
     chunk = bound(exported)
     return TableAppender(desk.appender, tracker).append(chunk, desk.topic, start), tracker
+
+
+def error() -> BrokerError:
+    return BrokerError("refused", outcome=Outcome.REJECTED)
 
 
 sizes = st.sampled_from([0, 1, 3, 4, 7, 8, 15, 16, 17, 31, 32, 33, 63, 64, 65, 200, 9000])
@@ -311,3 +316,25 @@ async def test_tables_and_single_records_share_batches() -> None:
     assert trackers[1].position(99) == (0, 1201, None)
     assert trackers[0].ranges() == [("t", 0, 100, 1001, 1100)]
     assert trackers[1].ranges() == [("t", 0, 100, 1102, 1201)]
+
+
+def test_ranges_leave_out_what_failed_and_follow_what_was_split() -> None:
+    desk = idle_desk(3)
+    tracker = BulkTracker()
+    appender = TableAppender(desk.appender, tracker)
+    for partition in range(3):
+        columns = {"value": [b"x" * 50] * 4, "partition": [partition] * 4}
+        assert appender.append(bound(pa.record_batch(columns)), desk.topic, 0) == 4
+    good, failed, split = desk.opened
+    good.settle(10)
+    failed.fail(error())
+    parts = split.split(split.finish(), 120)
+    assert [part.count for part in parts] == [2, 2]
+    parts[0].settle(20)
+    parts[1].fail(error())
+    assert sorted(tracker.ranges()) == [
+        ("t", 0, 4, 10, 13),
+        ("t", 2, 1, 20, 20),
+        ("t", 2, 1, 21, 21),
+    ]
+    assert tracker.failed() == [4, 5, 6, 7, 10, 11]
