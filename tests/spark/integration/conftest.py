@@ -64,7 +64,8 @@ def session_of(**conf: str) -> Any:
     from pyspark.sql import SparkSession
 
     os.environ["PYSPARK_PYTHON"] = sys.executable
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *sys.path[1:2]])
+    paths = [str(ROOT), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
     builder = (
         SparkSession.builder.master(os.environ.get("AIOKPROD_SPARK_MASTER", "local[2,2]"))
         .appName("aiokprod-tests")
