@@ -8,6 +8,7 @@ AIOKPROD_COPIER_RUNS=3 as often in a row.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import random
 import sys
@@ -19,7 +20,7 @@ from typing import Any
 import pytest
 
 from aiokprod import Producer, ProducerFenced
-from aiokprod.testing.kafka_admin import downgrade_feature
+from aiokprod.testing.kafka_admin import AdminError, downgrade_feature
 from aiokprod.testing.kafka_cluster import KAFKA_3, KAFKA_4, KafkaCluster
 from tests.transactions.readback import first_committed, read_committed
 
@@ -164,8 +165,11 @@ async def bounce(cluster: KafkaCluster) -> None:
 async def written(cluster: KafkaCluster, topic: str, records: int, within: float) -> None:
     """Until so many records are in the logs, aborted ones included."""
     give_up = time.monotonic() + within
-    while sum((await cluster.end_offsets(topic)).values()) < records:
-        assert time.monotonic() < give_up, f"no {records} records in {topic} yet"
+    found = 0
+    while found < records:
+        assert time.monotonic() < give_up, f"{found} of {records} records in {topic} yet"
+        with contextlib.suppress(AdminError):  # brokers come and go
+            found = sum((await cluster.end_offsets(topic)).values())
         await asyncio.sleep(0.02)
 
 
