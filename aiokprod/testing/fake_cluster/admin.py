@@ -198,11 +198,7 @@ class ClusterAdmin:
         broker.is_paused = False
         broker.on_resume.clear()
         self._bring_up(broker)
-        for partition in self._partitions():
-            if broker_id in partition.replicas:
-                if partition.leader is None and broker_id in partition.isr:
-                    partition.elect(broker_id)
-                grow_isr(partition, self._registered_ids())
+        self._rejoin(broker_id)
 
     def pause(self, broker_id: int, *, failover_s: float | None = None) -> None:
         """SIGSTOP: bytes and connections are taken, nothing is answered.
@@ -221,12 +217,18 @@ class ClusterAdmin:
         broker = self.brokers[broker_id]
         if not broker.is_registered:
             broker.is_registered = True
-            for partition in self._partitions():
-                if broker_id in partition.replicas:
-                    if partition.leader is None and broker_id in partition.isr:
-                        partition.elect(broker_id)
-                    grow_isr(partition, self._registered_ids())
+            self._rejoin(broker_id)
         broker.thaw()
+
+    def _rejoin(self, broker_id: int) -> None:
+        """A broker is back: it leads what nobody could lead, and catches up with the rest."""
+        for partition in self._partitions():
+            if broker_id not in partition.replicas:
+                continue
+            if partition.leader is None and broker_id in partition.isr:
+                partition.elect(broker_id)
+                partition.log.high_watermark = partition.log.end_offset
+            grow_isr(partition, self._registered_ids())
 
     def _bring_up(self, broker: FakeBroker) -> None:
         broker.is_up = broker.is_registered = True
