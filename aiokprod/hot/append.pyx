@@ -28,10 +28,16 @@ from aiokprod.hot.record cimport (
 )
 
 ctypedef PyObject* (*iternext)(PyObject*) noexcept
+ctypedef int (*sendfunc)(PyObject*, PyObject*, PyObject**) noexcept
 
 cdef extern from "Python.h":
+    ctypedef struct PyAsyncMethods:
+        sendfunc am_send
     ctypedef struct PyTypeObject:
         iternext tp_iternext
+        PyAsyncMethods* tp_as_async
+    int PYGEN_RETURN
+    int PYGEN_NEXT
     void PyErr_SetObject(object, object) noexcept
 
 cdef extern from "pythread.h":
@@ -167,7 +173,21 @@ cdef PyObject* admission_next(PyObject* self) noexcept:
     return NULL
 
 
+cdef int admission_send(PyObject* self, PyObject* value, PyObject** result) noexcept:
+    """The same for interpreters whose `await` needs no exception for a result (3.11)."""
+    cdef Admission admission = <Admission>self
+    if admission.must_yield:
+        admission.must_yield = False
+        Py_INCREF(None)
+        result[0] = <PyObject*>None
+        return PYGEN_NEXT
+    Py_INCREF(admission.delivery)
+    result[0] = <PyObject*>admission.delivery
+    return PYGEN_RETURN
+
+
 (<PyTypeObject*>Admission).tp_iternext = admission_next
+(<PyTypeObject*>Admission).tp_as_async.am_send = admission_send
 
 
 cdef class BulkTracker:

@@ -27,10 +27,16 @@ from aiokprod.hot.encode cimport (
 )
 
 ctypedef PyObject* (*iternext)(PyObject*) noexcept
+ctypedef int (*sendfunc)(PyObject*, PyObject*, PyObject**) except -1
 
 cdef extern from "Python.h":
+    ctypedef struct PyAsyncMethods:
+        sendfunc am_send
     ctypedef struct PyTypeObject:
         iternext tp_iternext
+        PyAsyncMethods* tp_as_async
+    int PYGEN_RETURN
+    int PYGEN_NEXT
     int _PyBytes_Resize(PyObject** string, Py_ssize_t newsize) except -1
     PyObject* PyBytes_FromStringAndSize(const char*, Py_ssize_t)
     void PyErr_SetObject(object, object) noexcept
@@ -736,4 +742,25 @@ cdef PyObject* delivery_next(PyObject* self) noexcept:
     return delivery_next_slow(self)
 
 
+cdef int delivery_send(PyObject* self, PyObject* value, PyObject** result) except -1:
+    """The same for interpreters whose `await` needs no exception for a result (3.11)."""
+    cdef Delivery delivery = <Delivery>self
+    cdef BatchCore core = delivery.core
+    cdef object given
+    cdef bint done = True
+    if core.parts is None and core.withdrawn is None and core.state == S_DONE and \
+            not delivery.is_cancelled:
+        given = delivery.metadata(core, delivery.index)
+    elif delivery.done():
+        given = delivery.result()
+    else:
+        done = False
+        delivery._asyncio_future_blocking = True
+        given = delivery
+    Py_INCREF(given)
+    result[0] = <PyObject*>given
+    return PYGEN_RETURN if done else PYGEN_NEXT
+
+
 (<PyTypeObject*>Delivery).tp_iternext = delivery_next
+(<PyTypeObject*>Delivery).tp_as_async.am_send = delivery_send
