@@ -81,6 +81,7 @@ class Spark:
         self._share = share
         self.killed = {"task": 0, "driver": 0, "commit": 0, "abort": 0, "note": 0}
         self.batches = 0
+        self._usual: dict[str, float] = {}  # seconds that a run took last
 
     @property
     def done(self) -> bool:
@@ -90,11 +91,15 @@ class Spark:
         return not self.done and self._rng.random() < (self._share if share is None else share)
 
     def _run(self, children: list[Child], what: str) -> list[Any]:
-        """Wait for all; perhaps kill one of them on the way."""
+        """Wait for all; perhaps kill one of them on the way, at any moment of its life."""
+        started = time.monotonic()
         if self._unlucky():
-            time.sleep(self._rng.uniform(0, 0.4))
+            time.sleep(self._rng.uniform(0, self._usual.get(what, 0.3)))
             self.killed[what] += self._rng.choice(children).kill()
-        return [child.result() for child in children]
+            return [child.result() for child in children]
+        results = [child.result() for child in children]
+        self._usual[what] = time.monotonic() - started
+        return results
 
     def run_batch(self) -> None:
         """Until the batch is noted as committed."""
@@ -130,7 +135,7 @@ class Spark:
         while waiting:
             children = {number: self._task(number, attempt) for number, attempt in waiting.items()}
             if self._unlucky(self._share / 3):
-                time.sleep(self._rng.uniform(0, 0.4))
+                time.sleep(self._rng.uniform(0, self._usual.get("task", 0.3)))
                 self.killed["driver"] += 1
                 for child in children.values():
                     child.kill()
@@ -146,7 +151,10 @@ class Spark:
                     del waiting[number]
                 else:
                     waiting[number] += 1
-                    assert waiting[number] < ATTEMPTS, result
+            if max(waiting.values(), default=0) >= ATTEMPTS:  # the job fails
+                query, batch = self._query, self.batches
+                self._run([Child(lambda: query.writer().abort(messages, batch))], "abort")
+                return None
         return messages
 
     def _task(self, number: int, attempt: int) -> Child:
