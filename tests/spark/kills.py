@@ -126,7 +126,7 @@ class Spark:
             return True
         if outcome is not None:  # commit raised: Spark calls abort, the query restarts
             assert "NonDeterministicReplay" not in outcome, outcome
-            self._run([Child(lambda: query.writer().abort(messages, batch))], "abort")
+            self._abort(messages)
         return False
 
     def _tasks(self) -> list[Any] | None:
@@ -152,10 +152,13 @@ class Spark:
                 else:
                     waiting[number] += 1
             if max(waiting.values(), default=0) >= ATTEMPTS:  # the job fails
-                query, batch = self._query, self.batches
-                self._run([Child(lambda: query.writer().abort(messages, batch))], "abort")
+                self._abort(messages)
                 return None
         return messages
+
+    def _abort(self, messages: list[Any]) -> None:
+        batch, query = self.batches, self._query
+        self._run([Child(lambda: query.writer().abort(messages, batch))], "abort")
 
     def _task(self, number: int, attempt: int) -> Child:
         batch, query = self.batches, self._query
