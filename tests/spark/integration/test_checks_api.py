@@ -31,7 +31,9 @@ from tests.spark.integration.kit import (
     wait_for,
 )
 
-MOMENT = datetime.datetime(2026, 1, 2, 3, 4, 5, 678901)
+pytestmark = pytest.mark.slow
+
+MOMENT = datetime.datetime(2026, 1, 2, 3, 4, 5, 678901, tzinfo=datetime.UTC)
 MOMENT_MS = 1767323045678
 
 

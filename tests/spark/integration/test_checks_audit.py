@@ -14,6 +14,8 @@ from aiokprod.spark import audit_jobs as jobs
 from aiokprod.testing.kafka_cluster import KafkaCluster
 from tests.spark.integration.kit import sink
 
+pytestmark = pytest.mark.slow
+
 ROWS = 1_000_000
 SPOILT = 100_000
 
