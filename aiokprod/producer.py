@@ -303,7 +303,7 @@ class Producer(TransactionalCalls, Generic[K, V]):
         headers: Any,
         block: float | None = None,
     ) -> Delivery:
-        runtime = self._usable()
+        runtime = self._accepting()
         record = checked_record(topic, value, key, partition, timestamp_ms, headers)
         block = self._max_block if block is None else min(block, self._max_block)
         delivery = await self._admission.admit(record, runtime.loop.time() + block)
@@ -369,7 +369,7 @@ class Producer(TransactionalCalls, Generic[K, V]):
             BufferFull: buffer_memory is used up.
             Others: as `send`.
         """
-        runtime = self._usable()
+        runtime = self._accepting()
         delivery = runtime.appender.try_append(topic, value, key, partition, timestamp_ms, headers)
         if delivery is None:
             record = checked_record(topic, value, key, partition, timestamp_ms, headers)
@@ -421,7 +421,8 @@ class Producer(TransactionalCalls, Generic[K, V]):
 
         Cancellation: stops handing over; what was admitted is delivered all the same.
         """
-        sender = BulkSender(self._usable(), self._admission, self._check_running, self._max_block)
+        runtime = self._accepting()
+        sender = BulkSender(runtime, self._admission, self._check_running, self._max_block)
         if isinstance(topic, str):
             if values is None:
                 raise ConfigError("send_many: give values, a list with one entry per record")
@@ -484,7 +485,7 @@ class Producer(TransactionalCalls, Generic[K, V]):
 
         Source: Arrow C data, C stream and PyCapsule interfaces.
         """
-        runtime = self._usable()
+        runtime = self._accepting()
         if not self._serializers.plain:
             raise ConfigError(
                 "send_table sends the bytes of the columns as they are, but this producer has a "

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 from aiokprod.arguments import check_timeout
 from aiokprod.engine.bootstrap import check_bootstrap
-from aiokprod.errors import ForkedProcess, ProducerClosed, WrongLoop
+from aiokprod.errors import ForkedProcess, KafkaError, Outcome, ProducerClosed, WrongLoop
 from aiokprod.plugins import close_plugins
 from aiokprod.records import DrainReport
 from aiokprod.reports import DrainCounter, Health, explain, health
@@ -191,6 +191,15 @@ class ProducerLife(ABC):
             raise fatal.copy()
         return runtime
 
+    def _accepting(self) -> Runtime:
+        """As `_usable`, for calls that hand records over: a record refused here was never sent,
+        whatever became of others."""
+        try:
+            return self._usable()
+        except KafkaError as error:
+            error.outcome = Outcome.NOT_SENT
+            raise
+
     def _live(self) -> Runtime:
         """The runtime, started if need be; a fatal error of the producer state is let pass."""
         self._check_place()
@@ -208,7 +217,9 @@ class ProducerLife(ABC):
         runtime = self._runtime
         assert runtime is not None, "records are admitted by a started producer"
         if runtime.failure is not None:
-            raise runtime.failure.copy()
+            failure = runtime.failure.copy()
+            failure.outcome = Outcome.NOT_SENT
+            raise failure
         if self._closed:
             raise ProducerClosed("the producer was closed while the send was in progress")
 

@@ -315,8 +315,12 @@ def test_f69_all_tasks_cancelled_never_hangs():
         with pytest.raises(KafkaError) as info:
             await asyncio.wait_for(delivery, 1)
         assert info.value.outcome is Outcome.UNKNOWN
-        with pytest.raises((ProducerFailed, ProducerClosed)):
+        with pytest.raises((ProducerFailed, ProducerClosed)) as late:
             await asyncio.wait_for(producer.send("t", b"later", partition=0), 1)
+        assert late.value.outcome is Outcome.NOT_SENT
+        with pytest.raises(ProducerFailed) as late:
+            producer.try_submit("t", b"later", partition=0)
+        assert late.value.outcome is Outcome.NOT_SENT
         with pytest.raises((ProducerFailed, ProducerClosed)):
             await asyncio.wait_for(producer.flush(), 1)
         await asyncio.wait_for(producer.close(5), 6)
