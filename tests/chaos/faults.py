@@ -227,14 +227,16 @@ async def client_cut_off(scene: Scene) -> None:
 
 
 async def resets(scene: Scene) -> None:
-    for _ in range(12):
-        scene.cluster.network.reset(*scene.links())
-        await asyncio.sleep(0.4)
+    """No connection lives for longer than 0.4 s: what gets through meanwhile is luck."""
+    async with scene.weather(*scene.links(), dead=True):
+        for _ in range(12):
+            scene.cluster.network.reset(*scene.links())
+            await asyncio.sleep(0.4)
 
 
 async def cuts(scene: Scene) -> None:
     """Connections break in the middle of requests and answers, wherever that may be."""
-    async with scene.weather(*scene.links(), cut_after=600_000):
+    async with scene.weather(*scene.links(), dead=True, cut_after=600_000):
         await asyncio.sleep(5.0)
 
 

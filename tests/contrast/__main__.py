@@ -134,7 +134,9 @@ def table(results: Sequence[dict[str, Any]]) -> str:
 def _row(scenario: Scenario, result: dict[str, Any]) -> str:
     verdict = Verdict(**result["verdict"])
     failed = result["failed"]
-    told = "-" if not failed else f"{result['outcome_told']} of {failed}"
+    told = "-" if not failed else f"{result['outcome_told']} ({verdict.rejected} not in the log)"
+    if failed and not result["outcome_told"]:
+        told = "none"
     error = next(iter(result["errors"]), "").replace("|", "/").replace("\n", " ")
     cells = [
         scenario.text,
