@@ -90,6 +90,8 @@ class MockBrokers:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+        if self._process.stdout is not None:
+            self._process.stdout.close()
 
 
 class KafkaBrokers:

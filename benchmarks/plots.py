@@ -136,7 +136,7 @@ def _lines(group: Iterable[Summary]) -> dict[str, list[tuple[int, Summary]]]:
             continue
         words = summary.label[: number.start()] + summary.label[number.end() :]
         name = re.sub(r" ?(partitions|tasks(?= awaiting)|tasks|/s|B)$", "", words.strip())
-        name = name.replace(", tasks awaiting", ", awaiting").strip(" ,")
+        name = re.sub(r",\s+tasks awaiting", ", awaiting", name).strip(" ,")
         lines.setdefault(name, []).append((int(number[1].replace(",", "")), summary))
     return {name: sorted(points, key=lambda p: p[0]) for name, points in lines.items()}
 

@@ -15,6 +15,8 @@ from benchmarks.case import Case
 from benchmarks.summary import Summary, summarise
 
 WORKER_TIMEOUT: Final = 400.0
+PATIENCE = 5.0
+"""Seconds for records that nobody acknowledges to arrive."""
 
 Worker = Callable[[Mapping[str, Any]], dict[str, Any]]
 
@@ -68,7 +70,7 @@ def run_case(
         job = {"servers": brokers.servers, "topic": topic, "case": case.to_json(), "cpu": cpu}
         result = worker(job)
         expected = result["count"] + result["warm_up"]
-        found = _count(brokers, topic, expected, patience_s=5.0 if case.acks == "0" else 0.0)
+        found = _count(brokers, topic, expected, patience_s=PATIENCE if case.acks == "0" else 0.0)
         if found != expected and case.acks != "0":
             raise RecordsMissing(
                 f"{case.client}, {case.scenario}: {expected} records acknowledged, {found} in the "

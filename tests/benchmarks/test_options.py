@@ -53,6 +53,7 @@ def test_a_case_survives_json() -> None:
         ({"size": 9}, "size=9: allowed are 10 to"),
         ({"seconds": 0}, "seconds=0: allowed are 0 to 600"),
         ({"acks": "1"}, "acks=1: needs idempotent=False"),
+        ({"acks": "0", "idempotent": False}, "answers requests that want no answer: use kafka"),
         ({"client": "java", "keyed": True}, "java cannot do this case: it sends values only"),
         ({"client": "confluent", "scenario": "await"}, "its scenarios are fire, bulk"),
         ({"client": "confluent-aio", "headers": 1}, "refuses headers"),
