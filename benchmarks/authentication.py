@@ -93,6 +93,13 @@ async def authenticate(
     return lag.worst
 
 
+async def idle() -> float:
+    """The lag of a loop that does nothing for a second: what the machine adds by itself."""
+    with LoopLag() as lag:
+        await asyncio.sleep(1.0)
+    return lag.worst
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description="Lag of the loop during authentication.")
     parser.add_argument("--rounds", type=int, default=20)
@@ -100,6 +107,8 @@ def main() -> int:
     chosen = parser.parse_args()
     worst = 0.0
     print("| mechanism | median lag ms | worst ms |\n|---|---|---|")
+    control = [asyncio.run(idle()) for _ in range(chosen.rounds)]
+    print(f"| none | {statistics.median(control) * 1000:.1f} | {max(control) * 1000:.1f} |")
     for name, (mechanism, server, more) in CASES.items():
         patience = 5.0 if "000" in name else 0.2  # the honest ones only lack a topic
         lags = [

@@ -18,6 +18,7 @@ from aiokprod.testing.kafka_cluster import KafkaCluster
 from tests.integration.checker import History, check
 from tests.integration.load import by_submit
 from tests.security.certs import Authority
+from tests.transactions.readback import read_committed
 
 CA = Authority("integration CA", 10)
 OTHER_CA = Authority("other CA", 11)
@@ -334,3 +335,30 @@ def test_f79_password_mended_at_run_time_heals_without_a_restart(
                         return
 
     run(scenario())
+
+
+@pytest.mark.slow
+def test_f78_transactions_go_on_over_sessions_of_seconds(
+    secure_cluster: KafkaCluster, run_uvloop: Callable, topic: str
+) -> None:
+    async def scenario() -> History:
+        await secure_cluster.create_topic(topic, partitions=6)
+        history = History(topic)
+        async with Producer(
+            bootstrap_servers=secure_cluster.listener("SHORT"),
+            transactional_id=topic,
+            security_protocol="SASL_SSL",
+            **TRUST,
+            **sasl("SCRAM-SHA-512"),
+        ) as producer:
+            ends = time.monotonic() + 3 * SESSION_MS / 1000
+            while time.monotonic() < ends:
+                async with producer.transaction():
+                    await by_submit(producer, history, 500, keyed=True)
+        return history
+
+    history = run_uvloop(scenario())
+    committed = read_committed(secure_cluster.bootstrap_servers, topic)
+    assert sum(map(len, committed.values())) == len(history)
+    assert len({value for values in committed.values() for value in values}) == len(history)
+    run_uvloop(secure_cluster.delete_topic(topic))
