@@ -21,8 +21,10 @@ SLOW_S: Final = 0.018
 """A first batch that took so long has probably waited for a repetition at its leader."""
 
 TERM: Final = 50
-"""Transactions for which a finding holds; a slow one counts ten while we wait."""
-SLOW_WEIGHT: Final = 10
+"""Transactions for which a finding holds; a slow one counts twice while we wait."""
+SLOW_WEIGHT: Final = 2
+REST: Final = 10
+"""Transactions without waiting once it did not help: the leader has to wait just as long."""
 
 
 class MarkerPace:
@@ -59,8 +61,8 @@ class MarkerPace:
         if self._waiting:
             self._left -= SLOW_WEIGHT if slow else 1
             if self._left <= 0:
-                # Slow although we waited: it has other reasons, leave it alone for a while.
-                self._waiting, self._left = False, TERM if slow else 0
+                # Slow although we waited: perhaps for other reasons, see how it is without.
+                self._waiting, self._left = False, REST if slow else 0
         elif self._left > 0:
             self._left -= 1
         elif slow:
