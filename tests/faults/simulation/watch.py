@@ -37,6 +37,9 @@ class EpochWatch:
         if self._metadata.bootstrapped:
             self._known.clear()
             return
+        present = {topic.topic_id for topic in snapshot.topics.values()}
+        for key in [key for key in self._known if key[0] not in present]:
+            del self._known[key]  # forgotten with its topic, after five answers without it
         for topic in snapshot.topics.values():
             for info in topic.partitions:
                 key = topic.topic_id, info.partition
