@@ -155,7 +155,8 @@ def draw(work: Path, found: dict[str, dict[str, int]], killed: float, target: Pa
     from matplotlib import pyplot as plt
 
     lines = (work / "reports" / "aiokprod-report.jsonl").read_text().splitlines()
-    batches = [one for one in map(json.loads, lines) if one["batch_id"] is not None]
+    told = [one for one in map(json.loads, lines) if one["batch_id"] is not None]
+    batches = list({one["batch_id"]: one for one in told}.values())  # a replay is told again
     figure, (where, when) = plt.subplots(1, 2, figsize=(13, 5), width_ratios=[3, 2])
     left = 0
     for topic, numbers in found.items():
@@ -183,7 +184,11 @@ def draw(work: Path, found: dict[str, dict[str, int]], killed: float, target: Pa
         when.annotate(str(one["batch_id"]), (x, y), textcoords="offset points", xytext=(4, -10),
                       fontsize=8)  # fmt: skip
     when.axvline(killed - start, color="tab:red", linestyle="--")
-    when.text(killed - start, 0, " driver killed", color="tab:red")
+    when.text(
+        killed - start, 0.02, " driver killed", color="tab:red",
+        transform=when.get_xaxis_transform(),
+    )  # fmt: skip
+    when.set_ylim(bottom=0)
     when.set_xlabel("seconds")
     when.set_ylabel("rows committed")
     when.set_title("stream, one month a batch (batch number)")
