@@ -38,6 +38,7 @@ def test_loop_thread_is_one_per_process_and_kind() -> None:
     assert loop_thread("asyncio").run(asyncio.sleep(0, 5)) == 5
 
 
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")  # as Spark forks
 def test_loop_thread_in_a_forked_child_is_a_new_one() -> None:
     parent = loop_thread("asyncio")
     read, write = os.pipe()
