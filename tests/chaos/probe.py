@@ -20,6 +20,7 @@ from contextlib import contextmanager
 from aiokprod.testing.kafka_cluster import KafkaCluster
 from tests.chaos.audit import PROBE
 from tests.integration.probe import ask
+from tests.integration.roundtrip import produce_frame
 
 EVERY = 0.1
 AGAIN = 0.03
@@ -133,34 +134,6 @@ class Availability:
                 if self._leaders[partition] == place and error in (6, 74, 76):
                     del self._leaders[partition]
         return error == 0
-
-
-def produce_frame(topic: str, partition: int, value: bytes) -> bytes:
-    """A whole Produce v7 request, acks=all, one record without producer id; made by aiokafka and
-    by hand, so that it owes nothing to the client under test."""
-    from aiokafka.record.default_records import DefaultRecordBatchBuilder
-
-    builder = DefaultRecordBatchBuilder(
-        magic=2,
-        compression_type=0,
-        is_transactional=0,
-        producer_id=-1,
-        producer_epoch=-1,
-        base_sequence=-1,
-        batch_size=1 << 20,
-    )
-    builder.append(0, int(time.time() * 1000), None, value, [])
-    records = bytes(builder.build())
-    name = topic.encode()
-    body = (
-        struct.pack(">hhih", 0, 7, 1, -1)  # api, version, correlation id, null client id
-        + struct.pack(">hhi", -1, -1, 30_000)  # no transaction, acks=all, timeout ms
-        + struct.pack(">ih", 1, len(name))
-        + name
-        + struct.pack(">iii", 1, partition, len(records))
-        + records
-    )
-    return struct.pack(">i", len(body)) + body
 
 
 def _read(connection: socket.socket, size: int) -> bytes:

@@ -90,7 +90,7 @@ def test_lone_send_within_a_round_trip_and_a_millisecond(
     Measured in turns, because the brokers' own speed drifts, and judged by the quietest round:
     whatever else the machine does only ever adds.
     """
-    from benchmarks.roundtrip import measure
+    from tests.integration.roundtrip import measure
 
     servers = kafka_cluster.bootstrap_servers
 
