@@ -47,6 +47,8 @@ logger = logging.getLogger(__name__)
 _LEADER_HINT_VERSION: Final = 10
 MARKERS_BACKOFF: Final = 0.02
 """Seconds; the leader itself has waited for the transaction before, more of it is not needed."""
+_MARKERS_ATTEMPTS: Final = 5
+"""Attempts for which that holds: after those the markers hang, and the usual backoff applies."""
 FOREVER: Final = float("inf")
 
 
@@ -369,7 +371,11 @@ class Sender:
             self._acknowledge(batch, -1, -1)
         elif action is Action.RETRY and now < batch.deadline:
             delay = 0.0 if at_once else self._backoff(batch.attempts)
-            if code.number == Code.CONCURRENT_TRANSACTIONS and self._state.transactional_id:
+            if (
+                code.number == Code.CONCURRENT_TRANSACTIONS
+                and self._state.transactional_id
+                and batch.attempts <= _MARKERS_ATTEMPTS
+            ):
                 delay = min(delay, MARKERS_BACKOFF)
             self._observer.on_batch_retry(batch, code)
             logger.debug("%s: retrying after %s in %.3f s", batch, code.name, delay)
