@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any, Final
 from aiokprod.bulk import BulkResult
 from aiokprod.bulk_send import BulkSender
 from aiokprod.errors import (
+    BrokerError,
     ConfigError,
+    InvalidTopic,
     KafkaError,
     MetadataTimeout,
     Outcome,
@@ -227,11 +229,16 @@ class TableSender(BulkSender):
             self._refused[position] = known
             return
         await self._one(position, (name, value, key, partition, timestamp, headers))
-        if position in self._refused and self._lacks(name, partition):
-            self._missing[name] = partition, self._refused[position]
+        refusal = self._refused.get(position)
+        # Any other, such as that of a bad timestamp, tells nothing of the topic.
+        if isinstance(refusal, (MetadataTimeout, BrokerError)) and self._lacks(name, partition):
+            self._missing[name] = partition, refusal
 
     def _lacks(self, topic: str, partition: int | None) -> bool:
-        return self._runtime.metadata.lookup(topic, partition) is None
+        try:
+            return self._runtime.metadata.lookup(topic, partition) is None
+        except InvalidTopic:
+            return True
 
     def _known_missing(self, topic: str, partition: int | None) -> KafkaError | None:
         """The error of a row whose topic or partition an earlier row has waited for in vain: a
@@ -239,7 +246,7 @@ class TableSender(BulkSender):
         if topic not in self._missing or not self._lacks(topic, partition):
             return None
         waited_for, error = self._missing[topic]
-        if waited_for == partition:
+        if waited_for == partition or isinstance(error, BrokerError):
             return error.copy()
         return MetadataTimeout(
             f"topic {topic} has no partition {partition} by its metadata, for which an earlier row "

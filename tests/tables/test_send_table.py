@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from aiokprod import BulkResult, Producer, ProducerRecord
 from aiokprod.errors import (
     ConfigError,
+    InvalidTopic,
     KafkaError,
     MetadataTimeout,
     Outcome,
@@ -30,6 +31,7 @@ from aiokprod.errors import (
 )
 from aiokprod.hot.arrow import DamagedTable
 from aiokprod.table_send import TableReader
+from aiokprod.testing import fake_cluster as faults
 from aiokprod.testing.fake_cluster import FakeCluster
 from aiokprod.testing.memory import MemoryNetwork
 from tests.faults.kit import clock, make_producer, now, play, scenario
@@ -293,6 +295,38 @@ async def test_partitions_that_are_not_there_cost_one_wait_in_all(cluster, produ
     assert "partition 3" in str(result.errors[3])
     assert result.errors[2] is not result.errors[6]
     assert [len(log) for log in cluster.logs("t")] == [250, 250]
+
+
+@scenario(partitions=1)
+async def test_bad_first_row_says_nothing_of_its_topic(cluster, producer, history):
+    table = pa.table(
+        {
+            "value": [b"row-0", b"row-1", b"row-2"],
+            "timestamp": pa.array([-1, 0, 0], pa.timestamp("ms")),
+        }
+    )
+    result = await producer.send_table("t", table)
+    assert list(result.errors) == [0]
+    assert cluster.values("t", 0) == [b"row-1", b"row-2"]
+
+
+@scenario(partitions=1)
+async def test_topic_the_broker_calls_invalid_hides_no_other(cluster, producer, history):
+    def condemn(message: Any) -> Any:
+        topics = [
+            dataclasses.replace(t, error_code=17, partitions=[]) if t.name == "bad" else t
+            for t in message.topics
+        ]
+        return dataclasses.replace(message, topics=topics)
+
+    cluster.control(3, faults.edit(condemn))
+    table = pa.table({"value": [b"0", b"1", b"2", b"3"], "topic": ["bad", "t", "bad", "t"]})
+    result = await producer.send_table(None, table)
+    assert {row: type(error) for row, error in result.errors.items()} == {
+        0: InvalidTopic, 2: InvalidTopic
+    }  # fmt: skip
+    assert result.interrupted is None
+    assert cluster.values("t", 0) == [b"1", b"3"]
 
 
 @scenario(partitions=1, max_block_ms=1000)
