@@ -177,9 +177,9 @@ class Simulation:
         while pending := self.load.pending():
             left: dict[tuple[str, int | None], int] = {}
             for attempt in pending:
-                if attempt.is_grouped or attempt.partition is None:
-                    continue
-                left[attempt.where] = left.get(attempt.where, 0) + 1
+                # What is not admitted yet may wait for memory that other partitions hold.
+                where = attempt.where if attempt.admitted else ("any", None)
+                left[where] = left.get(where, 0) + 1
             for where, count in left.items():
                 before = moved.get(where)
                 if before is None or before[0] != count:

@@ -73,6 +73,10 @@ def plan_of(seed: int) -> Plan:
     rng = random.Random(seed)
     options = _options(rng)
     cluster = _cluster(rng)
+    if cluster["replication_s"] > 0.1 and options["request_timeout_ms"] < 3_000:
+        # Brokers serve a connection's requests one by one: five would take longer than a timeout.
+        options["delivery_timeout_ms"] += 2_500
+        options["request_timeout_ms"] = 3_000
     menu = rng.sample(MENU, rng.randrange(3, len(MENU) * 2 // 3))
     return Plan(
         seed=seed,
