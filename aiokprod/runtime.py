@@ -98,7 +98,7 @@ class Runtime:
             on_disconnect=self._on_disconnect,
             on_throttle=observer.on_throttle,
             on_connection_opened=self._on_connected,
-            on_connection_closed=observer.on_connection_closed,
+            on_connection_closed=self._on_connection_closed,
             on_callback_error=self.fail,
             client_id=client_id,
             software_version=version,
@@ -304,6 +304,10 @@ class Runtime:
     def _on_connected(self, node_id: int) -> None:
         self.sender.refusals.connected(node_id)
         self.observer.on_connection_opened(node_id)
+
+    def _on_connection_closed(self, node_id: int, error: KafkaError | None) -> None:
+        self.sender.refusals.closed(node_id)
+        self.observer.on_connection_closed(node_id, error)
 
     def _on_batch_closed(self, batch: ProducerBatch, error: BaseException | None) -> None:
         self.sender.on_batch_closed(batch, error)

@@ -39,6 +39,7 @@ class Refusals:
         self._patience = patience
         self._by_node: dict[int, Refusal] = {}
         self._by_all: Refusal | None = None
+        self._inside: set[int] = set()
         self._look_at = math.inf
 
     @property
@@ -52,10 +53,12 @@ class Refusals:
         return None if refusal is None else refusal.error
 
     def lost(self, node_id: int, error: KafkaError, now: float) -> None:
-        """A connection or an attempt at one ended."""
+        """A connection or an attempt at one ended, not by our own wish."""
+        self._inside.discard(node_id)
         if isinstance(error, AuthenticationError):
             self._by_node[node_id] = _continued(self._by_node.get(node_id), error, now)
-            self._by_all = _continued(self._by_all, error, now)
+            if not self._inside:
+                self._by_all = _continued(self._by_all, error, now)
             self._look_at = now
         else:
             # Unreachable: it may be restarting with what mends it.
@@ -65,12 +68,17 @@ class Refusals:
         """A broker let us in."""
         self._by_node.pop(node_id, None)
         self._by_all = None
+        self._inside.add(node_id)
+
+    def closed(self, node_id: int) -> None:
+        """A connection ended, by our own wish or not."""
+        self._inside.discard(node_id)
 
     def overdue(
         self, batches: Iterable[ProducerBatch], now: float
     ) -> list[tuple[ProducerBatch, AuthenticationError]]:
         """Those that waited long enough, with the reason. Batches of partitions without a leader
-        wait for whichever broker lets us in first."""
+        wait for whichever broker lets us in first, or has let us in."""
         found = []
         self._look_at = math.inf
         if self._by_all is not None or self._by_node:
@@ -96,7 +104,8 @@ class Refusals:
         }
 
     def final_of_all(self) -> AuthenticationError | None:
-        """The reason, if no broker has let us in for so long that callers should not wait."""
+        """The reason, if we have been outside of all brokers for so long that callers should not
+        wait."""
         refusal = self._by_all
         return None if refusal is None or not self._is_final(refusal) else refusal.error
 

@@ -69,6 +69,22 @@ def test_partitions_without_a_leader_wait_for_any_broker():
     assert refusals.overdue([batch(1, 0.0)], 10.0)
 
 
+def test_while_one_broker_has_let_us_in_another_refuses_for_itself_only():
+    refusals = Refusals(10.0)
+    refusals.connected(2)
+    for at in (0.0, 10.0, 20.0):
+        refusals.lost(1, NO, at)
+    assert refusals.final() == {1: NO}
+    assert refusals.final_of_all() is None
+    assert refusals.overdue([batch(None, 0.0)], 20.0) == []
+    refusals.closed(2)  # idle
+    refusals.lost(1, NO, 21.0)
+    assert refusals.final_of_all() is None
+    refusals.lost(1, NO, 31.0)
+    assert refusals.final_of_all() is NO
+    assert refusals.overdue([batch(None, 0.0)], 31.0)
+
+
 def test_a_broker_that_lets_us_in_or_goes_away_is_forgotten():
     refusals = Refusals(10.0)
     for forget in (
