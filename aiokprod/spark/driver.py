@@ -16,7 +16,14 @@ from aiokprod.engine.coordinators import CoordinatorKind
 from aiokprod.errors import Code, KafkaError, ProducerFenced, error_code
 from aiokprod.producer import Producer
 from aiokprod.spark.failures import NonDeterministicReplay
-from aiokprod.spark.markers import Marker, driver_id, read_marker, stream_id, task_id
+from aiokprod.spark.markers import (
+    Marker,
+    driver_id,
+    is_task_id,
+    read_marker,
+    stream_id,
+    task_id,
+)
 from aiokprod.spark.options import DEFAULT_TRANSACTION_TIMEOUT_MS, EXACTLY_ONCE
 from aiokprod.spark.process import loop_thread
 from aiokprod.spark.session import Session
@@ -217,8 +224,8 @@ class TransactionEnder:
             now = session.loop.time()
             if now - _swept.get(sid, -_SWEEP_EVERY) >= _SWEEP_EVERY:
                 open_ids = await _open_transactions(session, deadline)
-                ours = {task.transactional_id for task in tasks} | {driver_id(sid)}
-                orphans |= {tid for tid in open_ids if tid.startswith(f"{sid}.")} - ours
+                ours = {task.transactional_id for task in tasks}
+                orphans |= {tid for tid in open_ids if is_task_id(tid, sid)} - ours
                 _swept[sid] = now
             for orphan in sorted(orphans):
                 logger.info("ending what task %s may have left open", orphan)

@@ -69,6 +69,13 @@ def task_id(sid: str, partition: int) -> str:
     return f"{sid}.{partition}"
 
 
+def is_task_id(name: str, sid: str) -> bool:
+    """True for ids of this query's tasks; those of a query whose name goes on behind a dot begin
+    with the same letters."""
+    number = name.removeprefix(f"{sid}.")
+    return number != name and number.isascii() and number.isdecimal()
+
+
 def driver_id(sid: str) -> str:
     """Transactional id of the driver's decisions, and their group."""
     return f"{sid}.driver"
