@@ -221,16 +221,6 @@ def epoch_bump_renumbers_what_is_on_the_wire(patch: Patch) -> None:
 
 
 @bug
-def doubtful_batch_is_renumbered(patch: Patch) -> None:
-    """Jepsen's class of unknown outcomes taken for failures: a bump stores the record twice."""
-
-    def note(self: Any) -> None:
-        self.maybe_written = True
-
-    patch.setattr(ProducerBatch, "note_unknown", note)
-
-
-@bug
 def sequences_die_with_the_metadata(patch: Patch) -> None:
     """librdkafka 0105 topic_disappears_for_awhile: sequence 0 again under the same epoch."""
     refresh = Runtime._refresh_slot

@@ -178,7 +178,8 @@ class Simulation:
             left: dict[tuple[str, int | None], int] = {}
             for attempt in pending:
                 # What is not admitted yet may wait for memory that other partitions hold.
-                where = attempt.where if attempt.admitted else ("any", None)
+                waits_alone = attempt.admitted and attempt.partition is not None
+                where = attempt.where if waits_alone else ("any", None)
                 left[where] = left.get(where, 0) + 1
             for where, count in left.items():
                 before = moved.get(where)
