@@ -80,6 +80,8 @@ async def _ask_leader(
     if not leaders:
         raise KafkaError(f"topic {topic!r} has no partition {partition}")
     if leaders[0] is None:
+        if session.loop.time() > give_up:
+            raise KafkaTimeout(f"{topic}-{partition}: no leader for {PATIENCE:.0f} s")
         return None
     try:
         response = await session.ask(leaders[0], request, min(give_up, session.loop.time() + 10.0))
