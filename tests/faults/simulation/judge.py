@@ -37,8 +37,19 @@ ENDS = {*DEFINITE, *UNCLEAR, int(Code.MESSAGE_TOO_LARGE)}
 """Codes that may end a record although its time is not over."""
 
 
-HOLD_BYTES = {"slow", "trickle", "half_open", "blackhole", "pause", "stall", "cut", "reset"}
-"""Under these, old bytes reach a broker that wants none any more, or its answer does not arrive."""
+HOLD_BYTES = {
+    "slow",
+    "trickle",
+    "half_open",
+    "blackhole",
+    "pause",
+    "stall",
+    "cut",
+    "reset",
+    "upgrade",
+}
+"""Under these, old bytes reach a broker that wants none any more, or its answer does not arrive.
+Brokers of mixed versions differ in whom they expect to wait (KIP-219)."""
 
 
 class Violation(AssertionError):
