@@ -130,6 +130,8 @@ class TransactionEnder:
         if any(task.skipped for task in tasks):
             _check_replay(before, now, tasks)
             return before
+        if before is not None and before.batch_id == now.batch_id:
+            await _check_dropped(session, sid, before, now, deadline)
         topic = self._options.topic or next((r[0] for task in tasks for r in task.ranges), None)
         if topic is not None:
             await self._write(group, topic, now)
@@ -229,8 +231,7 @@ class TransactionEnder:
                 _swept[sid] = now
             for orphan in sorted(orphans):
                 logger.info("ending what task %s may have left open", orphan)
-                request = requests.init(orphan, 60_000, -1, -1)
-                await session.coordinate(CoordinatorKind.TRANSACTION, orphan, request, deadline)
+                await _fence(session, orphan, deadline)
         except KafkaError as error:
             logger.warning("orphaned transactions of %s are left to their timeout: %s", sid, error)
 
@@ -250,6 +251,30 @@ def _check_replay(before: Marker | None, now: Marker, tasks: Sequence[Prepared])
             )
     if (before.rows, before.row_hash) != (now.rows, now.row_hash):
         raise _differs(now, f"it had {before.rows} rows and has {now.rows} now, or other ones")
+
+
+async def _check_dropped(
+    session: Session, sid: str, before: Marker, now: Marker, deadline: float
+) -> None:
+    """Tasks that an earlier attempt at this batch had, and this one has not, must not be committed:
+    their rows are in other tasks now. Raises if one is."""
+    for index in range(now.tasks, before.tasks):
+        dropped = task_id(sid, index)
+        await _fence(session, dropped, deadline)  # or it may still be committed later
+        marker = await read_marker(session, dropped, deadline)
+        if marker is not None and marker.batch_id == now.batch_id:
+            raise _differs(now, f"it had {before.tasks} tasks and has {now.tasks} now")
+
+
+async def _fence(session: Session, transactional_id: str, deadline: float) -> None:
+    """Abort what is open under this id."""
+    request = requests.init(transactional_id, 60_000, -1, -1)
+    body = await session.coordinate(
+        CoordinatorKind.TRANSACTION, transactional_id, request, deadline
+    )
+    if body.error_code != Code.NONE:
+        found = error_code(body.error_code)
+        raise KafkaError(f"transactional id {transactional_id}: {found.text}", code=found)
 
 
 def _differs(now: Marker, how: str) -> NonDeterministicReplay:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
+
+_KNOWN_ALREADY: Final = "DATA_SOURCE_ALREADY_EXISTS"
 
 
 def register(spark: Any) -> None:
@@ -19,7 +21,11 @@ def register(spark: Any) -> None:
     from aiokprod.spark.source import AiokprodAuditSource, AiokprodDataSource
 
     for source in (AiokprodDataSource, AiokprodAuditSource):
-        spark.dataSource.register(source)
+        try:
+            spark.dataSource.register(source)
+        except Exception as error:
+            if _KNOWN_ALREADY not in str(error):  # Spark 4.0 refuses what it discovered itself
+                raise
     java = getattr(spark, "_jsparkSession", None)  # none on Spark Connect, which needs none
     if java is not None:
         spark._jvm.SparkSession.setActiveSession(java)

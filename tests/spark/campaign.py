@@ -55,6 +55,8 @@ def stream(servers: str, topic: str, folder: str, delivery: str, master: str) ->
     while query.isActive:
         if (Path(folder) / "stop").exists():
             query.stop()
+            last = start_stream(frame, servers, topic, Path(folder), finish=True, **options)
+            last.awaitTermination(120)
             return
         time.sleep(0.2)
     sys.exit(f"query failed: {query.exception()}")

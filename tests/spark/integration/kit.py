@@ -100,12 +100,21 @@ def rate(spark: SparkSession, rows: int = 500, parts: int = 2) -> DataFrame:
 
 
 def start_stream(
-    frame: DataFrame, servers: str, topic: str, folder: Path, **options: object
+    frame: DataFrame,
+    servers: str,
+    topic: str,
+    folder: Path,
+    *,
+    finish: bool = False,
+    **options: object,
 ) -> Any:
-    """A streaming query into a topic, its checkpoint in `folder`."""
+    """A streaming query into a topic, its checkpoint in `folder`. With `finish` it ends by itself
+    after the batch that is due, and leaves no transaction open as a stop in the middle does."""
     writer = frame.writeStream.format("aiokprod").option("kafka.bootstrap.servers", servers)
     writer = writer.option("topic", topic).option("checkpointLocation", str(folder / "checkpoint"))
     writer = writer.options(**{key.replace("__", "."): str(v) for key, v in options.items()})
+    if finish:
+        return writer.trigger(availableNow=True).start()
     return writer.trigger(processingTime="0 seconds").start()
 
 

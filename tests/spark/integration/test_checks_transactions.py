@@ -34,6 +34,9 @@ def run_until(spark: Any, servers: str, topic: str, folder: Path, batches: int, 
     wait_for(lambda: commits(folder) >= batches or not query.isActive, "batches", 90)
     failure = query.exception()
     query.stop()
+    if failure is None:
+        last = start_stream(frame, servers, topic, folder, finish=True, **(ONCE | more))
+        assert last.awaitTermination(90)
     return failure
 
 
