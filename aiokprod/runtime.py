@@ -30,7 +30,7 @@ from aiokprod.partitioners import StickyLoad
 from aiokprod.wire.compression import Codec, codec_for
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Callable, Coroutine, Sequence
 
     from aiokprod.cluster import ClusterSnapshot
     from aiokprod.config import ProducerConfig
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _NOT_IDEMPOTENT_ORDERED = 1
+_STICKY_SAMPLE = 32
 
 
 class Runtime:
@@ -361,10 +362,14 @@ class Runtime:
         return len(self.metadata.snapshot.nodes) > 1
 
     def _choose_sticky(self, slot: TopicSlot) -> int:
-        """The next partition for keyless records (KIP-794)."""
+        """The next partition for keyless records (KIP-794). Of a topic with many partitions a
+        sample is looked at, so that a batch costs the same whatever their number."""
         snapshot = self.metadata.snapshot
-        available = snapshot.available_partitions(slot.topic)
-        usable = self.accumulator.usable(slot, available) or available
+        available: Sequence[int] = snapshot.available_partitions(slot.topic)
+        usable: Sequence[int] = ()
+        if len(available) > 2 * _STICKY_SAMPLE:
+            usable = self.accumulator.usable(slot, self._rng.sample(available, _STICKY_SAMPLE))
+        usable = usable or self.accumulator.usable(slot, available) or available
         return self._sticky.next_partition(
             usable, len(slot.slots), self.accumulator.loads(slot, usable), self._rng
         )
