@@ -185,7 +185,9 @@ class ServerConnection(asyncio.Protocol):
             assert isinstance(message, RESPONSES[request.api_key])
             message = self.broker.throttled(message)
             frame = write_answer(message, request.api_key, request.version, request.correlation_id)
-            if reaction.is_honest:
+            # ApiVersions v0 has no field for it: the client cannot know.
+            tells = request.api_key != API_VERSIONS or request.version > 0
+            if reaction.is_honest and tells:
                 self._muted_at = self._time()
                 self._mute_until = self._muted_at + getattr(message, "throttle_time_ms", 0) / 1000
         if reaction.edit_frame is not None:
