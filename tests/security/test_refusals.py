@@ -186,6 +186,32 @@ async def test_s4_one_broker_that_refuses_fails_only_its_own_records():
 
 
 @in_virtual_time
+async def test_s4_one_broker_that_refuses_for_long_costs_no_record_without_a_leader():
+    doors = Doors()
+    cluster = SaslCluster(3, doors.servers())
+    cluster.create_topic("t", 3)
+    made = producer(cluster, retry_backoff_ms=100, **settings_for("PLAIN"))
+    for partition in range(3):
+        await made.send("t", b"before", partition=partition)
+    hostile, elected = (cluster.topics["t"].partitions[number] for number in (1, 2))
+    cluster.servers_of[hostile.leader] = {"PLAIN": lambda: PlainServer({USER: "canary-other"})}
+    cluster.cut([hostile.leader])
+    refused = [asyncio.ensure_future(ended(made.send("t", b"v", partition=1)))]
+    await asyncio.sleep(SETUP_S)
+    leader = elected.leader
+    elected.elect(None)
+    asyncio.get_running_loop().call_later(5.0, elected.elect, leader)
+    waiting = asyncio.ensure_future(made.send("t", b"v", partition=2))
+    for _ in range(5):
+        refused.append(asyncio.ensure_future(ended(made.send("t", b"v", partition=1))))
+        await asyncio.sleep(1.0)
+    assert isinstance(await waiting, RecordMetadata)
+    for error, _ in await asyncio.gather(*refused):
+        assert isinstance(error, AuthenticationError)
+    await made.close()
+
+
+@in_virtual_time
 async def test_s4_refusal_reaches_calls_that_wait_for_memory_and_for_connections():
     doors = Doors()
     cluster = SaslCluster(1, doors.servers())
