@@ -194,6 +194,7 @@ def test_oidc_fetches_ahead_of_expiry_and_survives_a_failure_of_it(endpoint):
         (3600, 0.3, False),
         (0.3, 3600, False),
         ("nonsense", 3600, True),
+        (10**400, 3600, True),
         (float("inf"), None, False),
         (-5, 3600, False),
     ],

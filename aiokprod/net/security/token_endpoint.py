@@ -137,7 +137,7 @@ class TokenEndpoint:
             raise self._error("its answer has no bearer token")
         # The broker ends the session by the token's own claim, which has whole seconds only.
         lifetime = (expiry_ms(token) - self._clock()) / 1000
-        with contextlib.suppress(TypeError, ValueError):
+        with contextlib.suppress(TypeError, ValueError, OverflowError):
             lifetime = min(lifetime, float(answer.get("expires_in", lifetime)))
         return Secret(token), lifetime if 0 < lifetime < math.inf else 0.0
 
