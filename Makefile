@@ -5,7 +5,7 @@
 #   make test                       lint + unit tests + coverage thresholds
 #   make bench                      aiokprod beside aiokafka, confluent-kafka and Java; half an hour
 #   make bench-columns              Arrow columns to record batches, beside memcpy; a minute
-#   make simulate                   1600 seeds of the producer among faults (SEEDS=a-b)
+#   make simulate                   2000 seeds of the producer among faults (SEEDS=a-b)
 #   make detection                  42 historical bugs put back; the simulation must find each
 #   make in-flight                  65 536 fates of five batches in flight
 #   make fuzz                       10 million damaged answers and streams (EXECUTIONS=…)
@@ -96,7 +96,7 @@ bench-columns: $(VENV)/.bench
 	$(PY) -m benchmarks.columns --check
 
 # Seeded runs of the whole producer in virtual time (a-b, b excluded), see RELIABILITY.md.
-SEEDS      := 0-1600
+SEEDS      := 0-2000
 EXECUTIONS := 10000000
 
 simulate: $(VENV)/.test

@@ -173,7 +173,10 @@ class Simulation:
             if link.is_open:
                 link.reset()
         moved: dict[tuple[str, int | None], tuple[int, float]] = {}
-        limit = STUCK_S + 12 * self.plan.late_timers_s + 5 * self.plan.cluster["replication_s"]
+        # Five batches whose records are not waited for any more may go first, one at a time because
+        # they are retries, each behind five requests that a slow cluster answers one by one.
+        replication_s = self.plan.cluster["replication_s"]
+        limit = STUCK_S + 12 * self.plan.late_timers_s + (1 + 5) * 5 * replication_s
         while pending := self.load.pending():
             left: dict[tuple[str, int | None], int] = {}
             for attempt in pending:
