@@ -56,7 +56,9 @@ class Handed:
             return None
         partition, _, error = tracker.position(failed[0])
         assert error is not None, "a failed entry has an error"
-        topics = [core.topic for core in self.cores if core.partition == partition]
+        topics = [
+            core.topic for core in self.cores if core.partition == partition and _has_failed(core)
+        ]
         return f"{topics[0]}-{partition}", error
 
     def count_into(self, counts: Counts) -> None:
@@ -71,6 +73,10 @@ class Handed:
             found = tracker.position(entry)[2]
             counts.add(Outcome.UNKNOWN if found is None else found.outcome)
         counts.acknowledged += tracker.count - len(failed)
+
+
+def _has_failed(core: BatchCore) -> bool:
+    return core.error is not None or any(map(_has_failed, core.parts or ()))
 
 
 async def hand_over(
