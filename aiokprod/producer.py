@@ -471,7 +471,8 @@ class Producer(TransactionalCalls, Generic[K, V]):
         Returns:
             `BulkResult`: outcomes by row number over all batches. A row that fails never hides the
             outcome of another. If the table breaks off, or the producer ends, in the middle, its
-            `interrupted` says why and later rows are not in it: they were not sent.
+            `interrupted` says why and later rows are not in it: they were not sent. A transaction
+            with part of a table that broke off can only be aborted.
 
         With interceptors or a partitioner of your own they see every row, as a record each: slow.
 

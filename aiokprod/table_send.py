@@ -186,6 +186,7 @@ class TableSender(BulkSender):
             if not self._position:
                 raise broken from error
             self._interrupted = broken
+            self._runtime.state.on_refused(broken)  # a transaction must know what it lacks
             return None
 
     async def _send_chunk(self, appender: TableAppender, chunk: Chunk, topic: str | None) -> None:

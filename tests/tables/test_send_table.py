@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 from aiokprod import BulkResult, Producer, ProducerRecord
 from aiokprod.errors import (
+    AbortableTransactionError,
     ConfigError,
     InvalidTopic,
     KafkaError,
@@ -593,6 +594,21 @@ async def test_table_in_a_transaction_is_committed_with_it(cluster, producer, hi
         result = await producer.send_table("t", numbered(500))
         assert result.ok
     assert sum(len(cluster.committed_values("t", partition)) for partition in range(2)) == 500
+
+
+@scenario(partitions=1, transactional_id="tx")
+async def test_part_of_a_table_is_never_committed(cluster, producer, history):
+    await producer.begin_transaction()
+    broken = Batches(capsules.table(binary("value", b"a", b"b")), code=5)
+    result = await producer.send_table("t", broken)
+    assert isinstance(result.interrupted, SerializationError)
+    with pytest.raises(AbortableTransactionError, match="could not be read on after row 2"):
+        await producer.commit_transaction()
+    await producer.abort_transaction()
+    assert cluster.committed_values("t", 0) == []
+    async with producer.transaction():
+        assert (await producer.send_table("t", numbered(3))).ok
+    assert len(cluster.committed_values("t", 0)) == 3
 
 
 # -- time ---------------------------------------------------------------------------------------
