@@ -163,4 +163,7 @@ class BulkSender:
 
     async def _finish(self) -> BulkResult:
         await wait_settled(self._tracker.cores)
+        for error in self._refused.values():  # a transaction must know what it lacks
+            self._runtime.state.on_refused(error, raised=False)
+            break
         return BulkResult(self._tracker, self._refused, self._interrupted)

@@ -413,7 +413,7 @@ class Producer(TransactionalCalls, Generic[K, V]):
 
         Returns:
             `BulkResult`: outcomes by position. A record that fails, at admission or delivery,
-            never hides the outcome of another.
+            never hides the outcome of another; an open transaction can only be aborted then.
 
         Raises:
             ConfigError: columns differ in length, or the arguments fit neither form.

@@ -105,8 +105,9 @@ class ProducerState(Protocol):
     def on_records_failed(self, batch: ProducerBatch, error: KafkaError) -> None:
         """The records of a batch failed with `error`, whatever becomes of its sequence."""
 
-    def on_refused(self, error: KafkaError) -> None:
-        """A record was refused before it got into a batch."""
+    def on_refused(self, error: KafkaError, *, raised: bool = True) -> None:
+        """A record was refused before it got into a batch; `raised` is False if the caller's code
+        goes on unless it looks at a result."""
 
     def close(self, error: KafkaError) -> None:
         """The producer is closed or failed: nobody may wait for the state any more."""
@@ -136,7 +137,7 @@ class WithoutTransactions:
     def on_records_failed(self, batch: ProducerBatch, error: KafkaError) -> None:
         """The records' own business."""
 
-    def on_refused(self, error: KafkaError) -> None:
+    def on_refused(self, error: KafkaError, *, raised: bool = True) -> None:
         """The record's own business."""
 
     def close(self, error: KafkaError) -> None:

@@ -269,9 +269,11 @@ class TransactionCore(Idempotent):
         else:
             self.abort_with(error)
 
-    def on_refused(self, error: KafkaError) -> None:
-        """A record was refused before it got into a batch."""
-        if self.state is TxnState.IN_TRANSACTION and isinstance(error, _LOST_RECORDS):
+    def on_refused(self, error: KafkaError, *, raised: bool = True) -> None:
+        """A record was refused before it got into a batch; `raised` is False if the caller's code
+        goes on unless it looks at a result."""
+        lost = not raised or isinstance(error, _LOST_RECORDS)
+        if self.state is TxnState.IN_TRANSACTION and lost:
             self.abort_with(error)
 
     def on_topic_recreated(self, topic: str) -> None:

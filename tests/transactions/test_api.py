@@ -406,3 +406,23 @@ async def test_commit_unknown_then_fenced_told_as_unknown_later_calls_as_not_sen
         await producer.send("t", b"v")
     assert caught.value.outcome is Outcome.NOT_SENT
     cluster.script.clear()
+
+
+@transactional()
+async def test_transaction_lacking_a_refused_record_of_a_bulk_call_cannot_be_committed(
+    cluster: FakeCluster, producer: Producer[Any, Any]
+) -> None:
+    await producer.begin_transaction()
+    columns: list[Any] = [b"a", "no bytes", b"c"]
+    result = await producer.send_many("t", columns, partition=0)
+    assert not result.ok
+    with pytest.raises(AbortableTransactionError):
+        await producer.commit_transaction()
+    await producer.abort_transaction()
+    await producer.begin_transaction()
+    records: list[Any] = [ProducerRecord("t", b"d", partition=0), "no record"]
+    assert not (await producer.send_many(records)).ok
+    with pytest.raises(AbortableTransactionError):
+        await producer.commit_transaction()
+    await producer.abort_transaction()
+    assert committed(cluster) == []
