@@ -147,14 +147,15 @@ def downgrade_feature(bootstrap_servers: str, feature: str, level: int) -> None:
     Uses kafka-python (extra `test`): confluent-kafka cannot. Brokers answer with the new level
     within a moment, not at once.
     """
-    try:
-        from kafka.admin import KafkaAdminClient, UpdateFeatureType
-    except ImportError as error:
-        raise AdminError(
-            "lowering a feature needs kafka-python, which is not installed: install aiokprod[test]"
-        ) from error
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # kafka-python's own
+        warnings.simplefilter("ignore", DeprecationWarning)  # kafka-python's own, also at import
+        try:
+            from kafka.admin import KafkaAdminClient, UpdateFeatureType
+        except ImportError as error:
+            raise AdminError(
+                "lowering a feature needs kafka-python, which is not installed: "
+                "install aiokprod[test]"
+            ) from error
         admin = KafkaAdminClient(bootstrap_servers=bootstrap_servers)
         try:
             update = {feature: (UpdateFeatureType.SAFE_DOWNGRADE, level)}

@@ -41,10 +41,12 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[KafkaCluster]:
     checks = "transaction.abort.timed.out.transaction.cleanup.interval.ms"
     made = KafkaCluster(3, version=KINDS[request.param], config={checks: str(CHECKED_EVERY_MS)})
     made.start_blocking()
-    if request.param.endswith("TV1"):
-        downgrade_feature(made.bootstrap_servers, "transaction.version", 1)
-    yield made
-    made.stop_blocking()
+    try:
+        if request.param.endswith("TV1"):
+            downgrade_feature(made.bootstrap_servers, "transaction.version", 1)
+        yield made
+    finally:
+        made.stop_blocking()
 
 
 def protocol(producer: Producer[Any, Any]) -> int:

@@ -44,6 +44,15 @@ class RunningBroker(KafkaCluster):
         return self._servers
 
 
+@pytest.fixture(autouse=True)
+def no_task_left() -> Iterator[None]:
+    """Tests that play a worker leave its task's context behind; Spark starts only without."""
+    yield
+    from pyspark import TaskContext
+
+    TaskContext._taskContext = None
+
+
 @pytest.fixture(scope="session")
 def broker() -> Iterator[KafkaCluster]:
     """One real broker of the newest line, or the one that `AIOKPROD_SPARK_BROKER` names."""
