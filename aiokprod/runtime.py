@@ -295,9 +295,10 @@ class Runtime:
 
     def _on_refused(self, refusals: Refusals) -> None:
         """Callers that wait for room get what fails the records that hold it."""
-        for node_id, error in refusals.final().items():
+        now = self.loop.time()
+        for node_id, error in refusals.final(now).items():
             self.shares.refuse(node_id, error)
-        error_of_all = refusals.final_of_all()
+        error_of_all = refusals.final_of_all(now)
         if error_of_all is not None:
             self.shares.refuse(None, error_of_all)
             self.memory.refuse(error_of_all)

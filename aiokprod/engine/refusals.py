@@ -81,36 +81,44 @@ class Refusals:
         wait for whichever broker lets us in first, or has let us in."""
         found = []
         self._look_at = math.inf
-        if self._by_all is not None or self._by_node:
-            self._look_at = now + self._patience  # whatever comes from now on is due later
+        for refusal in (self._by_all, *self._by_node.values()):
+            if refusal is not None:
+                final_at = refusal.since + self._patience
+                # Whatever comes from now on is due later than that.
+                self._look_at = min(
+                    self._look_at, final_at if final_at > now else now + self._patience
+                )
         for batch in batches:
             node = batch.queue.node
             refusal = self._by_all if node is None else self._by_node.get(node)
             if refusal is None or batch.on_wire:
                 continue
             due = batch.created_at + self._patience
-            if due <= now or (self._is_final(refusal) and refusal.last >= batch.created_at):
+            if due <= now or (
+                self._is_final(refusal, now) and refusal.last >= batch.created_at
+            ):
                 found.append((batch, refusal.error))
             else:
                 self._look_at = min(self._look_at, due)
         return found
 
-    def final(self) -> dict[int, AuthenticationError]:
+    def final(self, now: float) -> dict[int, AuthenticationError]:
         """Brokers that no caller should go on waiting for."""
         return {
             node: refusal.error
             for node, refusal in self._by_node.items()
-            if self._is_final(refusal)
+            if self._is_final(refusal, now)
         }
 
-    def final_of_all(self) -> AuthenticationError | None:
+    def final_of_all(self, now: float) -> AuthenticationError | None:
         """The reason, if we have been outside of all brokers for so long that callers should not
         wait."""
         refusal = self._by_all
-        return None if refusal is None or not self._is_final(refusal) else refusal.error
+        return None if refusal is None or not self._is_final(refusal, now) else refusal.error
 
-    def _is_final(self, refusal: Refusal) -> bool:
-        return refusal.last >= refusal.since + self._patience
+    def _is_final(self, refusal: Refusal, now: float) -> bool:
+        """True if it has refused us for long enough, and its last word is not too old to count."""
+        return refusal.since + self._patience <= now <= refusal.last + self._patience
 
 
 def _continued(before: Refusal | None, error: AuthenticationError, now: float) -> Refusal:

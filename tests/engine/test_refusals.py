@@ -27,8 +27,8 @@ def test_nobody_refuses_and_nothing_is_looked_at():
     assert refusals.look_at == math.inf
     assert refusals.overdue([batch(1, 0.0)], 100.0) == []
     assert refusals.reason(1) is None
-    assert refusals.final() == {}
-    assert refusals.final_of_all() is None
+    assert refusals.final(100.0) == {}
+    assert refusals.final_of_all(100.0) is None
 
 
 def test_records_wait_for_the_patience_from_their_batch_on():
@@ -42,18 +42,24 @@ def test_records_wait_for_the_patience_from_their_batch_on():
     assert refusals.overdue([old, young, elsewhere, sent], 110.0) == [(old, NO)]
     assert refusals.look_at == 114.0
     assert refusals.overdue([], 114.0) == []
-    assert refusals.look_at == 124.0
+    assert refusals.look_at == 115.0
+    assert refusals.overdue([], 115.0) == []
+    assert refusals.look_at == 125.0
 
 
 def test_after_the_patience_every_refusal_fails_what_waits():
     refusals = Refusals(10.0)
     for at in (0.0, 4.0, 9.0):
         refusals.lost(1, NO, at)
-        assert refusals.final() == {}
-        assert refusals.final_of_all() is None
+        assert refusals.final(at) == {}
+        assert refusals.final_of_all(at) is None
+    assert refusals.overdue([], 9.0) == []
+    assert refusals.look_at == 10.0
+    assert refusals.final(10.0) == {1: NO}
+    assert refusals.final_of_all(10.0) is NO
+    assert refusals.final(19.5) == {}  # the last word is too old
     refusals.lost(1, NO, 10.0)
-    assert refusals.final() == {1: NO}
-    assert refusals.final_of_all() is NO
+    assert refusals.final(19.5) == {1: NO}
     before, after = batch(1, 9.5), batch(1, 10.5)
     assert refusals.overdue([before, after], 10.5) == [(before, NO)]
     refusals.lost(1, NO, 11.0)
@@ -74,14 +80,14 @@ def test_while_one_broker_has_let_us_in_another_refuses_for_itself_only():
     refusals.connected(2)
     for at in (0.0, 10.0, 20.0):
         refusals.lost(1, NO, at)
-    assert refusals.final() == {1: NO}
-    assert refusals.final_of_all() is None
+    assert refusals.final(20.0) == {1: NO}
+    assert refusals.final_of_all(20.0) is None
     assert refusals.overdue([batch(None, 0.0)], 20.0) == []
     refusals.closed(2)  # idle
     refusals.lost(1, NO, 21.0)
-    assert refusals.final_of_all() is None
+    assert refusals.final_of_all(21.0) is None
     refusals.lost(1, NO, 31.0)
-    assert refusals.final_of_all() is NO
+    assert refusals.final_of_all(31.0) is NO
     assert refusals.overdue([batch(None, 0.0)], 31.0)
 
 
