@@ -19,6 +19,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("chaos")
 
 
+@pytest.mark.slow
 def test_chaos_smoke_leader_killed_and_connections_reset(folder: Path) -> None:
     async def scenario() -> list[dict[str, Any]]:
         async with ChaosCluster() as cluster:

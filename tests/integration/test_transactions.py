@@ -25,7 +25,7 @@ from aiokprod.testing.kafka_cluster import KAFKA_3, KAFKA_4, KafkaCluster
 from tests.transactions.readback import first_committed, read_committed
 
 KINDS = {"4.3-TV2": KAFKA_4, "4.3-TV1": KAFKA_4, "3.9": KAFKA_3}
-RECORDS = int(os.environ.get("AIOKPROD_COPIER_RECORDS", "20000"))
+RECORDS = int(os.environ.get("AIOKPROD_COPIER_RECORDS", "9000"))
 RUNS = int(os.environ.get("AIOKPROD_COPIER_RUNS", "1"))
 PARTITIONS = 3
 # Brokers look for transactions that have timed out every 10 s by default.
