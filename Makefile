@@ -4,6 +4,7 @@
 #   make demo KAFKA=1               the same against three real Kafka nodes (JDK 17+, Maven)
 #   make test                       lint + unit tests + coverage thresholds
 #   make bench                      aiokprod beside aiokafka, confluent-kafka and Java; half an hour
+#   make bench-core                 three promises beside aiokafka, kept or broken; four minutes
 #   make bench-columns              Arrow columns to record batches, beside memcpy; a minute
 #   make simulate                   2000 seeds of the producer among faults (SEEDS=a-b)
 #   make detection                  42 historical bugs put back; the simulation must find each
@@ -30,7 +31,7 @@ INPUTS := pyproject.toml setup.py $(wildcard aiokprod/hot/*.pyx aiokprod/hot/*.p
 .DEFAULT_GOAL := help
 .PHONY: help demo test lint unit bench integration supply kerberos reauth \
     simulate detection in-flight fuzz chaos soak contrast transactions spark-test spark-campaign spark-demo bench-spark \
-    bench-columns clean
+    bench-core bench-columns clean
 
 help:
 	@sed -n 's/^#  *make/  make/p' Makefile
@@ -91,6 +92,9 @@ reauth: $(VENV)/.test
 
 bench: $(VENV)/.bench
 	$(PY) -m benchmarks suite
+
+bench-core: $(VENV)/.bench
+	$(PY) -m benchmarks core
 
 bench-columns: $(VENV)/.bench
 	$(PY) -m benchmarks.columns --check

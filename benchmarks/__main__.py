@@ -1,5 +1,6 @@
 """The benchmarks' command line.
 
+    python -m benchmarks core                        three promises beside aiokafka: four minutes
     python -m benchmarks suite                       everything `make bench` measures
     python -m benchmarks suite --cluster mock --only fire await
     python -m benchmarks run --scenario await --client aiokafka --cluster kafka --replicas 3
@@ -18,7 +19,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from benchmarks import micro, report, single, suite
+from benchmarks import core, micro, report, single, suite
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -28,7 +29,8 @@ def build_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for module, name in ((suite, "suite"), (single, "run"), (micro, "micro"), (report, "report")):
+    modules = {"core": core, "suite": suite, "run": single, "micro": micro, "report": report}
+    for name, module in modules.items():
         command = commands.add_parser(name, help=(module.__doc__ or "").splitlines()[0])
         module.add_options(command)
         command.set_defaults(main=module.main)
@@ -36,7 +38,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The exit status: 0, 1 if `--check` found a target missed, 2 for a wrong option."""
+    """The exit status: 0, 1 if `core` or `--check` found a target missed, 2 for a wrong option."""
     chosen = build_parser().parse_args(arguments)
     try:
         status: int = chosen.main(chosen)

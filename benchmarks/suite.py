@@ -17,7 +17,8 @@ from benchmarks.runner import Group, run_group, warm_up_brokers
 from benchmarks.summary import Results
 
 RESULTS: Final = Path(__file__).parent / "results.json"
-WARM_UP_RUNS: Final = 3
+WARM_UP: Final = [Case(client="confluent", cluster="kafka", records=500_000, replicas=3)] * 3
+"""What young JVMs are given to do first."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -132,8 +133,7 @@ def main(chosen: argparse.Namespace) -> int:
         with running(kind) as brokers:
             results.about[kind] = brokers.name
             if kind == "kafka":
-                warm = Case(client="confluent", cluster="kafka", records=500_000, replicas=3)
-                warm_up_brokers(brokers, [warm] * WARM_UP_RUNS)
+                warm_up_brokers(brokers, WARM_UP)
             for group in entries:
                 try:
                     found = run_group(brokers, group, runs=chosen.runs, cpu=chosen.pin, tell=tell)
