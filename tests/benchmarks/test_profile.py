@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import plots
 from benchmarks.case import Case
 from benchmarks.instructions import CASES, WORDS
 from benchmarks.profile import Profile, kind_of, read_report, table
@@ -58,9 +59,6 @@ def test_every_counted_case_has_words() -> None:
 
 
 def test_plots_are_small_files(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    from benchmarks import plots
-
     def summary(group: str, label: str, **fields: object) -> Summary:
         figures = {n: Spread(2e5, 1e5, 3e5) for n in ("rate", "p50_ms", "p99_ms")}
         return Summary(group, label, Case(**fields), 3, figures)  # type: ignore[arg-type]
@@ -88,7 +86,4 @@ def test_plots_are_small_files(tmp_path: Path) -> None:
 
 
 def test_nothing_measured_draws_nothing(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    from benchmarks import plots
-
     assert plots.draw_all(Results(), tmp_path / "plots") == []

@@ -60,7 +60,6 @@ def test_every_record_of_a_run_is_in_the_topic(brokers: MockBrokers, case: Case)
 
 
 def test_columns_are_sent_as_tables(brokers: MockBrokers) -> None:
-    pytest.importorskip("pyarrow")
     case = FEW.with_(scenario="columns", keyed=True)
     assert run_case(brokers, case, worker=here)["count"] == case.records
 

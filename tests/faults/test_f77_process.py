@@ -5,7 +5,6 @@ Real event loops and sockets of this machine, nothing else.
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import subprocess
 import sys
@@ -168,7 +167,6 @@ def test_f77_second_loop_after_the_first_ended_is_refused_not_hung():
     )
 
 
-@pytest.mark.skipif(importlib.util.find_spec("uvloop") is None, reason="needs uvloop")
 @pytest.mark.skipif(sys.platform == "win32", reason="uvloop is for Unix")
 def test_f77_uvloop_delivers_retries_and_closes():
     run_script(

@@ -17,7 +17,8 @@ from tests.integration.kdc import REALM, Realm, missing, realm
 from tests.integration.load import by_submit
 from tests.integration.test_security import CA, RECORDS, SESSION_MS, TRUST, Connections
 
-# The only tests that may be skipped: KDC and headers come from the system, not from PyPI.
+# KDC and headers come from the system, not from PyPI; `.ci/kerberos` installs them where it may,
+# and fails if that fails: only a machine where it may not skips these tests.
 pytestmark = pytest.mark.skipif(bool(missing()), reason=f"no Kerberos: {missing()}")
 
 PASSWORD = "canary-kerberos-password"
