@@ -85,9 +85,7 @@ def check_wheel(wheel: Path, source: dict[str, bytes]) -> list[str]:
         content = {entry.filename: archive.read(entry) for entry in archive.infolist()}
     info = next(name.split("/")[0] for name in content if name.endswith(".dist-info/RECORD"))
     compiled = sysconfig.get_config_var("EXT_SUFFIX")
-    extensions = {
-        name.removesuffix(".pyx") + compiled for name in source if name.endswith(".pyx")
-    }
+    extensions = {name.removesuffix(".pyx") + compiled for name in source if name.endswith(".pyx")}
     for name, data in content.items():
         if name.startswith(f"{info}/"):
             continue

@@ -12,7 +12,7 @@ from aiokprod.hot.append import handle_of
 from aiokprod.records import TopicPartition
 
 if TYPE_CHECKING:
-    from aiokprod.hot.append import BulkTracker
+    from aiokprod.hot.bulk import BulkTracker
     from aiokprod.hot.core import BatchCore, Delivery
     from aiokprod.records import Header
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from aiokprod.arguments import checked_record
 from aiokprod.bulk import BulkResult, Columns, wait_settled
 from aiokprod.errors import ConfigError, KafkaError, Outcome
-from aiokprod.hot.append import BulkTracker
+from aiokprod.hot.bulk import BulkTracker
 from aiokprod.records import ProducerRecord, validate_partition, validate_topic
 
 if TYPE_CHECKING:

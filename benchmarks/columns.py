@@ -26,8 +26,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from aiokprod import Producer
-from aiokprod.hot.append import Appender, BulkTracker, PartitionSlot, TopicSlot
+from aiokprod.hot.append import Appender, PartitionSlot, TopicSlot
 from aiokprod.hot.arrow import Chunk, open_table
+from aiokprod.hot.bulk import BulkTracker
 from aiokprod.hot.core import BatchCore, MemoryBudget
 from aiokprod.hot.table import TableAppender
 from aiokprod.table_schema import ROLES, layout_of

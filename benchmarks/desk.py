@@ -6,7 +6,8 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
-from aiokprod.hot.append import Appender, BulkTracker, PartitionSlot, TopicSlot
+from aiokprod.hot.append import Appender, PartitionSlot, TopicSlot
+from aiokprod.hot.bulk import BulkTracker
 from aiokprod.hot.core import BatchCore, Delivery, MemoryBudget
 
 TOPIC = "t"

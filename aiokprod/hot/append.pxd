@@ -1,5 +1,6 @@
 from libc.stdint cimport int32_t, int64_t
 
+from aiokprod.hot.bulk cimport BulkTracker
 from aiokprod.hot.core cimport BatchCore, Delivery, MemoryBudget
 
 
@@ -14,18 +15,6 @@ cdef class TopicSlot:
     cdef readonly list slots
     cdef public int32_t sticky
     cdef public int64_t sticky_bytes
-
-
-cdef class BulkTracker:
-    cdef readonly list cores
-    cdef readonly Py_ssize_t count
-    cdef int64_t identity
-    cdef Py_ssize_t capacity
-    cdef int32_t* numbers
-    cdef int32_t* indices
-
-    cdef int reserve(self, Py_ssize_t capacity) except -1
-    cdef int add(self, BatchCore core, int32_t index) except -1
 
 
 cdef class Appender:

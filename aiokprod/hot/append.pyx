@@ -14,9 +14,9 @@ cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_GET_SIZE
 from cpython.dict cimport PyDict_GetItem
 from cpython.list cimport PyList_GET_ITEM
-from cpython.mem cimport PyMem_Calloc, PyMem_Free, PyMem_Realloc
 from cpython.ref cimport PyObject, Py_INCREF
 
+from aiokprod.hot.bulk cimport BulkTracker
 from aiokprod.hot.core cimport (
     BatchCore, Delivery, MemoryBudget, headers_encoded_size, record_body_size,
 )
@@ -48,8 +48,6 @@ DELIVERY_CHARGE = 96
 # Largest encoding of a record apart from key, value and headers (Java DefaultRecord
 # MAX_RECORD_OVERHEAD 21, plus the header count).
 RECORD_OVERHEAD = 26
-
-cdef int64_t _trackers = 0
 
 cdef enum:
     CHARGE = 96
@@ -188,124 +186,6 @@ cdef int admission_send(PyObject* self, PyObject* value, PyObject** result) noex
 
 (<PyTypeObject*>Admission).tp_iternext = admission_next
 (<PyTypeObject*>Admission).tp_as_async.am_send = admission_send
-
-
-cdef class BulkTracker:
-    """Where each record of a bulk call went: batch and index, eight bytes a record."""
-
-    def __cinit__(self):
-        global _trackers
-        _trackers += 1
-        self.identity = _trackers
-        self.cores = []
-
-    def __dealloc__(self):
-        PyMem_Free(self.numbers)
-        PyMem_Free(self.indices)
-
-    cdef int reserve(self, Py_ssize_t capacity) except -1:
-        cdef int32_t* grown
-        if capacity <= self.capacity:
-            return 0
-        grown = <int32_t*>PyMem_Realloc(self.numbers, capacity * sizeof(int32_t))
-        if grown is NULL:
-            raise MemoryError
-        self.numbers = grown
-        grown = <int32_t*>PyMem_Realloc(self.indices, capacity * sizeof(int32_t))
-        if grown is NULL:
-            raise MemoryError
-        self.indices = grown
-        self.capacity = capacity
-        return 0
-
-    cdef int add(self, BatchCore core, int32_t index) except -1:
-        if self.count == self.capacity:
-            self.reserve(max(1024, 2 * self.capacity))
-        if core.bulk_owner != self.identity:
-            core.bulk_owner = self.identity
-            core.bulk_number = <int32_t>len(self.cores)
-            self.cores.append(core)
-        core.bulk_count += 1  # somebody waits for it: the caller of the bulk call
-        self.numbers[self.count] = core.bulk_number
-        self.indices[self.count] = index
-        self.count += 1
-        return 0
-
-    def add_delivery(self, Delivery delivery not None):
-        """Note a record that took the slow path."""
-        self.add(delivery.core, delivery.index)
-
-    def position(self, Py_ssize_t record):
-        """(partition, offset | None, error | None) of one record; its batch must be settled."""
-        cdef int32_t index
-        cdef BatchCore core
-        if record < 0 or record >= self.count:
-            raise IndexError(record)
-        index = self.indices[record]
-        core = (<BatchCore>self.cores[self.numbers[record]]).locate(&index)
-        if core.error is not None:
-            error = core.error
-            if core.record_errors is not None:
-                error = core.record_errors.get(index, error)
-            return core.partition, None, error
-        return core.partition, core.base_offset + index if core.base_offset >= 0 else None, None
-
-    def ranges(self):
-        """(topic, partition, records, first offset | None, last offset | None) of every batch, as
-        far as its records are acknowledged; all batches must be settled."""
-        cdef Py_ssize_t i, total = len(self.cores)
-        cdef int32_t number
-        cdef BatchCore core
-        cdef list found = []
-        cdef int32_t* seen = <int32_t*>PyMem_Calloc(max(1, 3 * total), sizeof(int32_t))
-        if seen is NULL:
-            raise MemoryError
-        try:
-            for i in range(total):
-                core = <BatchCore>self.cores[i]
-                if core.parts is not None or core.error is not None or core.withdrawn:
-                    seen[3 * i] = -1  # its records have outcomes of their own
-            for i in range(self.count):
-                number = 3 * self.numbers[i]
-                if seen[number] < 0:
-                    partition, offset, error = self.position(i)
-                    if error is None:
-                        core = <BatchCore>self.cores[self.numbers[i]]
-                        found.append((core.topic, partition, 1, offset, offset))
-                    continue
-                if seen[number] == 0:
-                    seen[number + 1] = self.indices[i]
-                seen[number] += 1
-                seen[number + 2] = self.indices[i]
-            for i in range(total):
-                core = <BatchCore>self.cores[i]
-                if seen[3 * i] > 0:
-                    known = core.base_offset >= 0
-                    found.append((core.topic, core.partition, seen[3 * i],
-                                  core.base_offset + seen[3 * i + 1] if known else None,
-                                  core.base_offset + seen[3 * i + 2] if known else None))
-        finally:
-            PyMem_Free(seen)
-        return found
-
-    def failed(self):
-        """Positions of failed records, ascending."""
-        cdef Py_ssize_t i
-        cdef int32_t index
-        cdef BatchCore core
-        cdef list found = []
-        for core in self.cores:
-            if core.parts is not None or core.error is not None:
-                break
-        else:
-            return found
-        for i in range(self.count):
-            core = <BatchCore>self.cores[self.numbers[i]]
-            if core.parts is not None or core.error is not None:
-                index = self.indices[i]
-                if core.locate(&index).error is not None:
-                    found.append(i)
-        return found
 
 
 cdef class Appender:

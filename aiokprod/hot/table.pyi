@@ -1,5 +1,6 @@
-from aiokprod.hot.append import Appender, BulkTracker, TopicSlot
+from aiokprod.hot.append import Appender, TopicSlot
 from aiokprod.hot.arrow import Chunk
+from aiokprod.hot.bulk import BulkTracker
 
 class TableAppender:
     def __init__(self, appender: Appender, tracker: BulkTracker) -> None: ...

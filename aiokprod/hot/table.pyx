@@ -15,11 +15,12 @@ from cpython.list cimport PyList_GET_ITEM, PyList_GET_SIZE
 from cpython.ref cimport PyObject
 from libc.string cimport memcmp, memset
 
-from aiokprod.hot.append cimport Appender, BulkTracker, PartitionSlot, TopicSlot
+from aiokprod.hot.append cimport Appender, PartitionSlot, TopicSlot
 from aiokprod.hot.arrow cimport (
     ABSENT, NULL_CELL, BytesColumn, Chunk, ListColumn, bytes_cell, int_cell, is_valid, list_cell,
     time_cell,
 )
+from aiokprod.hot.bulk cimport BulkTracker
 from aiokprod.hot.core cimport BatchCore, MemoryBudget
 from aiokprod.hot.encode cimport (
     int32_t, int64_t, uint8_t, uint32_t, murmur2_bytes, varint_size, write_varint,

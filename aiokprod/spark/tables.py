@@ -15,7 +15,7 @@ from aiokprod.table_send import TableReader, TableSender
 
 if TYPE_CHECKING:
     from aiokprod.errors import KafkaError
-    from aiokprod.hot.append import BulkTracker
+    from aiokprod.hot.bulk import BulkTracker
     from aiokprod.hot.core import BatchCore
     from aiokprod.producer import Producer
     from aiokprod.spark.failures import Counts

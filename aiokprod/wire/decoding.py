@@ -1,7 +1,7 @@
 """Composes the compiled decoders of one version of a struct out of its declaration.
 
 Which fields exist, which may be null and which lengths are compact is decided here, once per
-(class, version); `hot.structs` runs what was decided. Nothing here knows a particular message.
+(class, version); `hot.decoders` runs what was decided. Nothing here knows a particular message.
 
 Source: KIP-482 (flexible versions and tagged fields), Java `MessageDataGenerator`.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from aiokprod.hot.structs import (
+from aiokprod.hot.decoders import (
     ArrayDecoder,
     BoolDecoder,
     BytesDecoder,

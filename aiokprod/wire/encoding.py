@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Final
 
 from aiokprod.errors import UnsupportedVersion
-from aiokprod.hot.structs import (
+from aiokprod.hot.encoders import (
     ArrayEncoder,
     BoolEncoder,
     BytesEncoder,

@@ -2,7 +2,7 @@
 
 `Reader` walks over one complete buffer and checks every length against what is really left, before
 it allocates anything; whatever the bytes are, it returns a value or raises `DecodeError`. It serves
-frames and record batches; messages have compiled decoders of their own (`hot.structs`).
+frames and record batches; messages have compiled decoders of their own (`hot.decoders`).
 
 All integers are big-endian two's complement. Source: Kafka protocol guide, "Protocol Primitive
 Types"; Java `ByteUtils`.

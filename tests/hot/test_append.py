@@ -16,12 +16,12 @@ from aiokprod.errors import BrokerError, Outcome
 from aiokprod.hot.append import (
     DELIVERY_CHARGE,
     RECORD_OVERHEAD,
-    BulkTracker,
     PartitionSlot,
     TopicSlot,
     handle_of,
     record_size_bound,
 )
+from aiokprod.hot.bulk import BulkTracker
 from aiokprod.hot.core import BatchCore, Delivery, MemoryBudget, murmur2
 from tests.hot.desk import NOW_MS, Desk, IdleLoop, idle_desk, on_both_loops
 from tests.hot.test_core import ANY_TIMES, HEADERS, NULLABLE

@@ -412,7 +412,7 @@ def test_batch_is_finished_once() -> None:
 
 
 def test_bulk_records_count_as_awaited_also_after_a_split() -> None:
-    from aiokprod.hot.append import BulkTracker
+    from aiokprod.hot.bulk import BulkTracker
 
     desk = idle_desk()
     tracker = BulkTracker()

@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aiokprod.errors import BrokerError, Outcome
-from aiokprod.hot.append import BulkTracker, TopicSlot
+from aiokprod.hot.append import TopicSlot
 from aiokprod.hot.arrow import Chunk, open_table
+from aiokprod.hot.bulk import BulkTracker
 from aiokprod.hot.table import TableAppender
 from aiokprod.table_schema import ROLES, layout_of
 from tests.hot.desk import NOW_MS, Desk, idle_desk, on_both_loops

@@ -11,25 +11,27 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aiokprod.hot.structs import (
+from aiokprod.hot.decoders import (
     ArrayDecoder,
-    ArrayEncoder,
     BoolDecoder,
-    BoolEncoder,
     BytesDecoder,
+    Decoder,
+    IntDecoder,
+    StructDecoder,
+    TextDecoder,
+    UuidDecoder,
+    ViewDecoder,
+)
+from aiokprod.hot.encoders import (
+    ArrayEncoder,
+    BoolEncoder,
     BytesEncoder,
     ChunksEncoder,
-    Decoder,
     Encoder,
-    IntDecoder,
     IntEncoder,
-    StructDecoder,
     StructEncoder,
-    TextDecoder,
     TextEncoder,
-    UuidDecoder,
     UuidEncoder,
-    ViewDecoder,
 )
 
 WIDTHS = {"b": 1, "h": 2, "i": 4, "q": 8}
