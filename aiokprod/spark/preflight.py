@@ -60,7 +60,7 @@ def preflight(options: SinkOptions) -> None:
 
 async def _check(options: SinkOptions) -> None:
     config = options.producer_config()
-    session = Session(config)
+    session = Session(config, patience=0.0)
     servers = ", ".join(config.bootstrap_servers)
     try:
         await _look(session, config, options.topic)

@@ -25,6 +25,7 @@ from aiokprod.errors import (
     error_code,
 )
 from aiokprod.net.client import NetworkClient
+from aiokprod.spark.outside import Outside
 from aiokprod.version import __version__
 from aiokprod.wire.messages.find_coordinator import FindCoordinatorRequest
 
@@ -44,12 +45,24 @@ _LOOKUP: Final = frozenset({Code.NOT_COORDINATOR, Code.COORDINATOR_NOT_AVAILABLE
 
 
 class Session:
-    """Connections to one cluster, for the loop it is made on. `config` gives servers and security.
+    """Connections to one cluster, for the loop it is made on.
 
-    Every call waits for connections as long as its deadline (in `loop.time()`) allows.
+    Every call waits for connections as long as its deadline (in `loop.time()`) allows. A broker
+    that refuses us is stood in for by any other where that is possible; a refusal ends a call once
+    nobody is left who might let us in, or the broker it needs has refused us for `patience`.
+
+    Args:
+        config: gives servers and security.
+        patience: seconds; None is what a connection may take to be set up, as in the producer.
     """
 
-    def __init__(self, config: ProducerConfig, environment: Environment | None = None) -> None:
+    def __init__(
+        self,
+        config: ProducerConfig,
+        environment: Environment | None = None,
+        *,
+        patience: float | None = None,
+    ) -> None:
         self._config = config
         self.loop = asyncio.get_running_loop()
         environment = environment or tcp_environment(config)
@@ -59,6 +72,9 @@ class Session:
         self._retry = ExponentialBackoff(
             config.retry_backoff_ms / 1000, config.retry_backoff_max_ms / 1000
         )
+        if patience is None:
+            patience = config.socket_connection_setup_timeout_ms / 1000
+        self._outside = Outside(patience)
         self.metadata = Metadata(config, environment.rng)
         self.client = NetworkClient(
             config,
@@ -66,6 +82,7 @@ class Session:
             self.loop,
             on_wakeup=self._on_network,
             on_disconnect=self._on_disconnect,
+            on_connection_opened=self._outside.connected,
             client_id=config.client_id or "aiokprod-spark",
             software_version=__version__,
         )
@@ -81,6 +98,7 @@ class Session:
         self._updater.on_network()
 
     def _on_disconnect(self, node_id: int, error: KafkaError) -> None:
+        self._outside.lost(node_id, error, self.loop.time())
         self._updater.on_disconnect(node_id, error)
         self._on_network()
 
@@ -99,9 +117,17 @@ class Session:
 
         Raises:
             MetadataTimeout, InvalidTopic, AuthorizationError: as `Producer.send`.
+            AuthenticationError: no broker lets us in.
         """
-        snapshot: ClusterSnapshot = await self.metadata.wait_for_topic(name, deadline=deadline)
-        return snapshot.topics[name]
+        while True:
+            try:
+                snapshot: ClusterSnapshot = await self.metadata.wait_for_topic(
+                    name, deadline=deadline
+                )
+            except AuthenticationError:  # of one broker, whichever was asked
+                await self._connected(None, deadline)
+            else:
+                return snapshot.topics[name]
 
     def refresh(self) -> None:
         """Leaders may have moved: ask for metadata."""
@@ -115,6 +141,7 @@ class Session:
         """One request to a broker, any one if `node_id` is None.
 
         Raises:
+            AuthenticationError: the broker, or every one, refuses us.
             KafkaTimeout: no connection until `deadline`.
             KafkaError: the connection ended or the answer was none.
         """
@@ -136,6 +163,7 @@ class Session:
 
     async def _connected(self, node_id: int | None, deadline: float) -> int:
         wakeup = Wakeup(self.loop)
+        began = self.loop.time()
         self._waiting.add(wakeup)
         try:
             while True:
@@ -144,20 +172,28 @@ class Session:
                 node = self.client.least_loaded(now) if node_id is None else node_id
                 if node is not None and self.client.ready(node, now):
                     return node
-                self._check_reachable(node_id, now, deadline)
+                self._check_reachable(node_id, began, now, deadline)
                 if node is not None and node >= 0 and node not in self.metadata.snapshot.nodes:
                     self.refresh()
                 await wakeup.wait(min(deadline, now + _LOOK_AGAIN))
         finally:
             self._waiting.discard(wakeup)
 
-    def _check_reachable(self, node_id: int | None, now: float, deadline: float) -> None:
-        cause = self.metadata.last_error
-        if isinstance(cause, AuthenticationError):
-            raise cause.copy()
-        if now >= deadline:
+    def _check_reachable(
+        self, node_id: int | None, began: float, now: float, deadline: float
+    ) -> None:
+        late = now >= deadline
+        if node_id is None:
+            nodes = self.metadata.snapshot.nodes
+            refusal = self._outside.of_all(nodes, began, now, last_word=late)
+        else:
+            refusal = self._outside.of(node_id, began, now, last_word=late)
+        if refusal is not None:
+            raise refusal.copy()
+        if late:
             servers = ", ".join(self._config.bootstrap_servers)
             what = servers if node_id is None else f"broker {node_id} of {servers}"
+            cause = self.metadata.last_error
             why = f": {cause}" if cause is not None else ""
             error = KafkaTimeout(f"{what}: no connection in time{why}", retriable=True)
             error.__cause__ = cause
@@ -178,6 +214,7 @@ class Session:
 
         Raises:
             KafkaTimeout: no definite answer until `deadline`.
+            AuthenticationError: the coordinator, or every broker, refuses us.
             KafkaError: the request cannot be made.
         """
         where = (kind, key)

@@ -1,0 +1,181 @@
+"""Refusals by brokers: a wrong credential is told at once, one broker's whim harms nobody."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from aiokprod.config import ProducerConfig
+from aiokprod.engine.coordinators import CoordinatorKind, VersionedRequest
+from aiokprod.errors import AuthenticationError, KafkaTimeout
+from aiokprod.spark.session import Session
+from aiokprod.testing import virtual
+from aiokprod.wire.messages.metadata import MetadataRequest
+from tests.security.sasl_broker import PlainServer
+from tests.security.sasl_cluster import PASSWORD, USER, SaslCluster
+
+SETUP_S = 10.0
+"""socket_connection_setup_timeout_ms by default."""
+
+
+class World:
+    """Brokers that want PLAIN, and a session with them."""
+
+    def __init__(self, brokers: int, *, patience: float | None = None) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.cluster = SaslCluster(brokers, {"PLAIN": lambda: PlainServer({USER: PASSWORD})})
+        self.cluster.create_topic("t", brokers)
+        self.config = ProducerConfig.from_mapping(
+            {
+                "bootstrap.servers": self.cluster.bootstrap_servers,
+                "security.protocol": "SASL_PLAINTEXT",
+                "sasl.mechanism": "PLAIN",
+                "sasl.username": USER,
+                "sasl.password": PASSWORD,
+                "sasl_allow_cleartext": True,
+            }
+        )
+        self._patience = patience
+
+    async def refuse(self, *brokers: int) -> None:
+        """These let nobody in from now on; returns once their connections are known to be gone."""
+        for broker in brokers:
+            self.cluster.servers_of[broker] = {"PLAIN": lambda: PlainServer({USER: "other"})}
+        self.cluster.cut(brokers)
+        await asyncio.sleep(0.01)
+
+    def admit(self, *brokers: int) -> None:
+        for broker in brokers:
+            del self.cluster.servers_of[broker]
+
+    async def __aenter__(self) -> World:
+        environment = self.cluster.environment()
+        self.session = Session(self.config, environment, patience=self._patience)
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.session.close(1.0)
+
+    async def ask(self, node_id: int | None = None, seconds: float = 60.0) -> Any:
+        return await self.session.ask(node_id, METADATA, self.loop.time() + seconds)
+
+    async def find_coordinator(self, key: str) -> int:
+        """Asks it something; returns who it is."""
+        deadline = self.loop.time() + 120.0
+        await self.session.coordinate(
+            CoordinatorKind.TRANSACTION, key, METADATA, deadline, lambda body: 0
+        )
+        (node,) = self.session._coordinators.values()
+        return node
+
+
+METADATA = VersionedRequest(MetadataRequest.api_key, lambda version: MetadataRequest(topics=[]), 9)
+
+
+def in_virtual_time(function: Callable[[], Any]) -> Callable[[], None]:
+    def call() -> None:
+        virtual.run(function)
+
+    call.__name__ = function.__name__
+    return call
+
+
+@in_virtual_time
+async def test_preflight_tells_a_wrong_credential_at_once():
+    async with World(3, patience=0.0) as world:
+        await world.refuse(1, 2, 3)
+        started = world.loop.time()
+        with pytest.raises(AuthenticationError):
+            await world.ask()
+        assert world.loop.time() - started < 2.0
+        # Each was asked: one that refuses us says nothing of the others.
+        assert {broker for _, broker in world.cluster.attempts} == {1, 2, 3}
+
+
+@in_virtual_time
+async def test_preflight_goes_to_a_broker_that_lets_us_in():
+    async with World(3, patience=0.0) as world:
+        await world.refuse(1, 3)
+        for _ in range(5):
+            assert (await world.ask()).node_id in (-2, 2)
+
+
+@in_virtual_time
+async def test_refusal_is_told_beside_brokers_that_are_down():
+    async with World(3, patience=0.0) as world:
+        for broker in (1, 3):
+            world.cluster.kill(broker)
+        await world.refuse(2)
+        started = world.loop.time()
+        with pytest.raises(AuthenticationError):
+            await world.ask(seconds=10.0)
+        assert world.loop.time() - started < 10.5
+
+
+@in_virtual_time
+async def test_nobody_there_is_no_matter_of_credentials():
+    async with World(3, patience=0.0) as world:
+        for broker in (1, 2, 3):
+            world.cluster.kill(broker)
+        with pytest.raises(KafkaTimeout, match="no connection in time"):
+            await world.ask(seconds=10.0)
+
+
+@in_virtual_time
+async def test_commit_outlasts_a_refusal_that_passes():
+    async with World(3) as world:
+        await world.ask()
+        await world.refuse(1, 2, 3)
+        world.loop.call_later(SETUP_S - 2.0, world.admit, 1, 2, 3)
+        assert (await world.ask()).error is None
+
+
+@in_virtual_time
+async def test_refusal_of_all_ends_every_call_after_the_patience():
+    async with World(3) as world:
+        await world.ask()
+        await world.refuse(1, 2, 3)
+        started = world.loop.time()
+        with pytest.raises(AuthenticationError):
+            await world.ask()
+        assert SETUP_S <= world.loop.time() - started < SETUP_S + 2.0
+        with pytest.raises(AuthenticationError):
+            await world.session.topic("t", world.loop.time() + 60.0)
+
+
+@in_virtual_time
+async def test_refusal_of_one_broker_ends_only_calls_that_need_it():
+    async with World(3) as world:
+        await world.session.topic("t", world.loop.time() + 60.0)
+        await world.refuse(1)
+        started = world.loop.time()
+        with pytest.raises(AuthenticationError):
+            await world.ask(1)
+        assert SETUP_S <= world.loop.time() - started < SETUP_S + 2.0
+        assert (await world.ask(2)).node_id == 2
+        for _ in range(5):
+            assert (await world.ask()).node_id != 1
+        world.admit(1)  # what was said in earlier calls does not count
+        assert (await world.ask(1)).node_id == 1
+
+
+@in_virtual_time
+async def test_topics_are_found_while_one_broker_refuses_us():
+    async with World(3) as world:
+        await world.refuse(2)
+        found = await world.session.topic("t", world.loop.time() + 60.0)
+        assert len(found.partitions) == 3
+
+
+@in_virtual_time
+async def test_coordinator_that_refuses_us_for_long_fails_the_commit():
+    async with World(3) as world:
+        node = await world.find_coordinator("x")
+        await world.refuse(node)
+        started = world.loop.time()
+        with pytest.raises(AuthenticationError):
+            await world.find_coordinator("x")
+        assert SETUP_S <= world.loop.time() - started < SETUP_S + 5.0
