@@ -94,7 +94,11 @@ class Link:
 
 
 class MemoryTransport(asyncio.Transport):
-    """One end of a link; behaves as asyncio's selector socket transport does."""
+    """One end of a link; behaves as asyncio's selector socket transport does.
+
+    Attributes:
+        on_write: called whenever its user hands bytes over, before they go anywhere.
+    """
 
     def __init__(
         self,
@@ -109,6 +113,7 @@ class MemoryTransport(asyncio.Transport):
         super().__init__({"sockname": own_name, "peername": peer_name})
         self.is_lost = False
         self.is_read_paused = False
+        self.on_write: Callable[[], object] | None = None
         self._loop = loop
         self._outgoing = outgoing
         self._incoming = incoming
@@ -182,6 +187,8 @@ class MemoryTransport(asyncio.Transport):
             raise RuntimeError("Cannot call write() after write_eof()")
         if self._closing:
             return
+        if self.on_write is not None:
+            self.on_write()
         for data in list_of_data:
             handed = Handed(data)
             if len(handed.view):

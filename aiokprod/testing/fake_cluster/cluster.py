@@ -83,7 +83,7 @@ class FakeCluster(ClusterAdmin):
         refusals: batches refused for what they were. A correct client with a live epoch has none.
         violations: bytes or behaviour no careful client produces; must be empty.
         duplicates: batches recognised as already in the log.
-        sends_while_throttled: times bytes came while the client should have been quiet.
+        sends_while_throttled: times a client sent although it had been told to wait (KIP-219).
     """
 
     def __init__(

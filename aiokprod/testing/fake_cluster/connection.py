@@ -30,8 +30,9 @@ from aiokprod.wire.messages import RESPONSES
 if TYPE_CHECKING:
     from aiokprod.testing.fake_cluster.broker import FakeBroker
 
-REACTION_S = 0.05
-"""What was sent before the throttled answer arrived is no offence."""
+CLIENT_WAITS_SINCE = {0: 6, 3: 6, 10: 2, 18: 2, 22: 1, 24: 1, 25: 1, 26: 1, 28: 1}
+"""First version of an API whose throttle time the client has to wait out; all of younger APIs do.
+Source: Java `AbstractResponse.shouldClientThrottle` of each response (KIP-219)."""
 
 
 class ServerConnection(asyncio.Protocol):
@@ -46,8 +47,11 @@ class ServerConnection(asyncio.Protocol):
         self._busy = False
         self._ended = False
         self._owes_answer = False
-        self._muted_at = 0.0
         self._mute_until = 0.0
+        self._quiet_from = 0
+        self._quiet_until = 0.0
+        if link is not None:
+            link.client.on_write = self._client_writes
         self._ranges: Ranges = {}
         self._decodable: Ranges = {}
         self._transport: asyncio.Transport
@@ -70,8 +74,6 @@ class ServerConnection(asyncio.Protocol):
             self.broker.cluster.note_violation(f"{self!r}: {error}")
             self.close()
             return
-        if self._muted_at + REACTION_S < self._time() < self._mute_until:
-            self.broker.cluster.sends_while_throttled += 1
         self.serve_next()
 
     def eof_received(self) -> bool:
@@ -181,6 +183,7 @@ class ServerConnection(asyncio.Protocol):
         if message is not None and reaction.edit is not None:
             message = reaction.edit(message)
         frame = b""
+        throttle_s = 0.0
         if message is not None:
             assert isinstance(message, RESPONSES[request.api_key])
             message = self.broker.throttled(message)
@@ -188,8 +191,8 @@ class ServerConnection(asyncio.Protocol):
             # ApiVersions v0 has no field for it: the client cannot know.
             tells = request.api_key != API_VERSIONS or request.version > 0
             if reaction.is_honest and tells:
-                self._muted_at = self._time()
-                self._mute_until = self._muted_at + getattr(message, "throttle_time_ms", 0) / 1000
+                throttle_s = getattr(message, "throttle_time_ms", 0) / 1000
+                self._mute_until = self._time() + throttle_s
         if reaction.edit_frame is not None:
             frame = reaction.edit_frame(frame)
         if reaction.raw is not None:
@@ -200,6 +203,8 @@ class ServerConnection(asyncio.Protocol):
             self._write_and_cut(frame, reaction.cut_at)
             return
         self._write(frame)
+        if throttle_s and request.version >= CLIENT_WAITS_SINCE.get(request.api_key, 0):
+            self._expect_quiet()
         if reaction.close:
             self.close()
             return
@@ -208,6 +213,18 @@ class ServerConnection(asyncio.Protocol):
             self._owes_answer = True
             return
         self._idle()
+
+    def _expect_quiet(self) -> None:
+        """From the last byte of this answer on, the client knows that it has to wait."""
+        if self.link is not None:
+            self._quiet_from = self.link.down.taken + self.link.server.get_write_buffer_size()
+            self._quiet_until = self._mute_until
+
+    def _client_writes(self) -> None:
+        if self._time() < self._quiet_until:
+            assert self.link is not None, "only called by a link"
+            if self.link.down.delivered >= self._quiet_from:
+                self.broker.cluster.sends_while_throttled += 1
 
     def _idle(self) -> None:
         self._busy = False
