@@ -25,6 +25,11 @@ class BulkSender:
 
     A record that cannot be admitted gets its error in the result; only an error that ends the
     producer ends the call.
+
+    Attributes:
+        tracker: the records that are in batches.
+        refused: errors of those that got into none, by position in the call.
+        interrupted: why the rest was not looked at; None if all were.
     """
 
     def __init__(
@@ -38,9 +43,9 @@ class BulkSender:
         self._admission = admission
         self._check = check
         self._max_block = max_block
-        self._tracker = BulkTracker()
-        self._refused: dict[int, KafkaError] = {}
-        self._interrupted: KafkaError | None = None
+        self.tracker = BulkTracker()
+        self.refused: dict[int, KafkaError] = {}
+        self.interrupted: KafkaError | None = None
 
     async def send_columns(
         self,
@@ -67,7 +72,7 @@ class BulkSender:
     @property
     def _position(self) -> int:
         """How many records have been admitted or refused so far."""
-        return self._tracker.count + len(self._refused)
+        return self.tracker.count + len(self.refused)
 
     async def _advance(self, topic: str, partition: int | None, columns: Columns) -> None:
         """Admit as many records as go at once, or one by the slow path."""
@@ -77,7 +82,7 @@ class BulkSender:
         slot = self._slot(topic, partition)
         if slot is not None:
             appender.append_column(
-                self._tracker, slot, columns.values, columns.keys, columns.timestamps,
+                self.tracker, slot, columns.values, columns.keys, columns.timestamps,
                 columns.headers, -1 if partition is None else partition, i,
             )  # fmt: skip
         if self._position > i and appender.slice_is_over():
@@ -93,7 +98,7 @@ class BulkSender:
         if not self._position:
             raise error
         error.outcome = Outcome.NOT_SENT
-        self._refused.update(dict.fromkeys(positions, error))
+        self.refused.update(dict.fromkeys(positions, error))
 
     def _slot(self, topic: str, partition: int | None) -> TopicSlot | None:
         """The topic's slot if the compiled path may be used for it."""
@@ -122,7 +127,7 @@ class BulkSender:
 
     async def _record(self, number: int, record: Any) -> None:
         if not isinstance(record, ProducerRecord):
-            self._refused[number] = ConfigError(
+            self.refused[number] = ConfigError(
                 f"send_many: entry {number} is {type(record).__name__}, not ProducerRecord"
             )
             return
@@ -136,7 +141,7 @@ class BulkSender:
         if delivery is None:
             await self._one(number, fields)
             return
-        self._tracker.add_delivery(delivery)
+        self.tracker.add_delivery(delivery)
         if not number & 255 and appender.slice_is_over():
             await asyncio.sleep(0)
 
@@ -148,22 +153,26 @@ class BulkSender:
             deadline = runtime.loop.time() + self._max_block
             delivery = await self._admission.admit(record, deadline)
         except KafkaError as error:
-            self._refused[position] = error
+            self.refused[position] = error
         except Exception as error:
             own = KafkaError(
                 f"record {position} could not be prepared: {type(error).__name__}",
                 outcome=Outcome.NOT_SENT,
             )
             own.__cause__ = error
-            self._refused[position] = own
+            self.refused[position] = own
         else:
-            self._tracker.add_delivery(delivery)
+            self.tracker.add_delivery(delivery)
         if runtime.appender.slice_is_over():
             await asyncio.sleep(0)
 
     async def _finish(self) -> BulkResult:
-        await wait_settled(self._tracker.cores)
-        for error in self._refused.values():  # a transaction must know what it lacks
+        await wait_settled(self.tracker.cores)
+        self._tell_refused()
+        return BulkResult(self.tracker, self.refused, self.interrupted)
+
+    def _tell_refused(self) -> None:
+        """A transaction must know what it lacks."""
+        for error in self.refused.values():
             self._runtime.state.on_refused(error, raised=False)
             break
-        return BulkResult(self._tracker, self._refused, self._interrupted)

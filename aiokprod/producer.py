@@ -486,18 +486,27 @@ class Producer(TransactionalCalls, Generic[K, V]):
 
         Source: Arrow C data, C stream and PyCapsule interfaces.
         """
+        columns = {
+            "key": key_column, "value": value_column, "headers": headers_column,
+            "timestamp": timestamp_column, "partition": partition_column, "topic": topic_column,
+        }  # fmt: skip
+        return await self.table_sender().send_table(topic, table, columns)
+
+    def table_sender(self) -> TableSender:
+        """What `send_table` works with: one call's hand-over, apart from the wait for outcomes.
+        For layers such as the Spark sink, which hand over many tables before they look at any.
+
+        Raises:
+            ConfigError: the producer has serializers.
+            ProducerClosed, ProducerFailed, WrongLoop, ForkedProcess: it takes no records.
+        """
         runtime = self._accepting()
         if not self._serializers.plain:
             raise ConfigError(
                 "send_table sends the bytes of the columns as they are, but this producer has a "
                 "key_serializer or value_serializer: use a producer without, or send_many"
             )
-        sender = TableSender(runtime, self._admission, self._check_running, self._max_block)
-        columns = {
-            "key": key_column, "value": value_column, "headers": headers_column,
-            "timestamp": timestamp_column, "partition": partition_column, "topic": topic_column,
-        }  # fmt: skip
-        return await sender.send_table(topic, table, columns)
+        return TableSender(runtime, self._admission, self._check_running, self._max_block)
 
     async def flush(self, timeout: float | None = None) -> None:
         """Wait until everything handed over before this call has its outcome; linger is void.

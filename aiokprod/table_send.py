@@ -142,6 +142,25 @@ class TableSender(BulkSender):
         self, topic: str | None, table: Any, names: Mapping[str, str | None]
     ) -> BulkResult:
         """See `Producer.send_table`; `names` is the column per role."""
+        await self._hand_over(topic, table, names)
+        return await self._finish()
+
+    async def hand_over(
+        self, topic: str | None, table: Any, names: Mapping[str, str | None]
+    ) -> None:
+        """As `send_table`, but returns once every row is in a batch or refused, which waits while
+        memory is short. What becomes of the rows is to be seen in the attributes, and is complete
+        once the batches in `tracker` are settled. A transaction with a refused row can only be
+        aborted, as with `send_table`.
+
+        For callers with many tables, whose outcomes they look at later.
+        """
+        await self._hand_over(topic, table, names)
+        self._tell_refused()
+
+    async def _hand_over(
+        self, topic: str | None, table: Any, names: Mapping[str, str | None]
+    ) -> None:
         if topic is not None:
             topic = validate_topic(topic)
         reader = await TableReader.open(table, self._runtime.loop)
@@ -150,10 +169,9 @@ class TableSender(BulkSender):
             await self._send_all(reader, layout, topic)
         finally:
             reader.close()
-        return await self._finish()
 
     async def _send_all(self, reader: TableReader, layout: Layout, topic: str | None) -> None:
-        appender = TableAppender(self._runtime.appender, self._tracker)
+        appender = TableAppender(self._runtime.appender, self.tracker)
         chunk: Chunk | None = None
         try:
             while (chunk := await self._next(reader, chunk, layout)) is not None:
@@ -164,7 +182,7 @@ class TableSender(BulkSender):
 
     async def _next(self, reader: TableReader, done: Chunk | None, layout: Layout) -> Chunk | None:
         """The next batch, bound to the layout; None at the end, or if the table breaks off."""
-        if self._interrupted is not None:
+        if self.interrupted is not None:
             if done is not None:
                 done.close()
             return None
@@ -185,7 +203,7 @@ class TableSender(BulkSender):
             broken.__cause__ = error
             if not self._position:
                 raise broken from error
-            self._interrupted = broken
+            self.interrupted = broken
             self._runtime.state.on_refused(broken)  # a transaction must know what it lacks
             return None
 
@@ -197,7 +215,7 @@ class TableSender(BulkSender):
                 await self._advance_table(appender, chunk, topic, base)
         except KafkaError as error:
             self._refuse(range(self._position, end), error)
-            self._interrupted = error
+            self.interrupted = error
 
     async def _advance_table(
         self, appender: TableAppender, chunk: Chunk, topic: str | None, base: int
@@ -221,16 +239,16 @@ class TableSender(BulkSender):
         try:
             own_topic, value, key, partition, timestamp, headers = chunk.row(position - base)
         except BadRow as error:
-            self._refused[position] = ConfigError(f"row {position}: {error}")
+            self.refused[position] = ConfigError(f"row {position}: {error}")
             return
         name = own_topic if topic is None else topic
         assert name is not None, "a row has a topic where the table has a column for it"
         known = self._known_missing(name, partition)
         if known is not None:
-            self._refused[position] = known
+            self.refused[position] = known
             return
         await self._one(position, (name, value, key, partition, timestamp, headers))
-        refusal = self._refused.get(position)
+        refusal = self.refused.get(position)
         # Any other, such as that of a bad timestamp, tells nothing of the topic.
         if isinstance(refusal, (MetadataTimeout, BrokerError)) and self._lacks(name, partition):
             self._missing[name] = partition, refusal

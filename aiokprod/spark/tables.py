@@ -6,12 +6,10 @@ must not wait for the acknowledgments of one before it hands over the next.
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING, Any, Final
 
 from aiokprod.errors import Outcome
-from aiokprod.table_schema import ROLES, layout_of
-from aiokprod.table_send import TableReader, TableSender
+from aiokprod.table_schema import ROLES
 
 if TYPE_CHECKING:
     from aiokprod.errors import KafkaError
@@ -19,6 +17,7 @@ if TYPE_CHECKING:
     from aiokprod.hot.core import BatchCore
     from aiokprod.producer import Producer
     from aiokprod.spark.failures import Counts
+    from aiokprod.table_send import TableSender
 
 _NAMES: Final = {role: role for role in ROLES}
 
@@ -28,15 +27,24 @@ class Handed:
 
     Attributes:
         complete: all of its rows are in batches or refused.
-        refused: errors of rows that got into no batch, by position.
+        sender: what hands it over; None before that began.
     """
 
-    __slots__ = ("complete", "refused", "tracker")
+    __slots__ = ("complete", "sender")
 
     def __init__(self) -> None:
         self.complete = False
-        self.tracker: BulkTracker | None = None
-        self.refused: dict[int, KafkaError] = {}
+        self.sender: TableSender | None = None
+
+    @property
+    def tracker(self) -> BulkTracker | None:
+        """The rows in batches."""
+        return None if self.sender is None else self.sender.tracker
+
+    @property
+    def refused(self) -> dict[int, KafkaError]:
+        """Errors of rows that got into no batch, by position."""
+        return {} if self.sender is None else self.sender.refused
 
     @property
     def cores(self) -> list[BatchCore]:
@@ -87,14 +95,7 @@ async def hand_over(
     Raises:
         KafkaError: the producer cannot go on; `handed` tells how far it came.
     """
-    runtime = producer._usable()
-    sender = TableSender(runtime, producer._admission, producer._check_running, producer._max_block)
-    handed.tracker, handed.refused = sender._tracker, sender._refused
-    reader = await TableReader.open(table, asyncio.get_running_loop())
-    try:
-        layout = layout_of(reader.schema, topic, _NAMES)
-        await sender._send_all(reader, layout, topic)
-    finally:
-        reader.close()
-    if sender._interrupted is not None:
-        raise sender._interrupted
+    handed.sender = sender = producer.table_sender()
+    await sender.hand_over(topic, table, _NAMES)
+    if sender.interrupted is not None:
+        raise sender.interrupted
