@@ -1,8 +1,8 @@
 """Real Spark, real brokers: fixtures of the acceptance checks.
 
 The checks are numbered as in the acceptance list of the sink; a test's name begins with its
-number. `AIOKPROD_SPARK_MASTER` runs them on another master than local[2], e.g. a standalone
-cluster that `tests/spark/integration/standalone.py` starts.
+number. `AIOKPROD_SPARK_MASTER` runs them on another master than local[2]: "standalone" is a
+cluster of two workers of their own, started for the run; a URL is one that is there.
 """
 
 from __future__ import annotations
@@ -68,6 +68,19 @@ def broker() -> Iterator[KafkaCluster]:
         cluster.stop_blocking()
 
 
+@pytest.fixture(autouse=True, scope="session")
+def master() -> Iterator[None]:
+    """The standalone cluster, if it is asked for; subprocesses of the tests find it too."""
+    if os.environ.get("AIOKPROD_SPARK_MASTER") != "standalone":
+        yield
+        return
+    from tests.spark.integration.standalone import standalone
+
+    with standalone() as url:
+        os.environ["AIOKPROD_SPARK_MASTER"] = url
+        yield
+
+
 def session_of(**conf: str) -> Any:
     """A classic session with the package on the workers' path."""
     from pyspark.sql import SparkSession
@@ -81,6 +94,8 @@ def session_of(**conf: str) -> Any:
         .config("spark.ui.enabled", "false")
         .config("spark.driver.memory", "1g")
         .config("spark.executor.memory", "1g")
+        .config("spark.cores.max", "2")  # of a cluster; leaves room for another application
+        .config("spark.task.maxFailures", "2")
         .config("spark.sql.shuffle.partitions", "2")
         .config("spark.log.level", "ERROR")
         .config("spark.executorEnv.PYTHONPATH", os.environ["PYTHONPATH"])

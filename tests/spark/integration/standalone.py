@@ -29,10 +29,11 @@ def _free_port() -> int:
 
 
 @contextlib.contextmanager
-def standalone(workers: int = 2, cores: int = 1) -> Iterator[str]:
-    """The master's URL; all processes are gone afterwards."""
+def standalone(workers: int = 2, cores: int = 2, folder: str | None = None) -> Iterator[str]:
+    """The master's URL; all processes are gone afterwards. `folder` gets what they log: their own
+    in daemons.log, those of the executors below app-*."""
     port = _free_port()
-    folder = tempfile.mkdtemp(prefix="aiokprod-standalone-")
+    folder = folder or tempfile.mkdtemp(prefix="aiokprod-standalone-")
     environment = dict(
         os.environ,
         SPARK_HOME=str(HOME),
@@ -63,7 +64,7 @@ def standalone(workers: int = 2, cores: int = 1) -> Iterator[str]:
             time.sleep(0.2)
         for _ in range(workers):
             spawn("org.apache.spark.deploy.worker.Worker", "--host", HOST, "--cores", str(cores),
-                  "--memory", "1g", "--webui-port", "0", url)  # fmt: skip
+                  "--memory", "2g", "--webui-port", "0", url)  # fmt: skip
         yield url
     finally:
         for process in processes:
