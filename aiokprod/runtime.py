@@ -319,7 +319,7 @@ class Runtime:
             self._refresh_slot(snapshot, topic, slot)
         self.accumulator.on_snapshot(snapshot, self.loop.time())
         self.shares.look_again()
-        self.sender.wakeup()
+        self.sender.on_snapshot()
         self.observer.on_metadata_updated(snapshot)  # last: it may send
         if self._coordinators is not None:
             self._coordinators.on_network()

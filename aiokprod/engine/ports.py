@@ -92,5 +92,9 @@ class BrokerClient(Protocol):
         the body depends on the version.
         """
 
+    def give_up(self, node_id: int, error: KafkaError) -> None:
+        """Close all connections to a node, known or vanished; their open requests end with
+        `error`, inside this call."""
+
     def reset_backoff(self) -> None:
         """Rebootstrap: forget per-node failure history."""

@@ -16,6 +16,7 @@ from aiokprod.cluster import Node
 from aiokprod.engine.outcome import Action, SequenceAdvice, batch_error, decide
 from aiokprod.engine.produce import ProduceCall, partition_answers
 from aiokprod.engine.refusals import Refusals
+from aiokprod.engine.silence import Silence
 from aiokprod.engine.wakeup import Wakeup
 from aiokprod.errors import (
     Code,
@@ -25,6 +26,7 @@ from aiokprod.errors import (
     ProducerFailed,
     ProtocolError,
     RecordRejected,
+    RequestTimedOut,
     UnsupportedVersion,
     error_code,
 )
@@ -105,6 +107,8 @@ class Sender:
         self.refusals = Refusals(settings.socket_connection_setup_timeout_ms / 1000)
         self._wakeup = Wakeup(loop)
         self._produce_in_flight: dict[int, int] = {}
+        self._silence = Silence()
+        self._leaders_changed = False
         self._expiry_noticed = False
 
     # -- loop -----------------------------------------------------------------------------------
@@ -128,6 +132,7 @@ class Sender:
         """
         if self._expire(now) <= now:
             return now  # what is about to expire must not leave any more
+        self._look_at_silent(now)
         self._fail_refused(now)
         self._state.apply_bumps()
         state_at = self._request_for_state(now)
@@ -136,15 +141,50 @@ class Sender:
         next_at = accumulator.advance(now)
         if not self._metadata.update_due(now):  # else the updater goes first and wakes us
             reserved = self._state.reserved_node
+            stuck = []
             for node_id in accumulator.due_nodes(self._idle):
                 if node_id == reserved:
                     continue
                 if self._client.ready(node_id, now):
                     self._send_to(node_id, now)
-                else:
-                    next_at = min(next_at, self._client.retry_at(node_id, now))
+                    continue
+                retry_at = self._client.retry_at(node_id, now)
+                next_at = min(next_at, retry_at)
+                if retry_at == FOREVER:
+                    stuck.append(node_id)
+            self._silence.cannot_send(stuck, now)
         refused_at = self.refusals.look_at if accumulator.incomplete else FOREVER
-        return min(next_at, accumulator.next_expiry(), state_at, refused_at)
+        silent_at = self._silence.look_at
+        return min(next_at, accumulator.next_expiry(), state_at, refused_at, silent_at)
+
+    def _look_at_silent(self, now: float) -> None:
+        """Ask who leads the partitions of brokers that say nothing, and take back from them what
+        another one leads by now."""
+        if self._silence.look_at <= now:
+            if self._silence.look(now):
+                self._metadata.request_update()
+        elif not self._leaders_changed:
+            return
+        self._leaders_changed = False
+        silent = self._silence.unanswered(now)
+        if not silent:
+            return
+        leader_of = self._metadata.snapshot.leader_of
+        lost = {
+            batch.queue.wire_node
+            for batch in self._accumulator.incomplete
+            if batch.on_wire
+            and batch.queue.wire_node in silent
+            and leader_of(batch.topic_partition) not in (None, batch.queue.wire_node)
+        }
+        for node_id in lost:
+            text = f"broker {node_id} owes an answer, and another one leads what was sent to it"
+            self._client.give_up(node_id, RequestTimedOut(text))
+
+    def on_snapshot(self) -> None:
+        """Metadata have changed."""
+        self._leaders_changed = True
+        self.wakeup()
 
     def _idle(self, node_id: int) -> bool:
         return not self._produce_in_flight.get(node_id)
@@ -221,6 +261,7 @@ class Sender:
             max_version=self._state.max_produce_version,
         )
         self._produce_in_flight[node_id] = self._produce_in_flight.get(node_id, 0) + 1
+        self._silence.asked(node_id, now)
         self._observer.on_batches_sent(node_id, batches)
         self._client.send(
             node_id,
@@ -241,6 +282,7 @@ class Sender:
             self._produce_in_flight[node_id] = left
         else:
             del self._produce_in_flight[node_id]
+        self._silence.heard(node_id, now, more=bool(left))
         for batch in call.batches.values():
             batch.on_wire = False
             batch.queue.on_wire -= 1

@@ -257,6 +257,13 @@ class NetworkClient:
             response = Response(node_id, version, None, failure, False, 0.0)
             self._loop.call_soon(self._deliver, on_done, response)
 
+    def give_up(self, node_id: int, error: KafkaError) -> None:
+        """Close all connections to a node, also of one that is not known any more; their open
+        requests end with `error`. `on_done` of each is called inside this call."""
+        for connection in list(self._connections):
+            if connection.node_id == node_id:
+                connection.fail(CloseReason.TIMEOUT, error)
+
     def reset_backoff(self) -> None:
         """Rebootstrap: forget failures and resolved addresses of all nodes."""
         self._states.reset()

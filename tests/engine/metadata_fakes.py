@@ -183,6 +183,9 @@ class FakeClient:
         decoded = MetadataRequest.decode(request.encode(self.version), self.version)
         self.sent.append(Sent(node_id, decoded, on_done, now, timeout, self.version))
 
+    def give_up(self, node_id: int, error: KafkaError) -> None:
+        raise AssertionError("metadata never give a broker up")
+
     def reset_backoff(self) -> None:
         self.resets += 1
         self.down = dict.fromkeys(self.down, 0.0)

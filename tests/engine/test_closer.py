@@ -112,7 +112,7 @@ async def test_other_partitions_leave_while_one_is_being_compressed() -> None:
     world.append(b"small", 1)
     world.step()
     assert list(world.brokers.last.batches) == [TopicPartition("t", 1)]
-    await asyncio.sleep(1)
+    await asyncio.sleep(0.6)
     await quiet()
     world.step()
     assert T0 in world.brokers.last.batches

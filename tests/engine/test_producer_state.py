@@ -9,6 +9,7 @@ import math
 import pytest
 
 from aiokprod.engine.producer_state import MAX_EPOCH, Idempotent, NonIdempotent
+from aiokprod.engine.silence import PATIENCE_S
 from aiokprod.errors import (
     AuthorizationError,
     BrokerError,
@@ -166,11 +167,11 @@ async def test_id_without_a_reachable_node_waits_for_an_event() -> None:
     world = World(known_producer=False)
     world.brokers.down[1] = math.inf
     world.append(b"v")
-    assert world.step() == world.now + 120.0
+    assert world.step() == world.now + PATIENCE_S
     world.brokers.down[1] = world.now + 0.5
     assert world.step() == world.now + 0.5
     world.brokers.set_nodes([])
-    assert world.step() == world.now + 120.0
+    assert world.step() == world.now + PATIENCE_S
 
 
 @pytest.mark.parametrize(
@@ -709,6 +710,7 @@ async def test_expired_unsent_record_burns_no_sequence() -> None:
     world.later(30.0)
     assert error_of(expired).outcome is Outcome.NOT_SENT
     world.brokers.busy.clear()
+    world.refresh()
     world.append(b"v")
     world.step()
     assert sequences(world)[-1] == (0, 1)
@@ -724,6 +726,7 @@ async def test_expired_on_the_wire_then_acknowledged_leaves_no_gap() -> None:
     world.later(30.0)
     assert error_of(expired).outcome is Outcome.UNKNOWN
     world.brokers.last.ack()
+    world.refresh()
     world.append(b"v")
     world.step()
     assert sequences(world)[-1] == (0, 2)
@@ -827,6 +830,7 @@ async def test_late_duplicate_answer_of_an_expired_batch_settles_its_sequence() 
     world.later(30.0)
     world.brokers.last.refuse(Code.DUPLICATE_SEQUENCE_NUMBER)
     assert isinstance(error_of(expired), DeliveryTimeout)
+    world.refresh()
     world.append(b"v")
     world.step()
     assert sequences(world)[-1] == (0, 2)

@@ -7,6 +7,7 @@ import math
 
 import pytest
 
+from aiokprod.engine.silence import PATIENCE_S
 from aiokprod.errors import (
     Code,
     CorrelationMismatch,
@@ -29,6 +30,7 @@ from aiokprod.wire.messages.produce import (
 from tests.engine.world import (
     BACKOFF,
     PRODUCER_ID,
+    Sent,
     World,
     error_of,
     offset_of,
@@ -63,10 +65,10 @@ async def test_pass_without_records_asks_for_no_other_pass() -> None:
 
 @virtual
 async def test_pass_sends_what_is_queued_and_returns_the_delivery_deadline() -> None:
-    world = World(delivery_timeout_ms=120_000)
+    world = World(delivery_timeout_ms=800, request_timeout_ms=800)
     start = world.now
     delivery = world.append(b"v")
-    assert world.step() == start + 120.0
+    assert world.step() == start + 0.8
     assert sent_values(world) == [[b"v"]]
     world.brokers.last.ack()
     assert offset_of(delivery) == 0
@@ -306,8 +308,87 @@ async def test_busy_node_does_not_hold_up_another() -> None:
     world.brokers.busy.add(1)
     world.append(b"a", 0)
     world.append(b"b", 1)
-    assert world.step() == world.now + 120.0
+    assert world.step() == world.now + PATIENCE_S
     assert [sent.node_id for sent in world.brokers.sent] == [2]
+
+
+def last_to(world: World, node_id: int) -> Sent:
+    """The newest Produce request to a node."""
+    return [sent for sent in world.brokers.produce if sent.node_id == node_id][-1]
+
+
+@virtual
+async def test_silent_broker_is_asked_after_every_second() -> None:
+    world = World()
+    delivery = world.append(b"v")
+    world.step()
+    for turn in range(3):
+        world.later(PATIENCE_S - 0.01)
+        assert not world.metadata.update_due(world.now), turn
+        world.later(0.01)
+        assert world.metadata.update_due(world.now), turn
+        world.refresh()
+    world.brokers.last.ack()
+    assert offset_of(delivery) == 0
+    assert world.step() == math.inf, "an idle producer has nothing to look after"
+
+
+@virtual
+async def test_silent_broker_loses_what_another_one_leads() -> None:
+    world = World(partitions=2, brokers=2)
+    moved, stays = world.append(b"a", 0), world.append(b"b", 1)
+    world.step()
+    world.later(PATIENCE_S)
+    last_to(world, 2).ack()
+    world.leaders[T0] = 2
+    world.publish()
+    world.step()
+    assert last_to(world, 1).done
+    assert outcome_of(moved) is None, "it is sent again"
+    world.later()
+    last_to(world, 2).ack()
+    assert (offset_of(moved), offset_of(stays)) == (0, 0)
+
+
+@virtual
+async def test_broker_that_is_slow_but_still_leads_keeps_what_it_has() -> None:
+    world = World(partitions=2, brokers=2)
+    world.append(b"a", 0)
+    world.step()
+    world.later(PATIENCE_S)
+    world.leaders[T1] = 1
+    world.publish()
+    world.step()
+    assert not last_to(world, 1).done
+
+
+@virtual
+async def test_broker_that_may_still_answer_keeps_what_another_one_leads() -> None:
+    world = World(partitions=2, brokers=2)
+    world.append(b"a", 0)
+    world.step()
+    world.later(PATIENCE_S - 0.1)
+    world.leaders[T0] = 2
+    world.publish()
+    world.step()
+    assert not last_to(world, 1).done
+
+
+@virtual
+async def test_broker_without_connection_is_asked_after_until_its_data_are_elsewhere() -> None:
+    world = World(partitions=2, brokers=2)
+    world.brokers.busy.add(1)
+    delivery = world.append(b"a", 0)
+    world.step()
+    world.later(PATIENCE_S)
+    assert world.metadata.update_due(world.now)
+    world.leaders[T0] = 2
+    world.publish()
+    world.step()
+    last_to(world, 2).ack()
+    assert offset_of(delivery) == 0
+    assert world.step() == math.inf
+    world.check_idle()
 
 
 @virtual

@@ -303,6 +303,10 @@ class Brokers:
             self._read(sent, message)
         self.sent.append(sent)
 
+    def give_up(self, node_id: int, error: KafkaError) -> None:
+        for sent in [sent for sent in self.open if sent.node_id == node_id]:
+            sent.fail(error, maybe_written=True)
+
     def reset_backoff(self) -> None:
         self.down.clear()
 
@@ -527,7 +531,7 @@ class World:
     def _on_snapshot(self, snapshot: ClusterSnapshot) -> None:
         self.brokers.set_nodes(node for node in snapshot.nodes.values() if node.id >= 0)
         self.accumulator.on_snapshot(snapshot, self.now)
-        self.sender.wakeup()
+        self.sender.on_snapshot()
 
     def choose(self, slot: TopicSlot) -> int:
         """The test's sticky partitioner: `next_sticky`."""

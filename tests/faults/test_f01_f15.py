@@ -10,6 +10,7 @@ import pytest
 from aiokprod.errors import Code, ConfigError, DeliveryTimeout, Outcome
 from aiokprod.testing import fake_cluster as faults
 from aiokprod.testing.fake_cluster import TopicConfig
+from aiokprod.wire.messages.metadata import MetadataRequest
 from tests.faults.kit import RECOVERY, TICK, clock, error_of, now, scenario, until
 
 
@@ -22,6 +23,10 @@ def longest_gap(attempts, start, end):
     times = sorted(a.settled_at for a in attempts if a.acked and start <= a.settled_at <= end)
     marks = [start, *times]
     return max(after - before for before, after in itertools.pairwise(marks))
+
+
+def metadata_requests(cluster):
+    return sum(note.api_key == MetadataRequest.api_key for note in cluster.requests)
 
 
 @scenario()
@@ -157,13 +162,29 @@ async def test_f04_peer_ends_the_stream_mid_answer_retries(cluster, producer, hi
 async def test_f05_blackhole_found_by_request_timeout(cluster, producer, history):
     await history.submit_many(3, partitions=(0, 1, 2))
     await history.settle()
+    closed = producer.metrics()["connections_closed"]
+    cluster.kill(1, silent=True, failover_s=1000)
+    task = history.send_later(partition=0)
+    await asyncio.sleep(5.0 - TICK)
+    assert producer.metrics()["connections_closed"] == closed
+    await asyncio.sleep(2 * TICK)
+    assert producer.metrics()["connections_closed"] == closed + 1
+    assert not task.done()
+    cluster.start(1)
+    await task
+    history.all_acked()
+
+
+@scenario(request_timeout_ms=5_000)
+async def test_f05_blackholed_leader_that_was_replaced_is_not_waited_for(
+    cluster, producer, history
+):
+    await history.submit_many(3, partitions=(0, 1, 2))
+    await history.settle()
     cluster.kill(1, silent=True)
     start = now()
-    attempt = await history.send(partition=0)
-    assert 5.0 <= now() - start < 5.0 + RECOVERY
-    other = await history.send(partition=1)
-    assert other.settled_at - other.started_at < 0.1
-    assert attempt.acked
+    await history.send(partition=0)
+    assert now() - start < RECOVERY
     history.all_acked()
 
 
@@ -210,6 +231,78 @@ async def test_f06_paused_leader_replaced_then_wakes(cluster, producer, history)
     await sending
     await history.settle()
     history.all_acked(refusals=True)
+
+
+@scenario()
+async def test_f06_frozen_leader_costs_no_more_than_its_failover(cluster, producer, history):
+    """Nothing is reset and the request time-out is 30 s: the client has to ask by itself."""
+    await history.submit_many(3, partitions=(0, 1, 2))
+    await history.settle()
+    cluster.pause(1, failover_s=6)
+    frozen, asked = now(), metadata_requests(cluster)
+    await history.send(partition=0)
+    assert now() - frozen < 6 + RECOVERY
+    assert metadata_requests(cluster) - asked <= 8, "about one a second"
+    history.all_acked()
+
+
+@scenario()
+async def test_f06_frozen_leader_that_accepts_connections_costs_no_more(cluster, producer, history):
+    """There is no connection to the leader yet."""
+    await producer.partitions_for("t")
+    cluster.pause(1, failover_s=6)
+    frozen = now()
+    await asyncio.gather(*(history.send_later(partition=partition) for partition in (0, 1, 2)))
+    assert now() - frozen < 6 + RECOVERY
+    history.all_acked()
+
+
+@scenario()
+async def test_f06_frozen_leader_without_successor_keeps_what_it_was_given(
+    cluster, producer, history
+):
+    await history.send(partition=0)
+    cluster.pause(1)
+    task = history.send_later(partition=0)
+    await asyncio.sleep(20)
+    asked = metadata_requests(cluster)
+    assert asked <= 24, "about one a second"
+    cluster.resume(1)
+    await task
+    assert cluster.duplicates == 0
+    history.all_acked()
+    await asyncio.sleep(30)
+    assert metadata_requests(cluster) <= asked + 2, "quiet again"
+
+
+@scenario(request_timeout_ms=3_000)
+async def test_f06_frozen_leader_is_left_once_there_is_another(cluster, producer, history):
+    """It accepts our connections and answers nothing: no error will say that it was replaced."""
+    sending = asyncio.ensure_future(keep_sending(history, 20, every=0.05))
+    await asyncio.sleep(2)
+    frozen_at = now()
+    cluster.pause(1, failover_s=9)
+    await sending
+    await history.settle()
+    acks = [a.settled_at for a in history.attempts if a.partition == 0 and a.settled_at > frozen_at]
+    assert 9 < min(acks) - frozen_at < 9 + RECOVERY
+    cluster.resume(1)
+    history.all_acked(refusals=True)
+
+
+@scenario(request_timeout_ms=1_000)
+async def test_f05_blackhole_is_left_once_there_is_another_leader(cluster, producer, history):
+    """The dial into the hole may take ten seconds: no error before that says who leads."""
+    await history.send()
+    cluster.network.blackhole("broker1", 9092)
+    stuck = history.send_later()
+    await asyncio.sleep(3)
+    cluster.move_leader("t", 0)
+    moved_at = now()
+    await stuck
+    assert now() - moved_at < RECOVERY
+    cluster.network.heal("broker1", 9092)
+    history.all_acked()
 
 
 @scenario(partitions=1, bootstrap_servers="kafka:9092")
