@@ -58,19 +58,26 @@ cdef class Field:
     def is_bytes(self):
         """Bytes or text of any layout, dictionary-encoded or not."""
         if self.dictionary is not None:
-            return self.dictionary.dictionary is None and self.dictionary.is_bytes
+            return self.has_indices and self.dictionary.is_bytes
         return self.format in _BYTES_KINDS or self.fixed_width >= 0
 
     @property
     def is_text(self):
         if self.dictionary is not None:
-            return self.dictionary.dictionary is None and self.dictionary.is_text
+            return self.has_indices and self.dictionary.is_text
         return self.format in _TEXT
+
+    @property
+    def has_indices(self):
+        """Dictionary-encoded by integers, once: nothing else can be held against the bounds of
+        the dictionary."""
+        return self.format in _INT_KINDS and self.dictionary is not None and \
+            self.dictionary.dictionary is None
 
     @property
     def is_null(self):
         """A column without a type, of nulls only."""
-        return self.format == "n"
+        return self.format == "n" and self.dictionary is None
 
     @property
     def is_int(self):

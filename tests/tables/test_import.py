@@ -284,6 +284,11 @@ def test_batch_without_its_columns_is_refused() -> None:
         (binary("x", b"a"), {"timestamp": 0}),
         (binary("x", b"a"), {"value": 1}),
         (binary("x", b"a"), {"value": -2}),
+        *[
+            (Column("x", index, 1, [None, bytes(8)], dictionary=binary("", b"a")), {role: 0})
+            for index in ("n", "u", "f", "tsm:")
+            for role in ("value", "key", "topic")
+        ],
     ],
 )
 def test_layout_refuses_what_does_not_fit(column: Column, roles: dict[str, int]) -> None:

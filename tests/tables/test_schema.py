@@ -103,6 +103,14 @@ def test_unknown_type_shows_its_format() -> None:
     assert type_name(Field("c", "zz" * 50)) == f"of unknown format {'zz' * 10!r}"
 
 
+@pytest.mark.parametrize("index", ["n", "u", "f", "tsm:"])
+def test_dictionary_needs_integers_as_indices(index: str) -> None:
+    """Only they can be held against the length of the dictionary."""
+    column = Field("value", index, (), Field("", "z"))
+    with pytest.raises(ConfigError, match=r"column 'value' is dictionary<"):
+        layout_of(Field("", "+s", [column]), "t", dict.fromkeys(ROLES, "value"))
+
+
 def test_value_is_required() -> None:
     with pytest.raises(ConfigError, match=r"no column 'value' for the value, only 'a', 'key'"):
         layout({"a": pa.binary(), "key": pa.binary()})
