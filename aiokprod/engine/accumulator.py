@@ -419,20 +419,22 @@ class RecordAccumulator:
         """Move one queue to its present leader."""
         key = queue.topic_partition
         leader = snapshot.leader_of(key)
-        if leader == queue.node:
-            return
-        self._node(queue.node).remove(queue)
-        if queue.held:
-            self._shares.add(leader, queue.held)
-            self._shares.remove(queue.node, queue.held)
+        moved = leader != queue.node
         returned = queue.node is None
-        queue.node = leader
+        if moved:
+            self._node(queue.node).remove(queue)
+            if queue.held:
+                self._shares.add(leader, queue.held)
+                self._shares.remove(queue.node, queue.held)
+            queue.node = leader
         if queue.batches:
             head = queue.batches[0]
             newer = snapshot.leader_epoch_of(key) > head.leader_epoch >= 0
-            if leader is not None and (newer or returned):
-                head.not_before = min(head.not_before, now)
-            self.place(queue, now)
+            hurry = leader is not None and head.not_before > now and (newer or (moved and returned))
+            if hurry:
+                head.not_before = now
+            if moved or hurry:
+                self.place(queue, now)
 
     def forget(self, topic: str, partitions: int) -> bool:
         """Drop the queues of a topic nobody uses any more; False if something is still queued."""

@@ -412,6 +412,7 @@ class Sender:
         elif action is Action.ACKNOWLEDGE:
             self._acknowledge(batch, -1, -1)
         elif action is Action.RETRY and now < batch.deadline:
+            at_once = at_once or self._has_newer_leader(batch)
             delay = 0.0 if at_once else self._backoff(batch.attempts)
             if (
                 code.number == Code.CONCURRENT_TRANSACTIONS
@@ -430,6 +431,13 @@ class Sender:
             self._fail(batch, error, self._record_errors(batch, answer, error))
             if action is Action.FATAL:
                 self._on_fatal(error)
+
+    def _has_newer_leader(self, batch: ProducerBatch) -> bool:
+        """True if metadata have named another leader since the batch was sent: nothing to wait for
+        (Java `ProducerBatch.hasLeaderChangedForTheOngoingRetry`)."""
+        snapshot, key = self._metadata.snapshot, batch.topic_partition
+        newer = snapshot.leader_epoch_of(key) > batch.leader_epoch >= 0
+        return newer and snapshot.leader_of(key) is not None
 
     def _on_fatal(self, error: KafkaError) -> None:
         """Every pending and later record fails; its error says that it is another one's fault."""

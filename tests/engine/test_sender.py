@@ -719,6 +719,33 @@ async def test_backoff_is_skipped_once_metadata_show_a_newer_leader() -> None:
     assert world.brokers.last.node_id == 2
 
 
+@virtual
+async def test_backoff_is_skipped_if_metadata_have_shown_a_newer_leader_before() -> None:
+    world = World(brokers=2)
+    world.append(b"v")
+    world.step()
+    world.move(0, 2)
+    last_to(world, 1).refuse(Code.NOT_LEADER_OR_FOLLOWER)
+    world.step()
+    assert [sent.node_id for sent in world.brokers.waiting] == [2]
+
+
+@virtual
+async def test_backoff_is_skipped_once_the_same_broker_leads_anew() -> None:
+    world = World(brokers=2)
+    world.append(b"v")
+    world.step()
+    world.brokers.last.refuse(Code.NOT_LEADER_OR_FOLLOWER)
+    world.step()
+    world.publish()
+    world.step()
+    assert not world.brokers.waiting, "the same leader in the same epoch"
+    world.move(0, None)
+    world.move(0, 1)
+    world.step()
+    assert [sent.node_id for sent in world.brokers.waiting] == [1]
+
+
 # -- requests without an answer -------------------------------------------------------------------
 
 

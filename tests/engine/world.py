@@ -441,6 +441,7 @@ class World:
             strict=strict,
         )
         self.epoch = 0
+        self.published: dict[TopicPartition, tuple[int | None, int]] = {}  # leader, its epoch
         self.with_ids = ids
         self.incarnations = dict.fromkeys(topics, 0)
         self.leaders: dict[TopicPartition, int | None] = {
@@ -554,14 +555,17 @@ class World:
     # -- the cluster's view ---------------------------------------------------------------------
 
     def publish(self) -> None:
-        """A metadata answer with the present leaders."""
+        """A metadata answer with the present leaders; those that changed have a newer epoch."""
         self.epoch += 1
         topics: dict[str, list[MetadataResponsePartition]] = {}
         for tp, leader in self.leaders.items():
             code = 0 if leader is not None else int(Code.LEADER_NOT_AVAILABLE)
+            before, epoch = self.published.get(tp, (None, self.epoch))
+            epoch = epoch if before == leader else self.epoch
+            self.published[tp] = leader, epoch
             topics.setdefault(tp.topic, []).append(
                 MetadataResponsePartition(
-                    code, tp.partition, -1 if leader is None else leader, self.epoch, [], [], []
+                    code, tp.partition, -1 if leader is None else leader, epoch, [], [], []
                 )
             )
         for topic in topics:
