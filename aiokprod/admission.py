@@ -76,6 +76,12 @@ class Admission:
         delivery.set_hook(self._on_settled)
         return delivery
 
+    def refuse(self, record: ProducerRecord[Any, Any], error: KafkaError) -> None:
+        """A record is refused without being looked at: tell interceptors of it."""
+        if self._interceptors is not None:
+            self._interceptors.on_send(record)
+            self._tell_refused(error)
+
     async def _watched(self, record: ProducerRecord[Any, Any], deadline: float) -> Delivery:
         """A transaction must know of the records it lacks."""
         try:

@@ -42,8 +42,8 @@ class BulkResult:
     keep the result if you need them twice.
 
     Attributes:
-        interrupted: why a table was not read to its end, so that later rows are not counted here
-            at all (they were not sent); None if it was.
+        interrupted: why a table or an iterable of records was not read to its end, so that later
+            ones are not counted here at all (they were not sent); None if it was.
     """
 
     __slots__ = ("_refused", "_tracker", "interrupted")

@@ -3,19 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 from aiokprod.arguments import checked_record
 from aiokprod.bulk import BulkResult, Columns, wait_settled
-from aiokprod.errors import ConfigError, KafkaError, Outcome
+from aiokprod.errors import (
+    BrokerError,
+    BufferTimeout,
+    ConfigError,
+    InvalidTopic,
+    KafkaError,
+    MetadataTimeout,
+    Outcome,
+    SerializationError,
+)
 from aiokprod.hot.bulk import BulkTracker
 from aiokprod.records import ProducerRecord, validate_partition, validate_topic
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from aiokprod.admission import Admission
     from aiokprod.hot.append import TopicSlot
+    from aiokprod.hot.core import Delivery
     from aiokprod.records import Header
     from aiokprod.runtime import Runtime
 
@@ -23,8 +34,9 @@ if TYPE_CHECKING:
 class BulkSender:
     """One `send_many` call.
 
-    A record that cannot be admitted gets its error in the result; only an error that ends the
-    producer ends the call.
+    A record that cannot be admitted gets its error in the result, also if there is no memory for
+    it; only an error that ends the producer ends the call. What one record has waited for in vain
+    no later one waits for: a topic as long as the metadata lack it, room until one got in again.
 
     Attributes:
         tracker: the records that are in batches.
@@ -46,6 +58,8 @@ class BulkSender:
         self.tracker = BulkTracker()
         self.refused: dict[int, KafkaError] = {}
         self.interrupted: KafkaError | None = None
+        self._no_room_since = -1  # so many were admitted when one waited for room in vain
+        self._missing: dict[str, tuple[int | None, KafkaError]] = {}
 
     async def send_columns(
         self,
@@ -81,10 +95,11 @@ class BulkSender:
         appender = self._runtime.appender
         slot = self._slot(topic, partition)
         if slot is not None:
-            appender.append_column(
-                self.tracker, slot, columns.values, columns.keys, columns.timestamps,
-                columns.headers, -1 if partition is None else partition, i,
-            )  # fmt: skip
+            with contextlib.suppress(MemoryError):  # the slow path tells what becomes of its record
+                appender.append_column(
+                    self.tracker, slot, columns.values, columns.keys, columns.timestamps,
+                    columns.headers, -1 if partition is None else partition, i,
+                )  # fmt: skip
         if self._position > i and appender.slice_is_over():
             await asyncio.sleep(0)
         elif self._position < len(columns.values):
@@ -117,13 +132,28 @@ class BulkSender:
                 "send_many takes an iterable of ProducerRecord, or a topic and columns; not "
                 f"{type(records).__name__}"
             )
-        numbered = enumerate(records)
+        numbered = self._numbered(records)
         for number, record in numbered:
             try:
                 await self._record(number, record)
             except KafkaError as error:
                 self._refuse((number, *(later for later, _ in numbered)), error)
         return await self._finish()
+
+    def _numbered(self, records: Iterable[Any]) -> Iterator[tuple[int, Any]]:
+        """The caller's records, until they end or break off."""
+        try:
+            yield from enumerate(records)
+        except Exception as error:
+            if not self._position:
+                raise
+            self._break_off(unreadable("iterable of records", "record", self._position, error))
+
+    def _break_off(self, error: KafkaError) -> None:
+        """What is to be sent cannot be read on, but the outcomes of what was handed over must not
+        be lost."""
+        self.interrupted = error
+        self._runtime.state.on_refused(error)  # a transaction must know what it lacks
 
     async def _record(self, number: int, record: Any) -> None:
         if not isinstance(record, ProducerRecord):
@@ -137,11 +167,13 @@ class BulkSender:
             record.topic, record.value, record.key, record.partition, record.timestamp_ms,
             record.headers or None,
         )  # fmt: skip
-        delivery = appender.try_append(*fields)
+        delivery = None
+        with contextlib.suppress(MemoryError):
+            delivery = appender.try_append(*fields)
         if delivery is None:
             await self._one(number, fields)
             return
-        self.tracker.add_delivery(delivery)
+        self._note(number, delivery)
         if not number & 255 and appender.slice_is_over():
             await asyncio.sleep(0)
 
@@ -150,10 +182,21 @@ class BulkSender:
         runtime = self._runtime
         try:
             record = checked_record(*fields)
-            deadline = runtime.loop.time() + self._max_block
+            known = self._known_missing(record.topic, record.partition)
+            if known is not None:
+                self._admission.refuse(record, known)
+                raise known
+            deadline = self._deadline(record.topic, record.partition)
             delivery = await self._admission.admit(record, deadline)
         except KafkaError as error:
             self.refused[position] = error
+            if isinstance(error, BufferTimeout):
+                self._no_room_since = self.tracker.count
+            # Any other, such as that of a bad timestamp, tells nothing of the topic.
+            elif isinstance(error, (MetadataTimeout, BrokerError)):
+                topic, partition = fields[0], fields[3]
+                if topic not in self._missing and self._lacks(topic, partition):
+                    self._missing[topic] = partition, error
         except Exception as error:
             own = KafkaError(
                 f"record {position} could not be prepared: {type(error).__name__}",
@@ -162,9 +205,48 @@ class BulkSender:
             own.__cause__ = error
             self.refused[position] = own
         else:
-            self.tracker.add_delivery(delivery)
+            self._note(position, delivery)
         if runtime.appender.slice_is_over():
             await asyncio.sleep(0)
+
+    def _note(self, position: int, delivery: Delivery) -> None:
+        try:
+            self.tracker.add_delivery(delivery)
+        except MemoryError as error:
+            own = KafkaError(
+                f"record {position} was handed over, but there was no memory to note where",
+                outcome=Outcome.UNKNOWN,
+            )
+            own.__cause__ = error
+            self.refused[position] = own
+
+    def _deadline(self, topic: str, partition: int | None) -> float:
+        """Until when a record may wait: not at all for room that the last one waited for in vain,
+        or a call of many records would take max_block_ms for each."""
+        now = self._runtime.loop.time()
+        if self._no_room_since == self.tracker.count and not self._lacks(topic, partition):
+            return now
+        return now + self._max_block
+
+    def _lacks(self, topic: str, partition: int | None) -> bool:
+        try:
+            return self._runtime.metadata.lookup(topic, partition) is None
+        except InvalidTopic:
+            return True
+
+    def _known_missing(self, topic: str, partition: int | None) -> KafkaError | None:
+        """The error of a record whose topic or partition an earlier one has waited for in vain: a
+        column of wrong ones must not cost max_block_ms each."""
+        if topic not in self._missing or not self._lacks(topic, partition):
+            return None
+        waited_for, error = self._missing[topic]
+        if waited_for == partition or isinstance(error, BrokerError):
+            return error.copy()
+        return MetadataTimeout(
+            f"topic {topic} has no partition {partition} by its metadata, for which an earlier "
+            "record of this call has waited",
+            outcome=Outcome.NOT_SENT,
+        )
 
     async def _finish(self) -> BulkResult:
         await wait_settled(self.tracker.cores)
@@ -176,3 +258,14 @@ class BulkSender:
         for error in self.refused.values():
             self._runtime.state.on_refused(error, raised=False)
             break
+
+
+def unreadable(what: str, one: str, position: int, error: Exception) -> KafkaError:
+    """The error of something that broke off while it was read, after `position` of its parts."""
+    broken = SerializationError(
+        f"the {what} could not be read on after {one} {position} "
+        f"({type(error).__name__}, chained); the {one}s before were handed over",
+        outcome=Outcome.NOT_SENT,
+    )
+    broken.__cause__ = error
+    return broken

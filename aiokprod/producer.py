@@ -409,7 +409,9 @@ class Producer(TransactionalCalls, Generic[K, V]):
         """Send many records and wait until each has its outcome.
 
         Either columns of equal length for one topic, ``send_many("t", values, keys=keys)``, or an
-        iterable of `ProducerRecord` for any topics. Waits for room in memory as often as needed.
+        iterable of `ProducerRecord` for any topics. Waits for room in memory as often as needed, up
+        to max_block_ms each time; once that was in vain, later records wait no more until one
+        gets in, so that a call of many records ends soon if no broker answers.
 
         Returns:
             `BulkResult`: outcomes by position. A record that fails, at admission or delivery,

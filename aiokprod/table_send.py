@@ -7,19 +7,12 @@ objects and take the way of a single record; all others never do.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import TYPE_CHECKING, Any, Final
 
 from aiokprod.bulk import BulkResult
-from aiokprod.bulk_send import BulkSender
-from aiokprod.errors import (
-    BrokerError,
-    ConfigError,
-    InvalidTopic,
-    KafkaError,
-    MetadataTimeout,
-    Outcome,
-    SerializationError,
-)
+from aiokprod.bulk_send import BulkSender, unreadable
+from aiokprod.errors import ConfigError, KafkaError, Outcome
 from aiokprod.hot.arrow import BadRow, DamagedTable, Stream, exports_array, open_table
 from aiokprod.hot.table import TableAppender
 from aiokprod.records import validate_topic
@@ -136,7 +129,6 @@ class TableSender(BulkSender):
     ) -> None:
         super().__init__(runtime, admission, check, max_block)
         self._slow_rows = 0
-        self._missing: dict[str, tuple[int | None, KafkaError]] = {}
 
     async def send_table(
         self, topic: str | None, table: Any, names: Mapping[str, str | None]
@@ -195,16 +187,10 @@ class TableSender(BulkSender):
         except Exception as error:
             if chunk is not None:
                 chunk.close()
-            broken = SerializationError(
-                f"the table could not be read on after row {self._position} "
-                f"({type(error).__name__}, chained); the rows before were handed over",
-                outcome=Outcome.NOT_SENT,
-            )
-            broken.__cause__ = error
+            broken = unreadable("table", "row", self._position, error)
             if not self._position:
                 raise broken from error
-            self.interrupted = broken
-            self._runtime.state.on_refused(broken)  # a transaction must know what it lacks
+            self._break_off(broken)
             return None
 
     async def _send_chunk(self, appender: TableAppender, chunk: Chunk, topic: str | None) -> None:
@@ -225,7 +211,8 @@ class TableSender(BulkSender):
         before = self._position
         slot = None if topic is None else self._slot(topic, None)
         if self._runtime.appender.enabled and (topic is None or slot is not None):
-            appender.append(chunk, slot, before - base)
+            with contextlib.suppress(MemoryError):  # the slow path tells what becomes of its row
+                appender.append(chunk, slot, before - base)
         if self._position > before and self._runtime.appender.slice_is_over():
             await asyncio.sleep(0)
         elif self._position - base < len(chunk):
@@ -241,34 +228,11 @@ class TableSender(BulkSender):
         except BadRow as error:
             self.refused[position] = ConfigError(f"row {position}: {error}")
             return
+        except MemoryError as error:
+            own = KafkaError(f"no memory to read row {position}", outcome=Outcome.NOT_SENT)
+            own.__cause__ = error
+            self.refused[position] = own
+            return
         name = own_topic if topic is None else topic
         assert name is not None, "a row has a topic where the table has a column for it"
-        known = self._known_missing(name, partition)
-        if known is not None:
-            self.refused[position] = known
-            return
         await self._one(position, (name, value, key, partition, timestamp, headers))
-        refusal = self.refused.get(position)
-        # Any other, such as that of a bad timestamp, tells nothing of the topic.
-        if isinstance(refusal, (MetadataTimeout, BrokerError)) and self._lacks(name, partition):
-            self._missing[name] = partition, refusal
-
-    def _lacks(self, topic: str, partition: int | None) -> bool:
-        try:
-            return self._runtime.metadata.lookup(topic, partition) is None
-        except InvalidTopic:
-            return True
-
-    def _known_missing(self, topic: str, partition: int | None) -> KafkaError | None:
-        """The error of a row whose topic or partition an earlier row has waited for in vain: a
-        column of wrong ones must not cost max_block_ms each."""
-        if topic not in self._missing or not self._lacks(topic, partition):
-            return None
-        waited_for, error = self._missing[topic]
-        if waited_for == partition or isinstance(error, BrokerError):
-            return error.copy()
-        return MetadataTimeout(
-            f"topic {topic} has no partition {partition} by its metadata, for which an earlier row "
-            "of this table has waited",
-            outcome=Outcome.NOT_SENT,
-        )

@@ -1,0 +1,200 @@
+"""Calls with many records: no wait is paid twice in vain, and no outcome is lost."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pyarrow as pa
+import pytest
+
+import aiokprod.engine.accumulator as accumulator_module
+from aiokprod.errors import (
+    AbortableTransactionError,
+    BufferTimeout,
+    KafkaError,
+    MetadataTimeout,
+    Outcome,
+    SerializationError,
+)
+from aiokprod.records import ProducerRecord
+from tests.faults.kit import RECOVERY, TICK, now, play, scenario, until, world
+
+CALLS = {
+    "columns": lambda producer, values: producer.send_many("t", values, partition=0),
+    "records": lambda producer, values: producer.send_many(
+        [ProducerRecord("t", value, partition=0) for value in values]
+    ),
+    "table": lambda producer, values: producer.send_table(
+        "t", pa.table({"value": values, "partition": [0] * len(values)})
+    ),
+}
+
+
+class Shortage:
+    """Makes the opening of a batch fail with MemoryError, by the number of the attempt."""
+
+    def __init__(self, monkeypatch, failing):
+        self.failing = failing
+        self.attempts = 0
+        self._open = accumulator_module.ProducerBatch
+        monkeypatch.setattr(accumulator_module, "ProducerBatch", self)
+
+    def __call__(self, *arguments):
+        self.attempts += 1
+        if self.attempts in self.failing:
+            raise MemoryError
+        return self._open(*arguments)
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_memory_missing_for_one_record_hides_no_other(call, monkeypatch):
+    async def main():
+        async with world(batch_size=0) as (cluster, producer, _):
+            await producer.warm(["t"])
+            # Of the third record: by the compiled path and by the slow one.
+            Shortage(monkeypatch, {3, 4})
+            result = await CALLS[call](producer, [b"%d" % number for number in range(6)])
+            assert list(result.errors) == [2]
+            error = result.errors[2]
+            assert isinstance(error, KafkaError)
+            assert error.outcome is Outcome.NOT_SENT
+            assert isinstance(error.__cause__, MemoryError)
+            assert result.offsets == [0, 1, None, 2, 3, 4]
+            assert cluster.values("t", 0) == [b"0", b"1", b"3", b"4", b"5"]
+            metrics = producer.metrics()
+            assert metrics["buffer_available_bytes"] == metrics["buffer_total_bytes"]
+
+    play(main)
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_memory_that_is_there_again_is_used(call, monkeypatch):
+    async def main():
+        async with world(batch_size=0) as (cluster, producer, _):
+            await producer.warm(["t"])
+            Shortage(monkeypatch, {2, 5})
+            values = [b"%d" % number for number in range(6)]
+            result = await CALLS[call](producer, values)
+            assert result.ok
+            assert cluster.values("t", 0) == values
+
+    play(main)
+
+
+SMALL = {"buffer_memory": 20_000, "max_request_size": 9_000, "max_block_ms": 1_000}
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_room_that_does_not_come_is_waited_for_once(call):
+    async def main():
+        async with world(**SMALL) as (cluster, producer, _):
+            await producer.send("t", b"first", partition=0)
+            for broker in (1, 2, 3):
+                cluster.pause(broker)
+            started = now()
+            values = [b"%d" % number + b"x" * 900 for number in range(300)]
+            sending = asyncio.ensure_future(CALLS[call](producer, values))
+            await until(lambda: producer.metrics()["waiting_sends"] == 1)
+            waited = await until(lambda: producer.metrics()["waiting_sends"] == 0, within=3)
+            assert waited <= 1 + TICK
+            for broker in (1, 2, 3):
+                cluster.resume(broker)
+            result = await sending
+            assert now() - started < 1 + 2 * RECOVERY
+            errors = result.errors
+            assert 0 < 300 - len(errors) < 60
+            assert all(isinstance(error, BufferTimeout) for error in errors.values())
+            stored = [offset for offset in result.offsets if offset is not None]
+            assert stored == list(range(1, len(stored) + 1))
+
+    play(main)
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_room_that_comes_slowly_is_waited_for_every_time(call):
+    async def main():
+        async with world(**SMALL) as (cluster, producer, _):
+            await producer.warm(["t"])
+            cluster.replication_s = 0.9
+            values = [b"%d" % number + b"x" * 3_000 for number in range(40)]
+            started = now()
+            result = await CALLS[call](producer, values)
+            assert result.ok, result.errors
+            assert now() - started > 4, "longer than max_block_ms in all"
+            assert cluster.values("t", 0) == values
+
+    play(main)
+
+
+@scenario(partitions=2, max_block_ms=1_000)
+async def test_missing_partitions_of_records_cost_one_wait_in_all(cluster, producer, history):
+    started = now()
+    records = [ProducerRecord("t", b"x", partition=number % 4) for number in range(400)]
+    result = await producer.send_many(records)
+    assert now() - started < 3
+    assert list(result.errors) == [number for number in range(400) if number % 4 > 1]
+    assert all(isinstance(error, MetadataTimeout) for error in result.errors.values())
+    assert [len(log) for log in cluster.logs("t")] == [100, 100]
+
+
+def test_missing_topics_are_waited_for_one_by_one_and_interceptors_hear_of_all():
+    class Ledger:
+        def __init__(self):
+            self.sent = self.heard = 0
+
+        def on_send(self, record):
+            self.sent += 1
+            return record
+
+        def on_acknowledgement(self, metadata, error):
+            self.heard += 1
+
+        def close(self):
+            pass
+
+    async def main():
+        ledger = Ledger()
+        options = {"max_block_ms": 3_000, "interceptors": [ledger]}
+        async with world(cluster={"auto_create": False}, **options) as (cluster, producer, _):
+            names = ["a", "b", "t", "a", "b", "t"]
+            asyncio.get_running_loop().call_later(3.5, cluster.create_topic, "b", 1)
+            result = await producer.send_many([ProducerRecord(name, b"x") for name in names])
+            assert list(result.errors) == [0, 3]
+            assert result.errors[0].outcome is Outcome.NOT_SENT
+        assert ledger.sent == ledger.heard == 6
+
+    play(main)
+
+
+@scenario(partitions=1)
+async def test_records_that_break_off_tell_what_was_sent(cluster, producer, history):
+    def records(count):
+        for number in range(count):
+            yield ProducerRecord("t", b"%d" % number, partition=0)
+        raise ValueError("word of the caller")
+
+    result = await producer.send_many(records(3))
+    assert not result.ok
+    assert result.offsets == [0, 1, 2]
+    assert isinstance(result.interrupted, SerializationError)
+    assert result.interrupted.outcome is Outcome.NOT_SENT
+    assert "after record 3 (ValueError, chained)" in str(result.interrupted)
+    with pytest.raises(SerializationError):
+        result.raise_for_errors()
+    with pytest.raises(ValueError, match="word"):
+        await producer.send_many(records(0))
+
+
+@scenario(partitions=1, transactional_id="bulk")
+async def test_part_of_records_that_break_off_is_never_committed(cluster, producer, history):
+    def records():
+        yield ProducerRecord("t", b"1", partition=0)
+        raise ValueError("gone")
+
+    await producer.begin_transaction()
+    result = await producer.send_many(records())
+    assert result.interrupted is not None
+    with pytest.raises(AbortableTransactionError, match="could not be read on after record 1"):
+        await producer.commit_transaction()
+    await producer.abort_transaction()
+    assert cluster.committed_values("t", 0) == []
