@@ -115,7 +115,7 @@ def _line(result: dict[str, Any]) -> str:
     return (
         f"{result['fault']} #{result['turn']} {result['workload']}: {state}; "
         f"{verdict['records']:,} records, {verdict['duplicates']} doubled, held "
-        f"{result['rate_held']:,}/s, unavailable "
+        f"{result['rate_held']:,}/s ({result['rate_together']:,}/s both), unavailable "
         f"{result['unavailable_s']} s (brokers {result['broker_s']} s, excess "
         f"{result['excess_s']} s), metadata {result['metadata_most_per_second']}/s"
     )

@@ -25,6 +25,8 @@ from tests.chaos.probe import Availability
 from tests.chaos.worker import ACKNOWLEDGED, Orders
 from tests.integration.spy import busiest_second
 
+WARM_UP = 10.0
+"""Seconds of load before anything counts: brokers just started compile what they run."""
 BEFORE = 1.5
 AFTER = 1.5
 SETTLED = 2.0
@@ -58,6 +60,11 @@ class Act:
     ended: float = 0.0
     end: float = 0.0
 
+    @property
+    def quiet(self) -> tuple[tuple[float, float], tuple[float, float]]:
+        """The times before and after it, while nothing was broken."""
+        return (self.start, self.began), (self.ended + SETTLED, self.end)
+
 
 async def play(
     cluster: ChaosCluster, plan: Sequence[tuple[str, int]], rate: int, folder: Path
@@ -78,19 +85,22 @@ async def play(
             for number, name in enumerate(WORKLOADS)
         ]
         async with _all_ready(workers):
+            await asyncio.sleep(WARM_UP)
             for act in acts:
                 await _perform(act)
             statistics = await asyncio.gather(*(worker.finish() for worker in workers))
         told = [dict(np.load(worker.orders.result)) for worker in workers]
     log = await asyncio.to_thread(read_log, cluster.bootstrap_servers, topic)
     made_at = acts[-1].scene.topic_made_at
+    together = [sum(_rate(promises, *act.quiet) for promises in told) for act in acts]
     results = []
     for worker, stats, promises in zip(workers, statistics, told, strict=True):
         metadata = promises.pop("metadata")
         whole = judge(log, worker.number, promises, topic_made_at=made_at)
         cuts = np.searchsorted(promises["handed"], [act.end for act in acts[:-1]])
         bounds = [0, *cuts.tolist(), len(promises["handed"])]
-        for act, first, stop in zip(acts, bounds, bounds[1:], strict=False):
+        parts = zip(acts, together, bounds, bounds[1:], strict=False)
+        for act, of_both, first, stop in parts:
             part = {name: column[first:stop] for name, column in promises.items()}
             verdict = judge(log.part(first, stop), worker.number, part, topic_made_at=made_at)
             gaps = _gaps(promises, probe, act)
@@ -105,9 +115,8 @@ async def play(
                     "fault_s": round(act.ended - act.began, 2),
                     "wrong": _wrong(worker.name, verdict, whole, gaps)
                     + ["close hung"] * stats["close_hung"],
-                    "rate_held": _rate(
-                        promises, (act.start, act.began), (act.ended + SETTLED, act.end)
-                    ),
+                    "rate_held": round(_rate(promises, *act.quiet)),
+                    "rate_together": round(of_both),
                     "metadata_most_per_second": busiest_second(now.tolist()),
                     **gaps,
                     "series": stats,
@@ -159,16 +168,14 @@ def _wrong(workload: str, verdict: Verdict, whole: Verdict, gaps: dict[str, floa
     return wrong
 
 
-def _rate(told: dict[str, NDArray[Any]], *windows: tuple[float, float]) -> int:
+def _rate(told: dict[str, NDArray[Any]], *windows: tuple[float, float]) -> float:
     """Acknowledged records per second in all windows together."""
     acks = told["settled"][told["state"] == ACKNOWLEDGED]
     count = sum(np.count_nonzero((acks >= begin) & (acks < end)) for begin, end in windows)
-    return round(count / sum(end - begin for begin, end in windows))
+    return float(count / sum(end - begin for begin, end in windows))
 
 
-def _gaps(
-    told: dict[str, NDArray[Any]], probe: Availability, act: Act
-) -> dict[str, float]:
+def _gaps(told: dict[str, NDArray[Any]], probe: Availability, act: Act) -> dict[str, float]:
     """Longest time without an acknowledgment in any partition, for the producer and the brokers,
     and by how much the producer exceeded them."""
     window = (act.start, act.end)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 
 from tests.chaos.audit import Log, Verdict, judge
+from tests.chaos.report import load, summary, table
+from tests.chaos.run import SETTLED, Act, _rate
 from tests.chaos.values import NOT_ASKED, SIZE, make, read
 from tests.chaos.worker import ABSENT, OPEN, UNKNOWN
 from tests.soak.trend import trend
@@ -140,3 +144,36 @@ def test_trend_tells_growth_from_noise() -> None:
     assert growing.slope == pytest.approx(4, abs=1)
     with pytest.raises(ValueError, match="too few"):
         trend([1.0, 2.0], [1.0, 2.0])
+
+
+def test_rates_are_told_of_each_producer_and_of_both(tmp_path) -> None:
+    base = {
+        "turn": 0, "metadata_most_per_second": 1, "wrong": [], "unavailable_s": 0.0,
+        "broker_s": 0.0, "excess_s": 0.5, "verdict": vars(Verdict()),
+    }  # fmt: skip
+    runs = [
+        {"fault": "blackhole", "workload": "idempotent", "rate_held": 6_000},
+        {"fault": "resets", "workload": "idempotent", "rate_held": 12_000},
+        {"fault": "blackhole", "workload": "plain", "rate_held": 5_500},
+        {"fault": "resets", "workload": "plain", "rate_held": 4_000},
+        {"fault": "cuts", "workload": "plain", "rate_held": 9_000, "rate_together": 10_001},
+    ]
+    path = tmp_path / "out.jsonl"
+    path.write_text("".join(json.dumps(base | run) + "\n" for run in runs))
+    results = load(path)
+    assert [run["rate_together"] for run in results] == [11_500, 16_000, 11_500, 16_000, 10_001]
+    text = summary(results)
+    assert "both producers together 10,001 records/s" in text
+    assert "the idempotent one 6,000, the plain one 4,000; 1 of 5 held 10,000 alone" in text
+    row = next(line for line in table(results).splitlines() if "| plain |" in line)
+    assert "| 5,500/s | 11,500/s |" in row
+
+
+def test_rate_counts_acknowledgments_in_the_quiet_windows_only() -> None:
+    told = {
+        "state": np.array([1, 1, 1, 2, 1], np.uint8),
+        "settled": np.array([0.5, 1.5, 3.5, 3.6, 9.0]),
+    }
+    act = Act("cuts", 0, None, start=0.0, began=1.0, ended=1.0, end=4.0)  # type: ignore[arg-type]
+    assert act.quiet == ((0.0, 1.0), (1.0 + SETTLED, 4.0))
+    assert _rate(told, *act.quiet) == 2 / 2.0
