@@ -1,4 +1,4 @@
-"""The sink in workers that are killed right after `write` returned."""
+"""The sink in workers whose first attempt at each task is killed right after `write` returned."""
 
 from __future__ import annotations
 
@@ -7,17 +7,23 @@ import signal
 from collections.abc import Iterator
 from typing import Any
 
+from pyspark import TaskContext
+
 from aiokprod.spark.source import AiokprodDataSource
 from aiokprod.spark.writer import AiokprodWriter
 
 
 class DyingWriter(AiokprodWriter):
-    """Writes everything, then its process is gone."""
+    """Writes everything; then, in the first attempt, its process is gone."""
 
     def write(self, iterator: Iterator[Any]) -> Any:
-        """As the sink's, but nobody hears of it."""
-        super().write(iterator)
-        os.kill(os.getpid(), signal.SIGKILL)
+        """As the sink's, but nobody hears of the first attempt."""
+        message = super().write(iterator)
+        context = TaskContext.get()
+        assert context is not None, "in a task"
+        if context.attemptNumber() == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return message
 
 
 class DyingSource(AiokprodDataSource):
