@@ -20,6 +20,7 @@ import base64
 import contextlib
 import shutil
 import signal
+import socket
 import tempfile
 import time
 import uuid
@@ -382,13 +383,24 @@ class KafkaCluster:
         wanted = set(nodes)
         admin = self._client()
         give_up = time.monotonic() + timeout
-        while not wanted <= admin.broker_ids():
+        # A node that was killed is listed as alive until its session ends.
+        while not (self._accepting(wanted) and wanted <= admin.broker_ids()):
             ended = [node for node in sorted(wanted) if not self._nodes[node].running]
             if ended:
                 raise ClusterError(self._report(ended, "ended while starting"))
             if time.monotonic() > give_up:
                 raise ClusterError(self._report(wanted, f"not serving after {timeout:.0f} s"))
             time.sleep(0.1)
+
+    def _accepting(self, nodes: Iterable[int]) -> bool:
+        """Do all of them take connections? They do so only once the controller knows them."""
+        for node in nodes:
+            host, _, port = self.address(node).rpartition(":")
+            try:
+                socket.create_connection((host, int(port)), timeout=1.0).close()
+            except OSError:
+                return False
+        return True
 
     def _report(self, nodes: Iterable[int], what: str) -> str:
         tails = "\n".join(f"-- node {n}:\n{self._nodes[n].log_tail(30)}" for n in sorted(nodes))
