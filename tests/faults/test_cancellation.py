@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import random
 
+import pyarrow as pa
 import pytest
 
 from aiokprod.errors import KafkaError
@@ -75,6 +76,7 @@ CALLS = {
     "submit": deliver,
     "send_many": lambda p: p.send_many("t", [b"victim"] * 3),
     "send_records": lambda p: p.send_many([ProducerRecord("t", b"victim", partition=1)]),
+    "send_table": lambda p: p.send_table("t", pa.table({"value": [b"victim"] * 3})),
     "flush": lambda p: p.flush(),
     "flush_timeout": lambda p: p.flush(30),
     "start": lambda p: p.start(),
@@ -129,7 +131,7 @@ async def sweep_one(name, state, number, late_s):
             metadata = await asyncio.wait_for(producer.send("t", b"after", partition=0), 30)
             assert cluster.log("t", 0)[metadata.offset].value == b"after"
         victims = sum(record.value == b"victim" for log in cluster.logs("t") for record in log)
-        assert victims <= (3 if name == "send_many" else 1)
+        assert victims <= (3 if name in ("send_many", "send_table") else 1)
         assert cluster.violations == []
         return reached
 
