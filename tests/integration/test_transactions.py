@@ -19,7 +19,8 @@ from typing import Any
 
 import pytest
 
-from aiokprod import Producer, ProducerFenced
+from aiokprod import KafkaTimeout, Outcome, Producer, ProducerFenced
+from aiokprod.engine.coordinators import CoordinatorKind
 from aiokprod.testing.kafka_admin import AdminError, downgrade_feature
 from aiokprod.testing.kafka_cluster import KAFKA_3, KAFKA_4, KafkaCluster
 from tests.transactions.readback import first_committed, read_committed
@@ -137,6 +138,81 @@ def test_crash_mid_transaction_readers_wait_no_longer_than_its_timeout(
     assert read_committed(servers, topic) == {0: [b"behind it"], 1: [], 2: []}
 
 
+@pytest.mark.parametrize("verdict", ["commit", "abort"])
+def test_end_brokers_silent_returns_in_time_then_resumes(
+    cluster: KafkaCluster, run_uvloop: Callable, topic: str, verdict: str
+) -> None:
+    """Every broker is frozen, connections stay: nothing but our own clock ends the call."""
+    timeout_s = 1.0
+
+    async def scenario() -> list[float]:
+        await cluster.create_topic(topic, partitions=PARTITIONS)
+        took = []
+        async with Producer(
+            bootstrap_servers=cluster.bootstrap_servers, transactional_id=topic
+        ) as producer:
+            end = getattr(producer, f"{verdict}_transaction")
+            await producer.begin_transaction()
+            await producer.send(topic, b"v", partition=0)
+            await cluster.pause_all()
+            try:
+                for _ in range(2):
+                    started = time.monotonic()
+                    with pytest.raises(KafkaTimeout) as told:
+                        await end(timeout=timeout_s)
+                    took.append(time.monotonic() - started)
+                    assert told.value.outcome is Outcome.UNKNOWN
+            finally:
+                await cluster.resume_all()
+            await end(timeout=60)
+            async with producer.transaction():
+                await producer.send(topic, b"next", partition=0)
+        return took
+
+    assert max(run_uvloop(scenario())) < timeout_s + 0.5
+    wanted = [b"v", b"next"] if verdict == "commit" else [b"next"]
+    assert read_committed(cluster.bootstrap_servers, topic) == {0: wanted, 1: [], 2: []}
+
+
+def coordinator(producer: Producer[Any, Any], transactional_id: str) -> int:
+    runtime = producer._runtime
+    assert runtime is not None
+    assert runtime._driver is not None
+    found = runtime._driver._coordinators.known(CoordinatorKind.TRANSACTION, transactional_id)
+    assert found is not None
+    return found
+
+
+def test_commit_coordinator_killed_returns_in_time_then_another_takes_over(
+    cluster: KafkaCluster, run_uvloop: Callable, topic: str
+) -> None:
+    timeout_s = 0.3  # sooner than anybody notices that the broker is gone
+
+    async def scenario() -> float:
+        await cluster.create_topic(topic, partitions=PARTITIONS)
+        async with Producer(
+            bootstrap_servers=cluster.bootstrap_servers, transactional_id=topic
+        ) as producer:
+            await producer.begin_transaction()
+            for partition in range(PARTITIONS):
+                await producer.send(topic, b"v", partition=partition)
+            victim = coordinator(producer, topic)
+            await cluster.kill(victim)
+            try:
+                started = time.monotonic()
+                with pytest.raises(KafkaTimeout):
+                    await producer.commit_transaction(timeout=timeout_s)
+                took = time.monotonic() - started
+                await producer.commit_transaction(timeout=60)
+            finally:
+                await cluster.start_node(victim)
+        return took
+
+    assert run_uvloop(scenario()) < timeout_s + 0.5
+    found = read_committed(cluster.bootstrap_servers, topic)
+    assert found == {partition: [b"v"] for partition in range(PARTITIONS)}
+
+
 async def seed(servers: str, topic: str) -> dict[int, list[bytes]]:
     values = {
         p: [b"%d:%d" % (p, n) for n in range(RECORDS // PARTITIONS)] for p in range(PARTITIONS)
@@ -180,15 +256,22 @@ async def copy_under_fire(cluster: KafkaCluster, source: str, target: str) -> fl
     servers = cluster.bootstrap_servers
     started = time.monotonic()
     bouncing = asyncio.ensure_future(bounce(cluster))
-    for number in range(KILLS):
-        process = await copier(servers, source, target, number)
-        await written(cluster, target, (number + 1) * RECORDS // 5, 120)
-        assert process.returncode is None, "it was to be killed at work"
-        process.kill()
-        await process.wait()
-    last = await copier(servers, source, target, KILLS)
-    await bouncing
-    assert await asyncio.wait_for(last.wait(), 300) == 0
+    process = await copier(servers, source, target, 0)
+    try:
+        for number in range(1, KILLS + 1):
+            await written(cluster, target, number * RECORDS // 5, 120)
+            assert process.returncode is None, "it was to be killed at work"
+            process.kill()
+            await process.wait()
+            process = await copier(servers, source, target, number)
+        await bouncing
+        assert await asyncio.wait_for(process.wait(), 300) == 0
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+        bouncing.cancel()
+        await asyncio.wait({bouncing})
     return time.monotonic() - started
 
 
