@@ -9,7 +9,7 @@ import pytest
 
 from aiokprod.engine.buffer_memory import BufferMemory
 from aiokprod.errors import BufferTimeout, Outcome, ProducerClosed
-from tests.engine.world import quiet, virtual
+from tests.engine.world import CROWD, crowd, quiet, virtual
 
 
 class Exhausted:
@@ -268,17 +268,9 @@ async def test_random_use_never_exceeds_the_limit_and_serves_in_order(seed: int)
         finally:
             memory.release(size)
 
-    tasks = []
-    for number in range(60):
-        tasks.append(asyncio.ensure_future(user(number)))
-        if rng.random() < 0.3:
-            victim = rng.randrange(len(tasks))
-            tasks[victim].cancel()
-            gone.add(victim)
-        await asyncio.sleep(rng.random() * 0.1)
-    await asyncio.gather(*tasks, return_exceptions=True)
+    gone |= await crowd(user, rng, every=0.1)
     assert memory.used == 0
     assert memory.waiting == 0
     assert not memory.has_waiters
     assert served == sorted(served)
-    assert set(served) | gone == set(range(60))
+    assert set(served) | gone == set(range(CROWD))

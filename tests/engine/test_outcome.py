@@ -18,6 +18,7 @@ from aiokprod.errors import (
     UnsupportedVersion,
     error_code,
 )
+from aiokprod.hot.core import Delivery
 from aiokprod.records import TopicPartition
 from tests.engine.world import World, error_of, offset_of, virtual
 
@@ -168,10 +169,8 @@ async def test_code_to_a_plain_producer_has_the_effect_of_the_table(code: int) -
     await answered(code, idempotent=False)
 
 
-@pytest.mark.parametrize("code", [6, 7, 20])
-@virtual
-async def test_unknown_outcome_of_an_earlier_attempt_sticks(code: int) -> None:
-    """A later refusal says nothing about the attempt whose answer was no answer."""
+def refused_after(code: int) -> Delivery:
+    """A record whose first attempt ended with `code` and whose second one was refused for good."""
     world = World(idempotent=False)
     delivery = world.append(b"v")
     world.step()
@@ -179,6 +178,14 @@ async def test_unknown_outcome_of_an_earlier_attempt_sticks(code: int) -> None:
     world.publish()
     world.later()
     world.brokers.last.refuse(Code.INVALID_RECORD)
+    return delivery
+
+
+@pytest.mark.parametrize("code", [6, 7, 20])
+@virtual
+async def test_unknown_outcome_of_an_earlier_attempt_sticks(code: int) -> None:
+    """A later refusal says nothing about the attempt whose answer was no answer."""
+    delivery = refused_after(code)
     assert error_of(delivery).outcome is Outcome.UNKNOWN
     assert "may be in the log" in str(error_of(delivery))
 
@@ -186,11 +193,4 @@ async def test_unknown_outcome_of_an_earlier_attempt_sticks(code: int) -> None:
 @pytest.mark.parametrize("code", [2, 3, 19, 56])
 @virtual
 async def test_definite_refusals_before_leave_the_outcome_definite(code: int) -> None:
-    world = World(idempotent=False)
-    delivery = world.append(b"v")
-    world.step()
-    world.brokers.last.refuse(code)
-    world.publish()
-    world.later()
-    world.brokers.last.refuse(Code.INVALID_RECORD)
-    assert error_of(delivery).outcome is Outcome.REJECTED
+    assert error_of(refused_after(code)).outcome is Outcome.REJECTED

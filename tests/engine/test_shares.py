@@ -9,7 +9,7 @@ import pytest
 
 from aiokprod.engine.shares import NodeShares
 from aiokprod.errors import BufferTimeout, Outcome, ProducerClosed
-from tests.engine.world import quiet, virtual
+from tests.engine.world import CROWD, crowd, quiet, virtual
 
 
 def two_brokers(memory: int = 100) -> NodeShares:
@@ -283,17 +283,9 @@ async def test_random_use_serves_in_order_and_forgets_nobody(seed: int) -> None:
         finally:
             shares.remove(1, size)
 
-    tasks = []
-    for number in range(60):
-        tasks.append(asyncio.ensure_future(user(number)))
-        if rng.random() < 0.3:
-            victim = rng.randrange(len(tasks))
-            tasks[victim].cancel()
-            gone.add(victim)
-        await asyncio.sleep(rng.random() * 0.05)
-    await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 600)
+    gone |= await crowd(user, rng, every=0.05)
     assert shares.waiting == 0
     assert not shares.has_waiters(1)
     assert shares.held(1) == 0
     assert served == sorted(served)
-    assert set(served) | gone == set(range(60))
+    assert set(served) | gone == set(range(CROWD))

@@ -82,6 +82,27 @@ async def quiet() -> None:
         await asyncio.sleep(0)
 
 
+CROWD = 60
+
+
+async def crowd(
+    user: Callable[[int], Coroutine[Any, Any, None]], rng: random.Random, *, every: float
+) -> set[int]:
+    """`CROWD` users, numbered, come one after the other within `every` seconds each; every third
+    time one of them is cancelled. Returns whom that befell, once all have ended."""
+    gone = set()
+    tasks = []
+    for number in range(CROWD):
+        tasks.append(asyncio.ensure_future(user(number)))
+        if rng.random() < 0.3:
+            victim = rng.randrange(len(tasks))
+            tasks[victim].cancel()
+            gone.add(victim)
+        await asyncio.sleep(rng.random() * every)
+    await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 600)
+    return gone
+
+
 @dataclass
 class FakeResponse:
     node_id: int
