@@ -3,9 +3,10 @@
 Under the second protocol the leader adds the partition to the transaction. While the coordinator
 still writes the markers of the transaction before, the leader asks it again after 20 ms
 (`add.partitions.to.txn.retry.backoff.ms`), and again, however little was missing. Worse, a broker
-without other traffic finishes the writing only as some request comes in. Where that is seen to
-happen, the next transactions ask the coordinator themselves, at shorter intervals, before they
-send; where brokers are quick or busy, nobody asks. Pure logic, no clock of its own.
+without other traffic finishes the writing only as some request comes in. So the next transaction
+may ask the coordinator itself, at shorter intervals, before it sends. Whether that pays depends on
+brokers, load and distance: both ways are timed, from a transaction's first record to its first
+acknowledgment, and the quicker one is taken. Pure logic, no clock of its own.
 
 Source: Kafka 4.x `ReplicaManager.handleProduceAppend`, `AddPartitionsToTxnConfig`, `ActionQueue`.
 """
@@ -17,25 +18,27 @@ from typing import Final
 BACK_TO_BACK_S: Final = 0.1
 """A transaction that begins later than this after the end of the one before finds it complete."""
 
-SLOW_S: Final = 0.018
-"""A first batch that took so long has probably waited for a repetition at its leader."""
-
-TERM: Final = 50
-"""Transactions for which a finding holds; a slow one counts twice while we wait."""
-SLOW_WEIGHT: Final = 2
-REST: Final = 10
-"""Transactions without waiting once it did not help: the leader has to wait just as long."""
+LEADER_PAUSE_S: Final = 0.018
+"""First batches that take less do not wait for a repetition at their leader: its 20 ms, less what
+clocks are worth."""
+WEIGHT: Final = 0.2
+"""Of the latest transaction in the average of its way."""
+OUTLIER: Final = 3.0
+"""Times the average; what takes longer counts as this."""
+TRY_OTHER: Final = 50
+"""Transactions after which the way that was slower is tried once more."""
 
 
 class MarkerPace:
-    """Learns from how long the first batch of each transaction takes."""
+    """Chooses for each transaction, by the moving averages of both ways."""
 
     def __init__(self) -> None:
-        self._waiting = False
-        self._left = 0
+        self._average: dict[bool, float] = {}  # by whether it waited; without waiting comes first
+        self._since_other = 0
         self._ended_at = float("-inf")
-        self._sent_at: float | None = None
-        self._judging = False
+        self._waits = False
+        self._timing = False
+        self._opened_at: float | None = None
 
     def ended(self, now: float) -> None:
         """The coordinator has answered EndTxn."""
@@ -43,27 +46,35 @@ class MarkerPace:
 
     def begins(self, now: float) -> bool:
         """A transaction begins; True if it should wait for the markers of the one before."""
-        self._sent_at = None
-        self._judging = now - self._ended_at < BACK_TO_BACK_S
-        return self._judging and self._waiting
+        self._timing = now - self._ended_at < BACK_TO_BACK_S
+        self._opened_at = None
+        self._waits = self._timing and self._choice()
+        return self._waits
 
-    def sent(self, now: float) -> None:
-        """A batch leaves; only the first one of a transaction counts."""
-        if self._sent_at is None:
-            self._sent_at = now
+    def opened(self, now: float) -> None:
+        """A batch was opened; only the first one of a transaction counts."""
+        if self._timing and self._opened_at is None:
+            self._opened_at = now
 
     def answered(self, now: float) -> None:
         """A batch was acknowledged; only the first one of a transaction counts."""
-        if not self._judging or self._sent_at is None:
-            return
-        self._judging = False
-        slow = now - self._sent_at >= SLOW_S
-        if self._waiting:
-            self._left -= SLOW_WEIGHT if slow else 1
-            if self._left <= 0:
-                # Slow although we waited: perhaps for other reasons, see how it is without.
-                self._waiting, self._left = False, REST if slow else 0
-        elif self._left > 0:
-            self._left -= 1
-        elif slow:
-            self._waiting, self._left = True, TERM
+        if self._timing and self._opened_at is not None:
+            self._timing = False
+            self._note(now - self._opened_at)
+
+    def _note(self, took: float) -> None:
+        average = self._average.get(self._waits)
+        if average is not None:
+            took = average + WEIGHT * (min(took, OUTLIER * average) - average)
+        self._average[self._waits] = took
+
+    def _choice(self) -> bool:
+        without = self._average.get(False)
+        if without is None or without < LEADER_PAUSE_S:
+            return False
+        quicker = self._average.get(True, 0.0) < without
+        self._since_other += 1
+        if self._since_other < TRY_OTHER:
+            return quicker
+        self._since_other = 0
+        return not quicker

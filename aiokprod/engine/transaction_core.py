@@ -198,6 +198,7 @@ class TransactionCore(Idempotent):
     def admit(self, topic_partition: TopicPartition) -> None:
         """A batch is opened; note a partition the coordinator does not know."""
         self.check_open()
+        self._pace.opened(self._loop.time())
         if not self.tv2 and topic_partition not in self.members:
             self.to_add[topic_partition] = None
             self._on_work()
@@ -218,7 +219,6 @@ class TransactionCore(Idempotent):
             self._touched.add(batch.topic_partition)
             # Second protocol: the broker may open the transaction for it, even if it then fails.
             self.started = True
-            self._pace.sent(self._loop.time())
         super().stamp(batch)
 
     def on_success(self, batch: ProducerBatch, base_offset: int) -> None:

@@ -10,10 +10,8 @@ import pytest
 from aiokprod import Producer
 from aiokprod.engine.marker_pace import (
     BACK_TO_BACK_S,
-    REST,
-    SLOW_S,
-    SLOW_WEIGHT,
-    TERM,
+    LEADER_PAUSE_S,
+    TRY_OTHER,
     MarkerPace,
 )
 from aiokprod.error_codes import Code
@@ -36,7 +34,7 @@ from tests.transactions.kit import (
     transactional,
 )
 
-FAST, SLOW = SLOW_S / 2, SLOW_S * 1.5
+FAST, SLOW = LEADER_PAUSE_S / 2, LEADER_PAUSE_S * 1.5
 
 
 class Course:
@@ -46,57 +44,78 @@ class Course:
         self.pace = MarkerPace()
         self.now = 0.0
 
-    def one(self, took: float, gap: float = 0.0) -> bool:
-        """A transaction whose first batch took so long; did it wait?"""
+    def one(self, without: float, waiting: float, gap: float = 0.0) -> bool:
+        """A transaction whose first batch takes so long either way; did it wait?"""
         self.pace.ended(self.now)
         self.now += gap
         waits = self.pace.begins(self.now)
-        self.pace.sent(self.now)
-        self.now += took
+        self.now += 1.0  # the application thinks
+        self.pace.opened(self.now)
+        self.now += waiting if waits else without
         self.pace.answered(self.now)
-        self.pace.sent(self.now)  # later batches do not count
+        self.pace.opened(self.now)  # later batches do not count
         self.now += 1.0
         self.pace.answered(self.now)
         return waits
 
+    def many(self, count: int, without: float, waiting: float) -> list[bool]:
+        return [self.one(without, waiting) for _ in range(count)]
+
 
 def test_pace_quick_batches_never_wait() -> None:
     course = Course()
-    assert not any(course.one(FAST) for _ in range(3 * TERM))
+    assert not any(course.many(3 * TRY_OTHER, FAST, FAST))
 
 
-def test_pace_slow_batch_lets_a_term_wait_then_one_looks_again() -> None:
+@pytest.mark.parametrize("waiting_pays", [True, False])
+def test_pace_slow_batch_both_ways_are_timed_and_the_quicker_kept(waiting_pays: bool) -> None:
     course = Course()
-    assert not course.one(SLOW)
-    assert all(course.one(FAST) for _ in range(TERM))
-    assert not course.one(FAST)
-    assert not course.one(SLOW)
-    assert course.one(FAST)
+    times = (SLOW, FAST if waiting_pays else 1.2 * SLOW)
+    assert course.many(2, *times) == [False, True], "both are tried"
+    assert course.many(TRY_OTHER - 2, *times) == [waiting_pays] * (TRY_OTHER - 2)
+    assert course.one(*times) is not waiting_pays, "one looks again"
+    assert course.many(TRY_OTHER - 1, *times) == [waiting_pays] * (TRY_OTHER - 1)
 
 
-def test_pace_slow_in_spite_of_waiting_is_given_up_for_a_rest() -> None:
+@pytest.mark.parametrize("waiting_pays", [True, False])
+def test_pace_way_that_becomes_slow_is_left_soon(waiting_pays: bool) -> None:
     course = Course()
-    course.one(SLOW)
-    assert all(course.one(SLOW) for _ in range(TERM // SLOW_WEIGHT))
-    assert not any(course.one(SLOW) for _ in range(REST))
-    course.one(SLOW)
-    assert course.one(SLOW)
+    course.many(15, SLOW, FAST if waiting_pays else 1.2 * SLOW)
+    worse = (SLOW, 2 * SLOW) if waiting_pays else (3 * SLOW, 2 * SLOW)
+    found = course.many(10, *worse)
+    assert found[0] is waiting_pays
+    assert found[-1] is not waiting_pays
+
+
+def test_pace_brokers_become_quick_is_found_in_time() -> None:
+    course = Course()
+    course.many(15, SLOW, FAST)
+    course.many(8 * TRY_OTHER, FAST, FAST)
+    assert not any(course.many(3 * TRY_OTHER, FAST, FAST))
+
+
+def test_pace_two_outliers_change_nothing() -> None:
+    course = Course()
+    course.many(15, SLOW, FAST)
+    course.many(2, SLOW, 10.0)
+    assert course.many(15, SLOW, FAST) == [True] * 15
 
 
 def test_pace_pause_between_transactions_says_nothing_and_needs_no_waiting() -> None:
     course = Course()
-    assert not course.one(SLOW, gap=BACK_TO_BACK_S)
-    assert not course.one(SLOW)
-    assert not course.one(SLOW, gap=BACK_TO_BACK_S)
-    assert course.one(FAST)
+    course.many(15, SLOW, FAST)
+    for _ in range(10):
+        assert not course.one(10 * SLOW, 10 * SLOW, gap=BACK_TO_BACK_S)
+    assert course.one(SLOW, FAST)
 
 
 def test_pace_without_an_answer_learns_nothing() -> None:
     pace = MarkerPace()
-    pace.ended(0.0)
-    pace.begins(0.0)
-    pace.answered(1.0)
-    assert not pace.begins(1.0)
+    for _ in range(15):
+        pace.ended(0.0)
+        assert not pace.begins(0.0)
+        pace.answered(1.0)  # nothing was sent
+        pace.opened(1.0)
 
 
 @transactional()
