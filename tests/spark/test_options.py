@@ -27,6 +27,28 @@ def test_options_of_a_plain_write() -> None:
     assert config.idempotent
 
 
+def test_batches_are_large_unless_told_otherwise_and_fit_into_the_buffer() -> None:
+    assert parse().producer_config().batch_size == 512 * 1024
+    assert parse(maxBufferedBytes="1048576").producer_config().batch_size == 128 * 1024
+    assert parse(kafka__batch__size="77").producer_config().batch_size == 77
+    assert parse(kafka__batch_size="77").producer_config().batch_size == 77
+
+
+def test_kafka_options_of_either_spelling_are_the_same() -> None:
+    with pytest.raises(ConfigError, match=r"option 'kafka\.transactional\.id' is refused"):
+        parse(kafka__transactional_id="mine")
+    with pytest.raises(ConfigError, match=r"option 'kafka\.buffer\.memory' is refused"):
+        parse(kafka__buffer_memory="1000000")
+    with pytest.raises(ConfigError, match=r"option 'kafka\.linger\.ms' is given twice"):
+        parse(kafka__linger_ms="1", kafka__linger__ms="2")
+    given = parse(kafka__security_protocol="SASL_PLAINTEXT", kafka__sasl_allow_cleartext="true",
+                  kafka__sasl__mechanism="PLAIN", kafka__sasl__username="u",
+                  kafka__sasl_password="p")  # fmt: skip
+    assert given.producer_config().sasl_allow_cleartext
+    for name in ("kafka.ssl.keystore.key", "kafka.ssl_keystore_key", "KAFKA.SASL_PASSWORD"):
+        assert "canary-pem" not in repr(SealedOptions({name: "canary-pem"}))
+
+
 def test_options_are_case_insensitive() -> None:
     upper = SinkOptions.parse({"KAFKA.BOOTSTRAP.SERVERS": "b:9092", "TOPIC": "t",
                                "MAXBUFFEREDBYTES": "1048576"})  # fmt: skip
