@@ -256,9 +256,11 @@ class TransactionCore(Idempotent):
         return SequenceAdvice.NONE
 
     def on_failure(self, batch: ProducerBatch, *, unknown: bool) -> None:
-        """The gap ends with the transaction: its abort makes a new epoch."""
+        """The gap ends with the transaction: its abort makes a new epoch, also if it was asked for
+        before. A copy of the batch that is still under way finds that epoch."""
         if batch.stamped:
             self._partitions[batch.topic_partition].remove(batch)
+            self._needs_bump = True
 
     def on_records_failed(self, batch: ProducerBatch, error: KafkaError) -> None:
         """A transaction that lacks records is never committed."""
