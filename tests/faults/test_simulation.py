@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.faults.simulation.batch import Totals, outcomes, parsed
+from tests.faults.simulation.exemptions import EXEMPTIONS, MOST_SEEDS
 from tests.faults.simulation.run import run_seed
 from tests.faults.simulation.seeds import MENU, plan_of
 
@@ -60,8 +61,24 @@ def test_plans_draw_subsets_of_the_whole_menu():
     assert {plan_of(seed).cluster["brokers"] for seed in range(200)} == {1, 2, 3, 4, 5}
 
 
+def test_mild_judgments_are_counted_by_name():
+    totals = Totals()
+    for seed, found in outcomes(range(40, 60), jobs=1):
+        totals.add(seed, found)
+    assert not totals.broken
+    assert totals.exemptions
+    assert set(totals.exemptions) <= set(EXEMPTIONS) == set(MOST_SEEDS)
+    for name, count in totals.exemptions.items():
+        assert count >= totals.mild_seeds[name] >= 1
+        assert 40 <= totals.mild_at[name][0] < 60
+    totals.seeds = 2_000
+    assert totals.too_mild() == []
+    totals.mild_seeds["copies"] = 101
+    assert totals.too_mild() == ["copies"]
+
+
 def test_a_broken_seed_is_reported_with_its_plan(monkeypatch):
-    def broken(self, ended):
+    def broken(self):
         raise AssertionError("promise broken")
 
     monkeypatch.setattr("tests.faults.simulation.run.Simulation._judge", broken)

@@ -1,6 +1,7 @@
 """`python -m tests.faults.simulation --seeds 0-2000 --jobs 2`: many seeds, and what they came to.
 
-Ends with 1 if a seed broke a promise; `--seeds N` alone runs that one again.
+Ends with 1 if a seed broke a promise, or if the judge had to be mild too often. `--seeds N` alone
+runs that one again.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import sys
 import time
 
 from tests.faults.simulation.batch import Totals, outcomes, parsed
+from tests.faults.simulation.exemptions import EXEMPTIONS, MOST_SEEDS
 
 
 def main() -> int:
@@ -30,7 +32,7 @@ def main() -> int:
             print(f"stopped after {arguments.limit:.0f} s")
             break
     show(totals, time.monotonic() - start, arguments.jobs)
-    return 1 if totals.broken else 0
+    return 1 if totals.broken or totals.too_mild() else 0
 
 
 def show(totals: Totals, seconds: float, jobs: int) -> None:
@@ -43,6 +45,14 @@ def show(totals: Totals, seconds: float, jobs: int) -> None:
         f"{totals.virtual_s / 86_400:.2f} days of virtual time, event hash {totals.hash:016x}"
     )
     print("faults: " + ", ".join(f"{name} {count}" for name, count in totals.faults.most_common()))
+    mild = (
+        f"{name} {totals.exemptions[name]} in {totals.mild_seeds[name]} seeds "
+        f"{totals.mild_at.get(name, [])}"
+        for name in EXEMPTIONS
+    )
+    print("exemptions needed: " + ", ".join(mild))
+    for name in totals.too_mild():
+        print(f"too mild: {name} ({EXEMPTIONS[name]}), at most {MOST_SEEDS[name]:.0%} of the seeds")
     print(f"violations: {len(totals.broken)} {sorted(totals.broken)[:20] or ''}")
 
 

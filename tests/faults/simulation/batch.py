@@ -9,22 +9,36 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
+from tests.faults.simulation.exemptions import MOST_SEEDS
 from tests.faults.simulation.run import Report, run_seed
 
 CHUNK = 20
 """Seeds between two collections of garbage, which would take a third of the time."""
 
 
+EXAMPLES = 5
+MANY = 1_000
+"""Seeds from which on shares of them mean something."""
+
+
 @dataclass
 class Totals:
-    """The sum of all reports."""
+    """The sum of all reports.
+
+    Attributes:
+        exemptions, mild_seeds: how often, and in how many seeds, the judge had to be mild.
+        mild_at: some of these seeds.
+    """
 
     seeds: int = 0
     records: int = 0
     acknowledged: int = 0
     virtual_s: float = 0.0
     faults: Counter[str] = field(default_factory=Counter)
+    exemptions: Counter[str] = field(default_factory=Counter)
+    mild_seeds: Counter[str] = field(default_factory=Counter)
     hash: int = 0
+    mild_at: dict[str, list[int]] = field(default_factory=dict)
     broken: dict[int, str] = field(default_factory=dict)
 
     def add(self, seed: int, found: Report | str) -> None:
@@ -37,7 +51,19 @@ class Totals:
         self.acknowledged += found.acknowledged
         self.virtual_s += found.virtual_s
         self.faults.update(found.faults)
+        self.exemptions.update(found.exemptions)
+        self.mild_seeds.update(list(found.exemptions))
+        for name in found.exemptions:
+            examples = self.mild_at.setdefault(name, [])
+            if len(examples) < EXAMPLES:
+                examples.append(seed)
         self.hash ^= found.trace * (2 * seed + 1) % 2**64  # in whatever order seeds end
+
+    def too_mild(self) -> list[str]:
+        """Exemptions needed by more seeds than they should be, once there are many seeds."""
+        if self.seeds < MANY:
+            return []
+        return [n for n, most in MOST_SEEDS.items() if self.mild_seeds[n] > most * self.seeds]
 
 
 def outcome_of(seed: int) -> tuple[int, Report | str]:

@@ -22,19 +22,25 @@ from aiokprod.errors import (
     MetadataMissing,
     MetadataTimeout,
     Outcome,
-    RecordTooLarge,
+    ProducerClosed,
+    ProducerFailed,
 )
 from aiokprod.records import RecordMetadata
 from aiokprod.testing.fake_cluster import FakeCluster, StoredRecord
 from aiokprod.testing.fake_cluster.log import StoredBatch
 from aiokprod.testing.fake_cluster.topology import Partition, Topic
 from tests.faults.kit import TICK
-from tests.faults.simulation.load import GROUP_MAX, Attempt, Load
+from tests.faults.simulation.load import Attempt, Load
 from tests.faults.simulation.misfortunes import DEFINITE, UNCLEAR, Misfortunes
 from tests.faults.simulation.seeds import Plan
 
 ENDS = {*DEFINITE, *UNCLEAR, int(Code.MESSAGE_TOO_LARGE)}
 """Codes that may end a record although its time is not over."""
+
+
+PRODUCE = 0
+BY_ID = 13
+"""First Produce version that names topics by id."""
 
 
 class Violation(AssertionError):
@@ -57,19 +63,29 @@ class Place:
         return self.topic_id, self.partition
 
 
-def longest(plan: Plan, attempt: Attempt) -> float:
-    """Seconds an attempt may take (P6); `send_many` waits for room once per record."""
+def longest(plan: Plan, attempt: Attempt, waits: int) -> float:
+    """Seconds an attempt may take (P6) if its call may wait for room so many times."""
     if attempt.limit_s is not None:
         return attempt.limit_s
-    waits = GROUP_MAX if attempt.is_grouped else 1
     return plan.delivery_s + waits * plan.block_s
 
 
 class Judge:
-    """Looks at everything once, after the last event."""
+    """Looks at everything once, after the last event.
+
+    `ended_at`: when the producer was closed or broken, infinite if everything came to its end.
+
+    Attributes:
+        used: how often each of `exemptions.EXEMPTIONS` was needed.
+    """
 
     def __init__(
-        self, plan: Plan, cluster: FakeCluster, load: Load, misfortunes: Misfortunes
+        self,
+        plan: Plan,
+        cluster: FakeCluster,
+        load: Load,
+        misfortunes: Misfortunes,
+        ended_at: float,
     ) -> None:
         self.plan = plan
         self.cluster = cluster
@@ -77,20 +93,23 @@ class Judge:
         self.misfortunes = misfortunes
         self.places: dict[bytes, list[Place]] = {}
         self.truncated: dict[bytes, list[Place]] = {}
-        self.slack_s = TICK + 5 * plan.late_timers_s + misfortunes.stalled_s
+        self.ended_at = ended_at
+        self.used: Counter[str] = Counter()
+        self.slack_s = TICK + 5 * plan.late_timers_s
+        by_name = [n.time for n in cluster.requests if n.api_key == PRODUCE and n.version < BY_ID]
+        self.last_by_name = max(by_name, default=0.0)
 
-    def check(self, closed: bool) -> None:
-        """All of it. `closed`: the producer was closed or broken before everything had ended."""
+    def check(self) -> None:
+        """All of it."""
         self._read_logs()
-        known = {attempt.value for attempt in self.load.attempts}
-        strangers = [value for value in self.places if value not in known]
+        self.by_value = {attempt.value: attempt for attempt in self.load.attempts}
+        strangers = [value for value in self.places if value not in self.by_value]
         _demand(not strangers, "never sent: {}", strangers[:3])
         for attempt in self.load.attempts:
             self._check_place(attempt)
             self._check_answer(attempt)
             self._check_time(attempt)
-            if not closed:
-                self._check_reason(attempt)
+            self._check_reason(attempt)
         if self.plan.ordered:
             self._check_order()
         if self.plan.idempotent:
@@ -140,9 +159,26 @@ class Judge:
         if not self.plan.idempotent:
             return
         for log, count in Counter(place.log for place in found).items():
-            # Brokers that forgot a producer cannot recognise its repetitions.
-            if log not in self.misfortunes.amnesia:
-                _demand(count == 1, "stored {} times: {} {}", count, attempt, found)
+            if count > 1:
+                times = self._forgotten_during(log, attempt)
+                _demand(count <= 1 + times, "stored {} times: {} {}", count, attempt, found)
+                self.used["copies"] += 1
+
+    def _forgotten_during(self, log: tuple[bytes, int], attempt: Attempt) -> int:
+        """How often a log's brokers lost what they knew while this record was under way."""
+        instants = self.misfortunes.amnesia.get(log, ())
+        if log in self.misfortunes.reborn:
+            instants = [instant for instant in instants if instant <= self.last_by_name]
+        return sum(attempt.started_at <= instant <= self._ends(attempt) for instant in instants)
+
+    def _ends(self, attempt: Attempt) -> float:
+        """Until when a record may be under way: one that nobody waits for any more goes on."""
+        waited_for = attempt.settled_at
+        if isinstance(attempt.result, asyncio.CancelledError) or attempt.limit_s is not None:
+            whole = self.plan.delivery_s + self.plan.block_s + self.slack_s
+            waited_for = max(waited_for, attempt.started_at + whole)
+            waited_for += self.misfortunes.stalled_s(attempt.started_at, waited_for)
+        return waited_for
 
     def _check_answer(self, attempt: Attempt) -> None:
         found = self.places.get(attempt.value, [])
@@ -154,8 +190,11 @@ class Judge:
             if result.outcome is not Outcome.UNKNOWN:
                 _demand(not found, "definite, yet stored: {} {}", attempt, found)
         else:
-            cancelled = isinstance(result, asyncio.CancelledError)
-            _demand(cancelled, "no documented outcome: {}", attempt)
+            asked = isinstance(result, asyncio.CancelledError) and self._is_cancelled(attempt)
+            _demand(asked, "no documented outcome: {} {!r}", attempt, result)
+
+    def _is_cancelled(self, attempt: Attempt) -> bool:
+        return attempt.task in self.load.cancelled
 
     def _check_acknowledged(
         self, attempt: Attempt, result: RecordMetadata, found: list[Place]
@@ -168,38 +207,52 @@ class Judge:
             _demand(bool(found), "lost: {}", attempt)
         seen = [*found, *self.truncated.get(attempt.value, [])]
         if result.offset is None:
-            can_be = self.plan.idempotent and "duplicate" in self.misfortunes.done
+            can_be = (result.topic, result.partition) in self.misfortunes.duplicated
             _demand(can_be, "acknowledged without an offset: {}", attempt)
+            self.used["offsets"] += 1
         else:
             told = result.partition, result.offset
             true = [(place.partition, place.offset) for place in seen]
             _demand(told in true, "wrong offset: {}, it is at {}", attempt, true)
 
     def _check_time(self, attempt: Attempt) -> None:
-        limit = longest(self.plan, attempt)
         took = attempt.settled_at - attempt.started_at
-        _demand(took <= limit + self.slack_s, "took {} s: {}", took, attempt)
+        stalled = self.misfortunes.stalled_s(attempt.started_at, attempt.settled_at)
+        limit = longest(self.plan, attempt, 1) + self.slack_s
+        if took <= limit:
+            return
+        waits = 1 + sum(each.is_admitted for each in attempt.group)
+        most = longest(self.plan, attempt, waits) + self.slack_s + stalled
+        _demand(took <= most, "took {} s, not {}: {}", took, most, attempt)
+        self.used["stalls" if took <= limit + stalled else "waits"] += 1
 
     def _check_reason(self, attempt: Attempt) -> None:
         """Nothing fails before its time without a reason that waiting does not heal."""
         error = attempt.result
         if not isinstance(error, KafkaError):
             return
+        if attempt.settled_at >= self.ended_at and isinstance(
+            error, ProducerClosed | ProducerFailed
+        ):
+            return
         took = attempt.settled_at - attempt.started_at
         if isinstance(error, DeliveryTimeout):
             if attempt.limit_s is not None and took >= attempt.limit_s - 0.002:
                 return
-            # A record has no more time than the batch it was put into.
+            if took >= self.plan.delivery_s - 0.002:
+                return
             begun = attempt.settled_at - self.plan.delivery_s + 0.002
-            fits = any(
-                other.topic == attempt.topic and other.started_at <= begun
+            older = any(
+                other.started_at <= begun and self._may_share_batch(attempt, other)
                 for other in self.load.attempts
             )
-            _demand(fits, "failed before its time: {}", attempt)
+            _demand(older, "failed before its time: {}", attempt)
+            self.used["batch age"] += 1
             return
         elif isinstance(error, BufferTimeout | MetadataTimeout):
             least = min(self.plan.block_s, attempt.limit_s or self.plan.block_s)
-        elif isinstance(error, BufferFull | MetadataMissing | RecordTooLarge):
+        elif isinstance(error, BufferFull | MetadataMissing):
+            _demand(attempt.is_immediate, "did not wait: {} {!r}", attempt, error)
             return
         elif took < self.plan.delivery_s:
             given_up = self.plan.options["retries"] < 100
@@ -207,10 +260,22 @@ class Judge:
             in_doubt = code == Code.OUT_OF_ORDER_SEQUENCE_NUMBER and not error.outcome.definite
             ends = code in ENDS or in_doubt
             _demand(given_up or ends, "failed without a reason: {} {!r}", attempt, error)
+            self.used["codes" if ends else "retries"] += 1
             return
         else:
             return
         _demand(took >= least - 0.002, "failed after {} s, before its time: {}", took, attempt)
+
+    def _may_share_batch(self, attempt: Attempt, other: Attempt) -> bool:
+        """Both may have been in one batch, and ended with it as far as `other` waited for that."""
+        if other.topic != attempt.topic:
+            return False
+        if None not in (attempt.partition, other.partition) and other.where != attempt.where:
+            return False
+        left_early = other.limit_s is not None or self._is_cancelled(other)
+        told_later = attempt.group or other.group  # when the whole call ends
+        together = abs(other.settled_at - attempt.settled_at) < 0.002
+        return bool(left_early or told_later or together)
 
     # -- order ----------------------------------------------------------------------------------
 
@@ -226,22 +291,24 @@ class Judge:
             for place in self._counted(attempt):
                 logs.setdefault(place.log, []).append((attempt, place))
         for log, entries in logs.items():
-            if log not in self.misfortunes.amnesia:
-                _check_order_of(entries)
+            for before, after in _inversions(entries):
+                excused = self._forgotten_during(log, before) or self._forgotten_during(log, after)
+                _demand(bool(excused), "{} stands before {}", after, before)
+                self.used["order"] += 1
 
     def _counted(self, attempt: Attempt) -> list[Place]:
         found = self.places.get(attempt.value, [])
         if self.plan.idempotent or not isinstance(attempt.result, RecordMetadata):
-            return found
+            first: dict[tuple[bytes, int], Place] = {}
+            for place in found:
+                first.setdefault(place.log, place)
+            return [*first.values()]  # whether there may be others is judged elsewhere
         # Without idempotence a retry may double a record; what was acknowledged counts.
         return [place for place in found if place.offset == attempt.result.offset]
 
     def _check_sequences(self) -> None:
         """Sequences of each producer epoch stand in the log without gap or repetition."""
-        for topic, partition in self._partitions():
-            log = topic.topic_id, partition.index
-            if log in self.misfortunes.amnesia:
-                continue
+        for _, partition in self._partitions():
             expected: dict[tuple[int, int], int] = {}
             for _, record in _records(partition.log.batches):
                 if record.producer_id < 0:
@@ -249,9 +316,7 @@ class Judge:
                 epoch = record.producer_id, record.epoch
                 wanted = expected.get(epoch, record.sequence)
                 fits = record.sequence == wanted
-                _demand(
-                    fits, "sequence {}, not {}: {} {}", record.sequence, wanted, topic.name, record
-                )
+                _demand(fits, "sequence {}, not {}: {}", record.sequence, wanted, record)
                 expected[epoch] = (record.sequence + 1) % 2**31
 
     # -- hygiene --------------------------------------------------------------------------------
@@ -293,8 +358,9 @@ def check_idle(metrics: dict[str, Any]) -> None:
         _demand(metrics[gauge] == 0, "{}: {}", gauge, metrics[gauge])
 
 
-def _check_order_of(entries: list[tuple[Attempt, Place]]) -> None:
-    """`entries` of one log. What was admitted before another one began must rank before it."""
+def _inversions(entries: list[tuple[Attempt, Place]]) -> Iterator[tuple[Attempt, Attempt]]:
+    """Of the entries of one log: what was admitted before the other one began, yet stands after
+    it."""
     entries.sort(key=lambda entry: entry[0].began)
     admitted = sorted(
         (entry for entry in entries if entry[0].admitted is not None),
@@ -308,8 +374,8 @@ def _check_order_of(entries: list[tuple[Attempt, Place]]) -> None:
             if highest is None or at.rank > highest[0]:
                 highest = at.rank, before
             index += 1
-        if highest is not None and highest[1] is not attempt:
-            _demand(place.rank > highest[0], "{} stands before {}", attempt, highest[1])
+        if highest is not None and highest[1] is not attempt and place.rank <= highest[0]:
+            yield highest[1], attempt
 
 
 def _records(batches: list[StoredBatch]) -> Iterator[tuple[int, StoredRecord]]:

@@ -7,10 +7,11 @@ import asyncio
 import itertools
 import random
 import zlib
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-from aiokprod.errors import KafkaError
+from aiokprod.errors import KafkaError, Outcome
 from aiokprod.hot.core import Delivery, RecordMetadata
 from aiokprod.producer import Producer
 from tests.faults.kit import now
@@ -32,7 +33,9 @@ class Attempt:
             what was admitted before another call began stands before it (P3).
         limit_s: the caller's own time limit.
         handle: its `Delivery`, where the way of sending gives one.
-        is_grouped: its outcome is told together with that of others (send_many).
+        task: where it was handed over; None: in the simulation's own task.
+        group: what was handed over in the same call (send_many), itself included.
+        is_immediate: handed over by a call that does not wait (try_submit).
     """
 
     number: int
@@ -46,8 +49,15 @@ class Attempt:
     result: Result | None = None
     settled_at: float = 0.0
     handle: Delivery | None = None
-    is_cancelled: bool = False
-    is_grouped: bool = False
+    task: asyncio.Task[Any] | None = field(default=None, repr=False)
+    group: Sequence[Attempt] = field(default=(), repr=False)
+    is_immediate: bool = False
+
+    @property
+    def is_admitted(self) -> bool:
+        """It got into a batch, by what its outcome says."""
+        refused = isinstance(self.result, KafkaError) and self.result.outcome is Outcome.NOT_SENT
+        return not refused
 
     @property
     def where(self) -> tuple[str, int | None]:
@@ -64,6 +74,7 @@ class Load:
         self.attempts: list[Attempt] = []
         self.tasks: list[asyncio.Task[Any]] = []
         self.complaints: list[str] = []
+        self.cancelled: set[asyncio.Task[Any]] = set()
         self._events = itertools.count(1)
         self._ways = (
             self._send, self._send_within, self._submit, self._submit, self._try_submit,
@@ -82,14 +93,16 @@ class Load:
         else:
             way = self.rng.choice(self._ways)
             attempt = self._new()
-            task = self._spawn(way(attempt))
+            attempt.task = task = self._spawn(way(attempt))
             task.add_done_callback(lambda done: self._if_never_begun(attempt))
 
     def cancel_one(self) -> None:
         """Somebody loses patience."""
         recent = [task for task in self.tasks[-30:] if not task.done()]
         if recent:
-            self.rng.choice(recent).cancel()
+            task = self.rng.choice(recent)
+            self.cancelled.add(task)
+            task.cancel()
 
     def pending(self) -> list[Attempt]:
         """What has no outcome yet."""
@@ -115,6 +128,8 @@ class Load:
         await self._settle(attempt, self._taken_over(attempt, submitting))
 
     async def _try_submit(self, attempt: Attempt) -> None:
+        attempt.is_immediate = True
+
         async def try_now() -> Delivery:
             return self.producer.try_submit(
                 attempt.topic, attempt.value, partition=attempt.partition
@@ -125,12 +140,10 @@ class Load:
     async def _send_many(self, first: Attempt) -> None:
         partition = first.partition or 0
         first.partition = partition
-        first.is_grouped = True
-        group = [first]
-        for _ in range(self.rng.randrange(GROUP_MAX)):
-            attempt = self._new(first.topic, partition)
-            attempt.is_grouped = True
-            group.append(attempt)
+        more = self.rng.randrange(GROUP_MAX)
+        group = [first, *(self._new(first.topic, partition) for _ in range(more))]
+        for each in group:
+            each.group, each.task = group, first.task
         values = [each.value for each in group]
         try:
             result = await self.producer.send_many(first.topic, values, partition=partition)
@@ -151,6 +164,7 @@ class Load:
         waits = []
         for _ in range(self.rng.randrange(2, 8)):
             attempt = self._new(topic, partition)
+            attempt.task = asyncio.current_task()
             submitting = self.producer.submit(topic, attempt.value, partition=partition)
             try:
                 handle = await submitting
@@ -237,4 +251,3 @@ class Load:
     def _end(attempt: Attempt, result: Result) -> None:
         attempt.result = result
         attempt.settled_at = now()
-        attempt.is_cancelled = isinstance(result, asyncio.CancelledError)

@@ -11,7 +11,7 @@ from aiokprod.testing import fake_cluster as faults
 from aiokprod.testing.fake_cluster import FakeCluster, Request
 from aiokprod.testing.fake_cluster.log import PartitionLog
 from aiokprod.testing.memory import Link
-from tests.faults.kit import clock
+from tests.faults.kit import clock, now
 from tests.faults.simulation.load import Load
 from tests.faults.simulation.seeds import PARTITIONS, PROFILES, TOPICS, Plan
 from tests.faults.simulation.strange import strange_answer
@@ -23,9 +23,6 @@ MAYBE_APPENDED = (-1, 6, 7, 13, 20, 500)
 """Codes a broker may give although it wrote the batch."""
 
 MAX_SEQUENCE = 2**31 - 1
-BY_ID = 13
-"""First Produce version that names topics by id."""
-
 FULL_WINDOW = 256 * 1024
 TRICKLE_S = 0.05
 """How long bytes trickle: every one of them costs a pass of the loop."""
@@ -38,9 +35,12 @@ class Misfortunes:
 
     Attributes:
         wall_offset_ms: how wrong the client's wall clock is.
-        stalled_s: seconds the loop was blocked in all.
-        amnesia: partitions whose brokers know nothing of their producers: retention took it, or
-            the log is new and its name is old.
+        stalls: when the loop was blocked, from and to.
+        amnesia: per log, the instants from which its brokers knew nothing of their producers:
+            retention took it, or the log is new and its name is old.
+        reborn: of these, logs of recreated topics: who names topics by id cannot reach them.
+        duplicated: partitions whose broker once only said that it has a batch.
+        oldest_metadata: lowest version of Metadata that was the best of a broker.
         done: names of what happened, in order.
     """
 
@@ -50,12 +50,24 @@ class Misfortunes:
         self.load = load
         self.rng = rng
         self.wall_offset_ms = 0
-        self.stalled_s = 0.0
-        self.amnesia: set[tuple[bytes, int]] = set()
+        self.stalls: list[tuple[float, float]] = []
+        self.amnesia: dict[tuple[bytes, int], list[float]] = {}
+        self.reborn: set[tuple[bytes, int]] = set()
+        self.duplicated: set[Where] = set()
+        self.oldest_metadata = 999
+        self._note_versions()
         self.done: list[str] = []
         self._vanished: list[Callable[[], None]] = []
         self._menu: list[Callable[[], None]] = [getattr(self, name) for name in plan.menu]
         self._rate = rng.choice((0.0, 0.01, 0.03))
+
+    def stalled_s(self, begin: float = 0.0, end: float = float("inf")) -> float:
+        """Seconds the loop was blocked by what began or ended in this span."""
+        return sum(until - since for since, until in self.stalls if until > begin and since < end)
+
+    def _note_versions(self) -> None:
+        versions = [broker.profile.ranges[3][1] for broker in self.cluster.brokers.values()]
+        self.oldest_metadata = min(self.oldest_metadata, *versions)
 
     def strike(self) -> None:
         """One of the seed's menu."""
@@ -105,6 +117,7 @@ class Misfortunes:
         if (victim := self._victim()) is not None:
             self.cluster.stop(victim)
             self.cluster.start(victim, version_profile=self.rng.choice(PROFILES))
+            self._note_versions()
 
     def controller(self) -> None:
         self.cluster.move_controller()
@@ -162,17 +175,18 @@ class Misfortunes:
             return
         topic = self.rng.choice(TOPICS)
         made = cluster.recreate_topic(topic)
-        oldest = min(broker.profile.ranges[0][1] for broker in cluster.brokers.values())
-        if oldest < BY_ID or "upgrade" in self.plan.menu:
-            # The new log takes any first sequence, and two batches may be on their way to it.
-            self.amnesia.update((made.topic_id, index) for index in range(8))
+        for index in range(8):
+            log = made.topic_id, index
+            self.amnesia.setdefault(log, []).append(now())
+            self.reborn.add(log)
         # Who produces by name, or asks for the fate of a batch by its sequence, goes on with old
         # sequences in the new log.
         cluster.forgotten.update((topic, index) for index in range(8))
 
     def retain(self) -> None:
         topic, partition = self._somewhere()
-        self.amnesia.add((self.cluster.topics[topic].topic_id, partition))
+        log = self.cluster.topics[topic].topic_id, partition
+        self.amnesia.setdefault(log, []).append(now())
         self.cluster.retain(topic, partition)
 
     def shrink_limit(self) -> None:
@@ -217,7 +231,9 @@ class Misfortunes:
     def duplicate(self) -> None:
         """The broker has forgotten where a batch is, but not that it has it."""
         if self.plan.idempotent:
-            self.cluster.fail_produce(self._somewhere(), 46, append=True)
+            where = self._somewhere()
+            self.duplicated.add(where)
+            self.cluster.fail_produce(where, 46, append=True)
 
     def fast_forward(self) -> None:
         """Years pass: the sequences of quiet partitions stand just before their end, in the
@@ -292,7 +308,7 @@ class Misfortunes:
 
     def stall(self) -> None:
         seconds = self.rng.choice((0.01, 0.6, 4.0, 4.0, 40.0))
-        self.stalled_s += seconds
+        self.stalls.append((now(), now() + seconds))
         clock().stall(seconds)
 
     def clock(self) -> None:

@@ -7,6 +7,7 @@ import contextlib
 import logging
 import random
 import zlib
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +18,7 @@ from aiokprod.testing.memory import MemoryNetwork
 from aiokprod.testing.virtual import run
 from tests.faults.kit import RECOVERY, TICK, clock, make_producer, now
 from tests.faults.simulation.judge import Judge, Violation, check_counts, check_idle, longest
-from tests.faults.simulation.load import Load
+from tests.faults.simulation.load import Attempt, Load
 from tests.faults.simulation.misfortunes import Misfortunes
 from tests.faults.simulation.seeds import PARTITIONS, TOPICS, Plan, plan_of
 from tests.faults.simulation.watch import EpochWatch
@@ -34,6 +35,7 @@ class Report:
 
     Attributes:
         trace: checksum over every byte delivered, when, and over every outcome.
+        exemptions: how often the judge had to be mild, by name (`exemptions.EXEMPTIONS`).
     """
 
     seed: int
@@ -43,6 +45,7 @@ class Report:
     failed: int
     virtual_s: float
     faults: tuple[str, ...]
+    exemptions: dict[str, int]
 
 
 def run_seed(seed: int) -> Report:
@@ -87,6 +90,8 @@ class Simulation:
         self.load = Load(plan, self.producer, self.rng)
         self.misfortunes = Misfortunes(plan, self.cluster, self.load, self.rng)
         self.started_at = 0.0
+        self.ended_at = float("inf")
+        self.exemptions: Counter[str] = Counter()
 
     def _wall_ms(self) -> int:
         return self.cluster.unix_ms() + self.misfortunes.wall_offset_ms
@@ -97,14 +102,14 @@ class Simulation:
         loop.executor_delay_s = self.plan.executor_delay_s
         self.started_at = now()
         await self.producer.start()
-        watch = EpochWatch(self.cluster, self.plan)
+        watch = EpochWatch(self.misfortunes)
         watch.follow(self.producer)
         try:
             remove = self.cluster.control(None, self.misfortunes.unreliable)
             await self._bad_times()
             remove()
-            ended = await self._ending()
-            self._judge(ended)
+            await self._ending()
+            self._judge()
             watch.check()
         finally:
             await self.producer.close(10.0)
@@ -123,8 +128,8 @@ class Simulation:
             if self.rng.random() < heal_rate:
                 self.misfortunes.heal()
 
-    async def _ending(self) -> bool:
-        """True if the producer ended in the middle of the bad times."""
+    async def _ending(self) -> None:
+        """All faults end, or the producer does in the middle of them."""
         if self.plan.ending == "close":
             await self._close_early()
         elif self.plan.ending == "stranger":
@@ -134,11 +139,11 @@ class Simulation:
             await self._settle_down()
             await self._fresh_records()
             check_idle(self.producer.metrics())
-            return False
+            return
         self.misfortunes.heal_for_good()
-        return True
 
     async def _close_early(self) -> None:
+        self.ended_at = now()
         timeout = self.rng.choice((0, 0.5, 5.0))
         start = now()
         await self.producer.close(timeout)
@@ -151,6 +156,7 @@ class Simulation:
         if not own:
             await self._close_early()
             return
+        self.ended_at = now()
         self.rng.choice(sorted(own, key=lambda task: task.get_name())).cancel()
         await self._all_settled(TICK)
         try:
@@ -190,8 +196,7 @@ class Simulation:
                     moved[where] = count, now()
                 elif now() - before[1] > limit:
                     raise Violation(f"{where} stands still, {count} records wait: {pending[:2]}")
-            slack = self._slack()
-            late = [a for a in pending if now() - a.started_at > longest(self.plan, a) + slack]
+            late = [a for a in pending if now() - a.started_at > self._longest(a)]
             _demand(not late, f"never settled: {late[:2]}")
             await asyncio.sleep(0.5)
         with contextlib.suppress(KafkaError):
@@ -200,6 +205,10 @@ class Simulation:
         if waiting:
             _, still = await asyncio.wait(waiting, timeout=self.plan.delivery_s)
             _demand(not still, f"a call hangs: {list(still)[:2]}")
+
+    def _longest(self, attempt: Attempt) -> float:
+        """Until what is known of a bulk call, every record of it may have had to wait."""
+        return longest(self.plan, attempt, max(1, len(attempt.group))) + self._slack()
 
     async def _servable(self) -> None:
         """Wait for elections under way; then the cluster can serve everything."""
@@ -227,11 +236,13 @@ class Simulation:
     # -- judgment -------------------------------------------------------------------------------
 
     def _slack(self) -> float:
-        return TICK + 5 * self.plan.late_timers_s + self.misfortunes.stalled_s
+        return TICK + 5 * self.plan.late_timers_s + self.misfortunes.stalled_s()
 
-    def _judge(self, ended: bool) -> None:
+    def _judge(self) -> None:
         check_counts(self.cluster, self.plan, now() - self.started_at)
-        Judge(self.plan, self.cluster, self.load, self.misfortunes).check(ended)
+        judge = Judge(self.plan, self.cluster, self.load, self.misfortunes, self.ended_at)
+        judge.check()
+        self.exemptions = judge.used
 
     def _report(self) -> Report:
         attempts = self.load.attempts
@@ -248,6 +259,7 @@ class Simulation:
             failed=len(attempts) - acknowledged,
             virtual_s=now() - self.started_at,
             faults=tuple(self.misfortunes.done),
+            exemptions=dict(self.exemptions),
         )
 
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from aiokprod.cluster import ClusterSnapshot
-from aiokprod.testing.fake_cluster import FakeCluster
 from tests.faults.simulation.judge import Violation
-from tests.faults.simulation.seeds import Plan
+from tests.faults.simulation.misfortunes import Misfortunes
 
 RELIABLE_FROM = 9
 """First Metadata version whose leader epochs belong to the leaders beside them."""
@@ -16,17 +15,15 @@ RELIABLE_FROM = 9
 class EpochWatch:
     """Leader epochs only grow, as long as the client did not have to begin anew."""
 
-    def __init__(self, cluster: FakeCluster, plan: Plan) -> None:
-        ranges = [broker.profile.ranges[3][1] for broker in cluster.brokers.values()]
-        self._applies = min(ranges) >= RELIABLE_FROM and "upgrade" not in plan.menu
+    def __init__(self, misfortunes: Misfortunes) -> None:
+        self._misfortunes = misfortunes
         self._known: dict[tuple[bytes, int], int] = {}
         self._found: list[str] = []
 
     def follow(self, producer: Any) -> None:
         """Look at every view of the producer's metadata from now on."""
         self._metadata = producer._runtime.metadata
-        if self._applies:
-            self._metadata.on_change(self._look)
+        self._metadata.on_change(self._look)
 
     def check(self) -> None:
         """Raise Violation if an epoch went back."""
@@ -34,7 +31,7 @@ class EpochWatch:
             raise Violation(f"leader epochs went back: {self._found[:3]}")
 
     def _look(self, snapshot: ClusterSnapshot) -> None:
-        if self._metadata.bootstrapped:
+        if self._metadata.bootstrapped or self._misfortunes.oldest_metadata < RELIABLE_FROM:
             self._known.clear()
             return
         present = {topic.topic_id for topic in snapshot.topics.values()}
