@@ -36,14 +36,20 @@ PROGRAM = textwrap.dedent(
     query = start_stream(rate(spark), servers, topic + "-stream", folder / "stream", **once)
     wait_for(lambda: commits(folder / "stream") >= 3, "three batches", 90)
     query.stop()
+    # In the middle of a batch, perhaps: what is due is finished, so that nothing stays open.
+    query = start_stream(
+        rate(spark), servers, topic + "-stream", folder / "stream", finish=True, **once)
+    assert query.awaitTermination(90)
 
     write = foreach_batch(dict(options, topic=topic + "-each", **once), query_id="each")
     updates = rate(spark).groupBy("key").count().select(
         "key", f.col("count").cast("string").alias("value"))
-    query = (updates.writeStream.outputMode("update").foreachBatch(write)
-             .option("checkpointLocation", str(folder / "each" / "checkpoint")).start())
+    each = (updates.writeStream.outputMode("update").foreachBatch(write)
+            .option("checkpointLocation", str(folder / "each" / "checkpoint")))
+    query = each.start()
     wait_for(lambda: commits(folder / "each") >= 3, "three batches", 90)
     query.stop()
+    assert each.trigger(availableNow=True).start().awaitTermination(90)
     print("DONE", commits(folder / "stream"), commits(folder / "each"))
     spark.stop()
     """

@@ -37,6 +37,8 @@ PROGRAM = textwrap.dedent(
     query = start_stream(rate(spark), servers, topic + "-stream", folder, **once)
     wait_for(lambda: commits(folder) >= 3, "three batches", 120)
     query.stop()
+    query = start_stream(rate(spark), servers, topic + "-stream", folder, finish=True, **once)
+    assert query.awaitTermination(120)
     spark.stop()
     """
 )
