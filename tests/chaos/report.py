@@ -38,6 +38,12 @@ def _total(results: Iterable[Result], name: str) -> int:
     return sum(result["verdict"][name] for result in results)
 
 
+def _most(results: Iterable[Result], name: str) -> str:
+    """The largest of a figure that whole series have, as far as it was noted."""
+    noted = [result["series"][name] for result in results if name in result["series"]]
+    return f"{max(noted):.3f}" if noted else "?"
+
+
 def table(results: Sequence[Result]) -> str:
     """Markdown: a row per fault and workload, worst values of its runs."""
     lines = [
@@ -93,6 +99,7 @@ def summary(results: Sequence[Result]) -> str:
     broken = [
         f"{r['fault']}/{r['workload']}#{r['turn']}: {r['wrong']}" for r in results if r["wrong"]
     ]
+    lag, own = _most(results, "loop_lag_max_s"), _most(results, "loop_lag_own_max_s")
     lines = [
         f"{len(results)} runs of {len({r['fault'] for r in results})} faults, "
         f"{_total(results, 'records'):,} records handed over, "
@@ -108,6 +115,8 @@ def summary(results: Sequence[Result]) -> str:
         f"{sum(r['rate_held'] >= HELD for r in results)} of {len(results)} held {HELD:,} alone",
         f"unavailable at most {excess:.2f} s longer than the brokers or the network (allowed "
         f"{GRACE:.0f})",
+        f"the loop of a producer woke up at most {lag} s late, by work of its own thread at most "
+        f"{own} s",
         f"broken promises: {'; '.join(broken) if broken else 'none'}",
     ]
     return "\n".join(lines)

@@ -150,6 +150,7 @@ def test_rates_are_told_of_each_producer_and_of_both(tmp_path) -> None:
     base = {
         "turn": 0, "metadata_most_per_second": 1, "wrong": [], "unavailable_s": 0.0,
         "broker_s": 0.0, "excess_s": 0.5, "verdict": vars(Verdict()),
+        "series": {"loop_lag_max_s": 0.25},
     }  # fmt: skip
     runs = [
         {"fault": "blackhole", "workload": "idempotent", "rate_held": 6_000},
@@ -165,6 +166,7 @@ def test_rates_are_told_of_each_producer_and_of_both(tmp_path) -> None:
     text = summary(results)
     assert "both producers together 10,001 records/s" in text
     assert "the idempotent one 6,000, the plain one 4,000; 1 of 5 held 10,000 alone" in text
+    assert "at most 0.250 s late, by work of its own thread at most ? s" in text
     row = next(line for line in table(results).splitlines() if "| plain |" in line)
     assert "| 5,500/s | 11,500/s |" in row
 
