@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from aiokprod.engine.shares import NodeShares
 
 _MAX_FIRST_CAPACITY = 1 << 20
+_LEAST_BATCHES = 16
+"""No batch grows so far that fewer would fill the buffer."""
 
 
 class AccumulatorSettings(Protocol):
@@ -39,6 +41,10 @@ class AccumulatorSettings(Protocol):
 
     @property
     def batch_size(self) -> int: ...
+    @property
+    def elastic_batch_size(self) -> int: ...
+    @property
+    def buffer_memory(self) -> int: ...
     @property
     def max_request_size(self) -> int: ...
     @property
@@ -72,6 +78,12 @@ class RecordAccumulator:
         wakeup: Callable[[], None],
     ) -> None:
         self._batch_size = max(1, min(settings.batch_size, settings.max_request_size))
+        self._growth_limit = min(
+            settings.elastic_batch_size,
+            settings.max_request_size,
+            settings.buffer_memory // _LEAST_BATCHES,
+        )
+        self._rigid_topics: set[str] = set()  # whose brokers have refused a batch for its size
         self._linger = settings.linger_ms / 1000
         self._delivery_timeout = settings.delivery_timeout_ms / 1000
         self._adaptive = settings.adaptive_linger
@@ -129,6 +141,8 @@ class RecordAccumulator:
         if core is not None:
             if core.fits(size):
                 return queue  # the sticky choice fell on a batch with room
+            if self._grow(queue, core) and core.fits(size):
+                return queue
             self._seal(queue)
         if self._shares.exceeded(queue.node) or (
             self._shares.has_waiters(queue.node) and self._turn != (queue.node,)
@@ -137,6 +151,20 @@ class RecordAccumulator:
             return None
         self._open(queue)
         return queue
+
+    def _grow(self, queue: PartitionQueue, core: BatchCore) -> bool:
+        """Under pressure one larger batch is better than several: brokers and we ourselves pay
+        for each of them. So a full batch grows while another one waits before it."""
+        limit = min(core.limit + self._batch_size, self._growth_limit - HEADER_SIZE)
+        if (
+            limit <= core.limit
+            or len(queue.batches) < 2
+            or queue.topic in self._rigid_topics
+            or self._shares.exceeded(queue.node)
+        ):
+            return False
+        core.limit = limit
+        return True
 
     @contextmanager
     def taking_turn(self, turn: tuple[int | None] | None) -> Iterator[None]:
@@ -352,6 +380,7 @@ class RecordAccumulator:
         batch.core.charged = batch.held = 0
         self._flushes.replace(batch, parts)
         self._closer.reset_ratio(queue.topic)
+        self._rigid_topics.add(queue.topic)
         self.settle(batch)
         for part in parts:
             queue.insert(part)
@@ -445,6 +474,7 @@ class RecordAccumulator:
         for queue in queues:
             self._node(queue.node).remove(queue)
             del self._queues[queue.topic_partition]
+        self._rigid_topics.discard(topic)
         return True
 
     def loads(self, topic: TopicSlot, partitions: Iterable[int]) -> list[int]:

@@ -166,10 +166,19 @@ class Metadata:
             The generation that a waiter must see exceeded.
         """
         unseen = seen_generation is None or self._full_generation <= seen_generation
-        if unseen and not self._schedule.need_full:
+        if unseen:
+            self._schedule.wrong = True
+            self._request_full()
+        return self._snapshot.generation
+
+    def suspect(self) -> None:
+        """Ask for a fetch of everything in use though nothing has proved the view wrong."""
+        self._request_full()
+
+    def _request_full(self) -> None:
+        if not self._schedule.need_full:
             self._schedule.need_full = True
             self._wake_updater()
-        return self._snapshot.generation
 
     async def wait_for_topic(
         self, topic: str, partition: int | None = None, *, deadline: float
@@ -298,7 +307,7 @@ class Metadata:
         if not partial:
             self._full_generation = snapshot.generation
         if merged.stale:
-            self._schedule.need_full = True
+            self._schedule.need_full = self._schedule.wrong = True
         self._asked = None
         self._last_error = None
         self._bootstrapped = False
@@ -362,7 +371,7 @@ class Metadata:
         if not self._bootstrapped:
             self._given_up = self._snapshot.nodes
         self._bootstrapped = True
-        self._schedule.need_full = True
+        self._schedule.need_full = self._schedule.wrong = True
         self._topics.misses = {}
         self._swap(without_leaders(self._snapshot, self._bootstrap_nodes))
 

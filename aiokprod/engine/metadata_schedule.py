@@ -24,6 +24,8 @@ class UpdateSchedule:
     Attributes:
         need_full: everything in use must be fetched.
         need_partial: new topics must be fetched.
+        wrong: something has proved the metadata wrong or lacking. An answer that tells nothing new
+            delays the next request only then, not if it was asked for because of its age.
     """
 
     __slots__ = (
@@ -37,6 +39,7 @@ class UpdateSchedule:
         "_unchanged",
         "need_full",
         "need_partial",
+        "wrong",
     )
 
     def __init__(self, backoff: ExponentialBackoff, max_age: float, rng: random.Random) -> None:
@@ -45,6 +48,7 @@ class UpdateSchedule:
         self._rng = rng
         self.need_full = True
         self.need_partial = False
+        self.wrong = False
         self._failures = 0
         self._unchanged = 0
         self._last_end = -math.inf
@@ -75,7 +79,9 @@ class UpdateSchedule:
         """An attempt ended with an answer, which may have told nothing new."""
         self._failures = 0
         quiet = now - self._last_end > QUIET_S
-        self._unchanged = 0 if changed or quiet else self._unchanged + 1
+        in_vain = self.wrong or self.need_partial or not full
+        self._unchanged = 0 if changed or quiet else self._unchanged + in_vain
+        self.wrong = False
         if full:
             self.need_full = False
             self._last_full = now

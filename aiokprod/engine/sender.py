@@ -162,7 +162,7 @@ class Sender:
         another one leads by now."""
         if self._silence.look_at <= now:
             if self._silence.look(now):
-                self._metadata.request_update()
+                self._metadata.suspect()
         elif not self._leaders_changed:
             return
         self._leaders_changed = False
@@ -412,8 +412,11 @@ class Sender:
         elif action is Action.ACKNOWLEDGE:
             self._acknowledge(batch, -1, -1)
         elif action is Action.RETRY and now < batch.deadline:
-            at_once = at_once or self._has_newer_leader(batch)
-            delay = 0.0 if at_once else self._backoff(batch.attempts)
+            delay = self._backoff(batch.attempts)
+            if batch.attempts >= self._retries:
+                batch.leader_epoch = -1  # haste would waste the last attempt
+            elif at_once or self._has_newer_leader(batch):
+                delay = 0.0
             if (
                 code.number == Code.CONCURRENT_TRANSACTIONS
                 and self._state.transactional_id

@@ -40,7 +40,7 @@ cdef class BatchCore:
     cdef list waiters
     cdef bint waiters_sorted
     cdef bint is_part
-    cdef Py_ssize_t limit
+    cdef public Py_ssize_t limit
     cdef double ratio
     cdef PyObject* buffer
     cdef char* data

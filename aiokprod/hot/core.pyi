@@ -47,6 +47,7 @@ class MemoryBudget:
 class BatchCore:
     owner: Any
     charged: int
+    limit: int
     def __init__(
         self,
         topic: str,

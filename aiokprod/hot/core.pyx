@@ -185,7 +185,7 @@ cdef class BatchCore:
     """The records of one batch: encoded bytes while open, one outcome afterwards.
 
     Invariant: bytes handed out by `finish` never change. `limit` is the target size of the
-    records section in bytes; a first record of any size is taken. `ratio` estimates compressed
+    records section in bytes, which may be raised; a first record of any size is taken. `ratio` estimates compressed
     size / plain size, so that batches fill to `limit` after compression.
     """
 

@@ -37,6 +37,11 @@ def drained(world: World, node: int = 1, size: int = 1 << 20) -> list[ProducerBa
     return world.accumulator.drain(node, size, yes)
 
 
+def append_many(world: World, count: int) -> None:
+    for _ in range(count):
+        world.append(b"x" * 100)
+
+
 # -- appending ------------------------------------------------------------------------------------
 
 
@@ -139,6 +144,43 @@ async def test_sticky_partition_changes_with_the_batch_after_batch_size_bytes() 
             world.next_sticky = 1
     assert world.queued(2)[0].core.record_count == 8
     assert len(world.queued(1)) + len(world.queued(2)) == 2
+
+
+@virtual
+async def test_batch_that_waits_behind_another_one_grows() -> None:
+    world = World(batch_size=1000, elastic_batch_size=3000)
+    world.brokers.busy.add(1)
+    append_many(world, 80)
+    sizes = [batch.core.size for batch in world.queued(0)]
+    assert [800 < size <= 1000 for size in sizes] == [True, False, False, False]
+    assert [2800 < size <= 3000 for size in sizes] == [False, True, True, False]
+    world.brokers.busy.clear()
+    for _ in sizes:
+        world.step()
+        for sent in list(world.brokers.waiting):
+            sent.ack()
+    assert len(world.brokers.log(T0).records()) == 80
+
+
+@virtual
+async def test_batches_of_a_topic_with_a_small_limit_grow_no_more() -> None:
+    world = World(batch_size=1000, elastic_batch_size=3000)
+    append_many(world, 8)
+    world.step()
+    world.brokers.last.refuse(Code.MESSAGE_TOO_LARGE)
+    world.brokers.busy.add(1)
+    append_many(world, 40)
+    assert max(batch.core.size for batch in world.queued(0)) <= 1000
+    assert len(world.queued(0)) >= 6
+
+
+@pytest.mark.parametrize("elastic", [0, 1000])
+@virtual
+async def test_batches_keep_their_size_if_they_shall(elastic: int) -> None:
+    world = World(batch_size=1000, elastic_batch_size=elastic)
+    world.brokers.busy.add(1)
+    append_many(world, 40)
+    assert max(batch.core.size for batch in world.queued(0)) <= 1000
 
 
 @virtual

@@ -334,6 +334,20 @@ async def test_silent_broker_is_asked_after_every_second() -> None:
 
 
 @virtual
+async def test_looking_after_a_silent_broker_delays_no_fetch_that_is_needed() -> None:
+    world = World(partitions=2, brokers=2)
+    world.append(b"a", 0)
+    world.step()
+    for _ in range(8):
+        world.later(PATIENCE_S)
+        world.refresh()
+    world.append(b"b", 1)
+    world.step()
+    last_to(world, 2).refuse(Code.NOT_LEADER_OR_FOLLOWER)
+    assert world.metadata.next_update_at(world.now) <= world.now + BACKOFF
+
+
+@virtual
 async def test_silent_broker_loses_what_another_one_leads() -> None:
     world = World(partitions=2, brokers=2)
     moved, stays = world.append(b"a", 0), world.append(b"b", 1)
@@ -728,6 +742,21 @@ async def test_backoff_is_skipped_if_metadata_have_shown_a_newer_leader_before()
     last_to(world, 1).refuse(Code.NOT_LEADER_OR_FOLLOWER)
     world.step()
     assert [sent.node_id for sent in world.brokers.waiting] == [2]
+
+
+@virtual
+async def test_last_attempt_is_made_without_haste() -> None:
+    world = World(brokers=2, retries=1)
+    world.append(b"v")
+    world.step()
+    world.move(0, 2)
+    last_to(world, 1).refuse(Code.NOT_LEADER_OR_FOLLOWER)
+    world.step()
+    world.move(0, 1)
+    world.step()
+    assert not world.brokers.waiting
+    world.later()
+    assert len(world.brokers.waiting) == 1
 
 
 @virtual
