@@ -186,7 +186,7 @@ class KafkaChannel:
             NotReady: `can_send` is false (a bug of the caller).
             KafkaError: the message cannot be expressed in this version.
         """
-        if not self.can_send:
+        if self.state is not State.READY or self._held or self.in_flight.full:
             raise NotReady(f"{self!r} cannot take {type(message).__name__}")
         return self._enqueue(message, version, on_done, now, deadline, expect_response)
 
@@ -279,6 +279,11 @@ class KafkaChannel:
     def has_events(self) -> bool:
         """`events` would return something."""
         return bool(self._events)
+
+    @property
+    def has_work(self) -> bool:
+        """`has_output`, or `reauthentication_due`."""
+        return bool(self._outgoing) or (self._held and self.reauthentication_due)
 
     def events(self) -> list[ChannelEvent]:
         """Take what happened since the last call, in order."""

@@ -231,7 +231,8 @@ class NetworkClient:
             ProducerClosed: the client is closed.
             ForkedProcess: called in a child process.
         """
-        self._check_process()
+        if os.getpid() != self._pid:
+            self._check_process()
         if self._closed:
             raise ProducerClosed("the network client is closed")
         broker = self._brokers.get(node_id)

@@ -300,13 +300,15 @@ class Connection(asyncio.Protocol):
             return
         self._dispatching = True
         progress = False
+        channel = self.channel
         try:
             while True:
-                if self.channel.reauthentication_due:
-                    self._reauthenticate()
-                if self.channel.has_output:
-                    self._flush()
-                events = self.channel.events()
+                if channel.has_work:
+                    if channel.reauthentication_due:
+                        self._reauthenticate()
+                    if channel.has_output:
+                        self._flush()
+                events = channel.events()
                 if not events:
                     break
                 for event in events:

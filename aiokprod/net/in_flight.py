@@ -69,13 +69,17 @@ class InFlightRequest:
 class InFlightRequests:
     """Bounded FIFO of open requests.
 
+    Attributes:
+        full: no room for one more.
+
     Raises `IndexError` when an end is asked of an empty instance: a bug of the caller.
     """
 
-    __slots__ = ("_limit", "_requests")
+    __slots__ = ("_limit", "_requests", "full")
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
+        self.full = limit <= 0
         self._requests: deque[InFlightRequest] = deque()
 
     def __len__(self) -> int:
@@ -84,10 +88,6 @@ class InFlightRequests:
     def __iter__(self) -> Iterator[InFlightRequest]:
         """Oldest first."""
         return iter(self._requests)
-
-    @property
-    def full(self) -> bool:
-        return len(self._requests) >= self._limit
 
     @property
     def oldest(self) -> InFlightRequest:
@@ -99,19 +99,23 @@ class InFlightRequests:
 
     def add(self, request: InFlightRequest) -> None:
         self._requests.append(request)
+        self.full = len(self._requests) >= self._limit
 
     def complete_next(self) -> InFlightRequest:
         """Remove the oldest request: the one an answer belongs to."""
+        self.full = False
         return self._requests.popleft()
 
     def complete_last_sent(self) -> InFlightRequest:
         """Remove the newest request: the one whose bytes were just written."""
+        self.full = False
         return self._requests.pop()
 
     def clear(self) -> list[InFlightRequest]:
         """Remove all, oldest first."""
         requests = list(self._requests)
         self._requests.clear()
+        self.full = False
         return requests
 
     def earliest_deadline(self) -> float | None:

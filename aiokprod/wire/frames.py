@@ -58,27 +58,27 @@ class FrameReader:
             self._buffer = bytearray()
         else:
             view = memoryview(data)
-        return self._split(view)
-
-    def _split(self, view: memoryview) -> list[memoryview]:
         frames: list[memoryview] = []
         start, end = 0, len(view)
         self._awaited = _PREFIX
         while end - start >= _PREFIX:
             body = start + _PREFIX
-            length = self._checked_length(view[start:body])
+            length: int = INT32.unpack_from(view, start)[0]
+            if not (self._kafka and _MIN_FRAME <= length <= self.max_bytes):
+                self._judge(view[start:body], length)
             if end - body < length:
                 self._awaited = _PREFIX + length
                 break
             frames.append(view[body : body + length])
             start = body + length
-        self._buffer += view[start:]
+        if start < end:
+            self._buffer += view[start:]
         return frames
 
-    def _checked_length(self, prefix: memoryview) -> int:
+    def _judge(self, prefix: memoryview, length: int) -> None:
+        """Refuse a length that is out of bounds, and whoever does not speak Kafka's protocol."""
         if not self._kafka:
             _refuse_other_protocols(bytes(prefix))
-        length: int = INT32.unpack(prefix)[0]
         if length < _MIN_FRAME:
             raise DecodeError(f"frame length {length}, at least {_MIN_FRAME} expected")
         if length > self.max_bytes:
@@ -86,7 +86,6 @@ class FrameReader:
                 f"frame of {length} bytes announced, receive_max_bytes is {self.max_bytes}"
             )
         self._kafka = True
-        return length
 
 
 def _refuse_other_protocols(start: bytes) -> None:

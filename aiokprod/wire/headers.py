@@ -8,17 +8,20 @@ responses keep header version 0), Java `ApiMessageType`.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
 from aiokprod.errors import DecodeError, UnsupportedVersion
 from aiokprod.wire.message import Message
 from aiokprod.wire.messages import REQUESTS, RESPONSES
 from aiokprod.wire.primitives import INT32, BytesLike, Reader, total_size
-from aiokprod.wire.schema import int16, int32, nullable_string
+from aiokprod.wire.schema import int16, int32, memoised, nullable_string
 
 API_VERSIONS: Final = 18
 
 _MAX_FRAME: Final = 2**31 - 1
+_CORRELATION: Final = slice(4, 8)
+"""Where every request header has its correlation id."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +62,7 @@ def request_header_version(api_key: int, version: int) -> int:
     return 2 if request.is_flexible(version) else 1
 
 
+@memoised
 def response_header_version(api_key: int, version: int) -> int:
     """1 for flexible versions, else 0; always 0 for ApiVersions.
 
@@ -79,9 +83,20 @@ def encode_request(
     Raises:
         UnsupportedVersion, ValueError: as `Message.encode`; also if the frame exceeds 2³¹-1 bytes.
     """
-    header = RequestHeader(message.api_key, version, correlation_id, client_id)
-    header_version = request_header_version(message.api_key, version)
-    return _frame(header.encode(header_version), message.encode_chunks(version))
+    before, after = _around_correlation_id(message.api_key, version, client_id)
+    header = b"".join((before, INT32.pack(correlation_id), after))
+    return _frame(header, message.encode_chunks(version))
+
+
+@lru_cache(256)
+def _around_correlation_id(
+    api_key: int, version: int, client_id: str | None
+) -> tuple[bytes, bytes]:
+    """What is the same in the headers of all requests of an API version."""
+    header = RequestHeader(api_key, version, 0, client_id).encode(
+        request_header_version(api_key, version)
+    )
+    return header[: _CORRELATION.start], header[_CORRELATION.stop :]
 
 
 def encode_response(message: Message, version: int, correlation_id: int) -> list[BytesLike]:
@@ -129,8 +144,13 @@ def decode_response_header(frame: BytesLike, api_key: int, version: int) -> tupl
         DecodeError: bytes are missing or not allowed.
         UnsupportedVersion: the API is not known.
     """
-    header, end = ResponseHeader.decode_from(frame, response_header_version(api_key, version))
-    return header.correlation_id, memoryview(frame)[end:]
+    flexible = response_header_version(api_key, version)
+    end = INT32.size + flexible  # tagged fields take one byte if there are none, as usual
+    if len(frame) < end or (flexible and frame[INT32.size]):
+        header, end = ResponseHeader.decode_from(frame, flexible)
+        return header.correlation_id, memoryview(frame)[end:]
+    correlation_id: int = INT32.unpack_from(frame)[0]
+    return correlation_id, memoryview(frame)[end:]
 
 
 def peek_correlation_id(frame: BytesLike) -> int:

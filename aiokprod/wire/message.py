@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import ClassVar, Self
 
 from aiokprod.errors import DecodeError, UnsupportedVersion
+from aiokprod.hot.decoders import Decoder
+from aiokprod.hot.encoders import Encoder
 from aiokprod.wire.decoding import decode_plan
 from aiokprod.wire.encoding import encode_plan
 from aiokprod.wire.primitives import BytesLike
-from aiokprod.wire.schema import Struct
+from aiokprod.wire.schema import Struct, memoised
 
 
 class Message(Struct):
@@ -49,9 +51,9 @@ class Message(Struct):
 
     def encode_chunks(self, version: int) -> list[BytesLike]:
         """As `encode`, with each chunk of a `records` field as a piece of its own, not copied."""
-        self._check_version(version)
+        encoder = _encoder(type(self), version)
         try:
-            return encode_plan(type(self), version, self.is_flexible(version)).encode(self)
+            return encoder.encode(self)
         except (AttributeError, TypeError, ValueError) as exc:
             raise ValueError(f"{type(self).__name__} version {version}: {exc}") from exc
 
@@ -63,7 +65,8 @@ class Message(Struct):
             UnsupportedVersion: we do not speak `version`.
             DecodeError: bytes are missing, left over or not allowed.
         """
-        cls._check_version(version)
+        if not cls.min_version <= version <= cls.max_version:
+            raise _not_spoken(cls, version)
         message, end = cls.decode_from(data, version)
         if end != len(data) and not (
             cls.tolerated_tail is not None
@@ -79,16 +82,26 @@ class Message(Struct):
     @classmethod
     def decode_from(cls, data: BytesLike, version: int) -> tuple[Self, int]:
         """As `decode`, from the start of a buffer that may hold more; the index after it."""
-        plan = decode_plan(cls, version, cls.is_flexible(version))
+        decoder = _decoder(cls, version)
         try:
-            return plan.decode(data, 0, DecodeError)
+            return decoder.decode(data, 0, DecodeError)
         except DecodeError as exc:
             raise DecodeError(f"{cls.__name__} version {version}: {exc.message}") from None
 
-    @classmethod
-    def _check_version(cls, version: int) -> None:
-        if not cls.min_version <= version <= cls.max_version:
-            raise UnsupportedVersion(
-                f"{cls.__name__} version {version} is outside "
-                f"{cls.min_version} to {cls.max_version}"
-            )
+
+@memoised
+def _encoder(cls: type[Message], version: int) -> Encoder:
+    if not cls.min_version <= version <= cls.max_version:
+        raise _not_spoken(cls, version)
+    return encode_plan(cls, version, cls.is_flexible(version))
+
+
+@memoised
+def _decoder(cls: type[Message], version: int) -> Decoder:
+    return decode_plan(cls, version, cls.is_flexible(version))
+
+
+def _not_spoken(cls: type[Message], version: int) -> UnsupportedVersion:
+    return UnsupportedVersion(
+        f"{cls.__name__} version {version} is outside {cls.min_version} to {cls.max_version}"
+    )
