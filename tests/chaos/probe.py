@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from aiokprod.testing.kafka_cluster import KafkaCluster
 from tests.chaos.audit import PROBE
 from tests.integration.probe import ask
-from tests.integration.roundtrip import produce_frame
+from tests.integration.roundtrip import produce_error, produce_frame, read_frame
 
 EVERY = 0.1
 AGAIN = 0.03
@@ -125,22 +125,9 @@ class Availability:
             moved = self._leaders.get(partition, place) != place
             if moved or self._stop.is_set() or time.monotonic() > give_up:
                 return False
-        size = struct.unpack(">i", _read(connection, 4))[0]
-        answer = _read(connection, size)
-        # correlation id, topics, name, partitions, partition, error
-        error: int = struct.unpack_from(">h", answer, 4 + 4 + 2 + len(self._topic) + 4 + 4)[0]
+        error = produce_error(read_frame(connection), self._topic)
         if error:
             with contextlib.suppress(KeyError):
                 if self._leaders[partition] == place and error in (6, 74, 76):
                     del self._leaders[partition]
         return error == 0
-
-
-def _read(connection: socket.socket, size: int) -> bytes:
-    data = b""
-    while len(data) < size:
-        part = connection.recv(size - len(data))
-        if not part:
-            raise ConnectionError("closed")
-        data += part
-    return data

@@ -7,8 +7,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from aiokprod import Delivery, KafkaError, Producer
-from tests.integration.checker import History
+from aiokprod import AuthenticationError, Delivery, KafkaError, Producer
+from aiokprod.testing.kafka_cluster import KafkaCluster
+from tests.integration.checker import History, check
 
 TASKS = 512
 CHUNK = 10_000
@@ -161,3 +162,57 @@ class Stream:
             note(delivery)
 
         return done
+
+
+async def every_record_once(
+    cluster: KafkaCluster, topic: str, count: int, settings: dict[str, Any]
+) -> None:
+    """A producer with these settings sends; every record is in the log once and in order."""
+    history = History(topic)
+    await cluster.create_topic(topic, partitions=6)
+    async with Producer(**settings) as producer:
+        await by_submit(producer, history, count, keyed=True)
+    await _all_there(cluster, topic, history)
+
+
+async def every_record_once_for(
+    cluster: KafkaCluster, topic: str, seconds: float, settings: dict[str, Any]
+) -> None:
+    """As `every_record_once`, with load for some seconds."""
+    history = History(topic)
+    await cluster.create_topic(topic, partitions=6)
+    async with Producer(**settings) as producer:
+        ends = time.monotonic() + seconds
+        while time.monotonic() < ends:
+            await by_submit(producer, history, 5_000, keyed=True)
+    await _all_there(cluster, topic, history)
+
+
+async def _all_there(cluster: KafkaCluster, topic: str, history: History) -> None:
+    report = await asyncio.to_thread(check, cluster.bootstrap_servers, history)
+    assert report.ok, str(report)
+    assert report.acknowledged == report.in_log == len(history)
+    await cluster.delete_topic(topic)
+
+
+async def refused(producer: Producer[bytes, bytes], topic: str, text: str) -> None:
+    """All waiting calls are refused in time, with `text` (or one of several, between bars)."""
+    async with asyncio.timeout(11):
+        found = await asyncio.gather(
+            *(producer.send(topic, b"v") for _ in range(10)), return_exceptions=True
+        )
+    for error in found:
+        assert isinstance(error, AuthenticationError), repr(error)
+        assert any(part in str(error) for part in text.split("|")), str(error)
+
+
+async def healed(producer: Producer[bytes, bytes], topic: str) -> None:
+    """A producer that was refused gets in without a restart."""
+    async with asyncio.timeout(20):
+        while True:
+            try:
+                await producer.send(topic, b"v")
+            except AuthenticationError:
+                await asyncio.sleep(0.2)
+            else:
+                return

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import struct
 import time
 
 from aiokprod.testing.kafka_cluster import KafkaCluster
@@ -16,6 +15,7 @@ from aiokprod.wire.messages.metadata import (
     MetadataResponse,
     MetadataResponseTopic,
 )
+from tests.integration.roundtrip import read_frame
 
 VERSION = 9
 ANSWER_WITHIN = 0.5
@@ -30,22 +30,11 @@ def ask(address: str, topic: str) -> MetadataResponseTopic | None:
     try:
         with socket.create_connection((host, int(port)), timeout=ANSWER_WITHIN) as connection:
             connection.sendall(b"".join(encode_request(request, VERSION, 1, "probe")))
-            size = struct.unpack(">i", _read(connection, 4))[0]
-            frame = _read(connection, size)
+            frame = read_frame(connection)
     except OSError:
         return None
     _, body = decode_response_header(frame, MetadataRequest.api_key, VERSION)
     return MetadataResponse.decode(body, VERSION).topics[0]
-
-
-def _read(connection: socket.socket, size: int) -> bytes:
-    data = b""
-    while len(data) < size:
-        part = connection.recv(size - len(data))
-        if not part:
-            raise ConnectionError("closed")
-        data += part
-    return data
 
 
 def serving(cluster: KafkaCluster, topic: str, in_sync: int) -> bool:

@@ -53,13 +53,15 @@ def measure(servers: str, topic: str, value: bytes, count: int) -> list[float]:
         for _ in range(count):
             started = time.perf_counter()
             connection.sendall(frame)
-            answer = _read_frame(connection)
+            answer = read_frame(connection)
             latencies.append(time.perf_counter() - started)
-            _require_success(answer, topic)
+            if error := produce_error(answer, topic):
+                raise RuntimeError(f"the broker refused the probe with error {error}")
     return latencies
 
 
-def _read_frame(connection: socket.socket) -> bytes:
+def read_frame(connection: socket.socket) -> bytes:
+    """One answer without its length. Raises OSError if the connection ends before."""
     size = struct.unpack(">i", _read(connection, 4))[0]
     return _read(connection, size)
 
@@ -74,8 +76,8 @@ def _read(connection: socket.socket, size: int) -> bytes:
     return data
 
 
-def _require_success(answer: bytes, topic: str) -> None:
+def produce_error(answer: bytes, topic: str) -> int:
+    """The error code in the answer to `produce_frame`."""
     # correlation id, topics, name, partitions, partition, error
-    error = struct.unpack_from(">h", answer, 4 + 4 + 2 + len(topic) + 4 + 4)[0]
-    if error:
-        raise RuntimeError(f"the broker refused the probe with error {error}")
+    error: int = struct.unpack_from(">h", answer, 4 + 4 + 2 + len(topic) + 4 + 4)[0]
+    return error

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from aiokprod import AuthenticationError, Producer
+from aiokprod import Producer
 from aiokprod.testing.kafka_cluster import HOST, KafkaCluster
-from tests.integration.checker import History, check
 from tests.integration.kdc import REALM, Realm, missing, realm
-from tests.integration.load import by_submit
+from tests.integration.load import every_record_once, every_record_once_for, healed, refused
 from tests.integration.test_security import CA, RECORDS, SESSION_MS, TRUST, Connections
 
 # KDC and headers come from the system, not from PyPI; `.ci/kerberos` installs them where it may,
@@ -77,19 +75,8 @@ def test_gssapi_listener_every_record_once_in_order(
         kerberos.kinit("alice", PASSWORD)
         settings, name = {"security_protocol": "SASL_SSL", **TRUST}, "SECURE"
 
-    async def scenario() -> History:
-        await cluster.create_topic(topic, partitions=6)
-        history = History(topic)
-        async with Producer(
-            bootstrap_servers=cluster.listener(name), sasl_mechanism="GSSAPI", **settings
-        ) as producer:
-            await by_submit(producer, history, RECORDS, keyed=True)
-        return history
-
-    report = check(cluster.bootstrap_servers, run_uvloop(scenario()))
-    assert report.ok, str(report)
-    assert report.acknowledged == report.in_log == RECORDS
-    run_uvloop(cluster.delete_topic(topic))
+    settings |= {"bootstrap_servers": cluster.listener(name), "sasl_mechanism": "GSSAPI"}
+    run_uvloop(every_record_once(cluster, topic, RECORDS, settings))
 
 
 def test_f78_gssapi_sessions_and_tickets_of_seconds_under_load_lose_nothing(
@@ -99,28 +86,12 @@ def test_f78_gssapi_sessions_and_tickets_of_seconds_under_load_lose_nothing(
     connections = Connections()
     settings = {"security_protocol": "SASL_SSL", **TRUST, **keytab_of(kerberos, "brief")}
 
-    async def scenario() -> History:
-        await cluster.create_topic(topic, partitions=6)
-        history = History(topic)
-        async with Producer(
-            bootstrap_servers=cluster.listener("SHORT"),
-            sasl_mechanism="GSSAPI",
-            observer=connections,
-            **settings,
-        ) as producer:
-            ends = time.monotonic() + 12.5
-            while time.monotonic() < ends:
-                await by_submit(producer, history, 5_000, keyed=True)
-        return history
-
-    history = run_uvloop(scenario())
-    report = check(cluster.bootstrap_servers, history)
-    assert report.ok, str(report)
-    assert report.acknowledged == report.in_log == len(history)
+    settings |= {"bootstrap_servers": cluster.listener("SHORT"), "sasl_mechanism": "GSSAPI"}
+    settings["observer"] = connections
+    run_uvloop(every_record_once_for(cluster, topic, 12.5, settings))
     assert connections.opened <= 2
     log = (kerberos.folder / "kdc.log").read_text().splitlines()
     assert sum("AS_REQ" in line and f"brief@{REALM} for" in line for line in log) >= 2
-    run_uvloop(cluster.delete_topic(topic))
 
 
 def test_s4_gssapi_refusal_names_the_reason_and_heals_without_a_restart(
@@ -194,24 +165,3 @@ def test_s4_gssapi_outdated_keytab_and_dead_kdc_are_named_and_heal(
             await healed(producer, topic)
 
     run_uvloop(scenario())
-
-
-async def refused(producer: Any, topic: str, text: str) -> None:
-    async with asyncio.timeout(11):
-        found = await asyncio.gather(
-            *(producer.send(topic, b"v") for _ in range(10)), return_exceptions=True
-        )
-    for error in found:
-        assert isinstance(error, AuthenticationError), repr(error)
-        assert any(part in str(error) for part in text.split("|")), str(error)
-
-
-async def healed(producer: Any, topic: str) -> None:
-    async with asyncio.timeout(20):
-        while True:
-            try:
-                await producer.send(topic, b"v")
-            except AuthenticationError:
-                await asyncio.sleep(0.2)
-            else:
-                return

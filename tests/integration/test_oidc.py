@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -11,13 +10,12 @@ from typing import Any
 
 import pytest
 
-from aiokprod import AuthenticationError, Producer
+from aiokprod import Producer
 from aiokprod.net.security.jwt_bearer import GRANT, JwtBearerTokens
 from aiokprod.net.security.oidc import OidcTokens
 from aiokprod.testing.kafka_cluster import KafkaCluster
 from tests.integration import oidc_server
-from tests.integration.checker import History, check
-from tests.integration.load import by_submit
+from tests.integration.load import every_record_once, every_record_once_for, healed, refused
 from tests.integration.oidc_server import AUDIENCE, CLIENT, ISSUER, SECRET, Provider
 from tests.integration.test_security import CA, RECORDS, TRUST, Connections
 
@@ -91,20 +89,14 @@ def settings(cluster: KafkaCluster, provider: Any) -> dict[str, Any]:
 def test_oidc_listener_every_record_once_in_order(
     idp: Provider, broker: KafkaCluster, run_uvloop: Callable, topic: str, grant: str
 ) -> None:
-    async def scenario() -> History:
-        await broker.create_topic(topic, partitions=6)
-        history = History(topic)
-        async with Producer(**settings(broker, tokens(idp, grant))) as producer:
-            await by_submit(producer, history, RECORDS, keyed=True)
-        return history
+    async def scenario() -> None:
+        given = settings(broker, tokens(idp, grant))
+        await every_record_once(broker, topic, RECORDS, given)
 
     idp.lifetime_s = 3600
     before = len(idp.granted)
-    report = check(broker.bootstrap_servers, run_uvloop(scenario()))
-    assert report.ok, str(report)
-    assert report.acknowledged == report.in_log == RECORDS
+    run_uvloop(scenario())
     assert idp.granted[before:] == [grant]  # one token for all connections
-    run_uvloop(broker.delete_topic(topic))
 
 
 def test_f78_oidc_tokens_of_seconds_are_renewed_on_the_same_connection(
@@ -113,26 +105,16 @@ def test_f78_oidc_tokens_of_seconds_are_renewed_on_the_same_connection(
     """The broker ends a session with its token; the next token is fetched ahead of that."""
     connections = Connections()
 
-    async def scenario() -> History:
-        await broker.create_topic(topic, partitions=6)
-        history = History(topic)
-        provider = tokens(idp, GRANT)
-        async with Producer(**settings(broker, provider), observer=connections) as producer:
-            ends = time.monotonic() + 10.0
-            while time.monotonic() < ends:
-                await by_submit(producer, history, 5_000, keyed=True)
-        return history
+    async def scenario() -> None:
+        given = {**settings(broker, tokens(idp, GRANT)), "observer": connections}
+        await every_record_once_for(broker, topic, 10.0, given)
 
     idp.lifetime_s = 5
     before = len(idp.granted)
-    history = run_uvloop(scenario())
+    run_uvloop(scenario())
     idp.lifetime_s = 3600
-    report = check(broker.bootstrap_servers, history)
-    assert report.ok, str(report)
-    assert report.acknowledged == report.in_log == len(history)
     assert 2 <= len(idp.granted) - before <= 6
     assert connections.opened <= 2
-    run_uvloop(broker.delete_topic(topic))
 
 
 class ForeignTokens:
@@ -166,22 +148,9 @@ def test_s4_oidc_refusal_is_named_to_all_waiting_calls_and_heals(
         nonlocal use_bad
         await broker.create_topic(topic, partitions=1)
         async with Producer(**settings(broker, provider)) as producer:
-            async with asyncio.timeout(10):
-                calls = (producer.send(topic, b"v") for _ in range(10))
-                found = await asyncio.gather(*calls, return_exceptions=True)
-            for error in found:
-                assert isinstance(error, AuthenticationError), repr(error)
-                text = "status 401" if bad is None else "invalid_token"
-                assert text in str(error)
+            await refused(producer, topic, "status 401" if bad is None else "invalid_token")
             use_bad = idp.refuse = False
-            async with asyncio.timeout(20):
-                while True:
-                    try:
-                        await producer.send(topic, b"v")
-                    except AuthenticationError:
-                        await asyncio.sleep(0.2)
-                    else:
-                        break
+            await healed(producer, topic)
 
     idp.refuse = case == "provider-refuses"
     try:

@@ -16,7 +16,7 @@ import pytest
 from aiokprod import AuthenticationError, Credentials, Observer, Producer
 from aiokprod.testing.kafka_cluster import KafkaCluster
 from tests.integration.checker import History, check
-from tests.integration.load import by_submit
+from tests.integration.load import by_submit, every_record_once, every_record_once_for, healed
 from tests.security.certs import Authority
 from tests.transactions.readback import read_committed
 
@@ -137,19 +137,8 @@ def test_security_listener_every_record_once_in_order(
 ) -> None:
     name, settings = ACCEPTED[listener]
 
-    async def scenario() -> History:
-        await secure_cluster.create_topic(topic, partitions=6)
-        history = History(topic)
-        async with Producer(
-            bootstrap_servers=secure_cluster.listener(name), **settings
-        ) as producer:
-            await by_submit(producer, history, RECORDS, keyed=True)
-        return history
-
-    report = check(secure_cluster.bootstrap_servers, run_uvloop(scenario()))
-    assert report.ok, str(report)
-    assert report.acknowledged == report.in_log == RECORDS
-    run_uvloop(secure_cluster.delete_topic(topic))
+    settings = {**settings, "bootstrap_servers": secure_cluster.listener(name)}
+    run_uvloop(every_record_once(secure_cluster, topic, RECORDS, settings))
 
 
 WRONG_CLIENT = OTHER_CA.issue(number=73, client=True)
@@ -234,27 +223,17 @@ def test_f78_sessions_of_seconds_under_load_lose_nothing(
     secure_cluster: KafkaCluster, run_uvloop: Callable, topic: str, mechanism: str
 ) -> None:
     """Several renewals per connection while records stream; none fails or changes places."""
-    settings = {"security_protocol": "SASL_SSL", **sasl(mechanism), **TRUST}
-
     connections = Connections()
-
-    async def scenario() -> History:
-        await secure_cluster.create_topic(topic, partitions=6)
-        history = History(topic)
-        async with Producer(
-            bootstrap_servers=secure_cluster.listener("SHORT"), observer=connections, **settings
-        ) as producer:
-            ends = time.monotonic() + 3.5 * SESSION_MS / 1000
-            while time.monotonic() < ends:
-                await by_submit(producer, history, 5_000, keyed=True)
-        return history
-
-    history = run_uvloop(scenario())
-    report = check(secure_cluster.bootstrap_servers, history)
-    assert report.ok, str(report)
-    assert report.acknowledged == report.in_log == len(history)
+    settings = {
+        "bootstrap_servers": secure_cluster.listener("SHORT"),
+        "security_protocol": "SASL_SSL",
+        "observer": connections,
+        **sasl(mechanism),
+        **TRUST,
+    }
+    seconds = 3.5 * SESSION_MS / 1000
+    run_uvloop(every_record_once_for(secure_cluster, topic, seconds, settings))
     assert connections.opened <= 2  # bootstrap and broker: no session was cut
-    run_uvloop(secure_cluster.delete_topic(topic))
 
 
 class Connections(Observer):
@@ -325,14 +304,7 @@ def test_f79_password_mended_at_run_time_heals_without_a_restart(
             with pytest.raises(AuthenticationError):
                 await producer.send(topic, b"v")
             credentials.replace("alice", USERS["alice"])
-            async with asyncio.timeout(20):
-                while True:
-                    try:
-                        await producer.send(topic, b"v")
-                    except AuthenticationError:
-                        await asyncio.sleep(0.2)
-                    else:
-                        return
+            await healed(producer, topic)
 
     run(scenario())
 
