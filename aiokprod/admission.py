@@ -124,7 +124,8 @@ class Admission:
                 self._check()
                 snapshot = runtime.metadata.lookup(record.topic, record.partition)
                 refused = None
-                if snapshot is not None:
+                runtime.state.check_open()
+                if snapshot is not None and (reserved or runtime.memory.has_room(size)):
                     delivery, refused = self._append(record, snapshot, payload, reserved, turn)
                     if delivery is not None:
                         reserved = 0
@@ -184,11 +185,16 @@ class Admission:
                 self._partitioner, record.topic, record.key, key, record.value, value, snapshot
             )
         slot = runtime.topic_slot(record.topic, snapshot)
-        with runtime.accumulator.taking_turn(turn):
+        accumulator = runtime.accumulator
+        accumulator.refused = None
+        accumulator.turn = turn
+        try:
             delivery = runtime.appender.append(
                 slot, partition, value, key, record.timestamp_ms, headers, reserved
             )
-            return delivery, runtime.accumulator.refused
+            return delivery, accumulator.refused
+        finally:
+            accumulator.turn = None
 
     def try_admit(self, record: ProducerRecord[Any, Any]) -> Delivery | None:
         """As `admit` but without waiting; None if memory is short.

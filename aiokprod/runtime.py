@@ -276,7 +276,8 @@ class Runtime:
     def _on_network(self) -> None:
         self.sender.wakeup()
         self.updater.on_network()
-        self._wake_warming()
+        if self._warming:
+            self._wake_warming()
         if self._coordinators is not None:
             self._coordinators.on_network()
 

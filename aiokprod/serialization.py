@@ -39,10 +39,10 @@ class RecordSerializers:
             SerializationError: a serializer failed; nothing was appended.
         """
         key = self._key(record.topic, headers, record.key)
-        if inspect.isawaitable(key):
+        if type(key) is not bytes and inspect.isawaitable(key):
             key = await key
         value = self._value(record.topic, headers, record.value)
-        if inspect.isawaitable(value):
+        if type(value) is not bytes and inspect.isawaitable(value):
             value = await value
         return key, value
 

@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from aiokprod.engine.batch import ProducerBatch
 from aiokprod.engine.partition_queue import NodeQueues, PartitionQueue
@@ -23,7 +22,7 @@ from aiokprod.wire.record_batch import HEADER_SIZE
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable
 
     from aiokprod.cluster import ClusterSnapshot
     from aiokprod.engine.buffer_memory import BufferMemory
@@ -32,8 +31,9 @@ if TYPE_CHECKING:
     from aiokprod.engine.shares import NodeShares
 
 _MAX_FIRST_CAPACITY = 1 << 20
-_LEAST_BATCHES = 16
+_LEAST_BATCHES: Final = 16
 """No batch grows so far that fewer would fill the buffer."""
+FOREVER: Final = float("inf")
 
 
 class AccumulatorSettings(Protocol):
@@ -62,6 +62,11 @@ class RecordAccumulator:
 
     Invariants: a batch is in one queue, on the wire, or settled; `incomplete` holds all that are
     not settled, in order of creation; a queue is in at most one set of one `NodeQueues`.
+
+    Attributes:
+        expires_at: no delivery deadline passes before; `next_expiry` makes it exact.
+        turn: during one append, the broker whose line let the caller through, as a tuple of one.
+        refused: set by `roll` to the queue whose broker's line the caller has to stand in.
     """
 
     def __init__(
@@ -99,14 +104,17 @@ class RecordAccumulator:
         self._orders = itertools.count()
         self._tickets = itertools.count()
         self._queues: dict[TopicPartition, PartitionQueue] = {}
-        self._nodes: dict[int | None, NodeQueues] = {}
+        self._leaderless = NodeQueues()
+        self._nodes: dict[int | None, NodeQueues] = {None: self._leaderless}
         self._due: list[tuple[float, int, PartitionQueue]] = []
         self._expiries: list[tuple[float, int, ProducerBatch]] = []
+        self._lingerers: list[PartitionQueue] = []
         self.incomplete: dict[ProducerBatch, None] = {}
+        self.expires_at = FOREVER
         self.closing = False
         self.completing = False
         self.refused: PartitionQueue | None = None
-        self._turn: tuple[int | None] | None = None
+        self.turn: tuple[int | None] | None = None
 
     # -- append side ----------------------------------------------------------------------------
 
@@ -145,7 +153,7 @@ class RecordAccumulator:
                 return queue
             self._seal(queue)
         if self._shares.exceeded(queue.node) or (
-            self._shares.has_waiters(queue.node) and self._turn != (queue.node,)
+            self._shares.has_waiters(queue.node) and self.turn != (queue.node,)
         ):
             self.refused = queue
             return None
@@ -165,17 +173,6 @@ class RecordAccumulator:
             return False
         core.limit = limit
         return True
-
-    @contextmanager
-    def taking_turn(self, turn: tuple[int | None] | None) -> Iterator[None]:
-        """Around one append: `turn` holds the broker whose line let the caller through;
-        `refused` tells afterwards where it has to stand in line."""
-        self.refused = None
-        self._turn = turn
-        try:
-            yield
-        finally:
-            self._turn = None
 
     def _open(self, queue: PartitionQueue) -> None:
         self._admit(queue.topic_partition)
@@ -205,6 +202,7 @@ class RecordAccumulator:
             expiries[:] = [entry for entry in expiries if entry[2] in self.incomplete]
             heapq.heapify(expiries)
         heapq.heappush(expiries, (batch.deadline, next(self._tickets), batch))
+        self.expires_at = min(self.expires_at, batch.deadline)
 
     def _seal(self, queue: PartitionQueue) -> None:
         """The open batch is full: it can be compressed while it waits for its turn."""
@@ -236,7 +234,9 @@ class RecordAccumulator:
 
     def place(self, queue: PartitionQueue, now: float) -> None:
         """Put a queue into the set it belongs to; call after any change to it."""
-        node = self._node(queue.node)
+        node = self._nodes.get(queue.node)
+        if node is None:
+            node = self._nodes[queue.node] = NodeQueues()
         node.remove(queue)
         if not queue.batches:
             return
@@ -249,10 +249,7 @@ class RecordAccumulator:
             node.ready[queue] = None
         else:
             node.lingering[queue] = None
-            linger_at = head.created_at + self._linger
-            if queue.linger_at != linger_at:
-                queue.linger_at = linger_at
-                heapq.heappush(self._due, (linger_at, next(self._tickets), queue))
+            self._lingerers.append(queue)
 
     def _node(self, node_id: int | None) -> NodeQueues:
         node = self._nodes.get(node_id)
@@ -260,15 +257,36 @@ class RecordAccumulator:
             node = self._nodes[node_id] = NodeQueues()
         return node
 
-    def advance(self, now: float) -> float:
-        """Move queues whose time came into their ready sets; the next instant to call again."""
+    def advance(self, now: float) -> None:
+        """Move queues whose time came into their ready sets."""
         due = self._due
         while due and due[0][0] <= now:
             self.place(heapq.heappop(due)[2], now)
+        for queue in self._lingerers:  # after a stall of the loop
+            if queue.batches and queue.batches[0].created_at + self._linger <= now:
+                self.place(queue, now)
+
+    def next_due(self) -> float:
+        """The next instant at which `advance` has something to do.
+
+        Only what lingers still is noted: most batches leave in the pass after they were opened.
+        """
+        due = self._due
+        if self._lingerers:
+            for queue in self._lingerers:
+                self._note_linger(queue)
+            self._lingerers.clear()
         while due and not self._is_awaited(*due[0]):
             queue = heapq.heappop(due)[2]  # its batch is not at the head; nobody need wake up
-            queue.linger_at = -1.0  # once it is at the head, `place` must note it again
-        return due[0][0] if due else float("inf")
+            queue.linger_at = -1.0  # once it is at the head, it must be noted again
+        return due[0][0] if due else FOREVER
+
+    def _note_linger(self, queue: PartitionQueue) -> None:
+        if queue in self._node(queue.node).lingering:
+            linger_at = queue.batches[0].created_at + self._linger
+            if queue.linger_at != linger_at:
+                queue.linger_at = linger_at
+                heapq.heappush(self._due, (linger_at, next(self._tickets), queue))
 
     def _is_awaited(self, at: float, _: int, queue: PartitionQueue) -> bool:
         """True if something of the queue still becomes due at that instant."""
@@ -280,12 +298,12 @@ class RecordAccumulator:
     def due_nodes(self, idle: Callable[[int], bool]) -> list[int]:
         """Brokers something may leave for. `idle(node)`: no produce request is in flight there,
         so that with adaptive linger open batches need not wait."""
-        hurry = self.hurried
         found = []
         for node_id, node in self._nodes.items():
-            if node_id is None:
-                continue
-            if node.ready or (node.lingering and (hurry or (self._adaptive and idle(node_id)))):
+            if node_id is not None and (
+                node.ready
+                or (node.lingering and ((self._adaptive and idle(node_id)) or self.hurried))
+            ):
                 found.append(node_id)
         return found
 
@@ -299,11 +317,14 @@ class RecordAccumulator:
         """Linger is void: memory is short, a flush runs, a transaction or the producer ends."""
         return self.closing or self.completing or self._memory.has_waiters or self._flushes.active
 
+    @property
+    def leaderless(self) -> bool:
+        """True if data are queued for partitions without a leader."""
+        return bool(self._leaderless.ready or self._leaderless.lingering)
+
     def leaderless_topics(self) -> set[str]:
         """Topics with queued data for partitions without a leader."""
-        node = self._nodes.get(None)
-        if node is None:
-            return set()
+        node = self._leaderless
         return {queue.topic for queue in itertools.chain(node.ready, node.lingering)}
 
     # -- drain ----------------------------------------------------------------------------------
@@ -327,16 +348,20 @@ class RecordAccumulator:
             if taken and size + batch.size > max_size:
                 break
             if self._close_head(queue, batch):
-                size += batch.size
                 taken.append(batch)
+                size += batch.size
             else:
                 closing.append(queue)
         for queue in closing:
             node.remove(queue)
         now = self._loop.time()
         for batch in taken:
-            batch.queue.batches.popleft()
-            self.place(batch.queue, now)
+            queue = batch.queue
+            queue.batches.popleft()
+            if queue.batches:
+                self.place(queue, now)
+            else:
+                node.remove(queue)
         return taken
 
     def _close_head(self, queue: PartitionQueue, batch: ProducerBatch) -> bool:
@@ -391,6 +416,9 @@ class RecordAccumulator:
         """The batch has its outcome. Its memory goes back once it is off the wire too."""
         if self.incomplete.pop(batch, self) is None:
             self._flushes.settled(batch)
+            if not self.incomplete:
+                self._expiries.clear()
+                self.expires_at = FOREVER
         self.release(batch)
 
     def release(self, batch: ProducerBatch) -> None:
@@ -400,8 +428,9 @@ class RecordAccumulator:
         batch.released = True
         batch.payload = None
         if batch.held:
-            batch.queue.held -= batch.held
-            self._shares.remove(batch.queue.node, batch.held)
+            queue = batch.queue
+            queue.held -= batch.held
+            self._shares.remove(queue.node, batch.held)
         if batch.core.charged:
             self._memory.release(batch.core.charged)
 
@@ -433,7 +462,8 @@ class RecordAccumulator:
         expiries = self._expiries
         while expiries and expiries[0][2] not in self.incomplete:
             heapq.heappop(expiries)
-        return expiries[0][0] if expiries else float("inf")
+        self.expires_at = expiries[0][0] if expiries else FOREVER
+        return self.expires_at
 
     # -- topology -------------------------------------------------------------------------------
 

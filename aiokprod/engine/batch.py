@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from aiokprod.records import TopicPartition
 from aiokprod.wire.record_batch import HEADER_SIZE, NO_PRODUCER_ID, NO_SEQUENCE, batch_header
 
 if TYPE_CHECKING:
@@ -17,6 +16,7 @@ class ProducerBatch:
     """The engine's view of a `BatchCore`: attempts, deadlines, sequence, place in a request.
 
     Attributes:
+        topic_partition: where it goes.
         order: position among all batches, (n,) or (n, part) after a split; equals sequence order
             within a partition.
         deadline: loop time at which its records fail if they have no outcome yet.
@@ -58,6 +58,7 @@ class ProducerBatch:
         "released",
         "sent_at",
         "sequence_reset",
+        "topic_partition",
         "transactional",
     )
 
@@ -71,6 +72,7 @@ class ProducerBatch:
     ) -> None:
         self.core = core
         self.queue = queue
+        self.topic_partition = queue.topic_partition
         self.order = order
         self.created_at = created_at
         self.deadline = deadline
@@ -94,11 +96,6 @@ class ProducerBatch:
         self.sequence_reset = False
         self.transactional = False
         core.owner = self
-
-    @property
-    def topic_partition(self) -> TopicPartition:
-        """Where it goes."""
-        return self.queue.topic_partition
 
     @property
     def size(self) -> int:

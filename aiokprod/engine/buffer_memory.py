@@ -45,9 +45,13 @@ class BufferMemory(MemoryBudget):
         """Callers that wait for room."""
         return len(self._waiters)
 
+    def has_room(self, size: int) -> bool:
+        """True if nobody waits and `size` bytes are there."""
+        return not self._waiters and self.used + size <= self.limit
+
     def try_reserve(self, size: int) -> bool:
         """Take `size` bytes at once, if nobody waits and they are there."""
-        if self._waiters or self.used + size > self.limit:
+        if not self.has_room(size):
             return False
         self.used += size
         return True
@@ -83,7 +87,8 @@ class BufferMemory(MemoryBudget):
         """Give bytes back and wake as many waiters as now fit, in order."""
         self.used -= size
         assert self.used >= 0, "more bytes released than reserved"
-        self._grant()
+        if self._waiters:
+            self._grant()
 
     def close(self, error: KafkaError) -> None:
         """Fail everyone who waits, now and later, with a copy of `error`."""

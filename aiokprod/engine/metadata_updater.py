@@ -76,6 +76,7 @@ class MetadataUpdater:
         trigger = config.metadata_recovery_rebootstrap_trigger_ms / 1000
         self._trigger = max(trigger, _LEAST_TRIGGER_S)
         self._wake = asyncio.Event()
+        self._stuck = False  # something is to be asked, and nobody can be asked now
         self._plan: UpdatePlan | None = None  # of the request under way
         self._response: Response | None = None  # arrived, not yet looked at
         self._trying_since: float | None = None
@@ -92,7 +93,7 @@ class MetadataUpdater:
 
     def on_network(self) -> None:
         """The client made progress; of interest only while a due request waits to be sent."""
-        if self._metadata.update_due(self._clock()):
+        if self._stuck:
             self._wake.set()
 
     def on_disconnect(self, node_id: int, error: KafkaError) -> None:
@@ -140,6 +141,7 @@ class MetadataUpdater:
         Returns:
             When to run again at the latest; inf if only an event can bring anything new.
         """
+        self._stuck = False
         if self._plan is not None:
             if self._response is None:
                 return math.inf
@@ -155,6 +157,7 @@ class MetadataUpdater:
         if node_id is not None and self._client.ready(node_id, now):
             self._send(node_id, now)
             return math.inf
+        self._stuck = True
         return self._next_chance(now, node_id)
 
     # -- choosing ---------------------------------------------------------------------------------

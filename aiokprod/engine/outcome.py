@@ -1,4 +1,4 @@
-"""What becomes of a batch after an answer: one table, no side effects.
+"""What becomes of a batch after an answer, and the errors of those that fail; no side effects.
 
 Source: Java `Sender.completeBatch`, `Sender.canRetry`; error classes in `error_codes`.
 """
@@ -6,9 +6,16 @@ Source: Java `Sender.completeBatch`, `Sender.canRetry`; error classes in `error_
 from __future__ import annotations
 
 import enum
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from aiokprod.errors import Code, ErrorCode, Outcome, broker_error
+from aiokprod.errors import (
+    Code,
+    DeliveryTimeout,
+    ErrorCode,
+    Outcome,
+    RecordRejected,
+    broker_error,
+)
 
 if TYPE_CHECKING:
     from aiokprod.engine.batch import ProducerBatch
@@ -113,3 +120,58 @@ def batch_error(
     error.message = f"{'; '.join(parts)}: {cause.message}"
     error.outcome = outcome
     return error
+
+
+def record_errors(
+    batch: ProducerBatch, answer: Any, error: KafkaError
+) -> dict[int, KafkaError] | None:
+    """Per-record texts (KIP-467): the named records get theirs, the others are told that they
+    failed along with them. `answer` is the partition's part of the answer, or None."""
+    if answer is None or not answer.record_errors:
+        return None
+    named = {entry.batch_index: entry.batch_index_error_message for entry in answer.record_errors}
+    errors: dict[int, KafkaError] = {}
+    for index in range(batch.core.record_count):
+        text = (
+            named.get(index)
+            if index in named
+            else ("rejected because other records of its batch are invalid; send it again")
+        )
+        errors[index] = RecordRejected(
+            f"{batch.topic_partition}: {text or error.message}",
+            code=error.code,
+            outcome=error.outcome,
+        )
+    return errors
+
+
+def given_up_error(batch: ProducerBatch, error: KafkaError) -> KafkaError:
+    """The batch's own copy of an error that says nothing of what became of its attempts."""
+    own = error.copy()
+    own.outcome = _given_up(batch)
+    return own
+
+
+def delivery_timeout_error(
+    batch: ProducerBatch, now: float, network: KafkaError | None
+) -> DeliveryTimeout:
+    """Its time is over. `network`: what keeps us from the cluster, for batches never sent."""
+    reason, cause = batch.last_failure
+    if not batch.attempts:
+        cause = network
+        reason = "never sent" + (f": {cause.message}" if cause is not None else "")
+    error = DeliveryTimeout(
+        f"{batch.topic_partition}: no acknowledgment within delivery_timeout_ms "
+        f"({now - batch.created_at:.3f} s, {batch.attempts} attempts, last: "
+        f"{reason or 'no answer yet'}); "
+        f"the record {'may be' if batch.maybe_written else 'is not'} in the log",
+        outcome=_given_up(batch),
+    )
+    error.__cause__ = cause
+    return error
+
+
+def _given_up(batch: ProducerBatch) -> Outcome:
+    if batch.maybe_written:
+        return Outcome.UNKNOWN
+    return Outcome.REJECTED if batch.attempts else Outcome.NOT_SENT

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from aiokprod.cluster import ZERO_TOPIC_ID
-from aiokprod.records import TopicPartition
 from aiokprod.wire.messages.produce import (
     PartitionProduceData,
     ProduceRequest,
@@ -13,7 +12,7 @@ from aiokprod.wire.messages.produce import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from aiokprod.cluster import ClusterSnapshot
     from aiokprod.engine.batch import ProducerBatch
@@ -44,17 +43,25 @@ class ProduceCall:
         transactional_id: str | None = None,
         max_version: int | None = None,
     ) -> None:
-        self.batches = {batch.topic_partition: batch for batch in batches}
+        self.batches: dict[tuple[str, int], ProducerBatch] = {
+            batch.topic_partition: batch for batch in batches
+        }
         self.generation = snapshot.generation
         self._acks = acks
         self._timeout_ms = timeout_ms
         self._transactional_id = transactional_id
-        by_topic: dict[str, list[ProducerBatch]] = {}
+        self._by_topic: dict[str, list[ProducerBatch]] = {}
+        self._ids: dict[str, bytes] = {}
+        self.topic_names: dict[bytes, str] = {}
         for batch in batches:
-            by_topic.setdefault(batch.topic_partition.topic, []).append(batch)
-        self._by_topic = by_topic
-        self._ids = {topic: snapshot.topic_id(topic) for topic in by_topic}
-        self.topic_names = {topic_id: topic for topic, topic_id in self._ids.items()}
+            topic = batch.queue.topic
+            group = self._by_topic.get(topic)
+            if group is not None:
+                group.append(batch)
+                continue
+            self._by_topic[topic] = [batch]
+            topic_id = self._ids[topic] = snapshot.topic_id(topic)
+            self.topic_names[topic_id] = topic
         self.max_version = max_version
         if ZERO_TOPIC_ID in self.topic_names:
             self.max_version = min(_LAST_NAME_VERSION, max_version or _LAST_NAME_VERSION)
@@ -63,17 +70,15 @@ class ProduceCall:
         """The message for a version."""
         with_ids = version >= TOPIC_ID_VERSION
         return ProduceRequest(
-            transactional_id=self._transactional_id,
-            acks=self._acks,
-            timeout_ms=self._timeout_ms,
-            topic_data=[
+            self._transactional_id,
+            self._acks,
+            self._timeout_ms,
+            [
                 TopicProduceData(
-                    name="" if with_ids else topic,
-                    topic_id=self._ids[topic] if with_ids else ZERO_TOPIC_ID,
-                    partition_data=[
-                        PartitionProduceData(
-                            index=batch.topic_partition.partition, records=batch.chunks()
-                        )
+                    "" if with_ids else topic,
+                    self._ids[topic] if with_ids else ZERO_TOPIC_ID,
+                    [
+                        PartitionProduceData(batch.queue.partition, batch.chunks())
                         for batch in group
                     ],
                 )
@@ -84,22 +89,20 @@ class ProduceCall:
 
 def partition_answers(
     call: ProduceCall, body: Any, version: int
-) -> Iterator[tuple[ProducerBatch, Any]]:
+) -> list[tuple[ProducerBatch, Any]]:
     """Each batch with its part of the answer, or None where the broker left it out.
 
     A partition not asked for is ignored, and so is a second entry for the same one.
     """
+    found: list[tuple[ProducerBatch, Any]] = []
     left = dict(call.batches)
     for topic in body.responses:
-        if version >= TOPIC_ID_VERSION:
-            name = call.topic_names.get(bytes(topic.topic_id))
-        else:
-            name = topic.name
+        name = call.topic_names.get(topic.topic_id) if version >= TOPIC_ID_VERSION else topic.name
         if name is None:
             continue
         for answer in topic.partition_responses:
-            batch = left.pop(TopicPartition(name, answer.index), None)
+            batch = left.pop((name, answer.index), None)
             if batch is not None:
-                yield batch, answer
-    for batch in left.values():
-        yield batch, None
+                found.append((batch, answer))
+    found += [(batch, None) for batch in left.values()]
+    return found

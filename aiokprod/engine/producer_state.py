@@ -379,7 +379,8 @@ class Idempotent(WithoutTransactions):
             entry.acknowledge(increment_sequence(batch.base_sequence, batch.core.record_count - 1))
         if base_offset >= 0:
             entry.last_acked_offset = base_offset + batch.core.record_count - 1
-        self._resolve(batch.topic_partition, entry)
+        if entry.unresolved:
+            self._resolve(batch.topic_partition, entry)
 
     def on_split(self, batch: ProducerBatch, parts: list[ProducerBatch]) -> None:
         """The parts share out the batch's sequences: no gap, and they leave one by one."""
@@ -444,6 +445,8 @@ class Idempotent(WithoutTransactions):
     def apply_bumps(self) -> None:
         """Bump the epoch once for all planned partitions that may be renumbered. The bump is
         local (KIP-360): brokers take a higher epoch that starts at sequence 0."""
+        if not self._planned:
+            return
         ready = [key for key in self._planned if self._partitions[key].may_restart()]
         if not ready or self.producer_id == NO_PRODUCER_ID:
             return

@@ -33,6 +33,9 @@ class Refusals:
 
     Args:
         patience: seconds (socket_connection_setup_timeout_ms).
+
+    Attributes:
+        look_at: when something may be overdue; inf while nobody refuses us.
     """
 
     def __init__(self, patience: float) -> None:
@@ -40,12 +43,7 @@ class Refusals:
         self._by_node: dict[int, Refusal] = {}
         self._by_all: Refusal | None = None
         self._inside: set[int] = set()
-        self._look_at = math.inf
-
-    @property
-    def look_at(self) -> float:
-        """When something may be overdue; inf while nobody refuses us."""
-        return self._look_at
+        self.look_at = math.inf
 
     def reason(self, node_id: int) -> AuthenticationError | None:
         """Why a broker refuses us, None if it does not."""
@@ -59,7 +57,7 @@ class Refusals:
             self._by_node[node_id] = _continued(self._by_node.get(node_id), error, now)
             if not self._inside:
                 self._by_all = _continued(self._by_all, error, now)
-            self._look_at = now
+            self.look_at = now
         else:
             # Unreachable: it may be restarting with what mends it.
             self._by_node.pop(node_id, None)
@@ -80,13 +78,13 @@ class Refusals:
         """Those that waited long enough, with the reason. Batches of partitions without a leader
         wait for whichever broker lets us in first, or has let us in."""
         found = []
-        self._look_at = math.inf
+        self.look_at = math.inf
         for refusal in (self._by_all, *self._by_node.values()):
             if refusal is not None:
                 final_at = refusal.since + self._patience
                 # Whatever comes from now on is due later than that.
-                self._look_at = min(
-                    self._look_at, final_at if final_at > now else now + self._patience
+                self.look_at = min(
+                    self.look_at, final_at if final_at > now else now + self._patience
                 )
         for batch in batches:
             node = batch.queue.node
@@ -94,12 +92,10 @@ class Refusals:
             if refusal is None or batch.on_wire:
                 continue
             due = batch.created_at + self._patience
-            if due <= now or (
-                self._is_final(refusal, now) and refusal.last >= batch.created_at
-            ):
+            if due <= now or (self._is_final(refusal, now) and refusal.last >= batch.created_at):
                 found.append((batch, refusal.error))
             else:
-                self._look_at = min(self._look_at, due)
+                self.look_at = min(self.look_at, due)
         return found
 
     def final(self, now: float) -> dict[int, AuthenticationError]:

@@ -13,19 +13,25 @@ import logging
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from aiokprod.cluster import Node
-from aiokprod.engine.outcome import Action, SequenceAdvice, batch_error, decide
+from aiokprod.engine.outcome import (
+    Action,
+    SequenceAdvice,
+    batch_error,
+    decide,
+    delivery_timeout_error,
+    given_up_error,
+    record_errors,
+)
 from aiokprod.engine.produce import ProduceCall, partition_answers
 from aiokprod.engine.refusals import Refusals
 from aiokprod.engine.silence import Silence
 from aiokprod.engine.wakeup import Wakeup
 from aiokprod.errors import (
     Code,
-    DeliveryTimeout,
     KafkaError,
     Outcome,
     ProducerFailed,
     ProtocolError,
-    RecordRejected,
     RequestTimedOut,
     UnsupportedVersion,
     error_code,
@@ -105,7 +111,9 @@ class Sender:
         self._observer = observer
         self._on_refused = on_refused
         self.refusals = Refusals(settings.socket_connection_setup_timeout_ms / 1000)
-        self._wakeup = Wakeup(loop)
+        self._wakeup = Wakeup(loop, keep_timer=True)
+        self.wakeup = self._wakeup.set
+        """Make a pass in the next turn of the loop. Idempotent and cheap."""
         self._produce_in_flight: dict[int, int] = {}
         self._silence = Silence()
         self._leaders_changed = False
@@ -113,16 +121,16 @@ class Sender:
 
     # -- loop -----------------------------------------------------------------------------------
 
-    def wakeup(self) -> None:
-        """Make a pass in the next turn of the loop. Idempotent and cheap."""
-        self._wakeup.set()
-
     async def run(self) -> None:
         """Pass after pass until cancelled."""
-        while True:
-            self._wakeup.clear()
-            deadline = self.run_once(self._loop.time())
-            await self._wakeup.wait(deadline)
+        wakeup, clock = self._wakeup, self._loop.time
+        try:
+            while True:
+                wakeup.clear()
+                deadline = self.run_once(clock())
+                await wakeup.wait(deadline)
+        finally:
+            wakeup.close()
 
     def run_once(self, now: float) -> float:
         """One pass; the loop time at which the next one is due without any event.
@@ -132,15 +140,20 @@ class Sender:
         """
         if self._expire(now) <= now:
             return now  # what is about to expire must not leave any more
-        self._look_at_silent(now)
-        self._fail_refused(now)
-        self._state.apply_bumps()
-        state_at = self._request_for_state(now)
-        self._refresh_leaderless(now)
+        silence, refusals = self._silence, self.refusals
+        if self._leaders_changed or silence.look_at <= now:
+            self._look_at_silent(now)
+        if refusals.look_at <= now:
+            self._fail_refused(now)
+        state = self._state
+        state.apply_bumps()
+        next_at = self._request_for_state(now)
         accumulator = self._accumulator
-        next_at = accumulator.advance(now)
+        if accumulator.leaderless:
+            self._refresh_leaderless(now)
+        accumulator.advance(now)
         if not self._metadata.update_due(now):  # else the updater goes first and wakes us
-            reserved = self._state.reserved_node
+            reserved = state.reserved_node
             stuck = []
             for node_id in accumulator.due_nodes(self._idle):
                 if node_id == reserved:
@@ -152,19 +165,16 @@ class Sender:
                 next_at = min(next_at, retry_at)
                 if retry_at == FOREVER:
                     stuck.append(node_id)
-            self._silence.cannot_send(stuck, now)
-        refused_at = self.refusals.look_at if accumulator.incomplete else FOREVER
-        silent_at = self._silence.look_at
-        return min(next_at, accumulator.next_expiry(), state_at, refused_at, silent_at)
+            silence.cannot_send(stuck, now)
+        refused_at = refusals.look_at if accumulator.incomplete else FOREVER
+        deadline = min(next_at, accumulator.next_due(), accumulator.expires_at)
+        return min(deadline, refused_at, silence.look_at)
 
     def _look_at_silent(self, now: float) -> None:
         """Ask who leads the partitions of brokers that say nothing, and take back from them what
         another one leads by now."""
-        if self._silence.look_at <= now:
-            if self._silence.look(now):
-                self._metadata.suspect()
-        elif not self._leaders_changed:
-            return
+        if self._silence.look_at <= now and self._silence.look(now):
+            self._metadata.suspect()
         self._leaders_changed = False
         silent = self._silence.unanswered(now)
         if not silent:
@@ -229,21 +239,21 @@ class Sender:
     # -- sending --------------------------------------------------------------------------------
 
     def _send_to(self, node_id: int, now: float) -> None:
-        client = self._client
-        while client.can_send(node_id, now):
-            batches = self._accumulator.drain(
-                node_id, self._max_request_size, self._state.may_drain
-            )
+        """Send to a broker that takes a request, until it takes no more or nothing must leave."""
+        accumulator = self._accumulator
+        while True:
+            batches = accumulator.drain(node_id, self._max_request_size, self._state.may_drain)
             if not batches:
                 return
             self._send_batches(node_id, batches, now)
-            if not self._accumulator.has_ready(node_id):
+            if not accumulator.has_ready(node_id) or not self._client.can_send(node_id, now):
                 return
 
     def _send_batches(self, node_id: int, batches: list[ProducerBatch], now: float) -> None:
-        snapshot = self._metadata.snapshot
+        metadata, state = self._metadata, self._state
+        snapshot = metadata.snapshot
         for batch in batches:
-            self._state.stamp(batch)
+            state.stamp(batch)
             queue = batch.queue
             queue.on_wire += 1
             queue.wire_node = node_id
@@ -251,14 +261,14 @@ class Sender:
             batch.attempts += 1
             batch.sent_at = now
             batch.leader_epoch = snapshot.leader_epoch_of(batch.topic_partition)
-            self._metadata.touch(queue.topic, now)
+            metadata.touch(queue.topic, now)
         call = ProduceCall(
             batches,
             snapshot,
             acks=self._acks,
             timeout_ms=self._request_timeout_ms,
-            transactional_id=self._state.transactional_id,
-            max_version=self._state.max_produce_version,
+            transactional_id=state.transactional_id,
+            max_version=state.max_produce_version,
         )
         self._produce_in_flight[node_id] = self._produce_in_flight.get(node_id, 0) + 1
         self._silence.asked(node_id, now)
@@ -331,8 +341,9 @@ class Sender:
             self._conclude(batch, code, node_id, now, None, cause=error)
 
     def _on_answer(self, node_id: int, call: ProduceCall, response: Response, now: float) -> None:
-        answers = list(partition_answers(call, response.body, response.version))
-        moved = self._apply_leader_hints(answers, response)
+        answers = partition_answers(call, response.body, response.version)
+        failed = [pair for pair in answers if pair[1] is None or pair[1].error_code]
+        moved = self._apply_leader_hints(failed, response) if failed else frozenset()
         for batch, answer in answers:
             if answer is None:
                 # F64: the broker left the partition out; nobody knows what it did.
@@ -363,9 +374,7 @@ class Sender:
             batch.topic_partition: (answer.current_leader.leader_id,
                                     answer.current_leader.leader_epoch)
             for batch, answer in answers
-            if answer is not None
-            and answer.error_code != Code.NONE
-            and answer.current_leader.leader_id >= 0
+            if answer is not None and answer.current_leader.leader_id >= 0
         }  # fmt: skip
         if not leaders:
             return frozenset()
@@ -378,7 +387,6 @@ class Sender:
         self._state.on_success(batch, base_offset)
         first = batch.acknowledge(base_offset, append_time_ms)
         self._accumulator.settle(batch)
-        self._accumulator.place(batch.queue, self._loop.time())
         if first:
             self._observer.on_batch_acknowledged(batch, self._loop.time())
 
@@ -431,7 +439,7 @@ class Sender:
         else:
             text = answer.error_message if answer is not None else None
             error = batch_error(code, batch, now, node_id, text, cause)
-            self._fail(batch, error, self._record_errors(batch, answer, error))
+            self._fail(batch, error, record_errors(batch, answer, error))
             if action is Action.FATAL:
                 self._on_fatal(error)
 
@@ -480,76 +488,34 @@ class Sender:
         self._accumulator.settle(batch)
         self._accumulator.place(batch.queue, self._loop.time())
 
-    def _record_errors(
-        self, batch: ProducerBatch, answer: Any, error: KafkaError
-    ) -> dict[int, KafkaError] | None:
-        """Per-record texts (KIP-467): the named records get theirs, the others are told that
-        they failed along with them."""
-        if answer is None or not answer.record_errors:
-            return None
-        named = {
-            entry.batch_index: entry.batch_index_error_message for entry in answer.record_errors
-        }
-        errors: dict[int, KafkaError] = {}
-        for index in range(batch.core.record_count):
-            text = (
-                named.get(index)
-                if index in named
-                else ("rejected because other records of its batch are invalid; send it again")
-            )
-            errors[index] = RecordRejected(
-                f"{batch.topic_partition}: {text or error.message}",
-                code=error.code,
-                outcome=error.outcome,
-            )
-        return errors
-
     # -- giving up ------------------------------------------------------------------------------
 
     def _expire(self, now: float) -> float:
         """Fail batches past their deadline, not before the sockets were read once more: after a
         stall of the loop their answers may be waiting there. Returns when to look again."""
-        if self._accumulator.next_expiry() > now:
+        accumulator = self._accumulator
+        if accumulator.expires_at > now or accumulator.next_expiry() > now:
             self._expiry_noticed = False
-            return self._accumulator.next_expiry()
+            return accumulator.expires_at
         if not self._expiry_noticed:
             self._expiry_noticed = True
             return now
         self._expiry_noticed = False
-        for batch in self._accumulator.expired(now):
+        for batch in accumulator.expired(now):
             on_wire = batch.on_wire
             if on_wire:
                 batch.note_unknown()
-            elif not self._accumulator.remove(batch):
+            elif not accumulator.remove(batch):
                 continue
-            self._fail(batch, self._delivery_timeout(batch, now))
-        return self._accumulator.next_expiry()
+            self._fail(batch, delivery_timeout_error(batch, now, self._metadata.last_error))
+        return accumulator.next_expiry()
 
     def _fail_refused(self, now: float) -> None:
         """Fail what has waited for a broker that refuses us."""
-        if self.refusals.look_at > now:
-            return
         self._on_refused(self.refusals)
         for batch, error in self.refusals.overdue(list(self._accumulator.incomplete), now):
             if self._accumulator.remove(batch):
-                own = error.copy()
-                own.outcome = _given_up(batch)
-                self._fail(batch, own)
-
-    def _delivery_timeout(self, batch: ProducerBatch, now: float) -> DeliveryTimeout:
-        reason, cause = batch.last_failure
-        if not batch.attempts:
-            cause = self._metadata.last_error
-            reason = "never sent" + (f": {cause.message}" if cause is not None else "")
-        error = DeliveryTimeout(
-            f"{batch.topic_partition}: no acknowledgment within delivery_timeout_ms "
-            f"({now - batch.created_at:.3f} s, {batch.attempts} attempts, last: "
-            f"{reason or 'no answer yet'}); "
-            f"the record {'may be' if batch.maybe_written else 'is not'} in the log",
-            outcome=_given_up(batch),
-        )
-        error.__cause__ = cause
-        return error
+                self._fail(batch, given_up_error(batch, error))
 
     def fail_all(self, error: KafkaError) -> None:
         """Fail everything without an outcome; each record's error says whether it may be in the
@@ -561,9 +527,7 @@ class Sender:
                 batch.note_unknown()
             else:
                 self._accumulator.remove(batch)
-            own = error.copy()
-            own.outcome = _given_up(batch)
-            self._fail(batch, own)
+            self._fail(batch, given_up_error(batch, error))
 
     def fail_unsent(self, error: KafkaError, *, stamped: bool) -> None:
         """Fail what was never sent; with `stamped` also what waits for another attempt."""
@@ -571,9 +535,7 @@ class Sender:
             if batch.on_wire or batch.core.settled or (batch.stamped and not stamped):
                 continue
             self._accumulator.remove(batch)
-            own = error.copy()
-            own.outcome = _given_up(batch)
-            self._fail(batch, own)
+            self._fail(batch, given_up_error(batch, error))
 
     def on_batch_closed(self, batch: ProducerBatch, error: BaseException | None) -> None:
         """A worker thread has compressed a batch, or failed to."""
@@ -588,9 +550,3 @@ class Sender:
             self._fail(batch, failure)
         self._accumulator.place(batch.queue, self._loop.time())
         self.wakeup()
-
-
-def _given_up(batch: ProducerBatch) -> Outcome:
-    if batch.maybe_written:
-        return Outcome.UNKNOWN
-    return Outcome.REJECTED if batch.attempts else Outcome.NOT_SENT

@@ -48,7 +48,8 @@ class NodeShares:
             self._held[node] = left
         else:
             del self._held[node]
-        self.let_through(node)
+        if self._lines:
+            self.let_through(node)
 
     def held(self, node: int | None) -> int:
         """Bytes a broker holds."""

@@ -9,7 +9,7 @@ silent. Java waits for the time-out.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Collection
 from typing import Final
 
 PATIENCE_S: Final = 1.0
@@ -43,8 +43,10 @@ class Silence:
             self._unanswered.pop(node_id, None)
             self._rest()
 
-    def cannot_send(self, node_ids: Iterable[int], now: float) -> None:
+    def cannot_send(self, node_ids: Collection[int], now: float) -> None:
         """Those for which data wait that only an event can set going; all others can send."""
+        if not node_ids and not self._connecting:
+            return
         self._connecting = {node_id: self._connecting.get(node_id, now) for node_id in node_ids}
         if self._connecting:
             self.look_at = min(self.look_at, now + PATIENCE_S)

@@ -401,6 +401,7 @@ class Simulation:
         self.time_passes(DELIVERY_TIMEOUT + 1)
         self.world.check_idle()
         self.world.accumulator.advance(self.loop.time())
+        assert self.world.accumulator.next_due() == float("inf")
         assert not self.world.accumulator._due
         assert not self.world.accumulator._expiries
 

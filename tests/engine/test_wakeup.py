@@ -95,3 +95,39 @@ async def test_set_and_deadline_in_one_pass_end_the_wait_once() -> None:
     assert not task.done()
     task.cancel()
     await quiet()
+
+
+@virtual
+async def test_kept_timer_serves_later_waits_and_ends_none_of_them_early() -> None:
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, VirtualLoop)
+    wakeup = Wakeup(loop, keep_timer=True)
+    start = loop.time()
+    for _ in range(3):  # set before each deadline: one timer is enough
+        wakeup.clear()
+        loop.call_later(0.1, wakeup.set)
+        await wakeup.wait(loop.time() + 1)
+        assert len(loop.pending_timers()) == 1
+    wakeup.clear()
+    await wakeup.wait(start + 5)  # the timer rings at 1 and is set again
+    assert loop.time() == start + 5
+    assert not loop.pending_timers()
+
+
+@virtual
+async def test_kept_timer_makes_room_for_an_earlier_deadline_and_ends_with_close() -> None:
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, VirtualLoop)
+    wakeup = Wakeup(loop, keep_timer=True)
+    start = loop.time()
+    loop.call_later(0.1, wakeup.set)
+    await wakeup.wait(start + 100)
+    wakeup.clear()
+    await wakeup.wait(start + 2)
+    assert loop.time() == start + 2
+    wakeup.clear()
+    loop.call_later(0.1, wakeup.set)
+    await wakeup.wait(start + 100)
+    assert len(loop.pending_timers()) == 1
+    wakeup.close()
+    assert not loop.pending_timers()
