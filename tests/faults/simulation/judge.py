@@ -172,13 +172,11 @@ class Judge:
         return sum(attempt.started_at <= instant <= self._ends(attempt) for instant in instants)
 
     def _ends(self, attempt: Attempt) -> float:
-        """Until when a record may be under way: one that nobody waits for any more goes on."""
-        waited_for = attempt.settled_at
-        if isinstance(attempt.result, asyncio.CancelledError) or attempt.limit_s is not None:
-            whole = self.plan.delivery_s + self.plan.block_s + self.slack_s
-            waited_for = max(waited_for, attempt.started_at + whole)
-            waited_for += self.misfortunes.stalled_s(attempt.started_at, waited_for)
-        return waited_for
+        """Until when a record may be under way: one that nobody waits for any more goes on, and
+        what was sent of one that is acknowledged may still come out of a connection given up."""
+        whole = self.plan.delivery_s + self.plan.block_s + self.slack_s
+        until = max(attempt.settled_at, attempt.started_at + whole)
+        return until + self.misfortunes.stalled_s(attempt.started_at, until)
 
     def _check_answer(self, attempt: Attempt) -> None:
         found = self.places.get(attempt.value, [])
