@@ -202,8 +202,10 @@ class ServerConnection(asyncio.Protocol):
         if reaction.cut_at is not None:
             self._write_and_cut(frame, reaction.cut_at)
             return
+        before = self._bytes_sent()
         self._write(frame)
-        if throttle_s and request.version >= CLIENT_WAITS_SINCE.get(request.api_key, 0):
+        arrives = self._bytes_sent() > before  # not so in a black hole
+        if arrives and throttle_s and request.version >= CLIENT_WAITS_SINCE.get(request.api_key, 0):
             self._expect_quiet()
         if reaction.close:
             self.close()
@@ -216,9 +218,14 @@ class ServerConnection(asyncio.Protocol):
 
     def _expect_quiet(self) -> None:
         """From the last byte of this answer on, the client knows that it has to wait."""
-        if self.link is not None:
-            self._quiet_from = self.link.down.taken + self.link.server.get_write_buffer_size()
-            self._quiet_until = self._mute_until
+        self._quiet_from = self._bytes_sent()
+        self._quiet_until = self._mute_until
+
+    def _bytes_sent(self) -> int:
+        """Bytes of answers that the client gets if nothing happens to the link."""
+        if self.link is None:
+            return 0
+        return self.link.down.taken + self.link.server.get_write_buffer_size()
 
     def _client_writes(self) -> None:
         if self._time() < self._quiet_until:
