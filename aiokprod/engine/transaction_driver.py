@@ -48,6 +48,9 @@ written, at first and at most (Java waits 20 ms, KAFKA-5477); each one of severa
 long as the one before it."""
 _MARKERS_LIMIT: Final = 0.05
 """Seconds; markers that take longer are left to the leader to wait for."""
+_MARKERS_SHARE: Final = 0.5
+"""Of the time they took last; before that nobody asks for them. Not more, since an idle coordinator
+goes on only when asked: then what is found is late by as much as was waited."""
 
 # The strictest code of an answer with several decides.
 _PRECEDENCE: Final = (
@@ -93,6 +96,8 @@ class TransactionDriver:
         self._id = manager.transactional_id
         self._target = (CoordinatorKind.TRANSACTION, self._id)
         self._last_end: VersionedRequest | None = None
+        self._markers_took = 0.0
+        self._loop = loop
         self._wakeup = Wakeup(loop)
         self._steps = {
             Work.INIT: self._init,
@@ -139,8 +144,10 @@ class TransactionDriver:
         open now, whenever it arrives; and nothing depends on its answer.
         """
         request, pause = self._last_end, _MARKERS_SOON
+        began = self._loop.time()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_MARKERS_LIMIT):
+                await asyncio.sleep(max(0.0, self._markers_took * _MARKERS_SHARE - pause))
                 while request is not None and self._manager.wants(Work.MARKERS):
                     await asyncio.sleep(pause)
                     pause = min(2 * pause, _MARKERS_LATE)
@@ -151,6 +158,7 @@ class TransactionDriver:
                         break
                     if reply.body.error_code != Code.CONCURRENT_TRANSACTIONS:
                         break
+        self._markers_took = self._loop.time() - began
         self._manager.markers_written()
 
     async def _add_partitions(self) -> None:

@@ -146,6 +146,22 @@ async def test_markers_slow_next_transactions_start_as_soon_as_they_are_written(
         assert cluster.count(ADD_PARTITIONS) <= 3 * 30
 
 
+@transactional(cluster={"marker_s": 0.012})
+async def test_markers_as_slow_as_before_asked_for_about_twice(
+    cluster: FakeCluster, producer: Producer[Any, Any], tv: int
+) -> None:
+    if tv == 1:
+        return  # no copies
+    await producer.start()
+    for number in range(10):
+        await one(producer, b"%d" % number)
+    ends, started = cluster.count(END), now()
+    for number in range(30):
+        await one(producer, b"%d" % number)
+    assert cluster.count(END) - ends <= 30 * (1 + 2.2), "3 without looking back"
+    assert (now() - started) / 30 < 0.018, "19 ms without looking back"
+
+
 def every_other(reaction: Reaction) -> Any:
     """Every second EndTxn is a copy made to see whether the markers are written."""
     seen: set[int] = set()
