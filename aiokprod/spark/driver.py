@@ -30,7 +30,7 @@ from aiokprod.spark.session import Session
 from aiokprod.wire.messages.list_transactions import ListTransactionsRequest
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Hashable, Sequence
 
     from aiokprod.spark.messages import Prepared
     from aiokprod.spark.options import SinkOptions
@@ -150,17 +150,30 @@ class TransactionEnder:
         await self._thread.drop(
             lambda kept: isinstance(kept, tuple) and kept[:2] == key[:2] and kept != key
         )
+        # Spark has several processes for commits. One kept here was fenced if another process wrote
+        # the decision in between: then a new one takes over. What tasks prepared fences as ever.
+        kept = key in self._thread.kept
         try:
-            async with (
-                self._thread.borrowed(key, make, keep=True) as producer,
-                producer.transaction() as txn,
-            ):
-                await txn.send_offsets({(topic, 0): decision.offset()}, GroupMetadata(group))
+            try:
+                await self._note(key, make, topic, decision, group)
+            except ProducerFenced:
+                if not kept:
+                    raise
+                await self._note(key, make, topic, decision, group)
         except ProducerFenced as error:
             raise CommitFailed(
                 f"aiokprod: {error}. Another driver runs this query: two queries share a copied "
                 "checkpoint, or one transactionalIdPrefix and query_id"
             ) from error
+
+    async def _note(
+        self, key: Hashable, make: Any, topic: str, decision: Marker, group: str
+    ) -> None:
+        async with (
+            self._thread.borrowed(key, make, keep=True) as producer,
+            producer.transaction() as txn,
+        ):
+            await txn.send_offsets({(topic, 0): decision.offset()}, GroupMetadata(group))
 
     def _sid(self, tasks: Sequence[Prepared]) -> str:
         prefix, query_id = self._options.transactional_id_prefix, tasks[0].query_id

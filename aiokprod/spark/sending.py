@@ -122,6 +122,11 @@ class TaskSender:
         if self._failure is not None:
             raise self.failure()
 
+    def blame(self, error: BaseException) -> None:
+        """This ended the attempt, unless something else did before."""
+        if not isinstance(error, SinkError):  # of which the cause is known
+            self._note(error)
+
     def failure(self, error: BaseException | None = None) -> SinkError:
         """The exception of this attempt; to be made when nothing is pending any more."""
         first = self._failure or error

@@ -129,5 +129,6 @@ async def send_all(producer: Producer[Any, Any], sender: TaskSender, feed: Feed)
             await sender.admit(table)
         await sender.finish()
     except Exception as error:
+        sender.blame(error)  # first of all: closing fails what is pending, with another reason
         await producer.close(0)
-        raise sender.failure(error) from None
+        raise sender.failure() from None

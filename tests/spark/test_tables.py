@@ -10,6 +10,7 @@ from aiokprod.bulk import wait_settled
 from aiokprod.errors import Code
 from aiokprod.records import TopicPartition
 from aiokprod.spark.failures import Counts
+from aiokprod.spark.sending import TaskSender
 from aiokprod.spark.tables import Handed, hand_over
 from tests.faults.kit import scenario
 
@@ -78,3 +79,16 @@ async def test_producer_that_takes_no_tables_says_so(cluster, producer, history)
     await producer.close()
     with pytest.raises(Exception, match="closed"):
         await hand_over(producer, "t", table, handed)
+
+
+@scenario(partitions=1, linger_ms=5_000)
+async def test_what_ended_an_attempt_is_told_not_what_closing_did_to_the_rest(
+    cluster, producer, history
+):
+    sender = TaskSender(producer, topic="t", transactional=False)
+    await sender.admit(pa.RecordBatch.from_pydict({"value": [b"1", b"2"]}))
+    sender.blame(ValueError("the reason"))
+    await producer.close(0)
+    text = str(sender.failure())
+    assert "ValueError (not retriable): the reason" in text
+    assert "0 acknowledged, 0 unknown, 2 unsent" in text
