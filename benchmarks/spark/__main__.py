@@ -6,6 +6,8 @@
     python -m benchmarks.spark --rows 1000000 --masters 'local[1]'
 
 Prints a table in Markdown. Every master is an application of its own; in it all sinks take turns.
+Processor time per row, of Spark, its Python workers and the brokers, is the figure to compare on a
+machine that does other things too.
 The topic has three partitions and one replica.
 """
 
@@ -84,13 +86,17 @@ def table(results: list[dict[str, Any]]) -> str:
         lines += [
             f"Spark {result['spark']}, `{result['master']}`",
             "",
-            "| sink | k rows/s (slowest to fastest) | Python CPU µs/row | worker MiB |",
-            "|---|---|---|---|",
+            "| sink | k rows/s (slowest to fastest) | CPU µs/row: Python | JVM | brokers | all "
+            "| worker MiB |",
+            "|---|---|---|---|---|---|---|",
         ]
         lines += [
             f"| {name} | {one['rows_per_s'] / 1e3:,.0f} "
             f"({one['slowest'] / 1e3:,.0f} to {one['fastest'] / 1e3:,.0f}) "
-            f"| {one['python_us_per_row']:.2f} | {one['worker_mib']:.0f} |"
+            f"| {one['python_us_per_row']:.2f} | {one['jvm_us_per_row']:.2f} "
+            f"| {one['brokers_us_per_row']:.2f} "
+            f"| {sum(one[f'{place}_us_per_row'] for place in ('python', 'jvm', 'brokers')):.2f} "
+            f"| {one['worker_mib']:.0f} |"
             for name, one in result["sinks"].items()
         ]
         lines.append("")

@@ -22,22 +22,50 @@ SLOW_SINKS = {"confluent": 8}
 BEST_JVM = {"kafka.batch.size": "131072", "kafka.linger.ms": "5"}
 
 
-def worker_usage() -> tuple[float, int]:
-    """CPU seconds of all Python workers of this application so far, and the largest RSS."""
+_PLACES = ("jvm", "python", "brokers")
+"""Where processor time goes: Spark's JVM, its Python processes, Kafka."""
+
+
+def usage() -> tuple[dict[str, float], int]:
+    """CPU seconds so far by place, of everything below our parent (who started the brokers and us);
+    and the largest RSS of a Python worker.
+
+    Processor time tells what a sink costs also on a machine that is not idle.
+    """
     tick, page = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
-    seconds, largest = 0.0, 0
+    parents: dict[int, int] = {}
+    found: dict[int, tuple[str, float, int]] = {}
     for entry in Path("/proc").glob("[0-9]*"):
         try:
-            if b"pyspark" not in (entry / "cmdline").read_bytes().replace(b"\0", b" "):
-                continue
-            if b"java" in (entry / "cmdline").read_bytes()[:64] or int(entry.name) == os.getpid():
-                continue
+            words = (entry / "cmdline").read_bytes()
             fields = (entry / "stat").read_text().rpartition(")")[2].split()
-            seconds += sum(map(int, fields[11:15])) / tick  # with children that ended
-            largest = max(largest, int((entry / "statm").read_text().split()[1]) * page)
+            resident = int((entry / "statm").read_text().split()[1]) * page
         except (OSError, IndexError, ValueError):
-            continue
+            continue  # it has just ended
+        parents[int(entry.name)] = int(fields[1])
+        own, ended = sum(map(int, fields[11:13])) / tick, sum(map(int, fields[13:15])) / tick
+        if b"kafka.Kafka\0" in words:
+            found[int(entry.name)] = "brokers", own, 0
+        elif b"org.apache.spark.deploy" in words:
+            found[int(entry.name)] = "jvm", own, 0
+        elif b"pyspark" in words:  # with those of its children that ended
+            found[int(entry.name)] = "python", own + ended, resident
+    top = os.getppid()
+    seconds = dict.fromkeys(_PLACES, 0.0)
+    largest = 0
+    for pid, (place, used, resident) in found.items():
+        if pid != os.getpid() and _is_below(pid, top, parents):
+            seconds[place] += used
+            largest = max(largest, resident)
     return seconds, largest
+
+
+def _is_below(pid: int, top: int, parents: dict[int, int]) -> bool:
+    while pid in parents:
+        pid = parents[pid]
+        if pid == top:
+            return True
+    return False
 
 
 class Bench:
@@ -118,26 +146,35 @@ class Bench:
         )
 
     def throughput(self, runs: int) -> dict[str, dict[str, float]]:
-        """Medians: rows/s, Python CPU µs per row, largest worker."""
-        figures: dict[str, list[tuple[float, float, int]]] = {name: [] for name in self.sinks}
+        """Medians: rows/s, CPU µs per row by place, largest worker."""
+        figures: dict[str, list[tuple[float, dict[str, float], int]]] = {
+            name: [] for name in self.sinks
+        }
         for turn in range(runs + 1):
             for name, save in self.sinks.items():
                 rows = self.rows // SLOW_SINKS.get(name, 1)
-                cpu = worker_usage()[0]
+                before = usage()[0]
                 started = time.perf_counter()
                 save(self.frame(rows), "bench")
                 took = time.perf_counter() - started
-                used, largest = worker_usage()
+                after, largest = usage()
+                spent = {place: (after[place] - before[place]) * 1e6 / rows for place in _PLACES}
                 if turn:  # the first one warms up
-                    figures[name].append((rows / took, (used - cpu) * 1e6 / rows, largest))
-                print(f"{name} {rows / took:,.0f} rows/s", file=sys.stderr, flush=True)
+                    figures[name].append((rows / took, spent, largest))
+                print(
+                    f"{name} {rows / took:,.0f} rows/s, CPU µs/row {sum(spent.values()):.2f}",
+                    file=sys.stderr, flush=True,
+                )  # fmt: skip
         return {
             name: {
                 "rows_per_s": statistics.median(one[0] for one in found),
                 "slowest": min(one[0] for one in found),
                 "fastest": max(one[0] for one in found),
-                "python_us_per_row": statistics.median(one[1] for one in found),
                 "worker_mib": max(one[2] for one in found) / 2**20,
+            }
+            | {
+                f"{place}_us_per_row": statistics.median(one[1][place] for one in found)
+                for place in _PLACES
             }
             for name, found in figures.items()
         }
