@@ -16,6 +16,7 @@ from aiokprod.cluster import ClusterSnapshot, Node
 from aiokprod.config import ProducerConfig
 from aiokprod.engine.metadata import Metadata, UpdatePlan
 from aiokprod.engine.ports import BrokerClient, Response
+from aiokprod.engine.silence import PATIENCE_S
 from aiokprod.errors import (
     AuthenticationError,
     BrokerError,
@@ -196,9 +197,11 @@ class MetadataUpdater:
 
     def _next_chance(self, now: float, chosen: int | None) -> float:
         # A chosen node that cannot send is being connected: that others could be dialled by now is
-        # no reason to look again before that has ended.
+        # no reason to look again before that has ended or takes too long.
         nodes = self._nodes if chosen is None else (chosen,)
         at = min((self._client.retry_at(node, now) for node in nodes), default=math.inf)
+        if chosen is not None:
+            at = min(at, now + PATIENCE_S)
         if self._may_rebootstrap and self._trying_since is not None:
             at = min(at, self._trying_since + self._trigger)
         return max(at, now + _LEAST_WAIT_S)

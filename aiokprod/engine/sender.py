@@ -152,20 +152,20 @@ class Sender:
         if accumulator.leaderless:
             self._refresh_leaderless(now)
         accumulator.advance(now)
-        if not self._metadata.update_due(now):  # else the updater goes first and wakes us
-            reserved = state.reserved_node
-            stuck = []
-            for node_id in accumulator.due_nodes(self._idle):
-                if node_id == reserved:
-                    continue
-                if self._client.ready(node_id, now):
+        updating = self._metadata.update_due(now)  # then the updater goes first and wakes us
+        stuck = []
+        for node_id in accumulator.due_nodes(self._idle):
+            if node_id == state.reserved_node:
+                continue
+            if self._client.ready(node_id, now):
+                if not updating:
                     self._send_to(node_id, now)
-                    continue
-                retry_at = self._client.retry_at(node_id, now)
-                next_at = min(next_at, retry_at)
-                if retry_at == FOREVER:
-                    stuck.append(node_id)
-            silence.cannot_send(stuck, now)
+                continue
+            retry_at = self._client.retry_at(node_id, now)
+            next_at = min(next_at, retry_at)
+            if retry_at == FOREVER:
+                stuck.append(node_id)
+        silence.cannot_send(stuck, now)
         refused_at = refusals.look_at if accumulator.incomplete else FOREVER
         deadline = min(next_at, accumulator.next_due(), accumulator.expires_at)
         return min(deadline, refused_at, silence.look_at)

@@ -5,10 +5,14 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Sequence
+from typing import Final
 
 from aiokprod.cluster import Node
 from aiokprod.net.connection import Connection
 from aiokprod.net.connection_states import ClusterConnectionStates
+
+PATIENCE_S: Final = 1.0
+"""For a connection to be made; then another node is as good."""
 
 
 class Broker:
@@ -27,11 +31,12 @@ def least_loaded(
     """The id of the least loaded node, or None.
 
     A sendable node without open requests, else the sendable one with fewest, else one that is
-    being connected, else the one tried longest ago whose backoff is over. Begins at a random node,
-    so that clients do not all ask the same broker.
+    being connected, else the one tried longest ago whose backoff is over, else one that takes
+    longer than a second to connect: a frozen broker accepts connections and says nothing more.
+    Begins at a random node, so that clients do not all ask the same broker.
     """
     start = rng.randrange(len(brokers)) if brokers else 0
-    sendable = connecting = dialable = None
+    sendable = connecting = dialable = slow = None
     fewest = longest_ago = math.inf
     for broker in (*brokers[start:], *brokers[:start]):
         node_id, connection = broker.node.id, broker.connection
@@ -45,6 +50,9 @@ def least_loaded(
                 return node_id
             if load < fewest:
                 sendable, fewest = node_id, load
-        elif connecting is None and connection.channel.preparing:
-            connecting = node_id
-    return next((x for x in (sendable, connecting, dialable) if x is not None), None)
+        elif connection.channel.preparing:
+            if states.last_attempt(node_id) + PATIENCE_S > now:
+                connecting = node_id if connecting is None else connecting
+            else:
+                slow = node_id
+    return next((x for x in (sendable, connecting, dialable, slow) if x is not None), None)

@@ -406,6 +406,20 @@ async def test_broker_without_connection_is_asked_after_until_its_data_are_elsew
 
 
 @virtual
+async def test_brokers_are_dialled_while_a_metadata_update_is_due() -> None:
+    """The updater may be waiting for one that never gets ready."""
+    world = World()
+    world.brokers.down[1] = 0.0
+    world.append(b"v")
+    world.metadata.request_update()
+    world.pass_time(1.0)
+    assert world.metadata.update_due(world.now)
+    world.step()
+    assert world.brokers.ready_calls == [1]
+    assert not world.brokers.sent
+
+
+@virtual
 async def test_due_metadata_update_has_the_first_slot() -> None:
     world = World()
     world.append(b"v")

@@ -258,6 +258,34 @@ async def test_f06_frozen_leader_that_accepts_connections_costs_no_more(cluster,
 
 
 @scenario()
+async def test_f06_frozen_bootstrap_broker_is_not_waited_for(cluster, producer, history):
+    cluster.pause(1, failover_s=0.1)
+    start = now()
+    await asyncio.gather(*(history.send_later(partition=partition) for partition in (0, 1, 2)))
+    assert now() - start < RECOVERY
+    history.all_acked()
+
+
+@scenario(request_timeout_ms=3_000, max_in_flight_requests_per_connection=1)
+async def test_f06_frozen_follower_that_holds_up_all_leaders(cluster, producer, history):
+    """Every broker owes an answer, so all connections end at once, and the next metadata request
+    may meet the frozen broker, which accepts a connection."""
+    await history.submit_many(3, partitions=(0, 1, 2))
+    await history.settle()
+    cluster.pause(1, failover_s=8)
+    for broker in (2, 3):
+        cluster.pause(broker)
+    frozen = now()
+    tasks = [history.send_later(partition=partition) for partition in (0, 1, 2)]
+    await asyncio.sleep(3.1)
+    cluster.resume(2)
+    cluster.resume(3)
+    await asyncio.gather(*tasks)
+    assert now() - frozen < 8 + RECOVERY
+    history.all_acked(refusals=True)
+
+
+@scenario()
 async def test_f06_frozen_leader_without_successor_keeps_what_it_was_given(
     cluster, producer, history
 ):

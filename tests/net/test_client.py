@@ -1064,6 +1064,12 @@ async def test_least_loaded_prefers_connecting_to_dialable():
     world.network.hang("b", 1)
     world.client.ready(-1, world.now)
     assert {world.client.least_loaded(world.now) for _ in range(20)} == {-1}
+    await asyncio.sleep(1.0)
+    assert {world.client.least_loaded(world.now) for _ in range(20)} == {-2}, "it takes too long"
+    world.network.hang("c", 1)
+    world.client.ready(-2, world.now)
+    await asyncio.sleep(1.0)
+    assert world.client.least_loaded(world.now) in {-1, -2}, "better than none"
     await world.close()
 
 
