@@ -224,6 +224,14 @@ class Judge:
         _demand(took <= most, "took {} s, not {}: {}", took, most, attempt)
         self.used["stalls" if took <= limit + stalled else "waits"] += 1
 
+    def _batch_is_older(self, attempt: Attempt) -> bool:
+        """True if its batch may have been due because of a record before it."""
+        begun = attempt.settled_at - self.plan.delivery_s + 0.002
+        return any(
+            other.started_at <= begun and self._may_share_batch(attempt, other)
+            for other in self.load.attempts
+        )
+
     def _check_reason(self, attempt: Attempt) -> None:
         """Nothing fails before its time without a reason that waiting does not heal."""
         error = attempt.result
@@ -239,12 +247,7 @@ class Judge:
                 return
             if took >= self.plan.delivery_s - 0.002:
                 return
-            begun = attempt.settled_at - self.plan.delivery_s + 0.002
-            older = any(
-                other.started_at <= begun and self._may_share_batch(attempt, other)
-                for other in self.load.attempts
-            )
-            _demand(older, "failed before its time: {}", attempt)
+            _demand(self._batch_is_older(attempt), "failed before its time: {}", attempt)
             self.used["batch age"] += 1
             return
         elif isinstance(error, BufferTimeout | MetadataTimeout):
@@ -257,8 +260,13 @@ class Judge:
             code = -2 if error.code is None else error.code.number
             in_doubt = code == Code.OUT_OF_ORDER_SEQUENCE_NUMBER and not error.outcome.definite
             ends = code in ENDS or in_doubt
-            _demand(given_up or ends, "failed without a reason: {} {!r}", attempt, error)
-            self.used["codes" if ends else "retries"] += 1
+            if given_up or ends:
+                self.used["codes" if ends else "retries"] += 1
+                return
+            # Its batch was due, which ends with the last answer instead of another attempt.
+            older = self._batch_is_older(attempt)
+            _demand(older, "failed without a reason: {} {!r}", attempt, error)
+            self.used["batch age"] += 1
             return
         else:
             return

@@ -254,6 +254,8 @@ class Misfortunes:
             ):
                 continue
             _shift(topic.partitions[key.partition].log, entry, self.rng.randrange(8))
+            # A copy that is still under way would come out years later, in another round.
+            self.amnesia.setdefault((topic.topic_id, key.partition), []).append(now())
 
     # -- network --------------------------------------------------------------------------------
 
