@@ -73,7 +73,7 @@ class UpdateSchedule:
     def failed(self, now: float) -> None:
         """An attempt ended without a usable answer; what was wanted stays wanted."""
         self._failures += 1
-        self._ended(now)
+        self._ended(now, self._failures - 1)
 
     def succeeded(self, now: float, *, full: bool, changed: bool) -> None:
         """An attempt ended with an answer, which may have told nothing new."""
@@ -85,9 +85,8 @@ class UpdateSchedule:
         if full:
             self.need_full = False
             self._last_full = now
-        self._ended(now)
+        self._ended(now, max(self._unchanged - 1, 0))
 
-    def _ended(self, now: float) -> None:
+    def _ended(self, now: float, steps: int) -> None:
         self._last_end = now
-        steps = max(self._failures - 1, self._unchanged - 1, 0)
         self._allowed_at = now + max(self._backoff.after(steps, self._rng), LEAST_PAUSE_S)
