@@ -166,9 +166,10 @@ class Judge:
 
     def _forgotten_during(self, log: tuple[bytes, int], attempt: Attempt) -> int:
         """How often a log's brokers lost what they knew while this record was under way."""
-        instants = self.misfortunes.amnesia.get(log, ())
-        if log in self.misfortunes.reborn:
-            instants = [instant for instant in instants if instant <= self.last_by_name]
+        instants = list(self.misfortunes.amnesia.get(log, ()))
+        reborn_at = self.misfortunes.reborn.get(log)
+        if reborn_at is not None and reborn_at <= self.last_by_name:
+            instants.append(reborn_at)
         return sum(attempt.started_at <= instant <= self._ends(attempt) for instant in instants)
 
     def _ends(self, attempt: Attempt) -> float:

@@ -37,8 +37,8 @@ class Misfortunes:
         wall_offset_ms: how wrong the client's wall clock is.
         stalls: when the loop was blocked, from and to.
         amnesia: per log, the instants from which its brokers knew nothing of their producers:
-            retention took it, or the log is new and its name is old.
-        reborn: of these, logs of recreated topics: who names topics by id cannot reach them.
+            retention took it, or years have passed.
+        reborn: per log of a recreated topic, since when: who names topics by id cannot mistake it.
         duplicated: partitions whose broker once only said that it has a batch.
         oldest_metadata: lowest version of Metadata that was the best of a broker.
         done: names of what happened, in order.
@@ -52,7 +52,7 @@ class Misfortunes:
         self.wall_offset_ms = 0
         self.stalls: list[tuple[float, float]] = []
         self.amnesia: dict[tuple[bytes, int], list[float]] = {}
-        self.reborn: set[tuple[bytes, int]] = set()
+        self.reborn: dict[tuple[bytes, int], float] = {}
         self.duplicated: set[Where] = set()
         self.oldest_metadata = 999
         self._note_versions()
@@ -177,8 +177,7 @@ class Misfortunes:
         made = cluster.recreate_topic(topic)
         for index in range(8):
             log = made.topic_id, index
-            self.amnesia.setdefault(log, []).append(now())
-            self.reborn.add(log)
+            self.reborn[log] = now()
         # Who produces by name, or asks for the fate of a batch by its sequence, goes on with old
         # sequences in the new log.
         cluster.forgotten.update((topic, index) for index in range(8))
