@@ -83,8 +83,10 @@ class ProducerConfig:
         batch_size: target size of a batch; 0 sends records one by one. (Java: 16384, which costs
             3.5 times the throughput; memory is counted here by bytes held, not by batch capacity.)
         elastic_batch_size: a batch that has to wait behind another one of its partition grows up
-            to this, until its broker says that a batch of the topic is too large; batch_size or
-            less: it does not. (Java has no such setting.)
+            to this, until its broker says that a batch of the topic is too large; 0, like any other
+            value up to batch_size: it does not. Must not exceed max.message.bytes of the topics: a
+            larger batch whose first answer was lost cannot be divided any more and fails. (Java has
+            no such setting.)
         buffer_memory: bytes that unsettled records may hold.
         max_block_ms: the longest a call waits for metadata and memory together.
         max_request_size: cap of a request and of one record.
@@ -159,7 +161,7 @@ class ProducerConfig:
     linger_ms: int = _ms(5)
     adaptive_linger: bool = _flag(True)
     batch_size: int = _ms(131_072)
-    elastic_batch_size: int = _ms(524_288)
+    elastic_batch_size: int = _ms(0)
     buffer_memory: int = _long_ms(33_554_432, low=1)
     max_block_ms: int = _long_ms(60_000)
     max_request_size: int = _ms(1_048_576, low=1)

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 _MAX_FIRST_CAPACITY = 1 << 20
 _LEAST_BATCHES: Final = 16
 """No batch grows so far that fewer would fill the buffer."""
+_GROWING_AGE: Final = 1 / 16
+"""Of the delivery timeout, which young records share with the oldest of their batch."""
 FOREVER: Final = float("inf")
 
 
@@ -88,6 +90,7 @@ class RecordAccumulator:
             settings.max_request_size,
             settings.buffer_memory // _LEAST_BATCHES,
         )
+        self._growth_charge = settings.buffer_memory // _LEAST_BATCHES
         self._rigid_topics: set[str] = set()  # whose brokers have refused a batch for its size
         self._linger = settings.linger_ms / 1000
         self._delivery_timeout = settings.delivery_timeout_ms / 1000
@@ -171,6 +174,11 @@ class RecordAccumulator:
             or self._shares.exceeded(queue.node)
         ):
             return False
+        batch = queue.batches[-1]
+        age = self._loop.time() - batch.created_at
+        if age > self._delivery_timeout * _GROWING_AGE or core.charged > self._growth_charge:
+            return False
+        self._hold(batch)
         core.limit = limit
         return True
 
@@ -216,9 +224,14 @@ class RecordAccumulator:
     def _seal_core(self, batch: ProducerBatch) -> None:
         """No more records: from now on the batch counts for its broker."""
         batch.core.seal()
-        batch.held = batch.core.charged
-        batch.queue.held += batch.held
-        self._shares.add(batch.queue.node, batch.held)
+        self._hold(batch)
+
+    def _hold(self, batch: ProducerBatch) -> None:
+        """From now on the bytes that the batch has so far count for its broker."""
+        more = batch.core.charged - batch.held
+        batch.held += more
+        batch.queue.held += more
+        self._shares.add(batch.queue.node, more)
 
     def discard(self, batch: ProducerBatch) -> None:
         """All records of an unsent batch were withdrawn: it never existed."""

@@ -27,7 +27,8 @@ class ProducerBatch:
             a later rejection says nothing about that attempt.
         fate_open: as `maybe_written`, until a sequence error proves that the log has it not.
         closing: its payload is being compressed in a worker thread.
-        held: bytes counted for its broker since it was closed.
+        held: bytes counted for its broker so far: all of them since it was closed.
+        wire_node: the broker it was sent to last.
         last_failure: code name and error of the last attempt that failed.
         sequence_reset: renumbered by an epoch bump since it was first sent.
 
@@ -60,6 +61,7 @@ class ProducerBatch:
         "sequence_reset",
         "topic_partition",
         "transactional",
+        "wire_node",
     )
 
     def __init__(
@@ -79,6 +81,7 @@ class ProducerBatch:
         self.attempts = 0
         self.not_before = 0.0
         self.sent_at = 0.0
+        self.wire_node = -1
         self.leader_epoch = -1
         self.last_failure: tuple[str, KafkaError | None] = ("", None)
         self.on_wire = False

@@ -41,6 +41,10 @@ class Response(Protocol):
     def latency(self) -> float:
         """Seconds from hand-over to completion."""
 
+    @property
+    def throttle_ms(self) -> int:
+        """For how long the broker wants no further request; 0 if it does not say so."""
+
 
 class BrokerClient(Protocol):
     """Requests to brokers by node id. All methods are synchronous and never suspend."""

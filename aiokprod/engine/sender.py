@@ -180,14 +180,14 @@ class Sender:
         if not silent:
             return
         leader_of = self._metadata.snapshot.leader_of
-        lost = {
-            batch.queue.wire_node
-            for batch in self._accumulator.incomplete
-            if batch.on_wire
-            and batch.queue.wire_node in silent
-            and leader_of(batch.topic_partition) not in (None, batch.queue.wire_node)
-        }
-        for node_id in lost:
+        lost, kept = set(), set()
+        for batch in self._accumulator.incomplete:
+            if batch.on_wire and batch.wire_node in silent:
+                if batch.attempts > self._retries:
+                    kept.add(batch.wire_node)  # its batch would have no other attempt
+                elif leader_of(batch.topic_partition) not in (None, batch.wire_node):
+                    lost.add(batch.wire_node)
+        for node_id in lost - kept:
             text = f"broker {node_id} owes an answer, and another one leads what was sent to it"
             self._client.give_up(node_id, RequestTimedOut(text))
 
@@ -256,7 +256,7 @@ class Sender:
             state.stamp(batch)
             queue = batch.queue
             queue.on_wire += 1
-            queue.wire_node = node_id
+            queue.wire_node = batch.wire_node = node_id
             batch.on_wire = True
             batch.attempts += 1
             batch.sent_at = now
@@ -292,7 +292,7 @@ class Sender:
             self._produce_in_flight[node_id] = left
         else:
             del self._produce_in_flight[node_id]
-        self._silence.heard(node_id, now, more=bool(left))
+        self._silence.heard(node_id, now + response.throttle_ms / 1000, more=bool(left))
         for batch in call.batches.values():
             batch.on_wire = False
             batch.queue.on_wire -= 1

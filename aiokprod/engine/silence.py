@@ -36,7 +36,8 @@ class Silence:
         self.look_at = min(self.look_at, now + PATIENCE_S)
 
     def heard(self, node_id: int, now: float, *, more: bool) -> None:
-        """A request has ended; `more`: others are still on their way."""
+        """A request has ended; `more`: others are still on their way. `now` may lie ahead: a broker
+        that throttles us is silent until then."""
         if more:
             self._unanswered[node_id] = now
         else:

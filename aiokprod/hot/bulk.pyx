@@ -41,9 +41,9 @@ cdef class BulkTracker:
         if self.count == self.capacity:
             self.reserve(max(1024, 2 * self.capacity))
         if core.bulk_owner != self.identity:
+            self.cores.append(core)  # first: there may be no memory for it
             core.bulk_owner = self.identity
-            core.bulk_number = <int32_t>len(self.cores)
-            self.cores.append(core)
+            core.bulk_number = <int32_t>(len(self.cores) - 1)
         core.bulk_count += 1  # somebody waits for it: the caller of the bulk call
         self.numbers[self.count] = core.bulk_number
         self.indices[self.count] = index

@@ -12,7 +12,7 @@ from aiokprod.net.connection import Connection
 from aiokprod.net.connection_states import ClusterConnectionStates
 
 PATIENCE_S: Final = 1.0
-"""For a connection to be made; then another node is as good."""
+"""For an answer or a connection; then another node is as good."""
 
 
 class Broker:
@@ -31,9 +31,10 @@ def least_loaded(
     """The id of the least loaded node, or None.
 
     A sendable node without open requests, else the sendable one with fewest, else one that is
-    being connected, else the one tried longest ago whose backoff is over, else one that takes
-    longer than a second to connect: a frozen broker accepts connections and says nothing more.
-    Begins at a random node, so that clients do not all ask the same broker.
+    being connected, else the one tried longest ago whose backoff is over, else one that has owed an
+    answer or a connection for longer than a second: a frozen broker accepts connections and
+    requests, and says nothing. Begins at a random node, so that clients do not all ask the same
+    broker.
     """
     start = rng.randrange(len(brokers)) if brokers else 0
     sendable = connecting = dialable = slow = None
@@ -45,11 +46,13 @@ def least_loaded(
             if states.can_connect(node_id, now) and tried < longest_ago:
                 dialable, longest_ago = node_id, tried
         elif connection.can_send(now):
-            load = len(connection.channel.in_flight)
-            if load == 0:
+            requests = connection.channel.in_flight
+            if not requests:
                 return node_id
-            if load < fewest:
-                sendable, fewest = node_id, load
+            if requests.oldest.created + PATIENCE_S <= now:
+                slow = node_id
+            elif len(requests) < fewest:
+                sendable, fewest = node_id, len(requests)
         elif connection.channel.preparing:
             if states.last_attempt(node_id) + PATIENCE_S > now:
                 connecting = node_id if connecting is None else connecting

@@ -85,6 +85,7 @@ class FakeResponse:
     error: KafkaError | None = None
     maybe_written: bool = True
     latency: float = 0.001
+    throttle_ms: int = 0
 
 
 @dataclass

@@ -365,6 +365,47 @@ async def test_silent_broker_loses_what_another_one_leads() -> None:
 
 
 @virtual
+async def test_silent_broker_keeps_what_has_no_attempt_left() -> None:
+    world = World(partitions=3, brokers=2, retries=0, idempotent=False)
+    world.append(b"a", 0)
+    world.append(b"c", 2)
+    world.step()
+    world.later(PATIENCE_S)
+    world.leaders[T0] = 2
+    world.publish()
+    world.step()
+    assert not last_to(world, 1).done, "its other partition may be served"
+
+
+@virtual
+async def test_broker_that_throttles_is_not_silent() -> None:
+    world = World(partitions=2, linger_ms=0)
+    for partition in (0, 1):
+        world.append(b"v", partition)
+        world.step()
+    first, _ = world.brokers.waiting
+    first.throttle_ms = 5_000
+    first.ack()
+    world.later(5.0)
+    assert not world.metadata.update_due(world.now)
+    world.later(PATIENCE_S)
+    assert world.metadata.update_due(world.now)
+
+
+@virtual
+async def test_each_batch_is_taken_back_from_the_broker_it_was_sent_to() -> None:
+    world = World(partitions=1, brokers=2, idempotent=False)
+    world.append(b"a")
+    world.step()
+    world.move(0, 2)
+    world.append(b"b")
+    world.step()
+    assert [sent.node_id for sent in world.brokers.waiting] == [1, 2]
+    world.later(PATIENCE_S)
+    assert last_to(world, 1).done
+
+
+@virtual
 async def test_broker_that_is_slow_but_still_leads_keeps_what_it_has() -> None:
     world = World(partitions=2, brokers=2)
     world.append(b"a", 0)

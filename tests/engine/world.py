@@ -111,6 +111,7 @@ class FakeResponse:
     error: KafkaError | None = None
     maybe_written: bool = True
     latency: float = 0.001
+    throttle_ms: int = 0
 
 
 @dataclass
@@ -129,6 +130,7 @@ class Sent:
     raw: dict[TopicPartition, bytes] = field(default_factory=dict)
     handed_over: list[tuple[bytes, bytes]] = field(default_factory=list)  # chunks and a copy
     done: bool = False
+    throttle_ms: int = 0  # of the answer
 
     @property
     def batch(self) -> Batch:
@@ -196,7 +198,8 @@ class Sent:
     def respond(self, response: Message) -> None:
         """An answer, through real bytes."""
         body = type(response).decode(response.encode(self.version), self.version)
-        self._end(FakeResponse(self.node_id, self.version, body))
+        throttle_ms = self.throttle_ms
+        self._end(FakeResponse(self.node_id, self.version, body, throttle_ms=throttle_ms))
 
     def written(self) -> None:
         """acks=0: the bytes left."""

@@ -246,6 +246,17 @@ async def test_f06_frozen_leader_costs_no_more_than_its_failover(cluster, produc
     history.all_acked()
 
 
+@scenario(partitions=1)
+async def test_f06_frozen_leader_is_not_asked_who_leads_by_now(cluster, producer, history):
+    """It is the only broker there is a connection to."""
+    await history.send()
+    cluster.pause(1, failover_s=6)
+    frozen = now()
+    await history.send()
+    assert now() - frozen < 6 + RECOVERY
+    history.all_acked()
+
+
 @scenario()
 async def test_f06_frozen_leader_that_accepts_connections_costs_no_more(cluster, producer, history):
     """There is no connection to the leader yet."""

@@ -30,7 +30,7 @@ RANGES = {
     "request_timeout_ms": (30_000, 1, INT32),
     "linger_ms": (5, 0, INT32),
     "batch_size": (131_072, 0, INT32),
-    "elastic_batch_size": (524_288, 0, INT32),
+    "elastic_batch_size": (0, 0, INT32),
     "buffer_memory": (33_554_432, 1, INT64),
     "max_block_ms": (60_000, 0, INT64),
     "max_request_size": (1_048_576, 1, INT32),
