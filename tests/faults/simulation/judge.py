@@ -170,7 +170,24 @@ class Judge:
         reborn_at = self.misfortunes.reborn.get(log)
         if reborn_at is not None and reborn_at <= self.last_by_name:
             instants.append(reborn_at)
-        return sum(attempt.started_at <= instant <= self._ends(attempt) for instant in instants)
+        if not instants:
+            return 0
+        since = self._under_way_since(attempt)
+        return sum(since <= instant <= self._ends(attempt) for instant in instants)
+
+    def _under_way_since(self, attempt: Attempt) -> float:
+        """Since when it or one before it was under way: brokers that forget one in doubt take those
+        behind it without it, and then all of them are numbered anew."""
+        return min(
+            other.started_at
+            for other in self.load.attempts
+            if other is attempt
+            or (
+                other.topic == attempt.topic
+                and (None in (other.partition, attempt.partition) or other.where == attempt.where)
+                and other.started_at <= attempt.started_at <= other.settled_at
+            )
+        )
 
     def _ends(self, attempt: Attempt) -> float:
         """Until when a record may be under way: one that nobody waits for any more goes on, and
