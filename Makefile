@@ -144,7 +144,7 @@ $(SPARK)%/.ready: $(PY) $(INPUTS)
 	$(SPARK)$*/bin/python -m pip --disable-pip-version-check --quiet install --editable '.[demo,snappy]' \
 	    'pyspark[connect]==$(if $(filter 4.0.0,$*),$*,$*.*)' \
 	    $(if $(filter 4.0%,$*),'pyarrow<22','pyarrow>=18') 'pandas<3' matplotlib \
-	    hypothesis kafka-python 'pytest>=8.4' pytest-asyncio setuptools
+	    'cryptography>=42' hypothesis kafka-python 'pytest>=8.4' pytest-asyncio setuptools
 	@touch $@
 
 spark-test: $(SPARKS:%=$(SPARK)%/.ready)
