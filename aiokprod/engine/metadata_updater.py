@@ -10,6 +10,7 @@ import contextlib
 import logging
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 from aiokprod.cluster import ClusterSnapshot, Node
@@ -48,9 +49,10 @@ _LEAST_TRIGGER_S: Final = 1.0
 class MetadataUpdater:
     """Keeps one `Metadata` fresh through one `BrokerClient`.
 
-    At most one request is under way. Wire `client`'s events to `wake` and `on_disconnect`; run
-    `run()` as a task of the producer. Every error of brokers and network ends in the cache; what
-    `run` raises is a bug and must fail the producer.
+    At most one request is under way; if its node says nothing for a second, one other node gets it
+    as well (Java waits for request.timeout.ms), and the first answer counts. Wire `client`'s events
+    to `wake`, `on_network` and `on_disconnect`; run `run()` as a task of the producer. Every error
+    of brokers and network ends in the cache; what `run` raises is a bug and must fail the producer.
 
     Args:
         clock: `loop.time` of the loop that `run` will run on.
@@ -79,6 +81,8 @@ class MetadataUpdater:
         self._wake = asyncio.Event()
         self._stuck = False  # something is to be asked, and nobody can be asked now
         self._plan: UpdatePlan | None = None  # of the request under way
+        self._asked: set[int] = set()  # nodes that have it and did not answer
+        self._ask_again_at = math.inf  # another node, if none has answered by then
         self._response: Response | None = None  # arrived, not yet looked at
         self._trying_since: float | None = None
         self._nodes: dict[int, Node] = {}
@@ -145,7 +149,7 @@ class MetadataUpdater:
         self._stuck = False
         if self._plan is not None:
             if self._response is None:
-                return math.inf
+                return self._ask_another(now)
             plan, response = self._plan, self._response
             self._plan = self._response = None
             self._finish(plan, response, now)
@@ -156,8 +160,13 @@ class MetadataUpdater:
             self._trying_since = now
         node_id = self._choose_node(now)
         if node_id is not None and self._client.ready(node_id, now):
-            self._send(node_id, now)
-            return math.inf
+            self._plan = self._metadata.plan(now)
+            self._asked.clear()
+            self._ask_again_at = now + PATIENCE_S
+            self._send(self._plan, node_id, now)
+            if self._on_request_sent is not None:
+                self._on_request_sent()
+            return self._ask_again_at
         self._stuck = True
         return self._next_chance(now, node_id)
 
@@ -219,19 +228,34 @@ class MetadataUpdater:
 
     # -- asking -----------------------------------------------------------------------------------
 
-    def _send(self, node_id: int, now: float) -> None:
-        plan = self._metadata.plan(now)
+    def _send(self, plan: UpdatePlan, node_id: int, now: float) -> None:
         request = MetadataRequest(
             topics=[MetadataRequestTopic(name=name) for name in plan.topics],
             allow_auto_topic_creation=self._auto_create,
         )
-        self._plan = plan
+        self._asked.add(node_id)
         logger.debug("asking node %d for metadata of %d topics", node_id, len(plan.topics))
-        self._client.send(node_id, request, self._on_done, now, timeout=self._request_timeout)
-        if self._on_request_sent is not None:
-            self._on_request_sent()
+        on_done = partial(self._on_done, plan)
+        self._client.send(node_id, request, on_done, now, timeout=self._request_timeout)
 
-    def _on_done(self, response: Response) -> None:
+    def _ask_another(self, now: float) -> float:
+        """No answer so far; when to run again."""
+        if now < self._ask_again_at:
+            return self._ask_again_at
+        node_id = self._client.least_loaded(now)
+        self._ask_again_at = now + PATIENCE_S
+        if node_id is not None and node_id not in self._asked and self._client.ready(node_id, now):
+            assert self._plan is not None, "only called while there is one"
+            self._send(self._plan, node_id, now)
+            self._ask_again_at = math.inf
+        return self._ask_again_at
+
+    def _on_done(self, plan: UpdatePlan, response: Response) -> None:
+        if plan is not self._plan or self._response is not None:
+            return  # another node was quicker
+        self._asked.discard(response.node_id)
+        if response.error is not None and self._asked:
+            return  # the other one may still answer
         # Only kept: a failure in handling it belongs to this coroutine, not to the connection.
         self._response = response
         self._wake.set()

@@ -159,7 +159,9 @@ class FakeClient:
         return 0
 
     def least_loaded(self, now: float) -> int | None:
+        owing = {sent.node_id for sent in self.sent if not sent.done}
         sendable = [n for n in self.nodes if self.can_send(n, now)]
+        sendable.sort(key=owing.__contains__)
         dialling = [n for n in self.nodes if n in self.dialling]
         dialable = [n for n in self.nodes if self.down.get(n, math.inf) <= now]
         return next(iter(sendable + dialling + dialable), None)

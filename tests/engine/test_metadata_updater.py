@@ -13,6 +13,7 @@ import pytest
 
 from aiokprod.engine.metadata import Metadata
 from aiokprod.engine.metadata_updater import MetadataUpdater
+from aiokprod.engine.silence import PATIENCE_S
 from aiokprod.errors import (
     AuthenticationError,
     BrokerError,
@@ -25,7 +26,7 @@ from aiokprod.errors import (
 )
 from aiokprod.testing.virtual import run
 from aiokprod.wire.messages.metadata import MetadataRequest, MetadataResponse
-from tests.engine.metadata_fakes import FakeClient, answer, config, partition, topic
+from tests.engine.metadata_fakes import FakeClient, Sent, answer, config, partition, topic
 
 NOW = 500.0
 BOOTSTRAP = [-2, -1]
@@ -86,7 +87,7 @@ def make(client: FakeClient | None = None, **settings: Any) -> World:
 def test_first_pass_asks_a_bootstrap_node_for_the_brokers() -> None:
     world = make()
     assert world.client.node_sets == [BOOTSTRAP]
-    assert world.step() == math.inf
+    assert world.step() == PATIENCE_S
     (sent,) = world.client.sent
     assert sent.node_id in BOOTSTRAP
     assert sent.request.topics == ()  # none, not null: null would be all topics of the cluster
@@ -123,8 +124,58 @@ def test_at_most_one_request_is_under_way() -> None:
     for _ in range(3):
         world.metadata.request_update()
         world.metadata.touch("t", world.now)
-        assert world.step(1) == math.inf
+        assert 0 < world.step(0.2) <= PATIENCE_S
     assert len(world.client.sent) == 1
+
+
+def asked_twice() -> tuple[World, Sent, Sent]:
+    world = make()
+    world.up()
+    world.metadata.request_update()
+    world.step(5)
+    assert world.step(PATIENCE_S - 0.01) == pytest.approx(0.01)
+    assert len(world.client.sent) == 2, "with the one of `up`"
+    assert world.step(0.01) == math.inf
+    _, first, second = world.client.sent
+    assert (first.topics, first.node_id) != (second.topics, second.node_id)
+    assert first.topics == second.topics
+    return world, first, second
+
+
+def test_silent_node_is_asked_together_with_another_one() -> None:
+    world, first, second = asked_twice()
+    world.step(10)
+    assert len(world.client.sent) == 3, "and with no third one"
+    generation = world.metadata.snapshot.generation
+    second.succeed(answer(topic("t", 3)))
+    world.step()
+    assert world.metadata.snapshot.generation > generation
+    generation = world.metadata.snapshot.generation
+    first.succeed(answer(topic("t", 2)))
+    world.step()
+    assert world.metadata.snapshot.generation == generation, "a late answer tells nothing new"
+    assert world.metadata.last_error is None
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_request_has_failed_once_both_nodes_have(order: tuple[int, int]) -> None:
+    world, *both = asked_twice()
+    both[order[0]].fail(Disconnected("gone"))
+    world.step()
+    assert world.metadata.last_error is None
+    both[order[1]].fail(RequestTimedOut("no answer"))
+    world.step()
+    assert isinstance(world.metadata.last_error, RequestTimedOut)
+    assert world.metadata.next_update_at(world.now) < world.now + 1
+
+
+def test_silent_node_without_another_one_is_waited_for() -> None:
+    world = make(FakeClient(down={-2: math.inf}))
+    for _ in range(3):
+        assert world.step(PATIENCE_S) == PATIENCE_S
+    assert len(world.client.sent) == 1
+    world.finish(answer())
+    assert world.metadata.last_error is None
 
 
 def test_new_topic_is_asked_for_at_once_on_its_own() -> None:
@@ -247,7 +298,7 @@ def test_disconnect_asks_for_an_update() -> None:
     world.up()
     assert world.step(5) > 1
     world.updater.on_disconnect(1, Disconnected("gone"))
-    assert world.step() == math.inf
+    assert world.step() == PATIENCE_S
     assert len(world.client.sent) == 2
     assert isinstance(world.metadata.last_error, Disconnected)
 

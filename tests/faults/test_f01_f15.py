@@ -258,6 +258,20 @@ async def test_f06_frozen_leader_is_not_asked_who_leads_by_now(cluster, producer
 
 
 @scenario()
+async def test_f06_frozen_idle_broker_holds_up_no_metadata(cluster, producer, history):
+    """It may be the one that is asked for a new topic; the others would know."""
+    await history.submit_many(3, partitions=(0, 1, 2))
+    await history.settle()
+    cluster.pause(1, failover_s=1)
+    frozen = now()
+    for number in range(6):
+        cluster.create_topic(f"new-{number}", 1)
+        await history.send(f"new-{number}", partition=0)
+    assert now() - frozen < 1 + RECOVERY
+    history.all_acked()
+
+
+@scenario()
 async def test_f06_frozen_leader_that_accepts_connections_costs_no_more(cluster, producer, history):
     """There is no connection to the leader yet."""
     await producer.partitions_for("t")
