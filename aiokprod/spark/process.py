@@ -8,6 +8,7 @@ that matters is left to be sent when a task returns: what is kept here are warm 
 from __future__ import annotations
 
 import asyncio
+import atexit
 import concurrent.futures
 import contextlib
 import os
@@ -19,6 +20,9 @@ from aiokprod.errors import ConfigError
 
 IDLE_SECONDS: Final = 60.0
 """How long something unused is kept; Spark kills idle workers after as long."""
+
+EXIT_SECONDS: Final = 2.0
+"""How long the end of the process waits for a loop that is busy."""
 
 T = TypeVar("T")
 
@@ -45,7 +49,10 @@ class LoopThread:
 
     def _main(self) -> None:
         asyncio.set_event_loop(self.loop)
-        self.loop.run_forever()
+        try:
+            self.loop.run_forever()
+        finally:
+            self.loop.close()
 
     @property
     def usable(self) -> bool:
@@ -68,6 +75,16 @@ class LoopThread:
         except BaseException:
             future.cancel()
             raise
+
+    def stop(self, within: float) -> None:
+        """End what runs, close what is kept and end the thread, each within so many seconds.
+
+        The thread must not outlive the interpreter: a uvloop that wakes after it crashes.
+        """
+        with contextlib.suppress(TimeoutError, concurrent.futures.CancelledError):
+            self.run(self._end(), within)
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join(within)
 
     # -- on the loop ----------------------------------------------------------------------------
 
@@ -103,6 +120,14 @@ class LoopThread:
             entry = self.kept.pop(key)
             entry.timer.cancel()
             await _close(entry.item)
+
+    async def _end(self) -> None:
+        running = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in running:
+            task.cancel()
+        if running:
+            await asyncio.wait(running)
+        await self.drop(lambda key: True)
 
     def _expire(self, key: Hashable) -> None:
         entry = self.kept.pop(key, None)
@@ -155,6 +180,14 @@ class _Process:
                 thread = self._threads[kind] = LoopThread(kind)
             return thread
 
+    def stop(self) -> None:
+        """At the end of the process."""
+        with self._lock:
+            threads, self._threads = self._threads, {}
+        for thread in threads.values():
+            if thread.usable:
+                thread.stop(EXIT_SECONDS)
+
     def forget(self) -> None:
         """In a child: threads and connections stayed with the parent."""
         self._lock = threading.Lock()
@@ -162,6 +195,7 @@ class _Process:
 
 
 _process = _Process()
+atexit.register(_process.stop)
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_process.forget)
 

@@ -6,6 +6,8 @@ import asyncio
 import os
 import select
 import socket
+import subprocess
+import sys
 import threading
 import traceback
 from collections import UserDict
@@ -53,6 +55,63 @@ def test_loop_thread_in_a_forked_child_is_a_new_one() -> None:
     os.close(read)
     os.close(write)
     assert loop_thread("asyncio") is parent
+
+
+LEAVING = """
+import asyncio, ctypes, sys
+from aiokprod.spark.process import loop_thread
+
+class Item:
+    async def close(self, timeout=None):
+        print("closed", flush=True)
+
+async def wait():
+    try:
+        await asyncio.sleep(60)
+    finally:
+        print("cancelled", flush=True)
+
+async def keep(thread):
+    async with thread.borrowed("item", make, keep=True):
+        pass
+
+async def make():
+    return Item()
+
+thread = loop_thread(sys.argv[1])
+thread.run(keep(thread))
+thread.start(wait())
+thread.run(asyncio.sleep(0))
+thread.loop.call_soon_threadsafe(thread.loop.call_later, 0.05, print, "too late")
+# Something of C holds up the process after the interpreter has gone, until the input ends.
+libc = ctypes.CDLL(None)
+libc.__cxa_atexit(ctypes.cast(libc.getchar, ctypes.c_void_p), None, None)
+"""
+
+
+@pytest.mark.parametrize("kind", ["asyncio", "uvloop"])
+def test_loop_thread_ends_with_the_interpreter(kind: str) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-W", "error", "-c", LEAVING, kind],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    ) as leaving:  # fmt: skip
+        assert leaving.stdin is not None
+        assert leaving.stdout is not None
+        assert [leaving.stdout.readline(), leaving.stdout.readline()] == ["cancelled\n", "closed\n"]
+        with pytest.raises(subprocess.TimeoutExpired):
+            leaving.wait(0.5)
+        out, err = leaving.communicate("")
+    assert (leaving.returncode, out, err) == (0, "", "")
+
+
+def test_stop_does_not_wait_for_a_loop_that_is_held_up() -> None:
+    thread = process.LoopThread("asyncio")
+    held = threading.Event()
+    thread.loop.call_soon_threadsafe(held.wait)
+    thread.stop(0.01)
+    assert thread.usable
+    held.set()
+    thread._thread.join()
 
 
 def test_borrowed_item_is_kept_reused_and_dropped_after_an_error() -> None:
