@@ -3,8 +3,8 @@
     python -m tests.integration.copier SERVERS SOURCE TARGET SIZE ABORT_PERCENT SEED EACH
 
 Copies records, partition by partition in order, in transactions of SIZE records together with the
-consumer's offsets, aborting some on purpose. Ends when the group has read EACH records of every
-partition.
+consumer's offsets, aborting some on purpose. Says "sent N" before the end of each transaction of
+N records. Ends when the group has read EACH records of every partition.
 """
 
 from __future__ import annotations
@@ -75,6 +75,7 @@ async def copy(
                 async with producer.transaction() as txn:
                     for record in records:
                         await producer.submit(target, record.value(), partition=record.partition())
+                    print(f"sent {len(records)}", flush=True)
                     offsets = {(r.topic(), r.partition()): r.offset() + 1 for r in records}
                     await txn.send_offsets(offsets, consumer.consumer_group_metadata())
                     if dice.randrange(100) < percent:
