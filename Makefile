@@ -64,13 +64,14 @@ lint: $(VENV)/.test
 	$(PY) -m ruff check .
 	$(PY) -m mypy
 
-# What proves the measured modules; the rest runs without the tracer, on both cores.
+# What proves the measured modules; the rest runs without the tracer. Both use both cores.
 # `coverage run` and not pytest-cov: it sees the lines that run while pytest loads its plug-ins.
 MEASURED := tests/engine tests/net tests/faults
 
 unit: $(VENV)/.test
 	$(PY) -m coverage erase
-	$(PY) -m coverage run -m pytest $(MEASURED)
+	$(PY) -m coverage run -m pytest -n 2 $(MEASURED)
+	$(PY) -m coverage combine --quiet
 	$(PY) -m coverage json --quiet -o coverage.json
 	$(PY) .ci/check_coverage.py coverage.json
 	$(PY) -m pytest -n 2 $(foreach path,$(MEASURED),--ignore $(path))
