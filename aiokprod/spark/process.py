@@ -44,6 +44,7 @@ class LoopThread:
         self.kind = kind
         self.loop = _new_loop(kind)
         self.kept: dict[Hashable, _Kept] = {}
+        self._running: set[asyncio.Task[Any] | None] = set()
         self._thread = threading.Thread(target=self._main, name="aiokprod-spark", daemon=True)
         self._thread.start()
 
@@ -61,7 +62,7 @@ class LoopThread:
 
     def start(self, coroutine: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
         """Run a coroutine on the loop; the future is for the calling thread."""
-        return asyncio.run_coroutine_threadsafe(coroutine, self.loop)
+        return asyncio.run_coroutine_threadsafe(self._counted(coroutine), self.loop)
 
     def run(self, coroutine: Coroutine[Any, Any, T], timeout: float | None = None) -> T:
         """Run a coroutine on the loop and wait for it; an interrupted wait cancels it.
@@ -121,12 +122,19 @@ class LoopThread:
             entry.timer.cancel()
             await _close(entry.item)
 
+    async def _counted(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        task = asyncio.current_task()
+        self._running.add(task)
+        try:
+            return await coroutine
+        finally:
+            self._running.discard(task)
+
     async def _end(self) -> None:
-        running = asyncio.all_tasks() - {asyncio.current_task()}
+        running = [task for task in self._running if task and task is not asyncio.current_task()]
         for task in running:
             task.cancel()
-        if running:
-            await asyncio.wait(running)
+        await asyncio.gather(*running, return_exceptions=True)
         await self.drop(lambda key: True)
 
     def _expire(self, key: Hashable) -> None:
