@@ -41,6 +41,7 @@ from aiokprod.secret import MASK, Credentials, Secret
 logger = logging.getLogger("aiokprod")
 
 MAX_IN_FLIGHT_WITH_IDEMPOTENCE: Final = 5
+_TRANSACTIONAL_GROWTH: Final = 8
 """Brokers remember the last five batches per producer and partition."""
 
 
@@ -85,8 +86,9 @@ class ProducerConfig:
         elastic_batch_size: a batch that has to wait behind another one of its partition grows up
             to this, until its broker says that a batch of the topic is too large; 0, like any other
             value up to batch_size: it does not. Must not exceed max.message.bytes of the topics: a
-            larger batch whose first answer was lost cannot be divided any more and fails. (Java has
-            no such setting.)
+            larger batch whose first answer was lost cannot be divided any more and fails. With a
+            transactional_id the default is 8 * batch_size, at most max_request_size: there such a
+            failure only aborts. (Java has no such setting.)
         buffer_memory: bytes that unsettled records may hold.
         max_block_ms: the longest a call waits for metadata and memory together.
         max_request_size: cap of a request and of one record.
@@ -161,7 +163,7 @@ class ProducerConfig:
     linger_ms: int = _ms(5)
     adaptive_linger: bool = _flag(True)
     batch_size: int = _ms(131_072)
-    elastic_batch_size: int = _ms(0)
+    elastic_batch_size: int = _ms(DefaultInt(0))
     buffer_memory: int = _long_ms(33_554_432, low=1)
     max_block_ms: int = _long_ms(60_000)
     max_request_size: int = _ms(1_048_576, low=1)
@@ -232,6 +234,7 @@ class ProducerConfig:
         check_security(self)
         self._check_idempotence()
         self._check_delivery_timeout()
+        self._choose_elastic_batch_size()
         self._warn_of_fixed_backoff()
 
     @property
@@ -322,6 +325,13 @@ class ProducerConfig:
             )
         if self.enable_idempotence is None and against:
             logger.warning("idempotence is off because of %s", against)
+
+    def _choose_elastic_batch_size(self) -> None:
+        if isinstance(self.elastic_batch_size, DefaultInt):
+            size = 0
+            if self.transactional_id is not None:
+                size = min(_TRANSACTIONAL_GROWTH * self.batch_size, self.max_request_size)
+            object.__setattr__(self, "elastic_batch_size", DefaultInt(size))
 
     def _check_delivery_timeout(self) -> None:
         """Source: Java `KafkaProducer.configureDeliveryTimeout`."""

@@ -104,6 +104,10 @@ class Runtime:
             client_id=client_id,
             software_version=version,
         )
+        sticky_limit = max(1, config.batch_size)
+        if config.transactional_id is not None:
+            # Every partition more costs a transaction an addition and a marker.
+            sticky_limit = max(sticky_limit, config.elastic_batch_size)
         self.accumulator = RecordAccumulator(
             config,
             loop=loop,
@@ -114,6 +118,7 @@ class Runtime:
             choose_partition=self._choose_sticky,
             admit=self.state.admit,
             wakeup=self._wakeup,
+            sticky_limit=sticky_limit,
         )
         self.sender = Sender(
             config,
@@ -135,7 +140,7 @@ class Runtime:
             slow_submit=slow_submit,
             unix_ms=environment.unix_ms,
             max_request_size=config.max_request_size,
-            sticky_limit=max(1, config.batch_size),
+            sticky_limit=sticky_limit,
             ignore_keys=config.partitioner_ignore_keys,
         )
         self._driver = self._transaction_driver()
@@ -200,6 +205,10 @@ class Runtime:
         usable = self.failure is None and not self._closing and not self.accumulator.closing
         self.appender.enabled = is_open and self._fast_path and usable
         self.accumulator.completing = ending
+        if is_open:
+            for slot in self.appender.topics.values():
+                if slot.sticky_bytes >= self.config.batch_size:
+                    slot.sticky = -1  # stays within a transaction only
 
     def _on_transaction_work(self) -> None:
         if self._driver is not None:

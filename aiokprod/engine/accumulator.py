@@ -83,8 +83,10 @@ class RecordAccumulator:
         choose_partition: Callable[[TopicSlot], int],
         admit: Callable[[TopicPartition], None],
         wakeup: Callable[[], None],
+        sticky_limit: int,
     ) -> None:
         self._batch_size = max(1, min(settings.batch_size, settings.max_request_size))
+        self._sticky_limit = sticky_limit
         self._growth_limit = min(
             settings.elastic_batch_size,
             settings.max_request_size,
@@ -133,15 +135,15 @@ class RecordAccumulator:
         """A queue of `topic` whose open batch takes a record of `size` bytes more; None if its
         broker holds its share of the buffer already (then `refused` is the queue).
 
-        Partition -1: the sticky one, chosen anew once it received batch_size bytes (KIP-794) or
-        its broker's share is used up. Called by the append path when the open batch is missing or
-        full.
+        Partition -1: the sticky one, chosen anew once it received `sticky_limit` bytes (KIP-794)
+        or its broker's share is used up. Called by the append path when the open batch is missing
+        or full.
         """
         if partition < 0:
             sticky = topic.sticky
             if (
                 sticky < 0
-                or topic.sticky_bytes >= self._batch_size
+                or topic.sticky_bytes >= self._sticky_limit
                 or self._shares.exceeded(topic.slots[sticky].node)
             ):
                 topic.sticky = self._choose_partition(topic)

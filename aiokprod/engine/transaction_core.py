@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from aiokprod.engine.marker_pace import MarkerPace
+from aiokprod.engine.openings import Openings
 from aiokprod.engine.outcome import SPLIT_CODES, SequenceAdvice
 from aiokprod.engine.producer_state import Idempotent, StateRequest
 from aiokprod.engine.transaction_states import FATAL_PRODUCE_CODES, TRANSITIONS, TxnState
@@ -145,6 +146,7 @@ class TransactionCore(Idempotent):
         self.prepared = False
         self.awaits_markers = False
         self._pace = MarkerPace()
+        self._openings = Openings(loop, on_ready)
         self._loop = loop
         self._on_gate = on_gate
         self._on_work = on_work
@@ -208,7 +210,10 @@ class TransactionCore(Idempotent):
         if not batch.stamped:
             if self.state not in OPEN:
                 return False
-            if self.awaits_markers or not (self.tv2 or queue.topic_partition in self.members):
+            if self.awaits_markers:
+                return False
+            key = queue.topic_partition
+            if not (self._openings.may_send(key) if self.tv2 else key in self.members):
                 return False
         return super().may_drain(queue, batch)
 
@@ -219,11 +224,14 @@ class TransactionCore(Idempotent):
             self._touched.add(batch.topic_partition)
             # Second protocol: the broker may open the transaction for it, even if it then fails.
             self.started = True
+            if self.tv2:
+                self._openings.sent(batch)
         super().stamp(batch)
 
     def on_success(self, batch: ProducerBatch, base_offset: int) -> None:
         """As idempotent."""
         self._pace.answered(self._loop.time())
+        self._openings.acknowledged(batch)
         super().on_success(batch, base_offset)
 
     def on_split(self, batch: ProducerBatch, parts: list[ProducerBatch]) -> None:
@@ -304,6 +312,7 @@ class TransactionCore(Idempotent):
 
     def close(self, error: KafkaError) -> None:
         """Nobody works for us any more: let all waiters go."""
+        self._openings.reset()
         self._resolve_all(error, closing=True)
 
     # -- the end of a transaction or of the producer ---------------------------------------------

@@ -82,6 +82,7 @@ class TransactionManager(TransactionCore):
         self.started = self.uncertain = self._needs_bump = self.prepared = False
         self._discard = None
         self.members.clear()
+        self._openings.reset()
         self.to_add.clear()
         self._touched.clear()
         self.awaits_markers = self._pace.begins(self._loop.time()) and self.tv2
@@ -168,9 +169,7 @@ class TransactionManager(TransactionCore):
     async def _wait(self, result: Result, deadline: float, late: str) -> None:
         limit = None if deadline == float("inf") else max(0.0, deadline - self._loop.time())
         refusal = self._refusal
-        await asyncio.wait(
-            {result, refusal}, timeout=limit, return_when=asyncio.FIRST_COMPLETED
-        )
+        await asyncio.wait({result, refusal}, timeout=limit, return_when=asyncio.FIRST_COMPLETED)
         if not result.done():
             error = refusal.result() if refusal.done() else None
             if error is not None:
@@ -269,6 +268,7 @@ class TransactionManager(TransactionCore):
         if self.uncertain:
             bump = bump or producer_id < 0
         self.members.clear()
+        self._openings.reset()
         self._pace.ended(self._loop.time())
         if bump:
             # A copy of EndTxn or of a batch may still arrive: it must find an older epoch.

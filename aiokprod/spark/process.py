@@ -13,7 +13,7 @@ import concurrent.futures
 import contextlib
 import os
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Hashable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Hashable, Iterable
 from typing import Any, Final, Protocol, TypeVar
 
 from aiokprod.errors import ConfigError
@@ -52,6 +52,7 @@ class LoopThread:
         asyncio.set_event_loop(self.loop)
         try:
             self.loop.run_forever()
+            self.loop.run_until_complete(self._end())
         finally:
             self.loop.close()
 
@@ -78,12 +79,10 @@ class LoopThread:
             raise
 
     def stop(self, within: float) -> None:
-        """End what runs, close what is kept and end the thread, each within so many seconds.
+        """End what runs, close what is kept, and end the thread; waits `within` seconds for that.
 
         The thread must not outlive the interpreter: a uvloop that wakes after it crashes.
         """
-        with contextlib.suppress(TimeoutError, concurrent.futures.CancelledError):
-            self.run(self._end(), within)
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join(within)
 
@@ -131,11 +130,9 @@ class LoopThread:
             self._running.discard(task)
 
     async def _end(self) -> None:
-        running = [task for task in self._running if task and task is not asyncio.current_task()]
-        for task in running:
-            task.cancel()
-        await asyncio.gather(*running, return_exceptions=True)
+        await _cancelled(self._running)
         await self.drop(lambda key: True)
+        await _cancelled(asyncio.all_tasks() - {asyncio.current_task()})
 
     def _expire(self, key: Hashable) -> None:
         entry = self.kept.pop(key, None)
@@ -152,6 +149,11 @@ class _Kept:
         self.item = item
         self.timer = timer
         self.closing: asyncio.Task[None] | None = None
+
+
+async def _cancelled(tasks: Iterable[asyncio.Task[Any] | None]) -> None:
+    stopped = [task for task in tasks if task is not None and task.cancel()]
+    await asyncio.gather(*stopped, return_exceptions=True)
 
 
 async def _close(item: Closable) -> None:

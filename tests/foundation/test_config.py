@@ -361,6 +361,19 @@ def test_transactional_id_without_idempotence_is_an_error(settings: dict[str, An
     assert config(transactional_id="t").idempotent
 
 
+def test_elastic_batch_size_by_default_is_for_transactions() -> None:
+    assert config().elastic_batch_size == 0
+    transactional = config(transactional_id="t", batch_size=1000)
+    assert transactional.elastic_batch_size == 8000
+    assert config(transactional_id="t").elastic_batch_size == 1_048_576
+    assert config(transactional_id="t", max_request_size=9).elastic_batch_size == 9
+    assert config(transactional_id="t", elastic_batch_size=0).elastic_batch_size == 0
+    assert config(transactional_id="t", elastic_batch_size=5).elastic_batch_size == 5
+    plain = dataclasses.replace(transactional, transactional_id=None)
+    assert plain.elastic_batch_size == 0
+    assert plain.effective()["elastic_batch_size"] == 0
+
+
 def test_delivery_timeout_given_too_short_is_an_error() -> None:
     with pytest.raises(ConfigError, match=r"linger_ms \+ request_timeout_ms = 30005"):
         config(delivery_timeout_ms=30_004)

@@ -100,9 +100,7 @@ def _topic(broker: FakeBroker, topic: Topic) -> MetadataResponseTopic:
     )
 
 
-def _partition(
-    broker: FakeBroker, topic: Topic, partition: Partition
-) -> MetadataResponsePartition:
+def _partition(broker: FakeBroker, topic: Topic, partition: Partition) -> MetadataResponsePartition:
     registered = {other.broker_id for other in broker.cluster.registered()}
     leader, epoch = broker.view_of(topic.topic_id, partition)
     missing = leader is None

@@ -1,0 +1,147 @@
+"""Partitions join a transaction one request at a time, but nobody is held up for long."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from typing import Any
+
+import pytest
+
+from aiokprod import Producer
+from aiokprod.engine.openings import LEADER_PAUSE_S, PATIENCE_S
+from aiokprod.testing.fake_cluster import FakeCluster, Reaction, Request, delay
+from tests.faults.kit import now
+from tests.transactions.kit import END, PRODUCE, committed, transactional
+
+
+class Arrivals:
+    """When produce requests came to each leader."""
+
+    def __init__(self, cluster: FakeCluster, takes: dict[int, float]) -> None:
+        self.began = now()
+        self.first: dict[int, float] = {}
+        self.count = 0
+        self._takes = takes
+        self.stop = cluster.control(PRODUCE, self._on_produce)
+
+    def _on_produce(self, request: Request) -> Reaction | None:
+        self.count += 1
+        for topic in request.body.topic_data:
+            for partition in topic.partition_data:
+                self.first.setdefault(partition.index, request.time - self.began)
+        takes = self._takes.get(request.broker_id, 0.0)
+        return delay(takes) if takes else None
+
+    @property
+    def distances(self) -> list[float]:
+        times = sorted(self.first.values())
+        return [round(later - earlier, 6) for earlier, later in itertools.pairwise(times)]
+
+
+async def spread(producer: Producer[Any, Any], cluster: FakeCluster, took: float) -> Arrivals:
+    """One transaction over three leaders, each of whom takes so long."""
+    arrivals = Arrivals(cluster, dict.fromkeys((1, 2, 3), took))
+    async with producer.transaction():
+        for partition in range(3):
+            await producer.submit("t", b"%d" % partition, partition=partition)
+    arrivals.stop()
+    return arrivals
+
+
+@pytest.mark.parametrize("took", [0.003, 0.015, 0.06])
+@transactional(cluster={"brokers": 3})
+async def test_leaders_are_asked_one_after_the_other(
+    cluster: FakeCluster, producer: Producer[Any, Any], took: float, tv: int
+) -> None:
+    """Also if they are slow for once: they were quick in the transaction before."""
+    await producer.warm(["t"])
+    await spread(producer, cluster, 0.003)
+    arrivals = await spread(producer, cluster, took)
+    if tv == 1:
+        assert max(arrivals.distances) < took, "the coordinator knows them all beforehand"
+    else:
+        assert all(took <= distance <= took + 0.005 for distance in arrivals.distances)
+    assert sorted(committed(cluster)) == sorted(2 * [b"0", b"1", b"2"])
+
+
+@transactional(cluster={"brokers": 3})
+async def test_distant_leaders_are_asked_in_intervals(
+    cluster: FakeCluster, producer: Producer[Any, Any], tv: int
+) -> None:
+    await producer.warm(["t"])
+    for _ in range(2):
+        arrivals = await spread(producer, cluster, 0.2)
+    if tv == 2:
+        assert arrivals.distances == pytest.approx([LEADER_PAUSE_S] * 2, abs=0.002)
+
+
+@transactional(cluster={"brokers": 3})
+async def test_silent_leader_holds_up_the_others_for_a_moment_only(
+    cluster: FakeCluster, producer: Producer[Any, Any], tv: int
+) -> None:
+    await producer.warm(["t"])
+    await spread(producer, cluster, 0.003)
+    arrivals = Arrivals(cluster, dict.fromkeys((1, 2, 3), 5.0))
+    async with producer.transaction(timeout=60):
+        for partition in range(3):
+            await producer.submit("t", b"%d" % partition, partition=partition)
+        await asyncio.sleep(1)
+        assert len(arrivals.first) == 3
+        arrivals.stop()
+    if tv == 2:
+        assert arrivals.distances == pytest.approx([PATIENCE_S] * 2, abs=0.002)
+    assert len(committed(cluster)) == 6
+
+
+@transactional(cluster={"brokers": 3})
+async def test_partition_that_joined_waits_for_nobody(
+    cluster: FakeCluster, producer: Producer[Any, Any], tv: int
+) -> None:
+    if tv == 1:
+        return  # nothing joins by being sent to
+    await producer.warm(["t"])
+    arrivals = Arrivals(cluster, {2: 0.05, 3: 0.05})
+    home = {cluster.leader_of("t", p).broker_id: p for p in range(3)}
+    async with producer.transaction():
+        await producer.send("t", b"joined", partition=home[1])
+        slow = [await producer.submit("t", b"slow", partition=home[n]) for n in (2, 3)]
+        before = now()
+        await asyncio.sleep(0.001)
+        await producer.send("t", b"again", partition=home[1])
+        assert now() - before < 0.01
+        await asyncio.gather(*slow)
+    assert arrivals.count == 4
+    assert cluster.count(END) == 1
+
+
+@transactional(cluster={"brokers": 3})
+async def test_close_while_leaders_wait_leaves_no_timer(
+    cluster: FakeCluster, producer: Producer[Any, Any]
+) -> None:
+    """The harness fails on what is left behind."""
+    await producer.warm(["t"])
+    Arrivals(cluster, dict.fromkeys((1, 2, 3), 0.01))
+    await producer.begin_transaction()
+    for partition in range(3):
+        await producer.submit("t", b"x", partition=partition)
+    await asyncio.sleep(0)
+    await producer.close(timeout=0)
+    assert committed(cluster) == []
+
+
+@transactional(batch_size=1000, cluster={"brokers": 3})
+async def test_keyless_records_of_a_transaction_keep_to_few_partitions(
+    cluster: FakeCluster, producer: Producer[Any, Any]
+) -> None:
+    await producer.warm(["t"])
+    used: list[set[int]] = []
+    for _ in range(30):
+        before = [cluster.committed_values("t", p) for p in range(3)]
+        async with producer.transaction():
+            for _ in range(60):
+                await producer.submit("t", bytes(90))  # 5 400 bytes, 8 000 are the limit
+        after = [cluster.committed_values("t", p) for p in range(3)]
+        used.append({p for p in range(3) if len(after[p]) > len(before[p])})
+    assert [len(partitions) for partitions in used] == [1] * 30
+    assert {p for partitions in used for p in partitions} == {0, 1, 2}, "the next chooses anew"
