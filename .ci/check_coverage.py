@@ -15,6 +15,7 @@ MODULES = (
     "aiokprod/engine/metadata.py",
     "aiokprod/engine/accumulator.py",
     "aiokprod/engine/sender.py",
+    "aiokprod/engine/settlement.py",
     "aiokprod/engine/outcome.py",
     "aiokprod/engine/producer_state.py",
     "aiokprod/net/channel.py",

@@ -121,6 +121,7 @@ class Simulation:
         )
         self.sightings = Sightings()
         self.world.sender._observer = self.sightings
+        self.world.sender._settlement._observer = self.sightings
         self.admission = Admission(
             self.world.config,
             self.world,  # type: ignore[arg-type]

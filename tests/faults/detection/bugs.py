@@ -27,6 +27,7 @@ from aiokprod.engine.outcome import SequenceAdvice
 from aiokprod.engine.partition_queue import PartitionQueue
 from aiokprod.engine.producer_state import Idempotent, NonIdempotent, PartitionSequences
 from aiokprod.engine.sender import Sender
+from aiokprod.engine.settlement import Settlement
 from aiokprod.engine.shares import NodeShares
 from aiokprod.errors import Code, Outcome, UnknownTopic
 from aiokprod.net import channel
@@ -205,14 +206,14 @@ def duplicate_sequence_is_a_failure(patch: Patch) -> None:
 @bug
 def duplicate_sequence_gets_an_invented_offset(patch: Patch) -> None:
     """aiokafka sender: a duplicate is acknowledged at -1, 0, 1, …"""
-    acknowledge = Sender._acknowledge
+    acknowledge = Settlement.acknowledge
 
     def invent(self: Any, batch: Any, base_offset: int, append_time_ms: int) -> None:
         if base_offset < 0 and batch.stamped:
             base_offset = 0
         acknowledge(self, batch, base_offset, append_time_ms)
 
-    patch.setattr(Sender, "_acknowledge", invent)
+    patch.setattr(Settlement, "acknowledge", invent)
 
 
 @bug
@@ -411,7 +412,7 @@ def one_omission_is_a_verdict(patch: Patch) -> None:
         if snapshot.partition_count(topic) is None:
             for batch in list(self.accumulator.incomplete):
                 if batch.topic_partition.topic == topic and self.accumulator.remove(batch):
-                    self.sender._fail(batch, UnknownTopic(f"{topic} does not exist"))
+                    self.sender._settlement.fail(batch, UnknownTopic(f"{topic} does not exist"))
         refresh(self, snapshot, topic, slot)
 
     patch.setattr(Runtime, "_refresh_slot", impatient)
