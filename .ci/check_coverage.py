@@ -18,6 +18,7 @@ MODULES = (
     "aiokprod/engine/settlement.py",
     "aiokprod/engine/outcome.py",
     "aiokprod/engine/producer_state.py",
+    "aiokprod/engine/idempotence.py",
     "aiokprod/net/channel.py",
 )
 

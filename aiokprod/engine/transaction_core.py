@@ -15,10 +15,11 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from aiokprod.engine.idempotence import Idempotent
 from aiokprod.engine.marker_pace import MarkerPace
 from aiokprod.engine.openings import Openings
 from aiokprod.engine.outcome import SPLIT_CODES, SequenceAdvice
-from aiokprod.engine.producer_state import Idempotent, StateRequest
+from aiokprod.engine.producer_state import StateRequest
 from aiokprod.engine.transaction_states import FATAL_PRODUCE_CODES, TRANSITIONS, TxnState
 from aiokprod.errors import (
     AbortableTransactionError,

@@ -8,7 +8,8 @@ import math
 
 import pytest
 
-from aiokprod.engine.producer_state import MAX_EPOCH, Idempotent, NonIdempotent
+from aiokprod.engine.idempotence import MAX_EPOCH, Idempotent
+from aiokprod.engine.producer_state import NonIdempotent
 from aiokprod.engine.silence import PATIENCE_S
 from aiokprod.errors import (
     AuthorizationError,

@@ -24,8 +24,9 @@ from aiokprod.engine.batch import ProducerBatch
 from aiokprod.engine.buffer_memory import BufferMemory
 from aiokprod.engine.closer import BatchCloser
 from aiokprod.engine.flush import FlushTracker
+from aiokprod.engine.idempotence import Idempotent
 from aiokprod.engine.metadata import Metadata
-from aiokprod.engine.producer_state import Idempotent, NonIdempotent, ProducerState
+from aiokprod.engine.producer_state import NonIdempotent, ProducerState
 from aiokprod.engine.sender import Sender
 from aiokprod.engine.shares import NodeShares
 from aiokprod.engine.splitter import BatchSplitter

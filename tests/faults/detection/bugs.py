@@ -15,17 +15,18 @@ from typing import Any
 import pytest
 
 from aiokprod.bulk_send import BulkSender
-from aiokprod.engine import metadata_merge, producer_state, sender
+from aiokprod.engine import idempotence, metadata_merge, settlement
 from aiokprod.engine.accumulator import RecordAccumulator
 from aiokprod.engine.batch import ProducerBatch
 from aiokprod.engine.buffer_memory import BufferMemory
 from aiokprod.engine.flush import FlushTracker
+from aiokprod.engine.idempotence import Idempotent, PartitionSequences
 from aiokprod.engine.metadata import Metadata
 from aiokprod.engine.metadata_merge import ResponseMerger
 from aiokprod.engine.metadata_schedule import UpdateSchedule
 from aiokprod.engine.outcome import SequenceAdvice
 from aiokprod.engine.partition_queue import PartitionQueue
-from aiokprod.engine.producer_state import Idempotent, NonIdempotent, PartitionSequences
+from aiokprod.engine.producer_state import NonIdempotent
 from aiokprod.engine.sender import Sender
 from aiokprod.engine.settlement import Settlement
 from aiokprod.engine.shares import NodeShares
@@ -123,13 +124,13 @@ def sequence_wraps_to_negative(patch: Patch) -> None:
     def wrap(sequence: int, by: int) -> int:
         return (sequence + by + 2**31) % 2**32 - 2**31
 
-    patch.setattr(producer_state, "increment_sequence", wrap)
+    patch.setattr(idempotence, "increment_sequence", wrap)
 
 
 @bug
 def epoch_beyond_its_end(patch: Patch) -> None:
     """F35: the epoch counts past 32767 instead of asking for a new producer id."""
-    patch.setattr(producer_state, "MAX_EPOCH", 10**9)
+    patch.setattr(idempotence, "MAX_EPOCH", 10**9)
 
 
 @bug
@@ -283,13 +284,13 @@ def split_parts_are_sent_backwards(patch: Patch) -> None:
 
 
 def _rated(patch: Patch, codes: set[int]) -> None:
-    original = sender.error_code
+    original = settlement.error_code
 
     def lenient(number: int) -> Any:
         row = original(number)
         return dataclasses.replace(row, outcome=Outcome.REJECTED) if number in codes else row
 
-    patch.setattr(sender, "error_code", lenient)
+    patch.setattr(settlement, "error_code", lenient)
 
 
 @bug
@@ -317,18 +318,18 @@ def disconnect_called_definite(patch: Patch) -> None:
 @bug
 def missing_partition_hangs(patch: Patch) -> None:
     """aiokafka 0.14: a partition left out of the answer leaves its batch in nobody's hands."""
-    answers = sender.partition_answers
+    answers = settlement.partition_answers
 
     def only_present(call: Any, body: Any, version: int) -> Any:
         return [pair for pair in answers(call, body, version) if pair[1] is not None]
 
-    patch.setattr(sender, "partition_answers", only_present)
+    patch.setattr(settlement, "partition_answers", only_present)
 
 
 @bug
 def second_entry_for_a_partition_wins(patch: Patch) -> None:
     """kfake TestAuditProduceDuplicateResponseEntryKeepsHook."""
-    answers = sender.partition_answers
+    answers = settlement.partition_answers
 
     def last(call: Any, body: Any, version: int) -> Any:
         reversed_body = dataclasses.replace(
@@ -340,7 +341,7 @@ def second_entry_for_a_partition_wins(patch: Patch) -> None:
         )
         return answers(call, reversed_body, version)
 
-    patch.setattr(sender, "partition_answers", last)
+    patch.setattr(settlement, "partition_answers", last)
 
 
 @bug
