@@ -105,10 +105,6 @@ class Runtime:
             client_id=client_id,
             software_version=version,
         )
-        sticky_limit = max(1, config.batch_size)
-        if config.transactional_id is not None:
-            # Every partition more costs a transaction an addition and a marker.
-            sticky_limit = max(sticky_limit, config.elastic_batch_size)
         self.accumulator = RecordAccumulator(
             config,
             loop=loop,
@@ -119,7 +115,8 @@ class Runtime:
             choose_partition=self._choose_sticky,
             admit=self.state.admit,
             wakeup=self._wakeup,
-            sticky_limit=sticky_limit,
+            # Every partition more costs a transaction an addition and a marker.
+            sticky_to_growth=config.transactional_id is not None,
         )
         self.sender = Sender(
             config,
@@ -141,7 +138,7 @@ class Runtime:
             slow_submit=slow_submit,
             unix_ms=environment.unix_ms,
             max_request_size=config.max_request_size,
-            sticky_limit=sticky_limit,
+            sticky_limit=self.accumulator.sticky_limit,
             ignore_keys=config.partitioner_ignore_keys,
         )
         self._driver = self._transaction_driver()

@@ -83,15 +83,15 @@ class RecordAccumulator:
         choose_partition: Callable[[TopicSlot], int],
         admit: Callable[[TopicPartition], None],
         wakeup: Callable[[], None],
-        sticky_limit: int,
+        sticky_to_growth: bool = False,
     ) -> None:
         self._batch_size = max(1, min(settings.batch_size, settings.max_request_size))
-        self._sticky_limit = sticky_limit
         self._growth_limit = min(
             settings.elastic_batch_size,
             settings.max_request_size,
             settings.buffer_memory // _LEAST_BATCHES,
         )
+        self.sticky_limit = max(self._batch_size, self._growth_limit * sticky_to_growth)
         self._growth_charge = settings.buffer_memory // _LEAST_BATCHES
         self._rigid_topics: set[str] = set()  # whose brokers have refused a batch for its size
         self._linger = settings.linger_ms / 1000
@@ -143,7 +143,7 @@ class RecordAccumulator:
             sticky = topic.sticky
             if (
                 sticky < 0
-                or topic.sticky_bytes >= self._sticky_limit
+                or topic.sticky_bytes >= self.sticky_limit
                 or self._shares.exceeded(topic.slots[sticky].node)
             ):
                 topic.sticky = self._choose_partition(topic)
@@ -394,6 +394,10 @@ class RecordAccumulator:
         batch.queue.insert(batch)
         self.place(batch.queue, now)
 
+    def keep_small(self, topic: str) -> None:
+        """A broker found a batch of the topic too large: they grow no more."""
+        self._rigid_topics.add(topic)
+
     def split(
         self, batch: ProducerBatch, payload: bytes, limit: int, now: float
     ) -> list[ProducerBatch]:
@@ -420,7 +424,6 @@ class RecordAccumulator:
         batch.core.charged = batch.held = 0
         self._flushes.replace(batch, parts)
         self._closer.reset_ratio(queue.topic)
-        self._rigid_topics.add(queue.topic)
         self.settle(batch)
         for part in parts:
             queue.insert(part)

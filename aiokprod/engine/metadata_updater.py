@@ -50,7 +50,8 @@ class MetadataUpdater:
     """Keeps one `Metadata` fresh through one `BrokerClient`.
 
     At most one request is under way; if its node says nothing for a second, one other node gets it
-    as well (Java waits for request.timeout.ms), and the first answer counts. Wire `client`'s events
+    as well (Java waits for request.timeout.ms), and the first answer counts; if one of the two
+    fails, a third node takes its place. Wire `client`'s events
     to `wake`, `on_network` and `on_disconnect`; run `run()` as a task of the producer. Every error
     of brokers and network ends in the cache; what `run` raises is a bug and must fail the producer.
 
@@ -81,7 +82,8 @@ class MetadataUpdater:
         self._wake = asyncio.Event()
         self._stuck = False  # something is to be asked, and nobody can be asked now
         self._plan: UpdatePlan | None = None  # of the request under way
-        self._asked: set[int] = set()  # nodes that have it and did not answer
+        self._asked: set[int] = set()  # nodes that got it
+        self._owing = 0  # of these, how many owe an answer
         self._ask_again_at = math.inf  # another node, if none has answered by then
         self._response: Response | None = None  # arrived, not yet looked at
         self._trying_since: float | None = None
@@ -162,6 +164,7 @@ class MetadataUpdater:
         if node_id is not None and self._client.ready(node_id, now):
             self._plan = self._metadata.plan(now)
             self._asked.clear()
+            self._owing = 0
             self._ask_again_at = now + PATIENCE_S
             self._send(self._plan, node_id, now)
             if self._on_request_sent is not None:
@@ -234,6 +237,7 @@ class MetadataUpdater:
             allow_auto_topic_creation=self._auto_create,
         )
         self._asked.add(node_id)
+        self._owing += 1
         logger.debug("asking node %d for metadata of %d topics", node_id, len(plan.topics))
         on_done = partial(self._on_done, plan)
         self._client.send(node_id, request, on_done, now, timeout=self._request_timeout)
@@ -253,9 +257,11 @@ class MetadataUpdater:
     def _on_done(self, plan: UpdatePlan, response: Response) -> None:
         if plan is not self._plan or self._response is not None:
             return  # another node was quicker
-        self._asked.discard(response.node_id)
-        if response.error is not None and self._asked:
-            return  # the other one may still answer
+        self._owing -= 1
+        if response.error is not None and self._owing:
+            self._ask_again_at = -math.inf  # the other one may still answer, and a third may, too
+            self._wake.set()
+            return
         # Only kept: a failure in handling it belongs to this coroutine, not to the connection.
         self._response = response
         self._wake.set()

@@ -54,14 +54,19 @@ class Openings:
 
     def may_send(self, topic_partition: TopicPartition) -> bool:
         """May a batch of this partition leave now?"""
-        return topic_partition in self._joined or self._held_until() <= self._loop.time()
+        if topic_partition in self._joined:
+            return True
+        until = self._held_until()
+        if until <= self._loop.time():
+            return True
+        if self._timer is None:
+            self._timer = self._loop.call_at(until, self._look)
+        return False
 
     def sent(self, batch: ProducerBatch) -> None:
         """A batch is about to leave."""
         if batch.topic_partition not in self._joined:
             self._first.append(batch)
-            if self._timer is None:
-                self._timer = self._loop.call_later(self._hold, self._look)
 
     def acknowledged(self, batch: ProducerBatch) -> None:
         """Its partition belongs to the transaction."""
@@ -75,13 +80,12 @@ class Openings:
         return PATIENCE_S if quick else LEADER_PAUSE_S
 
     def _held_until(self) -> float:
-        self._first = [batch for batch in self._first if batch.on_wire]
-        return max((batch.sent_at for batch in self._first), default=-self._hold) + self._hold
+        """By the latest batch on the wire; those behind it in the list were sent before."""
+        first = self._first
+        while first and not first[-1].on_wire:
+            first.pop()
+        return first[-1].sent_at + self._hold if first else 0.0
 
     def _look(self) -> None:
-        until = self._held_until()
-        if until > self._loop.time():
-            self._timer = self._loop.call_at(until, self._look)
-        else:
-            self._timer = None
-            self._on_ready()
+        self._timer = None
+        self._on_ready()  # who still has to wait sets it anew

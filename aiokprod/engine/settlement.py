@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from aiokprod.cluster import Node
 from aiokprod.engine.outcome import (
+    SPLIT_CODES,
     Action,
     SequenceAdvice,
     batch_error,
@@ -181,6 +182,8 @@ class Settlement:
     ) -> None:
         """Decide on a batch whose attempt failed."""
         batch.last_failure = (code.name, cause)
+        if code.number in SPLIT_CODES:
+            self._accumulator.keep_small(batch.queue.topic)
         log_start = answer.log_start_offset if answer is not None else -1
         advice = self._state.advise(batch, code.number, log_start)
         action = decide(

@@ -117,6 +117,7 @@ class TransactionCore(Idempotent):
         started: the coordinator may have something to end.
         uncertain: a request that starts a transaction was sent and not answered.
         prepared: the open transaction is complete, and ended by somebody else.
+        confirmed: the coordinator has begun the open transaction.
         awaits_markers: nothing is sent before those of the transaction before are written.
     """
 
@@ -145,6 +146,7 @@ class TransactionCore(Idempotent):
         self.started = False
         self.uncertain = False
         self.prepared = False
+        self.confirmed = False
         self.awaits_markers = False
         self._pace = MarkerPace()
         self._openings = Openings(loop, on_ready)
@@ -233,6 +235,7 @@ class TransactionCore(Idempotent):
         """As idempotent."""
         self._pace.answered(self._loop.time())
         self._openings.acknowledged(batch)
+        self.confirmed = True
         super().on_success(batch, base_offset)
 
     def on_split(self, batch: ProducerBatch, parts: list[ProducerBatch]) -> None:

@@ -224,6 +224,12 @@ class TransactionDriver:
         def on_lost() -> None:
             ending.lost = True
 
+        if self._last_end is not None and not manager.confirmed:
+            # While markers of the transaction before are being written, the coordinator takes an
+            # end of this one for a fenced producer's. What it answers to the old one is no matter.
+            before = await self._exchange(Call.END, Work.END, self._last_end)
+            if before.verdict is None:
+                return
         ending.sent = True
         result = await self._exchange(Call.END, Work.END, request, on_lost=on_lost)
         if result.verdict is Verdict.OK:

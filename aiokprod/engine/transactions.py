@@ -80,6 +80,7 @@ class TransactionManager(TransactionCore):
         self.tv2 = self._version() >= SECOND_PROTOCOL
         self.error = None
         self.started = self.uncertain = self._needs_bump = self.prepared = False
+        self.confirmed = False
         self._discard = None
         self.members.clear()
         self._openings.reset()
@@ -253,6 +254,7 @@ class TransactionManager(TransactionCore):
 
     def offsets_accepted(self, job: OffsetsJob) -> None:
         """The group's coordinator has them."""
+        self.confirmed = True
         if self.offsets and self.offsets[0] is job:
             self.offsets.popleft()
         resolve(job.done, None)

@@ -52,7 +52,8 @@ class LoopThread:
         asyncio.set_event_loop(self.loop)
         try:
             self.loop.run_forever()
-            self.loop.run_until_complete(self._end())
+            with contextlib.suppress(RuntimeError):  # stopped again before that was done
+                self.loop.run_until_complete(self._end())
         finally:
             self.loop.close()
 
@@ -79,12 +80,15 @@ class LoopThread:
             raise
 
     def stop(self, within: float) -> None:
-        """End what runs, close what is kept, and end the thread; waits `within` seconds for that.
+        """End what runs, close what is kept, and end the thread; waits `within` seconds for that,
+        and as long again if the thread has to end without.
 
         The thread must not outlive the interpreter: a uvloop that wakes after it crashes.
         """
-        self.loop.call_soon_threadsafe(self.loop.stop)
-        self._thread.join(within)
+        for _ in range(2):
+            with contextlib.suppress(RuntimeError):  # closed meanwhile
+                self.loop.call_soon_threadsafe(self.loop.stop)
+            self._thread.join(within)
 
     # -- on the loop ----------------------------------------------------------------------------
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -70,11 +70,11 @@ class World:
         """A request is under way."""
         return self.client.open > 0
 
-    def up(self) -> None:
-        """Brokers 1 and 2 and topic t with two partitions are known."""
+    def up(self, brokers: Sequence[int] = (1, 2)) -> None:
+        """The brokers and topic t with two partitions are known."""
         self.metadata.touch("t", self.now)
         self.step()
-        self.finish(answer(topic("t", 2)))
+        self.finish(answer(topic("t", 2), brokers=brokers))
 
 
 def make(client: FakeClient | None = None, **settings: Any) -> World:
@@ -128,9 +128,9 @@ def test_at_most_one_request_is_under_way() -> None:
     assert len(world.client.sent) == 1
 
 
-def asked_twice() -> tuple[World, Sent, Sent]:
+def asked_twice(brokers: Sequence[int] = (1, 2)) -> tuple[World, Sent, Sent]:
     world = make()
-    world.up()
+    world.up(brokers)
     world.metadata.request_update()
     world.step(5)
     assert world.step(PATIENCE_S - 0.01) == pytest.approx(0.01)
@@ -167,6 +167,24 @@ def test_request_has_failed_once_both_nodes_have(order: tuple[int, int]) -> None
     world.step()
     assert isinstance(world.metadata.last_error, RequestTimedOut)
     assert world.metadata.next_update_at(world.now) < world.now + 1
+
+
+def test_third_node_is_asked_once_one_of_two_has_failed() -> None:
+    world, first, second = asked_twice((1, 2, 3))
+    world.client.down[first.node_id] = math.inf
+    first.fail(Disconnected("gone"))
+    assert world.step() == math.inf
+    third = world.client.sent[-1]
+    assert {first.node_id, second.node_id, third.node_id} == {1, 2, 3}
+    world.client.down[second.node_id] = math.inf
+    second.fail(Disconnected("gone"))
+    for _ in range(3):
+        assert world.step(PATIENCE_S) == pytest.approx(PATIENCE_S), "nobody else is left to ask"
+    assert len(world.client.sent) == 4, "and nobody is asked again"
+    third.succeed(answer(topic("t", 3), brokers=(1, 2, 3)))
+    world.step()
+    assert world.metadata.last_error is None
+    assert world.metadata.lookup("t") is not None
 
 
 def test_silent_node_without_another_one_is_waited_for() -> None:

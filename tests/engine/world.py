@@ -510,7 +510,6 @@ class World:
             choose_partition=self.choose,
             admit=self.state.admit,
             wakeup=self._wakeup,
-            sticky_limit=max(1, config.batch_size),
         )
         self.sender = Sender(
             config,

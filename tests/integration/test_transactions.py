@@ -262,6 +262,7 @@ async def copy_under_fire(cluster: KafkaCluster, source: str, target: str) -> fl
     try:
         for number in range(1, KILLS + 1):
             await sent(process, RECORDS // 5, 120)
+            await asyncio.sleep(random.uniform(0, 0.1))  # before, within and after the commit
             process.kill()
             await process.wait()
             process = await copier(servers, source, target, number)

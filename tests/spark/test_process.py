@@ -64,6 +64,7 @@ from aiokprod.spark.process import loop_thread
 class Item:
     async def close(self, timeout=None):
         print("closed", flush=True)
+        await asyncio.sleep(float(sys.argv[2]))
 
 async def wait():
     try:
@@ -82,24 +83,26 @@ thread = loop_thread(sys.argv[1])
 thread.run(keep(thread))
 thread.start(wait())
 thread.run(asyncio.sleep(0))
-thread.loop.call_soon_threadsafe(thread.loop.call_later, 0.05, print, "too late")
+thread.loop.call_soon_threadsafe(thread.loop.call_later, float(sys.argv[3]), print, "too late")
 # Something of C holds up the process after the interpreter has gone, until the input ends.
 libc = ctypes.CDLL(None)
 libc.__cxa_atexit(ctypes.cast(libc.getchar, ctypes.c_void_p), None, None)
 """
 
 
+@pytest.mark.parametrize("closing", [0, 60], ids=["at once", "slowly"])
 @pytest.mark.parametrize("kind", ["asyncio", "uvloop"])
-def test_loop_thread_ends_with_the_interpreter(kind: str) -> None:
+def test_loop_thread_ends_with_the_interpreter(kind: str, closing: int) -> None:
     with subprocess.Popen(
-        [sys.executable, "-W", "error", "-c", LEAVING, kind],
+        [sys.executable, "-W", "error", "-c", LEAVING, kind, str(closing),
+         str(process.EXIT_SECONDS + 0.3 if closing else 0.05)],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     ) as leaving:  # fmt: skip
         assert leaving.stdin is not None
         assert leaving.stdout is not None
         assert [leaving.stdout.readline(), leaving.stdout.readline()] == ["cancelled\n", "closed\n"]
         with pytest.raises(subprocess.TimeoutExpired):
-            leaving.wait(0.5)
+            leaving.wait(0.5 + (closing and 2 * process.EXIT_SECONDS))
         out, err = leaving.communicate("")
     assert (leaving.returncode, out, err) == (0, "", "")
 

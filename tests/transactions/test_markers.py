@@ -28,6 +28,7 @@ from tests.transactions.kit import (
     ADD_PARTITIONS,
     END,
     ID,
+    PRODUCE,
     committed,
     one,
     stable,
@@ -160,6 +161,25 @@ async def test_markers_as_slow_as_before_asked_for_about_twice(
         await one(producer, b"%d" % number)
     assert cluster.count(END) - ends <= 30 * (1 + 2.2), "3 without looking back"
     assert (now() - started) / 30 < 0.018, "19 ms without looking back"
+
+
+@pytest.mark.parametrize("denied", [True, False])
+@transactional(cluster={"marker_s": 0.5})
+async def test_markers_abort_before_anything_was_taken_is_not_mistaken_for_a_fenced_one(
+    cluster: FakeCluster, producer: Producer[Any, Any], denied: bool
+) -> None:
+    await producer.start()
+    await one(producer, b"0")
+    await producer.begin_transaction()
+    refused = refuse(Code.TOPIC_AUTHORIZATION_FAILED)
+    admit = cluster.control(PRODUCE, refused if denied else lambda request: None)
+    await producer.submit("t", b"1", partition=0)
+    await asyncio.sleep(0.03)
+    await producer.abort_transaction()
+    admit()
+    await one(producer, b"2")
+    await asyncio.sleep(1)
+    assert committed(cluster) == [b"0", b"2"]
 
 
 def every_other(reaction: Reaction) -> Any:

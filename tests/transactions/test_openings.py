@@ -10,7 +10,8 @@ import pytest
 
 from aiokprod import Producer
 from aiokprod.engine.openings import LEADER_PAUSE_S, PATIENCE_S
-from aiokprod.testing.fake_cluster import FakeCluster, Reaction, Request, delay
+from aiokprod.error_codes import Code
+from aiokprod.testing.fake_cluster import FakeCluster, Reaction, Request, TopicConfig, delay
 from tests.faults.kit import now
 from tests.transactions.kit import END, PRODUCE, committed, transactional
 
@@ -95,6 +96,34 @@ async def test_silent_leader_holds_up_the_others_for_a_moment_only(
 
 
 @transactional(cluster={"brokers": 3})
+async def test_batch_tried_again_holds_up_the_others_for_a_moment_only(
+    cluster: FakeCluster, producer: Producer[Any, Any]
+) -> None:
+    await producer.warm(["t"])
+    home = {cluster.leader_of("t", p).broker_id: p for p in range(3)}
+    reactions = [
+        Reaction(process=False, error=Code.REQUEST_TIMED_OUT, after_s=0.3),
+        Reaction(before_s=5.0),
+    ]
+    again = asyncio.Event()
+
+    def react(request: Request) -> Reaction | None:
+        if len(reactions) == 1:
+            again.set()
+        return reactions.pop(0) if reactions else None
+
+    cluster.control(PRODUCE, react, broker_id=1)
+    async with producer.transaction(timeout=60):
+        slow = await producer.submit("t", b"slow", partition=home[1])
+        await again.wait()
+        before = now()
+        await producer.send("t", b"other", partition=home[2])
+        assert now() - before < PATIENCE_S + 0.02
+        await slow
+    assert sorted(committed(cluster)) == [b"other", b"slow"]
+
+
+@transactional(cluster={"brokers": 3})
 async def test_partition_that_joined_waits_for_nobody(
     cluster: FakeCluster, producer: Producer[Any, Any], tv: int
 ) -> None:
@@ -128,6 +157,36 @@ async def test_close_while_leaders_wait_leaves_no_timer(
     await asyncio.sleep(0)
     await producer.close(timeout=0)
     assert committed(cluster) == []
+
+
+@transactional(cluster={"brokers": 1})
+async def test_topic_that_takes_no_grown_batch_costs_one_abort_at_most(
+    cluster: FakeCluster, producer: Producer[Any, Any]
+) -> None:
+    """Also if each answer to a grown batch is lost, so that it cannot be divided."""
+    cluster.create_topic("small", 1, config=TopicConfig(max_message_bytes=300_000))
+    attempts = 0
+
+    def lose(request: Request) -> Reaction | None:
+        sizes = [len(p.records) for t in request.body.topic_data for p in t.partition_data]
+        return lost() if max(sizes) > 300_000 and request.time < give_up else None
+
+    async def body(txn: Any) -> None:
+        nonlocal attempts, give_up
+        attempts += 1
+        give_up = now() + 0.05
+        for _ in range(2000):
+            await producer.submit("small", bytes(1000), partition=0)
+
+    def lost() -> Reaction:
+        return Reaction(process=False, silent=True, close=True)
+
+    give_up = 0.0
+    await producer.warm(["small"])
+    cluster.control(PRODUCE, lose)
+    await producer.run_transaction(body, timeout=300)
+    assert attempts == 2
+    assert len(committed(cluster, "small")) == 2000
 
 
 @transactional(batch_size=1000, cluster={"brokers": 3})

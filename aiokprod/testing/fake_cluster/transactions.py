@@ -147,19 +147,20 @@ class TransactionModel:
     def end(self, name: str, epoch: int, *, commit: bool, tv2: bool) -> tuple[Code, int, int]:
         """EndTxn: (code, producer id, epoch of the next transaction)."""
         entry = self.ids[name]
-        prepared = Phase.PREPARE_COMMIT if commit else Phase.PREPARE_ABORT
         complete = Phase.COMPLETE_COMMIT if commit else Phase.COMPLETE_ABORT
         repeated = tv2 and epoch == entry.last_epoch and entry.phase is not Phase.ONGOING
-        if epoch != entry.epoch and not repeated:
+        # With the second protocol the epoch is that of the next transaction once one is prepared.
+        current = epoch == entry.epoch and not (tv2 and entry.phase in _PREPARING)
+        if not (current or repeated):
             return Code.PRODUCER_FENCED, -1, -1
         code = Code.NONE
         if entry.phase is Phase.ONGOING:
             if tv2:
                 self._bump(entry, known=True)
             self._prepare(entry, commit=commit)
-        elif entry.phase is prepared:
+        elif entry.phase in _PREPARING:
             code = Code.CONCURRENT_TRANSACTIONS
-        elif tv2 and not repeated and not commit and entry.phase not in _PREPARING:
+        elif tv2 and not repeated and not commit:
             # Every produce failed: the client cannot know that nothing was opened.
             self._bump(entry, known=True)
             entry.phase = Phase.COMPLETE_ABORT
