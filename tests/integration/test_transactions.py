@@ -88,6 +88,34 @@ def test_transactions_with_aborts_committed_ones_visible_in_order(
     assert read_committed(cluster.bootstrap_servers, topic) == wanted
 
 
+def test_abort_right_after_a_commit_leaves_the_producer_usable(
+    cluster: KafkaCluster, run: Callable, topic: str
+) -> None:
+    """While the markers of the commit are still being written, whatever of the new transaction the
+    brokers have seen."""
+    dice = random.Random(5)
+
+    async def scenario() -> None:
+        await cluster.create_topic(topic, partitions=PARTITIONS)
+        async with Producer(
+            bootstrap_servers=cluster.bootstrap_servers, transactional_id=topic
+        ) as producer:
+            for number in range(30):
+                async with producer.transaction():
+                    for partition in range(PARTITIONS):
+                        await producer.submit(topic, b"%d" % number, partition=partition)
+                await producer.begin_transaction()
+                await producer.submit(topic, b"aborted", partition=number % PARTITIONS)
+                await asyncio.sleep(dice.choice([0.0, 0.002, 0.01, 0.03]))
+                await producer.abort_transaction()
+
+    run(scenario())
+    wanted = [b"%d" % number for number in range(30)]
+    assert read_committed(cluster.bootstrap_servers, topic) == dict.fromkeys(
+        range(PARTITIONS), wanted
+    )
+
+
 def test_restart_same_id_fences_and_aborts(
     cluster: KafkaCluster, run: Callable, topic: str
 ) -> None:
