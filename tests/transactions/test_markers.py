@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from aiokprod import Producer
+from aiokprod import KafkaTimeout, Producer
 from aiokprod.engine.marker_pace import (
     BACK_TO_BACK_S,
     LEADER_PAUSE_S,
@@ -180,6 +180,35 @@ async def test_markers_abort_before_anything_was_taken_is_not_mistaken_for_a_fen
     await one(producer, b"2")
     await asyncio.sleep(1)
     assert committed(cluster) == [b"0", b"2"]
+
+
+@pytest.mark.parametrize("heal", ["answers", "close"])
+@transactional(cluster={"marker_s": 3.0}, request_timeout_ms=500)
+async def test_markers_early_abort_without_an_answer_ends_in_time_and_resumes(
+    cluster: FakeCluster, producer: Producer[Any, Any], heal: str, tv: int
+) -> None:
+    if tv == 1:
+        return  # the coordinator knows nothing of it yet, and is not asked
+    await producer.start()
+    await one(producer, b"0")
+    await producer.begin_transaction()
+    await producer.submit("t", b"1", partition=0)
+    await asyncio.sleep(0.03)
+    answer = cluster.control(END, lose_request())
+    started = now()
+    with pytest.raises(KafkaTimeout):
+        await producer.abort_transaction(timeout=2.0)
+    assert now() - started == pytest.approx(2.0, abs=0.01)
+    if heal == "close":
+        await producer.close(timeout=1.0)
+        assert now() - started < 3.1
+        return
+    answer()
+    await producer.abort_transaction(timeout=10.0)
+    await one(producer, b"2")
+    await asyncio.sleep(4)
+    assert committed(cluster) == [b"0", b"2"]
+    assert cluster.transactions.ids[ID].history[0] is True
 
 
 def every_other(reaction: Reaction) -> Any:
