@@ -107,9 +107,9 @@ class Idempotent(WithoutTransactions):
     """
 
     def __init__(self, backoff: Callable[[int], float], on_ready: Callable[[], None]) -> None:
+        super().__init__()
         self.producer_id = NO_PRODUCER_ID
         self.epoch = -1
-        self.fatal_error: KafkaError | None = None
         self._backoff = backoff
         self._on_ready = on_ready
         self._attempts = 0
@@ -118,15 +118,6 @@ class Idempotent(WithoutTransactions):
         self._failure: KafkaError | None = None
         self._partitions: dict[TopicPartition, PartitionSequences] = {}
         self._planned: set[TopicPartition] = set()
-
-    def admit(self, topic_partition: TopicPartition) -> None:
-        """Raises the fatal error, if there is one."""
-        if self.fatal_error is not None:
-            raise self.fatal_error.copy()
-
-    def on_fatal(self, error: KafkaError) -> None:
-        """The first one stands."""
-        self.fatal_error = self.fatal_error or error
 
     # -- sequences ------------------------------------------------------------------------------
 

@@ -18,7 +18,7 @@ from typing import Final
 BACK_TO_BACK_S: Final = 0.1
 """A transaction that begins later than this after the end of the one before finds it complete."""
 
-LEADER_PAUSE_S: Final = 0.018
+REPEATED_S: Final = 0.018
 """First batches that take less do not wait for a repetition at their leader: its 20 ms, less what
 clocks are worth."""
 WEIGHT: Final = 0.2
@@ -70,7 +70,7 @@ class MarkerPace:
 
     def _choice(self) -> bool:
         without = self._average.get(False)
-        if without is None or without < LEADER_PAUSE_S:
+        if without is None or without < REPEATED_S:
             return False
         quicker = self._average.get(True, 0.0) < without
         self._since_other += 1

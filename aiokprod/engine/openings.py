@@ -43,6 +43,7 @@ class Openings:
         self._first: list[ProducerBatch] = []
         self._timer: asyncio.TimerHandle | None = None
         self._took: deque[float] = deque(maxlen=_MEMORY)
+        self._hold = PATIENCE_S
 
     def reset(self) -> None:
         """A new transaction, or none any more."""
@@ -73,11 +74,8 @@ class Openings:
         if batch.topic_partition not in self._joined:
             self._joined.add(batch.topic_partition)
             self._took.append(self._loop.time() - batch.sent_at)
-
-    @property
-    def _hold(self) -> float:
-        quick = not self._took or min(self._took) < LEADER_PAUSE_S
-        return PATIENCE_S if quick else LEADER_PAUSE_S
+            quick = min(self._took) < LEADER_PAUSE_S
+            self._hold = PATIENCE_S if quick else LEADER_PAUSE_S
 
     def _held_until(self) -> float:
         """By the latest batch on the wire; those behind it in the list were sent before."""

@@ -105,7 +105,20 @@ class ProducerState(Protocol):
 
 
 class WithoutTransactions:
-    """The hooks that concern transactions only, for producers without."""
+    """What producers without transactions have in common: a fatal error stays, and the hooks that
+    concern transactions do nothing."""
+
+    def __init__(self) -> None:
+        self.fatal_error: KafkaError | None = None
+
+    def admit(self, topic_partition: TopicPartition) -> None:
+        """Raises the fatal error, if there is one."""
+        if self.fatal_error is not None:
+            raise self.fatal_error.copy()
+
+    def on_fatal(self, error: KafkaError) -> None:
+        """The first one stands."""
+        self.fatal_error = self.fatal_error or error
 
     @property
     def transactional_id(self) -> str | None:
@@ -139,17 +152,8 @@ class NonIdempotent(WithoutTransactions):
     """No producer id: retries may duplicate, and reorder with several requests in flight."""
 
     def __init__(self, *, guarantee_order: bool) -> None:
+        super().__init__()
         self._guarantee_order = guarantee_order
-        self.fatal_error: KafkaError | None = None
-
-    def admit(self, topic_partition: TopicPartition) -> None:
-        """Raises the fatal error, if there is one."""
-        if self.fatal_error is not None:
-            raise self.fatal_error.copy()
-
-    def on_fatal(self, error: KafkaError) -> None:
-        """The first one stands."""
-        self.fatal_error = self.fatal_error or error
 
     def may_drain(self, queue: PartitionQueue, batch: ProducerBatch) -> bool:
         """One batch per partition on the wire, if only that keeps order (Java: mute)."""

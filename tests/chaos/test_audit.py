@@ -142,8 +142,19 @@ def test_trend_tells_growth_from_noise() -> None:
     growing = trend(seconds, 100 + noise + seconds / 3600 * 4)
     assert not growing.flat(1.0)
     assert growing.slope == pytest.approx(4, abs=1)
+    assert growing.low < 4 < growing.high
     with pytest.raises(ValueError, match="too few"):
         trend([1.0, 2.0], [1.0, 2.0])
+
+
+@pytest.mark.parametrize("at", [300, 800, 1500])
+def test_one_step_is_no_trend_but_several_are(at: int) -> None:
+    seconds = np.arange(0, 1800, 5.0)
+    once = trend(seconds, 88.4 + 1.09 * (seconds > at))
+    assert once.flat(1.0)
+    often = trend(seconds, 88.4 + 1.09 * (seconds // 450))
+    assert not often.flat(1.0)
+    assert often.slope == pytest.approx(1.09 * 8, abs=1)
 
 
 def test_rates_are_told_of_each_producer_and_of_both(tmp_path) -> None:

@@ -1,4 +1,10 @@
-"""Does a quantity grow? A line through its samples, and how sure one can be of its slope."""
+"""Does a quantity grow? The slope through its samples, and how sure one can be of it.
+
+Theil and Sen's estimator: the median of the slopes between all pairs. One step, as an allocator
+makes that takes its next arena, hardly moves it; growth, also in several steps, does.
+
+Source: P. K. Sen, Estimates of the regression coefficient based on Kendall's tau, 1968.
+"""
 
 from __future__ import annotations
 
@@ -8,47 +14,50 @@ from dataclasses import dataclass
 
 import numpy as np
 
-SURE = 2.0
-"""Standard errors by which a slope must differ from the limit to count."""
+SURE = 1.96
+"""Standard deviations: 95 % of a normal distribution lie within."""
 BLOCKS = 12
-"""Neighbouring samples depend on each other, so the error is taken from the means of so many
-blocks instead of from all samples."""
+"""Neighbouring samples depend on each other, so slopes are taken between the means of so many
+blocks."""
 
 
 @dataclass(frozen=True)
 class Trend:
-    """Slope per hour with its standard error; first and last level (means of a quarter)."""
+    """Slope per hour, the ends of its 95 % interval; first and last level (means of a quarter)."""
 
     slope: float
-    error: float
+    low: float
+    high: float
     first: float
     last: float
 
     def flat(self, limit: float) -> bool:
         """The slope is within `limit`, or not surely above it."""
-        return self.slope - SURE * self.error <= limit
+        return self.low <= limit
 
     def __str__(self) -> str:
         return (
-            f"{self.first:.2f} -> {self.last:.2f}, slope {self.slope:+.3f} ± {self.error:.3f} per h"
+            f"{self.first:.2f} -> {self.last:.2f}, "
+            f"slope {self.slope:+.3f} ({self.low:+.3f} … {self.high:+.3f}) per h"
         )
 
 
 def trend(seconds: Sequence[float], values: Sequence[float]) -> Trend:
-    """Least squares over block means. At least two samples per block are needed."""
+    """Over block means. At least two samples per block are needed."""
     count = len(values)
     if count < 2 * BLOCKS:
         raise ValueError(f"{count} samples are too few for a trend: at least {2 * BLOCKS}")
     hours = np.array([part.mean() for part in np.array_split(np.asarray(seconds), BLOCKS)]) / 3600
     levels = np.array([part.mean() for part in np.array_split(np.asarray(values, float), BLOCKS)])
-    slope, level = np.polyfit(hours, levels, 1)
-    rest = levels - (slope * hours + level)
-    spread = float(((hours - hours.mean()) ** 2).sum())
-    error = math.sqrt(float((rest**2).sum()) / (BLOCKS - 2) / spread)
+    one, other = np.triu_indices(BLOCKS, 1)
+    slopes = np.sort((levels[other] - levels[one]) / (hours[other] - hours[one]))
+    spread = SURE * math.sqrt(BLOCKS * (BLOCKS - 1) * (2 * BLOCKS + 5) / 18)  # of Kendall's tau
+    rank = math.floor((len(slopes) - spread) / 2)
     quarter = max(1, count // 4)
     return Trend(
-        float(slope),
-        error,
+        float(np.median(slopes)),
+        float(slopes[rank]),
+        float(slopes[-1 - rank]),
         float(np.mean(values[:quarter])),
         float(np.mean(values[-quarter:])),
     )

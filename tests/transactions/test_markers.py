@@ -10,7 +10,7 @@ import pytest
 from aiokprod import KafkaTimeout, Producer
 from aiokprod.engine.marker_pace import (
     BACK_TO_BACK_S,
-    LEADER_PAUSE_S,
+    REPEATED_S,
     TRY_OTHER,
     MarkerPace,
 )
@@ -35,7 +35,7 @@ from tests.transactions.kit import (
     transactional,
 )
 
-FAST, SLOW = LEADER_PAUSE_S / 2, LEADER_PAUSE_S * 1.5
+FAST, SLOW = REPEATED_S / 2, REPEATED_S * 1.5
 
 
 class Course:
