@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -9,6 +10,8 @@ from typing import Any, NamedTuple
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
+
+from aiokprod.testing.kafka_cluster import KafkaCluster
 
 ALL_COLUMNS = (
     "key binary, value binary, topic string, partition int, timestamp timestamp, "
@@ -124,6 +127,11 @@ def wait_for(done: Callable[[], object], what: str, seconds: float = 60.0) -> No
     while not done():
         assert time.monotonic() < give_up, f"waited {seconds} s for {what}"
         time.sleep(0.05)
+
+
+def arrived(broker: KafkaCluster, topic: str) -> int:
+    """Records in a topic, readable or not; also while more come faster than one could read."""
+    return sum(asyncio.run(broker.end_offsets(topic)).values())
 
 
 def batches_done(query: Any) -> int:

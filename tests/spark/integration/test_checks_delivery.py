@@ -16,7 +16,14 @@ from pyspark.sql import functions as f
 
 from aiokprod.spark import register
 from aiokprod.testing.kafka_cluster import KafkaCluster
-from tests.spark.integration.kit import assert_numbers, numbers, read_back, sink, wait_for
+from tests.spark.integration.kit import (
+    arrived,
+    assert_numbers,
+    numbers,
+    read_back,
+    sink,
+    wait_for,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -58,7 +65,7 @@ def test_check_12_broker_restart_loses_nothing(
 
     def restart() -> None:
         try:
-            wait_for(lambda: read_back(broker.bootstrap_servers, topic)[:1], "first records")
+            wait_for(lambda: arrived(broker, topic), "first records")
             asyncio.run(broker.kill(1))
             time.sleep(1)
             asyncio.run(broker.start_node(1))
@@ -147,7 +154,7 @@ def test_check_15_cancelled_job_stops_producing(
 
     usual = seconds_of_a_small_job()
     failed, took = cancel_in_thread(
-        spark, servers, topic, lambda: read_back(servers, topic)[:1], 20_000_000
+        spark, servers, topic, lambda: arrived(broker, topic), 20_000_000
     )
     assert failed
     assert took < 10
