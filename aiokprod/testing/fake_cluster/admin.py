@@ -237,6 +237,7 @@ class ClusterAdmin:
     def _take_down(self, broker: FakeBroker, *, reset: bool) -> None:
         broker.is_up = False
         broker.deaths += 1
+        broker.held = 0
         self.network.unlisten(broker.host, broker.port)
         if reset:
             for connection in list(broker.connections):

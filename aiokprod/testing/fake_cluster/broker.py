@@ -29,6 +29,7 @@ class FakeBroker:
             is up to date. Concerns its metadata answers only.
         on_resume: what waits for the end of the freeze.
         deaths: times it was killed; work begun before a death is never finished.
+        held: requests it has read and not processed yet.
     """
 
     def __init__(
@@ -45,6 +46,7 @@ class FakeBroker:
         self.is_paused = False
         self.throttle_ms = 0
         self.deaths = 0
+        self.held = 0
         self.stale_view: dict[tuple[bytes, int], tuple[int | None, int]] | None = None
         self.connections: list[ServerConnection] = []
         self.on_resume: list[Callable[[], object]] = []

@@ -139,7 +139,8 @@ class ServerConnection(asyncio.Protocol):
         cluster.note_request(request)
         reaction = cluster.script.reaction_to(request)
         if reaction.before_s > 0:
-            self._later(reaction.before_s, self._process, request, reaction)
+            self.broker.held += 1
+            self._later(reaction.before_s, self._process_held, request, reaction)
         else:
             self._process(request, reaction)
 
@@ -160,6 +161,10 @@ class ServerConnection(asyncio.Protocol):
         message = api(API_VERSIONS).unsupported(self.broker)
         self._write(write_answer(message, API_VERSIONS, 0, refused.correlation_id))
         self._idle()
+
+    def _process_held(self, request: Request, reaction: Reaction) -> None:
+        self.broker.held -= 1
+        self._process(request, reaction)
 
     def _process(self, request: Request, reaction: Reaction) -> None:
         given = Answer(None)

@@ -36,8 +36,7 @@ class Misfortunes:
     Attributes:
         wall_offset_ms: how wrong the client's wall clock is.
         stalls: when the loop was blocked, from and to.
-        amnesia: per log, the instants from which its brokers knew nothing of their producers:
-            retention took it, or years have passed.
+        amnesia: per log, the instants when retention took what its brokers knew of producers.
         reborn: per log of a recreated topic, since when: who names topics by id cannot mistake it.
         duplicated: partitions whose broker once only said that it has a batch.
         oldest_metadata: lowest version of Metadata that was the best of a broker.
@@ -236,7 +235,13 @@ class Misfortunes:
 
     def fast_forward(self) -> None:
         """Years pass: the sequences of quiet partitions stand just before their end, in the
-        producer as in the logs."""
+        producer as in the logs. No copy of a request outlives them, or it would come out in
+        another round: connections that were given up are gone."""
+        if any(broker.held for broker in self.cluster.brokers.values()):
+            return
+        for link in self.cluster.network.links:
+            if link.client.is_closing() and link.is_open:
+                link.reset()
         state = self.load.producer._runtime and self.load.producer._runtime.state
         for key, entry in getattr(state, "_partitions", {}).items():
             quiet = not (entry.open or entry.window or entry.unresolved or entry.bump_planned)
@@ -253,8 +258,6 @@ class Misfortunes:
             ):
                 continue
             _shift(topic.partitions[key.partition].log, entry, self.rng.randrange(8))
-            # A copy that is still under way would come out years later, in another round.
-            self.amnesia.setdefault((topic.topic_id, key.partition), []).append(now())
 
     # -- network --------------------------------------------------------------------------------
 
