@@ -9,6 +9,7 @@ import ssl
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import pyarrow
 import pytest
 
 from aiokprod import (
@@ -17,6 +18,7 @@ from aiokprod import (
     KafkaError,
     Outcome,
     Producer,
+    ProducerRecord,
     RecordMetadata,
 )
 from aiokprod.environment import Environment
@@ -232,6 +234,35 @@ async def test_s4_refusal_reaches_calls_that_wait_for_memory_and_for_connections
     doors.open()
     await made.warm(["t"])
     assert isinstance(await made.send("t", b"after"), RecordMetadata)
+    await made.close()
+
+
+@pytest.mark.parametrize("way", ["send_many", "records", "send_table"])
+@in_virtual_time
+async def test_s4_refusal_reaches_every_record_of_a_bulk_call_at_once(way):
+    """Records of topics that nobody could ask about; each of them would wait for a refusal."""
+    doors = Doors()
+    doors.shut()
+    cluster = SaslCluster(2, doors.servers())
+    made = producer(cluster, **settings_for("SCRAM-SHA-256"))
+    topics = [f"t{number % 50}" for number in range(500)]
+    if way == "send_many":
+        call = made.send_many("t", [b"v"] * 500)
+    elif way == "records":
+        call = made.send_many([ProducerRecord(topic, b"v") for topic in topics])
+    else:
+        call = made.send_table(None, pyarrow.table({"topic": topics, "value": [b"v"] * 500}))
+    result, took = await ended(call)
+    assert took <= SETUP_S + 0.1
+    if not isinstance(result, AuthenticationError):
+        errors = result.errors
+        assert len(errors) == 500
+        assert all(isinstance(error, AuthenticationError) for error in errors.values())
+    doors.open()
+    for topic in ("t", *topics[:50]):
+        cluster.create_topic(topic, 2)
+    await asyncio.sleep(2.1)
+    assert isinstance(await made.send("t7", b"after"), RecordMetadata)
     await made.close()
 
 
