@@ -1,8 +1,10 @@
 """From one snapshot of the cluster to the next: pure functions, no time, no waiting.
 
 Rules beyond Java, each because one broker's answer is not a verdict on a cluster: a topic with no
-partitions, an omitted partition, an omitted topic and a retriable topic error leave the known view
-in place until they have been repeated `MISSES_BEFORE_FORGETTING` times in a row.
+partitions, an omitted partition, an omitted topic, a retriable topic error and an older leader
+epoch leave the known view in place until they have been repeated `MISSES_BEFORE_FORGETTING` times
+in a row. For older epochs Java waits for ever: one that came from a broker that did not know that
+the topic had been created anew would keep records from the leader for good.
 
 Source: Java `Metadata.handleMetadataResponse`, `updateLatestMetadata`, `updatePartitionLeadership`,
 `MetadataSnapshot.mergeWith`; KIP-951.
@@ -192,11 +194,14 @@ class ResponseMerger:
         if known is not None and self._is_another(known, topic):
             known = None
         before = known.partitions if known is not None else ()
-        entries = self._entries(name, topic, before)
+        entries, behind = self._entries(name, topic, before)
         if not entries:
             return None
-        if self._fill_gaps(name, entries, before):
+        gaps = self._fill_gaps(name, entries, before)
+        if gaps:
             self._result.stale = True
+        if gaps or behind:
+            self._count_miss(name)
         partitions = tuple(entries[index] for index in range(len(entries)))
         topic_id = bytes(topic.topic_id)
         if known is not None:
@@ -217,11 +222,13 @@ class ResponseMerger:
 
     def _entries(
         self, name: str, topic: MetadataResponseTopic, before: tuple[PartitionInfo, ...]
-    ) -> dict[int, PartitionInfo]:
+    ) -> tuple[dict[int, PartitionInfo], bool]:
+        """Those answered, by index; and whether an epoch is older than known."""
         # Kafka numbers partitions without gaps. An index far beyond the number of entries is
         # garbage, and filling the gap below it would cost what a hostile broker likes.
         limit = 2 * len(topic.partitions) + len(before) + _SPARE_PARTITIONS
         entries: dict[int, PartitionInfo] = {}
+        behind = False
         for partition in topic.partitions:
             index = partition.partition_index
             if not 0 <= index < limit:
@@ -229,8 +236,14 @@ class ResponseMerger:
                 self._result.stale = True
                 continue
             known = before[index] if index < len(before) else None
+            if known is not None and self._is_older(partition, known):
+                behind = True
+                if self._old_misses.get(name, 0) + 1 >= MISSES_BEFORE_FORGETTING:
+                    logger.warning("%s-%d: %d answers in a row have an older leader epoch: it is "
+                                   "believed", name, index, MISSES_BEFORE_FORGETTING)  # fmt: skip
+                    known = None
             entries[index] = self._partition_info(name, partition, known)
-        return entries
+        return entries, behind
 
     def _fill_gaps(
         self, name: str, entries: dict[int, PartitionInfo], before: tuple[PartitionInfo, ...]
@@ -243,9 +256,10 @@ class ResponseMerger:
         gaps = [index for index in range(count) if index not in entries]
         for index in gaps:
             entries[index] = PartitionInfo(name, index, error=_UNKNOWN)
-        if missing or gaps:
-            self._count_miss(name)
         return bool(missing or gaps)
+
+    def _is_older(self, new: MetadataResponsePartition, known: PartitionInfo) -> bool:
+        return self._reliable_epochs and new.leader_epoch < known.leader_epoch
 
     def _partition_info(
         self, name: str, new: MetadataResponsePartition, known: PartitionInfo | None
@@ -253,7 +267,7 @@ class ResponseMerger:
         epoch = new.leader_epoch if self._reliable_epochs else -1
         if new.error_code and error_code(new.error_code).refresh_metadata:
             self._result.stale = True
-        if known is not None and self._reliable_epochs and epoch < known.leader_epoch:
+        if known is not None and self._is_older(new, known):
             # A broker that lags behind must not roll the leader back (F56).
             return self._live(known)
         leader = new.leader_id if new.leader_id in self._nodes else None

@@ -28,8 +28,8 @@ class ProduceCall:
     its topics have one. Header bytes are made per call and never shared between attempts.
     """
 
-    __slots__ = ("_acks", "_by_topic", "_ids", "_timeout_ms", "_transactional_id", "batches",
-                 "generation", "max_version", "topic_names")  # fmt: skip
+    __slots__ = ("_acks", "_by_topic", "_timeout_ms", "_transactional_id", "batches",
+                 "generation", "max_version", "topic_ids", "topic_names")  # fmt: skip
 
     api_key: Final = ProduceRequest.api_key
 
@@ -51,7 +51,7 @@ class ProduceCall:
         self._timeout_ms = timeout_ms
         self._transactional_id = transactional_id
         self._by_topic: dict[str, list[ProducerBatch]] = {}
-        self._ids: dict[str, bytes] = {}
+        self.topic_ids: dict[str, bytes] = {}
         self.topic_names: dict[bytes, str] = {}
         for batch in batches:
             topic = batch.queue.topic
@@ -60,7 +60,7 @@ class ProduceCall:
                 group.append(batch)
                 continue
             self._by_topic[topic] = [batch]
-            topic_id = self._ids[topic] = snapshot.topic_id(topic)
+            topic_id = self.topic_ids[topic] = snapshot.topic_id(topic)
             self.topic_names[topic_id] = topic
         self.max_version = max_version
         if ZERO_TOPIC_ID in self.topic_names:
@@ -76,7 +76,7 @@ class ProduceCall:
             [
                 TopicProduceData(
                     "" if with_ids else topic,
-                    self._ids[topic] if with_ids else ZERO_TOPIC_ID,
+                    self.topic_ids[topic] if with_ids else ZERO_TOPIC_ID,
                     [
                         PartitionProduceData(batch.queue.partition, batch.chunks())
                         for batch in group

@@ -124,7 +124,7 @@ class Settlement:
     def _on_answer(self, node_id: int, call: ProduceCall, response: Response, now: float) -> None:
         answers = partition_answers(call, response.body, response.version)
         failed = [pair for pair in answers if pair[1] is None or pair[1].error_code]
-        moved = self._apply_leader_hints(failed, response) if failed else frozenset()
+        moved = self._apply_leader_hints(call, failed, response) if failed else frozenset()
         for batch, answer in answers:
             if answer is None:
                 # F64: the broker left the partition out; nobody knows what it did.
@@ -146,16 +146,20 @@ class Settlement:
                 )  # fmt: skip
 
     def _apply_leader_hints(
-        self, answers: Sequence[tuple[ProducerBatch, Any]], response: Response
+        self, call: ProduceCall, answers: Sequence[tuple[ProducerBatch, Any]], response: Response
     ) -> frozenset[TopicPartition]:
-        """New leaders named by error answers (KIP-951), used without a metadata fetch."""
+        """New leaders named by error answers (KIP-951), used without a metadata fetch. Those of a
+        topic that was deleted and created again meanwhile say nothing of the new one."""
         if response.version < _LEADER_HINT_VERSION:
             return frozenset()
+        snapshot = self._metadata.snapshot
         leaders = {
             batch.topic_partition: (answer.current_leader.leader_id,
                                     answer.current_leader.leader_epoch)
             for batch, answer in answers
-            if answer is not None and answer.current_leader.leader_id >= 0
+            if answer is not None
+            and answer.current_leader.leader_id >= 0
+            and call.topic_ids[batch.queue.topic] == snapshot.topic_id(batch.queue.topic)
         }  # fmt: skip
         if not leaders:
             return frozenset()

@@ -14,10 +14,12 @@ from aiokprod.records import validate_topic
 from aiokprod.spark.audit_fetch import EARLIEST, LATEST, RangeReader, list_offset
 from aiokprod.spark.options import (
     KAFKA_PREFIX,
+    SECRET_PREFIX,
     SealedOptions,
     SinkOptions,
     parse_choice,
     parse_count,
+    plain_name,
 )
 from aiokprod.spark.process import loop_thread
 from aiokprod.spark.session import Session
@@ -30,6 +32,7 @@ SCHEMA: Final = (
 _PLAN_SECONDS: Final = 120.0
 _RECEIVE_MAX: Final = 256 * 1024 * 1024
 _OPTIONS: Final = ("topic", "isolation", "values", "headers", "offsetsPerTask")
+_SHOWN_KEY: Final = "kafka.ssl.keystore.key"
 _ISOLATION: Final = ("read_committed", "read_uncommitted")
 _FLAG: Final = ("true", "false")
 
@@ -60,7 +63,13 @@ class AuditOptions:
             ConfigError: an option is unknown, missing or wrong.
         """
         given = {key.lower(): value for key, value in options.items()}
-        kafka = {k: v for k, v in given.items() if k.startswith(KAFKA_PREFIX)}
+        kafka = {k: v for k, v in given.items() if plain_name(k).startswith(KAFKA_PREFIX)}
+        if any(name.replace("_", ".") == _SHOWN_KEY for name in kafka):
+            raise ConfigError(
+                f"option {_SHOWN_KEY!r}: Spark writes the options of what it reads into plans and "
+                f"event logs, and would not hide this one. Name it '{SECRET_PREFIX}{_SHOWN_KEY}', "
+                "which it hides, or use a file, kafka.ssl.keystore.location"
+            )
         own = {key: value for key, value in given.items() if key not in kafka}
         unknown = set(own) - {name.lower() for name in _OPTIONS}
         if unknown:

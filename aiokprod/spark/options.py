@@ -17,6 +17,8 @@ from aiokprod.records import validate_topic
 from aiokprod.secret import MASK
 
 KAFKA_PREFIX: Final = "kafka."
+SECRET_PREFIX: Final = "secret."  # noqa: S105
+"""May stand before any kafka.* option: Spark hides the value of an option with such a name."""
 SPARK_FILES: Final = "sparkfiles:"
 AT_LEAST_ONCE: Final = "at_least_once"
 TRANSACTIONAL: Final = "transactional"
@@ -47,6 +49,7 @@ _REFUSED: Final = {
     "path": "this sink writes to Kafka topics: use .save() without a path, and "
     ".option('topic', ...)",
 }
+_HIDDEN_KAFKA: Final = SECRET_PREFIX + KAFKA_PREFIX
 _SECRET_NAME: Final = re.compile(r"password|secret|token|jaas|credential|\.key$|keystore\.key|"
                                  r"certificate", re.IGNORECASE)  # fmt: skip
 
@@ -93,6 +96,12 @@ class _Masked(dict[str, str]):
     def __repr__(self) -> str:
         shown = {key: MASK if is_secret(key) else value for key, value in self.items()}
         return repr(shown)
+
+
+def plain_name(key: str) -> str:
+    """An option's name in lower case, without "secret." before "kafka."."""
+    name = key.lower()
+    return name.removeprefix(SECRET_PREFIX) if name.startswith(_HIDDEN_KAFKA) else name
 
 
 def is_secret(key: str) -> bool:
@@ -149,7 +158,7 @@ class SinkOptions:
         kafka: dict[str, str] = {}
         values: dict[str, Any] = {}
         for key, text in options.items():
-            name = key.lower()
+            name = plain_name(key)
             if name.startswith(KAFKA_PREFIX):
                 name = name.replace("_", ".")  # both spellings are the same setting
             if name in _REFUSED:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql.datasource import DataSource
 
 from aiokprod.errors import ConfigError
-from aiokprod.spark.audit_reader import SCHEMA, AuditReader
+from aiokprod.spark.audit_reader import SCHEMA, AuditOptions, AuditReader
 from aiokprod.spark.options import (
     AT_LEAST_ONCE,
     EXACTLY_ONCE,
@@ -94,7 +94,13 @@ class AiokprodAuditSource(DataSource):
         self.options: Any = SealedOptions(options)
 
     def schema(self) -> str:
-        """Fixed: one row per record."""
+        """Fixed: one row per record. Checks the options: Spark asks for it before it shows them.
+
+        Raises:
+            ConfigError: one is unknown, missing or wrong.
+        """
+        with redacted(self.options):
+            AuditOptions.parse(self.options)
         return SCHEMA
 
     def reader(self, schema: StructType) -> AuditReader:

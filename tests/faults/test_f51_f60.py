@@ -9,6 +9,7 @@ import logging
 import pytest
 
 from aiokprod.errors import Code, MetadataTimeout, Outcome, UnsupportedVersion
+from aiokprod.records import TopicPartition
 from aiokprod.testing import fake_cluster as faults
 from aiokprod.testing.fake_cluster.profiles import profile_named
 from tests.faults.kit import RECOVERY, TICK, error_of, now, scenario, until
@@ -89,6 +90,42 @@ async def test_f52_topic_recreated_under_load_no_record_is_doubled(cluster, prod
     assert len(stored) == len(set(stored))
     for attempt in later:
         assert stored[attempt.result.offset] == attempt.value
+
+
+@scenario(partitions=2)
+async def test_f52_late_leader_hint_of_the_deleted_topic_is_not_followed(
+    cluster, producer, history
+):
+    """It names a leader epoch that the new topic, whose epochs begin again, does not reach."""
+    await history.submit_many(4, partitions=(0, 1))
+    await history.settle()
+    old_leader = cluster.topics["t"].partitions[0].leader
+    cluster.control(0, faults.answer_late(1.0), broker_id=old_leader, times=1)
+    cluster.move_leader("t", 0)
+    waiting = asyncio.ensure_future(history.send(partition=0))
+    await asyncio.sleep(0.1)
+    cluster.recreate_topic("t")
+    cluster.forgotten.add(("t", 0))  # the batch under way keeps its sequence
+    assert cluster.topics["t"].partitions[0].leader == old_leader
+    await history.send(partition=1)
+    await asyncio.sleep(0.5)
+    assert not waiting.done()
+    attempt = await waiting
+    assert attempt.acked
+    assert attempt.settled_at - attempt.started_at < 1.3
+    assert cluster.violations == []
+
+
+@scenario(partitions=1)
+async def test_f56_leader_epoch_that_no_broker_confirms_is_given_up(cluster, producer, history):
+    """One broker named a leader in an epoch that all others, that leader too, have never seen."""
+    await history.send()
+    leader = cluster.topics["t"].partitions[0].leader
+    wrong = next(node for node in cluster.brokers if node != leader)
+    producer._runtime.metadata.update_leader(TopicPartition("t", 0), wrong, 1_000)
+    attempt = await history.send()
+    assert attempt.acked
+    assert attempt.settled_at - attempt.started_at < 5.0
 
 
 @scenario(partitions=2, metadata_max_age_ms=3_000)

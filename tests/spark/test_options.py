@@ -241,3 +241,27 @@ def test_audit_option_wrong_is_refused(name: str, value: str, text: str) -> None
 def test_audit_topic_missing() -> None:
     with pytest.raises(ConfigError, match="option 'topic' is missing"):
         AuditOptions.parse(SERVERS)
+
+
+PEM = "-----BEGIN PRIVATE KEY-----"
+
+
+def test_secret_before_a_kafka_option_hides_it_and_changes_nothing_else() -> None:
+    plain = {"kafka.linger.ms": "7", "kafka.client.id": "c"}
+    hidden = {"secret.kafka.linger.ms": "7", "Secret.Kafka.client_id": "c"}
+    assert SinkOptions.parse(SERVERS | hidden) == SinkOptions.parse(SERVERS | plain)
+    with pytest.raises(ConfigError, match=r"option 'kafka\.linger\.ms' is given twice"):
+        SinkOptions.parse(SERVERS | plain | hidden)
+    with pytest.raises(ConfigError, match=r"option 'kafka\.group\.id' is refused"):
+        SinkOptions.parse(SERVERS | {"secret.kafka.group.id": "g"})
+    with pytest.raises(ConfigError, match=r"option 'secret\.topic'"):
+        SinkOptions.parse(SERVERS | {"secret.topic": "t"})
+    audit = AuditOptions.parse(SERVERS | hidden | {"topic": "t"})
+    assert audit.config().linger_ms == 7
+
+
+@pytest.mark.parametrize("name", ["kafka.ssl.keystore.key", "Kafka.ssl_keystore_key"])
+def test_audit_refuses_a_key_that_spark_would_show(name: str) -> None:
+    with pytest.raises(ConfigError, match=r"Name it 'secret\.kafka\.ssl\.keystore\.key'") as caught:
+        AuditOptions.parse(SERVERS | {"topic": "t", name: PEM})
+    assert PEM not in str(caught.value)
