@@ -1,10 +1,8 @@
 """From one snapshot of the cluster to the next: pure functions, no time, no waiting.
 
 Rules beyond Java, each because one broker's answer is not a verdict on a cluster: a topic with no
-partitions, an omitted partition, an omitted topic, a retriable topic error and an older leader
-epoch leave the known view in place until they have been repeated `MISSES_BEFORE_FORGETTING` times
-in a row. For older epochs Java waits for ever: one that came from a broker that did not know that
-the topic had been created anew would keep records from the leader for good.
+partitions, an omitted partition, an omitted topic and a retriable topic error leave the known view
+in place until they have been repeated `MISSES_BEFORE_FORGETTING` times in a row.
 
 Source: Java `Metadata.handleMetadataResponse`, `updateLatestMetadata`, `updatePartitionLeadership`,
 `MetadataSnapshot.mergeWith`; KIP-951.
@@ -194,14 +192,11 @@ class ResponseMerger:
         if known is not None and self._is_another(known, topic):
             known = None
         before = known.partitions if known is not None else ()
-        entries, behind = self._entries(name, topic, before)
+        entries = self._entries(name, topic, before)
         if not entries:
             return None
-        gaps = self._fill_gaps(name, entries, before)
-        if gaps:
+        if self._fill_gaps(name, entries, before):
             self._result.stale = True
-        if gaps or behind:
-            self._count_miss(name)
         partitions = tuple(entries[index] for index in range(len(entries)))
         topic_id = bytes(topic.topic_id)
         if known is not None:
@@ -222,13 +217,11 @@ class ResponseMerger:
 
     def _entries(
         self, name: str, topic: MetadataResponseTopic, before: tuple[PartitionInfo, ...]
-    ) -> tuple[dict[int, PartitionInfo], bool]:
-        """Those answered, by index; and whether an epoch is older than known."""
+    ) -> dict[int, PartitionInfo]:
         # Kafka numbers partitions without gaps. An index far beyond the number of entries is
         # garbage, and filling the gap below it would cost what a hostile broker likes.
         limit = 2 * len(topic.partitions) + len(before) + _SPARE_PARTITIONS
         entries: dict[int, PartitionInfo] = {}
-        behind = False
         for partition in topic.partitions:
             index = partition.partition_index
             if not 0 <= index < limit:
@@ -236,14 +229,8 @@ class ResponseMerger:
                 self._result.stale = True
                 continue
             known = before[index] if index < len(before) else None
-            if known is not None and self._is_older(partition, known):
-                behind = True
-                if self._old_misses.get(name, 0) + 1 >= MISSES_BEFORE_FORGETTING:
-                    logger.warning("%s-%d: %d answers in a row have an older leader epoch: it is "
-                                   "believed", name, index, MISSES_BEFORE_FORGETTING)  # fmt: skip
-                    known = None
             entries[index] = self._partition_info(name, partition, known)
-        return entries, behind
+        return entries
 
     def _fill_gaps(
         self, name: str, entries: dict[int, PartitionInfo], before: tuple[PartitionInfo, ...]
@@ -256,10 +243,9 @@ class ResponseMerger:
         gaps = [index for index in range(count) if index not in entries]
         for index in gaps:
             entries[index] = PartitionInfo(name, index, error=_UNKNOWN)
+        if missing or gaps:
+            self._count_miss(name)
         return bool(missing or gaps)
-
-    def _is_older(self, new: MetadataResponsePartition, known: PartitionInfo) -> bool:
-        return self._reliable_epochs and new.leader_epoch < known.leader_epoch
 
     def _partition_info(
         self, name: str, new: MetadataResponsePartition, known: PartitionInfo | None
@@ -267,7 +253,7 @@ class ResponseMerger:
         epoch = new.leader_epoch if self._reliable_epochs else -1
         if new.error_code and error_code(new.error_code).refresh_metadata:
             self._result.stale = True
-        if known is not None and self._is_older(new, known):
+        if known is not None and self._reliable_epochs and epoch < known.leader_epoch:
             # A broker that lags behind must not roll the leader back (F56).
             return self._live(known)
         leader = new.leader_id if new.leader_id in self._nodes else None

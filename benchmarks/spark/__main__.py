@@ -26,6 +26,7 @@ from typing import Any
 
 from aiokprod.testing.kafka_artifacts import cache_root
 from aiokprod.testing.kafka_cluster import KafkaCluster
+from benchmarks.spark.session import cores
 
 ROOT = Path(__file__).parents[2]
 CONNECTOR = "4.0.0"
@@ -135,7 +136,8 @@ def main() -> None:
     try:
         import asyncio
 
-        for topic in ("bench", "bench-stream", "bench-audit"):
+        audits = [f"bench-audit-{cores(master)}" for master in arguments.masters]
+        for topic in ("bench", "bench-stream", *audits):
             asyncio.run(cluster.create_topic(topic, partitions=3, replication_factor=1))
         results = [
             run(cluster.bootstrap_servers, master, arguments) for master in arguments.masters

@@ -69,6 +69,11 @@ def _is_below(pid: int, top: int, parents: dict[int, int]) -> bool:
     return False
 
 
+def cores(master: str) -> int:
+    """Of `local[…]`."""
+    return int(master.partition("[")[2].rstrip("]"))
+
+
 class Bench:
     """All sinks on one session."""
 
@@ -77,7 +82,7 @@ class Bench:
 
         self.servers: str = arguments.servers
         self.rows: int = arguments.rows
-        self.cores = int(arguments.master.partition("[")[2].rstrip("]"))
+        self.cores = cores(arguments.master)
         builder = (
             SparkSession.builder.master(arguments.master)
             .config("spark.ui.enabled", "false")
@@ -219,8 +224,9 @@ class Bench:
 
         from aiokprod.spark.audit_jobs import read_log
 
-        self._kafka("aiokprod")(self.frame(AUDIT_ROWS), "bench-audit")
-        options = {"kafka.bootstrap.servers": self.servers, "topic": "bench-audit"}
+        topic = f"bench-audit-{self.cores}"
+        self._kafka("aiokprod")(self.frame(AUDIT_ROWS), topic)
+        options = {"kafka.bootstrap.servers": self.servers, "topic": topic}
         rates = []
         for _ in range(runs + 1):
             started = time.perf_counter()

@@ -334,35 +334,6 @@ def test_older_leader_epoch_never_replaces_a_newer_one_F56(epoch: int) -> None:
     assert merged.snapshot.partition("t", 0) is old.partition("t", 0)
 
 
-def test_older_leader_epoch_is_believed_once_repeated_often_enough(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    current = view(topic("t", [partition(0, 1, 5), partition(1, 1, 0)]))
-    misses: dict[str, int] = {}
-    for number in range(1, MISSES_BEFORE_FORGETTING + 1):
-        assert current.leader_of(T0) == 1
-        merged = merge(
-            current, answer(topic("t", [partition(0, 2, 3), partition(1, 1, 0)])), misses=misses
-        )
-        current, misses = merged.snapshot, merged.misses
-        assert misses == {"t": number}
-    assert (current.leader_of(T0), current.leader_epoch_of(T0)) == (2, 3)
-    assert "t-0" in caplog.text
-    after = merge(current, answer(topic("t", [partition(0, 2, 3), partition(1, 1, 0)])))
-    assert after.misses == {}
-
-
-def test_older_leader_epochs_that_do_not_follow_each_other_are_not_believed() -> None:
-    current = view(topic("t", [partition(0, 1, 5)]))
-    misses: dict[str, int] = {}
-    for number in range(4 * MISSES_BEFORE_FORGETTING):
-        epoch = 5 if number % MISSES_BEFORE_FORGETTING == 0 else 4
-        leader = 1 if epoch == 5 else 2
-        merged = merge(current, answer(topic("t", [partition(0, leader, epoch)])), misses=misses)
-        current, misses = merged.snapshot, merged.misses
-        assert current.leader_of(T0) == 1
-
-
 @pytest.mark.parametrize("epoch", [5, 6])
 def test_same_or_newer_leader_epoch_replaces(epoch: int) -> None:
     merged = merge(

@@ -9,7 +9,6 @@ import logging
 import pytest
 
 from aiokprod.errors import Code, MetadataTimeout, Outcome, UnsupportedVersion
-from aiokprod.records import TopicPartition
 from aiokprod.testing import fake_cluster as faults
 from aiokprod.testing.fake_cluster.profiles import profile_named
 from tests.faults.kit import RECOVERY, TICK, error_of, now, scenario, until
@@ -114,18 +113,6 @@ async def test_f52_late_leader_hint_of_the_deleted_topic_is_not_followed(
     assert attempt.acked
     assert attempt.settled_at - attempt.started_at < 1.3
     assert cluster.violations == []
-
-
-@scenario(partitions=1)
-async def test_f56_leader_epoch_that_no_broker_confirms_is_given_up(cluster, producer, history):
-    """One broker named a leader in an epoch that all others, that leader too, have never seen."""
-    await history.send()
-    leader = cluster.topics["t"].partitions[0].leader
-    wrong = next(node for node in cluster.brokers if node != leader)
-    producer._runtime.metadata.update_leader(TopicPartition("t", 0), wrong, 1_000)
-    attempt = await history.send()
-    assert attempt.acked
-    assert attempt.settled_at - attempt.started_at < 5.0
 
 
 @scenario(partitions=2, metadata_max_age_ms=3_000)
