@@ -166,14 +166,35 @@ class Judge:
 
     def _forgotten_during(self, log: tuple[bytes, int], attempt: Attempt) -> int:
         """How often a log's brokers lost what they knew while this record was under way."""
-        instants = list(self.misfortunes.amnesia.get(log, ()))
-        reborn_at = self.misfortunes.reborn.get(log)
-        if reborn_at is not None and reborn_at <= self.last_by_name:
-            instants.append(reborn_at)
+        instants = self._amnesia_of(log)
         if not instants:
             return 0
         since = self._under_way_since(attempt)
         return sum(since <= instant <= self._ends(attempt) for instant in instants)
+
+    def _nothing_known_during(self, log: tuple[bytes, int], attempt: Attempt) -> bool:
+        """While this record was under way a log's brokers may have known nothing of the producer:
+        they lost it then, or before and took nothing from it until then."""
+        instants = self._amnesia_of(log)
+        if not instants:
+            return False
+        since = self._under_way_since(attempt)
+        known = (
+            other.started_at
+            for other in self.load.attempts
+            if other.settled_at <= since
+            and isinstance(other.result, RecordMetadata)
+            and any(place.log == log for place in self.places.get(other.value, []))
+        )
+        last_known = max(known, default=float("-inf"))
+        return any(last_known <= instant <= self._ends(attempt) for instant in instants)
+
+    def _amnesia_of(self, log: tuple[bytes, int]) -> list[float]:
+        instants = list(self.misfortunes.amnesia.get(log, ()))
+        reborn_at = self.misfortunes.reborn.get(log)
+        if reborn_at is not None and reborn_at <= self.last_by_name:
+            instants.append(reborn_at)
+        return instants
 
     def _under_way_since(self, attempt: Attempt) -> float:
         """Since when it or one before it was under way: brokers that forget one in doubt take those
@@ -316,8 +337,8 @@ class Judge:
                 logs.setdefault(place.log, []).append((attempt, place))
         for log, entries in logs.items():
             for before, after in _inversions(entries):
-                excused = self._forgotten_during(log, before) or self._forgotten_during(log, after)
-                _demand(bool(excused), "{} stands before {}", after, before)
+                excused = any(self._nothing_known_during(log, one) for one in (before, after))
+                _demand(excused, "{} stands before {}", after, before)
                 self.used["order"] += 1
 
     def _counted(self, attempt: Attempt) -> list[Place]:

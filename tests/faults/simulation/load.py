@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from aiokprod.errors import KafkaError, Outcome
+from aiokprod.errors import DeliveryTimeout, KafkaError, Outcome
 from aiokprod.hot.core import Delivery, RecordMetadata
 from aiokprod.producer import Producer
 from tests.faults.kit import now
@@ -56,6 +56,8 @@ class Attempt:
     @property
     def is_admitted(self) -> bool:
         """It got into a batch, by what its outcome says."""
+        if isinstance(self.result, DeliveryTimeout):
+            return True  # only what is in a batch can wait for its acknowledgment
         refused = isinstance(self.result, KafkaError) and self.result.outcome is Outcome.NOT_SENT
         return not refused
 

@@ -178,24 +178,25 @@ class Simulation:
         for link in self.cluster.network.links:
             if link.is_open:
                 link.reset()
-        moved: dict[tuple[str, int | None], tuple[int, float]] = {}
+        moved: dict[tuple[str, int | None], tuple[set[int], float]] = {}
         # Five batches whose records are not waited for any more may go first, one at a time because
         # they are retries, each behind five requests that a slow cluster answers one by one.
         replication_s = self.plan.cluster["replication_s"]
         limit = STUCK_S + 12 * self.plan.late_timers_s + (1 + 5) * 5 * replication_s
         while pending := self.load.pending():
-            left: dict[tuple[str, int | None], int] = {}
+            left: dict[tuple[str, int | None], set[int]] = {}
             for attempt in pending:
                 # What is not admitted yet may wait for memory that other partitions hold.
                 waits_alone = attempt.admitted and attempt.partition is not None
                 where = attempt.where if waits_alone else ("any", None)
-                left[where] = left.get(where, 0) + 1
-            for where, count in left.items():
+                left.setdefault(where, set()).add(attempt.number)
+            for where, numbers in left.items():
                 before = moved.get(where)
-                if before is None or before[0] != count:
-                    moved[where] = count, now()
+                if before is None or not before[0] <= numbers:
+                    moved[where] = numbers, now()
                 elif now() - before[1] > limit:
-                    raise Violation(f"{where} stands still, {count} records wait: {pending[:2]}")
+                    waiting = sorted(before[0])[:5]
+                    raise Violation(f"{where} stands still, with others {waiting} wait")
             late = [a for a in pending if now() - a.started_at > self._longest(a)]
             _demand(not late, f"never settled: {late[:2]}")
             await asyncio.sleep(0.5)
