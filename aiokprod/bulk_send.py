@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from aiokprod.arguments import checked_record
 from aiokprod.bulk import BulkResult, Columns, wait_settled
 from aiokprod.errors import (
-    AuthenticationError,
     BrokerError,
     BufferTimeout,
     ConfigError,
@@ -18,7 +17,6 @@ from aiokprod.errors import (
     MetadataTimeout,
     Outcome,
     SerializationError,
-    UnsupportedVersion,
 )
 from aiokprod.hot.bulk import BulkTracker
 from aiokprod.records import ProducerRecord, validate_partition, validate_topic
@@ -62,7 +60,6 @@ class BulkSender:
         self.interrupted: KafkaError | None = None
         self._no_room_since = -1  # so many were admitted when one waited for room in vain
         self._missing: dict[str, tuple[int | None, KafkaError]] = {}
-        self._shut_out: KafkaError | None = None  # no broker can be asked about any topic
 
     async def send_columns(
         self,
@@ -195,8 +192,11 @@ class BulkSender:
             self.refused[position] = error
             if isinstance(error, BufferTimeout):
                 self._no_room_since = self.tracker.count
-            else:
-                self._remember(error, *fields[0:4:3])
+            # Any other, such as that of a bad timestamp, tells nothing of the topic.
+            elif isinstance(error, (MetadataTimeout, BrokerError)):
+                topic, partition = fields[0], fields[3]
+                if topic not in self._missing and self._lacks(topic, partition):
+                    self._missing[topic] = partition, error
         except Exception as error:
             own = KafkaError(
                 f"record {position} could not be prepared: {type(error).__name__}",
@@ -208,17 +208,6 @@ class BulkSender:
             self._note(position, delivery)
         if runtime.appender.slice_is_over():
             await asyncio.sleep(0)
-
-    def _remember(self, error: KafkaError, topic: str, partition: int | None) -> None:
-        """What a refusal tells of records to come; that of a bad timestamp, say, tells nothing."""
-        shut_out = isinstance(error, (AuthenticationError, UnsupportedVersion))
-        missing = isinstance(error, (MetadataTimeout, BrokerError))
-        if not (shut_out or missing) or not self._lacks(topic, partition):
-            return
-        if shut_out:
-            self._shut_out = error
-        else:
-            self._missing.setdefault(topic, (partition, error))
 
     def _note(self, position: int, delivery: Delivery) -> None:
         try:
@@ -247,14 +236,18 @@ class BulkSender:
 
     def _known_missing(self, topic: str, partition: int | None) -> KafkaError | None:
         """The error of a record whose topic or partition an earlier one has waited for in vain: a
-        column of wrong ones must not cost max_block_ms each, nor a wrong password a refusal for
-        each."""
-        lacks = self._shut_out is not None or topic in self._missing
-        if not lacks or not self._lacks(topic, partition):
+        column of wrong ones must not cost max_block_ms each. Nor must a wrong password cost every
+        record a refusal, once all brokers have refused us for long."""
+        shut_out = self._runtime.shut_out()
+        if shut_out is None and topic not in self._missing:
             return None
-        if topic not in self._missing:
-            assert self._shut_out is not None, "or there would be no reason"
-            return self._shut_out.copy()
+        if not self._lacks(topic, partition):
+            return None
+        if shut_out is not None:
+            metadata = self._runtime.metadata
+            metadata.touch(topic, self._runtime.loop.time())
+            metadata.request_update()  # or nobody would notice that they let us in again
+            return shut_out
         waited_for, error = self._missing[topic]
         if waited_for == partition or isinstance(error, BrokerError):
             return error.copy()

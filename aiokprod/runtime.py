@@ -301,6 +301,12 @@ class Runtime:
         self._wake_warming()
         self.sender.wakeup()
 
+    def shut_out(self) -> KafkaError | None:
+        """Why no call should wait for a broker to let us in, an error to be raised; None if one
+        may."""
+        error = self.sender.refusals.final_of_all(self.loop.time())
+        return None if error is None else error.copy()
+
     def _on_refused(self, refusals: Refusals) -> None:
         """Callers that wait for room get what fails the records that hold it."""
         now = self.loop.time()

@@ -64,7 +64,7 @@ class AuditOptions:
         """
         given = {key.lower(): value for key, value in options.items()}
         kafka = {k: v for k, v in given.items() if plain_name(k).startswith(KAFKA_PREFIX)}
-        if any(name.replace("_", ".") == _SHOWN_KEY for name in kafka):
+        if any(_plain_setting(name) == _SHOWN_KEY for name in kafka):
             raise ConfigError(
                 f"option {_SHOWN_KEY!r}: Spark writes the options of what it reads into plans and "
                 f"event logs, and would not hide this one. Name it '{SECRET_PREFIX}{_SHOWN_KEY}', "
@@ -96,6 +96,11 @@ class AuditOptions:
         settings = dict(self.kafka)
         settings.setdefault("receive.max.bytes", str(_RECEIVE_MAX))
         return SinkOptions(kafka=SealedOptions(settings)).producer_config()
+
+
+def _plain_setting(name: str) -> str:
+    """As `ProducerConfig.from_mapping` reads names."""
+    return KAFKA_PREFIX + name.removeprefix(KAFKA_PREFIX).replace("_", ".").strip()
 
 
 @dataclass(frozen=True)

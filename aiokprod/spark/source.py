@@ -91,16 +91,17 @@ class AiokprodAuditSource(DataSource):
         return "aiokprod-audit"
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
-        self.options: Any = SealedOptions(options)
-
-    def schema(self) -> str:
-        """Fixed: one row per record. Checks the options: Spark asks for it before it shows them.
+        """Checks the options: Spark makes the source before it shows them in plans.
 
         Raises:
             ConfigError: one is unknown, missing or wrong.
         """
+        self.options: Any = SealedOptions(options)
         with redacted(self.options):
             AuditOptions.parse(self.options)
+
+    def schema(self) -> str:
+        """Fixed: one row per record."""
         return SCHEMA
 
     def reader(self, schema: StructType) -> AuditReader:

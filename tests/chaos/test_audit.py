@@ -138,9 +138,9 @@ def test_trend_tells_growth_from_noise() -> None:
     rng = np.random.default_rng(1)
     seconds = np.arange(0, 1800, 5.0)
     noise = rng.normal(0, 0.5, len(seconds))
-    assert trend(seconds, 100 + noise).flat(1.0)
+    assert trend(seconds, 100 + noise).flat(1.0, 1.0)
     growing = trend(seconds, 100 + noise + seconds / 3600 * 4)
-    assert not growing.flat(1.0)
+    assert not growing.flat(1.0, 9.0)
     assert growing.slope == pytest.approx(4, abs=1)
     assert growing.low < 4 < growing.high
     with pytest.raises(ValueError, match="too few"):
@@ -151,10 +151,19 @@ def test_trend_tells_growth_from_noise() -> None:
 def test_one_step_is_no_trend_but_several_are(at: int) -> None:
     seconds = np.arange(0, 1800, 5.0)
     once = trend(seconds, 88.4 + 1.09 * (seconds > at))
-    assert once.flat(1.0)
+    assert once.flat(1.0, 2.5)
+    assert not once.flat(1.0, 0.5)
     often = trend(seconds, 88.4 + 1.09 * (seconds // 450))
-    assert not often.flat(1.0)
+    assert not often.flat(1.0, 9.0)
     assert often.slope == pytest.approx(1.09 * 8, abs=1)
+
+
+def test_growth_of_late_is_growth() -> None:
+    seconds = np.arange(0, 3600, 5.0)
+    late = trend(seconds, 80 + np.maximum(0, seconds - 2700) / 3600 * 100)
+    assert late.low == 0
+    assert not late.flat(1.0, 2.5)
+    assert not trend(seconds, 6 + (seconds > 3400)).flat(0.0, 0.5)
 
 
 def test_rates_are_told_of_each_producer_and_of_both(tmp_path) -> None:

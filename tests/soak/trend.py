@@ -1,7 +1,9 @@
 """Does a quantity grow? The slope through its samples, and how sure one can be of it.
 
-Theil and Sen's estimator: the median of the slopes between all pairs. One step, as an allocator
-makes that takes its next arena, hardly moves it; growth, also in several steps, does.
+Theil and Sen's estimator: the median of the slopes between all pairs, with its interval. One step,
+as an allocator makes that takes its next arena, does not lift the lower end; several do. How large
+a step may be, and what grew of late only, is judged by the rise from the first quarter to the last
+block.
 
 Source: P. K. Sen, Estimates of the regression coefficient based on Kendall's tau, 1968.
 """
@@ -23,7 +25,8 @@ blocks."""
 
 @dataclass(frozen=True)
 class Trend:
-    """Slope per hour, the ends of its 95 % interval; first and last level (means of a quarter)."""
+    """Slope per hour, the ends of its 95 % interval; the first level (mean of a quarter) and the
+    last one (mean of the last block)."""
 
     slope: float
     low: float
@@ -31,9 +34,9 @@ class Trend:
     first: float
     last: float
 
-    def flat(self, limit: float) -> bool:
-        """The slope is within `limit`, or not surely above it."""
-        return self.low <= limit
+    def flat(self, limit: float, step: float) -> bool:
+        """The slope is within `limit`, or not surely above it, and the rise is at most `step`."""
+        return self.low <= limit and self.last - self.first <= step
 
     def __str__(self) -> str:
         return (
@@ -59,5 +62,5 @@ def trend(seconds: Sequence[float], values: Sequence[float]) -> Trend:
         float(slopes[rank]),
         float(slopes[-1 - rank]),
         float(np.mean(values[:quarter])),
-        float(np.mean(values[-quarter:])),
+        float(levels[-1]),
     )

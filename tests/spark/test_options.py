@@ -260,7 +260,9 @@ def test_secret_before_a_kafka_option_hides_it_and_changes_nothing_else() -> Non
     assert audit.config().linger_ms == 7
 
 
-@pytest.mark.parametrize("name", ["kafka.ssl.keystore.key", "Kafka.ssl_keystore_key"])
+@pytest.mark.parametrize(
+    "name", ["kafka.ssl.keystore.key", "Kafka.ssl_keystore_key", "kafka. ssl.keystore.key "]
+)
 def test_audit_refuses_a_key_that_spark_would_show(name: str) -> None:
     with pytest.raises(ConfigError, match=r"Name it 'secret\.kafka\.ssl\.keystore\.key'") as caught:
         AuditOptions.parse(SERVERS | {"topic": "t", name: PEM})

@@ -237,7 +237,7 @@ class Misfortunes:
         """Years pass: the sequences of quiet partitions stand just before their end, in the
         producer as in the logs. No copy of a request outlives them, or it would come out in
         another round: connections that were given up are gone."""
-        if any(broker.held for broker in self.cluster.brokers.values()):
+        if any(broker.held or broker.is_paused for broker in self.cluster.brokers.values()):
             return
         for link in self.cluster.network.links:
             if link.client.is_closing() and link.is_open:
