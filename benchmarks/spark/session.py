@@ -71,7 +71,10 @@ def _is_below(pid: int, top: int, parents: dict[int, int]) -> bool:
 
 def cores(master: str) -> int:
     """Of `local[…]`."""
-    return int(master.partition("[")[2].rstrip("]"))
+    number = master.partition("[")[2].rstrip("]")
+    if not number.isdigit():
+        sys.exit(f"--masters: {master!r} does not say how many cores; use local[1], local[2], …")
+    return int(number)
 
 
 class Bench:
