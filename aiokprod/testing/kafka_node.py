@@ -12,6 +12,7 @@ import signal
 import socket
 import subprocess
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final, Protocol
@@ -20,6 +21,7 @@ from aiokprod.testing.reaper import Reaper, kill_group
 
 FORMAT_TIMEOUT: Final = 120.0
 TERMINATE_TIMEOUT: Final = 60.0
+_STOP_SECONDS: Final = 10.0
 
 # Outside the range from which the system takes the ports of outgoing connections: while a killed
 # broker is down, no client socket can take its place.
@@ -177,15 +179,23 @@ class JavaNode:
                 self._process = None
 
     def pause(self) -> None:
-        self._signal(signal.SIGSTOP)
+        """Returns once all its threads stand still: on a busy machine that is not at once, and
+        requests would still be served."""
+        process = self._signal(signal.SIGSTOP)
+        give_up = time.monotonic() + _STOP_SECONDS
+        while os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT | os.WNOHANG) is None:
+            if time.monotonic() > give_up:
+                raise RuntimeError(f"node {self.node_id} did not stop within {_STOP_SECONDS} s")
+            time.sleep(0.001)
 
     def resume(self) -> None:
         self._signal(signal.SIGCONT)
 
-    def _signal(self, number: signal.Signals) -> None:
+    def _signal(self, number: signal.Signals) -> subprocess.Popen[bytes]:
         if self._process is None or not self.running:
             raise RuntimeError(f"node {self.node_id} is not running")
         os.killpg(self._process.pid, number)
+        return self._process
 
     def log_tail(self, lines: int = 30) -> str:
         """The last lines of its log, empty if there is none."""
