@@ -7,7 +7,7 @@
 #   make bench-core                 three promises beside aiokafka, kept or broken; four minutes
 #   make bench-columns              Arrow columns to record batches, beside memcpy; a minute
 #   make simulate                   2000 seeds of the producer among faults (SEEDS=a-b)
-#   make detection                  42 historical bugs put back; the simulation must find each
+#   make detection                  41 historical bugs put back; the simulation must find each
 #   make in-flight                  65 536 fates of five batches in flight
 #   make fuzz                       10 million damaged answers and streams (EXECUTIONS=…)
 #   make chaos                      21 faults on three real nodes, 3 runs each (FAULTS=… RUNS=…)

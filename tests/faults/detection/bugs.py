@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 
-from aiokprod.bulk_send import BulkSender
 from aiokprod.engine import idempotence, metadata_merge, settlement
 from aiokprod.engine.accumulator import RecordAccumulator
 from aiokprod.engine.batch import ProducerBatch
@@ -545,16 +544,6 @@ def reconnects_without_backoff(patch: Patch) -> None:
 def throttle_ignored(patch: Patch) -> None:
     """KIP-219, NetworkClientTest.testConnectionThrottling: sends while it should be quiet (F9)."""
     patch.setattr(NetworkClient, "connection_throttled", lambda self, connection, seconds: None)
-
-
-@bug
-def every_record_of_a_bulk_call_waits_anew(patch: Patch) -> None:
-    """Seed 360: `send_many` waited max_block_ms for each record while no room came (P6)."""
-
-    def deadline(self: Any, topic: str, partition: int | None) -> float:
-        return float(self._runtime.loop.time() + self._max_block)
-
-    patch.setattr(BulkSender, "_deadline", deadline)
 
 
 __all__ = ["BUGS", "Bug", "bug"]
