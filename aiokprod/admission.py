@@ -219,8 +219,7 @@ class Admission:
         runtime = self._runtime
         snapshot = runtime.metadata.lookup(record.topic, record.partition)
         if snapshot is None:
-            runtime.metadata.touch(record.topic, runtime.loop.time())
-            runtime.metadata.request_update()
+            runtime.metadata.want(record.topic, runtime.loop.time())
             raise MetadataMissing(
                 f"the metadata of topic {record.topic} are not known yet; they are being fetched: "
                 "try again later, or `await producer.warm([topic])` first"

@@ -238,16 +238,14 @@ class BulkSender:
         """The error of a record whose topic or partition an earlier one has waited for in vain: a
         column of wrong ones must not cost max_block_ms each. Nor must a wrong password cost every
         record a refusal, once all brokers have refused us for long."""
-        shut_out = self._runtime.shut_out()
-        if shut_out is None and topic not in self._missing:
-            return None
-        if not self._lacks(topic, partition):
+        runtime = self._runtime
+        shut_out = runtime.shut_out()
+        if (shut_out is None and topic not in self._missing) or not self._lacks(topic, partition):
             return None
         if shut_out is not None:
-            metadata = self._runtime.metadata
-            metadata.touch(topic, self._runtime.loop.time())
-            metadata.request_update()  # or nobody would notice that they let us in again
-            return shut_out
+            # Or nobody would notice that they let us in again.
+            runtime.metadata.want(topic, runtime.loop.time())
+            return shut_out.copy()
         waited_for, error = self._missing[topic]
         if waited_for == partition or isinstance(error, BrokerError):
             return error.copy()

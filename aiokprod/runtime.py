@@ -302,10 +302,9 @@ class Runtime:
         self.sender.wakeup()
 
     def shut_out(self) -> KafkaError | None:
-        """Why no call should wait for a broker to let us in, an error to be raised; None if one
+        """Why no call should wait for a broker to let us in, an error to be copied; None if one
         may."""
-        error = self.sender.refusals.final_of_all(self.loop.time())
-        return None if error is None else error.copy()
+        return self.sender.refusals.final_of_all(self.loop.time())
 
     def _on_refused(self, refusals: Refusals) -> None:
         """Callers that wait for room get what fails the records that hold it."""

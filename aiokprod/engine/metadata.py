@@ -155,6 +155,11 @@ class Metadata:
         if self._topics.touch(topic, now):
             self._request_partial()
 
+    def want(self, topic: str, now: float) -> None:
+        """Keep the topic, and ask for it again even if it is an old acquaintance. O(1)."""
+        self.touch(topic, now)
+        self.request_update()
+
     def request_update(self, seen_generation: int | None = None) -> int:
         """Ask for a fetch of everything in use; sent when the backoff allows.
 

@@ -194,8 +194,7 @@ class Sender:
 
     def _refresh_leaderless(self, now: float) -> None:
         for topic in self._accumulator.leaderless_topics():
-            self._metadata.touch(topic, now)
-            self._metadata.request_update()
+            self._metadata.want(topic, now)
 
     # -- the producer state's own requests ------------------------------------------------------
 

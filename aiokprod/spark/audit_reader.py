@@ -117,8 +117,8 @@ class AuditReader(DataSourceReader):
     """Plans on the driver, reads in the tasks."""
 
     def __init__(self, options: SealedOptions) -> None:
+        """`options` must be ones that `AuditOptions.parse` has found good."""
         self._options = options
-        AuditOptions.parse(options)
 
     def partitions(self) -> list[AuditRange]:
         """One task per partition, or per `offsetsPerTask` offsets of it, as the log is now."""

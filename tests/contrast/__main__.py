@@ -1,8 +1,8 @@
 """The same faults played to aiokprod, aiokafka and confluent-kafka: what each one does.
 
-    python -m tests.contrast                                    all scenarios, all clients
-    python -m tests.contrast --scenarios too-large --clients aiokafka
-    python -m tests.contrast --report                           table of what --out holds
+python -m tests.contrast                                    all scenarios, all clients
+python -m tests.contrast --scenarios too-large --clients aiokafka
+python -m tests.contrast --report                           table of what --out holds
 """
 
 from __future__ import annotations
@@ -34,9 +34,7 @@ SPARE = 10.0
 """Seconds beyond the delivery timeout after which a record counts as hung."""
 
 
-async def play(
-    scenario: Scenario, client: str, cluster: ChaosCluster | None
-) -> dict[str, Any]:
+async def play(scenario: Scenario, client: str, cluster: ChaosCluster | None) -> dict[str, Any]:
     with ExitStack() as stack:
         broker = None if scenario.real else stack.enter_context(ScriptedBroker())
         topic = f"contrast-{uuid.uuid4().hex[:8]}" if scenario.real else TOPIC

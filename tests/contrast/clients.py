@@ -85,9 +85,7 @@ class Aiokprod:
         from aiokprod import KafkaError
 
         try:
-            delivery = await self._producer.submit(
-                self._settings.topic, value, partition=partition
-            )
+            delivery = await self._producer.submit(self._settings.topic, value, partition=partition)
         except KafkaError as error:
             report(self._failure(error))
         else:

@@ -172,9 +172,7 @@ SCENARIOS: dict[str, Scenario] = {
         settings={"batch_size": 65_536},
         topic_config={"max.message.bytes": "2000"},
     ),
-    "not-enough-replicas": Scenario(
-        "NOT_ENOUGH_REPLICAS 5 times", not_enough_replicas, real=False
-    ),
+    "not-enough-replicas": Scenario("NOT_ENOUGH_REPLICAS 5 times", not_enough_replicas, real=False),
     "not-enough-replicas-after-append": Scenario(
         "NOT_ENOUGH_REPLICAS_AFTER_APPEND 5 times (written!)",
         not_enough_replicas_after_append,

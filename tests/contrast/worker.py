@@ -104,9 +104,7 @@ class Load:
             self.tasks[task] = sequence
             task.add_done_callback(lambda done: self.tasks.pop(done))
         else:
-            await self._client.send(
-                partition, value, lambda told: self.ledger.note(sequence, told)
-            )
+            await self._client.send(partition, value, lambda told: self.ledger.note(sequence, told))
 
     async def _await(self, sequence: int, partition: int, value: bytes) -> None:
         try:

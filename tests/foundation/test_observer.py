@@ -185,4 +185,3 @@ def test_histogram_takes_whatever_is_a_number() -> None:
     assert histogram.quantile(1.0) == pytest.approx(1e18, rel=0.1)
     with pytest.raises(TypeError):
         histogram.add("1")  # type: ignore[arg-type]
-

@@ -274,8 +274,7 @@ async def test_s4_one_broker_that_refuses_ends_no_bulk_call(one):
     topics = [f"t{number}" for number in range(20)]
     for topic in topics:
         cluster.create_topic(topic, 1)
-        leader = cluster.topics[topic].partitions[0]
-        leader.elect(one % 3 + 1)
+        cluster.topics[topic].partitions[0].elect(one % 3 + 1)
     cluster.servers_of[one] = {"PLAIN": lambda: PlainServer({USER: "canary-other"})}
     made = producer(cluster, **settings_for("PLAIN"))
     await ended(made.send("t0", b"first"))

@@ -16,10 +16,16 @@ from tests.faults.kit import make_producer
 
 PRODUCE, FIND, INIT = 0, 10, 22
 ADD_PARTITIONS, ADD_OFFSETS, END, COMMIT_OFFSETS = 24, 25, 26, 28
-
-BOTH = pytest.mark.parametrize("tv", [1, 2], ids=["TV1", "TV2"])
 ID = "transfers"
 LIMIT_S = 3600.0
+
+
+def under(*protocols: int) -> pytest.MarkDecorator:
+    """Runs a test once for each of these transaction versions."""
+    return pytest.mark.parametrize("tv", protocols, ids=[f"TV{one}" for one in protocols])
+
+
+BOTH = under(1, 2)
 
 
 async def with_world(
@@ -42,9 +48,12 @@ async def with_world(
 
 
 def transactional(
-    *, cluster: dict[str, Any] | None = None, **options: Any
+    *,
+    cluster: dict[str, Any] | None = None,
+    protocols: tuple[int, ...] = (1, 2),
+    **options: Any,
 ) -> Callable[[Callable[..., Coroutine[Any, Any, None]]], Callable[..., None]]:
-    """Runs `async test(cluster, producer, **parameters)` in virtual time under both protocols."""
+    """Runs `async test(cluster, producer, **parameters)` in virtual time under each protocol."""
 
     def decorate(function: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
         import inspect
@@ -66,7 +75,7 @@ def transactional(
         kept.append(inspect.Parameter("tv", inspect.Parameter.KEYWORD_ONLY))
         test.__signature__ = signature.replace(parameters=kept)  # type: ignore[attr-defined]
         del test.__wrapped__  # type: ignore[attr-defined]
-        return BOTH(test)
+        return under(*protocols)(test)
 
     return decorate
 
