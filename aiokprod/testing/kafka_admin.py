@@ -21,6 +21,10 @@ RETRY_FOR: Final = 45.0
 _UNKNOWN_TOPIC_OR_PARTITION: Final = 3
 _TOPIC_ALREADY_EXISTS: Final = 36
 _INVALID_PARTITIONS: Final = 37
+_LEADER_MOVES: Final = frozenset({5, 6, 74, 75, 78})
+"""LEADER_NOT_AVAILABLE, NOT_LEADER_OR_FOLLOWER, FENCED_LEADER_EPOCH, UNKNOWN_LEADER_EPOCH,
+OFFSET_NOT_AVAILABLE: a leader is being elected. librdkafka's admin client does not call the
+answers of partitions retriable."""
 
 
 class AdminError(RuntimeError):
@@ -133,7 +137,8 @@ class ClusterAdmin:
                 for tp, future in answers.items()
             }
 
-        return _patiently(ask) or {}
+        # A topic that is listed by one node may be news to its leader.
+        return _patiently(ask, passing=_LEADER_MOVES | {_UNKNOWN_TOPIC_OR_PARTITION}) or {}
 
     @staticmethod
     def _result(futures: Mapping[str, Any], name: str) -> bool:
@@ -170,8 +175,13 @@ def _ignore(error: object) -> None:
     """Brokers that are down are what these tests are about: librdkafka need not report them."""
 
 
-def _patiently(call: Callable[[], T], done_by_earlier_try: int | None = None) -> T | None:
-    """Repeats a call while brokers are on their way up; passes on any other refusal at once.
+def _patiently(
+    call: Callable[[], T],
+    done_by_earlier_try: int | None = None,
+    passing: frozenset[int] = frozenset(),
+) -> T | None:
+    """Repeats a call while brokers are on their way up, and after the answers `passing`; passes on
+    any other refusal at once.
 
     A try whose answer got lost may have worked: the refusal `done_by_earlier_try` of a later one
     then means success, told as None.
@@ -188,8 +198,8 @@ def _patiently(call: Callable[[], T], done_by_earlier_try: int | None = None) ->
             code = error.args[0].code()
             if tries > 1 and code == done_by_earlier_try:
                 return None
-            passing = error.args[0].retriable() or code < 0
-            if not passing or time.monotonic() > give_up:
+            again = error.args[0].retriable() or code < 0 or code in passing
+            if not again or time.monotonic() > give_up:
                 raise AdminError(str(error)) from error
         except TimeoutError as error:
             if time.monotonic() > give_up:

@@ -1,0 +1,60 @@
+"""Which answers `ClusterAdmin` takes for the last word."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from confluent_kafka import KafkaError, KafkaException
+
+from aiokprod.testing import kafka_admin
+from aiokprod.testing.kafka_admin import AdminError, ClusterAdmin
+
+UNKNOWN_TOPIC, NOT_LEADER, NOT_AUTHORIZED = 3, 6, 29
+
+
+class Answering:
+    """librdkafka's admin client with a topic of one partition, whose answers are error codes as it
+    gives them (not marked as retriable), or offsets."""
+
+    def __init__(self, *answers: KafkaException | int) -> None:
+        self.answers = list(answers)
+
+    def list_topics(self, timeout: float) -> Any:
+        return SimpleNamespace(topics={"t": SimpleNamespace(partitions={0: object()})})
+
+    def list_offsets(self, wanted: Any, request_timeout: float) -> dict[Any, Future[Any]]:
+        answer = self.answers.pop(0)
+        future: Future[Any] = Future()
+        if isinstance(answer, int):
+            future.set_result(SimpleNamespace(offset=answer))
+        else:
+            future.set_exception(answer)
+        return {partition: future for partition in wanted}
+
+
+def refusal(code: int) -> KafkaException:
+    return KafkaException(KafkaError(code))
+
+
+def admin(*answers: KafkaException | int) -> ClusterAdmin:
+    made = ClusterAdmin("127.0.0.1:9")
+    made._client = Answering(*answers)
+    return made
+
+
+@pytest.mark.parametrize("code", [UNKNOWN_TOPIC, NOT_LEADER])
+def test_end_offsets_are_asked_for_again_while_leaders_move(
+    code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paused: list[float] = []
+    monkeypatch.setattr(kafka_admin.time, "sleep", paused.append)
+    assert admin(refusal(code), refusal(code), 17).end_offsets("t") == {0: 17}
+    assert len(paused) == 2
+
+
+def test_end_offsets_refused_for_good_are_an_error_at_once() -> None:
+    with pytest.raises(AdminError):
+        admin(refusal(NOT_AUTHORIZED), 17).end_offsets("t")
