@@ -117,7 +117,8 @@ def _line(result: dict[str, Any]) -> str:
         f"{verdict['records']:,} records, {verdict['duplicates']} doubled, held "
         f"{result['rate_held']:,}/s ({result['rate_together']:,}/s both), unavailable "
         f"{result['unavailable_s']} s (brokers {result['broker_s']} s, excess "
-        f"{result['excess_s']} s), metadata {result['metadata_most_per_second']}/s"
+        f"{result['excess_s']} s, alone {result['alone_s']} s), metadata "
+        f"{result['metadata_most_per_second']}/s"
     )
 
 

@@ -39,6 +39,7 @@ class Availability:
         self._topic = topic
         self._partitions = partitions
         self._leaders: dict[int, tuple[int, int]] = {}  # partition -> (epoch, node)
+        self._terms: dict[int, list[tuple[float, int]]] = {p: [] for p in range(partitions)}
         self._stop = threading.Event()
         self.excluded: set[int] = set()
         self.successes: dict[int, list[float]] = {p: [] for p in range(partitions)}
@@ -61,9 +62,43 @@ class Availability:
 
     def longest_gap(self, partition: int, begin: float, end: float) -> float:
         """The longest time between two acknowledged probes that overlaps [begin, end]."""
-        times = self.successes[partition]
-        pairs = itertools.pairwise(times)
-        return max((b - a for a, b in pairs if b > begin and a < end), default=0.0)
+        return max((b - a for a, b in self._gaps(partition, begin, end)), default=0.0)
+
+    def shared_gap(self, partition: int, begin: float, end: float) -> float:
+        """How much of [begin, end] another partition of the same leader could not be written.
+
+        A leader answers a request when all its partitions are done, and takes the next one of the
+        connection only then: who sends several partitions at once waits for the slowest. The
+        probe does not, it has a connection for each.
+        """
+        mine = self._leading(partition, begin, end)
+        others = [
+            other
+            for other in self.successes
+            if other != partition and mine & self._leading(other, begin, end)
+        ]
+        return max(
+            (
+                min(b, end) - max(a, begin)
+                for other in others
+                for a, b in self._gaps(other, begin, end)
+            ),
+            default=0.0,
+        )
+
+    def _gaps(self, partition: int, begin: float, end: float) -> list[tuple[float, float]]:
+        pairs = itertools.pairwise(self.successes[partition])
+        return [(a, b) for a, b in pairs if b > begin and a < end]
+
+    def _leading(self, partition: int, begin: float, end: float) -> set[int]:
+        """Nodes that led the partition at some time in [begin, end]."""
+        terms = self._terms[partition]
+        ends = [since for since, _ in terms[1:]] + [float("inf")]
+        return {
+            node
+            for (since, node), until in zip(terms, ends, strict=True)
+            if node >= 0 and since < end and until > begin
+        }
 
     # -- who leads ------------------------------------------------------------------------------
 
@@ -84,6 +119,9 @@ class Availability:
             told = (partition.leader_epoch, partition.leader_id)
             if told[0] > known[0] or (told[0] == known[0] and known[1] < 0):
                 self._leaders[partition.partition_index] = told
+                terms = self._terms.setdefault(partition.partition_index, [])
+                if not terms or terms[-1][1] != told[1]:
+                    terms.append((time.monotonic(), told[1]))
 
     # -- can it be written ----------------------------------------------------------------------
 

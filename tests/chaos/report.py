@@ -96,6 +96,7 @@ def summary(results: Sequence[Result]) -> str:
     }
     together = min(r.get("rate_together", 0) for r in results)
     excess = max(r["excess_s"] for r in results)
+    alone = max(r.get("alone_s", r["excess_s"]) for r in results)
     broken = [
         f"{r['fault']}/{r['workload']}#{r['turn']}: {r['wrong']}" for r in results if r["wrong"]
     ]
@@ -114,7 +115,7 @@ def summary(results: Sequence[Result]) -> str:
         f"{HELD:,}), {', '.join(f'the {name} one {rate:,}' for name, rate in held.items())}; "
         f"{sum(r['rate_held'] >= HELD for r in results)} of {len(results)} held {HELD:,} alone",
         f"unavailable at most {excess:.2f} s longer than the brokers or the network (allowed "
-        f"{GRACE:.0f})",
+        f"{GRACE:.0f}); {alone:.2f} s if no partition had to wait for another of its leader",
         f"the loop of a producer woke up at most {lag} s late, by work of its own thread at most "
         f"{own} s",
         f"broken promises: {'; '.join(broken) if broken else 'none'}",

@@ -177,9 +177,10 @@ def _rate(told: dict[str, NDArray[Any]], *windows: tuple[float, float]) -> float
 
 def _gaps(told: dict[str, NDArray[Any]], probe: Availability, act: Act) -> dict[str, float]:
     """Longest time without an acknowledgment in any partition, for the producer and the brokers,
-    and by how much the producer exceeded them."""
+    and by how much the producer exceeded them; `alone_s` is that as if no partition had to wait
+    for another one of its leader."""
     window = (act.start, act.end)
-    found = {"unavailable_s": 0.0, "broker_s": 0.0, "excess_s": 0.0}
+    found = {"unavailable_s": 0.0, "broker_s": 0.0, "excess_s": 0.0, "alone_s": 0.0}
     acked = told["state"] == ACKNOWLEDGED
     for partition in range(PARTITIONS):
         acks = np.sort(told["settled"][acked & (told["partition"] == partition)])
@@ -192,6 +193,8 @@ def _gaps(told: dict[str, NDArray[Any]], probe: Availability, act: Act) -> dict[
             allowed = max([allowed, *dead])
             found["unavailable_s"] = max(found["unavailable_s"], end - begin)
             found["broker_s"] = max(found["broker_s"], allowed)
+            found["alone_s"] = max(found["alone_s"], end - begin - allowed)
+            allowed = max(allowed, probe.shared_gap(partition, begin, end))
             found["excess_s"] = max(found["excess_s"], end - begin - allowed)
     return {name: round(value, 2) for name, value in found.items()}
 

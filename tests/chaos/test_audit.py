@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from tests.chaos.audit import Log, Verdict, judge
+from tests.chaos.probe import Availability
 from tests.chaos.report import load, summary, table
-from tests.chaos.run import SETTLED, Act, _rate
+from tests.chaos.run import SETTLED, Act, _gaps, _rate
 from tests.chaos.values import NOT_ASKED, SIZE, make, read
 from tests.chaos.worker import ABSENT, OPEN, UNKNOWN
 from tests.soak.trend import trend
@@ -199,3 +201,41 @@ def test_rate_counts_acknowledgments_in_the_quiet_windows_only() -> None:
     act = Act("cuts", 0, None, start=0.0, began=1.0, ended=1.0, end=4.0)  # type: ignore[arg-type]
     assert act.quiet == ((0.0, 1.0), (1.0 + SETTLED, 4.0))
     assert _rate(told, *act.quiet) == 2 / 2.0
+
+
+def unavailable(*, leaders: tuple[int, int], slow: tuple[float, float]) -> dict[str, float]:
+    """What is said of a producer that got no answer of partition 0 from 2 s to 6 s, where the
+    brokers took records all the time, but for partition 1 within `slow`."""
+    probe = Availability(None, TOPIC, PARTITIONS)  # type: ignore[arg-type]
+    seconds = np.arange(0.0, 10.0, 0.1)
+    for partition in range(PARTITIONS):
+        probe.successes[partition] = list(seconds)
+        probe._terms[partition] = [(0.0, 9)]
+    probe.successes[1] = [at for at in seconds if not slow[0] < at < slow[1]]
+    probe._terms[0], probe._terms[1] = [(0.0, leaders[0])], [(0.0, 8), (1.5, leaders[1])]
+    acks = [(p, at) for p in range(PARTITIONS) for at in seconds if p or not 2.0 < at < 6.0]
+    told = {
+        "state": np.ones(len(acks), np.uint8),
+        "partition": np.array([partition for partition, _ in acks]),
+        "settled": np.array([at for _, at in acks]),
+    }
+    scene = SimpleNamespace(outages=[])
+    act = Act("cuts", 0, scene, start=0.0, began=1.0, ended=9.0, end=9.9)  # type: ignore[arg-type]
+    return _gaps(told, probe, act)
+
+
+def test_partition_may_wait_for_another_one_of_its_leader() -> None:
+    told = unavailable(leaders=(1, 1), slow=(2.1, 5.0))
+    assert told["alone_s"] == pytest.approx(3.9, abs=0.02)
+    assert told["excess_s"] == pytest.approx(1.1, abs=0.11)
+
+
+@pytest.mark.parametrize(
+    ("leaders", "slow"),
+    [((1, 2), (2.1, 5.0)), ((8, 2), (2.1, 5.0)), ((1, 1), (0.1, 1.9)), ((1, 1), (6.2, 9.0))],
+    ids=["another-leader", "a-leader-of-before", "before", "afterwards"],
+)
+def test_partition_may_wait_for_nothing_else(
+    leaders: tuple[int, int], slow: tuple[float, float]
+) -> None:
+    assert unavailable(leaders=leaders, slow=slow)["excess_s"] == pytest.approx(3.9, abs=0.02)
