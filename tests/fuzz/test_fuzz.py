@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 
 from tests.fuzz.batch import SHARES, tasks
@@ -54,6 +56,20 @@ def test_memory_beyond_the_bytes_is_a_finding(monkeypatch):
 
     with pytest.raises(Finding, match="bytes of memory"):
         measured(Sample(Greedy, sample.version, sample.data), sample.data)
+
+
+@pytest.mark.parametrize(("times", "found"), [(2, True), (10, False)])
+def test_objects_of_what_is_there_may_take_ten_times_the_bytes(times, found):
+    class Objects:
+        __name__ = "Objects"
+
+        @staticmethod
+        def decode(data, version):
+            return bytearray(9 * len(data))
+
+    sample = corpus(random_each=0)[0]
+    with pytest.raises(Finding) if found else contextlib.nullcontext():
+        measured(Sample(Objects, sample.version, sample.data), bytes(4096), times)
 
 
 def test_tasks_share_out_all_executions():
