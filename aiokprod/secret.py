@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hmac
 import os
-from pathlib import Path
 from typing import Final, NoReturn, Self
 
 from aiokprod.errors import ConfigError
@@ -79,7 +78,8 @@ class Secret:
 
     def _read(self) -> str:
         try:
-            return Path(self._source).read_text(encoding="utf-8").removesuffix("\n")
+            with open(self._source, encoding="utf-8") as file:
+                return file.read().removesuffix("\n")
         except (OSError, UnicodeDecodeError) as error:
             reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
             raise ConfigError(f"{self!r} cannot be read: {reason}") from None

@@ -13,9 +13,6 @@ from collections.abc import Callable
 from struct import pack
 from typing import Any, ClassVar, Final
 
-import lz4.frame
-import zstandard
-
 from aiokprod.errors import ConfigError, DecodeError
 from aiokprod.wire.primitives import BytesLike, Reader
 
@@ -27,7 +24,7 @@ _ZSTD_SLICE: Final = 512
 
 
 class Codec(ABC):
-    """One compression type at one level.
+    """One compression type at one level. Its library is imported when the first codec is made.
 
     Attributes:
         name: value of `compression_type`.
@@ -158,13 +155,19 @@ class Lz4(Codec):
     _FAST: ClassVar[int] = 0
     _JAVA_DEFAULT: ClassVar[int] = 9  # stands for the fast compressor in Java's client
 
+    def __init__(self, level: int | None = None) -> None:
+        super().__init__(level)
+        import lz4.frame
+
+        self._frames: Any = lz4.frame
+
     def compress(self, data: BytesLike) -> bytes:
         """One LZ4 frame."""
         level = self._FAST if self.level in (None, self._JAVA_DEFAULT) else self.level
-        frame: bytes = lz4.frame.compress(
+        frame: bytes = self._frames.compress(
             data,
             compression_level=level,
-            block_size=lz4.frame.BLOCKSIZE_MAX64KB,
+            block_size=self._frames.BLOCKSIZE_MAX64KB,
             block_linked=False,
             content_checksum=False,
             block_checksum=False,
@@ -176,7 +179,7 @@ class Lz4(Codec):
         """Any number of LZ4 frames."""
         return _drain(
             self.name,
-            lz4.frame.LZ4FrameDecompressor,
+            self._frames.LZ4FrameDecompressor,
             RuntimeError,
             bytes(data),
             max_bytes,
@@ -193,14 +196,20 @@ class Zstd(Codec):
     _DEFAULT: ClassVar[int] = 3
     _MAX_WINDOW: ClassVar[int] = 1 << 27  # the largest that level 22 uses
 
+    def __init__(self, level: int | None = None) -> None:
+        super().__init__(level)
+        import zstandard
+
+        self._zstd = zstandard
+
     def compress(self, data: BytesLike) -> bytes:
         """One frame."""
         level = self._DEFAULT if self.level is None else self.level
-        return zstandard.ZstdCompressor(level=level).compress(data)
+        return self._zstd.ZstdCompressor(level=level).compress(data)
 
     def decompress(self, data: BytesLike, max_bytes: int) -> bytes:
         """Any number of frames."""
-        context = zstandard.ZstdDecompressor(max_window_size=self._MAX_WINDOW)
+        context = self._zstd.ZstdDecompressor(max_window_size=self._MAX_WINDOW)
         chunks: list[bytes] = []
         room = max_bytes
         rest = bytes(data)
@@ -212,7 +221,7 @@ class Zstd(Codec):
                     raise DecodeError("zstd: the data end within a frame")
                 try:
                     chunk = stream.decompress(rest[position : position + _ZSTD_SLICE])
-                except zstandard.ZstdError as exc:
+                except self._zstd.ZstdError as exc:
                     raise DecodeError(f"zstd: {exc}") from exc
                 position += _ZSTD_SLICE
                 room -= len(chunk)

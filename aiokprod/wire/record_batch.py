@@ -9,9 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from crc32c import crc32c
-
 from aiokprod.errors import DecodeError
+from aiokprod.wire.crc import crc32c
 from aiokprod.wire.primitives import BytesLike, Layout
 
 MAGIC: Final = 2
@@ -149,7 +148,7 @@ def batch_header(
         base_sequence,
         count,
     )
-    crc: int = crc32c(payload, crc32c(tail))
+    crc = crc32c(payload, crc32c(tail))
     length = HEADER_SIZE - LENGTH_OVERHEAD + len(payload)
     return _HEAD.pack(0, length, leader_epoch, MAGIC, crc) + tail
 
@@ -167,8 +166,7 @@ def parse_header(data: BytesLike) -> BatchHeader:
 
 def checksum(batch: BytesLike) -> int:
     """CRC-32C over what the CRC of a complete batch covers."""
-    crc: int = crc32c(memoryview(batch)[_HEAD.size :])
-    return crc
+    return crc32c(memoryview(batch)[_HEAD.size :])
 
 
 def place(batch: BytesLike, base_offset: int, leader_epoch: int) -> bytes:

@@ -327,7 +327,7 @@ HEAVY = [
     (hashlib, "pbkdf2_hmac"),  # SCRAM
     (TlsContexts, "_build"),  # reads and parses certificates
     (TlsContexts, "_sign"),  # looks whether files were rotated
-    (Path, "read_text"),  # secrets in files
+    (Secret, "_read"),  # secrets in files
     (http.client.HTTPSConnection, "request"),  # OpenID Connect
     (jwt, "encode"),  # signed assertions
 ]

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from aiokprod.cluster import Node
 from aiokprod.config import ProducerConfig
 from aiokprod.config_security import SASL_PROTOCOLS
 from aiokprod.net.security import Authenticator
-from aiokprod.net.security.sasl import Mechanism, SaslAuthenticator
 from aiokprod.secret import Credentials
+
+if TYPE_CHECKING:
+    from aiokprod.net.security.sasl import Mechanism
 
 
 def authenticators(
@@ -18,6 +21,8 @@ def authenticators(
     """Makes the authenticator of each connection; None for listeners without SASL."""
     if config.security_protocol not in SASL_PROTOCOLS:
         return None
+    from aiokprod.net.security.sasl import SaslAuthenticator  # imports take time
+
     new_mechanism = _mechanism(config, unix_ms)
     return lambda node: SaslAuthenticator(f"broker {node}", lambda: new_mechanism(node))
 
@@ -25,7 +30,7 @@ def authenticators(
 def _mechanism(config: ProducerConfig, unix_ms: Callable[[], int]) -> Callable[[Node], Mechanism]:
     name = config.sasl_mechanism or ""
     provider = config.sasl_token_provider
-    # Imported here: a producer uses one mechanism at most, and imports take time.
+    # Imported here: a producer uses one mechanism at most.
     if name == "OAUTHBEARER":
         from aiokprod.net.security.oauthbearer import OAuthBearer
 

@@ -7,7 +7,6 @@ import contextlib
 import logging
 import os
 import ssl
-import tempfile
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final, NoReturn
 
@@ -181,6 +180,8 @@ def _readable(text: str | None) -> Iterator[str | None]:
         finally:
             os.close(number)
     else:
+        import tempfile  # seldom needed, and slow to import
+
         with tempfile.TemporaryDirectory(prefix="aiokprod-") as folder:
             path = os.path.join(folder, "pem")
             with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
