@@ -11,6 +11,7 @@ from typing import Any
 
 from tests.chaos.cluster import ChaosCluster
 from tests.chaos.probe import Availability
+from tests.chaos.spans import Span
 from tests.integration.probe import until_serving
 
 PARTITIONS = 6
@@ -21,8 +22,8 @@ class Scene:
     """Where a fault plays.
 
     Attributes:
-        outages: (from, to) during which the network was dead for a broker; instants of
-            `time.monotonic()`.
+        outages: (from, to) during which the network was dead, instants of `time.monotonic()`, and
+            for which nodes.
         topic_made_at: when a topic that was deleted could be written again.
     """
 
@@ -30,7 +31,7 @@ class Scene:
     topic: str
     probe: Availability
     turn: int
-    outages: list[tuple[float, float]] = field(default_factory=list)
+    outages: list[tuple[Span, set[int]]] = field(default_factory=list)
     topic_made_at: float | None = None
 
     @property
@@ -60,7 +61,8 @@ class Scene:
         finally:
             network.heal(*links)
             if dead:
-                self.outages.append((began, time.monotonic()))
+                nodes = {int(link.rsplit("-", 1)[1]) for link in links}
+                self.outages.append(((began, time.monotonic()), nodes))
 
 
 Fault = Callable[[Scene], Awaitable[None]]

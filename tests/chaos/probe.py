@@ -19,6 +19,7 @@ from contextlib import contextmanager
 
 from aiokprod.testing.kafka_cluster import KafkaCluster
 from tests.chaos.audit import PROBE
+from tests.chaos.spans import Span, common
 from tests.integration.probe import ask
 from tests.integration.roundtrip import produce_error, produce_frame, read_frame
 
@@ -26,6 +27,10 @@ EVERY = 0.1
 AGAIN = 0.03
 GIVE_UP = 3.0
 """Seconds an answer may take while the leader stays the same."""
+USUAL = 0.3
+"""Seconds between two probes that mean nothing."""
+LEARNT = 0.25
+"""Seconds that a change of leaders may be known late."""
 
 
 class Availability:
@@ -60,45 +65,41 @@ class Availability:
             for thread in threads:
                 thread.join(10)
 
-    def longest_gap(self, partition: int, begin: float, end: float) -> float:
-        """The longest time between two acknowledged probes that overlaps [begin, end]."""
-        return max((b - a for a, b in self._gaps(partition, begin, end)), default=0.0)
+    def closed(self, partition: int, window: Span) -> list[Span]:
+        """When the brokers took no probe of the partition for longer than `USUAL`."""
+        pairs = itertools.pairwise(self.successes[partition])
+        return common([(a, b) for a, b in pairs if b - a > USUAL], [window])
 
-    def shared_gap(self, partition: int, begin: float, end: float) -> float:
-        """How much of [begin, end] another partition of the same leader could not be written.
+    def shared(self, partition: int, window: Span) -> list[Span]:
+        """When the leader of the partition also led another one that could not be written.
 
         A leader answers a request when all its partitions are done, and takes the next one of the
         connection only then: who sends several partitions at once waits for the slowest. The
         probe does not, it has a connection for each.
         """
-        mine = self._leading(partition, begin, end)
-        others = [
-            other
-            for other in self.successes
-            if other != partition and mine & self._leading(other, begin, end)
-        ]
-        return max(
-            (
-                min(b, end) - max(a, begin)
-                for other in others
-                for a, b in self._gaps(other, begin, end)
-            ),
-            default=0.0,
-        )
+        found: list[Span] = []
+        for other in self.successes:
+            if other != partition:
+                for node in self._leaders_of(partition):
+                    mine = self.led(partition, {node}, window)
+                    found += common(
+                        common(mine, self.led(other, {node}, window)), self.closed(other, window)
+                    )
+        return found
 
-    def _gaps(self, partition: int, begin: float, end: float) -> list[tuple[float, float]]:
-        pairs = itertools.pairwise(self.successes[partition])
-        return [(a, b) for a, b in pairs if b > begin and a < end]
-
-    def _leading(self, partition: int, begin: float, end: float) -> set[int]:
-        """Nodes that led the partition at some time in [begin, end]."""
+    def led(self, partition: int, nodes: set[int], window: Span) -> list[Span]:
+        """When one of the nodes led the partition, and `LEARNT` before and after."""
         terms = self._terms[partition]
         ends = [since for since, _ in terms[1:]] + [float("inf")]
-        return {
-            node
+        mine = [
+            (since - LEARNT, until + LEARNT)
             for (since, node), until in zip(terms, ends, strict=True)
-            if node >= 0 and since < end and until > begin
-        }
+            if node in nodes
+        ]
+        return common(mine, [window])
+
+    def _leaders_of(self, partition: int) -> set[int]:
+        return {node for _, node in self._terms[partition] if node >= 0}
 
     # -- who leads ------------------------------------------------------------------------------
 

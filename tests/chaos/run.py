@@ -22,6 +22,7 @@ from tests.chaos.audit import Verdict, judge, read_log
 from tests.chaos.cluster import ChaosCluster
 from tests.chaos.faults import CATALOGUE, PARTITIONS, Entry, Scene
 from tests.chaos.probe import Availability
+from tests.chaos.spans import common, length
 from tests.chaos.worker import ACKNOWLEDGED, Orders
 from tests.integration.spy import busiest_second
 
@@ -176,9 +177,9 @@ def _rate(told: dict[str, NDArray[Any]], *windows: tuple[float, float]) -> float
 
 
 def _gaps(told: dict[str, NDArray[Any]], probe: Availability, act: Act) -> dict[str, float]:
-    """Longest time without an acknowledgment in any partition, for the producer and the brokers,
-    and by how much the producer exceeded them; `alone_s` is that as if no partition had to wait
-    for another one of its leader."""
+    """Longest time without an acknowledgment in any partition; the longest part of such a time in
+    which the brokers would not have taken a record of it either; and the longest part in which
+    they would. `alone_s` is that as if no partition had to wait for another one of its leader."""
     window = (act.start, act.end)
     found = {"unavailable_s": 0.0, "broker_s": 0.0, "excess_s": 0.0, "alone_s": 0.0}
     acked = told["state"] == ACKNOWLEDGED
@@ -187,15 +188,19 @@ def _gaps(told: dict[str, NDArray[Any]], probe: Availability, act: Act) -> dict[
         acks = np.concatenate(([window[0]], acks[(acks > window[0]) & (acks < window[1])]))
         acks = np.append(acks, window[1])
         for at in np.flatnonzero(np.diff(acks) > 0.25):
-            begin, end = float(acks[at]), float(acks[at + 1])
-            allowed = probe.longest_gap(partition, begin, end)
-            dead = [b - a for a, b in act.scene.outages if b > begin and a < end]
-            allowed = max([allowed, *dead])
-            found["unavailable_s"] = max(found["unavailable_s"], end - begin)
-            found["broker_s"] = max(found["broker_s"], allowed)
-            found["alone_s"] = max(found["alone_s"], end - begin - allowed)
-            allowed = max(allowed, probe.shared_gap(partition, begin, end))
-            found["excess_s"] = max(found["excess_s"], end - begin - allowed)
+            gap = (float(acks[at]), float(acks[at + 1]))
+            closed = probe.closed(partition, gap)
+            for span, nodes in act.scene.outages:
+                closed += common([span], probe.led(partition, nodes, gap))
+            whole = length([gap])
+            alone, excused = length(closed), length(closed + probe.shared(partition, gap))
+            told_of = {
+                "unavailable_s": whole,
+                "broker_s": excused,
+                "excess_s": whole - excused,
+                "alone_s": whole - alone,
+            }
+            found = {name: max(found[name], seconds) for name, seconds in told_of.items()}
     return {name: round(value, 2) for name, value in found.items()}
 
 

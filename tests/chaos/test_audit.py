@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ from tests.chaos.audit import Log, Verdict, judge
 from tests.chaos.probe import Availability
 from tests.chaos.report import load, summary, table
 from tests.chaos.run import SETTLED, Act, _gaps, _rate
+from tests.chaos.spans import common, length
 from tests.chaos.values import NOT_ASKED, SIZE, make, read
 from tests.chaos.worker import ABSENT, OPEN, UNKNOWN
 from tests.soak.trend import trend
@@ -203,39 +206,97 @@ def test_rate_counts_acknowledgments_in_the_quiet_windows_only() -> None:
     assert _rate(told, *act.quiet) == 2 / 2.0
 
 
-def unavailable(*, leaders: tuple[int, int], slow: tuple[float, float]) -> dict[str, float]:
-    """What is said of a producer that got no answer of partition 0 from 2 s to 6 s, where the
-    brokers took records all the time, but for partition 1 within `slow`."""
-    probe = Availability(None, TOPIC, PARTITIONS)  # type: ignore[arg-type]
-    seconds = np.arange(0.0, 10.0, 0.1)
-    for partition in range(PARTITIONS):
-        probe.successes[partition] = list(seconds)
-        probe._terms[partition] = [(0.0, 9)]
-    probe.successes[1] = [at for at in seconds if not slow[0] < at < slow[1]]
-    probe._terms[0], probe._terms[1] = [(0.0, leaders[0])], [(0.0, 8), (1.5, leaders[1])]
-    acks = [(p, at) for p in range(PARTITIONS) for at in seconds if p or not 2.0 < at < 6.0]
-    told = {
-        "state": np.ones(len(acks), np.uint8),
-        "partition": np.array([partition for partition, _ in acks]),
-        "settled": np.array([at for _, at in acks]),
-    }
-    scene = SimpleNamespace(outages=[])
-    act = Act("cuts", 0, scene, start=0.0, began=1.0, ended=9.0, end=9.9)  # type: ignore[arg-type]
-    return _gaps(told, probe, act)
+class Times:
+    """Six partitions led by nodes 1, 2, 3, 1, 2, 3, which took every probe of ten seconds."""
+
+    def __init__(self) -> None:
+        self.probe = Availability(None, TOPIC, PARTITIONS)  # type: ignore[arg-type]
+        self.seconds = np.arange(0.0, 10.0, 0.05)
+        self.outages: list[Any] = []
+        for partition in range(PARTITIONS):
+            self.led(partition, (0.0, 1 + partition % 3))
+            self.closed(partition)
+
+    def led(self, partition: int, *terms: tuple[float, int]) -> None:
+        self.probe._terms[partition] = list(terms)
+
+    def closed(self, partition: int, *spans: tuple[float, float]) -> None:
+        self.probe.successes[partition] = self._outside(spans)
+
+    def _outside(self, spans: Iterable[tuple[float, float]]) -> list[float]:
+        return [at for at in self.seconds if not any(a < at < b for a, b in spans)]
+
+    def judge(self, idle: dict[int, list[tuple[float, float]]]) -> dict[str, float]:
+        """Of a producer without acknowledgments of these partitions in these times."""
+        acks = [(p, at) for p in range(PARTITIONS) for at in self._outside(idle.get(p, []))]
+        told = {
+            "state": np.ones(len(acks), np.uint8),
+            "partition": np.array([partition for partition, _ in acks]),
+            "settled": np.array([at for _, at in acks]),
+        }
+        scene: Any = SimpleNamespace(outages=self.outages)
+        return _gaps(told, self.probe, Act("cuts", 0, scene, 0.0, 1.0, 9.0, 9.9))
+
+
+def near(seconds: float) -> Any:
+    return pytest.approx(seconds, abs=0.16)
+
+
+def test_gap_is_held_against_the_brokers_as_far_as_they_had_one() -> None:
+    times = Times()
+    times.closed(0, (2.0, 4.0), (4.5, 6.0))
+    told = times.judge({0: [(2.0, 7.0)]})
+    assert told == {
+        "unavailable_s": near(5.0), "broker_s": near(3.5), "excess_s": near(1.5),
+        "alone_s": near(1.5),
+    }  # fmt: skip
+
+
+def test_gap_is_not_excused_by_one_before_or_after_it() -> None:
+    times = Times()
+    times.closed(0, (1.0, 5.0))
+    assert times.judge({0: [(1.0, 4.9), (5.0, 9.0)]})["excess_s"] == near(4.0)
+    times = Times()
+    times.outages = [((0.5, 4.95), {1})]
+    assert times.judge({0: [(0.5, 4.9), (5.1, 9.0)]})["excess_s"] == near(3.9)
+
+
+@pytest.mark.parametrize(("nodes", "excess"), [({1}, 0.5), ({2, 3}, 4.5), ({1, 2, 3}, 0.5)])
+def test_dead_network_excuses_the_partitions_behind_it(nodes: set[int], excess: float) -> None:
+    times = Times()
+    times.outages = [((2.0, 6.0), nodes)]
+    assert times.judge({0: [(2.0, 6.5)]})["excess_s"] == near(excess)
 
 
 def test_partition_may_wait_for_another_one_of_its_leader() -> None:
-    told = unavailable(leaders=(1, 1), slow=(2.1, 5.0))
-    assert told["alone_s"] == pytest.approx(3.9, abs=0.02)
-    assert told["excess_s"] == pytest.approx(1.1, abs=0.11)
+    times = Times()
+    times.closed(3, (2.1, 5.0))
+    told = times.judge({0: [(2.0, 6.0)]})
+    assert told["alone_s"] == near(4.0)
+    assert told["excess_s"] == near(1.1)
 
 
 @pytest.mark.parametrize(
-    ("leaders", "slow"),
-    [((1, 2), (2.1, 5.0)), ((8, 2), (2.1, 5.0)), ((1, 1), (0.1, 1.9)), ((1, 1), (6.2, 9.0))],
-    ids=["another-leader", "a-leader-of-before", "before", "afterwards"],
+    ("other", "slow"),
+    [
+        ([(0.0, 2)], (2.1, 5.0)),
+        ([(0.0, 1), (1.5, 2)], (2.1, 5.0)),
+        ([(0.0, 2), (5.8, 1)], (2.1, 5.9)),
+        ([(0.0, 1)], (0.1, 2.0)),
+        ([(0.0, 1)], (6.0, 9.0)),
+    ],
+    ids=["another-leader", "a-leader-of-before", "a-leader-of-later", "before", "afterwards"],
 )
 def test_partition_may_wait_for_nothing_else(
-    leaders: tuple[int, int], slow: tuple[float, float]
+    other: list[tuple[float, int]], slow: tuple[float, float]
 ) -> None:
-    assert unavailable(leaders=leaders, slow=slow)["excess_s"] == pytest.approx(3.9, abs=0.02)
+    times = Times()
+    times.led(3, *other)
+    times.closed(3, slow)
+    assert times.judge({0: [(2.0, 6.0)]})["excess_s"] >= 3.5
+
+
+def test_lengths_of_spans_count_what_is_common_once() -> None:
+    assert length([(1, 3), (2, 5), (7, 8), (7.5, 7.6)]) == pytest.approx(5.0)
+    assert length([]) == 0
+    assert common([(0, 2), (4, 6)], [(1, 5)]) == [(1, 2), (4, 5)]
