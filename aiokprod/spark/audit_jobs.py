@@ -34,8 +34,10 @@ def loss(expected: DataFrame, log: DataFrame, *, by: str = "id") -> DataFrame:
 def duplicates(log: DataFrame, *, by: str = "id") -> DataFrame:
     """Values of `by` that several records have: (by, copies, producers).
 
-    `producers` 1 means that one producer session wrote all copies, which an idempotent producer
-    never does; 2 or more are repeated attempts (a retried task, a replayed batch).
+    `producers` 2 or more are repeated attempts (a retried task, a replayed batch). 1 means that one
+    producer session wrote all copies: an attempt repeated in a process that kept its producer
+    (option reuseProducer), or rows that were twice in the DataFrame; idempotence lets a producer
+    never store one record twice.
     """
     from pyspark.sql import functions as f
 
@@ -85,7 +87,9 @@ def aborted(committed: DataFrame, uncommitted: DataFrame) -> DataFrame:
 
 def ranges(spark: SparkSession, report_path: str, log: DataFrame) -> DataFrame:
     """Acknowledged ranges of the reports (option reportPath) that the log does not fill:
-    (topic, partition, first, last, count, found). Other writers may fill a range further."""
+    (topic, partition, first, last, count, found). Other writers may fill a range further. Ranges
+    whose offsets the brokers did not tell, or that were too many for a report, are not compared:
+    reports say of each task whether they are complete."""
     from pyspark.sql import functions as f
 
     reports = spark.read.json(report_path)

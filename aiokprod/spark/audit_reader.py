@@ -12,6 +12,7 @@ from aiokprod.config import ProducerConfig
 from aiokprod.errors import ConfigError
 from aiokprod.records import validate_topic
 from aiokprod.spark.audit_fetch import EARLIEST, LATEST, RangeReader, list_offset
+from aiokprod.spark.context import check_version
 from aiokprod.spark.options import (
     KAFKA_PREFIX,
     SECRET_PREFIX,
@@ -22,7 +23,9 @@ from aiokprod.spark.options import (
     plain_name,
 )
 from aiokprod.spark.process import loop_thread
+from aiokprod.spark.redaction import redacted
 from aiokprod.spark.session import Session
+from aiokprod.version import __version__
 
 SCHEMA: Final = (
     "topic string, partition int, offset bigint, timestamp timestamp, key binary, value binary, "
@@ -119,47 +122,53 @@ class AuditReader(DataSourceReader):
     def __init__(self, options: SealedOptions) -> None:
         """`options` must be ones that `AuditOptions.parse` has found good."""
         self._options = options
+        self._version = __version__
 
     def partitions(self) -> list[AuditRange]:
         """One task per partition, or per `offsetsPerTask` offsets of it, as the log is now."""
-        options = AuditOptions.parse(self._options)
-        thread = loop_thread()
-
-        async def plan() -> list[AuditRange]:
-            session = Session(options.config())
-            try:
-                return await _plan(session, options)
-            finally:
-                await session.close(1.0)
-
-        return thread.run(plan(), _PLAN_SECONDS)
+        with redacted(self._options):
+            options = AuditOptions.parse(self._options)
+            return loop_thread().run(_plan(options), _PLAN_SECONDS)
 
     def read(self, partition: Any) -> Iterator[Any]:
         """RecordBatches of `SCHEMA`; the next fetch is under way while one is used."""
         if not isinstance(partition, AuditRange):
             return  # an empty topic: Spark runs one task with a partition of its own all the same
-        options = AuditOptions.parse(self._options)
-        thread = loop_thread()
-        session = thread.run(_open(options))
-        reader = RangeReader(
-            session, partition.topic, partition.partition, partition.start, partition.end,
-            committed=options.committed, values=options.values, headers=options.headers,
-        )  # fmt: skip
-        coming = thread.start(reader.read())
-        try:
-            while (columns := coming.result()) is not None:
-                coming = thread.start(reader.read())
-                yield record_batch(partition.topic, partition.partition, columns)
-        finally:
-            coming.cancel()  # of a reader that was left early
-            thread.run(session.close(1.0))
+        with redacted(self._options):
+            check_version(self._version)
+            yield from _records(AuditOptions.parse(self._options), partition)
+
+
+def _records(options: AuditOptions, part: AuditRange) -> Iterator[Any]:
+    thread = loop_thread()
+    session = thread.run(_open(options))
+    reader = RangeReader(
+        session, part.topic, part.partition, part.start, part.end,
+        committed=options.committed, values=options.values, headers=options.headers,
+    )  # fmt: skip
+    coming = thread.start(reader.read())
+    try:
+        while (columns := coming.result()) is not None:
+            coming = thread.start(reader.read())
+            yield record_batch(part.topic, part.partition, columns)
+    finally:
+        coming.cancel()  # of a reader that was left early
+        thread.run(session.close(1.0))
 
 
 async def _open(options: AuditOptions) -> Session:
     return Session(options.config())
 
 
-async def _plan(session: Session, options: AuditOptions) -> list[AuditRange]:
+async def _plan(options: AuditOptions) -> list[AuditRange]:
+    session = await _open(options)
+    try:
+        return await _ranges(session, options)
+    finally:
+        await session.close(1.0)
+
+
+async def _ranges(session: Session, options: AuditOptions) -> list[AuditRange]:
     ranges = []
     for topic in options.topics:
         found = await session.topic(topic, session.loop.time() + 30.0)

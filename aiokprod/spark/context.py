@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from aiokprod.errors import ConfigError
+from aiokprod.version import __version__
 
 if TYPE_CHECKING:
     from aiokprod.spark.options import SinkOptions
@@ -39,10 +40,27 @@ class Task:
 
 
 def audit_prefix(options: SinkOptions, task: Task, job: str | None) -> str | None:
-    """What the audit headers of a task's rows begin with: run, batch and task; None without."""
+    """What the audit headers of a task's rows begin with: run, batch and task; None without.
+
+    A batch job's own id, not Spark's: jobs of one job group share that.
+    """
     if not options.audit_headers:
         return None
-    return f"{task.run_id or job or task.query_id}/{task.batch_id or 0}/{task.partition}/"
+    run = job if task.batch_id is None else task.run_id or task.query_id
+    return f"{run}/{task.batch_id or 0}/{task.partition}/"
+
+
+def check_version(driver: str) -> None:
+    """Both sides must understand each other.
+
+    Raises:
+        ConfigError: the driver has another version of this package.
+    """
+    if driver != __version__:
+        raise ConfigError(
+            f"aiokprod is {driver} on the driver and {__version__} on this executor: install the "
+            "same version on both"
+        )
 
 
 def current_task(options: SinkOptions) -> Task:

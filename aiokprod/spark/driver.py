@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from aiokprod.consumer_groups import GroupMetadata
 from aiokprod.engine import transaction_requests as requests
 from aiokprod.engine.coordinators import CoordinatorKind
-from aiokprod.errors import Code, KafkaError, ProducerFenced, error_code
+from aiokprod.errors import Code, KafkaError, KafkaTimeout, ProducerFenced, error_code
 from aiokprod.producer import Producer
 from aiokprod.spark.failures import NonDeterministicReplay
 from aiokprod.spark.markers import (
@@ -24,7 +24,7 @@ from aiokprod.spark.markers import (
     stream_id,
     task_id,
 )
-from aiokprod.spark.options import DEFAULT_TRANSACTION_TIMEOUT_MS, EXACTLY_ONCE
+from aiokprod.spark.options import DEFAULT_TRANSACTION_TIMEOUT_MS, EXACTLY_ONCE, FAIL
 from aiokprod.spark.process import loop_thread
 from aiokprod.spark.session import Session
 from aiokprod.wire.messages.list_transactions import ListTransactionsRequest
@@ -46,6 +46,14 @@ _GONE: Final = frozenset(
 )
 """The transaction is not open any more: aborted by its timeout, or by a newer InitProducerId."""
 
+_REPLAYED: Final = "Spark replays the batch; tasks that are committed are skipped then"
+_PARTS: Final = (
+    "Other tasks of this job may be committed, and stay so: look (read_committed) before you run "
+    "it again, a new run writes all rows again"
+)
+
+_UNSTABLE: Final = 2.0
+"""Seconds that a decision may take to be ended, if the driver that made it lives."""
 _SWEEP_EVERY: Final = 10.0
 """Seconds between two looks for transactions that nobody will end."""
 
@@ -126,16 +134,35 @@ class TransactionEnder:
             sum(task.row_hash for task in tasks) % 2**64,
             len(tasks),
         )
-        before = await read_marker(session, group, deadline)
+        before = await _decision(session, group, deadline)
         if any(task.skipped for task in tasks):
             _check_replay(before, now, tasks)
             return before
+        if before is None and now.batch_id > 0:
+            self._nothing_recorded(now)
         if before is not None and before.batch_id == now.batch_id:
             await _check_dropped(session, sid, before, now, deadline)
         topic = self._options.topic or next((r[0] for task in tasks for r in task.ranges), None)
         if topic is not None:
             await self._write(group, topic, now)
         return before
+
+    def _nothing_recorded(self, now: Marker) -> None:
+        """The first batch with this delivery or with rows, or one long after the last: whether
+        parts of it are in Kafka since then, nobody can tell."""
+        text = (
+            f"aiokprod: batch {now.batch_id} is not the first one, but Kafka has no record of one "
+            "before. That is as it should be if this query was not exactly_once until now, or had "
+            "no rows. If it stood still for longer than offsets.retention.minutes of the brokers, "
+            "records of what was committed are gone, and if its last run ended in the middle of "
+            "a batch, rows of that may be there twice"
+        )
+        if self._options.missing_markers == FAIL:
+            raise NonDeterministicReplay(
+                f"{text}. Nothing of this attempt was committed. If that is not so, set "
+                "option('missingMarkers', 'warn') until a batch is committed"
+            )
+        logger.warning("%s", text)
 
     async def _write(self, group: str, topic: str, decision: Marker) -> None:
         config = self._options.producer_config(transactional_id=group)
@@ -220,8 +247,7 @@ class TransactionEnder:
         )
         raise CommitFailed(
             f"aiokprod: transaction {task.transactional_id} of task {task.partition} was not "
-            f"committed: {found.name}: {why}. Spark replays the batch; tasks that are committed "
-            "are skipped then"
+            f"committed: {found.name}: {why}. {_REPLAYED if self._exactly_once else _PARTS}"
         )
 
     # -- orphans --------------------------------------------------------------------------------
@@ -249,6 +275,17 @@ class TransactionEnder:
             logger.warning("orphaned transactions of %s are left to their timeout: %s", sid, error)
 
 
+async def _decision(session: Session, group: str, deadline: float) -> Marker | None:
+    """What was decided last. A driver that died while it wrote that down must not hold us up until
+    its transaction times out."""
+    try:
+        soon = min(deadline, session.loop.time() + _UNSTABLE)
+        return await read_marker(session, group, soon)
+    except KafkaTimeout:
+        await _fence(session, group, deadline)
+        return await read_marker(session, group, deadline)
+
+
 def _check_replay(before: Marker | None, now: Marker, tasks: Sequence[Prepared]) -> None:
     """Raises unless this replay consists of the tasks and rows it was decided to consist of."""
     if before is None or before.batch_id != now.batch_id:
@@ -260,7 +297,7 @@ def _check_replay(before: Marker | None, now: Marker, tasks: Sequence[Prepared])
             raise _differs(
                 now,
                 f"task {task.partition} had {task.marked_rows} rows and has {task.rows} now, or "
-                "other ones",
+                "other ones, or ones for another topic",
             )
     if (before.rows, before.row_hash) != (now.rows, now.row_hash):
         raise _differs(now, f"it had {before.rows} rows and has {now.rows} now, or other ones")

@@ -26,6 +26,10 @@ _MENDS: Final = {
     int(Code.GROUP_AUTHORIZATION_FAILED): (
         " (grant READ on groups with the prefix of transactionalIdPrefix)"
     ),
+    int(Code.TOPIC_AUTHORIZATION_FAILED): (
+        " (grant WRITE and DESCRIBE on the topic; delivery=exactly_once wants READ too, for the "
+        "markers that it commits as offsets)"
+    ),
 }
 
 

@@ -23,6 +23,7 @@ SPARK_FILES: Final = "sparkfiles:"
 AT_LEAST_ONCE: Final = "at_least_once"
 TRANSACTIONAL: Final = "transactional"
 EXACTLY_ONCE: Final = "exactly_once"
+FAIL: Final = "fail"
 DEFAULT_TRANSACTION_TIMEOUT_MS: Final = 900_000
 """Also the brokers' default limit, transaction.max.timeout.ms."""
 BATCH_SIZE: Final = 512 * 1024
@@ -99,14 +100,18 @@ class _Masked(dict[str, str]):
 
 
 def plain_name(key: str) -> str:
-    """An option's name in lower case, without "secret." before "kafka."."""
-    name = key.lower()
-    return name.removeprefix(SECRET_PREFIX) if name.startswith(_HIDDEN_KAFKA) else name
+    """An option's name in lower case, without blanks around it and "secret." before "kafka."."""
+    name = key.strip().lower()
+    if name.startswith(_HIDDEN_KAFKA):
+        name = name.removeprefix(SECRET_PREFIX)
+    if name.startswith(KAFKA_PREFIX):
+        name = KAFKA_PREFIX + name.removeprefix(KAFKA_PREFIX).strip()
+    return name
 
 
 def is_secret(key: str) -> bool:
     """True if the value of an option of this name must not be shown."""
-    return _SECRET_NAME.search(key.replace("_", ".")) is not None
+    return _SECRET_NAME.search(key.strip().replace("_", ".")) is not None
 
 
 def _choice(*allowed: str) -> Any:
@@ -125,6 +130,7 @@ class SinkOptions:
         batch_id, query_id: set by `foreach_batch`; None takes what Spark tells the task.
         max_buffered_bytes: un-acknowledged and un-sent bytes a task holds.
         max_transactional_tasks: warn above it.
+        missing_markers: "warn" or "fail" if Kafka has no record of the batches before.
         unknown_columns: "error", or "ignore" as the JVM sink does.
         preflight: check reachability, topic and authorisation on the driver first.
         reuse_producer: keep the producer of a process for its next task.
@@ -141,6 +147,7 @@ class SinkOptions:
     query_id: str | None = None
     max_buffered_bytes: int = 32 * 1024 * 1024
     max_transactional_tasks: int = 64
+    missing_markers: str = _choice("warn", FAIL)
     unknown_columns: str = _choice("error", "ignore")
     preflight: bool = True
     reuse_producer: bool = True
@@ -245,6 +252,7 @@ _NAMES: Final = {
     "query_id": "queryId",
     "max_buffered_bytes": "maxBufferedBytes",
     "max_transactional_tasks": "maxTransactionalTasks",
+    "missing_markers": "missingMarkers",
     "unknown_columns": "unknownColumns",
     "preflight": "preflight",
     "reuse_producer": "reuseProducer",

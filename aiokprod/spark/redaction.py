@@ -29,6 +29,8 @@ def redacted(options: Mapping[str, str]) -> Iterator[None]:
     that the traceback names: those the body called, and all callers."""
     try:
         yield
+    except GeneratorExit:
+        raise  # a reader that is left early is no failure
     except BaseException as error:
         secrets = {value for key, value in options.items() if is_secret(key) and value}
         for below in _frames_below(error):

@@ -68,6 +68,11 @@ class AiokprodDataSource(DataSource):
 
 
 def _check_delivery(options: SinkOptions, *, streaming: bool) -> None:
+    if streaming and (options.batch_id is not None or options.query_id is not None):
+        raise ConfigError(
+            "options batchId and queryId are for foreach_batch, which sets them; Spark tells a "
+            "stream's tasks their own: leave them out"
+        )
     within_batch = options.batch_id is not None and options.query_id is not None
     if options.delivery == EXACTLY_ONCE and not streaming and not within_batch:
         raise ConfigError(

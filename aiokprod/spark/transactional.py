@@ -7,6 +7,7 @@ ends normally, truncated), so nothing here commits.
 from __future__ import annotations
 
 import contextlib
+import zlib
 from typing import TYPE_CHECKING, Any
 
 from aiokprod.consumer_groups import GroupMetadata
@@ -80,7 +81,8 @@ class _Run:
         self._job = job
         self._id = _transactional_id(options, task, job)
         self._started = thread.loop.time()
-        self._hash = 0
+        # Rows for another topic are other rows.
+        self._hash = 0 if options.topic is None else zlib.crc32(options.topic.encode())
 
     async def go(self) -> Prepared:
         config = self._options.producer_config(transactional_id=self._id)

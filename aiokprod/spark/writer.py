@@ -18,7 +18,7 @@ from pyspark.sql.datasource import (
 
 from aiokprod.errors import ConfigError
 from aiokprod.spark import reports
-from aiokprod.spark.context import current_task
+from aiokprod.spark.context import check_version, current_task
 from aiokprod.spark.driver import TransactionEnder
 from aiokprod.spark.messages import Prepared, TaskReport
 from aiokprod.spark.options import AT_LEAST_ONCE, SealedOptions, SinkOptions
@@ -59,7 +59,7 @@ class AiokprodWriter(DataSourceStreamWriter, DataSourceArrowWriter):
             SinkError: a row failed; tells what is known of the others.
         """
         with redacted(self._options):
-            self._check_version()
+            check_version(self._version)
             options = SinkOptions.parse(self._options)
             task = current_task(options)
             if options.delivery != AT_LEAST_ONCE and task.speculation:
@@ -106,10 +106,3 @@ class AiokprodWriter(DataSourceStreamWriter, DataSourceArrowWriter):
                 loop_thread(options.loop).run(ender.abort(prepared))
         except BaseException as error:
             logger.warning("aborting the transactions failed: %s: %s", type(error).__name__, error)
-
-    def _check_version(self) -> None:
-        if self._version != __version__:
-            raise ConfigError(
-                f"aiokprod is {self._version} on the driver and {__version__} on this executor: "
-                "install the same version on both"
-            )

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from aiokprod.errors import Code, KafkaTimeout
 from aiokprod.spark import driver
 from aiokprod.spark.context import Task
-from aiokprod.spark.driver import TransactionEnder
+from aiokprod.spark.driver import CommitFailed, TransactionEnder
 from aiokprod.spark.failures import NonDeterministicReplay
 from aiokprod.spark.markers import Marker
 from aiokprod.spark.messages import Prepared, report_fields
-from aiokprod.spark.options import EXACTLY_ONCE, SealedOptions, SinkOptions
+from aiokprod.spark.options import EXACTLY_ONCE, TRANSACTIONAL, SealedOptions, SinkOptions
 from aiokprod.spark.sending import Range
 
 
@@ -26,13 +28,23 @@ class Cluster:
         self.loop = asyncio.get_running_loop()
         self.metadata = SimpleNamespace(snapshot=SimpleNamespace(nodes={1: None}))
         self._open = open_ids
+        self.undecided = False  # a transaction of the driver's id is open
+        self.waited = 0.0
         self.ended: list[str] = []
 
     async def ask(self, node_id: int, request: Any, deadline: float) -> Any:
         states = [SimpleNamespace(transactional_id=name) for name in self._open]
         return SimpleNamespace(body=SimpleNamespace(transaction_states=states))
 
-    async def coordinate(self, kind: Any, key: str, request: Any, deadline: float) -> Any:
+    async def coordinate(
+        self, kind: Any, key: str, request: Any, deadline: float, codes: Any = None
+    ) -> Any:
+        if codes is not None:  # the marker of a group
+            if self.undecided:
+                self.waited = deadline - self.loop.time()
+                raise KafkaTimeout("UNSTABLE_OFFSET_COMMIT")
+            return SimpleNamespace(groups=(), error_code=0, topics=())
+        self.undecided = False
         self.ended.append(key)
         return SimpleNamespace(error_code=0)
 
@@ -110,3 +122,69 @@ def test_replay_of_fewer_tasks_is_refused_if_a_dropped_one_was_committed(
 
     assert asyncio.run(decide()) == fenced
     assert written == ([] if refused else [Marker(7, 9, 9, 2)])
+
+
+async def _not_written(ender: Any, group: str, topic: str, decision: Marker) -> None:
+    """Instead of a producer."""
+
+
+def test_decision_that_nobody_ends_is_ended_by_the_next_driver(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(TransactionEnder, "_write", _not_written)
+
+    async def decide() -> Cluster:
+        session: Any = Cluster()
+        session.undecided = True
+        deadline = session.loop.time() + 120
+        await TransactionEnder(OPTIONS, 0)._decide(session, [prepared(0, 4)], deadline)
+        cluster: Cluster = session
+        return cluster
+
+    cluster = asyncio.run(decide())
+    assert cluster.ended == ["p.orders.driver"]
+    assert 1 < cluster.waited < 5, "long enough for a driver that lives"
+
+
+@pytest.mark.parametrize(
+    ("batch", "missing", "told"),
+    [(7, "warn", "warned"), (7, "fail", "refused"), (0, "warn", ""), (0, "fail", "")],
+)
+def test_batch_of_which_nothing_before_is_recorded(
+    batch: int,
+    missing: str,
+    told: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(TransactionEnder, "_write", _not_written)
+    options = replace(OPTIONS, missing_markers=missing)
+
+    async def decide() -> None:
+        session: Any = Cluster()
+        await TransactionEnder(options, batch)._decide(session, [prepared(0, 4)], 60.0)
+
+    with caplog.at_level("WARNING", "aiokprod.spark"):
+        if told == "refused":
+            with pytest.raises(NonDeterministicReplay, match=r"offsets\.retention\.minutes"):
+                asyncio.run(decide())
+        else:
+            asyncio.run(decide())
+    assert ("offsets.retention.minutes" in caplog.text) is (told == "warned")
+
+
+@pytest.mark.parametrize("delivery", [EXACTLY_ONCE, TRANSACTIONAL])
+def test_failed_commit_tells_what_a_replay_does(delivery: str) -> None:
+    class Fenced(Cluster):
+        async def coordinate(self, *arguments: Any) -> Any:
+            return SimpleNamespace(error_code=int(Code.PRODUCER_FENCED))
+
+    async def end() -> None:
+        session: Any = Fenced()
+        ender = TransactionEnder(replace(OPTIONS, delivery=delivery), 7)
+        await ender._end_all(session, [replace(prepared(0, 4), producer_id=5)], 60.0, commit=True)
+
+    with pytest.raises(CommitFailed) as caught:
+        asyncio.run(end())
+    assert ("are skipped then" in str(caught.value)) is (delivery == EXACTLY_ONCE)
+    assert ("writes all rows again" in str(caught.value)) is (delivery == TRANSACTIONAL)

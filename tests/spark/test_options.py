@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import importlib.util
 import pickle
+import traceback
+from dataclasses import replace
+from typing import Any
 
 import pytest
+from pyspark.sql import types as t
 
 from aiokprod import ConfigError
-from aiokprod.spark.audit_reader import AuditOptions
+from aiokprod.spark.audit_reader import AuditOptions, AuditRange
+from aiokprod.spark.context import Task, audit_prefix
 from aiokprod.spark.options import SealedOptions, SinkOptions
+from aiokprod.spark.source import AiokprodAuditSource, AiokprodDataSource
 
+SCHEMA = t.StructType([t.StructField("value", t.BinaryType())])
 SERVERS = {"kafka.bootstrap.servers": "b:9092"}
 
 
@@ -267,3 +275,65 @@ def test_audit_refuses_a_key_that_spark_would_show(name: str) -> None:
     with pytest.raises(ConfigError, match=r"Name it 'secret\.kafka\.ssl\.keystore\.key'") as caught:
         AuditOptions.parse(SERVERS | {"topic": "t", name: PEM})
     assert PEM not in str(caught.value)
+
+
+def test_blanks_around_a_name_make_no_other_option_of_it() -> None:
+    for name in (" kafka.transactional.id", "kafka.transactional.id ", "kafka. transactional_id"):
+        with pytest.raises(ConfigError, match=r"option 'kafka\.transactional\.id' is refused"):
+            SinkOptions.parse(SERVERS | {name: "mine"})
+    shown = repr(SealedOptions({"kafka.ssl.keystore.key ": "canary-key"}))
+    assert "canary" not in shown
+
+
+def test_ids_of_batches_are_not_for_streams() -> None:
+    given = SERVERS | {"topic": "t", "preflight": "false", "batchId": "3", "queryId": "q"}
+    with pytest.raises(ConfigError, match="batchId and queryId are for foreach_batch"):
+        AiokprodDataSource(dict(given)).streamWriter(schema=SCHEMA, overwrite=False)
+    AiokprodDataSource(dict(given)).writer(SCHEMA, overwrite=False)
+
+
+def test_audit_ids_differ_between_the_jobs_of_one_job_group() -> None:
+    options = parse(auditHeaders="true")
+    job = Task(4, 0, "host", None, None, "nightly", speculation=False)
+    assert audit_prefix(options, job, "job-1") == "job-1/0/4/"
+    assert audit_prefix(options, job, "job-2") == "job-2/0/4/"
+    stream = Task(4, 0, "host", 7, "query", "run", speculation=False)
+    assert audit_prefix(options, stream, None) == "run/7/4/"
+    assert audit_prefix(options, replace(stream, run_id=None), "job-1") == "query/7/4/"
+    assert audit_prefix(parse(), job, "job-1") is None
+
+
+def refused_on_the_executor(monkeypatch: pytest.MonkeyPatch, reader: Any) -> str:
+    """What Spark's tracebackWithLocals would print."""
+    found = importlib.util.find_spec
+    missing = lambda name, *rest: None if name == "gssapi" else found(name, *rest)  # noqa: E731
+    monkeypatch.setattr(importlib.util, "find_spec", missing)
+    with pytest.raises(ConfigError) as caught:
+        list(reader.read(AuditRange("t", 0, 0, 1)))
+    shown = traceback.TracebackException.from_exception(caught.value, capture_locals=True)
+    return "".join(shown.format())
+
+
+def test_audit_that_fails_on_an_executor_shows_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = SERVERS | {
+        "topic": "t",
+        "kafka.security.protocol": "SASL_SSL",
+        "kafka.sasl.mechanism": "GSSAPI",
+        "kafka.sasl.kerberos.principal": "a@B",
+        "kafka.ssl.keystore.location": "/x.pem",
+        "secret.kafka.ssl.key.password": "canary-secret",
+    }
+    with monkeypatch.context() as driver:
+        found = importlib.util.find_spec
+        there = lambda name, *rest: object() if name == "gssapi" else found(name, *rest)  # noqa: E731
+        driver.setattr(importlib.util, "find_spec", there)
+        reader = AiokprodAuditSource(given).reader(t.StructType())
+    assert "gssapi" in (text := refused_on_the_executor(monkeypatch, reader))
+    assert "canary" not in text
+
+
+def test_audit_of_another_version_is_refused() -> None:
+    reader = AiokprodAuditSource(SERVERS | {"topic": "t"}).reader(t.StructType())
+    reader._version = "0.0.9"
+    with pytest.raises(ConfigError, match=r"0\.0\.9 on the driver"):
+        next(reader.read(AuditRange("t", 0, 0, 1)))

@@ -10,10 +10,12 @@ import pytest
 from pyspark import TaskContext
 from pyspark.sql import types as t
 
+from aiokprod.spark.context import BATCH_ID, QUERY_ID
 from aiokprod.spark.failures import SinkError
 from aiokprod.spark.preflight import PreflightError
 from aiokprod.spark.source import AiokprodDataSource
 from aiokprod.testing.kafka_cluster import KafkaCluster
+from tests.spark.integration.kit import read_back
 
 pytestmark = pytest.mark.slow
 
@@ -110,3 +112,55 @@ def test_check_16_within_a_transaction_nothing_becomes_visible(
     with pytest.raises(SinkError, match="AUTHORIZATION_FAILED") as caught:
         write(guarded, topic, preflight="false", **once)
     assert "nothing of this attempt becomes visible" in str(caught.value)
+
+
+def grant(guarded: KafkaCluster, kind: str, name: str, *operations: str, prefix: bool) -> None:
+    """These operations and no others, for everyone."""
+    from confluent_kafka.admin import (
+        AclBinding,
+        AclOperation,
+        AclPermissionType,
+        AdminClient,
+        ResourcePatternType,
+        ResourceType,
+    )
+
+    client = AdminClient({"bootstrap.servers": guarded.bootstrap_servers})
+    pattern = ResourcePatternType.PREFIXED if prefix else ResourcePatternType.LITERAL
+    bindings = [
+        AclBinding(
+            ResourceType[kind], name, pattern, "User:*", "*", AclOperation[operation],
+            AclPermissionType.ALLOW,
+        )
+        for operation in operations
+    ]  # fmt: skip
+    for future in client.create_acls(bindings).values():
+        future.result(10)
+
+
+@pytest.mark.parametrize("may_read", [True, False])
+def test_documented_permissions_suffice_for_exactly_once_and_none_is_idle(
+    guarded: KafkaCluster, topic: str, may_read: bool
+) -> None:
+    """The table of docs/spark.md."""
+    prefix = f"once-{topic}"
+    asyncio.run(guarded.create_topic(topic, 1))
+    grant(guarded, "TOPIC", topic, "WRITE", "DESCRIBE", *["READ"] * may_read, prefix=False)
+    grant(guarded, "TRANSACTIONAL_ID", f"{prefix}.", "WRITE", "DESCRIBE", prefix=True)
+    grant(guarded, "GROUP", f"{prefix}.", "READ", prefix=True)
+    asyncio.run(asyncio.sleep(1.0))
+    given = {
+        "kafka.bootstrap.servers": guarded.bootstrap_servers, "topic": topic,
+        "delivery": "exactly_once", "transactionalIdPrefix": prefix,
+    }  # fmt: skip
+    context = TaskContext.__new__(TaskContext)
+    context._partitionId = context._attemptNumber = 0
+    context._localProperties = {BATCH_ID: "0", QUERY_ID: "q"}
+    TaskContext._taskContext = context
+    writer = AiokprodDataSource(given).streamWriter(schema=SCHEMA, overwrite=False)
+    if may_read:
+        writer.commit([writer.write(iter([ROWS]))], 0)
+        assert len(read_back(guarded.bootstrap_servers, topic, committed=True)) == 4
+    else:
+        with pytest.raises(SinkError, match=r"TOPIC_AUTHORIZATION_FAILED.*wants READ too"):
+            writer.write(iter([ROWS]))

@@ -16,11 +16,12 @@ import pytest
 from pyspark import TaskContext
 from pyspark.sql import types as t
 
-from aiokprod import Producer
+from aiokprod import GroupMetadata, Producer
 from aiokprod.spark import transactional
 from aiokprod.spark.context import BATCH_ID, QUERY_ID, SPECULATION
 from aiokprod.spark.driver import CommitFailed, TransactionEnder
 from aiokprod.spark.failures import NonDeterministicReplay, SinkError
+from aiokprod.spark.markers import Marker
 from aiokprod.spark.messages import Prepared
 from aiokprod.spark.options import SinkOptions
 from aiokprod.spark.process import loop_thread
@@ -61,14 +62,23 @@ class Query:
         return AiokprodDataSource(dict(self.options)).streamWriter(schema=SCHEMA, overwrite=False)
 
     def task(
-        self, batch: int, partition: int, tasks: int, *, cut: int | None = None, attempt: int = 0
+        self,
+        batch: int,
+        partition: int,
+        tasks: int,
+        *,
+        cut: int | None = None,
+        attempt: int = 0,
+        shift: int = 0,
     ) -> Prepared:
-        """One task attempt: its share of the rows of the batch; `cut` ends the iterator early."""
+        """One task attempt: its share of the rows of the batch; `cut` ends the iterator early,
+        `shift` makes other rows of them."""
         context = TaskContext.__new__(TaskContext)
         context._partitionId, context._attemptNumber = partition, attempt
         context._localProperties = {BATCH_ID: str(batch), QUERY_ID: self.id}
         TaskContext._taskContext = context
-        share = list(range(batch * ROWS, (batch + 1) * ROWS))[partition::tasks][:cut]
+        first = batch * ROWS + shift
+        share = list(range(first, first + ROWS))[partition::tasks][:cut]
         return cast(Prepared, self.writer().write(batches(share)))
 
     def run(self, batch: int, tasks: int = 3) -> list[Prepared]:
@@ -111,6 +121,13 @@ def batches(numbers: list[int]) -> Iterator[pa.RecordBatch]:
         yield pa.RecordBatch.from_arrays([keys, values], names=["key", "value"])
 
 
+async def leave_open(producer: Producer[Any, Any], timeout: float | None = None) -> None:
+    """What SIGKILL does to a producer: connections end, no EndTxn leaves."""
+    if producer._runtime is not None:
+        await producer._runtime.close(0)
+    producer._closed = True
+
+
 @pytest.fixture(params=["V2", pytest.param("V1", marks=pytest.mark.slow)])
 def query(request: pytest.FixtureRequest) -> Query:
     """On the newest brokers, and on the old line, which has the first protocol only."""
@@ -150,6 +167,32 @@ def test_check_17_driver_dies_around_end_txn(query: Query, ended: int | None) ->
     assert_numbers(query.read(), 3 * ROWS)
 
 
+def test_check_17_driver_dies_while_it_writes_its_decision(
+    query: Query, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its transaction stays open, for a quarter of an hour if nobody ends it."""
+
+    async def die(
+        ender: Any, key: Any, make: Any, topic: str, decision: Marker, group: str
+    ) -> None:
+        producer: Producer[Any, Any] = await make()
+        await producer.begin_transaction()
+        offsets = {(topic, 0): decision.offset()}
+        await producer.send_offsets_to_transaction(offsets, GroupMetadata(group))
+        await leave_open(producer)
+        raise Crash("while deciding")
+
+    query.run(0)
+    with monkeypatch.context() as patch:
+        patch.setattr(TransactionEnder, "_note", die)
+        with pytest.raises(Crash):
+            query.run(1)
+    assert not any(message.skipped for message in query.run(1))
+    query.run(2)
+    query.settle()
+    assert_numbers(query.read(), 3 * ROWS)
+
+
 def test_check_17_abort_after_a_partial_commit_takes_nothing_back(query: Query) -> None:
     """Spark calls abort with all messages when commit raised."""
     query.run(0)
@@ -170,12 +213,6 @@ def test_check_17_task_dies(query: Query, point: str, monkeypatch: pytest.Monkey
 
     async def die(*arguments: Any, **more: Any) -> Any:
         raise Crash(point)
-
-    async def leave_open(self: Producer[Any, Any], timeout: float | None = None) -> Any:
-        """What SIGKILL does to a producer: connections end, no EndTxn leaves."""
-        if self._runtime is not None:
-            await self._runtime.close(0)
-        self._closed = True
 
     with monkeypatch.context() as patch:
         patch.setattr(Producer, "close", leave_open)
@@ -226,18 +263,33 @@ def test_check_19_other_number_of_tasks_in_the_replay(query: Query, tasks: int) 
     assert_numbers(query.read(), 2 * ROWS)
 
 
-def test_check_19_other_rows_in_the_replay(query: Query) -> None:
-    """The same number of tasks and rows, but not the same ones."""
+@pytest.mark.parametrize(
+    ("number", "change"), [(1, {"cut": -1}), (0, {"shift": 1}), (1, {"shift": 1})]
+)
+def test_check_19_other_rows_in_the_replay(
+    query: Query, number: int, change: dict[str, int]
+) -> None:
+    """The same number of tasks, but of a task, committed or not, not the same rows."""
     messages = [query.task(0, number, 2) for number in range(2)]
     query.crash_in_commit(messages, 0, 1)
     query.writer().abort(messages, 0)
-    shifted = query.task(0, 0, 2), query.task(0, 1, 2, cut=-1)
+    shifted = [query.task(0, n, 2, **(change if n == number else {})) for n in range(2)]
     with pytest.raises(NonDeterministicReplay, match="rows"):
-        query.writer().commit(list(shifted), 0)
-    query.writer().abort(list(shifted), 0)
+        query.writer().commit(shifted, 0)
+    query.writer().abort(shifted, 0)
     query.run(0, 2)
     query.settle()
     assert_numbers(query.read(), ROWS)
+
+
+def test_check_19_rows_for_another_topic(query: Query) -> None:
+    """As if two writes of one foreachBatch shared a prefix: the second must not pass for the
+    first's replay."""
+    query.run(0)
+    query.options["topic"] = "elsewhere"
+    replayed = [query.task(0, number, 3) for number in range(3)]
+    with pytest.raises(NonDeterministicReplay, match="another topic"):
+        query.writer().commit(replayed, 0)
 
 
 def test_check_17_fewer_tasks_leave_no_orphan(query: Query) -> None:
