@@ -43,6 +43,8 @@ LIMITS = {
 }
 """Growth per hour beyond which a quantity is not flat, and rise in all: of memory, two arenas of
 CPython's allocator; of things that are counted, not one."""
+HELD = 0.95
+"""Of the rate asked for, while nothing is broken (median)."""
 DRIFT = 1.2
 """The last quarter's median p99 may be so much larger than the first one's (and 1 ms, anyway)."""
 
@@ -179,6 +181,10 @@ def _result(chosen: argparse.Namespace, load: Load, watch: Watch, peak: float) -
         statistics.median(sample["p99_ms"] for sample in part)
         for part in (quiet[:quarter], quiet[-quarter:])
     )
+    rate = statistics.median(sample["rate"] for sample in quiet)
+    held = rate >= HELD * load.rate
+    good &= held
+    verdicts["rate"] = f"{'held' if held else 'BELOW'}: {rate:,.0f} of {load.rate:,} records/s"
     steady = last <= max(DRIFT * first, first + 1.0)
     good &= steady
     verdicts["p99_ms"] = f"{'steady' if steady else 'DRIFTS'}: {first:.2f} -> {last:.2f}"
