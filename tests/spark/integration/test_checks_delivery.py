@@ -20,8 +20,10 @@ from tests.spark.integration.kit import (
     arrived,
     assert_numbers,
     numbers,
+    rate,
     read_back,
     sink,
+    start_stream,
     wait_for,
 )
 
@@ -167,6 +169,24 @@ def test_check_15_cancelled_job_stops_producing(
     assert seconds_of_a_small_job() < 2 * usual + 5
 
 
+def test_check_15_stopped_query_stops_producing(
+    spark: Any, broker: KafkaCluster, topic: str, folder: Path, make_topic: Callable[..., None]
+) -> None:
+    """In the middle of a micro-batch."""
+    make_topic(topic)
+    endless = rate(spark, rows=20_000_000)
+    query = start_stream(endless, broker.bootstrap_servers, topic, folder)
+    wait_for(lambda: arrived(broker, topic), "first records")
+    begun = time.monotonic()
+    query.stop()
+    assert time.monotonic() - begun < 10
+    time.sleep(5)
+    ends = asyncio.run(broker.end_offsets(topic))
+    time.sleep(3)
+    assert asyncio.run(broker.end_offsets(topic)) == ends
+    assert sum(ends.values()) < 20_000_000
+
+
 def test_check_15_unreachable_broker_does_not_hang_a_cancelled_job(spark: Any, topic: str) -> None:
     begun = time.monotonic()
     failed, _ = cancel_in_thread(
@@ -200,6 +220,33 @@ def test_check_16_brokers_refusal_fails_with_the_counts(
     with pytest.raises(PySparkException, match="MESSAGE_TOO_LARGE") as caught:
         sink(frame, broker.bootstrap_servers, topic).save()
     assert "0 acknowledged, 0 unknown, 10 unsent" in str(caught.value)
+
+
+def test_check_16_topic_deleted_fails_within_the_delivery_timeout(
+    spark: Any, broker: KafkaCluster, topic: str, make_topic: Callable[..., None]
+) -> None:
+    make_topic(topic, 1)
+    deleted: list[float] = []
+
+    def delete() -> None:
+        wait_for(lambda: arrived(broker, topic), "first records")
+        asyncio.run(broker.delete_topic(topic))
+        deleted.append(time.monotonic())
+
+    thread = threading.Thread(target=delete)
+    thread.start()
+    settings = {
+        "kafka.delivery.timeout.ms": "6000",
+        "kafka.request.timeout.ms": "3000",
+        "kafka.allow.auto.create.topics": "false",
+    }
+    with pytest.raises(PySparkException) as caught:
+        sink(numbers(spark, 20_000_000), broker.bootstrap_servers, topic, **settings).save()
+    ended = time.monotonic()
+    thread.join(60)
+    assert ended - deleted[0] < 6 + 5
+    assert f"aiokprod: {topic}" in str(caught.value)
+    assert "rows of this attempt: " in str(caught.value)
 
 
 def test_check_16_no_answer_fails_within_the_delivery_timeout(
