@@ -34,7 +34,7 @@ from aiokprod.partitioners import adapt as adapt_partitioner
 from aiokprod.plugins import configure_plugins
 from aiokprod.producer_transactions import TransactionalCalls
 from aiokprod.records import ProducerRecord, RecordMetadata, validate_topic
-from aiokprod.runtime import Runtime
+from aiokprod.runtime import Runtime, codec_of
 from aiokprod.serialization import RecordSerializers
 from aiokprod.table_send import TableSender
 from aiokprod.transactions import Transactions
@@ -157,6 +157,7 @@ class Producer(TransactionalCalls, Generic[K, V]):
         **settings: Any,
     ) -> None:
         checked_settings = checked_config(config, settings)
+        codec_of(checked_settings)  # it may be missing; and it is imported before a loop is busy
         self._serializers = RecordSerializers(key_serializer, value_serializer)
         self._partitioner = adapt_partitioner(partitioner) if partitioner is not None else None
         checked = checked_interceptors(interceptors)

@@ -85,7 +85,7 @@ class Runtime:
         )
         self._rng = environment.rng
         self._sticky = StickyLoad(config.partitioner_adaptive_partitioning_enable)
-        self._codec = _codec(config)
+        self._codec = codec_of(config)
         self._executor = ThreadPoolExecutor(2, "aiokprod-codec") if self._codec else None
         self.memory = BufferMemory(config.buffer_memory, self._wakeup)
         self.flushes = FlushTracker()
@@ -466,7 +466,12 @@ class Runtime:
         await self.client.close(deadline, error)
 
 
-def _codec(config: ProducerConfig) -> Codec | None:
+def codec_of(config: ProducerConfig) -> Codec | None:
+    """The codec of a configuration, None for no compression.
+
+    Raises:
+        ConfigError: its level is out of range, or its package is missing.
+    """
     name = config.compression_type
     if name == "none":
         return None

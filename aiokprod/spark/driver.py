@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any, Final
 from aiokprod.consumer_groups import GroupMetadata
 from aiokprod.engine import transaction_requests as requests
 from aiokprod.engine.coordinators import CoordinatorKind
-from aiokprod.errors import Code, KafkaError, KafkaTimeout, ProducerFenced, error_code
+from aiokprod.errors import Code, KafkaError, ProducerFenced, error_code
 from aiokprod.producer import Producer
 from aiokprod.spark.failures import NonDeterministicReplay
 from aiokprod.spark.markers import (
     Marker,
+    UnstableMarker,
     driver_id,
     is_task_id,
     read_marker,
@@ -30,7 +31,7 @@ from aiokprod.spark.session import Session
 from aiokprod.wire.messages.list_transactions import ListTransactionsRequest
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Sequence
+    from collections.abc import Awaitable, Callable, Hashable, Sequence
 
     from aiokprod.spark.messages import Prepared
     from aiokprod.spark.options import SinkOptions
@@ -52,8 +53,14 @@ _PARTS: Final = (
     "it again, a new run writes all rows again"
 )
 
+_RIVAL: Final = (
+    "Another driver runs this query: two queries share a copied checkpoint, or one "
+    "transactionalIdPrefix and query_id"
+)
+_NOTHING: Final = object()
+
 _UNSTABLE: Final = 2.0
-"""Seconds that a decision may take to be ended, if the driver that made it lives."""
+"""Seconds that a decision may take to be ended, if the process that made it lives."""
 _SWEEP_EVERY: Final = 10.0
 """Seconds between two looks for transactions that nobody will end."""
 
@@ -73,6 +80,7 @@ class TransactionEnder:
         self._batch_id = batch_id
         self._thread = loop_thread(options.loop)
         self._exactly_once = options.delivery == EXACTLY_ONCE
+        self._seen: object = _NOTHING  # the decision before, as it was read first
 
     def _session(self) -> Any:
         async def make() -> Session:
@@ -125,27 +133,72 @@ class TransactionEnder:
         self, session: Session, tasks: Sequence[Prepared], deadline: float
     ) -> Marker | None:
         """Check a replay, or write down what this batch consists of; returns the record before."""
+        group = driver_id(self._sid(tasks))
+        config = self._options.producer_config(transactional_id=group)
+
+        async def make() -> Producer[Any, Any]:
+            producer: Producer[Any, Any] = Producer(config)
+            await producer.start()  # fences other drivers, aborts what they left
+            return producer
+
+        key = ("decisions", group, self._options.kafka)
+        # One of the same query with other options: each would fence the other.
+        await self._thread.drop(
+            lambda kept: isinstance(kept, tuple) and kept[:2] == key[:2] and kept != key
+        )
+        # Spark has several processes for commits. A producer kept here was fenced if another one of
+        # them wrote a decision in between, and does not end what one that died has left open: then
+        # a new one takes over. What tasks prepared fences as ever.
+        patience = _UNSTABLE if key in self._thread.kept else None
+        try:
+            try:
+                return await self._judge(session, key, make, tasks, deadline, patience)
+            except (ProducerFenced, UnstableMarker):
+                if patience is None:
+                    raise
+                return await self._judge(session, key, make, tasks, deadline, None)
+        except ProducerFenced as error:
+            raise CommitFailed(f"aiokprod: {error}. {_RIVAL}") from error
+
+    async def _judge(
+        self,
+        session: Session,
+        key: Hashable,
+        make: Callable[[], Awaitable[Producer[Any, Any]]],
+        tasks: Sequence[Prepared],
+        deadline: float,
+        patience: float | None,
+    ) -> Marker | None:
         assert self._batch_id is not None, "streams have batch ids"
         sid = self._sid(tasks)
-        group = driver_id(sid)
         now = Marker(
             self._batch_id,
             sum(task.rows for task in tasks),
             sum(task.row_hash for task in tasks) % 2**64,
             len(tasks),
         )
-        before = await _decision(session, group, deadline)
-        if any(task.skipped for task in tasks):
-            _check_replay(before, now, tasks)
+        async with self._thread.borrowed(key, make, keep=True) as producer:
+            before = await read_marker(session, driver_id(sid), deadline, patience)
+            if self._seen not in (_NOTHING, before):
+                raise CommitFailed(f"aiokprod: batch {now.batch_id} was decided anew. {_RIVAL}")
+            self._seen = before
+            if any(task.skipped for task in tasks):
+                _check_replay(before, now, tasks)
+                return before
+            if before is not None and before.batch_id == now.batch_id:
+                await _check_dropped(session, sid, before, now, deadline)
+            topic = self._options.topic or next((r[0] for task in tasks for r in task.ranges), None)
+            if topic is not None:
+                if before is None and now.batch_id > 0:
+                    self._nothing_recorded(now)
+                await self._note(producer, topic, now, driver_id(sid))
             return before
-        if before is None and now.batch_id > 0:
-            self._nothing_recorded(now)
-        if before is not None and before.batch_id == now.batch_id:
-            await _check_dropped(session, sid, before, now, deadline)
-        topic = self._options.topic or next((r[0] for task in tasks for r in task.ranges), None)
-        if topic is not None:
-            await self._write(group, topic, now)
-        return before
+
+    async def _note(
+        self, producer: Producer[Any, Any], topic: str, decision: Marker, group: str
+    ) -> None:
+        async with producer.transaction() as txn:
+            await txn.send_offsets({(topic, 0): decision.offset()}, GroupMetadata(group))
 
     def _nothing_recorded(self, now: Marker) -> None:
         """The first batch with this delivery or with rows, or one long after the last: whether
@@ -163,44 +216,6 @@ class TransactionEnder:
                 "option('missingMarkers', 'warn') until a batch is committed"
             )
         logger.warning("%s", text)
-
-    async def _write(self, group: str, topic: str, decision: Marker) -> None:
-        config = self._options.producer_config(transactional_id=group)
-
-        async def make() -> Producer[Any, Any]:
-            producer: Producer[Any, Any] = Producer(config)
-            await producer.start()
-            return producer
-
-        key = ("decisions", group, self._options.kafka)
-        # One of the same query with other options: each would fence the other.
-        await self._thread.drop(
-            lambda kept: isinstance(kept, tuple) and kept[:2] == key[:2] and kept != key
-        )
-        # Spark has several processes for commits. One kept here was fenced if another process wrote
-        # the decision in between: then a new one takes over. What tasks prepared fences as ever.
-        kept = key in self._thread.kept
-        try:
-            try:
-                await self._note(key, make, topic, decision, group)
-            except ProducerFenced:
-                if not kept:
-                    raise
-                await self._note(key, make, topic, decision, group)
-        except ProducerFenced as error:
-            raise CommitFailed(
-                f"aiokprod: {error}. Another driver runs this query: two queries share a copied "
-                "checkpoint, or one transactionalIdPrefix and query_id"
-            ) from error
-
-    async def _note(
-        self, key: Hashable, make: Any, topic: str, decision: Marker, group: str
-    ) -> None:
-        async with (
-            self._thread.borrowed(key, make, keep=True) as producer,
-            producer.transaction() as txn,
-        ):
-            await txn.send_offsets({(topic, 0): decision.offset()}, GroupMetadata(group))
 
     def _sid(self, tasks: Sequence[Prepared]) -> str:
         prefix, query_id = self._options.transactional_id_prefix, tasks[0].query_id
@@ -220,6 +235,12 @@ class TransactionEnder:
                 await self._end(session, task, deadline, commit=commit)
 
         open_ones = [task for task in tasks if not task.skipped and task.producer_id >= 0]
+        if commit:
+            # One alone: every attempt at a batch has it, so a later one has fenced it, and then
+            # nothing of this attempt may be committed.
+            open_ones.sort(key=lambda task: task.partition)
+            await asyncio.gather(*map(one, open_ones[:1]))
+            open_ones = open_ones[1:]
         results = await asyncio.gather(*map(one, open_ones), return_exceptions=True)
         for result in results:
             if isinstance(result, BaseException):
@@ -273,17 +294,6 @@ class TransactionEnder:
                 await _fence(session, orphan, deadline)
         except KafkaError as error:
             logger.warning("orphaned transactions of %s are left to their timeout: %s", sid, error)
-
-
-async def _decision(session: Session, group: str, deadline: float) -> Marker | None:
-    """What was decided last. A driver that died while it wrote that down must not hold us up until
-    its transaction times out."""
-    try:
-        soon = min(deadline, session.loop.time() + _UNSTABLE)
-        return await read_marker(session, group, soon)
-    except KafkaTimeout:
-        await _fence(session, group, deadline)
-        return await read_marker(session, group, deadline)
 
 
 def _check_replay(before: Marker | None, now: Marker, tasks: Sequence[Prepared]) -> None:

@@ -81,14 +81,33 @@ def driver_id(sid: str) -> str:
     return f"{sid}.driver"
 
 
-async def read_marker(session: Session, group: str, deadline: float) -> Marker | None:
+class UnstableMarker(KafkaError):
+    """Nobody ends the transaction in which a marker is being changed."""
+
+
+async def read_marker(
+    session: Session, group: str, deadline: float, unstable_for: float | None = None
+) -> Marker | None:
     """The newest marker of a group, None if there is none.
 
-    Waits for transactions that are being ended (KIP-447, require_stable).
+    Waits for transactions that are being ended (KIP-447, require_stable), for `unstable_for`
+    seconds at most, if given.
 
     Raises:
+        UnstableMarker: it took longer.
         KafkaError: the group cannot be read.
     """
+    unstable_since: float | None = None
+
+    def codes(body: Any) -> int:
+        nonlocal unstable_since
+        code = _code(body)
+        if code == Code.UNSTABLE_OFFSET_COMMIT and unstable_for is not None:
+            now = session.loop.time()
+            unstable_since = now if unstable_since is None else unstable_since
+            if now - unstable_since >= unstable_for:
+                raise UnstableMarker(f"marker group {group}: a transaction of it stays open")
+        return code
 
     def build(version: int) -> OffsetFetchRequest:
         more: dict[str, Any] = {"require_stable": True} if version >= _STABLE_FROM else {}
@@ -102,7 +121,7 @@ async def read_marker(session: Session, group: str, deadline: float) -> Marker |
         group,
         VersionedRequest(OffsetFetchRequest.api_key, build, _NAMES_UNTIL),
         deadline,
-        _code,
+        codes,
     )
     code = _code(body)
     if code != Code.NONE:

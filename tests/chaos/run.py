@@ -180,14 +180,16 @@ def _gaps(told: dict[str, NDArray[Any]], probe: Availability, act: Act) -> dict[
     """Longest time without an acknowledgment in any partition; the longest part of such a time in
     which the brokers would not have taken a record of it either; and the longest part in which
     they would. `alone_s` is that as if no partition had to wait for another one of its leader."""
-    window = (act.start, act.end)
     found = {"unavailable_s": 0.0, "broker_s": 0.0, "excess_s": 0.0, "alone_s": 0.0}
     acked = told["state"] == ACKNOWLEDGED
     for partition in range(PARTITIONS):
         acks = np.sort(told["settled"][acked & (told["partition"] == partition)])
-        acks = np.concatenate(([window[0]], acks[(acks > window[0]) & (acks < window[1])]))
-        acks = np.append(acks, window[1])
-        for at in np.flatnonzero(np.diff(acks) > 0.25):
+        if not (acks < act.start).any():
+            acks = np.concatenate(([act.start], acks))
+        acks = np.append(acks, max(act.end, *acks[-1:]))
+        # A gap belongs to the act in which it begins, all of it.
+        mine = (acks[:-1] >= act.start) & (acks[:-1] < act.end)
+        for at in np.flatnonzero(mine & (np.diff(acks) > 0.25)):
             gap = (float(acks[at]), float(acks[at + 1]))
             closed = probe.closed(partition, gap)
             for span, nodes in act.scene.outages:

@@ -213,6 +213,7 @@ class Times:
         self.probe = Availability(None, TOPIC, PARTITIONS)  # type: ignore[arg-type]
         self.seconds = np.arange(0.0, 10.0, 0.05)
         self.outages: list[Any] = []
+        self.acts = [(0.0, 1.0, 9.0, 9.9)]
         for partition in range(PARTITIONS):
             self.led(partition, (0.0, 1 + partition % 3))
             self.closed(partition)
@@ -235,7 +236,9 @@ class Times:
             "settled": np.array([at for _, at in acks]),
         }
         scene: Any = SimpleNamespace(outages=self.outages)
-        return _gaps(told, self.probe, Act("cuts", 0, scene, 0.0, 1.0, 9.0, 9.9))
+        acts = [Act("cuts", 0, scene, *times) for times in self.acts]
+        found = [_gaps(told, self.probe, act) for act in acts]
+        return {name: max(one[name] for one in found) for name in found[0]}
 
 
 def near(seconds: float) -> Any:
@@ -300,3 +303,11 @@ def test_lengths_of_spans_count_what_is_common_once() -> None:
     assert length([(1, 3), (2, 5), (7, 8), (7.5, 7.6)]) == pytest.approx(5.0)
     assert length([]) == 0
     assert common([(0, 2), (4, 6)], [(1, 5)]) == [(1, 2), (4, 5)]
+
+
+def test_gap_over_the_border_of_two_acts_is_one() -> None:
+    times = Times()
+    times.acts = [(0.0, 1.0, 4.0, 5.0), (5.0, 6.0, 9.0, 9.9)]
+    assert times.judge({0: [(3.1, 6.9)]})["excess_s"] == near(3.8)
+    assert times.judge({0: [(6.0, 9.95)]})["excess_s"] == near(3.9), "until the end"
+    assert times.judge({0: [(-1.0, 9.96)]})["excess_s"] == near(5.0), "never at all"

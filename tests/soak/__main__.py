@@ -66,7 +66,7 @@ class Watch:
     def __init__(self, load: Load, began: float) -> None:
         self._load = load
         self._began = began
-        self._acknowledged = 0
+        self._acknowledged = load.acknowledged
         self._at = began
         self.quiet_from = float("inf")
         self.samples: list[dict[str, Any]] = []
@@ -181,6 +181,8 @@ def _result(chosen: argparse.Namespace, load: Load, watch: Watch, peak: float) -
         statistics.median(sample["p99_ms"] for sample in part)
         for part in (quiet[:quarter], quiet[-quarter:])
     )
+    good &= load.failed == 0
+    verdicts["failed"] = f"{'none' if load.failed == 0 else 'FAILED'}: {load.failed}"
     rate = statistics.median(sample["rate"] for sample in quiet)
     held = rate >= HELD * load.rate
     good &= held

@@ -84,7 +84,7 @@ class Load:
                 number += 1
                 await self._hand_over(number)
         await self.producer.flush()
-        return number / (time.perf_counter() - started)
+        return self.acknowledged / (time.perf_counter() - started)
 
     async def run(self) -> None:
         """Until cancelled."""

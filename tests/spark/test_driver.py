@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Coroutine, Iterator
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar, TypeVar
 
 import pytest
 
-from aiokprod.errors import Code, KafkaTimeout
+from aiokprod.errors import Code, ProducerFenced
 from aiokprod.spark import driver
 from aiokprod.spark.context import Task
 from aiokprod.spark.driver import CommitFailed, TransactionEnder
@@ -18,7 +19,10 @@ from aiokprod.spark.failures import NonDeterministicReplay
 from aiokprod.spark.markers import Marker
 from aiokprod.spark.messages import Prepared, report_fields
 from aiokprod.spark.options import EXACTLY_ONCE, TRANSACTIONAL, SealedOptions, SinkOptions
+from aiokprod.spark.process import loop_thread
 from aiokprod.spark.sending import Range
+
+T = TypeVar("T")
 
 
 class Cluster:
@@ -39,14 +43,60 @@ class Cluster:
     async def coordinate(
         self, kind: Any, key: str, request: Any, deadline: float, codes: Any = None
     ) -> Any:
-        if codes is not None:  # the marker of a group
-            if self.undecided:
-                self.waited = deadline - self.loop.time()
-                raise KafkaTimeout("UNSTABLE_OFFSET_COMMIT")
-            return SimpleNamespace(groups=(), error_code=0, topics=())
-        self.undecided = False
-        self.ended.append(key)
-        return SimpleNamespace(error_code=0)
+        if codes is None:
+            self.ended.append(key)
+            return SimpleNamespace(error_code=0)
+        while self.undecided:  # the marker of a group
+            assert self.loop.time() < deadline
+            code = Code.UNSTABLE_OFFSET_COMMIT
+            codes(SimpleNamespace(groups=(), error_code=int(code), topics=()))
+            await asyncio.sleep(0.05)
+        return SimpleNamespace(groups=(), error_code=0, topics=())
+
+
+class Deciding:
+    """Instead of the producer that writes decisions."""
+
+    clusters: ClassVar[list[Cluster]] = []
+    started = 0
+
+    def __init__(self, config: Any) -> None: ...
+
+    async def start(self) -> None:
+        Deciding.started += 1
+        for cluster in self.clusters:
+            cluster.undecided = False  # InitProducerId aborts what is open
+
+    async def close(self, timeout: float | None = None) -> None: ...
+
+
+class Notes:
+    """Decisions that were written; errors of `fenced` come first."""
+
+    def __init__(self, *fenced: Exception) -> None:
+        self.fenced = list(fenced)
+        self.written: list[Marker] = []
+
+    async def __call__(self, producer: Any, topic: str, decision: Marker, group: str) -> None:
+        if self.fenced:
+            raise self.fenced.pop(0)
+        self.written.append(decision)
+
+
+@pytest.fixture
+def notes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Notes]:
+    found = Notes()
+    monkeypatch.setattr(driver, "Producer", Deciding)
+    monkeypatch.setattr(TransactionEnder, "_note", staticmethod(found))
+    monkeypatch.setattr(Deciding, "started", 0)
+    thread = loop_thread("auto")
+    yield found
+    thread.run(thread.drop(lambda key: True))
+
+
+def on_the_loop(work: Coroutine[Any, Any, T]) -> T:
+    """As the driver does it."""
+    return loop_thread("auto").run(work, 30.0)
 
 
 def prepared(number: int, rows: int) -> Prepared:
@@ -56,7 +106,11 @@ def prepared(number: int, rows: int) -> Prepared:
     return Prepared(**fields, transactional_id=f"p.orders.{number}", row_hash=rows)
 
 
-OPTIONS = SinkOptions(kafka=SealedOptions({}), delivery=EXACTLY_ONCE, transactional_id_prefix="p")
+OPTIONS = SinkOptions(
+    kafka=SealedOptions({"bootstrap.servers": "b:9092"}),
+    delivery=EXACTLY_ONCE,
+    transactional_id_prefix="p",
+)
 
 
 def test_orphans_are_tasks_of_this_query_only(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,22 +148,18 @@ def test_orphans_are_tasks_of_this_query_only(monkeypatch: pytest.MonkeyPatch) -
 )
 def test_replay_of_fewer_tasks_is_refused_if_a_dropped_one_was_committed(
     monkeypatch: pytest.MonkeyPatch,
+    notes: Notes,
     decided: Marker | None,
     committed: dict[str, Marker],
     refused: bool,
     fenced: list[str],
 ) -> None:
-    written: list[Marker] = []
     markers = {"p.orders.driver": decided, **committed}
 
-    async def read_marker(session: Any, group: str, deadline: float) -> Marker | None:
+    async def read_marker(session: Any, group: str, *times: float | None) -> Marker | None:
         return markers.get(group)
 
-    async def write(ender: Any, group: str, topic: str, decision: Marker) -> None:
-        written.append(decision)
-
     monkeypatch.setattr(driver, "read_marker", read_marker)
-    monkeypatch.setattr(TransactionEnder, "_write", write)
 
     async def decide() -> list[str]:
         session: Any = Cluster()
@@ -120,30 +170,103 @@ def test_replay_of_fewer_tasks_is_refused_if_a_dropped_one_was_committed(
         ended: list[str] = session.ended
         return ended
 
-    assert asyncio.run(decide()) == fenced
-    assert written == ([] if refused else [Marker(7, 9, 9, 2)])
+    assert on_the_loop(decide()) == fenced
+    assert notes.written == ([] if refused else [Marker(7, 9, 9, 2)])
 
 
-async def _not_written(ender: Any, group: str, topic: str, decision: Marker) -> None:
-    """Instead of a producer."""
+async def decide(cluster: Cluster, *, batch: int = 0, options: SinkOptions = OPTIONS) -> None:
+    session: Any = cluster
+    deadline = cluster.loop.time() + 120
+    await TransactionEnder(options, batch)._decide(session, [prepared(0, 4)], deadline)
 
 
-def test_decision_that_nobody_ends_is_ended_by_the_next_driver(
-    monkeypatch: pytest.MonkeyPatch,
+def test_decision_of_a_driver_that_died_is_ended_before_it_is_read(
+    notes: Notes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(TransactionEnder, "_write", _not_written)
+    async def run() -> None:
+        cluster = Cluster()
+        cluster.undecided = True
+        monkeypatch.setattr(Deciding, "clusters", [cluster])
+        await decide(cluster)
 
-    async def decide() -> Cluster:
-        session: Any = Cluster()
-        session.undecided = True
-        deadline = session.loop.time() + 120
-        await TransactionEnder(OPTIONS, 0)._decide(session, [prepared(0, 4)], deadline)
-        cluster: Cluster = session
-        return cluster
+    on_the_loop(run())
+    assert Deciding.started == 1
+    assert len(notes.written) == 1
 
-    cluster = asyncio.run(decide())
-    assert cluster.ended == ["p.orders.driver"]
-    assert 1 < cluster.waited < 5, "long enough for a driver that lives"
+
+def test_decision_that_another_process_left_open_is_ended_by_a_new_producer(
+    notes: Notes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The one kept here does not end it."""
+    monkeypatch.setattr(driver, "_UNSTABLE", 0.2)
+
+    async def run() -> None:
+        cluster = Cluster()
+        monkeypatch.setattr(Deciding, "clusters", [cluster])
+        await decide(cluster)
+        cluster.undecided = True
+        await decide(cluster, batch=1)
+
+    on_the_loop(run())
+    assert Deciding.started == 2
+    assert [marker.batch_id for marker in notes.written] == [0, 1]
+
+
+def test_kept_producer_that_was_fenced_is_replaced_once(notes: Notes) -> None:
+    async def run() -> None:
+        cluster = Cluster()
+        await decide(cluster)
+        notes.fenced = [ProducerFenced("kept")]
+        await decide(cluster)
+        notes.fenced = [ProducerFenced("kept"), ProducerFenced("new")]
+        with pytest.raises(CommitFailed, match="Another driver"):
+            await decide(cluster)
+        notes.fenced = [ProducerFenced("new")]
+        with pytest.raises(CommitFailed, match="Another driver"):
+            await decide(cluster)
+
+    on_the_loop(run())
+    assert len(notes.written) == 2
+
+
+def test_decision_that_another_driver_wrote_meanwhile_is_not_overwritten(
+    notes: Notes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = iter([None, Marker(4, 9, 9, 3), Marker(5, 9, 9, 2)])
+
+    async def read_marker(session: Any, group: str, *times: float | None) -> Marker | None:
+        return next(read)
+
+    monkeypatch.setattr(driver, "read_marker", read_marker)
+
+    async def run() -> None:
+        cluster = Cluster()
+        await decide(cluster)  # keeps a producer
+        notes.fenced = [ProducerFenced("kept")]
+        with pytest.raises(CommitFailed, match="decided anew"):
+            await decide(cluster, batch=5)
+
+    on_the_loop(run())
+    assert [marker.batch_id for marker in notes.written] == [0]
+
+
+def test_first_task_is_committed_alone() -> None:
+    """Every attempt at a batch has it: if it is fenced, a later attempt lives."""
+    asked: list[str] = []
+
+    class Later(Cluster):
+        async def coordinate(self, kind: Any, key: str, *more: Any) -> Any:
+            asked.append(key)
+            return SimpleNamespace(error_code=int(Code.PRODUCER_FENCED))
+
+    async def end() -> None:
+        session: Any = Later()
+        tasks = [replace(prepared(n, 4), producer_id=5) for n in (2, 0, 1)]
+        await TransactionEnder(OPTIONS, 7)._end_all(session, tasks, 60.0, commit=True)
+
+    with pytest.raises(CommitFailed):
+        asyncio.run(end())
+    assert asked == ["p.orders.0"]
 
 
 @pytest.mark.parametrize(
@@ -151,26 +274,32 @@ def test_decision_that_nobody_ends_is_ended_by_the_next_driver(
     [(7, "warn", "warned"), (7, "fail", "refused"), (0, "warn", ""), (0, "fail", "")],
 )
 def test_batch_of_which_nothing_before_is_recorded(
-    batch: int,
-    missing: str,
-    told: str,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    batch: int, missing: str, told: str, notes: Notes, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(TransactionEnder, "_write", _not_written)
     options = replace(OPTIONS, missing_markers=missing)
 
-    async def decide() -> None:
-        session: Any = Cluster()
-        await TransactionEnder(options, batch)._decide(session, [prepared(0, 4)], 60.0)
+    async def run() -> None:
+        await decide(Cluster(), batch=batch, options=options)
 
     with caplog.at_level("WARNING", "aiokprod.spark"):
         if told == "refused":
             with pytest.raises(NonDeterministicReplay, match=r"offsets\.retention\.minutes"):
-                asyncio.run(decide())
+                on_the_loop(run())
         else:
-            asyncio.run(decide())
+            on_the_loop(run())
     assert ("offsets.retention.minutes" in caplog.text) is (told == "warned")
+    assert len(notes.written) == (told != "refused")
+
+
+def test_empty_batches_without_a_topic_are_no_reason_to_warn(notes: Notes) -> None:
+    async def run() -> None:
+        session: Any = Cluster()
+        options = replace(OPTIONS, missing_markers="fail")
+        empty = replace(prepared(0, 0), ranges=())
+        await TransactionEnder(options, 3)._decide(session, [empty], 60.0)
+
+    on_the_loop(run())
+    assert notes.written == []
 
 
 @pytest.mark.parametrize("delivery", [EXACTLY_ONCE, TRANSACTIONAL])

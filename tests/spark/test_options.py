@@ -5,7 +5,9 @@ from __future__ import annotations
 import importlib.util
 import pickle
 import traceback
+from collections.abc import Iterator
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,8 +16,10 @@ from pyspark.sql import types as t
 from aiokprod import ConfigError
 from aiokprod.spark.audit_reader import AuditOptions, AuditRange
 from aiokprod.spark.context import Task, audit_prefix
-from aiokprod.spark.options import SealedOptions, SinkOptions
+from aiokprod.spark.options import EXACTLY_ONCE, SealedOptions, SinkOptions
+from aiokprod.spark.redaction import redacted
 from aiokprod.spark.source import AiokprodAuditSource, AiokprodDataSource
+from aiokprod.spark.transactional import _Run
 
 SCHEMA = t.StructType([t.StructField("value", t.BinaryType())])
 SERVERS = {"kafka.bootstrap.servers": "b:9092"}
@@ -337,3 +341,28 @@ def test_audit_of_another_version_is_refused() -> None:
     reader._version = "0.0.9"
     with pytest.raises(ConfigError, match=r"0\.0\.9 on the driver"):
         next(reader.read(AuditRange("t", 0, 0, 1)))
+
+
+def test_rows_for_another_topic_have_another_hash() -> None:
+    once = {"delivery": EXACTLY_ONCE, "transactionalIdPrefix": "p"}
+    task = Task(4, 0, "host", 7, "query", "run", speculation=False)
+
+    def start(**topic: str) -> int:
+        thread: Any = SimpleNamespace(loop=SimpleNamespace(time=lambda: 0.0))
+        feed: Any = None
+        return _Run(thread, parse(**once, **topic), task, feed, None)._hash
+
+    assert start(topic="a") == start(topic="a") != start(topic="b") != start()
+
+
+def test_reader_that_is_left_early_masks_nothing_of_its_caller() -> None:
+    value = "canary-secret"
+
+    def rows() -> Iterator[int]:
+        with redacted({"kafka.sasl.password": value}):
+            yield 1
+
+    reader = rows()
+    next(reader)
+    reader.close()
+    assert value == "-".join(["canary", "secret"])

@@ -7,6 +7,7 @@ What Spark itself does is in the other modules; this is quick enough to try all 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import uuid
 from collections.abc import Iterator
 from typing import Any, cast
@@ -167,26 +168,33 @@ def test_check_17_driver_dies_around_end_txn(query: Query, ended: int | None) ->
     assert_numbers(query.read(), 3 * ROWS)
 
 
+@pytest.mark.parametrize("place", ["this process", "another process"])
 def test_check_17_driver_dies_while_it_writes_its_decision(
-    query: Query, monkeypatch: pytest.MonkeyPatch
+    query: Query, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its transaction stays open, for a quarter of an hour if nobody ends it."""
 
     async def die(
-        ender: Any, key: Any, make: Any, topic: str, decision: Marker, group: str
+        ender: TransactionEnder, ours: Producer[Any, Any], topic: str, decision: Marker, group: str
     ) -> None:
-        producer: Producer[Any, Any] = await make()
+        producer = ours
+        if place == "another process":
+            config = ender._options.producer_config(transactional_id=group)
+            producer = Producer(config)
+            await producer.start()
         await producer.begin_transaction()
         offsets = {(topic, 0): decision.offset()}
         await producer.send_offsets_to_transaction(offsets, GroupMetadata(group))
         await leave_open(producer)
-        raise Crash("while deciding")
+        if place == "this process":
+            raise Crash("while deciding")
 
     query.run(0)
     with monkeypatch.context() as patch:
         patch.setattr(TransactionEnder, "_note", die)
-        with pytest.raises(Crash):
-            query.run(1)
+        messages = [query.task(1, number, 3) for number in range(3)]
+        with contextlib.suppress(Crash):
+            query.crash_in_commit(messages, 1, 0)
     assert not any(message.skipped for message in query.run(1))
     query.run(2)
     query.settle()
