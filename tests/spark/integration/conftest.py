@@ -60,7 +60,8 @@ def broker() -> Iterator[KafkaCluster]:
     if running:
         yield RunningBroker(running)
         return
-    cluster = KafkaCluster(1)
+    # Some rows are older than a week: a slow test would find them deleted.
+    cluster = KafkaCluster(1, config={"log.retention.ms": "-1"})
     cluster.start_blocking()
     try:
         yield cluster
