@@ -39,9 +39,9 @@ LIMITS = {
     "rss_mib": (1.0, 2.5),
     "allocated_mib": (1.0, 2.5),
     "blocks": (10_000.0, 25_000.0),
-    "descriptors": (1.0, 0.5),
-    "tasks": (1.0, 0.5),
-    "timers": (1.0, 0.5),
+    "descriptors": (0.0, 0.5),
+    "tasks": (0.0, 0.5),
+    "timers": (0.0, 0.5),
 }
 """Growth per hour beyond which a quantity is not flat, and rise in all: of memory, two arenas of
 CPython's allocator; of things that are counted, not one."""
