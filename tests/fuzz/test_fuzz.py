@@ -7,7 +7,14 @@ import contextlib
 import pytest
 
 from tests.fuzz.batch import SHARES, tasks
-from tests.fuzz.decoders import Finding, fuzz_decoders, fuzz_frames, hostile_counts, measured
+from tests.fuzz.decoders import (
+    OBJECT_TIMES,
+    Finding,
+    fuzz_decoders,
+    fuzz_frames,
+    hostile_counts,
+    measured,
+)
 from tests.fuzz.live import fuzz_client
 from tests.fuzz.mutations import Sample, corpus, responses
 
@@ -70,6 +77,13 @@ def test_objects_of_what_is_there_may_take_ten_times_the_bytes(times, found):
     sample = corpus(random_each=0)[0]
     with pytest.raises(Finding) if found else contextlib.nullcontext():
         measured(Sample(Objects, sample.version, sample.data), bytes(4096), times)
+
+
+def test_undamaged_answers_take_at_most_ten_times_their_bytes():
+    samples = [sample for seed in range(4) for sample in corpus(seed) if len(sample.data) > 1_000]
+    assert len(samples) > 50
+    taken = [measured(sample, sample.data, OBJECT_TIMES) / len(sample.data) for sample in samples]
+    assert max(taken) > 4, "the limit of twice the frame would be wrong for them"
 
 
 def test_tasks_share_out_all_executions():
