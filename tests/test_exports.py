@@ -43,12 +43,37 @@ def test_exports_errors_are_kafka_errors_and_all_are_exported() -> None:
     assert classes <= set(aiokprod.__all__)
 
 
+def in_a_new_process(*code: str) -> None:
+    """Run these lines; they assert."""
+    subprocess.run([sys.executable, "-c", "\n".join(code)], check=True)
+
+
 def test_import_starts_nothing_and_pulls_in_no_extra() -> None:
-    """Importing opens no thread and loads neither test tools nor optional packages."""
-    code = (
-        "import sys, threading, aiokprod\n"
-        "assert threading.active_count() == 1\n"
-        "heavy = {'pytest', 'confluent_kafka', 'pyspark', 'cramjam', 'aiokprod.testing'}\n"
-        "assert not heavy & set(sys.modules), heavy & set(sys.modules)\n"
+    """Importing opens no thread and loads neither test tools nor optional packages, nor what is
+    slow to import and few need: codecs, the metadata of installed packages."""
+    in_a_new_process(
+        "import sys, threading, aiokprod",
+        "assert threading.active_count() == 1",
+        "heavy = {'pytest', 'confluent_kafka', 'pyspark', 'cramjam', 'aiokprod.testing',",
+        "         'lz4', 'zstandard', 'crc32c', 'importlib.metadata'}",
+        "assert not heavy & set(sys.modules), heavy & set(sys.modules)",
     )
-    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_library_of_a_codec_is_imported_with_the_producer() -> None:
+    """And not while its loop runs."""
+    in_a_new_process(
+        "import sys",
+        "from aiokprod import Producer",
+        "Producer(bootstrap_servers='b:1', compression_type='zstd')",
+        "assert 'zstandard' in sys.modules",
+    )
+
+
+def test_package_of_the_checksum_can_still_be_imported() -> None:
+    """Only a module of it was loaded."""
+    in_a_new_process(
+        "from aiokprod.wire.crc import crc32c as ours",
+        "import crc32c",
+        "assert crc32c.crc32c(b'aiokprod') == ours(b'aiokprod')",
+    )

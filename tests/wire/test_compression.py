@@ -3,7 +3,6 @@ from __future__ import annotations
 import builtins
 import gzip
 import os
-import subprocess
 import sys
 import tracemalloc
 import zlib
@@ -255,16 +254,3 @@ def test_gzip_default_level_is_that_of_zlib() -> None:
     data = b"some text, some text, other text " * 300
     stream = zlib.compressobj(-1, zlib.DEFLATED, 31)
     assert Gzip().compress(data) == stream.compress(data) + stream.flush()
-
-
-def test_library_of_a_codec_is_imported_with_the_producer_and_not_before() -> None:
-    """Not by the package, which few need it for, and not while a loop runs."""
-    program = (
-        "import sys\n"
-        "from aiokprod import Producer\n"
-        "before = {'lz4', 'zstandard'} & sys.modules.keys()\n"
-        "Producer(bootstrap_servers='b:1', compression_type='zstd')\n"
-        "print(sorted(before), 'zstandard' in sys.modules)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert done.stdout == "[] True\n", done.stderr

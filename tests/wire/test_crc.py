@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import importlib.machinery
-import subprocess
-import sys
 
 import crc32c as library
 import pytest
@@ -36,15 +34,3 @@ def test_same_as_the_package(data: bytes) -> None:
 def test_package_made_in_another_way_is_imported_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.machinery.PathFinder, "find_spec", lambda *_: None)
     assert crc._load() is library
-
-
-def test_package_is_not_run_and_can_still_be_imported() -> None:
-    program = (
-        "import sys, aiokprod\n"
-        "assert 'crc32c' not in sys.modules and 'importlib.metadata' not in sys.modules\n"
-        "import crc32c\n"
-        "from aiokprod.wire.crc import crc32c as ours\n"
-        "print(crc32c.crc32c(b'aiokprod') == ours(b'aiokprod'))\n"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert done.stdout == "True\n", done.stderr

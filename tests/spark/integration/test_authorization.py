@@ -39,9 +39,10 @@ def guarded() -> Iterator[KafkaCluster]:
     cluster.stop_blocking()
 
 
-@pytest.fixture
-def deny(guarded: KafkaCluster) -> Deny:
-    """deny(kind, name, operation) for everyone, who may still see it; the broker knows then."""
+def bind(
+    guarded: KafkaCluster, kind: str, name: str, *, prefix: bool = False, **permissions: str
+) -> None:
+    """ACLs for everyone, an operation and ALLOW or DENY each; the broker knows them then."""
     from confluent_kafka.admin import (
         AclBinding,
         AclOperation,
@@ -52,22 +53,25 @@ def deny(guarded: KafkaCluster) -> Deny:
     )
 
     client = AdminClient({"bootstrap.servers": guarded.bootstrap_servers})
+    pattern = ResourcePatternType.PREFIXED if prefix else ResourcePatternType.LITERAL
+    bindings = [
+        AclBinding(
+            ResourceType[kind], name, pattern, "User:*", "*", AclOperation[operation],
+            AclPermissionType[permission],
+        )
+        for operation, permission in permissions.items()
+    ]  # fmt: skip
+    for future in client.create_acls(bindings).values():
+        future.result(10)
+    asyncio.run(asyncio.sleep(1.0))
 
-    def act(kind: str, name: str, operation: str) -> None:
-        bindings = [
-            AclBinding(
-                ResourceType[kind], name, ResourcePatternType.LITERAL, "User:*", "*",
-                AclOperation[what], permission,
-            )
-            for what, permission in (
-                (operation, AclPermissionType.DENY), ("DESCRIBE", AclPermissionType.ALLOW),
-            )
-        ]  # fmt: skip
-        for future in client.create_acls(bindings).values():
-            future.result(10)
-        asyncio.run(asyncio.sleep(1.0))
 
-    return act
+@pytest.fixture
+def deny(guarded: KafkaCluster) -> Deny:
+    """deny(kind, name, operation) for everyone, who may still see it."""
+    return lambda kind, name, operation: bind(
+        guarded, kind, name, **{operation: "DENY", "DESCRIBE": "ALLOW"}
+    )
 
 
 def write(guarded: KafkaCluster, topic: str, **options: str) -> object:
@@ -114,41 +118,18 @@ def test_check_16_within_a_transaction_nothing_becomes_visible(
     assert "nothing of this attempt becomes visible" in str(caught.value)
 
 
-def grant(guarded: KafkaCluster, kind: str, name: str, *operations: str, prefix: bool) -> None:
-    """These operations and no others, for everyone."""
-    from confluent_kafka.admin import (
-        AclBinding,
-        AclOperation,
-        AclPermissionType,
-        AdminClient,
-        ResourcePatternType,
-        ResourceType,
-    )
-
-    client = AdminClient({"bootstrap.servers": guarded.bootstrap_servers})
-    pattern = ResourcePatternType.PREFIXED if prefix else ResourcePatternType.LITERAL
-    bindings = [
-        AclBinding(
-            ResourceType[kind], name, pattern, "User:*", "*", AclOperation[operation],
-            AclPermissionType.ALLOW,
-        )
-        for operation in operations
-    ]  # fmt: skip
-    for future in client.create_acls(bindings).values():
-        future.result(10)
-
-
 @pytest.mark.parametrize("may_read", [True, False])
 def test_documented_permissions_suffice_for_exactly_once_and_none_is_idle(
     guarded: KafkaCluster, topic: str, may_read: bool
 ) -> None:
-    """The table of docs/spark.md."""
+    """The table of docs/spark.md. What has ACLs allows nothing else."""
     prefix = f"once-{topic}"
     asyncio.run(guarded.create_topic(topic, 1))
-    grant(guarded, "TOPIC", topic, "WRITE", "DESCRIBE", *["READ"] * may_read, prefix=False)
-    grant(guarded, "TRANSACTIONAL_ID", f"{prefix}.", "WRITE", "DESCRIBE", prefix=True)
-    grant(guarded, "GROUP", f"{prefix}.", "READ", prefix=True)
-    asyncio.run(asyncio.sleep(1.0))
+    more = {"READ": "ALLOW"} if may_read else {}
+    both = {"WRITE": "ALLOW", "DESCRIBE": "ALLOW"}
+    bind(guarded, "TOPIC", topic, **both, **more)
+    bind(guarded, "TRANSACTIONAL_ID", f"{prefix}.", prefix=True, **both)
+    bind(guarded, "GROUP", f"{prefix}.", prefix=True, READ="ALLOW")
     given = {
         "kafka.bootstrap.servers": guarded.bootstrap_servers, "topic": topic,
         "delivery": "exactly_once", "transactionalIdPrefix": prefix,
