@@ -7,6 +7,7 @@ earlier attempt at it, if one was committed in part, consisted of.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from typing import TYPE_CHECKING, Any, Final
 
@@ -31,7 +32,7 @@ from aiokprod.spark.session import Session
 from aiokprod.wire.messages.list_transactions import ListTransactionsRequest
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Hashable, Sequence
+    from collections.abc import Sequence
 
     from aiokprod.spark.messages import Prepared
     from aiokprod.spark.options import SinkOptions
@@ -149,26 +150,31 @@ class TransactionEnder:
         # Spark has several processes for commits. A producer kept here was fenced if another one of
         # them wrote a decision in between, and does not end what one that died has left open: then
         # a new one takes over. What tasks prepared fences as ever.
-        patience = _UNSTABLE if key in self._thread.kept else None
         try:
-            try:
-                return await self._judge(session, key, make, tasks, deadline, patience)
-            except (ProducerFenced, UnstableMarker):
-                if patience is None:
-                    raise
-                return await self._judge(session, key, make, tasks, deadline, None)
+            if key in self._thread.kept:
+                with contextlib.suppress(ProducerFenced, UnstableMarker):
+                    async with self._thread.borrowed(key, make, keep=True) as producer:
+                        return await self._judge(session, producer, tasks, deadline, _UNSTABLE)
+            async with self._thread.borrowed(key, make, keep=True) as producer:
+                return await self._judge(session, producer, tasks, deadline, None)
         except ProducerFenced as error:
             raise CommitFailed(f"aiokprod: {error}. {_RIVAL}") from error
 
     async def _judge(
         self,
         session: Session,
-        key: Hashable,
-        make: Callable[[], Awaitable[Producer[Any, Any]]],
+        producer: Producer[Any, Any],
         tasks: Sequence[Prepared],
         deadline: float,
-        patience: float | None,
+        unstable_for: float | None,
     ) -> Marker | None:
+        """As `_decide`, by a producer with the driver's transactional id; `unstable_for` as for
+        `read_marker`.
+
+        Raises:
+            ProducerFenced, UnstableMarker: another process has, or had, the driver's id.
+            NonDeterministicReplay, CommitFailed: the batch must not be committed.
+        """
         assert self._batch_id is not None, "streams have batch ids"
         sid = self._sid(tasks)
         now = Marker(
@@ -177,22 +183,21 @@ class TransactionEnder:
             sum(task.row_hash for task in tasks) % 2**64,
             len(tasks),
         )
-        async with self._thread.borrowed(key, make, keep=True) as producer:
-            before = await read_marker(session, driver_id(sid), deadline, patience)
-            if self._seen not in (_NOTHING, before):
-                raise CommitFailed(f"aiokprod: batch {now.batch_id} was decided anew. {_RIVAL}")
-            self._seen = before
-            if any(task.skipped for task in tasks):
-                _check_replay(before, now, tasks)
-                return before
-            if before is not None and before.batch_id == now.batch_id:
-                await _check_dropped(session, sid, before, now, deadline)
-            topic = self._options.topic or next((r[0] for task in tasks for r in task.ranges), None)
-            if topic is not None:
-                if before is None and now.batch_id > 0:
-                    self._nothing_recorded(now)
-                await self._note(producer, topic, now, driver_id(sid))
+        before = await read_marker(session, driver_id(sid), deadline, unstable_for)
+        if self._seen not in (_NOTHING, before):
+            raise CommitFailed(f"aiokprod: batch {now.batch_id} was decided anew. {_RIVAL}")
+        self._seen = before
+        if any(task.skipped for task in tasks):
+            _check_replay(before, now, tasks)
             return before
+        if before is not None and before.batch_id == now.batch_id:
+            await _check_dropped(session, sid, before, now, deadline)
+        topic = self._options.topic or next((r[0] for task in tasks for r in task.ranges), None)
+        if topic is not None:
+            if before is None and now.batch_id > 0:
+                self._nothing_recorded(now)
+            await self._note(producer, topic, now, driver_id(sid))
+        return before
 
     async def _note(
         self, producer: Producer[Any, Any], topic: str, decision: Marker, group: str
