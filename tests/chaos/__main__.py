@@ -20,7 +20,7 @@ from typing import Any
 
 from tests.chaos.cluster import ChaosCluster
 from tests.chaos.faults import CATALOGUE
-from tests.chaos.report import load, summary, table
+from tests.chaos.report import broken, load, summary, table
 from tests.chaos.run import play
 
 OUT = Path("build/chaos.jsonl")
@@ -49,12 +49,13 @@ def arguments() -> argparse.Namespace:
 
 
 async def campaign(chosen: argparse.Namespace) -> bool:
-    """True if every promise was kept."""
+    """True if there was time for everything."""
     ends = time.monotonic() + chosen.seconds
-    good = True
+    complete = True
     have: set[tuple[str, int]] = set()
     if chosen.resume and chosen.out.exists():
-        have = {(result["fault"], result["turn"]) for result in load(chosen.out)}
+        noted = load(chosen.out)
+        have = {(one["fault"], one["turn"]) for one in noted if "not_played" not in one}
     for replicas in (False, True):
         plans = [
             plan
@@ -65,8 +66,8 @@ async def campaign(chosen: argparse.Namespace) -> bool:
         ]
         if plans and time.monotonic() < ends:
             async with ChaosCluster(chosen.nodes, replicas_through_proxy=replicas) as cluster:
-                good &= await _series(cluster, plans, chosen, ends)
-    return good
+                complete &= await _series(cluster, plans, chosen, ends)
+    return complete
 
 
 def _plans(faults: Sequence[str], turn: int, replicas: bool) -> list[Plan]:
@@ -87,7 +88,6 @@ def _plans(faults: Sequence[str], turn: int, replicas: bool) -> list[Plan]:
 async def _series(
     cluster: ChaosCluster, plans: Sequence[Plan], chosen: argparse.Namespace, ends: float
 ) -> bool:
-    good = True
     for plan in plans:
         names = ", ".join(name for name, _ in plan)
         if time.monotonic() > ends:
@@ -98,15 +98,17 @@ async def _series(
             results = await play(cluster, plan, chosen.rate, chosen.out.parent)
         except Exception as error:  # the next one may well be played
             print(f"{names} #{plan[0][1]} were not played to their end: {error!r}", flush=True)
-            good = False
+            with chosen.out.open("a") as out:
+                for name, turn in plan:
+                    note = {"fault": name, "turn": turn, "not_played": repr(error)[:300]}
+                    out.write(json.dumps(note) + "\n")
             continue
         with chosen.out.open("a") as out:
             for result in results:
                 out.write(json.dumps(result) + "\n")
-                good &= not result["wrong"]
                 print(_line(result), flush=True)
         print(f"{names}: {time.monotonic() - began:.0f} s, {results[0]['series']}", flush=True)
-    return good
+    return True
 
 
 def _line(result: dict[str, Any]) -> str:
@@ -125,12 +127,12 @@ def _line(result: dict[str, Any]) -> str:
 def main() -> int:
     chosen = arguments()
     chosen.out.parent.mkdir(parents=True, exist_ok=True)
-    good = True if chosen.report else asyncio.run(campaign(chosen))
+    complete = chosen.report or asyncio.run(campaign(chosen))
     results = load(chosen.out)
     print(table(results))
     print()
     print(summary(results))
-    return 0 if good else 1
+    return 0 if complete and not broken(results) else 1
 
 
 if __name__ == "__main__":

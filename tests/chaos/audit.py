@@ -5,6 +5,7 @@ Read with confluent-kafka (CRCs checked), compared in arrays. One topic, any num
 
 from __future__ import annotations
 
+import operator
 import time
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,9 +15,12 @@ from confluent_kafka import Consumer, TopicPartition
 from numpy.typing import NDArray
 
 from tests.chaos.values import SIZE, read
-from tests.chaos.worker import ABSENT, ACKNOWLEDGED, OPEN, UNKNOWN
+from tests.chaos.worker import ABSENT, ACKNOWLEDGED, KEYS, OPEN, UNKNOWN
 
 READ_TIMEOUT = 60.0
+UNKNOWN_OFFSETS = 0.001
+"""So large a part of the acknowledged records may be without an offset: a broker that had a batch
+before does not always tell where."""
 PROBE = b"probe"
 
 Array = NDArray[Any]
@@ -101,6 +105,8 @@ class _Reader:
             self._probes += probes
             self._strange += len(values) - len(kept) - probes
         rows, true = read(self._topic, [values[n] for n in kept])
+        keys = (messages[n].key() for n in kept)
+        true &= np.fromiter(map(operator.eq, keys, _keys_of(rows)), bool, len(kept))
         where = np.array([messages[n].partition() for n in kept], np.int32)
         offset = np.array([messages[n].offset() for n in kept], np.int64)
         self._parts.append((where, offset, rows["producer"], rows["sequence"], rows["asked"], true))
@@ -122,6 +128,12 @@ class _Reader:
             self._strange,
             self._probes,
         )
+
+
+def _keys_of(rows: Array) -> list[bytes | None]:
+    """Those the worker gives to records that ask for no partition."""
+    numbers = zip((rows["sequence"] % len(KEYS)).tolist(), rows["asked"].tolist(), strict=True)
+    return [KEYS[number] if asked < 0 else None for number, asked in numbers]
 
 
 @dataclass
@@ -152,17 +164,26 @@ class Verdict:
         checked += ["definite_but_present", "corrupt", "unsettled"]
         if not duplicates_allowed:
             checked.append("duplicates")
-        return [name for name in checked if getattr(self, name)]
+        wrong = [name for name in checked if getattr(self, name)]
+        if self.offset_unknown > UNKNOWN_OFFSETS * self.acknowledged:
+            wrong.append("offset_unknown")
+        return wrong
 
 
 def judge(
-    log: Log, producer: int, told: dict[str, Array], *, topic_made_at: float | None = None
+    log: Log,
+    producer: int,
+    told: dict[str, Array],
+    *,
+    topic_made_at: float | None = None,
+    grown: bool = False,
 ) -> Verdict:
     """One producer's promises (arrays of its ledger) against the log.
 
     Args:
-        topic_made_at: the topic was deleted and made anew, and could be written at this instant:
-            what was handed over before may be gone with the old one.
+        topic_made_at: the topic was deleted, and made anew at this instant: what was acknowledged
+            before may be gone with the old one.
+        grown: its partitions were doubled: a key may have a second place.
     """
     verdict = Verdict(records=len(told["state"]))
     state = told["state"]
@@ -181,7 +202,7 @@ def judge(
     verdict.unknown_absent = int(np.count_nonzero((state == UNKNOWN) & (copies == 0)))
     missing = acked & (copies == 0)
     if topic_made_at is not None:
-        old = missing & (told["handed"] < topic_made_at)
+        old = missing & (told["settled"] < topic_made_at)
         verdict.gone_with_the_topic = int(np.count_nonzero(old))
         missing &= ~old
     _count(verdict, "lost", np.flatnonzero(missing))
@@ -189,6 +210,7 @@ def judge(
     _example(verdict, "duplicates", np.flatnonzero(copies > 1))
     _count(verdict, "definite_but_present", np.flatnonzero((state == ABSENT) & (copies > 0)))
     _count(verdict, "wrong_place", sequence[(asked >= 0) & (asked != where)])
+    verdict.wrong_place += _strayed_keys(where[asked < 0], sequence[asked < 0], 1 + grown)
     _offsets(verdict, told, acked & (copies > 0), (where, offset, sequence))
     _order(verdict, acked, where, sequence)
     return verdict
@@ -204,13 +226,23 @@ def _example(verdict: Verdict, name: str, found: Array) -> None:
         verdict.examples.append(f"{name}: {len(found)}, first {found[:5].tolist()}")
 
 
+def _strayed_keys(where: Array, sequence: Array, places: int) -> int:
+    """Keys whose records lie in more than so many partitions."""
+    pairs = np.unique(np.stack((sequence % len(KEYS), where)), axis=1)
+    return int(np.count_nonzero(np.bincount(pairs[0], minlength=1) > places))
+
+
 def _offsets(
     verdict: Verdict, told: dict[str, Array], present: Array, log: tuple[Array, Array, Array]
 ) -> None:
-    """A copy of each acknowledged record lies where its metadata said."""
+    """A copy of each acknowledged record lies where its metadata said; in that partition, if they
+    say no more."""
     where, offset, sequence = log
     claims = np.flatnonzero(present & (told["offset"] >= 0))
-    verdict.offset_unknown = int(np.count_nonzero(present & (told["offset"] < 0)))
+    vague = present & (told["offset"] < 0)
+    verdict.offset_unknown = int(np.count_nonzero(vague))
+    astray = vague[sequence] & (told["partition"][sequence] != where)
+    verdict.wrong_place += int(np.count_nonzero(astray))
     true = np.zeros(len(claims), bool)
     for partition in np.unique(told["partition"][claims]):
         here = where == partition

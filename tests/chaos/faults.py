@@ -15,6 +15,8 @@ from tests.chaos.spans import Span
 from tests.integration.probe import until_serving
 
 PARTITIONS = 6
+METADATA_MAX_AGE_MS = 1_000
+"""Of producers that have to find partitions which were added."""
 
 
 @dataclass
@@ -24,7 +26,8 @@ class Scene:
     Attributes:
         outages: (from, to) during which the network was dead, instants of `time.monotonic()`, and
             for which nodes.
-        topic_made_at: when a topic that was deleted could be written again.
+        topic_made_at: when a topic that was deleted was made again.
+        grown_at: when each of the partitions that were added had its leader.
     """
 
     cluster: ChaosCluster
@@ -33,6 +36,7 @@ class Scene:
     turn: int
     outages: list[tuple[Span, set[int]]] = field(default_factory=list)
     topic_made_at: float | None = None
+    grown_at: float | None = None
 
     @property
     def victim(self) -> int:
@@ -179,13 +183,14 @@ async def replicas_reassigned(scene: Scene) -> None:
 async def topic_recreated(scene: Scene) -> None:
     await scene.cluster.delete_topic(scene.topic)
     await asyncio.sleep(1.0)
+    scene.topic_made_at = time.monotonic()
     await scene.cluster.create_topic(scene.topic, PARTITIONS)
-    scene.topic_made_at = await scene.whole()
+    await scene.whole()
 
 
 async def partitions_added(scene: Scene) -> None:
     await scene.cluster.create_partitions(scene.topic, 2 * PARTITIONS)
-    await scene.whole()
+    scene.grown_at = await scene.whole()
     await asyncio.sleep(2.0)
 
 
@@ -230,7 +235,7 @@ async def client_cut_off(scene: Scene) -> None:
 
 async def resets(scene: Scene) -> None:
     """No connection lives for longer than 0.4 s: what gets through meanwhile is luck."""
-    async with scene.weather(*scene.links(), dead=True):
+    async with scene.weather(*scene.links()):
         for _ in range(12):
             scene.cluster.network.reset(*scene.links())
             await asyncio.sleep(0.4)
@@ -238,7 +243,7 @@ async def resets(scene: Scene) -> None:
 
 async def cuts(scene: Scene) -> None:
     """Connections break in the middle of requests and answers, wherever that may be."""
-    async with scene.weather(*scene.links(), dead=True, cut_after=600_000):
+    async with scene.weather(*scene.links(), cut_after=600_000):
         await asyncio.sleep(5.0)
 
 
@@ -271,7 +276,7 @@ CATALOGUE: dict[str, Entry] = {
         "6 partitions become 12",
         partitions_added,
         alone=True,
-        settings={"metadata_max_age_ms": 1_000},
+        settings={"metadata_max_age_ms": METADATA_MAX_AGE_MS},
     ),
     "slow-network": Entry("50 ms each way for 6 s", slow_network, network=True),
     "narrow-network": Entry(

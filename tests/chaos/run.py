@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from tests.chaos.audit import Verdict, judge, read_log
 from tests.chaos.cluster import ChaosCluster
-from tests.chaos.faults import CATALOGUE, PARTITIONS, Entry, Scene
+from tests.chaos.faults import CATALOGUE, METADATA_MAX_AGE_MS, PARTITIONS, Entry, Scene
 from tests.chaos.probe import Availability
 from tests.chaos.spans import common, length
 from tests.chaos.worker import ACKNOWLEDGED, Orders
@@ -34,6 +34,10 @@ SETTLED = 2.0
 """Seconds after a fault from which load counts as undisturbed again."""
 GRACE = 2.0
 """Seconds a producer may be unavailable longer than the brokers or the network."""
+HELD = 10_000
+"""Records per second of both producers that must get through while nothing is broken; of what is
+offered, if that is less, nearly all."""
+NEARLY = 0.8
 READY_WITHIN = 60.0
 ENDS_WITHIN = 150.0
 
@@ -92,19 +96,28 @@ async def play(
             statistics = await asyncio.gather(*(worker.finish() for worker in workers))
         told = [dict(np.load(worker.orders.result)) for worker in workers]
     log = await asyncio.to_thread(read_log, cluster.bootstrap_servers, topic)
-    made_at = acts[-1].scene.topic_made_at
+    options = {
+        "topic_made_at": acts[-1].scene.topic_made_at,
+        "grown": acts[-1].scene.grown_at is not None,
+    }
+    wanted = min(HELD, NEARLY * rate * len(workers))
     together = [sum(_rate(promises, *act.quiet) for promises in told) for act in acts]
     results = []
     for worker, stats, promises in zip(workers, statistics, told, strict=True):
         metadata = promises.pop("metadata")
-        whole = judge(log, worker.number, promises, topic_made_at=made_at)
+        whole = judge(log, worker.number, promises, **options)
         cuts = np.searchsorted(promises["handed"], [act.end for act in acts[:-1]])
         bounds = [0, *cuts.tolist(), len(promises["handed"])]
         parts = zip(acts, together, bounds, bounds[1:], strict=False)
         for act, of_both, first, stop in parts:
             part = {name: column[first:stop] for name, column in promises.items()}
-            verdict = judge(log.part(first, stop), worker.number, part, topic_made_at=made_at)
+            verdict = judge(log.part(first, stop), worker.number, part, **options)
             gaps = _gaps(promises, probe, act)
+            wrong = _wrong(worker.name, verdict, whole, gaps) + _strange(stats)
+            if of_both < wanted:
+                wrong.append("rate")
+            if not _grew(promises, act.scene):
+                wrong.append("new partitions left out")
             now = metadata[(metadata >= act.start) & (metadata < act.end)]
             results.append(
                 {
@@ -114,8 +127,7 @@ async def play(
                     "nodes": len(cluster.node_ids),
                     "offered_rate": rate,
                     "fault_s": round(act.ended - act.began, 2),
-                    "wrong": _wrong(worker.name, verdict, whole, gaps)
-                    + ["close hung"] * stats["close_hung"],
+                    "wrong": wrong,
                     "rate_held": round(_rate(promises, *act.quiet)),
                     "rate_together": round(of_both),
                     "metadata_most_per_second": busiest_second(now.tolist()),
@@ -164,9 +176,26 @@ def _wrong(workload: str, verdict: Verdict, whole: Verdict, gaps: dict[str, floa
     allowed = workload == "plain"
     wrong = verdict.wrong(duplicates_allowed=allowed)
     wrong += [name for name in whole.wrong(duplicates_allowed=allowed) if name not in wrong]
+    if whole.acknowledged < whole.records:
+        wrong.append("failed")  # each fault is shorter than the delivery timeout
     if gaps["excess_s"] > GRACE:
         wrong.append("slow recovery")
     return wrong
+
+
+def _strange(stats: dict[str, Any]) -> list[str]:
+    """What a producer did that no record shows."""
+    names = {"close_hung": "close hung", "settled_twice": "settled twice", "unhandled": "unhandled"}
+    return [text for name, text in names.items() if stats[name]]
+
+
+def _grew(told: dict[str, NDArray[Any]], scene: Scene) -> bool:
+    """Partitions that were added are found as soon as the metadata are old, and used."""
+    if scene.grown_at is None:
+        return True
+    by = scene.grown_at + METADATA_MAX_AGE_MS / 1000 + GRACE
+    seen = told["partition"][(told["state"] == ACKNOWLEDGED) & (told["settled"] <= by)]
+    return set(range(PARTITIONS, 2 * PARTITIONS)) <= set(np.unique(seen).tolist())
 
 
 def _rate(told: dict[str, NDArray[Any]], *windows: tuple[float, float]) -> float:

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.chaos.audit import Log, Verdict, judge
+from tests.chaos.audit import Log, Verdict, _Reader, _strayed_keys, judge
 from tests.chaos.probe import Availability
-from tests.chaos.report import load, summary, table
-from tests.chaos.run import SETTLED, Act, _gaps, _rate
+from tests.chaos.report import broken, load, summary, table
+from tests.chaos.run import SETTLED, Act, _gaps, _grew, _rate, _strange, _wrong
 from tests.chaos.spans import common, length
 from tests.chaos.values import NOT_ASKED, SIZE, make, read
-from tests.chaos.worker import ABSENT, OPEN, UNKNOWN
+from tests.chaos.worker import ABSENT, KEYS, OPEN, UNKNOWN
 from tests.soak.trend import trend
 
 TOPIC = "t"
@@ -38,6 +38,7 @@ class World:
             "partition": partition.astype(np.int32),
             "offset": np.zeros(COUNT, np.int64),
             "handed": np.arange(COUNT, dtype=float),
+            "settled": np.arange(COUNT) + 0.5,
         }
         for where in range(PARTITIONS):
             self.told["offset"][partition == where] = np.arange((partition == where).sum())
@@ -116,7 +117,7 @@ def test_judge_forgives_a_duplicate_only_where_told() -> None:
     assert world.verdict().wrong(duplicates_allowed=True) == []
 
 
-def test_judge_of_a_topic_made_anew_forgives_what_was_handed_over_before() -> None:
+def test_judge_of_a_topic_made_anew_forgives_what_was_acknowledged_before() -> None:
     world = World()
     for number in range(COUNT):
         if number < 100:
@@ -127,7 +128,72 @@ def test_judge_of_a_topic_made_anew_forgives_what_was_handed_over_before() -> No
         world.told["offset"][kept] = np.arange(kept.sum())
     assert world.verdict(topic_made_at=100.0).wrong() == []
     assert world.verdict(topic_made_at=100.0).gone_with_the_topic == 100
-    assert world.verdict(topic_made_at=99.0).wrong() == ["lost"]
+    assert world.verdict(topic_made_at=99.0).wrong() == ["lost"], "handed over before, told after"
+
+
+def test_record_with_the_key_of_another_is_corrupt() -> None:
+    values = make(TOPIC, 3, 0, np.array([NOT_ASKED, 4, NOT_ASKED], np.int16))
+    for keys, true in (
+        ([KEYS[0], None, KEYS[2]], [True, True, True]),
+        ([KEYS[2], None, KEYS[0]], [False, True, False]),
+        ([None, KEYS[1], KEYS[2]], [False, False, True]),
+    ):
+        messages = [
+            SimpleNamespace(
+                error=lambda: None, value=lambda v=value: v, key=lambda k=key: k,
+                partition=lambda: 4, offset=lambda n=number: n,
+            )
+            for number, (value, key) in enumerate(zip(values, keys, strict=True))
+        ]  # fmt: skip
+        reader = _Reader(TOPIC)
+        reader.take(messages)
+        assert reader.log().true.tolist() == true
+
+
+def test_key_has_one_place_or_two_where_partitions_were_added() -> None:
+    where, sequence = np.array([1, 2, 3, 1]), np.array([5, 5 + 997, 6, 5 + 2 * 997])
+    assert _strayed_keys(where, sequence, 1) == 1
+    assert _strayed_keys(where, sequence, 2) == 0
+    assert _strayed_keys(where[:0], sequence[:0], 1) == 0
+
+
+def test_acknowledged_records_have_offsets_but_for_a_few() -> None:
+    world = World()
+    world.told["offset"][7] = -1
+    assert world.verdict().wrong() == ["offset_unknown"]
+    verdict = world.verdict()
+    verdict.acknowledged = 1000
+    assert verdict.wrong() == []
+    world.told["partition"][7] += 1
+    assert world.verdict().wrong() == ["wrong_place", "offset_unknown"]
+
+
+def test_series_is_wrong_if_a_record_failed_or_the_producer_did_strange_things() -> None:
+    world = World()
+    verdict = world.verdict()
+    gaps = {"excess_s": 0.0}
+    assert _wrong("idempotent", verdict, verdict, gaps) == []
+    world.told["state"][20] = UNKNOWN
+    assert _wrong("idempotent", verdict, world.verdict(), gaps) == ["failed"]
+    fine = {"close_hung": False, "settled_twice": 0, "unhandled": []}
+    assert _strange(fine) == []
+    assert _strange(fine | {"unhandled": ["boom"], "settled_twice": 1}) == [
+        "settled twice", "unhandled",
+    ]  # fmt: skip
+
+
+def test_partitions_that_were_added_must_be_used_soon() -> None:
+    scene: Any = SimpleNamespace(grown_at=10.0)
+    told = {
+        "state": np.ones(6, np.uint8),
+        "partition": np.arange(6, 12),
+        "settled": np.full(6, 12.9),
+    }
+    assert _grew(told, scene)
+    told["settled"][3] = 13.1
+    assert not _grew(told, scene)
+    scene.grown_at = None
+    assert _grew(told, scene)
 
 
 def test_judge_of_a_part_sees_that_part_only() -> None:
@@ -181,16 +247,18 @@ def test_rates_are_told_of_each_producer_and_of_both(tmp_path) -> None:
         {"fault": "blackhole", "workload": "idempotent", "rate_held": 6_000},
         {"fault": "resets", "workload": "idempotent", "rate_held": 12_000},
         {"fault": "blackhole", "workload": "plain", "rate_held": 5_500},
-        {"fault": "resets", "workload": "plain", "rate_held": 4_000},
-        {"fault": "cuts", "workload": "plain", "rate_held": 9_000, "rate_together": 10_001},
     ]
+    together = {"blackhole": 11_500, "resets": 16_000}
     path = tmp_path / "out.jsonl"
-    path.write_text("".join(json.dumps(base | run) + "\n" for run in runs))
+    lines = [base | run | {"rate_together": together[run["fault"]]} for run in runs]
+    missed = [{"fault": name, "turn": 0, "not_played": "it broke"} for name in ("resets", "cuts")]
+    path.write_text("".join(json.dumps(line) + "\n" for line in [*missed, *lines]))
     results = load(path)
-    assert [run["rate_together"] for run in results] == [11_500, 16_000, 11_500, 16_000, 10_001]
+    assert broken(results) == ["cuts#0: not played, it broke"]
     text = summary(results)
-    assert "both producers together 10,001 records/s" in text
-    assert "the idempotent one 6,000, the plain one 4,000; 1 of 5 held 10,000 alone" in text
+    assert "broken promises: cuts#0: not played, it broke" in text
+    assert "both producers together 11,500 records/s" in text
+    assert "the idempotent one 6,000, the plain one 5,500; 1 of 3 held 10,000 alone" in text
     assert "at most 0.250 s late, by work of its own thread at most ? s" in text
     row = next(line for line in table(results).splitlines() if "| plain |" in line)
     assert "| 5,500/s | 11,500/s |" in row

@@ -67,6 +67,7 @@ class Ledger:
         self.offsets = array("q")
         self.handed = array("d")
         self.settled = array("d")
+        self.twice = 0
         self.errors: dict[str, int] = {}
 
     def open(self) -> int:
@@ -79,7 +80,9 @@ class Ledger:
         return sequence
 
     def done(self, sequence: int, delivery: Delivery) -> None:
-        assert self.states[sequence] == OPEN, f"record {sequence} settled twice"
+        if self.states[sequence] != OPEN:
+            self.twice += 1
+            return
         error = delivery.exception()
         if error is not None:
             self.failed(sequence, error)
@@ -113,6 +116,10 @@ async def work(orders: Orders) -> dict[str, Any]:
     ledger, spy = Ledger(), SpyDialer(TcpDialer())
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
+    unhandled: list[str] = []
+    loop.set_exception_handler(
+        lambda loop, context: unhandled.append(f"{context['message']}: {context.get('exception')}")
+    )
     thread = threading.Thread(
         target=lambda: (sys.stdin.readline(), loop.call_soon_threadsafe(stop.set)), daemon=True
     )
@@ -143,6 +150,8 @@ async def work(orders: Orders) -> dict[str, Any]:
         "loop_lag_max_s": round(load.lag, 4),
         "loop_lag_own_max_s": round(load.own_lag, 4),
         "close_hung": hung,
+        "settled_twice": ledger.twice,
+        "unhandled": unhandled[:5],
     }
 
 

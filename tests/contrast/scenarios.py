@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,7 +21,7 @@ class Stage:
     """What a scenario acts on. `tell` sends the client's process a line.
 
     Attributes:
-        topic_made_at: when a deleted topic could be written again.
+        topic_made_at: when a deleted topic was made again.
     """
 
     topic: str
@@ -89,8 +90,9 @@ async def all_down(stage: Stage) -> None:
 async def topic_recreated(stage: Stage) -> None:
     await stage.kafka.delete_topic(stage.topic)
     await asyncio.sleep(1.0)
+    stage.topic_made_at = time.monotonic()
     await stage.kafka.create_topic(stage.topic, 3)
-    stage.topic_made_at = await stage.whole()
+    await stage.whole()
 
 
 async def leader_frozen(stage: Stage) -> None:

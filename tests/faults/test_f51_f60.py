@@ -189,8 +189,7 @@ async def test_f56_older_leader_epoch_does_not_win(cluster, producer, history, e
         cluster.move_leader("t", 0, broker)
     await history.send()
     assert cluster.topics["t"].partitions[0].leader_epoch == 4
-    if epoch == 0:
-        cluster.control(3, edit_partitions(leader_id=1, leader_epoch=epoch))
+    cluster.control(3, edit_partitions(leader_id=1, leader_epoch=epoch))
     sent = cluster.count(0, broker_id=1)
     await history.submit_many(30, every=0.1)
     await history.settle()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from aiokprod.errors import Code, KafkaError, Outcome
@@ -101,11 +103,20 @@ def test_duplicate_sequence_on_produce(idempotent):
     play(main)
 
 
+def no_storm(cluster, seconds):
+    """Backoff of 100 ms doubling to 1 s, of each kind of request."""
+    assert cluster.count(0) <= 15 + 8 * seconds
+    assert cluster.count(3) <= 15 + 8 * seconds
+    assert cluster.count(22) <= 10 + 3 * seconds
+    assert len(cluster.network.dials) <= 15 + 8 * seconds
+
+
+@pytest.mark.parametrize("idempotent", [True, False])
 @pytest.mark.parametrize("code", CODES)
-def test_produce_error_for_ever_ends_at_delivery_timeout(code):
+def test_produce_error_for_ever_ends_at_delivery_timeout(code, idempotent):
     async def main():
         options = {"delivery_timeout_ms": 3_000, "request_timeout_ms": 1_000}
-        async with world(**options) as (cluster, _, history):
+        async with world(enable_idempotence=idempotent, **options) as (cluster, _, history):
             await history.send()
             cluster.fail_produce(TP, code, None)
             attempts = [await history.submit() for _ in range(3)]
@@ -115,10 +126,7 @@ def test_produce_error_for_ever_ends_at_delivery_timeout(code):
             if code not in SUCCESS_WHEN_IDEMPOTENT:
                 assert not any(a.acked for a in attempts)
                 history.check()
-            # Backoff 100 ms doubling to 1 s: no storm.
-            assert cluster.count(0) <= 40
-            assert cluster.count(3) <= 60
-            assert cluster.count(22) <= 20
+            no_storm(cluster, 3)
 
     play(main)
 
@@ -141,14 +149,34 @@ def test_init_producer_id_error_delays_or_fails_definite(code):
     play(main)
 
 
+@pytest.mark.parametrize("code", CODES)
+def test_init_producer_id_error_for_ever_fails_definite_in_time(code):
+    async def main():
+        async with world(delivery_timeout_ms=4_000, request_timeout_ms=1_000) as (
+            cluster, _, history,
+        ):  # fmt: skip
+            cluster.control(22, faults.refuse(code))
+            attempts = [await history.submit() for _ in range(3)]
+            await history.settle()
+            for attempt in attempts:
+                assert error_of(attempt).outcome is Outcome.NOT_SENT
+                assert attempt.settled_at - attempt.started_at <= 4 + TICK
+            assert cluster.count(0) == 0
+            no_storm(cluster, 4)
+            history.check()
+
+    play(main)
+
+
 METADATA_FAILS = {17, 29}
 
 
+@pytest.mark.parametrize("idempotent", [True, False])
 @pytest.mark.parametrize("code", CODES)
-def test_metadata_topic_error_delays_or_fails_definite(code):
+def test_metadata_topic_error_delays_or_fails_definite(code, idempotent):
     async def main():
-        profile = {"version_profile": "3.9"}
-        async with world(cluster=profile, max_block_ms=20_000) as (cluster, _, history):
+        options = {"max_block_ms": 20_000, "enable_idempotence": idempotent}
+        async with world(cluster={"version_profile": "3.9"}, **options) as (cluster, _, history):
             cluster.control(3, faults.refuse(code), times=1)
             attempt = await history.send()
             assert attempt.settled_at - attempt.started_at < 20 + TICK
@@ -167,14 +195,38 @@ def test_metadata_topic_error_delays_or_fails_definite(code):
 
 
 @pytest.mark.parametrize("api_key", [3, 18])
+@pytest.mark.parametrize("idempotent", [True, False])
 @pytest.mark.parametrize("code", CODES)
-def test_start_up_error_never_hangs_and_heals(code, api_key):
+def test_start_up_error_never_hangs_and_heals(code, api_key, idempotent):
     async def main():
-        async with world(max_block_ms=20_000) as (cluster, _, history):
+        options = {"max_block_ms": 20_000, "enable_idempotence": idempotent}
+        async with world(**options) as (cluster, _, history):
             cluster.control(api_key, faults.refuse(code), times=1)
             attempt = await history.send()
             assert attempt.acked or error_of(attempt).outcome is Outcome.NOT_SENT
             assert attempt.settled_at - attempt.started_at < 20 + TICK
+            later = await history.send()
+            assert later.acked
+            history.check()
+
+    play(main)
+
+
+@pytest.mark.parametrize("api_key", [3, 18])
+@pytest.mark.parametrize("idempotent", [True, False])
+@pytest.mark.parametrize("code", CODES)
+def test_start_up_error_for_ever_fails_definite_in_time(code, api_key, idempotent):
+    async def main():
+        options = {"max_block_ms": 4_000, "enable_idempotence": idempotent}
+        async with world(**options) as (cluster, _, history):
+            remove = cluster.control(api_key, faults.refuse(code))
+            attempt = await history.send()
+            took = attempt.settled_at - attempt.started_at
+            assert took <= 4 + TICK
+            assert error_of(attempt).outcome is Outcome.NOT_SENT
+            no_storm(cluster, 4)
+            remove()
+            await asyncio.sleep(RECOVERY)
             later = await history.send()
             assert later.acked
             history.check()

@@ -22,6 +22,8 @@ APPENDING = {7, 20, 46}
 """Codes a broker may give although it wrote the batch (46: because it did)."""
 
 BATCHES = 5
+HELD_S = 0.02
+"""How long the first of the five is held."""
 SAMPLE = int(os.environ.get("AIOKPROD_IN_FLIGHT_CASES", "400"))
 
 # Options under which every record makes a batch of its own and all five are sent together.
@@ -34,7 +36,7 @@ def script(cluster, fates, *, appended):
 
     def control(request):
         number = next(seen)
-        before_s = 0.02 if number == 0 else 0.0
+        before_s = HELD_S if number == 0 else 0.0
         if number < len(fates) and fates[number] == "cut":
             return faults.Reaction(process=appended, silent=True, close=True, before_s=before_s)
         return faults.delay(before_s) if before_s else None
@@ -48,12 +50,14 @@ def script(cluster, fates, *, appended):
 
 
 async def five_in_flight(fates, *, appended):
-    async with world(**ONE_EACH) as (cluster, _, history):
+    async with world(**ONE_EACH) as (cluster, producer, history):
         await history.send()
         script(cluster, fates, appended=appended)
         for _ in range(BATCHES):
             await history.submit()
         start = now()
+        await asyncio.sleep(HELD_S / 2)
+        assert producer.metrics()["requests_in_flight"] == BATCHES, "before the first answer"
         await history.settle()
         assert now() - start <= 10, "took too long"
         await history.send()

@@ -28,7 +28,16 @@ import numpy as np
 from aiokprod.testing.kafka_node import free_ports
 from aiokprod.testing.mock_cluster import MockCluster
 from tests.chaos.proxy import FaultyNetwork
-from tests.soak.load import FAULTS, Load, allocated_mib, descriptors, resident_mib, timers
+from tests.soak.load import (
+    BUFFER,
+    FAULTS,
+    MIB,
+    Load,
+    allocated_mib,
+    descriptors,
+    resident_mib,
+    timers,
+)
 from tests.soak.trend import trend
 
 WARM_UP_PAUSE = 5.0
@@ -39,12 +48,16 @@ LIMITS = {
     "rss_mib": (1.0, 2.5),
     "allocated_mib": (1.0, 2.5),
     "blocks": (10_000.0, 25_000.0),
-    "descriptors": (0.0, 0.5),
-    "tasks": (0.0, 0.5),
-    "timers": (0.0, 0.5),
+    "descriptors": (0.5, 0.5),
+    "tasks": (0.5, 0.5),
+    "timers": (0.5, 0.5),
 }
 """Growth per hour beyond which a quantity is not flat, and rise in all: of memory, two arenas of
-CPython's allocator; of things that are counted, not one."""
+CPython's allocator; of things that are counted, half a thing: one that a fault or a visitor leaves
+behind is thirty or hundreds an hour."""
+BACKLOG_MIB = BUFFER / MIB + 12
+"""What a fault may make the process hold more than it does at rest: `buffer_memory`, and answers,
+blocks and the objects of batches."""
 COLUMNS = (
     "second", "quiet", "rate", "rss_mib", "allocated_mib", "blocks", "descriptors", "tasks",
     "timers", "p50_ms", "p99_ms", "lag_ms",
@@ -191,6 +204,15 @@ def _result(chosen: argparse.Namespace, load: Load, watch: Watch, peak: float) -
         flat = found.flat(*limits)
         good &= flat
         verdicts[name] = f"{'flat' if flat else 'GROWS'}: {found}"
+    rest = statistics.median(sample["rss_mib"] for sample in quiet)
+    # What the first faults leave behind is at rest afterwards; the warm-up is over by then.
+    later = [one["rss_mib"] for one in watch.samples if one["second"] >= seconds[0]]
+    backlog = max(later) - rest
+    bounded = backlog <= BACKLOG_MIB
+    good &= bounded
+    verdicts["backlog_mib"] = (
+        f"{'bounded' if bounded else 'UNBOUNDED'}: {backlog:.2f} of {BACKLOG_MIB:.0f}"
+    )
     quarter = max(1, len(quiet) // 4)
     first, last = (
         statistics.median(sample["p99_ms"] for sample in part)

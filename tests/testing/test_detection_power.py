@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import pytest
 
+from aiokprod.engine.metadata_schedule import UpdateSchedule
 from tests.faults.detection.bugs import BUGS
-from tests.faults.detection.search import search, verdict_on
+from tests.faults.detection.search import put_back, search, verdict_on
 
 QUICK = (
     "concurrent-batches-share-a-sequence",
@@ -34,6 +35,23 @@ def test_bug_put_back_is_found(name):
     found = search(name, first=0, most=MOST, sample=0)
     assert found.seed is not None, f"{name} survived {MOST} seeds"
     assert verdict_on(found.seed) is None, "without the bug the seed is fine"
+
+
+@pytest.mark.parametrize("name", BUGS)
+def test_bug_fits_the_engine_as_it_is(name):
+    """What it replaces can still be called as the engine calls it."""
+    with pytest.MonkeyPatch.context() as patch:
+        put_back(name, patch)
+
+
+def test_bug_that_does_not_fit_is_no_bug(monkeypatch):
+    monkeypatch.setitem(
+        BUGS,
+        "stale",
+        lambda patch: patch.setattr(UpdateSchedule, "_ended", lambda self, now: None),
+    )
+    with pytest.raises(TypeError, match="mend the bug"), pytest.MonkeyPatch.context() as patch:
+        put_back("stale", patch)
 
 
 def test_catalogue_has_the_bugs_of_the_twelve_lessons():

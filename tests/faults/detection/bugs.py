@@ -521,8 +521,8 @@ def metadata_without_backoff(patch: Patch) -> None:
     """F51: a deleted topic is asked for in a hot loop."""
     ended = UpdateSchedule._ended
 
-    def at_once(self: Any, now: float) -> None:
-        ended(self, now)
+    def at_once(self: Any, now: float, steps: int) -> None:
+        ended(self, now, steps)
         self._allowed_at = now
 
     patch.setattr(UpdateSchedule, "_ended", at_once)

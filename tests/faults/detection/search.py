@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
+import inspect
 import time
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
@@ -39,7 +41,7 @@ def search(name: str, first: int, most: int, sample: int) -> Finding:
     hits = 0
     seeds_run = 0
     with pytest.MonkeyPatch.context() as patch:
-        BUGS[name](patch)
+        put_back(name, patch)
         for seed in range(first, first + most):
             if found is not None and seeds_run >= sample:
                 break
@@ -55,6 +57,53 @@ def search(name: str, first: int, most: int, sample: int) -> Finding:
     if found is None:
         return Finding(name, None, seeds_run, "", seconds)
     return Finding(name, found[0], seeds_run, found[1], seconds, hits)
+
+
+class _FittingPatch:
+    """A `MonkeyPatch` that refuses a function its callers could not call: a bug must be found by
+    what it does to records, not because it raises TypeError."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self._patch = patch
+
+    def setattr(self, target: Any, name: str, value: Any) -> None:
+        old = inspect.getattr_static(target, name)
+        if isinstance(old, property) or isinstance(value, property):
+            fits = type(old) is type(value)
+        else:
+            fits = _fits(getattr(target, name), value)
+        if not fits:
+            raise TypeError(f"{target}.{name} has other parameters now: mend the bug")
+        self._patch.setattr(target, name, value)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._patch, name)
+
+
+def _fits(old: Any, new: Any) -> bool:
+    if not callable(old):
+        return not callable(new)
+    try:
+        wanted, offered = (inspect.signature(one).parameters.values() for one in (old, new))
+    except ValueError:  # compiled without a signature
+        return True
+    kinds = {one.kind for one in offered}
+    positional = {inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD}
+
+    def count(parameters: Any) -> int:
+        return sum(one.kind in positional for one in parameters)
+
+    def named(parameters: Any) -> set[str]:
+        return {one.name for one in parameters if one.kind is one.KEYWORD_ONLY}
+
+    return (inspect.Parameter.VAR_POSITIONAL in kinds or count(wanted) == count(offered)) and (
+        inspect.Parameter.VAR_KEYWORD in kinds or named(wanted) == named(offered)
+    )
+
+
+def put_back(name: str, patch: pytest.MonkeyPatch) -> None:
+    """Break the engine by this bug until `patch` is undone."""
+    BUGS[name](_FittingPatch(patch))  # type: ignore[arg-type]
 
 
 def searched(task: tuple[str, int, int, int]) -> Finding:

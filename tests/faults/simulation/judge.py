@@ -25,14 +25,15 @@ from aiokprod.errors import (
     ProducerClosed,
     ProducerFailed,
 )
+from aiokprod.hot.core import murmur2
 from aiokprod.records import RecordMetadata
 from aiokprod.testing.fake_cluster import FakeCluster, StoredRecord
 from aiokprod.testing.fake_cluster.log import StoredBatch
 from aiokprod.testing.fake_cluster.topology import Partition, Topic
 from tests.faults.kit import TICK
-from tests.faults.simulation.load import Attempt, Load
+from tests.faults.simulation.load import Attempt, Load, headers_of, key_of
 from tests.faults.simulation.misfortunes import DEFINITE, UNCLEAR, Misfortunes
-from tests.faults.simulation.seeds import Plan
+from tests.faults.simulation.seeds import PARTITIONS, Plan
 
 ENDS = {*DEFINITE, *UNCLEAR, int(Code.MESSAGE_TOO_LARGE)}
 """Codes that may end a record although its time is not over."""
@@ -128,9 +129,12 @@ class Judge:
                 self._note(self.truncated, topic, partition, rank, record, False)
 
     def _partitions(self) -> Iterator[tuple[Topic, Partition]]:
-        for topic in [*self.cluster.deleted, *self.cluster.topics.values()]:
+        for topic in self._topics():
             for partition in topic.partitions:
                 yield topic, partition
+
+    def _topics(self) -> list[Topic]:
+        return [*self.cluster.deleted, *self.cluster.topics.values()]
 
     @staticmethod
     def _note(
@@ -145,6 +149,9 @@ class Judge:
         _demand(
             zlib.crc32(value[:-8]) == int(value[-8:] or b"0", 16), "bytes were changed: {}", record
         )
+        number = int(value.split(b"/", 4)[3])
+        fits = (record.key, record.headers) == (key_of(number), headers_of(number))
+        _demand(fits, "the key or the headers are another record's: {}", record)
         place = Place(topic.name, topic.topic_id, partition.index, rank, record.offset, is_live)
         found.setdefault(value, []).append(place)
 
@@ -156,6 +163,10 @@ class Judge:
             _demand(place.topic == attempt.topic, "in another topic: {} {}", attempt, place)
             asked = attempt.partition
             _demand(asked in (None, place.partition), "in another partition: {} {}", attempt, place)
+            key = None if self.plan.options["partitioner_ignore_keys"] else key_of(attempt.number)
+            if asked is None and key is not None:
+                fits = place.partition in self._places_of(attempt.topic, key)
+                _demand(fits, "where its key does not belong: {} {}", attempt, place)
         if not self.plan.idempotent:
             return
         for log, count in Counter(place.log for place in found).items():
@@ -216,6 +227,12 @@ class Judge:
         whole = self.plan.delivery_s + self.plan.block_s + self.slack_s
         until = max(attempt.settled_at, attempt.started_at + whole)
         return until + self.misfortunes.stalled_s(attempt.started_at, until)
+
+    def _places_of(self, topic: str, key: bytes) -> set[int]:
+        """Where a key may lie, whatever number of partitions the producer knew."""
+        most = max(len(one.partitions) for one in self._topics() if one.name == topic)
+        positive = murmur2(key) & 0x7FFFFFFF
+        return {positive % count for count in range(PARTITIONS, most + 1)}
 
     def _check_answer(self, attempt: Attempt) -> None:
         found = self.places.get(attempt.value, [])

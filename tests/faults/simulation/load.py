@@ -23,6 +23,16 @@ GROUP_MAX = 5
 Result = RecordMetadata | BaseException
 
 
+def key_of(number: int) -> bytes | None:
+    """Of the record with this number."""
+    return None if number % 3 else b"key-%d" % (number % 7)
+
+
+def headers_of(number: int) -> tuple[tuple[str, bytes], ...]:
+    """Of the record with this number."""
+    return () if number % 5 else (("number", b"%d" % number),)
+
+
 @dataclass(eq=False)
 class Attempt:
     """One record handed over.
@@ -60,6 +70,15 @@ class Attempt:
             return True  # only what is in a batch can wait for its acknowledgment
         refused = isinstance(self.result, KafkaError) and self.result.outcome is Outcome.NOT_SENT
         return not refused
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What a call gets beside topic and value."""
+        return {
+            "key": key_of(self.number),
+            "headers": headers_of(self.number),
+            "partition": self.partition,
+        }
 
     @property
     def where(self) -> tuple[str, int | None]:
@@ -113,29 +132,25 @@ class Load:
     # -- ways of sending ------------------------------------------------------------------------
 
     async def _send(self, attempt: Attempt) -> None:
-        await self._settle(
-            attempt,
-            self.producer.send(attempt.topic, attempt.value, partition=attempt.partition),
-        )
+        sending = self.producer.send(attempt.topic, attempt.value, **attempt.options)
+        await self._settle(attempt, sending)
 
     async def _send_within(self, attempt: Attempt) -> None:
         attempt.limit_s = self.rng.choice((0.05, 1.0, 5.0))
         sending = self.producer.send(
-            attempt.topic, attempt.value, partition=attempt.partition, timeout=attempt.limit_s
+            attempt.topic, attempt.value, timeout=attempt.limit_s, **attempt.options
         )
         await self._settle(attempt, sending)
 
     async def _submit(self, attempt: Attempt) -> None:
-        submitting = self.producer.submit(attempt.topic, attempt.value, partition=attempt.partition)
+        submitting = self.producer.submit(attempt.topic, attempt.value, **attempt.options)
         await self._settle(attempt, self._taken_over(attempt, submitting))
 
     async def _try_submit(self, attempt: Attempt) -> None:
         attempt.is_immediate = True
 
         async def try_now() -> Delivery:
-            return self.producer.try_submit(
-                attempt.topic, attempt.value, partition=attempt.partition
-            )
+            return self.producer.try_submit(attempt.topic, attempt.value, **attempt.options)
 
         await self._settle(attempt, self._taken_over(attempt, try_now()))
 
@@ -146,9 +161,13 @@ class Load:
         group = [first, *(self._new(first.topic, partition) for _ in range(more))]
         for each in group:
             each.group, each.task = group, first.task
-        values = [each.value for each in group]
+        columns = {
+            "values": [each.value for each in group],
+            "keys": [key_of(each.number) for each in group],
+            "headers": [headers_of(each.number) for each in group],
+        }
         try:
-            result = await self.producer.send_many(first.topic, values, partition=partition)
+            result = await self.producer.send_many(first.topic, partition=partition, **columns)
         except (KafkaError, asyncio.CancelledError) as error:
             for each in group:
                 self._end(each, error)
@@ -167,7 +186,7 @@ class Load:
         for _ in range(self.rng.randrange(2, 8)):
             attempt = self._new(topic, partition)
             attempt.task = asyncio.current_task()
-            submitting = self.producer.submit(topic, attempt.value, partition=partition)
+            submitting = self.producer.submit(topic, attempt.value, **attempt.options)
             try:
                 handle = await submitting
             except (KafkaError, asyncio.CancelledError) as error:

@@ -221,7 +221,7 @@ class Simulation:
             if link.is_open:
                 link.reset()
         for topic in TOPICS:
-            for partition in range(PARTITIONS):
+            for partition in range(len(self.cluster.topics[topic].partitions)):
                 await self._fresh(topic, partition)
         if self.plan.options["acks"] == 0:
             await asyncio.sleep(1.0)
