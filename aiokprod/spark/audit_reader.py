@@ -15,12 +15,12 @@ from aiokprod.spark.audit_fetch import EARLIEST, LATEST, RangeReader, list_offse
 from aiokprod.spark.context import check_version
 from aiokprod.spark.options import (
     KAFKA_PREFIX,
-    SECRET_PREFIX,
     SealedOptions,
     SinkOptions,
     parse_choice,
     parse_count,
     plain_name,
+    refuse_shown_key,
 )
 from aiokprod.spark.process import loop_thread
 from aiokprod.spark.redaction import redacted
@@ -35,7 +35,6 @@ SCHEMA: Final = (
 _PLAN_SECONDS: Final = 120.0
 _RECEIVE_MAX: Final = 256 * 1024 * 1024
 _OPTIONS: Final = ("topic", "isolation", "values", "headers", "offsetsPerTask")
-_SHOWN_KEY: Final = "kafka.ssl.keystore.key"
 _ISOLATION: Final = ("read_committed", "read_uncommitted")
 _FLAG: Final = ("true", "false")
 
@@ -67,12 +66,7 @@ class AuditOptions:
         """
         given = {key.lower(): value for key, value in options.items()}
         kafka = {k: v for k, v in given.items() if plain_name(k).startswith(KAFKA_PREFIX)}
-        if any(_plain_setting(name) == _SHOWN_KEY for name in kafka):
-            raise ConfigError(
-                f"option {_SHOWN_KEY!r}: Spark writes the options of what it reads into plans and "
-                f"event logs, and would not hide this one. Name it '{SECRET_PREFIX}{_SHOWN_KEY}', "
-                "which it hides, or use a file, kafka.ssl.keystore.location"
-            )
+        refuse_shown_key(kafka, "what it reads")
         own = {key: value for key, value in given.items() if key not in kafka}
         unknown = set(own) - {name.lower() for name in _OPTIONS}
         if unknown:
@@ -99,11 +93,6 @@ class AuditOptions:
         settings = dict(self.kafka)
         settings.setdefault("receive.max.bytes", str(_RECEIVE_MAX))
         return SinkOptions(kafka=SealedOptions(settings)).producer_config()
-
-
-def _plain_setting(name: str) -> str:
-    """As `ProducerConfig.from_mapping` reads names."""
-    return KAFKA_PREFIX + name.removeprefix(KAFKA_PREFIX).replace("_", ".").strip()
 
 
 @dataclass(frozen=True)

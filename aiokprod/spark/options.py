@@ -51,6 +51,7 @@ _REFUSED: Final = {
     ".option('topic', ...)",
 }
 _HIDDEN_KAFKA: Final = SECRET_PREFIX + KAFKA_PREFIX
+_SHOWN_KEY: Final = "kafka.ssl.keystore.key"
 _SECRET_NAME: Final = re.compile(r"password|secret|token|jaas|credential|\.key$|keystore\.key|"
                                  r"certificate", re.IGNORECASE)  # fmt: skip
 
@@ -107,6 +108,22 @@ def plain_name(key: str) -> str:
     if name.startswith(KAFKA_PREFIX):
         name = KAFKA_PREFIX + name.removeprefix(KAFKA_PREFIX).strip()
     return name
+
+
+def refuse_shown_key(options: Mapping[str, str], where: str) -> None:
+    """A private key by a name whose value Spark would show. `where`: whose options it writes.
+
+    Raises:
+        ConfigError: there is one; tells what to name it.
+    """
+    for key in options:
+        name = key.strip().lower()
+        if not name.startswith(_HIDDEN_KAFKA) and plain_name(name).replace("_", ".") == _SHOWN_KEY:
+            raise ConfigError(
+                f"option {_SHOWN_KEY!r}: Spark writes the options of {where} into plans, event "
+                f"logs and errors, and may not hide this one. Name it '{SECRET_PREFIX}{_SHOWN_KEY}'"
+                ", which it hides, or use a file, kafka.ssl.keystore.location"
+            )
 
 
 def is_secret(key: str) -> bool:

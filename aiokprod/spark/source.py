@@ -15,6 +15,7 @@ from aiokprod.spark.options import (
     TRANSACTIONAL,
     SealedOptions,
     SinkOptions,
+    refuse_shown_key,
 )
 from aiokprod.spark.preflight import preflight
 from aiokprod.spark.redaction import redacted
@@ -56,6 +57,7 @@ class AiokprodDataSource(DataSource):
     def streamWriter(self, schema: StructType, overwrite: bool) -> AiokprodWriter:
         """As `writer`; `overwrite` is the output mode complete, which appends each result."""
         with redacted(self.options):
+            refuse_shown_key(self.options, "a stream")
             return self._writer(schema, job=None)
 
     def _writer(self, schema: StructType, job: str | None) -> AiokprodWriter:

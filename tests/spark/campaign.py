@@ -22,7 +22,7 @@ import time
 from pathlib import Path
 
 from aiokprod.testing.kafka_cluster import KafkaCluster
-from tests.spark.integration.kit import read_back
+from tests.spark.integration.kit import read_back, stable
 
 ROOT = Path(__file__).parents[2]
 ROWS = 2000
@@ -163,12 +163,13 @@ class Campaign:
         self.await_batches(2)
         (self.folder / "stop").touch()
         assert self.driver is not None
-        self.driver.wait(120)
+        assert self.driver.wait(120) == 0, f"the last run failed: see {self.folder / 'driver.log'}"
         return killed
 
     def judge(self) -> str:
-        """Loss and duplicates among the rows of finished batches."""
+        """Loss and duplicates among the rows of finished batches; open transactions."""
         done = self.commits()
+        assert stable(self.servers, self.topic), "a transaction stays open"
         records = read_back(self.servers, self.topic)
         keys = [int(record.key or b"") for record in records]
         unique = set(keys)

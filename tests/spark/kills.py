@@ -191,7 +191,8 @@ def run(servers: str, delivery: str, kills: int, seed: int, share: float) -> str
     while not spark.done:
         spark.run_batch()
     spark.run_batch()
-    Child(query.settle).result()
+    open_ones = Child(query.settle).result()
+    assert open_ones is None, open_ones
     text = judge(query, delivery, spark.batches)
     return f"{text}; kills {spark.killed}"
 

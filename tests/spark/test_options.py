@@ -275,10 +275,18 @@ def test_secret_before_a_kafka_option_hides_it_and_changes_nothing_else() -> Non
 @pytest.mark.parametrize(
     "name", ["kafka.ssl.keystore.key", "Kafka.ssl_keystore_key", "kafka. ssl.keystore.key "]
 )
-def test_audit_refuses_a_key_that_spark_would_show(name: str) -> None:
-    with pytest.raises(ConfigError, match=r"Name it 'secret\.kafka\.ssl\.keystore\.key'") as caught:
-        AuditOptions.parse(SERVERS | {"topic": "t", name: PEM})
-    assert PEM not in str(caught.value)
+def test_audit_and_stream_refuse_a_key_that_spark_would_show(name: str) -> None:
+    given = SERVERS | {"topic": "t", name: PEM}
+    stream = AiokprodDataSource(dict(given))
+    for refuse in (
+        lambda: AuditOptions.parse(given),
+        lambda: stream.streamWriter(schema=SCHEMA, overwrite=False),
+    ):
+        with pytest.raises(
+            ConfigError, match=r"Name it 'secret\.kafka\.ssl\.keystore\.key'"
+        ) as caught:
+            refuse()
+        assert PEM not in str(caught.value)
 
 
 def test_blanks_around_a_name_make_no_other_option_of_it() -> None:

@@ -134,6 +134,21 @@ def arrived(broker: KafkaCluster, topic: str) -> int:
     return sum(asyncio.run(broker.end_offsets(topic)).values())
 
 
+def ends(servers: str, topic: str, *, committed: bool) -> dict[int, int]:
+    """Where each partition that has records ends, for readers of either kind."""
+    from aiokprod.spark.audit_reader import AuditReader
+    from aiokprod.spark.options import SealedOptions
+
+    isolation = "read_committed" if committed else "read_uncommitted"
+    options = {"kafka.bootstrap.servers": servers, "topic": topic, "isolation": isolation}
+    return {one.partition: one.end for one in AuditReader(SealedOptions(options)).partitions()}
+
+
+def stable(servers: str, topic: str) -> bool:
+    """No transaction holds readers back."""
+    return ends(servers, topic, committed=True) == ends(servers, topic, committed=False)
+
+
 def batches_done(query: Any) -> int:
     """Number of the last finished batch plus 1."""
     progress = query.lastProgress

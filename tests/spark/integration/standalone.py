@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pyspark
@@ -29,9 +29,12 @@ def _free_port() -> int:
 
 
 @contextlib.contextmanager
-def standalone(workers: int = 2, cores: int = 2, folder: str | None = None) -> Iterator[str]:
-    """The master's URL; all processes are gone afterwards. `folder` gets what they log: their own
-    in daemons.log, those of the executors below app-*."""
+def standalone(
+    hosts: Sequence[str] = (HOST, HOST), cores: int = 2, folder: str | None = None
+) -> Iterator[str]:
+    """The master's URL; all processes are gone afterwards. `hosts`: addresses of the workers, any
+    of the loopback interface. `folder` gets what they log: their own in daemons.log, those of the
+    executors below app-*."""
     port = _free_port()
     folder = folder or tempfile.mkdtemp(prefix="aiokprod-standalone-")
     environment = dict(
@@ -62,8 +65,8 @@ def standalone(workers: int = 2, cores: int = 2, folder: str | None = None) -> I
                 break
             assert time.monotonic() < give_up, (Path(folder) / "daemons.log").read_text()[-2000:]
             time.sleep(0.2)
-        for _ in range(workers):
-            spawn("org.apache.spark.deploy.worker.Worker", "--host", HOST, "--cores", str(cores),
+        for host in hosts:
+            spawn("org.apache.spark.deploy.worker.Worker", "--host", host, "--cores", str(cores),
                   "--memory", "2g", "--webui-port", "0", url)  # fmt: skip
         yield url
     finally:

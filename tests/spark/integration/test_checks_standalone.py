@@ -1,4 +1,5 @@
-"""Check 1 on a standalone cluster with two workers: batch, stream and exactly once."""
+"""Checks 1 and 21 on a standalone cluster with two workers: batch, stream and exactly once; a
+second attempt beside the first one."""
 
 from __future__ import annotations
 
@@ -44,19 +45,75 @@ PROGRAM = textwrap.dedent(
 )
 
 
+SPECULATION = textwrap.dedent(
+    """
+    import sys
+    from pathlib import Path
+    from pyspark.sql import functions as f
+    from tests.spark.integration.conftest import session_of
+    from tests.spark.integration.kit import sink, wait_for
+
+    servers, topic, folder = sys.argv[1:]
+    spark = session_of(
+        spark__executor__memory="512m",
+        spark__speculation="true",
+        spark__speculation__interval="100ms",
+        spark__speculation__quantile="0.5",
+        spark__sql__execution__arrow__maxRecordsPerBatch="100",
+    )
+    executors = lambda: spark.sparkContext._jsc.sc().getExecutorMemoryStatus().size()
+    wait_for(lambda: executors() == 3, "two executors and the driver")
+
+    @f.udf("string")
+    def slow_at_first(value):
+        import time
+        from pathlib import Path
+        from pyspark import TaskContext
+
+        if int(value) == 3900:
+            attempts = Path(folder) / f"attempt-{TaskContext.get().taskAttemptId()}"
+            attempts.touch()
+            if len(list(Path(folder).glob("attempt-*"))) == 1:
+                time.sleep(60)
+        return value
+
+    number = slow_at_first(f.col("id").cast("string"))
+    frame = spark.range(0, 4000, 1, 4).select(number.alias("key"))
+    sink(frame.withColumn("value", f.col("key")), servers, topic).save()
+    spark.stop()
+    """
+)
+
+
+def run_on_two_hosts(program: str, *arguments: str, hosts: tuple[str, str]) -> None:
+    with standalone(hosts) as url:
+        done = subprocess.run(
+            [sys.executable, "-c", program, *arguments],
+            cwd=ROOT, env=dict(os.environ, AIOKPROD_SPARK_MASTER=url, PYTHONPATH=str(ROOT)),
+            capture_output=True, text=True, timeout=240,
+        )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+@pytest.mark.slow
+def test_check_21_second_attempt_beside_the_first_loses_nothing(
+    broker: KafkaCluster, topic: str, make_topic: Callable[..., None], folder: Path
+) -> None:
+    """Spark starts it on another host only."""
+    make_topic(topic)
+    servers = broker.bootstrap_servers
+    run_on_two_hosts(SPECULATION, servers, topic, str(folder), hosts=("127.0.0.1", "127.0.0.2"))
+    assert len(list(folder.glob("attempt-*"))) == 2
+    assert_numbers(read_back(servers, topic), 4000, exactly=False)
+
+
 @pytest.mark.slow
 def test_check_01_standalone_cluster(
     broker: KafkaCluster, topic: str, make_topic: Callable[..., None], folder: Path
 ) -> None:
     make_topic(topic)
     servers = broker.bootstrap_servers
-    with standalone() as url:
-        done = subprocess.run(
-            [sys.executable, "-c", PROGRAM, servers, topic, str(folder)],
-            cwd=ROOT, env=dict(os.environ, AIOKPROD_SPARK_MASTER=url, PYTHONPATH=str(ROOT)),
-            capture_output=True, text=True, timeout=240,
-        )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
+    run_on_two_hosts(PROGRAM, servers, topic, str(folder), hosts=("127.0.0.1", "127.0.0.1"))
     assert seen(read_back(servers, topic)) == expected_of(rows_of_all_kinds(topic))
     assert_numbers(read_back(servers, topic + "-batch"), 5000)
     records = read_back(servers, topic + "-stream")

@@ -20,6 +20,7 @@ from tests.spark.integration.kit import (
     rate,
     read_back,
     sink,
+    stable,
     start_stream,
     wait_for,
 )
@@ -184,18 +185,6 @@ def test_check_17_batch_delivery_transactional(
     wait_for(lambda: stable(servers, topic), "aborted transactions", 30)
     assert_numbers(read_back(servers, topic), 1000)
     assert len(read_back(servers, topic, committed=False)) >= 1000
-
-
-def stable(servers: str, topic: str) -> bool:
-    """No transaction holds readers back."""
-    from aiokprod.spark.audit_reader import AuditReader
-    from aiokprod.spark.options import SealedOptions
-
-    def ends(isolation: str) -> dict[int, int]:
-        options = {"kafka.bootstrap.servers": servers, "topic": topic, "isolation": isolation}
-        return {one.partition: one.end for one in AuditReader(SealedOptions(options)).partitions()}
-
-    return ends("read_committed") == ends("read_uncommitted")
 
 
 @pytest.mark.slow

@@ -52,6 +52,66 @@ def test_check_25_loops_and_worker_reuse(
     assert_numbers(read_back(broker.bootstrap_servers, topic), 3000)
 
 
+def test_check_25_fork_of_a_process_with_a_producer(broker: KafkaCluster, topic: str) -> None:
+    """A worker forked from one that wrote before: with connections of its own, and the first one's
+    stay what they were."""
+    program = textwrap.dedent(
+        f"""
+        import os, sys
+        from tests.spark.integration.test_protocol import Query
+
+        def sockets():
+            links = (os.readlink(f"/proc/self/fd/{{one}}") for one in os.listdir("/proc/self/fd")
+                     if os.path.exists(f"/proc/self/fd/{{one}}"))
+            return {{link for link in links if link.startswith("socket:")}}
+
+        query = Query({broker.bootstrap_servers!r})
+        query.topic = query.options["topic"] = {topic!r}
+        query.options.pop("transactionalIdPrefix")
+        query.options["delivery"] = "at_least_once"
+        query.task(0, 0, 3)
+        before = sockets()
+        child = os.fork()
+        if child == 0:
+            query.task(0, 1, 3)
+            os._exit(0 if sockets() - before else 1)
+        assert os.waitpid(child, 0)[1] == 0
+        query.task(0, 2, 3)
+        assert sockets() == before, "the producer was kept"
+        """
+    )
+    subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True, timeout=100)
+    assert_numbers(read_back(broker.bootstrap_servers, topic), 300)
+
+
+def test_check_27_worker_without_pyarrow_says_what_the_docs_explain(
+    broker: KafkaCluster, topic: str, folder: Path
+) -> None:
+    """Spark puts its own package on the path of the workers' Python, nothing else."""
+    bare = folder / "bare"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(bare)], check=True)
+    program = textwrap.dedent(
+        f"""
+        import os
+        from tests.spark.integration.conftest import session_of
+        from tests.spark.integration.kit import numbers, sink
+        spark = session_of(spark__pyspark__python={str(bare / "bin" / "python")!r},
+                           spark__pyspark__driver__python={sys.executable!r})
+        sink(numbers(spark, 10), {broker.bootstrap_servers!r}, {topic!r}).save()
+        """
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, text=True, timeout=150,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+    assert done.returncode != 0
+    told = [text for text in ("No module named 'pyarrow'", "No module named 'aiokprod'")
+            if text in done.stdout]  # fmt: skip
+    assert told, done.stdout[-3000:]
+    docs = (ROOT / "docs" / "spark.md").read_text()
+    assert all(text in docs or text.split()[-1] in docs for text in told)
+
+
 def test_check_25_idle_for_more_than_a_minute(spark: Any, broker: KafkaCluster, topic: str) -> None:
     sink(numbers(spark, 100), broker.bootstrap_servers, topic).save()
     time.sleep(70)

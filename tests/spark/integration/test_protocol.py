@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, cast
 
 import pyarrow as pa
@@ -29,8 +29,7 @@ from aiokprod.spark.process import loop_thread
 from aiokprod.spark.source import AiokprodDataSource
 from aiokprod.spark.writer import AiokprodWriter
 from aiokprod.testing.kafka_cluster import KafkaCluster
-from tests.spark.integration.kit import Read, assert_numbers, read_back
-from tests.spark.integration.test_checks_transactions import stable
+from tests.spark.integration.kit import Read, assert_numbers, ends, read_back, stable, wait_for
 
 SCHEMA = t.StructType(
     [t.StructField("key", t.StringType()), t.StructField("value", t.BinaryType())]
@@ -71,16 +70,25 @@ class Query:
         cut: int | None = None,
         attempt: int = 0,
         shift: int = 0,
+        then: Callable[[], None] | None = None,
     ) -> Prepared:
         """One task attempt: its share of the rows of the batch; `cut` ends the iterator early,
-        `shift` makes other rows of them."""
+        `shift` makes other rows of them, `then` is called before the second half of them."""
         context = TaskContext.__new__(TaskContext)
         context._partitionId, context._attemptNumber = partition, attempt
         context._localProperties = {BATCH_ID: str(batch), QUERY_ID: self.id}
         TaskContext._taskContext = context
         first = batch * ROWS + shift
         share = list(range(first, first + ROWS))[partition::tasks][:cut]
-        return cast(Prepared, self.writer().write(batches(share)))
+        rows = list(batches(share))
+
+        def iterator() -> Iterator[pa.RecordBatch]:
+            yield from rows[: len(rows) // 2]
+            if then is not None:
+                then()
+            yield from rows[len(rows) // 2 :]
+
+        return cast(Prepared, self.writer().write(iterator()))
 
     def run(self, batch: int, tasks: int = 3) -> list[Prepared]:
         """A whole batch."""
@@ -104,6 +112,10 @@ class Query:
 
     def read(self, *, committed: bool = True) -> list[Read]:
         return read_back(self.servers, self.topic, committed=committed)
+
+    def arrived(self) -> int:
+        """Records in the topic, readable or not."""
+        return sum(ends(self.servers, self.topic, committed=False).values())
 
     def settle(self) -> None:
         """Until no transaction holds readers back."""
@@ -214,7 +226,9 @@ def test_check_17_abort_after_a_partial_commit_takes_nothing_back(query: Query) 
     assert_numbers(query.read(), 2 * ROWS)
 
 
-@pytest.mark.parametrize("point", ["after InitProducerId", "mid-produce", "after the marker"])
+@pytest.mark.parametrize(
+    "point", ["after InitProducerId", "mid-produce", "before the marker", "after the marker"]
+)
 def test_check_17_task_dies(query: Query, point: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Killed: no exception is handled, nothing is aborted by the attempt itself."""
     query.run(0)
@@ -222,16 +236,25 @@ def test_check_17_task_dies(query: Query, point: str, monkeypatch: pytest.Monkey
     async def die(*arguments: Any, **more: Any) -> Any:
         raise Crash(point)
 
+    before = query.arrived()
+
+    def die_with_records_in_kafka() -> None:
+        wait_for(lambda: query.arrived() > before, "records of the first half")
+        raise Crash(point)
+
+    then = None
     with monkeypatch.context() as patch:
         patch.setattr(Producer, "close", leave_open)
         if point == "after InitProducerId":
             patch.setattr(transactional._Run, "_marker", die)
         elif point == "mid-produce":
+            then = die_with_records_in_kafka
+        elif point == "before the marker":
             patch.setattr(transactional._Run, "_mark", die)
         else:
             patch.setattr("aiokprod.transactions.Transactions.prepare", die)
         with pytest.raises(SinkError, match=point):
-            query.task(1, 0, 3)
+            query.task(1, 0, 3, then=then)
     replayed = query.run(1)  # Spark's next attempt
     assert not any(message.skipped for message in replayed)
     query.run(2)
