@@ -246,6 +246,12 @@ def allocated_mib() -> float:
     return float(told.uordblks + told.hblkhd) / MIB
 
 
+def stolen() -> tuple[int, int]:
+    """Ticks of this machine's processors that its host gave to others, and all ticks."""
+    ticks = [int(text) for text in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
+    return ticks[7], sum(ticks)
+
+
 def descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
 

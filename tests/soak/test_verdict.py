@@ -11,8 +11,13 @@ import pytest
 from tests.soak.__main__ import COLUMNS, Watch, _result
 
 SAMPLES = 80
-SAMPLE = dict.fromkeys(COLUMNS, 1.0) | {"quiet": True, "rate": 1000.0, "rss_mib": 50.0}
-BAD = ("FAILED", "BELOW", "GROWS", "DRIFTS", "UNBOUNDED")
+SAMPLE = dict.fromkeys(COLUMNS, 1.0) | {
+    "quiet": True,
+    "rate": 1000.0,
+    "rss_mib": 50.0,
+    "stolen": 0.0,
+}
+BAD = ("FAILED", "BELOW", "GROWS", "DRIFTS", "UNBOUNDED", "UNJUDGED")
 
 
 def verdict(*, failed: int = 0, per_hour: dict[str, float] | None = None, **values: float) -> Any:
@@ -62,6 +67,9 @@ def test_soak_forgives_noise_and_the_backlog_of_a_fault() -> None:
         ({"per_hour": {"tasks": 1.0}}, "tasks"),
         ({"per_hour": {"timers": 1.0}}, "timers"),
         ({"per_hour": {"p99_ms": 5.0}}, "p99_ms"),
+        ({"per_hour": {"p99_ms": 5.0, "stolen": 0.02}}, "p99_ms"),
+        ({"stolen": 0.02}, "p99_ms"),
+        ({"per_hour": {"cpu_us": 1.0}}, "cpu_us"),
         ({"broken": 50.0 + 16 + 13}, "backlog_mib"),
     ],
 )
@@ -69,4 +77,4 @@ def test_soak_fails_for_each_of_its_promises(what: dict[str, Any], told: str) ->
     result = verdict(**what)
     assert not result["good"]
     assert complaints(result) == [told]
-    assert len(result["verdicts"]) == 10
+    assert len(result["verdicts"]) == 11

@@ -1,0 +1,105 @@
+"""What the samples of a soak come to: nothing grows, nothing drifts, nothing failed."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tests.soak.load import BUFFER, MIB
+from tests.soak.trend import trend
+
+LIMITS = {
+    "rss_mib": (1.0, 2.5),
+    "allocated_mib": (1.0, 2.5),
+    "blocks": (10_000.0, 25_000.0),
+    "descriptors": (0.5, 0.5),
+    "tasks": (0.5, 0.5),
+    "timers": (0.5, 0.5),
+}
+"""Growth per hour beyond which a quantity is not flat, and rise in all: of memory, two arenas of
+CPython's allocator; of things that are counted, half a thing: one that a fault or a visitor leaves
+behind is thirty or hundreds an hour."""
+BACKLOG_MIB = BUFFER / MIB + 12
+"""What a fault may make the process hold more than it does at rest: `buffer_memory`, and answers,
+blocks and the objects of batches."""
+HELD = 0.95
+"""Of the rate asked for, while nothing is broken (median)."""
+DRIFT = 1.2
+"""The last quarter's median p99 may be so much larger than the first one's (and 1 ms, anyway), and
+the processor time of a record."""
+CALM = 0.01
+"""Latencies are compared while less of the machine than this was stolen."""
+CALM_SAMPLES = 10
+"""At least, of each quarter."""
+
+Sample = dict[str, float]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """On one promise; `word` says in which way it was kept or broken."""
+
+    good: bool
+    word: str
+    figures: str
+
+    def __str__(self) -> str:
+        return f"{self.word}: {self.figures}"
+
+
+def judged(samples: Sequence[Sample], rate: float, failed: int) -> dict[str, Verdict]:
+    """By name, of a load of `rate` records/s of which so many failed."""
+    quiet = [sample for sample in samples if sample["quiet"]]
+    quarter = max(1, len(quiet) // 4)
+    first, last = quiet[:quarter], quiet[-quarter:]
+    return {
+        **_grown(quiet),
+        "backlog_mib": _backlog(samples, quiet),
+        "cpu_us": _cost(first, last),
+        "p99_ms": _latency(first, last),
+        "failed": Verdict(not failed, "FAILED" if failed else "none", str(failed)),
+        "rate": _rate(quiet, rate),
+    }
+
+
+def _grown(quiet: Sequence[Sample]) -> dict[str, Verdict]:
+    seconds = [sample["second"] for sample in quiet]
+    verdicts = {}
+    for name, limits in LIMITS.items():
+        found = trend(seconds, [sample[name] for sample in quiet])
+        flat = found.flat(*limits)
+        verdicts[name] = Verdict(flat, "flat" if flat else "GROWS", str(found))
+    return verdicts
+
+
+def _backlog(samples: Sequence[Sample], quiet: Sequence[Sample]) -> Verdict:
+    """Most that was held after the warm-up, beyond what is held at rest."""
+    rest = statistics.median(sample["rss_mib"] for sample in quiet)
+    most = max(one["rss_mib"] for one in samples if one["second"] >= quiet[0]["second"])
+    bounded = most - rest <= BACKLOG_MIB
+    word = "bounded" if bounded else "UNBOUNDED"
+    return Verdict(bounded, word, f"{most - rest:.2f} of {BACKLOG_MIB:.0f}")
+
+
+def _cost(first: Sequence[Sample], last: Sequence[Sample]) -> Verdict:
+    before, after = (statistics.median(one["cpu_us"] for one in part) for part in (first, last))
+    steady = after <= DRIFT * before
+    return Verdict(steady, "steady" if steady else "DRIFTS", f"{before:.3f} -> {after:.3f}")
+
+
+def _latency(first: Sequence[Sample], last: Sequence[Sample]) -> Verdict:
+    calm = [[one["p99_ms"] for one in part if one["stolen"] < CALM] for part in (first, last)]
+    counts = f"{len(calm[0])} of {len(first)} and {len(calm[1])} of {len(last)} samples were calm"
+    if min(map(len, calm)) < CALM_SAMPLES:
+        return Verdict(False, "UNJUDGED", counts)
+    before, after = map(statistics.median, calm)
+    steady = after <= max(DRIFT * before, before + 1.0)
+    word = "steady" if steady else "DRIFTS"
+    return Verdict(steady, word, f"{before:.2f} -> {after:.2f} ({counts})")
+
+
+def _rate(quiet: Sequence[Sample], rate: float) -> Verdict:
+    found = statistics.median(sample["rate"] for sample in quiet)
+    held = found >= HELD * rate
+    return Verdict(held, "held" if held else "BELOW", f"{found:,.0f} of {rate:,} records/s")
