@@ -96,7 +96,8 @@ def test_check_27_worker_without_a_package_says_what_the_docs_explain(
     if missing == "pyarrow":
         for name in ("crc32c", "lz4", "uvloop", "zstandard"):
             found = importlib.util.find_spec(name)
-            assert found is not None and found.origin is not None
+            assert found is not None
+            assert found.origin is not None
             (site / name).symlink_to(Path(found.origin).parent)
     program = textwrap.dedent(
         f"""
