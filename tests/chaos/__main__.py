@@ -4,7 +4,7 @@
     python -m tests.chaos --faults all-down,blackhole       some
     python -m tests.chaos --report                          table of what --out holds
 
-Results are appended to --out, one JSON object per run and workload.
+Results are written to --out, one JSON object per run and workload.
 """
 
 from __future__ import annotations
@@ -53,7 +53,9 @@ async def campaign(chosen: argparse.Namespace) -> bool:
     ends = time.monotonic() + chosen.seconds
     complete = True
     have: set[tuple[str, int]] = set()
-    if chosen.resume and chosen.out.exists():
+    if not chosen.resume:
+        chosen.out.unlink(missing_ok=True)
+    elif chosen.out.exists():
         noted = load(chosen.out)
         have = {(one["fault"], one["turn"]) for one in noted if "not_played" not in one}
     for replicas in (False, True):
@@ -64,7 +66,10 @@ async def campaign(chosen: argparse.Namespace) -> bool:
                 [name for name in chosen.faults if (name, turn) not in have], turn, replicas
             )
         ]
-        if plans and time.monotonic() < ends:
+        if plans and time.monotonic() >= ends:
+            print(f"time is up before {len(plans)} series")
+            complete = False
+        elif plans:
             async with ChaosCluster(chosen.nodes, replicas_through_proxy=replicas) as cluster:
                 complete &= await _series(cluster, plans, chosen, ends)
     return complete

@@ -49,10 +49,10 @@ class Scene:
     def links(self) -> list[str]:
         return [self.link(node) for node in self.cluster.node_ids]
 
-    async def whole(self) -> float:
+    async def whole(self, partitions: int = PARTITIONS) -> float:
         """Returns once every replica is in sync."""
         in_sync = len(self.cluster.node_ids)
-        return await until_serving(self.cluster, self.topic, in_sync=in_sync)
+        return await until_serving(self.cluster, self.topic, in_sync=in_sync, partitions=partitions)
 
     @asynccontextmanager
     async def weather(self, *links: str, dead: bool = False, **weather: Any) -> AsyncIterator[None]:
@@ -190,7 +190,7 @@ async def topic_recreated(scene: Scene) -> None:
 
 async def partitions_added(scene: Scene) -> None:
     await scene.cluster.create_partitions(scene.topic, 2 * PARTITIONS)
-    scene.grown_at = await scene.whole()
+    scene.grown_at = await scene.whole(2 * PARTITIONS)
     await asyncio.sleep(2.0)
 
 

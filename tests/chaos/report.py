@@ -14,15 +14,16 @@ Result = dict[str, Any]
 
 
 def load(path: Path) -> list[Result]:
-    """One JSON object per line. Of runs that could not be played (`not_played` tells why), those
-    that were played later are left out."""
-    results = [json.loads(line) for line in path.read_text().splitlines() if line.strip()]
-    played = {(one["fault"], one["turn"]) for one in results if "not_played" not in one}
-    return [
-        one
-        for one in results
-        if "not_played" not in one or (one["fault"], one["turn"]) not in played
-    ]
+    """One JSON object per line: of each run the last that was noted. `not_played` tells why one
+    could not be played to its end."""
+    runs: dict[tuple[str, int], dict[str, Result]] = {}
+    for line in path.read_text().splitlines():
+        one = json.loads(line)
+        run = runs.setdefault((one["fault"], one["turn"]), {})
+        if "not_played" in one or "not_played" in next(iter(run.values()), {}):
+            run.clear()
+        run[one.get("workload", "")] = one
+    return [one for run in runs.values() for one in run.values()]
 
 
 def broken(results: Iterable[Result]) -> list[str]:

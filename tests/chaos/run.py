@@ -185,7 +185,11 @@ def _wrong(workload: str, verdict: Verdict, whole: Verdict, gaps: dict[str, floa
 
 def _strange(stats: dict[str, Any]) -> list[str]:
     """What a producer did that no record shows."""
-    names = {"close_hung": "close hung", "settled_twice": "settled twice", "unhandled": "unhandled"}
+    names = {
+        "close_hung": "close hung",
+        "changed_its_mind": "another outcome later",
+        "unhandled": "unhandled error",
+    }
     return [text for name, text in names.items() if stats[name]]
 
 

@@ -175,10 +175,10 @@ def test_series_is_wrong_if_a_record_failed_or_the_producer_did_strange_things()
     assert _wrong("idempotent", verdict, verdict, gaps) == []
     world.told["state"][20] = UNKNOWN
     assert _wrong("idempotent", verdict, world.verdict(), gaps) == ["failed"]
-    fine = {"close_hung": False, "settled_twice": 0, "unhandled": []}
+    fine = {"close_hung": False, "changed_its_mind": 0, "unhandled": []}
     assert _strange(fine) == []
-    assert _strange(fine | {"unhandled": ["boom"], "settled_twice": 1}) == [
-        "settled twice", "unhandled",
+    assert _strange(fine | {"unhandled": ["boom"], "changed_its_mind": 1}) == [
+        "another outcome later", "unhandled error",
     ]  # fmt: skip
 
 
@@ -254,6 +254,9 @@ def test_rates_are_told_of_each_producer_and_of_both(tmp_path) -> None:
     missed = [{"fault": name, "turn": 0, "not_played": "it broke"} for name in ("resets", "cuts")]
     path.write_text("".join(json.dumps(line) + "\n" for line in [*missed, *lines]))
     results = load(path)
+    assert [one["fault"] for one in results] == ["resets", "cuts", "blackhole", "blackhole"]
+    path.write_text("".join(json.dumps(line) + "\n" for line in [*lines, *missed]))
+    assert broken(load(path)) == ["resets#0: not played, it broke", "cuts#0: not played, it broke"]
     assert broken(results) == ["cuts#0: not played, it broke"]
     text = summary(results)
     assert "broken promises: cuts#0: not played, it broke" in text

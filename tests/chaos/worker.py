@@ -32,6 +32,8 @@ STEP = 0.02
 CATCH_UP = 1.0
 """Seconds of load a stalled worker makes up for."""
 CHUNK = 1_000
+KEEP_EVERY = 100
+"""Every so many records the handle is kept until the end."""
 KEYS = [b"key-%d" % number for number in range(997)]
 DRAIN = 60.0
 CLOSE = 20.0
@@ -67,7 +69,7 @@ class Ledger:
         self.offsets = array("q")
         self.handed = array("d")
         self.settled = array("d")
-        self.twice = 0
+        self.kept: list[tuple[int, Delivery]] = []
         self.errors: dict[str, int] = {}
 
     def open(self) -> int:
@@ -80,9 +82,6 @@ class Ledger:
         return sequence
 
     def done(self, sequence: int, delivery: Delivery) -> None:
-        if self.states[sequence] != OPEN:
-            self.twice += 1
-            return
         error = delivery.exception()
         if error is not None:
             self.failed(sequence, error)
@@ -99,6 +98,19 @@ class Ledger:
         text = f"{type(error).__name__} [{error.outcome.name}]: {error}"[:300]
         if text in self.errors or len(self.errors) < 20:
             self.errors[text] = self.errors.get(text, 0) + 1
+
+    def changed(self) -> int:
+        """Records whose handle tells something else now than it did when it settled."""
+        wrong = 0
+        for sequence, delivery in self.kept:
+            if not delivery.done() or delivery.exception() is not None:
+                wrong += self.states[sequence] == ACKNOWLEDGED
+                continue
+            told = delivery.result()
+            now = ACKNOWLEDGED, told.partition, -1 if told.offset is None else told.offset
+            before = self.states[sequence], self.partitions[sequence], self.offsets[sequence]
+            wrong += now != before
+        return wrong
 
     def save(self, path: str, metadata: list[float]) -> None:
         np.savez(
@@ -150,7 +162,7 @@ async def work(orders: Orders) -> dict[str, Any]:
         "loop_lag_max_s": round(load.lag, 4),
         "loop_lag_own_max_s": round(load.own_lag, 4),
         "close_hung": hung,
-        "settled_twice": ledger.twice,
+        "changed_its_mind": ledger.changed(),
         "unhandled": unhandled[:5],
     }
 
@@ -224,6 +236,8 @@ class _Load:
             self._ledger.failed(sequence, error)
         else:
             delivery.add_done_callback(partial(self._ledger.done, sequence))
+            if not sequence % KEEP_EVERY:
+                self._ledger.kept.append((sequence, delivery))
 
     def _refill(self, first: int) -> None:
         numbers = np.arange(first, first + CHUNK)

@@ -37,13 +37,13 @@ def ask(address: str, topic: str) -> MetadataResponseTopic | None:
     return MetadataResponse.decode(body, VERSION).topics[0]
 
 
-def serving(cluster: KafkaCluster, topic: str, in_sync: int) -> bool:
-    """True if every running broker says that each partition is led by a running broker and has
-    at least `in_sync` replicas in sync."""
+def serving(cluster: KafkaCluster, topic: str, in_sync: int, partitions: int = 1) -> bool:
+    """True if every running broker says that each of at least `partitions` partitions is led by a
+    running broker and has at least `in_sync` replicas in sync."""
     running = {node for node in cluster.node_ids if cluster.is_running(node)}
     for node in running:
         answer = ask(cluster.address(node), topic)
-        if answer is None or answer.error_code or not answer.partitions:
+        if answer is None or answer.error_code or len(answer.partitions) < partitions:
             return False
         for partition in answer.partitions:
             alive = running.intersection(partition.isr_nodes)
@@ -53,11 +53,17 @@ def serving(cluster: KafkaCluster, topic: str, in_sync: int) -> bool:
 
 
 async def until_serving(
-    cluster: KafkaCluster, topic: str, *, in_sync: int = 2, timeout: float = 90.0
+    cluster: KafkaCluster,
+    topic: str,
+    *,
+    in_sync: int = 2,
+    partitions: int = 1,
+    timeout: float = 90.0,
 ) -> float:
-    """The moment (`time.monotonic()`) at which the topic can be written again."""
+    """The moment (`time.monotonic()`) at which the topic, with at least so many partitions, can be
+    written again."""
     give_up = time.monotonic() + timeout
-    while not await asyncio.to_thread(serving, cluster, topic, in_sync):
+    while not await asyncio.to_thread(serving, cluster, topic, in_sync, partitions):
         assert time.monotonic() < give_up, f"{topic} cannot be written after {timeout} s"
         await asyncio.sleep(0.03)
     return time.monotonic()

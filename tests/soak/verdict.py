@@ -28,7 +28,7 @@ HELD = 0.95
 DRIFT = 1.2
 """The last quarter's median p99 may be so much larger than the first one's (and 1 ms, anyway), and
 the processor time of a record."""
-CALM = 0.01
+CALM = 0.02
 """Latencies are compared while less of the machine than this was stolen."""
 CALM_SAMPLES = 10
 """At least, of each quarter."""
@@ -38,9 +38,10 @@ Sample = dict[str, float]
 
 @dataclass(frozen=True)
 class Verdict:
-    """On one promise; `word` says in which way it was kept or broken."""
+    """On one promise; `word` says in which way it was kept or broken. `good` is None if that could
+    not be told."""
 
-    good: bool
+    good: bool | None
     word: str
     figures: str
 
@@ -92,7 +93,7 @@ def _latency(first: Sequence[Sample], last: Sequence[Sample]) -> Verdict:
     calm = [[one["p99_ms"] for one in part if one["stolen"] < CALM] for part in (first, last)]
     counts = f"{len(calm[0])} of {len(first)} and {len(calm[1])} of {len(last)} samples were calm"
     if min(map(len, calm)) < CALM_SAMPLES:
-        return Verdict(False, "UNJUDGED", counts)
+        return Verdict(None, "UNJUDGED", counts)
     before, after = map(statistics.median, calm)
     steady = after <= max(DRIFT * before, before + 1.0)
     word = "steady" if steady else "DRIFTS"

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.faults.detection.bugs import BUGS
+from tests.faults.simulation.judge import Violation
 from tests.faults.simulation.run import run_seed
 
 
@@ -112,9 +113,9 @@ def searched(task: tuple[str, int, int, int]) -> Finding:
 
 
 def verdict_on(seed: int) -> str | None:
-    """What is wrong with a seed, None if nothing."""
+    """What is wrong with a seed, None if nothing. Any other error is one of the bench."""
     try:
         run_seed(seed)
-    except Exception as error:
+    except Violation as error:
         return f"{type(error).__name__}: {error}".splitlines()[0]
     return None

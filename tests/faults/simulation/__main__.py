@@ -52,7 +52,7 @@ def show(totals: Totals, seconds: float, jobs: int) -> None:
     )
     print("exemptions needed: " + ", ".join(mild))
     for name in totals.too_mild():
-        print(f"too mild: {name} ({EXEMPTIONS[name]}), at most {MOST_SEEDS[name]:.0%} of the seeds")
+        print(f"too mild: {name} ({EXEMPTIONS[name]}), at most {MOST_SEEDS[name]:.1%} of the seeds")
     print(f"violations: {len(totals.broken)} {sorted(totals.broken)[:20] or ''}")
 
 

@@ -236,6 +236,7 @@ def test_check_17_task_dies(query: Query, point: str, monkeypatch: pytest.Monkey
     async def die(*arguments: Any, **more: Any) -> Any:
         raise Crash(point)
 
+    query.settle()
     before = query.arrived()
 
     def die_with_records_in_kafka() -> None:
