@@ -176,19 +176,11 @@ class Judge:
                 self.used["copies"] += 1
 
     def _forgotten_during(self, log: tuple[bytes, int], attempt: Attempt) -> int:
-        """How often a log's brokers lost what they knew while this record was under way."""
-        instants = self._amnesia_of(log)
-        if not instants:
-            return 0
-        since = self._under_way_since(attempt)
-        return sum(since <= instant <= self._ends(attempt) for instant in instants)
-
-    def _nothing_known_during(self, log: tuple[bytes, int], attempt: Attempt) -> bool:
-        """While this record was under way a log's brokers may have known nothing of the producer:
+        """How often, while this record was under way, a log's brokers knew nothing of the producer:
         they lost it then, or before and took nothing from it until then."""
         instants = self._amnesia_of(log)
         if not instants:
-            return False
+            return 0
         since = self._under_way_since(attempt)
         known = (
             other.started_at
@@ -198,7 +190,7 @@ class Judge:
             and any(place.log == log for place in self.places.get(other.value, []))
         )
         last_known = max(known, default=float("-inf"))
-        return any(last_known <= instant <= self._ends(attempt) for instant in instants)
+        return sum(last_known <= instant <= self._ends(attempt) for instant in instants)
 
     def _amnesia_of(self, log: tuple[bytes, int]) -> list[float]:
         instants = list(self.misfortunes.amnesia.get(log, ()))
@@ -354,7 +346,7 @@ class Judge:
                 logs.setdefault(place.log, []).append((attempt, place))
         for log, entries in logs.items():
             for before, after in _inversions(entries):
-                excused = any(self._nothing_known_during(log, one) for one in (before, after))
+                excused = any(self._forgotten_during(log, one) for one in (before, after))
                 _demand(excused, "{} stands before {}", after, before)
                 self.used["order"] += 1
 
