@@ -59,6 +59,7 @@ SPECULATION = textwrap.dedent(
         spark__speculation="true",
         spark__speculation__interval="100ms",
         spark__speculation__quantile="0.5",
+        spark__speculation__multiplier="1.1",
         spark__sql__execution__arrow__maxRecordsPerBatch="100",
     )
     executors = lambda: spark.sparkContext._jsc.sc().getExecutorMemoryStatus().size()
@@ -74,7 +75,7 @@ SPECULATION = textwrap.dedent(
             attempts = Path(folder) / f"attempt-{TaskContext.get().taskAttemptId()}"
             attempts.touch()
             if len(list(Path(folder).glob("attempt-*"))) == 1:
-                time.sleep(60)
+                time.sleep(120)
         return value + 1000 * "."  # more than any buffer between the UDF and the sink
 
     number = f.col("id").cast("string")
