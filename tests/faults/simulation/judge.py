@@ -221,8 +221,8 @@ class Judge:
         return until + self.misfortunes.stalled_s(attempt.started_at, until)
 
     def _places_of(self, topic: str, key: bytes) -> set[int]:
-        """Where a key may lie, whatever number of partitions the producer was told: a strange answer
-        leaves some out."""
+        """Where a key may lie, whatever number of partitions the producer was told; a strange
+        answer leaves some out."""
         least = 1 if "strange" in self.misfortunes.done else PARTITIONS
         most = max(len(one.partitions) for one in self._topics() if one.name == topic)
         positive = murmur2(key) & 0x7FFFFFFF
