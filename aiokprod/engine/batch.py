@@ -135,6 +135,7 @@ class ProducerBatch:
 
     def on_emptied(self) -> None:
         """Every record was withdrawn before the batch was closed (called by `BatchCore`)."""
+        self.core.owner = None  # handles of withdrawn records may be kept: not the engine with them
         self.queue.accumulator.discard(self)
 
     def acknowledge(self, base_offset: int, log_append_time_ms: int) -> bool:

@@ -129,6 +129,13 @@ class VirtualLoop(base_events.BaseEventLoop):
         self.open_transports: dict[int, asyncio.BaseTransport] = {}
         self.set_exception_handler(_collect)
 
+    def close(self) -> None:
+        """As every loop's; the outside world ends with it. The garbage collector does not look into
+        a record's handle, which knows its loop: what the world still held would never be freed."""
+        super().close()
+        self._world.clear()
+        self.open_transports.clear()
+
     def time(self) -> float:
         """Virtual seconds; starts at `START_TIME`."""
         return self._now

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import logging
 import pickle
+import weakref
 
 import pytest
 
@@ -367,3 +368,29 @@ async def test_keyless_batches_of_a_wide_topic_look_at_a_sample(
     # Where the whole sample is in the way, everything is looked at.
     monkeypatch.setattr(accumulator, "usable", lambda _, all_: [p for p in all_ if p == 499])
     assert {runtime._choose_sticky(slot) for _ in range(50)} == {499}
+
+
+@pytest.mark.parametrize("end", ["acknowledged", "failed", "cancelled"])
+def test_handle_that_is_kept_keeps_no_engine(end):
+    """It knows its batch and the loop; the garbage collector cannot look into it."""
+    kept = []
+
+    async def main():
+        async with world(linger_ms=50, adaptive_linger=False) as (cluster, producer, _):
+            await producer.send("t", b"first", partition=0)
+            if end == "failed":
+                cluster.fail_produce(("t", 0), 29)
+            delivery = await producer.submit("t", b"kept", partition=0)
+            kept.append(delivery)
+            if end == "cancelled":
+                assert delivery.cancel()
+            await producer.flush()
+            assert delivery.cancelled() == (end == "cancelled")
+            if end != "cancelled":
+                assert (delivery.exception() is None) == (end == "acknowledged")
+            return weakref.ref(producer._runtime)
+
+    runtime = play(main)
+    gc.collect()
+    assert runtime() is None
+    assert kept[0].done()
