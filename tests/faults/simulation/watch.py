@@ -34,9 +34,14 @@ class EpochWatch:
         if self._metadata.bootstrapped or self._misfortunes.oldest_metadata < RELIABLE_FROM:
             self._known.clear()
             return
-        present = {topic.topic_id for topic in snapshot.topics.values()}
-        for key in [key for key in self._known if key[0] not in present]:
-            del self._known[key]  # forgotten with its topic, after five answers without it
+        present = {
+            (topic.topic_id, info.partition)
+            for topic in snapshot.topics.values()
+            for info in topic.partitions
+            if info.leader is not None or info.leader_epoch >= 0
+        }
+        for key in self._known.keys() - present:
+            del self._known[key]  # forgotten, after five answers without the topic or the partition
         for topic in snapshot.topics.values():
             for info in topic.partitions:
                 key = topic.topic_id, info.partition
