@@ -562,6 +562,7 @@ class Producer(TransactionalCalls, Generic[K, V]):
         Raises:
             MetadataTimeout, InvalidTopic, AuthorizationError: as `send`.
             AuthenticationError: a broker refuses us.
+            ProducerClosed, ProducerFailed: the producer ended meanwhile.
         """
         names = checked_topics("warm", topics)
         runtime = self._usable()

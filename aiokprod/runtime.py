@@ -274,6 +274,7 @@ class Runtime:
         self.metadata.close(error)
         self.state.close(error)
         self.sender.fail_all(error)
+        self._wake_warming()
 
     # -- events between the parts ---------------------------------------------------------------
 
@@ -393,14 +394,17 @@ class Runtime:
 
         Raises:
             AuthenticationError: one of them refuses us.
+            ProducerClosed, ProducerFailed: it ended meanwhile.
         """
         wakeup = Wakeup(self.loop)
         refusals = self.sender.refusals
         known = {node: refusals.reason(node) for node in self._leaders(topics)}
         self._warming[wakeup] = None
         try:
-            while self.failure is None:
+            while True:
                 wakeup.clear()
+                if self.failure is not None:
+                    raise self.failure.copy()
                 now = self.loop.time()
                 for node in self._leaders(topics):
                     refusal = refusals.reason(node)

@@ -17,13 +17,14 @@ from aiokprod.errors import (
     MetadataTimeout,
     Outcome,
     ProducerClosed,
+    ProducerFailed,
     RecordTooLarge,
     SerializationError,
 )
 from aiokprod.observer import Observer
 from aiokprod.records import ProducerRecord, RecordMetadata
 from aiokprod.testing import fake_cluster as faults
-from tests.faults.kit import clock, play, scenario, world
+from tests.faults.kit import TICK, clock, now, play, scenario, world
 
 
 async def three(producer):
@@ -394,3 +395,27 @@ def test_handle_that_is_kept_keeps_no_engine(end):
     gc.collect()
     assert runtime() is None
     assert kept[0].done()
+
+
+@pytest.mark.parametrize("end", ["close", "stranger"])
+@scenario(partitions=3, brokers=1)
+async def test_warm_that_waits_for_a_connection_ends_with_the_producer(
+    cluster, producer, history, end
+):
+    """Metadata are there, the leader's connection is not: seed 38632 of the simulation."""
+    await history.send()
+    cluster.network.hang("broker1", 9092)
+    for link in cluster.network.links:
+        link.reset()
+    await asyncio.sleep(0.01)
+    warming = asyncio.ensure_future(producer.warm(["t"]))
+    await asyncio.sleep(0.5)
+    assert not warming.done()
+    started = now()
+    if end == "close":
+        await producer.close(0)
+    else:
+        next(t for t in asyncio.all_tasks() if t.get_name() == "aiokprod-sender").cancel()
+    with pytest.raises(ProducerClosed if end == "close" else ProducerFailed):
+        await warming
+    assert now() - started <= TICK
