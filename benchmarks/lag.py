@@ -3,11 +3,34 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
-from typing import Final
+from typing import Any, Final
 
 TICK: Final = 0.005
 FINE_TICK: Final = 0.001
+
+
+class CollectorTime:
+    """How long Python's cyclic collector has run, s. It walks through all young containers, the
+    caller's lists of handles among them, and whoever allocates when its turn comes pays for it."""
+
+    def __init__(self) -> None:
+        self.total = 0.0
+        self._started = 0.0
+
+    def __enter__(self) -> CollectorTime:
+        gc.callbacks.append(self._note)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        gc.callbacks.remove(self._note)
+
+    def _note(self, phase: str, _: dict[str, Any]) -> None:
+        if phase == "start":
+            self._started = time.perf_counter()
+        else:
+            self.total += time.perf_counter() - self._started
 
 
 class LoopLag:
@@ -17,18 +40,22 @@ class LoopLag:
 
     Attributes:
         worst: the longest delay so far, s. Includes the time other programs had the processor.
+        apart: the longest delay less the time that the collector ran meanwhile, s.
         held: the most processor time the loop's thread used from one tick to the next, s. Other
             programs do not show in it; up to `tick` of it may be many short turns.
         ticks: how often it ran.
     """
 
-    def __init__(self, tick: float = TICK) -> None:
+    def __init__(self, tick: float = TICK, collector: CollectorTime | None = None) -> None:
+        self._collector = collector if collector is not None else CollectorTime()
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._tick = tick
         self._armed = 0.0
         self._used = 0.0
+        self._collected = 0.0
         self.worst = 0.0
+        self.apart = 0.0
         self.held = 0.0
         self.ticks = 0
 
@@ -44,6 +71,7 @@ class LoopLag:
     def _arm(self) -> None:
         self._armed = time.perf_counter()
         self._used = time.thread_time()
+        self._collected = self._collector.total
         self._timer = self._loop.call_later(self._tick, self._run)
 
     def _run(self) -> None:
@@ -52,5 +80,7 @@ class LoopLag:
         self._arm()
 
     def _note(self) -> None:
-        self.worst = max(self.worst, time.perf_counter() - self._armed - self._tick)
+        late = time.perf_counter() - self._armed - self._tick
+        self.worst = max(self.worst, late)
+        self.apart = max(self.apart, late - (self._collector.total - self._collected))
         self.held = max(self.held, time.thread_time() - self._used)

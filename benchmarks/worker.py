@@ -25,7 +25,7 @@ from benchmarks import java, payloads, raw
 from benchmarks.case import Case
 from benchmarks.clients import PYTHON_CLIENTS
 from benchmarks.clients.drivers import Limit
-from benchmarks.lag import FINE_TICK, LoopLag
+from benchmarks.lag import FINE_TICK, CollectorTime, LoopLag
 from benchmarks.summary import quantile
 
 WARM_UP_SHARE: Final = 0.1
@@ -81,9 +81,11 @@ async def measure(
     gc.collect()
     gc.freeze()
     before = rss_mib()
-    lag, fine = LoopLag(), LoopLag(FINE_TICK)
+    collector = CollectorTime()
+    lag, fine = LoopLag(collector=collector), LoopLag(FINE_TICK)
     with contextlib.ExitStack() as stack:
         if client.on_loop:
+            stack.enter_context(collector)
             stack.enter_context(lag)
             stack.enter_context(fine)
         stack.enter_context(profiled(profile))
@@ -102,6 +104,7 @@ async def measure(
     }
     if client.on_loop:
         result["lag_ms"] = lag.worst * 1000
+        result["apart_ms"] = lag.apart * 1000
         result["held_ms"] = fine.held * 1000
     await client.stop()
     return result

@@ -32,6 +32,7 @@ cdef class Appender:
     cdef object clock
     cdef MemoryBudget memory
     cdef bint tick_open
+    cdef bint overrun
     cdef int64_t tick_ms
     cdef double slice_start
     cdef double slice_length

@@ -40,6 +40,16 @@ cdef extern from "Python.h":
     int PYGEN_NEXT
     void PyErr_SetObject(object, object) noexcept
 
+cdef extern from *:
+    """
+    #if defined(__GNUC__) || defined(__clang__)
+    #define aiokprod_prefetch(p) __builtin_prefetch(p)
+    #else
+    #define aiokprod_prefetch(p) ((void)(p))
+    #endif
+    """
+    void prefetch "aiokprod_prefetch"(const void*) noexcept nogil
+
 cdef extern from "pythread.h":
     unsigned long PyThread_get_thread_ident() nogil
 
@@ -54,6 +64,7 @@ cdef enum:
     OVERHEAD = 26
     BATCH_HEADER = 61
     CHECK_EVERY = 64
+    AHEAD = 8              # values of a column asked of the memory before they are needed
     CHECK_ROWS = 1024      # of a column, between two looks at the clock
     BLOCK = 256            # keys hashed ahead; a power of two
 
@@ -227,9 +238,11 @@ cdef class Appender:
         admission = Admission.__new__(Admission)
         admission.delivery = delivery
         self.since_check += 1
+        if self.overrun:  # the tasks that come later in this pass yield as well
+            admission.must_yield = True
         if self.since_check >= CHECK_EVERY:
             self.since_check = 0
-            admission.must_yield = self.slice_over()
+            self.overrun = admission.must_yield = self.overrun or self.slice_over()
             if not self.is_running():
                 self.tick_open = False
         return admission
@@ -453,6 +466,9 @@ cdef class Appender:
                 hashed = min(i + BLOCK, end)
                 hash_keys(keys, i, hashed, hashes)
             value = PyList_GET_ITEM(values, i)
+            if i + AHEAD < end:
+                prefetch(PyList_GET_ITEM(values, i + AHEAD))
+                prefetch(<char*>PyList_GET_ITEM(values, i + AHEAD) + 64)
             value_size = size_of(value)
             if keys is not None:
                 key = PyList_GET_ITEM(keys, i)
@@ -498,6 +514,7 @@ cdef class Appender:
         if not self.is_running():
             return False
         self.tick_open = True
+        self.overrun = False
         self.tick_ms = self.unix_ms()
         self.slice_start = self.clock()
         self.loop.call_soon(self.close_tick)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 
 from benchmarks.brokers import MockBrokers
 from benchmarks.case import Case
-from benchmarks.lag import LoopLag
+from benchmarks.lag import CollectorTime, LoopLag
 from benchmarks.micro_worker import importing, start
 from benchmarks.report import table
 from benchmarks.runner import Group, RecordsMissing, in_process, run_case, run_group
@@ -170,6 +171,25 @@ def test_loop_lag_notes_who_holds_the_loop_and_who_only_waits() -> None:
     assert blocked.worst >= 0.04
     assert blocked.held < 0.03
     assert busy.held >= 0.03
+
+
+def test_pauses_of_the_collector_are_told_apart() -> None:
+    async def main() -> LoopLag:
+        with CollectorTime() as collector, LoopLag(0.001, collector) as lag:
+            await asyncio.sleep(0.002)
+            collector._note("start", {})
+            time.sleep(0.04)  # noqa: ASYNC251
+            collector._note("stop", {})
+            await asyncio.sleep(0.002)
+        return lag
+
+    lag = asyncio.run(main())
+    assert lag.worst >= 0.03
+    assert lag.apart <= lag.worst - 0.03
+    with CollectorTime() as collector:
+        gc.collect()
+    assert collector.total > 0
+    assert collector._note not in gc.callbacks
 
 
 def test_small_figures_that_need_no_broker() -> None:

@@ -94,7 +94,7 @@ def test_verdicts_are_reached_or_missed_by_the_medians() -> None:
     results = Results()
     results.add(
         [
-            some("fire", "aiokprod", rate=2.5e6, cpu_us=0.4, lag_ms=7.0, held_ms=4.0),
+            some("fire", "aiokprod", rate=2.5e6, cpu_us=0.4, lag_ms=7.0, apart_ms=1.5, held_ms=4.0),
             some("fire", "aiokafka", rate=1e5, cpu_us=9.0),
             some("fire", "confluent", rate=8e5, cpu_us=1.0),
         ]
@@ -106,6 +106,8 @@ def test_verdicts_are_reached_or_missed_by_the_medians() -> None:
     assert found[name, "≥ 3 times less CPU than confluent"] is False
     assert found[name, "≥ 2 M/s"] is True
     assert found[name, "loop lag ≤ 5 ms"] is False
+    assert found["loop lag, every case, less the collector's pauses", "≤ 5 ms (medians)"] is True
+    assert "1.5 ms less the collector's pauses" in report.targets(results)
     assert [v.scenario for v in report.missed(results)] == [
         name,
         name,
@@ -122,7 +124,7 @@ def test_table_leaves_out_what_no_case_has() -> None:
     assert "p50" not in plain
     assert "| aiokprod | 1,234 | 1,234..1,234 | 0.5 | - |" in plain
     timed = some("await", "aiokprod", rate=1.0, p50_ms=1.0, p99_ms=2.0, p999_ms=3.0, lag_ms=4.0)
-    assert "| 1 / 2 / 3 | 4.0 | - |" in report.table([timed])
+    assert "| 1 / 2 / 3 | 4.0 | - | - |" in report.table([timed])
 
 
 def test_readme_sections_are_replaced_between_their_marks() -> None:

@@ -491,6 +491,25 @@ async def test_submitting_task_yields_when_its_slice_is_over() -> None:
 
 
 @on_both_loops
+async def test_tasks_that_come_after_the_slice_yield_at_every_record() -> None:
+    desk = Desk(slice_length=-1.0)
+    passes: list[list[int]] = [[]]
+
+    async def user(name: int, records: int) -> None:
+        for _ in range(records):
+            passes[-1].append(name)
+            await desk.appender.submit("t", b"v")
+
+    tasks = [asyncio.ensure_future(user(0, 64))]  # the clock is looked at with the 64th
+    tasks += [asyncio.ensure_future(user(name, 3)) for name in (1, 2, 3)]
+    while not all(task.done() for task in tasks):
+        await asyncio.sleep(0)
+        passes.append([])
+    assert passes[0] == [0] * 64 + [1, 2, 3]
+    assert passes[1] == [1, 1, 2, 2, 3, 3], "the next pass has a slice of its own"
+
+
+@on_both_loops
 async def test_submitting_task_keeps_the_loop_within_its_slice() -> None:
     desk = Desk(slice_length=3600.0)
     turns: list[int] = []
