@@ -23,6 +23,7 @@ from aiokprod.engine.producer_state import NonIdempotent, ProducerState
 from aiokprod.engine.sender import Sender
 from aiokprod.engine.shares import NodeShares
 from aiokprod.engine.splitter import BatchSplitter
+from aiokprod.engine.turns import Turns
 from aiokprod.engine.wakeup import Wakeup
 from aiokprod.errors import KafkaError, ProducerClosed, ProducerFailed
 from aiokprod.hot.append import Appender, TopicSlot
@@ -137,6 +138,7 @@ class Runtime:
             roll=self.accumulator.roll,
             slow_submit=slow_submit,
             unix_ms=environment.unix_ms,
+            join_line=Turns(loop).join,
             max_request_size=config.max_request_size,
             sticky_limit=self.accumulator.sticky_limit,
             ignore_keys=config.partitioner_ignore_keys,

@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from aiokprod import Producer
+from aiokprod.engine.turns import Turns
 from aiokprod.hot.append import Appender, PartitionSlot, TopicSlot
 from aiokprod.hot.arrow import Chunk, open_table
 from aiokprod.hot.bulk import BulkTracker
@@ -59,6 +60,7 @@ class Press:
             roll=self.roll,
             slow_submit=self.refuse,
             unix_ms=lambda: int(time.time() * 1000),
+            join_line=Turns(self.loop).join,
             max_request_size=1 << 30,
             sticky_limit=batch_size,
             slice_length=3600.0,

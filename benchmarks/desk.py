@@ -52,6 +52,7 @@ class Desk:
             roll=self._roll,
             slow_submit=self._never,
             unix_ms=lambda: NOW_MS,
+            join_line=self._no_line,
             max_request_size=1 << 30,
             sticky_limit=BATCH_BYTES,
             slice_length=1e9,
@@ -73,6 +74,9 @@ class Desk:
 
     def _never(self, *fields: object) -> Awaitable[Delivery]:
         raise AssertionError("the compiled path refused a plain record")
+
+    def _no_line(self) -> asyncio.Future[None]:
+        raise AssertionError("time stands still")
 
     def append_column(self, values: list[bytes], keys: list[bytes] | None = None) -> None:
         """The whole column, as `send_many` does it."""

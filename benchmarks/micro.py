@@ -17,7 +17,7 @@ from benchmarks.brokers import running
 from benchmarks.case import Case
 
 TIMEOUT: Final = 120.0
-REPEATS: Final = {"append": 5, "pending": 3, "start": 1, "import": 9, "nobody": 5}
+REPEATS: Final = {"append": 5, "pending": 3, "start": 1, "import": 9, "nobody": 5, "crowd": 5}
 """Runs that count; the one before them does not."""
 IDLE_PARTITIONS: Final = (10, 10_000)
 
@@ -31,6 +31,8 @@ WORDS: Final = {
     "start_dials": "connections opened for that",
     "warm_trips": "round trips of a record after `warm()`",
     "nobody_lag_ms": "worst loop lag of a busy loop that does nothing (about half a second), ms",
+    "crowd_lag_ms": "worst loop lag of 10 000 tasks that begin at once and do nothing, ms",
+    "crowd_apart_ms": "the same less the time of Python's collector, ms",
     "idle_wakes": "wake-ups a second of an idle producer, 10 partitions",
     "idle_switches": "times a second any of its threads went to sleep",
     "idle_cpu_us": "its processor time, µs a second",

@@ -22,6 +22,7 @@ RECORDS: Final = 500_000
 IDLE_SECONDS: Final = 5.0
 LATENCY: Final = 0.05
 TURNS: Final = 500_000
+CROWD: Final = 10_000
 
 Figures = dict[str, float]
 
@@ -122,6 +123,22 @@ def idle(servers: str, topic: str) -> Figures:
         return runner.run(main())
 
 
+def crowd() -> Figures:
+    """Worst loop lag of 10 000 tasks that begin at once and do nothing."""
+    import uvloop
+
+    from benchmarks.lag import CollectorTime, LoopLag
+
+    async def main() -> Figures:
+        with CollectorTime() as collector, LoopLag(collector=collector) as lag:
+            await asyncio.sleep(0.02)
+            await asyncio.gather(*(asyncio.create_task(asyncio.sleep(0)) for _ in range(CROWD)))
+        return {"crowd_lag_ms": lag.worst * 1000, "crowd_apart_ms": lag.apart * 1000}
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(main())
+
+
 def nobody() -> Figures:
     """Worst loop lag of many turns in which nothing is done: what the machine adds, since
     others take the processor from whoever uses it long."""
@@ -190,6 +207,7 @@ FIGURES: Final[Mapping[str, Callable[..., Figures]]] = {
     "start": start,
     "import": importing,
     "nobody": nobody,
+    "crowd": crowd,
 }
 
 

@@ -29,6 +29,7 @@ cdef class Appender:
     cdef object roll
     cdef object slow_submit
     cdef object unix_ms
+    cdef object join_line
     cdef object clock
     cdef MemoryBudget memory
     cdef bint tick_open

@@ -42,6 +42,7 @@ class Appender:
         roll: Callable[[TopicSlot, int, int], PartitionSlot | None],
         slow_submit: Callable[..., Awaitable[Delivery]],
         unix_ms: Callable[[], int],
+        join_line: Callable[[], asyncio.Future[None]],
         max_request_size: int,
         sticky_limit: int,
         ignore_keys: bool = False,

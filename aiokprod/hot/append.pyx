@@ -141,10 +141,10 @@ cdef class TopicSlot:
 cdef class Admission:
     """What `submit` returns: await it for the `Delivery`. The record is admitted already.
 
-    Awaiting suspends for one loop pass if this task has held the loop for its time slice.
+    Awaiting suspends until the caller's turn if the time slice of this loop pass is over.
     """
     cdef Delivery delivery
-    cdef bint must_yield
+    cdef object turn  # a future, marked as awaited
 
     def __await__(self):
         return self
@@ -153,9 +153,9 @@ cdef class Admission:
         return self
 
     def __next__(self):
-        if self.must_yield:
-            self.must_yield = False
-            return None
+        if self.turn is not None:
+            turn, self.turn = self.turn, None
+            return turn
         raise StopIteration(self.delivery)
 
     # `admission_next` below takes the place of `__next__` in awaits.
@@ -174,10 +174,12 @@ cdef class Admission:
 cdef PyObject* admission_next(PyObject* self) noexcept:
     """`__next__` without the traceback that Cython adds to a StopIteration (1 µs)."""
     cdef Admission admission = <Admission>self
-    if admission.must_yield:
-        admission.must_yield = False
-        Py_INCREF(None)
-        return <PyObject*>None
+    cdef PyObject* turn
+    if admission.turn is not None:
+        turn = <PyObject*>admission.turn
+        Py_INCREF(admission.turn)
+        admission.turn = None
+        return turn
     PyErr_SetObject(StopIteration, admission.delivery)
     return NULL
 
@@ -185,10 +187,10 @@ cdef PyObject* admission_next(PyObject* self) noexcept:
 cdef int admission_send(PyObject* self, PyObject* value, PyObject** result) noexcept:
     """The same for interpreters whose `await` needs no exception for a result (3.11)."""
     cdef Admission admission = <Admission>self
-    if admission.must_yield:
-        admission.must_yield = False
-        Py_INCREF(None)
-        result[0] = <PyObject*>None
+    if admission.turn is not None:
+        result[0] = <PyObject*>admission.turn
+        Py_INCREF(admission.turn)
+        admission.turn = None
         return PYGEN_NEXT
     Py_INCREF(admission.delivery)
     result[0] = <PyObject*>admission.delivery
@@ -205,10 +207,10 @@ cdef class Appender:
     `roll(topic_slot, partition, size)` returns a `PartitionSlot` whose open batch takes `size`
     more bytes, or None if no batch may be opened for it now; partition -1 asks it to choose the
     sticky one. `slow_submit(...)` is the coroutine function behind `submit`. `unix_ms` is read
-    once per loop pass.
+    once per loop pass. `join_line` gives a caller that has to let others run a future to wait for.
     """
 
-    def __init__(self, *, loop, MemoryBudget memory not None, roll, slow_submit, unix_ms,
+    def __init__(self, *, loop, MemoryBudget memory not None, roll, slow_submit, unix_ms, join_line,
                  int64_t max_request_size, int64_t sticky_limit, bint ignore_keys=False,
                  double slice_length=0.001):
         self.enabled = False
@@ -221,6 +223,7 @@ cdef class Appender:
         self.roll = roll
         self.slow_submit = slow_submit
         self.unix_ms = unix_ms
+        self.join_line = join_line
         self.max_request_size = max_request_size
         self.sticky_limit = sticky_limit
         self.ignore_keys = ignore_keys
@@ -238,13 +241,13 @@ cdef class Appender:
         admission = Admission.__new__(Admission)
         admission.delivery = delivery
         self.since_check += 1
-        if self.overrun:  # the tasks that come later in this pass yield as well
-            admission.must_yield = True
         if self.since_check >= CHECK_EVERY:
             self.since_check = 0
-            self.overrun = admission.must_yield = self.overrun or self.slice_over()
+            self.overrun = self.overrun or self.slice_over()
             if not self.is_running():
                 self.tick_open = False
+        if self.overrun:  # the tasks that come later in this pass wait as well
+            admission.turn = self.join_line()
         return admission
 
     def try_append(self, topic, value=None, key=None, partition=None, timestamp_ms=None,

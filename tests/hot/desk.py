@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import uvloop
 
+from aiokprod.engine.turns import Turns
 from aiokprod.hot.append import Appender, PartitionSlot, TopicSlot
 from aiokprod.hot.core import BatchCore, Delivery, MemoryBudget
 
@@ -72,6 +73,7 @@ class Desk:
             roll=self.roll,
             slow_submit=self.slow_submit,
             unix_ms=self.unix_ms,
+            join_line=Turns(self.loop).join,
             **options,
         )
         self.appender.enabled = True

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from aiokprod.engine.turns import Turns
 from aiokprod.errors import BrokerError, Outcome
 from aiokprod.hot.append import (
     DELIVERY_CHARGE,
@@ -254,6 +255,7 @@ def test_roll_without_a_batch_counts_nothing() -> None:
         roll=lambda topic, partition, size: None,
         slow_submit=desk.slow_submit,
         unix_ms=desk.unix_ms,
+        join_line=Turns(desk.loop).join,
         max_request_size=1000,
         sticky_limit=1000,
     )
@@ -485,28 +487,47 @@ async def test_submitting_task_yields_when_its_slice_is_over() -> None:
     task = asyncio.ensure_future(other())
     for _ in range(640):
         await desk.appender.submit("t", b"v")
-    assert 9 <= turns <= 12, "once every 64 records"
+    assert 18 <= turns <= 24, "two passes every 64 records: one until our turn, one until we run"
     assert desk.core.count == 640
     task.cancel()
 
 
 @on_both_loops
-async def test_tasks_that_come_after_the_slice_yield_at_every_record() -> None:
+async def test_tasks_that_come_after_the_slice_wait_at_their_first_record() -> None:
     desk = Desk(slice_length=-1.0)
     passes: list[list[int]] = [[]]
 
     async def user(name: int, records: int) -> None:
         for _ in range(records):
             passes[-1].append(name)
-            await desk.appender.submit("t", b"v")
+            assert isinstance(await desk.appender.submit("t", b"v"), Delivery)
 
     tasks = [asyncio.ensure_future(user(0, 64))]  # the clock is looked at with the 64th
     tasks += [asyncio.ensure_future(user(name, 3)) for name in (1, 2, 3)]
     while not all(task.done() for task in tasks):
         await asyncio.sleep(0)
         passes.append([])
-    assert passes[0] == [0] * 64 + [1, 2, 3]
-    assert passes[1] == [1, 1, 2, 2, 3, 3], "the next pass has a slice of its own"
+    used = [names for names in passes if names]
+    assert used == [[0] * 64 + [1, 2, 3], [1, 1, 2, 2, 3, 3]], "each pass has a slice of its own"
+
+
+@on_both_loops
+async def test_task_cancelled_while_it_waits_for_its_turn() -> None:
+    desk = Desk(slice_length=-1.0)
+
+    async def user() -> None:
+        while True:
+            await desk.appender.submit("t", b"v")
+
+    task = asyncio.ensure_future(user())
+    await asyncio.sleep(0)
+    assert desk.core.count == 64, "in line with the 64th"
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    for _ in range(64):
+        await desk.appender.submit("t", b"v")
+    assert desk.core.count == 128
 
 
 @on_both_loops
