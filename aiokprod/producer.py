@@ -280,10 +280,11 @@ class Producer(TransactionalCalls, Generic[K, V]):
         """Admit one record: `delivery = await producer.submit(...)`.
 
         Arguments as `send`. Awaiting returns once the record is in a batch, which suspends only
-        while metadata are missing, memory is short, or this task has held the loop for about a
-        millisecond. The `Delivery` is an awaitable for the `RecordMetadata`; it works with
-        gather, wait, wait_for, shield and `add_done_callback`. A failure nobody waits for goes to
-        the observer and the log, once per batch.
+        while metadata are missing, memory is short, or this task sends on although a pass of the
+        loop has taken a millisecond: then others who do so have their turn first. If that wait is
+        cancelled (`wait_for`), the record was admitted already. The `Delivery` is an awaitable for
+        the `RecordMetadata`; it works with gather, wait, wait_for, shield and `add_done_callback`.
+        A failure nobody waits for goes to the observer and the log, once per batch.
 
         Raises (at the call or on await): as `send`, but for the errors of the delivery itself.
         """

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
@@ -23,10 +24,10 @@ from aiokprod.engine.producer_state import NonIdempotent, ProducerState
 from aiokprod.engine.sender import Sender
 from aiokprod.engine.shares import NodeShares
 from aiokprod.engine.splitter import BatchSplitter
-from aiokprod.engine.turns import Turns
 from aiokprod.engine.wakeup import Wakeup
 from aiokprod.errors import KafkaError, ProducerClosed, ProducerFailed
 from aiokprod.hot.append import Appender, TopicSlot
+from aiokprod.hot.turns import Turns
 from aiokprod.net.client import NetworkClient
 from aiokprod.partitioners import StickyLoad
 from aiokprod.wire.compression import Codec, codec_for
@@ -138,7 +139,7 @@ class Runtime:
             roll=self.accumulator.roll,
             slow_submit=slow_submit,
             unix_ms=environment.unix_ms,
-            join_line=Turns(loop).join,
+            turns=Turns(loop, time.perf_counter, self.memory),
             max_request_size=config.max_request_size,
             sticky_limit=self.accumulator.sticky_limit,
             ignore_keys=config.partitioner_ignore_keys,

@@ -26,12 +26,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from aiokprod import Producer
-from aiokprod.engine.turns import Turns
 from aiokprod.hot.append import Appender, PartitionSlot, TopicSlot
 from aiokprod.hot.arrow import Chunk, open_table
 from aiokprod.hot.bulk import BulkTracker
 from aiokprod.hot.core import BatchCore, MemoryBudget
 from aiokprod.hot.table import TableAppender
+from aiokprod.hot.turns import Turns
 from aiokprod.table_schema import ROLES, layout_of
 from aiokprod.testing.mock_cluster import MockCluster
 from aiokprod.wire.record_batch import HEADER_SIZE, batch_header
@@ -60,7 +60,7 @@ class Press:
             roll=self.roll,
             slow_submit=self.refuse,
             unix_ms=lambda: int(time.time() * 1000),
-            join_line=Turns(self.loop).join,
+            turns=Turns(self.loop, self.loop.time, self.memory),
             max_request_size=1 << 30,
             sticky_limit=batch_size,
             slice_length=3600.0,

@@ -9,6 +9,7 @@ from typing import Any, cast
 from aiokprod.hot.append import Appender, PartitionSlot, TopicSlot
 from aiokprod.hot.bulk import BulkTracker
 from aiokprod.hot.core import BatchCore, Delivery, MemoryBudget
+from aiokprod.hot.turns import Turns
 
 TOPIC = "t"
 NOW_MS = 1_700_000_000_000
@@ -52,7 +53,7 @@ class Desk:
             roll=self._roll,
             slow_submit=self._never,
             unix_ms=lambda: NOW_MS,
-            join_line=self._no_line,
+            turns=Turns(self.loop, self.loop.time, MemoryBudget(UNLIMITED)),
             max_request_size=1 << 30,
             sticky_limit=BATCH_BYTES,
             slice_length=1e9,
@@ -74,9 +75,6 @@ class Desk:
 
     def _never(self, *fields: object) -> Awaitable[Delivery]:
         raise AssertionError("the compiled path refused a plain record")
-
-    def _no_line(self) -> asyncio.Future[None]:
-        raise AssertionError("time stands still")
 
     def append_column(self, values: list[bytes], keys: list[bytes] | None = None) -> None:
         """The whole column, as `send_many` does it."""

@@ -16,8 +16,17 @@ class CollectorTime:
     caller's lists of handles among them, and whoever allocates when its turn comes pays for it."""
 
     def __init__(self) -> None:
-        self.total = 0.0
+        self.pauses: list[tuple[float, float]] = []
         self._started = 0.0
+
+    def since(self, due: float) -> float:
+        """How long it has run since then, by the clock of `time.perf_counter`."""
+        total = 0.0
+        for start, end in reversed(self.pauses):
+            if end <= due:
+                break
+            total += end - max(start, due)
+        return total
 
     def __enter__(self) -> CollectorTime:
         gc.callbacks.append(self._note)
@@ -30,7 +39,7 @@ class CollectorTime:
         if phase == "start":
             self._started = time.perf_counter()
         else:
-            self.total += time.perf_counter() - self._started
+            self.pauses.append((self._started, time.perf_counter()))
 
 
 class LoopLag:
@@ -40,7 +49,7 @@ class LoopLag:
 
     Attributes:
         worst: the longest delay so far, s. Includes the time other programs had the processor.
-        apart: the longest delay less the time that the collector ran meanwhile, s.
+        apart: the longest delay less the time that the collector ran after the callback was due, s.
         held: the most processor time the loop's thread used from one tick to the next, s. Other
             programs do not show in it; up to `tick` of it may be many short turns.
         ticks: how often it ran.
@@ -53,7 +62,6 @@ class LoopLag:
         self._tick = tick
         self._armed = 0.0
         self._used = 0.0
-        self._collected = 0.0
         self.worst = 0.0
         self.apart = 0.0
         self.held = 0.0
@@ -71,7 +79,6 @@ class LoopLag:
     def _arm(self) -> None:
         self._armed = time.perf_counter()
         self._used = time.thread_time()
-        self._collected = self._collector.total
         self._timer = self._loop.call_later(self._tick, self._run)
 
     def _run(self) -> None:
@@ -80,7 +87,9 @@ class LoopLag:
         self._arm()
 
     def _note(self) -> None:
-        late = time.perf_counter() - self._armed - self._tick
+        due = self._armed + self._tick
+        late = time.perf_counter() - due
         self.worst = max(self.worst, late)
-        self.apart = max(self.apart, late - (self._collector.total - self._collected))
+        if late > self.apart:
+            self.apart = max(self.apart, late - self._collector.since(due))
         self.held = max(self.held, time.thread_time() - self._used)

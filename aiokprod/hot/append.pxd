@@ -1,7 +1,9 @@
+from cpython.ref cimport PyObject
 from libc.stdint cimport int32_t, int64_t
 
 from aiokprod.hot.bulk cimport BulkTracker
 from aiokprod.hot.core cimport BatchCore, Delivery, MemoryBudget
+from aiokprod.hot.turns cimport Turns
 
 
 cdef class PartitionSlot:
@@ -29,7 +31,11 @@ cdef class Appender:
     cdef object roll
     cdef object slow_submit
     cdef object unix_ms
-    cdef object join_line
+    cdef Turns turns
+    cdef object current_task
+    cdef PyObject* last_task  # only compared, never used
+    cdef int streak
+    cdef int allowance
     cdef object clock
     cdef MemoryBudget memory
     cdef bint tick_open
@@ -41,6 +47,7 @@ cdef class Appender:
 
     cdef bint open_tick(self) except -1
     cdef bint slice_over(self)
+    cdef bint is_greedy(self) except -1
     cdef Delivery append_slot(self, TopicSlot slot, int32_t partition, bytes value, bytes key,
                               int64_t timestamp, object headers, int64_t reserved)
     cdef inline bint is_sticky(self, int32_t partition, bytes key):

@@ -4,6 +4,7 @@ from typing import Any
 
 from aiokprod.hot.bulk import BulkTracker
 from aiokprod.hot.core import BatchCore, Delivery, MemoryBudget
+from aiokprod.hot.turns import Turns
 
 DELIVERY_CHARGE: int
 RECORD_OVERHEAD: int
@@ -42,7 +43,7 @@ class Appender:
         roll: Callable[[TopicSlot, int, int], PartitionSlot | None],
         slow_submit: Callable[..., Awaitable[Delivery]],
         unix_ms: Callable[[], int],
-        join_line: Callable[[], asyncio.Future[None]],
+        turns: Turns,
         max_request_size: int,
         sticky_limit: int,
         ignore_keys: bool = False,

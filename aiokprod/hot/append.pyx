@@ -16,6 +16,8 @@ from cpython.dict cimport PyDict_GetItem
 from cpython.list cimport PyList_GET_ITEM
 from cpython.ref cimport PyObject, Py_INCREF
 
+from asyncio import current_task
+
 from aiokprod.hot.bulk cimport BulkTracker
 from aiokprod.hot.core cimport (
     BatchCore, Delivery, MemoryBudget, headers_encoded_size, record_body_size,
@@ -26,6 +28,7 @@ from aiokprod.hot.encode cimport (
 from aiokprod.hot.record cimport (
     MIN_BODY, begin_record, end_record, has_ample_room, write_field,
 )
+from aiokprod.hot.turns cimport Turns
 
 ctypedef PyObject* (*iternext)(PyObject*) noexcept
 ctypedef int (*sendfunc)(PyObject*, PyObject*, PyObject**) noexcept
@@ -36,6 +39,7 @@ cdef extern from "Python.h":
     ctypedef struct PyTypeObject:
         iternext tp_iternext
         PyAsyncMethods* tp_as_async
+    int PYGEN_ERROR
     int PYGEN_RETURN
     int PYGEN_NEXT
     void PyErr_SetObject(object, object) noexcept
@@ -64,6 +68,8 @@ cdef enum:
     OVERHEAD = 26
     BATCH_HEADER = 61
     CHECK_EVERY = 64
+    TURN_RECORDS = 256     # of a task that has waited for its turn: less than 0.1 ms
+    FREE_RECORDS = 2       # of a task, in a pass whose time is over
     AHEAD = 8              # values of a column asked of the memory before they are needed
     CHECK_ROWS = 1024      # of a column, between two looks at the clock
     BLOCK = 256            # keys hashed ahead; a power of two
@@ -141,10 +147,26 @@ cdef class TopicSlot:
 cdef class Admission:
     """What `submit` returns: await it for the `Delivery`. The record is admitted already.
 
-    Awaiting suspends until the caller's turn if the time slice of this loop pass is over.
+    Awaiting suspends until the caller's turn if it sends more than this loop pass has time for.
     """
     cdef Delivery delivery
-    cdef object turn  # a future, marked as awaited
+    cdef Appender appender  # until the caller has let others go on, if it has to
+    cdef bint waited
+
+    cdef object turn(self):
+        """A future to wait for; None if there is none, or none any more."""
+        cdef Appender appender = self.appender
+        if appender is None:
+            return None
+        if not self.waited and appender.tick_open and \
+                (appender.overrun or appender.turns.waiting):
+            self.waited = True
+            return appender.turns.join()
+        self.appender = None
+        if self.waited:
+            appender.since_check = CHECK_EVERY - TURN_RECORDS
+            appender.allowance = TURN_RECORDS
+        return None
 
     def __await__(self):
         return self
@@ -153,8 +175,8 @@ cdef class Admission:
         return self
 
     def __next__(self):
-        if self.turn is not None:
-            turn, self.turn = self.turn, None
+        turn = self.turn()
+        if turn is not None:
             return turn
         raise StopIteration(self.delivery)
 
@@ -174,12 +196,15 @@ cdef class Admission:
 cdef PyObject* admission_next(PyObject* self) noexcept:
     """`__next__` without the traceback that Cython adds to a StopIteration (1 µs)."""
     cdef Admission admission = <Admission>self
-    cdef PyObject* turn
-    if admission.turn is not None:
-        turn = <PyObject*>admission.turn
-        Py_INCREF(admission.turn)
-        admission.turn = None
-        return turn
+    if admission.appender is not None:
+        try:
+            turn = admission.turn()
+        except BaseException as error:
+            PyErr_SetObject(type(error), error)
+            return NULL
+        if turn is not None:
+            Py_INCREF(turn)
+            return <PyObject*>turn
     PyErr_SetObject(StopIteration, admission.delivery)
     return NULL
 
@@ -187,11 +212,17 @@ cdef PyObject* admission_next(PyObject* self) noexcept:
 cdef int admission_send(PyObject* self, PyObject* value, PyObject** result) noexcept:
     """The same for interpreters whose `await` needs no exception for a result (3.11)."""
     cdef Admission admission = <Admission>self
-    if admission.turn is not None:
-        result[0] = <PyObject*>admission.turn
-        Py_INCREF(admission.turn)
-        admission.turn = None
-        return PYGEN_NEXT
+    if admission.appender is not None:
+        try:
+            turn = admission.turn()
+        except BaseException as error:
+            PyErr_SetObject(type(error), error)
+            result[0] = NULL
+            return PYGEN_ERROR
+        if turn is not None:
+            Py_INCREF(turn)
+            result[0] = <PyObject*>turn
+            return PYGEN_NEXT
     Py_INCREF(admission.delivery)
     result[0] = <PyObject*>admission.delivery
     return PYGEN_RETURN
@@ -207,10 +238,11 @@ cdef class Appender:
     `roll(topic_slot, partition, size)` returns a `PartitionSlot` whose open batch takes `size`
     more bytes, or None if no batch may be opened for it now; partition -1 asks it to choose the
     sticky one. `slow_submit(...)` is the coroutine function behind `submit`. `unix_ms` is read
-    once per loop pass. `join_line` gives a caller that has to let others run a future to wait for.
+    once per loop pass. `turns` has those wait who send on when the time of a pass is over.
     """
 
-    def __init__(self, *, loop, MemoryBudget memory not None, roll, slow_submit, unix_ms, join_line,
+    def __init__(self, *, loop, MemoryBudget memory not None, roll, slow_submit, unix_ms,
+                 Turns turns not None,
                  int64_t max_request_size, int64_t sticky_limit, bint ignore_keys=False,
                  double slice_length=0.001):
         self.enabled = False
@@ -223,7 +255,8 @@ cdef class Appender:
         self.roll = roll
         self.slow_submit = slow_submit
         self.unix_ms = unix_ms
-        self.join_line = join_line
+        self.turns = turns
+        self.current_task = current_task
         self.max_request_size = max_request_size
         self.sticky_limit = sticky_limit
         self.ignore_keys = ignore_keys
@@ -243,11 +276,16 @@ cdef class Appender:
         self.since_check += 1
         if self.since_check >= CHECK_EVERY:
             self.since_check = 0
-            self.overrun = self.overrun or self.slice_over()
             if not self.is_running():
                 self.tick_open = False
-        if self.overrun:  # the tasks that come later in this pass wait as well
-            admission.turn = self.join_line()
+            else:
+                self.overrun = self.overrun or self.slice_over()
+                self.allowance = 0
+                if (self.overrun or self.turns.waiting) and self.is_greedy():
+                    admission.appender = self
+        elif self.overrun and self.is_greedy():
+            self.since_check = 0
+            admission.appender = self
         return admission
 
     def try_append(self, topic, value=None, key=None, partition=None, timestamp_ms=None,
@@ -518,6 +556,7 @@ cdef class Appender:
             return False
         self.tick_open = True
         self.overrun = False
+        self.last_task = NULL
         self.tick_ms = self.unix_ms()
         self.slice_start = self.clock()
         self.loop.call_soon(self.close_tick)
@@ -529,6 +568,22 @@ cdef class Appender:
 
     cdef bint slice_over(self):
         return <double>self.clock() - self.slice_start > self.slice_length
+
+    cdef bint is_greedy(self) except -1:
+        """True for a task that goes on sending in a pass whose time is over. Those who send
+        one record are let through, and who has waited for its turn has it."""
+        if self.allowance > 0:
+            self.allowance -= 1
+            return False
+        task = self.current_task(self.loop)
+        if <PyObject*>task != self.last_task:
+            self.last_task = <PyObject*>task
+            self.streak = 0
+        self.streak += 1
+        if self.streak < FREE_RECORDS:
+            return False
+        self.streak = 0
+        return True
 
     def slice_is_over(self):
         """True if appends have held the loop for longer than a slice in this pass."""

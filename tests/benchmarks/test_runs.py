@@ -188,7 +188,10 @@ def test_pauses_of_the_collector_are_told_apart() -> None:
     assert lag.apart <= lag.worst - 0.03
     with CollectorTime() as collector:
         gc.collect()
-    assert collector.total > 0
+    assert collector.since(0.0) > 0
+    assert collector.since(time.perf_counter()) == 0
+    collector.pauses = [(1.0, 2.0), (4.0, 7.0)]
+    assert [collector.since(due) for due in (0.0, 1.5, 5.0, 7.0)] == [4.0, 3.5, 2.0, 0.0]
     assert collector._note not in gc.callbacks
 
 

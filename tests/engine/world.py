@@ -30,10 +30,10 @@ from aiokprod.engine.producer_state import NonIdempotent, ProducerState
 from aiokprod.engine.sender import Sender
 from aiokprod.engine.shares import NodeShares
 from aiokprod.engine.splitter import BatchSplitter
-from aiokprod.engine.turns import Turns
 from aiokprod.errors import Code, Disconnected, KafkaError, RequestTimedOut
 from aiokprod.hot.append import Appender, TopicSlot
 from aiokprod.hot.core import Delivery, RecordMetadata
+from aiokprod.hot.turns import Turns
 from aiokprod.observer import Observer
 from aiokprod.records import TopicPartition
 from aiokprod.testing.fake_cluster.batches import Batch, BatchRefused, read_batch
@@ -529,7 +529,7 @@ class World:
             roll=self.accumulator.roll,
             slow_submit=self._no_slow_path,
             unix_ms=lambda: 1_700_000_000_000 + int(self.now * 1000),
-            join_line=Turns(self.loop).join,
+            turns=Turns(self.loop, self.loop.time, self.memory),
             max_request_size=config.max_request_size,
             sticky_limit=max(1, config.batch_size),
             ignore_keys=config.partitioner_ignore_keys,

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import uvloop
 
-from aiokprod.engine.turns import Turns
 from aiokprod.hot.append import Appender, PartitionSlot, TopicSlot
 from aiokprod.hot.core import BatchCore, Delivery, MemoryBudget
+from aiokprod.hot.turns import Turns
 
 LOOPS: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {
     "asyncio": asyncio.new_event_loop,
@@ -73,7 +73,7 @@ class Desk:
             roll=self.roll,
             slow_submit=self.slow_submit,
             unix_ms=self.unix_ms,
-            join_line=Turns(self.loop).join,
+            turns=Turns(self.loop, self.loop.time, self.memory),
             **options,
         )
         self.appender.enabled = True

@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aiokprod.engine.turns import Turns
 from aiokprod.errors import BrokerError, Outcome
 from aiokprod.hot.append import (
     DELIVERY_CHARGE,
@@ -24,6 +23,7 @@ from aiokprod.hot.append import (
 )
 from aiokprod.hot.bulk import BulkTracker
 from aiokprod.hot.core import BatchCore, Delivery, MemoryBudget, murmur2
+from aiokprod.hot.turns import Turns
 from tests.hot.desk import NOW_MS, Desk, IdleLoop, idle_desk, on_both_loops
 from tests.hot.test_core import ANY_TIMES, HEADERS, NULLABLE
 from tests.reference.records import PlainRecord, encode_records
@@ -255,7 +255,7 @@ def test_roll_without_a_batch_counts_nothing() -> None:
         roll=lambda topic, partition, size: None,
         slow_submit=desk.slow_submit,
         unix_ms=desk.unix_ms,
-        join_line=Turns(desk.loop).join,
+        turns=Turns(desk.loop, desk.loop.time, desk.memory),
         max_request_size=1000,
         sticky_limit=1000,
     )
@@ -474,7 +474,7 @@ async def test_admission_can_be_closed_and_thrown_into() -> None:
 
 
 @on_both_loops
-async def test_submitting_task_yields_when_its_slice_is_over() -> None:
+async def test_submitting_task_waits_for_its_turn_when_its_slice_is_over() -> None:
     desk = Desk(slice_length=-1.0)  # over before it begins
     turns = 0
 
@@ -485,30 +485,70 @@ async def test_submitting_task_yields_when_its_slice_is_over() -> None:
             turns += 1
 
     task = asyncio.ensure_future(other())
-    for _ in range(640):
+    for _ in range(66 + 10 * 257):
         await desk.appender.submit("t", b"v")
-    assert 18 <= turns <= 24, "two passes every 64 records: one until our turn, one until we run"
-    assert desk.core.count == 640
+    assert 20 <= turns <= 26, "two passes for every turn of 256 records"
+    assert desk.core.count == 66 + 10 * 257
     task.cancel()
 
 
 @on_both_loops
-async def test_tasks_that_come_after_the_slice_wait_at_their_first_record() -> None:
+async def test_pass_whose_time_is_over_lets_light_tasks_through() -> None:
     desk = Desk(slice_length=-1.0)
-    passes: list[list[int]] = [[]]
+    passes: list[list[str]] = [[]]
 
-    async def user(name: int, records: int) -> None:
+    async def user(name: str, records: int) -> None:
         for _ in range(records):
             passes[-1].append(name)
             assert isinstance(await desk.appender.submit("t", b"v"), Delivery)
 
-    tasks = [asyncio.ensure_future(user(0, 64))]  # the clock is looked at with the 64th
-    tasks += [asyncio.ensure_future(user(name, 3)) for name in (1, 2, 3)]
+    tasks = [asyncio.ensure_future(user("first", 64))]  # the clock is looked at with the 64th
+    tasks += [asyncio.ensure_future(user(f"light {n}", 1)) for n in range(300)]
+    tasks += [asyncio.ensure_future(user("greedy", 6))]
     while not all(task.done() for task in tasks):
         await asyncio.sleep(0)
         passes.append([])
     used = [names for names in passes if names]
-    assert used == [[0] * 64 + [1, 2, 3], [1, 1, 2, 2, 3, 3]], "each pass has a slice of its own"
+    assert used[0][:64] == ["first"] * 64
+    assert len(used[0]) == 64 + 300 + 2, "all light tasks, and two of the greedy one's"
+    assert used[1] == ["greedy"] * 4, "then it had to wait"
+
+
+@on_both_loops
+async def test_nobody_waits_in_a_pass_that_has_just_begun() -> None:
+    desk = Desk(slice_length=-1.0)
+    admissions = [desk.appender.submit("t", b"v") for _ in range(1000)]
+    passes = 0
+
+    async def count() -> None:
+        nonlocal passes
+        while True:
+            await asyncio.sleep(0)
+            passes += 1
+
+    task = asyncio.ensure_future(count())
+    for admission in admissions:
+        await admission
+    assert passes <= 4, "the first one waits; for all others the time was over in an earlier pass"
+    task.cancel()
+
+
+@on_both_loops
+async def test_greedy_tasks_take_turns_and_none_is_left_behind() -> None:
+    desk = Desk(slice_length=-1.0)
+    sent = [0] * 300
+
+    async def user(number: int) -> None:
+        while True:
+            await desk.appender.submit("t", b"v")
+            sent[number] += 1
+
+    tasks = [asyncio.ensure_future(user(number)) for number in range(len(sent))]
+    while min(sent) < 200:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    for task in tasks:
+        task.cancel()
+    assert max(sent) <= 16 * min(sent) + 64, "its turn, or a few in its first pass"
 
 
 @on_both_loops
@@ -521,13 +561,13 @@ async def test_task_cancelled_while_it_waits_for_its_turn() -> None:
 
     task = asyncio.ensure_future(user())
     await asyncio.sleep(0)
-    assert desk.core.count == 64, "in line with the 64th"
+    assert desk.core.count == 65, "in line with the record after the look at the clock"
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    for _ in range(64):
+    for _ in range(300):
         await desk.appender.submit("t", b"v")
-    assert desk.core.count == 128
+    assert desk.core.count == 365
 
 
 @on_both_loops

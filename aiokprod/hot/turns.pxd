@@ -1,0 +1,11 @@
+from aiokprod.hot.core cimport MemoryBudget
+
+
+cdef class Turns:
+    cdef object loop
+    cdef object clock
+    cdef MemoryBudget memory
+    cdef object line
+    cdef Py_ssize_t group
+    cdef double began
+    cdef readonly Py_ssize_t waiting

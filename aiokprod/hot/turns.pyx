@@ -1,0 +1,74 @@
+# cython: language_level=3
+"""Who sends more than a loop pass has time for, and goes on in which of the next ones.
+
+Were all of them to go on in the next pass, thousands of tasks would make it last as long as all
+their records take, and brokers would be heard and served once in that time only.
+"""
+
+from collections import deque
+
+from libc.math cimport INFINITY
+
+from aiokprod.hot.core cimport MemoryBudget
+
+FIRST = 16
+MOST = 256
+ROUND = 512
+LONG = 0.0005
+
+
+cdef class Turns:
+    """A line before the loop; in every pass a group of it goes on.
+
+    The next group is half as large if this one used the loop for longer than `LONG` seconds, else
+    twice as large, and never so small that the last of the line waits for more than about `ROUND`
+    passes. What others do in a pass does not count: a busy loop is not for us to relieve. While a
+    quarter of the memory is in use the group is as small as may be, since who finds no room has
+    to wait once more, and for longer.
+
+    Invariant: a release is scheduled exactly while somebody is in the line.
+    """
+
+    def __init__(self, loop not None, clock, MemoryBudget memory not None):
+        self.loop = loop
+        self.clock = clock
+        self.memory = memory
+        self.line = deque()
+
+    def join(self):
+        """A future, done when it is the caller's turn; marked as awaited, for an iterator to
+        yield."""
+        place = self.loop.create_future()
+        place._asyncio_future_blocking = True
+        if not self.waiting:
+            self.group = FIRST // 2
+            self.began = INFINITY
+            self.loop.call_soon(self.release)
+        self.line.append(place)
+        self.waiting += 1
+        return place
+
+    def begin(self):
+        """Runs just before a group, in the order in which a loop runs what is ready."""
+        self.began = self.clock()
+
+    def release(self):
+        """Runs just after a group, once per loop pass while somebody waits."""
+        cdef Py_ssize_t least = max(1, self.waiting // ROUND)
+        if <double>self.clock() - self.began > LONG:
+            self.group = max(1, self.group // 2)
+        else:
+            self.group = min(MOST, self.group * 2)
+        if self.group < least or self.memory.used > self.memory.limit // 4:
+            self.group = least
+        self.group = min(self.group, self.waiting)
+        self.loop.call_soon(self.begin)
+        try:
+            for _ in range(self.group):
+                place = self.line.popleft()
+                self.waiting -= 1
+                if not place.done():  # else its task was cancelled
+                    place.set_result(None)
+        finally:  # also if a signal's handler raises here
+            if self.waiting:
+                self.loop.call_soon(self.release)
