@@ -9,3 +9,6 @@ cdef class Turns:
     cdef Py_ssize_t group
     cdef double began
     cdef readonly Py_ssize_t waiting
+    cdef bint scheduled
+
+    cdef int schedule(self) except -1

@@ -23,10 +23,11 @@ cdef class Turns:
     The next group is half as large if this one used the loop for longer than `LONG` seconds, else
     twice as large, and never so small that the last of the line waits for more than about `ROUND`
     passes. What others do in a pass does not count: a busy loop is not for us to relieve. While a
-    quarter of the memory is in use the group is as small as may be, since who finds no room has
-    to wait once more, and for longer.
+    quarter of the memory is in use the group stays small, since who finds no room has to wait once
+    more, and for longer.
 
-    Invariant: a release is scheduled exactly while somebody is in the line.
+    A signal's handler may raise anywhere, so whether a release is scheduled is noted apart: whoever
+    joins sees to it again.
     """
 
     def __init__(self, loop not None, clock, MemoryBudget memory not None):
@@ -40,13 +41,18 @@ cdef class Turns:
         yield."""
         place = self.loop.create_future()
         place._asyncio_future_blocking = True
-        if not self.waiting:
-            self.group = FIRST // 2
-            self.began = INFINITY
-            self.loop.call_soon(self.release)
         self.line.append(place)
         self.waiting += 1
+        if not self.scheduled:
+            self.group = FIRST // 2
+            self.began = INFINITY
+            self.schedule()
         return place
+
+    cdef int schedule(self) except -1:
+        self.loop.call_soon(self.release)
+        self.scheduled = True
+        return 0
 
     def begin(self):
         """Runs just before a group, in the order in which a loop runs what is ready."""
@@ -55,15 +61,16 @@ cdef class Turns:
     def release(self):
         """Runs just after a group, once per loop pass while somebody waits."""
         cdef Py_ssize_t least = max(1, self.waiting // ROUND)
+        self.scheduled = False
         if <double>self.clock() - self.began > LONG:
             self.group = max(1, self.group // 2)
         else:
             self.group = min(MOST, self.group * 2)
-        if self.group < least or self.memory.used > self.memory.limit // 4:
-            self.group = least
-        self.group = min(self.group, self.waiting)
-        self.loop.call_soon(self.begin)
+        if self.memory.used > self.memory.limit // 4:
+            self.group = min(self.group, FIRST)
+        self.group = min(self.waiting, max(self.group, least))
         try:
+            self.loop.call_soon(self.begin)
             for _ in range(self.group):
                 place = self.line.popleft()
                 self.waiting -= 1
@@ -71,4 +78,4 @@ cdef class Turns:
                     place.set_result(None)
         finally:  # also if a signal's handler raises here
             if self.waiting:
-                self.loop.call_soon(self.release)
+                self.schedule()

@@ -139,15 +139,15 @@ async def test_what_others_do_in_a_pass_does_not_make_the_group_smaller() -> Non
 
 
 @virtual
-async def test_group_is_as_small_as_may_be_while_memory_is_in_use() -> None:
+async def test_group_stays_small_while_memory_is_in_use() -> None:
     loop, line = slow_line(used=251)
     for _ in range(3 * ROUND):
         line.join()
-    assert [loop.run(0) for _ in range(2)] == [3, 2]
+    assert [loop.run(0) for _ in range(3)] == [FIRST, FIRST, FIRST]
     loop, line = slow_line(used=250)
     for _ in range(3 * ROUND):
         line.join()
-    assert loop.run(0) == FIRST
+    assert [loop.run(0) for _ in range(3)] == [FIRST, 2 * FIRST, 4 * FIRST]
 
 
 @virtual
@@ -179,6 +179,30 @@ async def test_interrupted_release_does_not_strand_the_line() -> None:
     with pytest.raises(KeyboardInterrupt):
         loop.run(0)
     assert loop.run(0) == 1
+    assert line.waiting == 0
+
+
+@virtual
+@pytest.mark.parametrize("failing", [1, 2])
+async def test_interrupted_schedule_is_made_good_by_who_joins_next(failing: int) -> None:
+    loop, line = slow_line()
+    places = [line.join() for _ in range(3 * FIRST)]
+    call_soon, calls = loop.call_soon, 0
+
+    def interrupted(*args: object) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == failing:
+            raise KeyboardInterrupt
+        call_soon(*args)
+
+    loop.call_soon = interrupted  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        loop.run(0)
+    places.append(line.join())
+    for _ in range(10):
+        loop.run(0)
+    assert all(place.done() for place in places)
     assert line.waiting == 0
 
 
