@@ -1,4 +1,4 @@
-"""The outside world as one value: network, wall clock, randomness. Tests replace it."""
+"""The outside world as one value: network, clocks, randomness. Tests replace it."""
 
 from __future__ import annotations
 
@@ -55,8 +55,11 @@ class Environment:
         dialer: resolves names and opens connections.
         unix_ms: wall clock, read for record timestamps only.
         rng: jitter and partition choice; seeded in simulations.
+        stopwatch: s, of any beginning; how long callers use the loop, which its own clock may tell
+            in milliseconds only (uvloop).
     """
 
     dialer: Dialer
     unix_ms: Callable[[], int] = unix_ms
     rng: random.Random = field(default_factory=random.Random)
+    stopwatch: Callable[[], float] = time.perf_counter

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
@@ -139,7 +138,7 @@ class Runtime:
             roll=self.accumulator.roll,
             slow_submit=slow_submit,
             unix_ms=environment.unix_ms,
-            turns=Turns(loop, time.perf_counter, self.memory),
+            turns=Turns(loop, environment.stopwatch, self.memory),
             max_request_size=config.max_request_size,
             sticky_limit=self.accumulator.sticky_limit,
             ignore_keys=config.partitioner_ignore_keys,

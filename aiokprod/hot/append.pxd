@@ -31,8 +31,7 @@ cdef class Appender:
     cdef object roll
     cdef object slow_submit
     cdef object unix_ms
-    cdef Turns turns
-    cdef object current_task
+    cdef readonly Turns turns
     cdef PyObject* last_task  # only compared, never used
     cdef int streak
     cdef int allowance

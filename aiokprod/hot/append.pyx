@@ -159,7 +159,7 @@ cdef class Admission:
         if appender is None:
             return None
         if not self.waited and appender.tick_open and \
-                (appender.overrun or appender.turns.waiting):
+                (appender.overrun or appender.turns.line):
             self.waited = True
             return appender.turns.join()
         self.appender = None
@@ -256,7 +256,6 @@ cdef class Appender:
         self.slow_submit = slow_submit
         self.unix_ms = unix_ms
         self.turns = turns
-        self.current_task = current_task
         self.max_request_size = max_request_size
         self.sticky_limit = sticky_limit
         self.ignore_keys = ignore_keys
@@ -281,7 +280,7 @@ cdef class Appender:
             else:
                 self.overrun = self.overrun or self.slice_over()
                 self.allowance = 0
-                if (self.overrun or self.turns.waiting) and self.is_greedy():
+                if (self.overrun or self.turns.line) and self.is_greedy():
                     admission.appender = self
         elif self.overrun and self.is_greedy():
             self.since_check = 0
@@ -575,7 +574,9 @@ cdef class Appender:
         if self.allowance > 0:
             self.allowance -= 1
             return False
-        task = self.current_task(self.loop)
+        task = current_task(self.loop)
+        if task is None:  # a callback of the loop, which cannot wait
+            return False
         if <PyObject*>task != self.last_task:
             self.last_task = <PyObject*>task
             self.streak = 0

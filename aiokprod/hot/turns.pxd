@@ -7,8 +7,8 @@ cdef class Turns:
     cdef MemoryBudget memory
     cdef object line
     cdef Py_ssize_t group
+    cdef Py_ssize_t least
     cdef double began
-    cdef readonly Py_ssize_t waiting
     cdef bint scheduled
 
     cdef int schedule(self) except -1

@@ -21,8 +21,7 @@ cdef class Turns:
     """A line before the loop; in every pass a group of it goes on.
 
     The next group is half as large if this one used the loop for longer than `LONG` seconds, else
-    twice as large, and never so small that the last of the line waits for more than about `ROUND`
-    passes. What others do in a pass does not count: a busy loop is not for us to relieve. While a
+    twice as large, and never so small that anybody waits for more than `ROUND` passes. What others do in a pass does not count: a busy loop is not for us to relieve. While a
     quarter of the memory is in use the group stays small, since who finds no room has to wait once
     more, and for longer.
 
@@ -36,15 +35,20 @@ cdef class Turns:
         self.memory = memory
         self.line = deque()
 
+    @property
+    def waiting(self):
+        """How many are in the line."""
+        return len(self.line)
+
     def join(self):
         """A future, done when it is the caller's turn; marked as awaited, for an iterator to
         yield."""
         place = self.loop.create_future()
         place._asyncio_future_blocking = True
         self.line.append(place)
-        self.waiting += 1
         if not self.scheduled:
             self.group = FIRST // 2
+            self.least = 1
             self.began = INFINITY
             self.schedule()
         return place
@@ -60,22 +64,22 @@ cdef class Turns:
 
     def release(self):
         """Runs just after a group, once per loop pass while somebody waits."""
-        cdef Py_ssize_t least = max(1, self.waiting // ROUND)
+        cdef Py_ssize_t waiting = len(self.line)
         self.scheduled = False
+        self.least = max(self.least, -(-waiting // ROUND))  # kept: who came last counts on it
         if <double>self.clock() - self.began > LONG:
             self.group = max(1, self.group // 2)
         else:
             self.group = min(MOST, self.group * 2)
         if self.memory.used > self.memory.limit // 4:
             self.group = min(self.group, FIRST)
-        self.group = min(self.waiting, max(self.group, least))
+        self.group = min(waiting, max(self.group, self.least))
         try:
             self.loop.call_soon(self.begin)
             for _ in range(self.group):
                 place = self.line.popleft()
-                self.waiting -= 1
                 if not place.done():  # else its task was cancelled
                     place.set_result(None)
         finally:  # also if a signal's handler raises here
-            if self.waiting:
+            if self.line:
                 self.schedule()

@@ -55,6 +55,7 @@ def make_producer(cluster: FakeCluster, **options: Any) -> Producer[Any, Any]:
         dialer=options.pop("dialer", cluster.network),
         unix_ms=options.pop("unix_ms", cluster.unix_ms),
         rng=rng,
+        stopwatch=now,
     )
     return Producer(environment=environment, **options)
 

@@ -515,6 +515,30 @@ async def test_pass_whose_time_is_over_lets_light_tasks_through() -> None:
 
 
 @on_both_loops
+async def test_callbacks_are_not_taken_for_one_greedy_task() -> None:
+    desk = Desk(slice_length=-1.0)
+    loop = asyncio.get_running_loop()
+    admissions: list[Any] = []
+    for _ in range(200):
+        loop.call_soon(lambda: admissions.append(desk.appender.submit("t", b"v")))
+    await asyncio.sleep(0)
+    passes = 0
+
+    async def count() -> None:
+        nonlocal passes
+        while True:
+            await asyncio.sleep(0)
+            passes += 1
+
+    task = asyncio.ensure_future(count())
+    for admission in admissions:
+        await admission
+    assert len(admissions) == 200
+    assert passes == 0
+    task.cancel()
+
+
+@on_both_loops
 async def test_nobody_waits_in_a_pass_that_has_just_begun() -> None:
     desk = Desk(slice_length=-1.0)
     admissions = [desk.appender.submit("t", b"v") for _ in range(1000)]

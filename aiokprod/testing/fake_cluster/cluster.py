@@ -148,8 +148,10 @@ class FakeCluster(ClusterAdmin):
         return ",".join(broker.address for broker in self.brokers.values())
 
     def environment(self, seed: int = 0) -> Environment:
-        """What a producer takes to live in this cluster's world: its network, clock and dice."""
-        return Environment(self.network, unix_ms=self.unix_ms, rng=random.Random(seed))
+        """What a producer takes to live in this cluster's world: its network, clocks and dice."""
+        return Environment(
+            self.network, self.unix_ms, random.Random(seed), stopwatch=lambda: self.loop.time()
+        )
 
     def unix_ms(self) -> int:
         """The brokers' wall clock, ms; moves with the loop's clock."""
