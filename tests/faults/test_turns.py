@@ -26,6 +26,12 @@ def in_line(producer):
     return producer._runtime.appender.turns.waiting
 
 
+async def crowded(producer):
+    """Half of the users are in line."""
+    while in_line(producer) < USERS // 2:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+
+
 def run(users, **options):
     """`users(producer, cluster)` with a topic of four partitions on three brokers."""
 
@@ -70,8 +76,7 @@ def test_close_ends_who_waits_in_line():
 
     async def users(producer, cluster):
         tasks = [asyncio.create_task(user(producer, name)) for name in range(USERS)]
-        while in_line(producer) < USERS // 2:
-            await asyncio.sleep(0)
+        await crowded(producer)
         await producer.close(5)
         await asyncio.wait_for(asyncio.gather(*tasks), 10)
         assert in_line(producer) == 0
@@ -87,8 +92,7 @@ def test_cancelled_in_line_the_record_was_admitted_and_has_its_outcome():
     async def users(producer, cluster):
         nonlocal cancelled
         tasks = [asyncio.create_task(send(producer, handles, n, 3000)) for n in range(USERS)]
-        while in_line(producer) < USERS // 2:
-            await asyncio.sleep(0)
+        await crowded(producer)
         for task in tasks[::2]:
             cancelled += task.cancel()
         await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 60)
