@@ -10,6 +10,7 @@ import pytest
 
 from aiokprod.errors import KafkaError, Outcome, ProducerClosed
 from aiokprod.hot.append import Appender
+from aiokprod.hot.turns import Turns
 from tests.faults.kit import play, world
 from tests.faults.simulation.batch import Totals, outcomes
 
@@ -133,8 +134,17 @@ def test_full_memory_and_silent_brokers_hold_nobody_for_ever_in_line():
     assert set(outcomes_seen) <= {Outcome.NOT_SENT, Outcome.UNKNOWN}
 
 
-def test_simulation_with_everybody_in_line():
+def test_simulation_in_which_senders_wait_in_line(monkeypatch):
+    releases = []
+
+    class Watched(Turns):
+        def release(self):
+            releases.append(self.waiting)
+            super().release()
+
+    monkeypatch.setattr("aiokprod.runtime.Turns", Watched)
     totals = Totals()
     for seed, found in outcomes(range(300, 340), jobs=1):
         totals.add(seed, found)
     assert not totals.broken
+    assert len(releases) >= 10, "the clock is looked at with every 64th record only"
