@@ -21,9 +21,9 @@ cdef class Turns:
     """A line before the loop; in every pass a group of it goes on.
 
     The next group is half as large if this one used the loop for longer than `LONG` seconds, else
-    twice as large, and never so small that anybody waits for more than `ROUND` passes. What others do in a pass does not count: a busy loop is not for us to relieve. While a
-    quarter of the memory is in use the group stays small, since who finds no room has to wait once
-    more, and for longer.
+    twice as large, and never so small that anybody waits for more than `ROUND` passes. What others
+    do in a pass does not count: a busy loop is not for us to relieve. While a quarter of the memory
+    is in use the group stays small, since who finds no room has to wait once more, and for longer.
 
     A signal's handler may raise anywhere, so whether a release is scheduled is noted apart: whoever
     joins sees to it again.
@@ -66,20 +66,20 @@ cdef class Turns:
         """Runs just after a group, once per loop pass while somebody waits."""
         cdef Py_ssize_t waiting = len(self.line)
         self.scheduled = False
-        self.least = max(self.least, -(-waiting // ROUND))  # kept: who came last counts on it
-        if <double>self.clock() - self.began > LONG:
-            self.group = max(1, self.group // 2)
-        else:
-            self.group = min(MOST, self.group * 2)
-        if self.memory.used > self.memory.limit // 4:
-            self.group = min(self.group, FIRST)
-        self.group = min(waiting, max(self.group, self.least))
         try:
+            self.least = max(self.least, -(-waiting // ROUND))  # kept: who came last counts on it
+            if <double>self.clock() - self.began > LONG:
+                self.group = max(1, self.group // 2)
+            else:
+                self.group = min(MOST, self.group * 2)
+            if self.memory.used > self.memory.limit // 4:
+                self.group = min(self.group, FIRST)
+            self.group = min(waiting, max(self.group, self.least))
             self.loop.call_soon(self.begin)
             for _ in range(self.group):
                 place = self.line.popleft()
                 if not place.done():  # else its task was cancelled
                     place.set_result(None)
-        finally:  # also if a signal's handler raises here
+        finally:  # also if the clock or a signal's handler raises here
             if self.line:
                 self.schedule()

@@ -210,6 +210,28 @@ async def test_interrupted_schedule_is_made_good_by_who_joins_next(failing: int)
     assert line.waiting == 0
 
 
+@virtual
+async def test_clock_that_fails_in_a_release_strands_nobody() -> None:
+    loop = asyncio.get_running_loop()
+    told: list[BaseException] = []
+    loop.set_exception_handler(lambda _, context: told.append(context["exception"]))
+    readings = 0
+
+    def clock() -> float:
+        nonlocal readings
+        readings += 1
+        if readings == 1:
+            raise MemoryError
+        return loop.time()
+
+    line = Turns(loop, clock, MemoryBudget(1000))
+    places = [line.join() for _ in range(3)]
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert [type(error) for error in told] == [MemoryError]
+    assert all(place.done() for place in places)
+
+
 @pytest.mark.parametrize("seed", range(10))
 @virtual
 async def test_random_use_forgets_nobody(seed: int) -> None:
