@@ -27,7 +27,6 @@ from aiokprod.errors import (
     KafkaError,
     Outcome,
 )
-from aiokprod.hot.sending import Sends
 from aiokprod.interceptors import InterceptorChain, ProducerInterceptor
 from aiokprod.observer import Metrics, Observer, ObserverChain
 from aiokprod.partitioners import AnyPartitioner
@@ -208,12 +207,9 @@ class Producer(TransactionalCalls, Generic[K, V]):
             self._serializers.plain and self._partitioner is None and self._interceptors is None
         )
         self._runtime = runtime
-        # Calls go straight to compiled code; its slow paths lead back to `_submit` and `_send`.
-        self._sends = Sends(runtime.appender, self._send).send
-        if type(self).submit is Producer.submit:
+        if type(self).submit is _SUBMIT:  # neither overridden nor instrumented
+            # Calls go straight to compiled code; its slow path leads back to `_submit`.
             self.__dict__["submit"] = runtime.appender.submit
-        if type(self).send is Producer.send:
-            self.__dict__["send"] = self._sends
         runtime.start()
         return runtime
 
@@ -256,22 +252,18 @@ class Producer(TransactionalCalls, Generic[K, V]):
         Cancellation withdraws the record if its batch has not been closed for sending; otherwise
         only the waiting ends and the record is delivered or fails all the same.
         """
-        if self._runtime is None:
-            return await self._send(topic, value, key, partition, timestamp_ms, headers, timeout)
-        return await self._sends(
-            topic, value, key=key, partition=partition, timestamp_ms=timestamp_ms,
-            headers=headers, timeout=timeout,
-        )  # fmt: skip
-
-    async def _send(
-        self, topic: Any, value: Any, key: Any, partition: Any, timestamp_ms: Any, headers: Any,
-        timeout: float | None,
-    ) -> RecordMetadata:  # fmt: skip
         if timeout is not None:
             return await self._send_within(
                 timeout, topic, value, key, partition, timestamp_ms, headers
             )
-        delivery = await self._submit(topic, value, key, partition, timestamp_ms, headers)
+        runtime = self._runtime
+        delivery = None
+        if runtime is not None:
+            delivery = runtime.appender.try_append(
+                topic, value, key, partition, timestamp_ms, headers
+            )
+        if delivery is None:
+            delivery = await self._submit(topic, value, key, partition, timestamp_ms, headers)
         metadata: RecordMetadata = await delivery
         return metadata
 
@@ -580,5 +572,7 @@ class Producer(TransactionalCalls, Generic[K, V]):
             await self.partitions_for(topic)
         await runtime.connect_leaders(names, deadline)
 
+
+_SUBMIT = Producer.submit
 
 __all__ = ["KafkaError", "Producer"]

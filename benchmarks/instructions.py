@@ -99,6 +99,22 @@ def request(count: int) -> None:
     _with_producer(run)
 
 
+def crowd(count: int) -> None:
+    """So many records of 64 tasks that each await one `send()` after the other."""
+    from benchmarks.nearby import TOPIC
+
+    async def run(producer: Producer[bytes, bytes]) -> None:
+        left = iter(range(count))
+
+        async def task() -> None:
+            for _ in left:
+                await producer.send(TOPIC, VALUE)
+
+        await asyncio.gather(*(task() for _ in range(64)))
+
+    _with_producer(run)
+
+
 def batch(count: int) -> None:
     """`send_many` of so many times 128 KiB; appending and checksums are part of it."""
     from benchmarks.nearby import TOPIC
@@ -133,6 +149,7 @@ CASES: Final[Mapping[str, Callable[[int], None]]] = {
     "submit": submit,
     "settled": settled,
     "request": request,
+    "crowd": crowd,
     "batch": batch,
 }
 OF_REQUESTS: Final = frozenset({"request", "batch"})
@@ -142,6 +159,7 @@ WORDS: Final = {
     "submit": "`await submit()`, the calling loop included",
     "settled": "append with a handle, settlement, `handle.result()`",
     "request": "a request of one record: `await send()`",
+    "crowd": "a record of 64 tasks that `await send()`, in requests of 64",
     "batch": "128 KiB of `send_many`, 1 190 records of 100 bytes",
 }
 

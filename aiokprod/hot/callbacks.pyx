@@ -12,7 +12,7 @@ cdef extern from "Python.h":
 
 cdef class Callbacks:
     """Calls, each in its context. What one raises goes to the loop's exception handler, as with
-    `loop.call_soon`; if the process is to end, the rest is left for the next pass."""
+    `loop.call_soon`."""
 
     def __init__(self, loop not None):
         self.loop = loop
@@ -25,13 +25,27 @@ cdef class Callbacks:
         return 0
 
     cdef int schedule(self) except -1:
-        if self.next < len(self.calls):
-            self.loop.call_soon(self)
+        """Let them run in the next pass. Never raises: nobody else would wake those who wait."""
+        cdef int attempt
+        if self.next >= len(self.calls):
+            return 0
+        for attempt in range(2):  # an interrupted call may have been in time: twice is harmless
+            try:
+                self.handle = self.loop.call_soon(self)
+                return 0
+            except BaseException as error:
+                self.loop.call_exception_handler({
+                    "message": "aiokprod: callbacks of deliveries could not be scheduled",
+                    "exception": error,
+                })
         return 0
 
     def __call__(self):
         cdef list calls = self.calls
-        cdef object fn, context
+        cdef object fn, context, argument
+        self.handle = None
+        if self.next + 3 < len(calls):
+            self.schedule()  # the rest stays in the queue: one may run the loop, or end it
         try:
             while self.next < len(calls):
                 fn, context, argument = \
@@ -46,8 +60,10 @@ cdef class Callbacks:
                 except (SystemExit, KeyboardInterrupt):
                     raise
                 except BaseException as error:
+                    name = getattr(fn, "__qualname__", type(fn).__name__)
                     self.loop.call_exception_handler({
-                        "message": f"Exception in callback {fn!r}", "exception": error,
+                        "message": f"Exception in callback {name}", "exception": error,
                     })
-        finally:  # an exception that ends the process, or a signal's handler
-            self.schedule()
+        finally:
+            if self.handle is not None and self.next >= len(calls):
+                self.handle.cancel()

@@ -87,8 +87,6 @@ cdef class Delivery:
     cdef object failure(self, BatchCore core, int32_t index)
 
 
-cdef int delivery_send(PyObject* self, PyObject* value, PyObject** result) except -1
-
 cdef Py_ssize_t headers_encoded_size(object headers, int32_t* count) except -2
 cdef Py_ssize_t record_body_size(BatchCore core, int64_t timestamp, bytes key, bytes value,
                                  Py_ssize_t headers_size, int32_t header_count) noexcept

@@ -512,15 +512,17 @@ cdef class BatchCore:
         if not self.waiters_sorted:
             waiters.sort(key=_position)
         callbacks = Callbacks(self.loop)
-        for delivery in waiters:
-            try:
-                delivery.settle(callbacks)
-            except BaseException as error:
-                # Whatever one hook does, the others learn their outcome.
-                self.loop.call_exception_handler({
-                    "message": "aiokprod: a hook of a delivery failed", "exception": error,
-                })
-        callbacks.schedule()
+        try:
+            for delivery in waiters:
+                try:
+                    delivery.settle(callbacks)
+                except BaseException as error:
+                    # Whatever one hook does, the others learn their outcome.
+                    self.loop.call_exception_handler({
+                        "message": "aiokprod: a hook of a delivery failed", "exception": error,
+                    })
+        finally:
+            callbacks.schedule()
         return 0
 
     def __repr__(self):
@@ -682,20 +684,22 @@ cdef class Delivery:
         self.is_cancelled = True
         self.is_withdrawn = self.core.withdraw(self.index)
         callbacks = Callbacks(self.core.loop)
-        self.settle(callbacks)
-        callbacks.schedule()
+        try:
+            self.settle(callbacks)
+        finally:
+            callbacks.schedule()
         return True
 
     cdef int settle(self, Callbacks due) except -1:
         cdef list callbacks = self.callbacks
         cdef object hook = self.hook
         self.callbacks = None
+        if callbacks:  # noted before the hook runs, which may raise
+            for fn, context in callbacks:
+                due.add(fn, context, self)
         if hook is not None and (self.is_withdrawn or self.core.state >= S_DONE):
             self.hook = None
             self.run_hook(hook)
-        if callbacks:
-            for fn, context in callbacks:
-                due.add(fn, context, self)
         return 0
 
     cdef int run_hook(self, object hook) except -1:

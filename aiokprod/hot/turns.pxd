@@ -12,3 +12,5 @@ cdef class Turns:
     cdef bint scheduled
 
     cdef int schedule(self) except -1
+    cdef int resize(self) except -1
+    cdef int let_go(self) except -1

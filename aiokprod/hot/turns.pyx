@@ -64,22 +64,32 @@ cdef class Turns:
 
     def release(self):
         """Runs just after a group, once per loop pass while somebody waits."""
-        cdef Py_ssize_t waiting = len(self.line)
         self.scheduled = False
         try:
-            self.least = max(self.least, -(-waiting // ROUND))  # kept: who came last counts on it
-            if <double>self.clock() - self.began > LONG:
-                self.group = max(1, self.group // 2)
-            else:
-                self.group = min(MOST, self.group * 2)
-            if self.memory.used > self.memory.limit // 4:
-                self.group = min(self.group, FIRST)
-            self.group = min(waiting, max(self.group, self.least))
-            self.loop.call_soon(self.begin)
-            for _ in range(self.group):
-                place = self.line.popleft()
-                if not place.done():  # else its task was cancelled
-                    place.set_result(None)
-        finally:  # also if the clock or a signal's handler raises here
-            if self.line:
-                self.schedule()
+            self.resize()
+        finally:  # also if the clock or a signal's handler raises
+            try:
+                self.loop.call_soon(self.begin)
+                self.let_go()
+            finally:
+                if self.line:
+                    self.schedule()
+
+    cdef int resize(self) except -1:
+        cdef Py_ssize_t waiting = len(self.line)
+        self.least = max(self.least, -(-waiting // ROUND))  # kept: who came last counts on it
+        if <double>self.clock() - self.began > LONG:
+            self.group = max(1, self.group // 2)
+        else:
+            self.group = min(MOST, self.group * 2)
+        if self.memory.used > self.memory.limit // 4:
+            self.group = min(self.group, FIRST)
+        self.group = min(waiting, max(self.group, self.least))
+        return 0
+
+    cdef int let_go(self) except -1:
+        for _ in range(min(self.group, len(self.line))):
+            place = self.line.popleft()
+            if not place.done():  # else its task was cancelled
+                place.set_result(None)
+        return 0

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import gc
+import inspect
 import logging
 import pickle
 import weakref
 
 import pytest
 
+from aiokprod import Producer
 from aiokprod.errors import (
     BufferTimeout,
     DeliveryTimeout,
@@ -320,6 +323,43 @@ def test_submit_in_a_tight_loop_lets_others_run():
             return beats
 
     assert asyncio.run(main()) > 3
+
+
+def test_instrumented_methods_are_not_passed_by(monkeypatch):
+    """As OpenTelemetry wraps a class."""
+    calls = []
+
+    def wrap(name):
+        original = getattr(Producer, name)
+
+        @functools.wraps(original)
+        def wrapper(*args, **options):
+            calls.append(name)
+            return original(*args, **options)
+
+        monkeypatch.setattr(Producer, name, wrapper)
+
+    wrap("submit")
+    wrap("send")
+
+    async def main():
+        async with world(partitions=1) as (_, producer, _):
+            await producer.start()
+            await producer.warm(["t"])
+            await (await producer.submit("t", b"x"))
+            await producer.send("t", b"x")
+
+    play(main)
+    assert calls == ["submit", "send"]
+
+
+@scenario(partitions=1)
+async def test_send_is_a_coroutine_function_before_and_after_the_start(cluster, producer, history):
+    assert inspect.iscoroutinefunction(producer.send)
+    await producer.start()
+    await producer.warm(["t"])
+    assert inspect.iscoroutinefunction(producer.send)
+    assert asyncio.iscoroutinefunction(producer.send)
 
 
 @scenario(partitions=1)

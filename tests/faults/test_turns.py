@@ -147,4 +147,5 @@ def test_simulation_in_which_senders_wait_in_line(monkeypatch):
     for seed, found in outcomes(range(300, 360), jobs=1):
         totals.add(seed, found)
     assert not totals.broken
-    assert len(releases) >= 5, "the clock is looked at with every 64th record only"
+    # Few: the clock is looked at with every 64th record only, and plans send less at once.
+    assert len(releases) >= 5, "nobody waited in line"

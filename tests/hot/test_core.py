@@ -25,7 +25,7 @@ from aiokprod.hot.append import handle_of
 from aiokprod.hot.core import BatchCore, Delivery, RecordMetadata
 from aiokprod.wire.batch_reader import Record
 from aiokprod.wire.record_batch import batch_header
-from tests.hot.desk import NOW_MS, Desk, idle_desk, on_both_loops
+from tests.hot.desk import NOW_MS, Desk, IdleLoop, idle_desk, on_both_loops
 from tests.reference.records import PlainRecord, encode_records
 from tests.wire.test_peer_batches import PEERS, read_by_peer
 
@@ -768,6 +768,109 @@ def test_callback_that_ends_the_process_leaves_the_others_to_the_next_pass(
         pending.cancel()
     loop.run_until_complete(asyncio.sleep(0))
     loop.close()
+
+
+@on_both_loops
+async def test_callbacks_keep_their_place_among_others_of_the_loop() -> None:
+    loop = asyncio.get_running_loop()
+    desk = Desk()
+    seen: list[str] = []
+    for delivery in desk.deliveries(3):
+        delivery.add_done_callback(lambda delivery: seen.append("callback"))
+    loop.call_soon(seen.append, "before")
+    desk.core.settle(0)
+    loop.call_soon(seen.append, "after")
+    await asyncio.sleep(0)
+    assert seen == ["before", "callback", "callback", "callback", "after"]
+
+
+class FailingLoop(IdleLoop):
+    """Its `call_soon` fails as often as `failures` says."""
+
+    def __init__(self, error: type[BaseException], failures: int) -> None:
+        super().__init__()
+        self.error, self.failures = error, failures
+        self.told: list[BaseException] = []
+
+    def call_soon(self, *args: Any, **options: Any) -> None:
+        if self.failures:
+            self.failures -= 1
+            raise self.error
+        super().call_soon(*args, **options)
+
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        self.told.append(context["exception"])
+
+
+@pytest.mark.parametrize("failures", [1, 2])
+@pytest.mark.parametrize("error", [MemoryError, KeyboardInterrupt])
+def test_batch_is_settled_although_call_soon_fails(
+    error: type[BaseException], failures: int
+) -> None:
+    """Once it does not matter; twice, and the waiter is lost, but nobody else."""
+    loop = FailingLoop(error, 0)
+    desk = Desk(loop=loop)  # type: ignore[arg-type]
+    delivery = desk.append()
+    seen: list[Delivery] = []
+    delivery.add_done_callback(seen.append)
+    loop.calls.clear()
+    loop.failures = failures
+    assert desk.core.settle(0)
+    assert [type(told) for told in loop.told] == [error] * failures
+    for call in loop.calls:
+        call()
+    assert seen == [delivery][: 2 - failures]
+
+
+def test_nested_run_of_the_loop_sees_the_rest_of_the_batch() -> None:
+    """A callback that runs the loop, as nest_asyncio has it do in notebooks."""
+    seen: list[str] = []
+
+    async def main() -> None:
+        loop: Any = asyncio.get_running_loop()
+        desk = Desk()
+
+        def nested(delivery: Delivery) -> None:
+            loop._run_once()
+            seen.append("first")
+
+        for number, delivery in enumerate(desk.deliveries(3)):
+            name = f"callback {number}"
+            delivery.add_done_callback(
+                nested if number == 0 else lambda delivery, name=name: seen.append(name)
+            )
+        desk.core.settle(0)
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+
+    asyncio.run(main())
+    assert seen == ["callback 1", "callback 2", "first"]
+
+
+@on_both_loops
+async def test_hook_that_fails_does_not_cost_the_waiter_its_outcome() -> None:
+    loop = asyncio.get_running_loop()
+    told: list[dict[str, Any]] = []
+    loop.set_exception_handler(lambda _, context: told.append(context))
+    desk = Desk()
+
+    def hook(metadata: Any, error: Any) -> None:
+        raise asyncio.CancelledError
+
+    acknowledged, cancelled = desk.deliveries(2)
+    acknowledged.set_hook(hook)
+    cancelled.set_hook(hook)
+    tasks = [asyncio.ensure_future(_await(delivery)) for delivery in (acknowledged, cancelled)]
+    await asyncio.sleep(0)
+    with pytest.raises(asyncio.CancelledError):
+        cancelled.cancel()
+    desk.core.settle(0)
+    _, pending = await asyncio.wait(tasks, timeout=1)
+    assert not pending
+    assert tasks[0].result().offset == 0
+    assert tasks[1].cancelled()
+    assert len(told) == 1
+    loop.set_exception_handler(None)
 
 
 @pytest.mark.parametrize("callback", [None, 5, "text"])
