@@ -51,7 +51,7 @@ KINDS: Final = tuple(
             r"^core\.",
             r"(?i)waiter|callback|__await__|iternext|__next__|set_hook|wake|await",
         ),
-        ("await", r"^(sending|callbacks)\.", ""),
+        ("await", r"^callbacks\.", ""),
         ("settle", r"^core\.", r"(?i)settle|metadata|result|done|fail|dealloc"),
         ("append and encode", r"^(append|bulk|core|table|arrow)\.", ""),
         ("encode requests", r"^encoders\.", ""),
