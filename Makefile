@@ -8,6 +8,7 @@
 #   make bench-columns              Arrow columns to record batches, beside memcpy; a minute
 #   make simulate                   2000 seeds of the producer among faults (SEEDS=a-b)
 #   make detection                  41 historical bugs put back; the simulation must find each
+#   make mutants                    500 mutants of the code; the tests must notice 95 %
 #   make in-flight                  65 536 fates of five batches in flight
 #   make fuzz                       10 million damaged answers and streams (EXECUTIONS=…)
 #   make chaos                      21 faults on three real nodes, 3 runs each (FAULTS=… RUNS=…)
@@ -30,7 +31,7 @@ INPUTS := pyproject.toml setup.py $(wildcard aiokprod/hot/*.pyx aiokprod/hot/*.p
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test lint unit bench integration supply kerberos reauth \
-    simulate detection in-flight fuzz chaos soak contrast transactions spark-test spark-campaign spark-demo bench-spark \
+    simulate detection mutants in-flight fuzz chaos soak contrast transactions spark-test spark-campaign spark-demo bench-spark \
     bench-core bench-columns clean
 
 help:
@@ -109,6 +110,13 @@ simulate: $(VENV)/.test
 
 detection: $(VENV)/.test
 	$(PY) -m tests.faults.detection
+
+# Goes on where it was interrupted; MINUTES=n begins no mutant after so long.
+MUTANTS := 500
+SEED    := 1
+
+mutants: $(VENV)/.test
+	$(PY) -m tests.mutants --count $(MUTANTS) --seed $(SEED) $(if $(MINUTES),--minutes $(MINUTES))
 
 in-flight: $(VENV)/.test
 	$(PY) -m tests.faults.in_flight

@@ -1,0 +1,100 @@
+"""What is mutated, how often, and which tests each module has to answer to."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from tests.mutants.operators import Mutation, sites
+
+ROOT: Final = Path(__file__).parents[2]
+
+
+@dataclass(frozen=True)
+class Group:
+    """Modules that are sampled together.
+
+    Attributes:
+        name: for the report.
+        patterns: files, relative to the repository.
+        left_out: files of `patterns` that belong to another group.
+        share: mutants of each hundred.
+        own: tests that run in full where no map by lines exists (Cython).
+        wider: what a mutant meets that survived all tests of its lines.
+    """
+
+    name: str
+    patterns: tuple[str, ...]
+    left_out: tuple[str, ...]
+    share: int
+    own: tuple[str, ...]
+    wider: tuple[tuple[str, ...], ...]
+
+
+SEEDS: Final = ("-m", "tests.faults.simulation", "--jobs", "1", "--seeds")
+_SIMULATION: Final = ((*SEEDS, "0-120"),)
+_TRANSACTIONS: Final = (("-m", "pytest", "-q", "-x", "tests/transactions"),)
+
+GROUPS: Final = (
+    Group(
+        "engine",
+        ("aiokprod/engine/*.py",),
+        ("transaction*", "coordinators.py", "marker_pace.py", "openings.py"),
+        30,
+        (),
+        _SIMULATION,
+    ),
+    Group(
+        "transactions",
+        (
+            "aiokprod/engine/transaction*.py",
+            "aiokprod/engine/coordinators.py",
+            "aiokprod/engine/marker_pace.py",
+            "aiokprod/engine/openings.py",
+        ),
+        (),
+        12,
+        (),
+        _TRANSACTIONS,
+    ),
+    Group("net", ("aiokprod/net/*.py", "aiokprod/net/security/*.py"), (), 20, (), _SIMULATION),
+    Group("client side", ("aiokprod/*.py",), ("__init__.py", "version.py"), 16, (), _SIMULATION),
+    Group("spark", ("aiokprod/spark/*.py",), (), 8, (), ()),
+    Group(
+        "compiled core",
+        ("aiokprod/hot/*.pyx",),
+        (),
+        14,
+        ("tests/hot", "tests/tables", "tests/wire"),
+        (
+            (*SEEDS, "0-60"),
+            ("-m", "pytest", "-q", "-x", "tests/fuzz", "tests/spark/test_readback.py"),
+        ),
+    ),
+)
+
+
+def sample(
+    count: int, seed: int, groups: tuple[Group, ...] = GROUPS
+) -> list[tuple[Group, Mutation]]:
+    """`count` mutants by the shares of the groups, in random order; the same for the same seed.
+
+    Within a group every site is as likely as any other, so large modules get more.
+    """
+    rng = random.Random(seed)
+    total = sum(group.share for group in groups)
+    chosen: list[tuple[Group, Mutation]] = []
+    for group in groups:
+        found = [
+            mutation
+            for pattern in group.patterns
+            for path in sorted(ROOT.glob(pattern))
+            if not any(path.match(other) for other in group.left_out)
+            for mutation in sites(path.relative_to(ROOT).as_posix(), path.read_text())
+        ]
+        wanted = min(round(count * group.share / total), len(found))
+        chosen += [(group, mutation) for mutation in rng.sample(found, wanted)]
+    rng.shuffle(chosen)
+    return chosen
