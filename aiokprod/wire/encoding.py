@@ -30,8 +30,14 @@ _SIZED: Final = {
 
 
 @memoised
-def encode_plan(cls: type[Struct], version: int, flexible: bool) -> Encoder:
-    """The encoder of `cls` as it is in `version` of its message."""
+def encode_plan(
+    cls: type[Struct], version: int, flexible: bool, any_null: bool = False
+) -> Encoder:
+    """The encoder of `cls` as it is in `version` of its message.
+
+    `any_null`: None is encoded as null in any string, bytes or array, even where the protocol
+    allows none; brokers of other makers do that, and tests stand in for them.
+    """
     fields: list[tuple[str, Encoder]] = []
     tagged: list[tuple[int, str, Encoder, object]] = []
     absent: list[tuple[str, object]] = []
@@ -40,9 +46,9 @@ def encode_plan(cls: type[Struct], version: int, flexible: bool) -> Encoder:
             if not spec.ignorable:
                 absent.append((spec.name, spec.default))
         elif spec.tag is None:
-            fields.append((spec.name, _field(spec, version, flexible)))
+            fields.append((spec.name, _field(spec, version, flexible, any_null)))
         else:
-            encoder = _field(spec, version, flexible)
+            encoder = _field(spec, version, flexible, any_null)
             tagged.append((spec.tag, spec.name, encoder, spec.default))
     tagged.sort(key=lambda item: item[0])
 
@@ -54,20 +60,20 @@ def encode_plan(cls: type[Struct], version: int, flexible: bool) -> Encoder:
     return StructEncoder(fields, tagged if flexible else None, absent, absent_error)
 
 
-def _field(spec: FieldSpec, version: int, flexible: bool) -> Encoder:
+def _field(spec: FieldSpec, version: int, flexible: bool, any_null: bool) -> Encoder:
     width = spec.length_width(flexible)
-    null_error = _null_error(spec, version)
+    null_error = None if any_null else _null_error(spec, version)
     if spec.array:
-        return ArrayEncoder(width, null_error, _element(spec, version, flexible))
+        return ArrayEncoder(width, null_error, _element(spec, version, flexible, any_null))
     if spec.wire_type in _SIZED:
         return _SIZED[spec.wire_type](width, null_error)
-    return _element(spec, version, flexible)
+    return _element(spec, version, flexible, any_null)
 
 
-def _element(spec: FieldSpec, version: int, flexible: bool) -> Encoder:
+def _element(spec: FieldSpec, version: int, flexible: bool, any_null: bool) -> Encoder:
     """Encoder of a non-null value, or of the elements of an array."""
     if spec.element is not None:
-        return encode_plan(spec.element, version, flexible)
+        return encode_plan(spec.element, version, flexible, any_null)
     if spec.wire_type is WireType.BOOL:
         return BoolEncoder()
     if spec.wire_type is WireType.UUID:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import gzip
 
 import pytest
@@ -728,3 +729,106 @@ def test_duplicate_is_acknowledged_only_once_the_replicas_have_it():
         await second.close()
 
     run(main)
+
+
+@scenario
+async def test_producer_ids_begin_at_zero(cluster):
+    client = await RawClient.connect(cluster)
+    request = InitProducerIdRequest(transactional_id=None, transaction_timeout_ms=1000)
+    assert [(await client.ask(request, 1)).producer_id for _ in range(2)] == [0, 1]
+    await client.close()
+
+
+@scenario
+async def test_plain_batch_in_a_transactional_request_is_refused(cluster):
+    client = await RawClient.connect(cluster)
+    cluster.transactions.init("x", 10_000, -1, -1)
+    cluster.transactions.add("x", {("t", 0)})
+
+    async def ask(data):
+        request = dataclasses.replace(produce("t", 0, data), transactional_id="x")
+        return only(await client.ask(request, 9)).error_code
+
+    assert await ask(batch(b"a", pid=0, epoch=0, sequence=0, attributes=0x10)) == Code.NONE
+    assert cluster.violations == []
+    plain = batch(b"b", pid=0, epoch=0, sequence=1)
+    assert await ask(plain) == Code.INVALID_TXN_STATE
+    assert cluster.values("t", 0) == [b"a"]
+    assert cluster.violations == ["t-0: plain batch in a transactional request"]
+    cluster.transactions.end("x", 0, commit=True, tv2=False)
+    assert await ask(plain) == Code.NONE, "brokers take it where no transaction is open"
+    assert len(cluster.violations) == 2
+    await client.close()
+
+
+@scenario
+async def test_kafka_0_11_recognises_the_last_batch_only(cluster):
+    old = FakeCluster(version_profile="0.11", network=MemoryNetwork())
+    for world, expected in ((cluster, Code.NONE), (old, Code.OUT_OF_ORDER_SEQUENCE_NUMBER)):
+        if world is old:
+            old.create_topic("t", 1)
+        client = await RawClient.connect(world)
+        first, second = (batch(b"%d" % n, pid=1, epoch=0, sequence=n) for n in range(2))
+        assert (await send(client, first, 3)).error_code == Code.NONE
+        assert (await send(client, second, 3)).error_code == Code.NONE
+        assert (await send(client, first, 3)).error_code == expected
+        assert (await send(client, second, 3)).base_offset == 1
+        await client.close()
+
+
+@scenario
+async def test_answer_filters_change_every_answer_and_may_put_null_anywhere(cluster):
+    client = await RawClient.connect(cluster)
+
+    def change(request, message):
+        if request.api_key != 10:
+            return message
+        return dataclasses.replace(message, host=None)
+
+    cluster.answer_filters.append(change)
+    cluster.control(10, faults.refuse(15))
+    correlation_id = client.send(FindCoordinatorRequest(key="x", key_type=1), 1)
+    frame = await client.frame()
+    assert frame[:4] == correlation_id.to_bytes(4, "big")
+    # throttle time, error code, empty message, node -1, null host, port
+    assert frame[4:] == b"\0\0\0\0" + b"\0\x0f\0\0" + b"\xff" * 4 + b"\xff\xff" + bytes(4)
+    cluster.answer_filters.clear()
+    answer = await client.ask(FindCoordinatorRequest(key="x", key_type=1), 1)
+    assert answer.host == ""
+    await client.close()
+
+
+@scenario
+async def test_renumbered_brokers_keep_addresses_data_and_connections(cluster):
+    client = await RawClient.connect(cluster)
+    await send(client, batch(b"a"))
+    partition = cluster.topics["t"].partitions[0]
+    epoch = partition.leader_epoch
+    cluster.renumber({1: 3, 3: 9})
+    assert [(b.broker_id, b.host) for b in cluster.brokers.values()] == [
+        (2, "broker2"), (3, "broker1"), (9, "broker3"),
+    ]  # fmt: skip
+    assert (partition.leader, partition.leader_epoch) == (3, epoch)
+    assert set(partition.isr) == {2, 3, 9}
+    assert cluster.controller_id == 3
+    answer = await client.ask(MetadataRequest(topics=None), 9)
+    assert {b.node_id: b.host for b in answer.brokers} == {2: "broker2", 3: "broker1", 9: "broker3"}
+    assert (await send(client, batch(b"b"))).error_code == Code.NONE
+    with pytest.raises(ValueError, match="the same id"):
+        cluster.renumber({2: 3})
+    await client.close()
+
+
+@scenario
+async def test_coordinators_that_metadata_do_not_list(cluster):
+    hidden = cluster.brokers[3]
+    hidden.is_listed = False
+    cluster.coordinator_ids = (3,)
+    client = await RawClient.connect(cluster)
+    listed = (await client.ask(MetadataRequest(topics=None), 9)).brokers
+    assert [broker.node_id for broker in listed] == [1, 2]
+    found = await client.ask(FindCoordinatorRequest(key="x", key_type=1), 1)
+    assert (found.node_id, found.host) == (3, "broker3")
+    topic = cluster.create_topic("u", 3)
+    assert all(3 not in partition.replicas for partition in topic.partitions)
+    await client.close()

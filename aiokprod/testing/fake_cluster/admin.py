@@ -33,6 +33,7 @@ class ClusterAdmin:
     controller_s: float
     replication_s: float
     strict_ledger: bool
+    batches_remembered: int
 
     def __init__(self) -> None:
         self.brokers: dict[int, FakeBroker] = {}
@@ -83,7 +84,11 @@ class ClusterAdmin:
     def _add_partitions(self, topic: Topic, count: int, replication: int | None) -> None:
         first = len(topic.partitions)
         factor = self.default_replication if replication is None else replication
-        living = [broker.broker_id for broker in self.brokers.values() if broker.is_registered]
+        living = [
+            broker.broker_id
+            for broker in self.brokers.values()
+            if broker.is_registered and broker.is_listed
+        ]
         for step, replicas in enumerate(spread(living, count, factor, first)):
             topic.partitions.append(
                 Partition(
@@ -92,7 +97,9 @@ class ClusterAdmin:
                     replicas=replicas,
                     leader=replicas[0],
                     isr=replicas,
-                    log=PartitionLog(strict_ledger=self.strict_ledger),
+                    log=PartitionLog(
+                        strict_ledger=self.strict_ledger, window=self.batches_remembered
+                    ),
                 )
             )
 
@@ -146,6 +153,32 @@ class ClusterAdmin:
         """All brokers hear of the controller again."""
         for broker in self.brokers.values():
             broker.stale_view = None
+
+    def renumber(self, ids: dict[int, int]) -> None:
+        """Give brokers other ids; addresses, connections and data stay (a gateway that numbers
+        its members anew, a broker that lost its meta.properties).
+
+        Args:
+            ids: new id of each broker that changes its own; ids that are taken must be given up.
+        """
+        renamed = {ids.get(one, one): broker for one, broker in self.brokers.items()}
+        if len(renamed) != len(self.brokers):
+            raise ValueError(f"{ids} gives two brokers of {list(self.brokers)} the same id")
+        self.brokers.clear()
+        self.brokers.update(sorted(renamed.items()))
+        for number, broker in self.brokers.items():
+            broker.broker_id = number
+            if broker.stale_view is not None:
+                broker.stale_view = {
+                    where: (None if leader is None else ids.get(leader, leader), epoch)
+                    for where, (leader, epoch) in broker.stale_view.items()
+                }
+        self.controller_id = ids.get(self.controller_id, self.controller_id)
+        for partition in self._partitions():
+            partition.replicas = tuple(ids.get(one, one) for one in partition.replicas)
+            partition.isr = tuple(ids.get(one, one) for one in partition.isr)
+            if partition.leader is not None:
+                partition.leader = ids.get(partition.leader, partition.leader)
 
     # -- life and death of brokers ----------------------------------------------------------------
 

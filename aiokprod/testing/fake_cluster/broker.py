@@ -23,6 +23,8 @@ class FakeBroker:
     Attributes:
         is_up: the process runs and listens.
         is_registered: the controller counts it as alive; it appears in metadata.
+        is_listed: False: metadata never name it and it leads nothing; FindCoordinator may name it
+            (a proxy or gateway whose coordinators are not among the brokers).
         is_paused: frozen (SIGSTOP): takes connections and bytes, does nothing with them.
         throttle_ms: throttle_time_ms of its answers.
         stale_view: leaders and epochs it still believes in, by (topic id, partition); None: it
@@ -43,6 +45,7 @@ class FakeBroker:
         self.rack: str | None = None
         self.is_up = False
         self.is_registered = False
+        self.is_listed = True
         self.is_paused = False
         self.throttle_ms = 0
         self.deaths = 0

@@ -18,6 +18,7 @@ from aiokprod.testing.fake_cluster.admin import ClusterAdmin
 from aiokprod.testing.fake_cluster.batches import Batch, BatchRefused
 from aiokprod.testing.fake_cluster.broker import FakeBroker
 from aiokprod.testing.fake_cluster.control import (
+    AnswerFilter,
     ControlFunction,
     ProduceFault,
     ProduceScript,
@@ -78,6 +79,9 @@ class FakeCluster(ClusterAdmin):
 
     Attributes:
         transactions: the coordinators' state.
+        answer_filters: applied in order to every answer, after the script's own edits; each gets
+            the request and the message, and returns the message to send.
+        coordinator_ids: the brokers that coordinate; None: every living one may.
         group_generations: consumer groups whose generation is checked.
         requests: every request served, in order.
         refusals: batches refused for what they were. A correct client with a live epoch has none.
@@ -114,6 +118,7 @@ class FakeCluster(ClusterAdmin):
         self.controller_s = controller_s
         self.denied_topics: set[str] = set()
         self.script = Script()
+        self.answer_filters: list[AnswerFilter] = []
         self.produce_script = ProduceScript()
         self.requests: list[RequestNote] = []
         self.refused_api_versions: list[tuple[int, int]] = []
@@ -121,11 +126,13 @@ class FakeCluster(ClusterAdmin):
         self.violations: list[str] = []
         self.duplicates = 0
         self.sends_while_throttled = 0
-        self.next_producer_id = 4000
+        self.next_producer_id = 0
         self.first_epoch = 0
         self._creating: set[str] = set()
+        self.coordinator_ids: tuple[int, ...] | None = None
         profile = profile_named(version_profile)
         self.strict_ledger = profile.strict_ledger
+        self.batches_remembered = profile.batches_remembered
         if transaction_version is None:
             transaction_version = profile.transaction_version
         self.transactions = TransactionModel(self, transaction_version, marker_s)
@@ -265,9 +272,9 @@ class FakeCluster(ClusterAdmin):
     # -- called by the API modules --------------------------------------------------------------
 
     def new_producer_id(self) -> tuple[int, int]:
-        """The next producer id and its first epoch."""
+        """The next producer id and its first epoch. The first id is 0, as in a new cluster."""
         self.next_producer_id += 1
-        return self.next_producer_id, self.first_epoch
+        return self.next_producer_id - 1, self.first_epoch
 
     def create_soon(self, name: str) -> None:
         """Create a topic with defaults in a moment."""

@@ -187,6 +187,9 @@ class ServerConnection(asyncio.Protocol):
         message = given.finish() if given.finish is not None else given.message
         if message is not None and reaction.edit is not None:
             message = reaction.edit(message)
+        if message is not None:
+            for change in self.broker.cluster.answer_filters:
+                message = change(request, message)
         frame = b""
         throttle_s = 0.0
         if message is not None:

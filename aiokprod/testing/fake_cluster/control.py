@@ -103,6 +103,7 @@ def garbage(data: bytes, *, process: bool = True) -> Reaction:
 
 
 ControlFunction = Callable[[Request], Reaction | None]
+AnswerFilter = Callable[[Request, Any], Message]
 
 
 class _Rule:

@@ -30,9 +30,9 @@ class Remembered:
 class _Entry:
     __slots__ = ("epoch", "window")
 
-    def __init__(self, epoch: int) -> None:
+    def __init__(self, epoch: int, window: int) -> None:
         self.epoch = epoch
-        self.window: deque[Remembered] = deque(maxlen=WINDOW)
+        self.window: deque[Remembered] = deque(maxlen=window)
 
 
 class Ledger:
@@ -43,8 +43,9 @@ class Ledger:
             brokers before 2.4 did; later ones accept any.
     """
 
-    def __init__(self, *, strict: bool = False) -> None:
+    def __init__(self, *, strict: bool = False, window: int = WINDOW) -> None:
         self.strict = strict
+        self._window = window
         self._entries: dict[int, _Entry] = {}
 
     def duplicate_of(self, batch: Batch) -> int | None:
@@ -92,14 +93,14 @@ class Ledger:
         """Note a batch found in the log."""
         entry = self._entries.get(producer_id)
         if entry is None or remembered.epoch > entry.epoch:
-            entry = self._entries[producer_id] = _Entry(remembered.epoch)
+            entry = self._entries[producer_id] = _Entry(remembered.epoch, self._window)
         entry.window.append(remembered)
 
     def note_marker(self, producer_id: int, epoch: int) -> None:
         """A transaction ended; a marker of a higher epoch fences older ones."""
         entry = self._entries.get(producer_id)
         if entry is None or epoch > entry.epoch:
-            self._entries[producer_id] = _Entry(epoch)
+            self._entries[producer_id] = _Entry(epoch, self._window)
 
     def forget(self, producer_id: int | None = None) -> None:
         """Lose the state of one producer or of all, as retention does."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from aiokprod.testing.fake_cluster.batches import Batch, Header
-from aiokprod.testing.fake_cluster.ledger import Ledger, Remembered
+from aiokprod.testing.fake_cluster.ledger import WINDOW, Ledger, Remembered
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,11 +72,11 @@ class PartitionLog:
         truncated: batches that were lost with a leader before they were replicated.
     """
 
-    def __init__(self, *, strict_ledger: bool = False) -> None:
+    def __init__(self, *, strict_ledger: bool = False, window: int = WINDOW) -> None:
         self.batches: list[StoredBatch] = []
         self.start_offset = 0
         self.high_watermark = 0
-        self.ledger = Ledger(strict=strict_ledger)
+        self.ledger = Ledger(strict=strict_ledger, window=window)
         self.removed: list[StoredBatch] = []
         self.truncated: list[StoredBatch] = []
 
@@ -98,6 +98,16 @@ class PartitionLog:
         self.batches.append(StoredBatch(self.end_offset, batch, None, commit))
         self.ledger.note_marker(producer_id, epoch)
         self.high_watermark = self.end_offset
+
+    def has_open_transaction(self, producer_id: int) -> bool:
+        """The producer has written transactional batches here since its last marker.
+
+        Source: Java `ProducerStateEntry.currentTxnFirstOffset`, which `ProducerAppendInfo` checks.
+        """
+        for stored in reversed(self.batches):
+            if stored.batch.producer_id == producer_id:
+                return stored.marker is None and stored.batch.is_transactional
+        return False
 
     @property
     def last_stable_offset(self) -> int:

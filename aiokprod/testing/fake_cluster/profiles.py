@@ -21,12 +21,15 @@ class Profile:
         strict_ledger: an unknown producer may not start above sequence 0 (before 2.4).
         names_api_versions: a refused ApiVersions lists the versions understood (KIP-511, 2.4).
         transaction_version: finalised level of the feature (KIP-890).
+        batches_remembered: batches of each producer and partition that a repetition is recognised
+            among (Kafka 0.11 knew the last one only, KAFKA-5494).
     """
 
     ranges: Ranges
     strict_ledger: bool = False
     names_api_versions: bool = True
     transaction_version: int = 0
+    batches_remembered: int = 5
 
 
 def _served(**highest: int) -> Ranges:
@@ -46,6 +49,22 @@ def _served(**highest: int) -> Ranges:
 
 
 PROFILES: dict[str, Profile] = {
+    "0.11": Profile(
+        _served(
+            produce=3,
+            metadata=4,
+            find_coordinator=1,
+            api_versions=1,
+            init_producer_id=0,
+            add_partitions=0,
+            add_offsets=0,
+            end_txn=0,
+            commit_offsets=0,
+        ),
+        strict_ledger=True,
+        names_api_versions=False,
+        batches_remembered=1,
+    ),
     "1.0": Profile(
         _served(
             produce=5,
@@ -75,6 +94,19 @@ PROFILES: dict[str, Profile] = {
         ),
         strict_ledger=True,
         names_api_versions=False,
+    ),
+    "2.4": Profile(
+        _served(
+            produce=8,
+            metadata=9,
+            find_coordinator=3,
+            api_versions=3,
+            init_producer_id=2,
+            add_partitions=1,
+            add_offsets=1,
+            end_txn=1,
+            commit_offsets=2,
+        )
     ),
     "2.8": Profile(
         _served(

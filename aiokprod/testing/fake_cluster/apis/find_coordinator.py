@@ -36,7 +36,8 @@ def error(broker: FakeBroker, request: Request, code: int) -> FindCoordinatorRes
 
 def coordinator_of(broker: FakeBroker, key: str) -> FakeBroker | None:
     """Who coordinates a group or transactional id now."""
-    brokers = broker.cluster.living()
+    chosen = broker.cluster.coordinator_ids
+    brokers = [one for one in broker.cluster.living() if chosen is None or one.broker_id in chosen]
     return brokers[zlib.crc32(key.encode()) % len(brokers)] if brokers else None
 
 

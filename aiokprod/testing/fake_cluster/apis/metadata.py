@@ -60,6 +60,7 @@ def _around(broker: FakeBroker, topics: list[MetadataResponseTopic]) -> Metadata
             node_id=other.broker_id, host=other.host, port=other.port, rack=other.rack
         )
         for other in cluster.registered()
+        if other.is_listed
     ]
     return MetadataResponse(
         brokers=brokers,

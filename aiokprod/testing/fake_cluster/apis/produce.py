@@ -158,7 +158,11 @@ def _append(
     if batch.is_transactional:
         _check_transaction(broker, request, partition, batch)
     elif request.body.transactional_id is not None:
-        cluster.note_violation(f"{partition.topic}: batch outside of the request's transaction")
+        where = f"{partition.topic}-{partition.index}"
+        cluster.note_violation(f"{where}: plain batch in a transactional request")
+        if log.has_open_transaction(batch.producer_id):
+            text = f"expected a transactional write from producer {batch.producer_id}"
+            raise BatchRefused(Code.INVALID_TXN_STATE, text)
     result.log_start = log.start_offset
     if config.log_append_time:
         result.append_time_ms = cluster.unix_ms()
