@@ -84,7 +84,12 @@ class Observer:
         """A broker asked for a pause."""
 
     def on_connection_opened(self, node_id: int) -> None:
-        """A connection is ready for requests."""
+        """A connection is ready for requests.
+
+        Args:
+            node_id: of the broker; negative for bootstrap addresses, and for those of coordinators
+                that the metadata do not list.
+        """
 
     def on_connection_closed(self, node_id: int, error: KafkaError | None) -> None:
         """A connection, or an attempt to make one, ended; None if it was by our own wish."""

@@ -298,7 +298,6 @@ class Runtime:
     def _on_disconnect(self, node_id: int, error: KafkaError) -> None:
         if self._coordinators is not None:
             self._coordinators.on_disconnect(node_id, error)
-            self._coordinators.on_network()
         self.updater.on_disconnect(node_id, error)
         self.sender.refusals.lost(node_id, error, self.loop.time())
         self._wake_warming()
@@ -336,9 +335,9 @@ class Runtime:
         self.accumulator.on_snapshot(snapshot, self.loop.time())
         self.shares.look_again()
         self.sender.on_snapshot()
-        self.observer.on_metadata_updated(snapshot)  # last: it may send
         if self._coordinators is not None:
-            self._coordinators.on_network()
+            self._coordinators.on_snapshot(snapshot)
+        self.observer.on_metadata_updated(snapshot)  # last: it may send
 
     def _refresh_slot(self, snapshot: ClusterSnapshot, topic: str, slot: TopicSlot) -> None:
         count = snapshot.partition_count(topic)

@@ -53,6 +53,13 @@ class BrokerClient(Protocol):
         """Replace the known brokers (from metadata); connections of vanished or moved nodes close
         after their in-flight requests ended."""
 
+    def set_coordinators(self, nodes: Iterable[Node]) -> None:
+        """Replace the addresses that FindCoordinator named; those that the metadata do not list
+        get connections of their own."""
+
+    def coordinator_id(self, node: Node) -> int:
+        """The node id for all other methods by which one of `set_coordinators` is reached."""
+
     def ready(self, node_id: int, now: float) -> bool:
         """True if a request may be sent now; otherwise starts dialling where backoff allows."""
 

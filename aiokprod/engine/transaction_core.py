@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
     from aiokprod.consumer_groups import GroupMetadata, Offset
     from aiokprod.engine.batch import ProducerBatch
+    from aiokprod.engine.coordinators import VersionedRequest
     from aiokprod.engine.partition_queue import PartitionQueue
     from aiokprod.records import TopicPartition
 
@@ -87,14 +88,19 @@ class OffsetsJob:
 class Ending:
     """The end of a transaction, asked for once and waited for as often as needed.
 
-    `sent`: an EndTxn may have left. `lost`: one did whose answer did not come; a copy of it may
-    still arrive.
+    `request`: the EndTxn, once it is due. `lost`: one was sent whose answer did not come; a copy
+    of it may still arrive.
     """
 
     commit: bool
     done: Result
-    sent: bool = False
+    request: VersionedRequest | None = None
     lost: bool = False
+
+    @property
+    def sent(self) -> bool:
+        """An EndTxn was handed to a connection."""
+        return self.request is not None and self.request.sent
 
     @property
     def name(self) -> str:
@@ -317,7 +323,7 @@ class TransactionCore(Idempotent):
     def close(self, error: KafkaError) -> None:
         """Nobody works for us any more: let all waiters go."""
         self._openings.reset()
-        self._resolve_all(error, closing=True)
+        self._resolve_all(error)
 
     # -- the end of a transaction or of the producer ---------------------------------------------
 
@@ -354,8 +360,13 @@ class TransactionCore(Idempotent):
         self._fail_offsets(self.error)
         self._on_ready()
 
-    def fail(self, error: KafkaError) -> None:
-        """Nothing can be sent any more; the first reason stands."""
+    def fail(self, error: KafkaError, *, answered: bool = False) -> None:
+        """Nothing can be sent any more; the first reason stands.
+
+        Args:
+            answered: this is the coordinator's last word, and the outcome of `error` is that of the
+                transaction. Otherwise an EndTxn that was sent may have been carried out.
+        """
         if self.fatal_error is not None:
             return
         fatal = error
@@ -371,14 +382,14 @@ class TransactionCore(Idempotent):
         # What is tried from now on is not sent, whatever is known of the transaction.
         self.fatal_error = fatal.copy()
         self.fatal_error.outcome = Outcome.NOT_SENT
-        self._resolve_all(fatal)
+        self._resolve_all(fatal, answered=answered)
         self._on_ready()
 
-    def _resolve_all(self, error: KafkaError, *, closing: bool = False) -> None:
+    def _resolve_all(self, error: KafkaError, *, answered: bool = False) -> None:
         resolve(self._init, error)
         ending = self.ending
         if ending is not None:
-            unknown = ending.lost or (closing and ending.sent)
+            unknown = ending.sent and not answered
             resolve(ending.done, _as_unknown(error) if unknown else error)
         self._fail_offsets(error)
 

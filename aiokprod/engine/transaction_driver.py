@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING, Any, Final
 from aiokprod.engine import transaction_requests as requests
 from aiokprod.engine.coordinators import CoordinatorKind
 from aiokprod.engine.transaction_core import OffsetsJob, Work
-from aiokprod.engine.transaction_states import Call, Verdict, verdict
+from aiokprod.engine.transaction_states import REFUSED_BEFORE_WRITING, Call, Verdict, verdict
 from aiokprod.engine.wakeup import Wakeup
 from aiokprod.errors import (
+    AuthenticationError,
     Code,
     FatalTransactionError,
     KafkaError,
@@ -67,7 +68,8 @@ class _Exchange:
         verdict: None if it is not wanted any more.
         code: of the broker, behind `verdict`.
         error: of the client, instead of a code.
-        lost: some attempt may have been carried out without an answer.
+        lost: some attempt may have been carried out without an answer, or may still arrive.
+        in_doubt: some attempt may have been carried out, answered with an error or not at all.
     """
 
     verdict: Verdict | None = None
@@ -75,6 +77,7 @@ class _Exchange:
     body: Any = None
     error: KafkaError | None = None
     lost: bool = False
+    in_doubt: bool = False
 
 
 class TransactionDriver:
@@ -108,8 +111,9 @@ class TransactionDriver:
         }
 
     def wake(self) -> None:
-        """There may be something to do."""
+        """There may be something to do, and what waits for a coordinator may be void."""
         self._wakeup.set()
+        self._coordinators.on_network()
 
     async def run(self) -> None:
         """One piece of work after the other until cancelled."""
@@ -174,7 +178,7 @@ class TransactionDriver:
         if result.body is not None:
             codes = requests.added_codes(result.body)
             manager.added([key for key in partitions if codes.get(key) == Code.NONE])
-        manager.uncertain = manager.uncertain or (result.lost and not manager.started)
+        manager.uncertain = manager.uncertain or (result.in_doubt and not manager.started)
         self._settle(Call.ADD_PARTITIONS, result)
 
     async def _commit_offsets(self) -> None:
@@ -207,7 +211,7 @@ class TransactionDriver:
         )
         if result.verdict is Verdict.OK:
             manager.started = True
-        manager.uncertain = manager.uncertain or (result.lost and not manager.started)
+        manager.uncertain = manager.uncertain or (result.in_doubt and not manager.started)
         return self._settle(Call.ADD_OFFSETS, result)
 
     async def _end(self) -> None:
@@ -230,7 +234,7 @@ class TransactionDriver:
             before = await self._exchange(Call.END, Work.END, self._last_end)
             if before.verdict is None:
                 return
-        ending.sent = True
+        ending.request = request
         result = await self._exchange(Call.END, Work.END, request, on_lost=on_lost)
         if result.verdict is Verdict.OK:
             body = result.body
@@ -242,21 +246,22 @@ class TransactionDriver:
             self._end_refused(result, commit=ending.commit)
 
     def _end_refused(self, result: _Exchange, *, commit: bool) -> None:
-        if not result.lost or (result.verdict is Verdict.ABORT and not commit):
+        if not result.in_doubt or (result.verdict is Verdict.ABORT and not commit):
             self._settle(Call.END, result)
             return
-        # An earlier copy of the request may have been carried out.
+        # This request or an earlier copy of it may have been carried out.
         error = self._error(Call.END, result)
         cls = type(error) if isinstance(error, FatalTransactionError) else FatalTransactionError
         fatal = cls(
-            f"transactional id {self._id}: an EndTxn went unanswered and its repetition was "
-            f"refused: {'the transaction may be committed' if commit else 'it may still be open'}; "
+            f"transactional id {self._id}: EndTxn was refused, but it, or an earlier copy of it, "
+            f"may have been carried out: the transaction may be "
+            f"{'committed' if commit else 'open'}; "
             f"close the producer, a new one starts clean: {error.message}",
             code=error.code,
             outcome=Outcome.UNKNOWN,
         )
         fatal.__cause__ = error
-        self._manager.fail(fatal)
+        self._manager.fail(fatal, answered=True)
 
     # -- one request until its answer is definite -----------------------------------------------
 
@@ -278,9 +283,11 @@ class TransactionDriver:
         while self._manager.wants(work):
             found = await self._find(target, work)
             if found is not None:
-                found.lost = result.lost
+                found.lost, found.in_doubt = result.lost, result.in_doubt
                 return found
-            reply = await self._coordinators.attempt(*target, request)
+            reply = await self._coordinators.attempt(
+                *target, request, lambda: self._manager.wants(work)
+            )
             self._read(call, reply, result, codes, expected or [])
             if result.lost and on_lost is not None:
                 on_lost()
@@ -288,6 +295,8 @@ class TransactionDriver:
                 self._coordinators.forget(*target)
             elif result.verdict not in (Verdict.RETRY, Verdict.LOST):
                 return result
+            if not self._manager.wants(work):
+                break
             attempts += 1
             logger.debug("%s: %s again after %s", self._id, call.value, result)
             await asyncio.sleep(self._pause(call, result.code, attempts))
@@ -308,16 +317,18 @@ class TransactionDriver:
         while self._coordinators.known(*target) is None:
             if not self._manager.wants(work):
                 return _Exchange()
-            code, error = await self._coordinators.find(*target)
-            if error is not None:
-                if not isinstance(error, NetworkError):
-                    return _Exchange(Verdict.FATAL, error=error)
+            code, failed = await self._coordinators.find(
+                *target, lambda: self._manager.wants(work)
+            )
+            if failed is not None:
+                if _unsendable(failed):
+                    return _Exchange(Verdict.FATAL, error=failed.error)
             elif code != Code.NONE:
                 found = verdict(Call.FIND, code)
                 if found is not Verdict.RETRY:
                     return _Exchange(found, code)
             else:
-                return None
+                continue  # found, or not wanted any more
             attempts += 1
             await asyncio.sleep(self._backoff(attempts))
         return None
@@ -330,7 +341,8 @@ class TransactionDriver:
         codes: Callable[[Any], Mapping[TopicPartition, int]] | None,
         expected: list[TopicPartition],
     ) -> None:
-        """Put the meaning of one attempt into `result`; `lost` is never taken back."""
+        """Put the meaning of one attempt into `result`; `lost` and `in_doubt` are never taken
+        back."""
         result.body, result.error, result.code = None, None, 0
         if reply is None:
             result.verdict = Verdict.LOOKUP  # could not be reached
@@ -338,17 +350,19 @@ class TransactionDriver:
         if reply.body is None:
             result.error = reply.error
             result.lost = result.lost or reply.maybe_written
-            unsent = not reply.maybe_written and not isinstance(reply.error, NetworkError)
-            result.verdict = Verdict.FATAL if unsent else Verdict.LOOKUP
+            result.in_doubt = result.in_doubt or result.lost
+            result.verdict = Verdict.FATAL if _unsendable(reply) else Verdict.LOOKUP
             return
         result.body = reply.body
         if codes is None:
-            found = [reply.body.error_code]
+            found = [requests.code_of(reply.body)]
         else:
             answered = codes(reply.body)
             # A partition left out of the answer may or may not have been taken: ask again.
             found = [answered.get(key, Code.NETWORK_EXCEPTION) for key in expected]
             result.lost = result.lost or any(key not in answered for key in expected)
+        certain = {Code.NONE, *REFUSED_BEFORE_WRITING}
+        result.in_doubt = result.in_doubt or any(code not in certain for code in found)
         for wanted in _PRECEDENCE:
             for code in found:
                 if verdict(call, code) is wanted:
@@ -366,7 +380,7 @@ class TransactionDriver:
         if result.verdict is Verdict.ABORT:
             self._manager.abort_with(self._error(call, result))
         elif result.verdict is not None:
-            self._manager.fail(self._error(call, result))
+            self._manager.fail(self._error(call, result), answered=True)
         return False
 
     def _error(self, call: Call, result: _Exchange) -> KafkaError:
@@ -384,3 +398,14 @@ class TransactionDriver:
                 outcome=Outcome.REJECTED,
             )
         return broker_error(result.code, f"{what} was refused", outcome=Outcome.REJECTED)
+
+
+def _unsendable(reply: Reply) -> bool:
+    """The request itself cannot be sent, because it cannot be built for this broker. Everything
+    else that happens to a request, damaged answers included, ends a connection: another attempt
+    may succeed."""
+    error = reply.error
+    passing = error is None or error.retriable or isinstance(
+        error, (NetworkError, AuthenticationError)
+    )
+    return not (passing or reply.maybe_written)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from aiokprod.engine.coordinators import VersionedRequest
-from aiokprod.errors import UnsupportedVersion
+from aiokprod.errors import Code, UnsupportedVersion
 from aiokprod.records import TopicPartition
 from aiokprod.wire.messages.add_offsets_to_txn import AddOffsetsToTxnRequest
 from aiokprod.wire.messages.add_partitions_to_txn import (
@@ -13,7 +13,10 @@ from aiokprod.wire.messages.add_partitions_to_txn import (
     AddPartitionsToTxnTopic,
 )
 from aiokprod.wire.messages.end_txn import EndTxnRequest
-from aiokprod.wire.messages.init_producer_id import InitProducerIdRequest
+from aiokprod.wire.messages.init_producer_id import (
+    InitProducerIdRequest,
+    InitProducerIdResponse,
+)
 from aiokprod.wire.messages.txn_offset_commit import (
     TxnOffsetCommitRequest,
     TxnOffsetCommitRequestPartition,
@@ -166,6 +169,15 @@ def end(
     return VersionedRequest(
         message.api_key, lambda version: message, None if tv2 else _LAST_FIRST_PROTOCOL_END
     )
+
+
+def code_of(body: Any) -> int:
+    """Error code of an answer with a single one; an InitProducerId answer without an error and
+    without an id counts as none at all."""
+    code = int(body.error_code)
+    if isinstance(body, InitProducerIdResponse) and not code and body.producer_id < 0:
+        return int(Code.NETWORK_EXCEPTION)
+    return code
 
 
 def _by_topic(partitions: Iterable[TopicPartition]) -> dict[str, list[int]]:

@@ -119,6 +119,33 @@ def verdict(call: Call, number: int) -> Verdict:
     return _V.RETRY if error_code(number).retriable else _V.FATAL
 
 
+REFUSED_BEFORE_WRITING: Final = frozenset(
+    {
+        Code.UNKNOWN_TOPIC_OR_PARTITION,
+        Code.TOPIC_AUTHORIZATION_FAILED,
+        Code.GROUP_AUTHORIZATION_FAILED,
+        Code.CLUSTER_AUTHORIZATION_FAILED,
+        Code.UNSUPPORTED_VERSION,
+        Code.INVALID_REQUEST,
+        Code.INVALID_PRODUCER_EPOCH,
+        Code.INVALID_TXN_STATE,
+        Code.INVALID_PRODUCER_ID_MAPPING,
+        Code.CONCURRENT_TRANSACTIONS,
+        Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+        Code.OPERATION_NOT_ATTEMPTED,
+        Code.PRODUCER_FENCED,
+        Code.TRANSACTION_ABORTABLE,
+    }
+)
+"""Codes that a transaction coordinator answers before it writes to its log, in every version.
+
+After any other one the request may have been carried out: a failed or unfinished write of the
+transaction log is answered with COORDINATOR_NOT_AVAILABLE, NOT_COORDINATOR,
+COORDINATOR_LOAD_IN_PROGRESS, UNKNOWN_SERVER_ERROR or the code of the write itself, and the next
+coordinator goes by what is in the log. Source: `TransactionStateManager.appendTransactionToLog`.
+"""
+
+
 FATAL_PRODUCE_CODES: Final = frozenset(
     {
         Code.CLUSTER_AUTHORIZATION_FAILED,

@@ -45,6 +45,10 @@ _MAX_THROTTLE: Final = 300.0
 """Seconds; brokers ask for one quota window or a few (11 s by default). A larger number, broken or
 hostile, must not silence a connection for days."""
 
+_COORDINATOR_IDS: Final = -1_000_000
+"""Addresses that FindCoordinator alone names are nodes with ids from here downwards; those of the
+bootstrap addresses, -1, -2, …, do not come near."""
+
 _WARN_EVERY: Final = 30.0
 """Seconds between two warnings about one broker."""
 
@@ -104,6 +108,8 @@ class NetworkClient:
             for index, (host, port) in enumerate(config.bootstrap_addresses())
         )
         self._brokers = {node.id: Broker(node) for node in self._bootstrap}
+        self._coordinators: dict[tuple[str, int], int] = {}  # address -> key in `_brokers`
+        self._next_coordinator_id = _COORDINATOR_IDS
         self._connections: set[Connection] = set()
         tls = TlsContexts(config) if config.security_protocol in TLS_PROTOCOLS else None
         self._dials = DialTasks(environment.dialer, self._states, loop, self._forget_if_gone, tls)
@@ -131,7 +137,7 @@ class NetworkClient:
         if self._closed:
             return
         wanted = {node.id: node for node in nodes} or {node.id: node for node in self._bootstrap}
-        for node_id, broker in list(self._brokers.items()):
+        for node_id, broker in self._listed():
             new = wanted.get(node_id)
             if new is None or (new.host, new.port) != (broker.node.host, broker.node.port):
                 self._retire(broker)
@@ -140,6 +146,34 @@ class NetworkClient:
         for node_id, node in wanted.items():
             if node_id not in self._brokers:
                 self._brokers[node_id] = Broker(node)
+
+    def set_coordinators(self, nodes: Iterable[Node]) -> None:
+        """Replace the addresses that FindCoordinator named.
+
+        Each is a node of its own, whatever `set_nodes` says; it is used only while no node of that
+        id and address is known from there. Connections to addresses that are not named any more
+        close after their open requests ended.
+        """
+        self._check_process()
+        if self._closed:
+            return
+        wanted = dict.fromkeys((node.host, node.port) for node in nodes)
+        for address in [address for address in self._coordinators if address not in wanted]:
+            self._retire(self._brokers[self._coordinators.pop(address)])
+        for address in wanted:
+            if address not in self._coordinators:
+                node_id = self._next_coordinator_id
+                self._next_coordinator_id -= 1
+                self._coordinators[address] = node_id
+                self._brokers[node_id] = Broker(Node(node_id, *address))
+
+    def coordinator_id(self, node: Node) -> int:
+        """The id by which one of `set_coordinators` is reached: its own if the metadata list that
+        node at that address, so that the connection is shared."""
+        broker = self._brokers.get(node.id)
+        if broker is not None and (broker.node.host, broker.node.port) == (node.host, node.port):
+            return node.id
+        return self._coordinators[node.host, node.port]
 
     def ready(self, node_id: int, now: float) -> bool:
         """True if a request may be sent now; otherwise starts dialling where backoff allows."""
@@ -191,7 +225,8 @@ class NetworkClient:
         """
         if self._closed:
             return None
-        return least_loaded(list(self._brokers.values()), self._states, self._rng, now)
+        brokers = [broker for _, broker in self._listed()]
+        return least_loaded(brokers, self._states, self._rng, now)
 
     def version_range(self, node_id: int, api_key: int) -> tuple[int, int] | None:
         """Versions both sides know; None if not connected or not supported."""
@@ -323,6 +358,10 @@ class NetworkClient:
         self._none_left.clear()
         log.debug("connecting to %s", connection.channel.peer)
         self._dials.start(node, connection)
+
+    def _listed(self) -> list[tuple[int, Broker]]:
+        """The brokers known from metadata or bootstrap addresses."""
+        return [item for item in self._brokers.items() if item[0] > _COORDINATOR_IDS]
 
     def _retire(self, broker: Broker) -> None:
         """The node is not known any more, or not at this address."""
