@@ -1,7 +1,8 @@
 """The driver's side of transactions: decides, ends what the tasks prepared, fences orphans.
 
-Invariant: no EndTxn(commit) before it is certain that the batch consists of the rows that an
-earlier attempt at it, if one was committed in part, consisted of.
+Invariants: no EndTxn(commit) before it is certain that the batch consists of the rows that an
+earlier attempt at it, if one was committed in part, consisted of; and none before every
+transaction of the attempt was found open.
 """
 
 from __future__ import annotations
@@ -9,14 +10,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import weakref
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from aiokprod.consumer_groups import GroupMetadata
 from aiokprod.engine import transaction_requests as requests
 from aiokprod.engine.coordinators import CoordinatorKind
-from aiokprod.errors import Code, KafkaError, ProducerFenced, error_code
+from aiokprod.errors import Code, KafkaError, ProducerFenced, UnsupportedVersion, error_code
 from aiokprod.producer import Producer
-from aiokprod.spark.failures import NonDeterministicReplay
+from aiokprod.spark.failures import CheckpointRolledBack, NonDeterministicReplay, rolled_back
 from aiokprod.spark.markers import (
     Marker,
     UnstableMarker,
@@ -29,6 +32,7 @@ from aiokprod.spark.markers import (
 from aiokprod.spark.options import DEFAULT_TRANSACTION_TIMEOUT_MS, EXACTLY_ONCE, FAIL
 from aiokprod.spark.process import loop_thread
 from aiokprod.spark.session import Session
+from aiokprod.spark.verification import TIMED_OUT, lost_transactions
 from aiokprod.wire.messages.list_transactions import ListTransactionsRequest
 
 if TYPE_CHECKING:
@@ -54,6 +58,13 @@ _PARTS: Final = (
     "it again, a new run writes all rows again"
 )
 
+_AGAIN: Final = "Run the job again"
+_OLD_BROKERS: Final = (
+    "aiokprod: brokers before Kafka 3.0 cannot be asked whether transactions are still open "
+    "(DescribeTransactions, KIP-664): if one of a job's tasks timed out, the job may be committed "
+    "in part"
+)
+
 _RIVAL: Final = (
     "Another driver runs this query: two queries share a copied checkpoint, or one "
     "transactionalIdPrefix and query_id"
@@ -65,6 +76,8 @@ _UNSTABLE: Final = 2.0
 _SWEEP_EVERY: Final = 10.0
 """Seconds between two looks for transactions that nobody will end."""
 
+_unverified: weakref.WeakSet[Session] = weakref.WeakSet()
+"""Sessions with brokers before 3.0, of which the log has been told."""
 _swept: dict[str, float] = {}
 """When (loop time) this driver process last looked for the leftovers of a query."""
 
@@ -95,6 +108,7 @@ class TransactionEnder:
         Raises:
             NonDeterministicReplay: the batch differs from what is committed in part; nothing more
                 is committed.
+            CheckpointRolledBack: Kafka has a later batch; nothing is committed.
             CommitFailed: a transaction was fenced or timed out.
             KafkaError: the brokers gave no definite answer in time.
         """
@@ -102,8 +116,10 @@ class TransactionEnder:
         async with self._session() as session:
             deadline = session.loop.time() + _SECONDS
             before = None
+            await self._verify(session, tasks, deadline)
             if self._exactly_once and tasks:
                 before = await self._decide(session, tasks, deadline)
+                await self._verify(session, tasks, deadline)  # deciding may have taken long
             await self._end_all(session, tasks, deadline, commit=True)
             if self._exactly_once and tasks:
                 await self._fence_orphans(session, tasks, before, deadline)
@@ -127,6 +143,28 @@ class TransactionEnder:
                 "a task took %.0f s, more than half of kafka.transaction.timeout.ms=%s: raise it, "
                 "or make the batches smaller", longest, timeout,
             )  # fmt: skip
+
+    # -- verifying ------------------------------------------------------------------------------
+
+    async def _verify(
+        self, session: Session, tasks: Sequence[Prepared], deadline: float
+    ) -> None:
+        """Raises CommitFailed unless every transaction of this attempt can still be committed."""
+        try:
+            lost = await lost_transactions(session, _open(tasks), deadline)
+        except UnsupportedVersion:
+            if not self._exactly_once and session not in _unverified:
+                _unverified.add(session)
+                logger.warning(_OLD_BROKERS)
+            return
+        if lost:
+            task, reason = lost[0]
+            more = "" if len(lost) == 1 else f" (and {len(lost) - 1} more)"
+            raise CommitFailed(
+                f"aiokprod: transaction {task.transactional_id} of task {task.partition}{more} "
+                f"cannot be committed: {reason}. Nothing of this attempt was committed. "
+                f"{_REPLAYED if self._exactly_once else _AGAIN}"
+            )
 
     # -- deciding -------------------------------------------------------------------------------
 
@@ -173,7 +211,8 @@ class TransactionEnder:
 
         Raises:
             ProducerFenced, UnstableMarker: another process has, or had, the driver's id.
-            NonDeterministicReplay, CommitFailed: the batch must not be committed.
+            NonDeterministicReplay, CheckpointRolledBack, CommitFailed: the batch must not be
+                committed.
         """
         assert self._batch_id is not None, "streams have batch ids"
         sid = self._sid(tasks)
@@ -187,23 +226,29 @@ class TransactionEnder:
         if self._seen not in (_NOTHING, before):
             raise CommitFailed(f"aiokprod: batch {now.batch_id} was decided anew. {_RIVAL}")
         self._seen = before
+        if before is not None and before.batch_id > now.batch_id:
+            raise CheckpointRolledBack(
+                f"aiokprod: {rolled_back(before.batch_id, now.batch_id)}. Nothing of this attempt "
+                "was committed"
+            )
         if any(task.skipped for task in tasks):
             _check_replay(before, now, tasks)
             return before
         if before is not None and before.batch_id == now.batch_id:
             await _check_dropped(session, sid, before, now, deadline)
-        topic = self._options.topic or next((r[0] for task in tasks for r in task.ranges), None)
-        if topic is not None:
+            now = replace(now, version=before.version + 1)
+        topics = {topic for task in tasks for topic in task.marked}
+        if topics:  # wherever a marker is, the decision is too
             if before is None and now.batch_id > 0:
                 self._nothing_recorded(now)
-            await self._note(producer, topic, now, driver_id(sid))
+            await self._note(producer, topics, now, driver_id(sid))
         return before
 
     async def _note(
-        self, producer: Producer[Any, Any], topic: str, decision: Marker, group: str
+        self, producer: Producer[Any, Any], topics: set[str], decision: Marker, group: str
     ) -> None:
         async with producer.transaction() as txn:
-            await txn.send_offsets({(topic, 0): decision.offset()}, GroupMetadata(group))
+            await txn.send_offsets(decision.offsets(topics), GroupMetadata(group))
 
     def _nothing_recorded(self, now: Marker) -> None:
         """The first batch with this delivery or with rows, or one long after the last: whether
@@ -239,7 +284,7 @@ class TransactionEnder:
             async with turns:
                 await self._end(session, task, deadline, commit=commit)
 
-        open_ones = [task for task in tasks if not task.skipped and task.producer_id >= 0]
+        open_ones = _open(tasks)
         if commit:
             # One alone: every attempt at a batch has it, so a later one has fenced it, and then
             # nothing of this attempt may be committed.
@@ -265,12 +310,7 @@ class TransactionEnder:
         if code == Code.NONE or (not commit and code in _GONE):
             return  # an abort of what is committed, or was fenced, changes nothing
         found = error_code(code)
-        why = (
-            "it was open for longer than kafka.transaction.timeout.ms, or a later attempt or "
-            "another query with the same ids took over"
-            if code in _GONE
-            else found.text
-        )
+        why = TIMED_OUT if code in _GONE else found.text
         raise CommitFailed(
             f"aiokprod: transaction {task.transactional_id} of task {task.partition} was not "
             f"committed: {found.name}: {why}. {_REPLAYED if self._exactly_once else _PARTS}"
@@ -299,6 +339,11 @@ class TransactionEnder:
                 await _fence(session, orphan, deadline)
         except KafkaError as error:
             logger.warning("orphaned transactions of %s are left to their timeout: %s", sid, error)
+
+
+def _open(tasks: Sequence[Prepared]) -> list[Prepared]:
+    """The tasks that left a transaction to end."""
+    return [task for task in tasks if not task.skipped and task.producer_id >= 0]
 
 
 def _check_replay(before: Marker | None, now: Marker, tasks: Sequence[Prepared]) -> None:

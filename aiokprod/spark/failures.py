@@ -41,6 +41,18 @@ class NonDeterministicReplay(RuntimeError):
     """A replayed micro-batch does not consist of the same tasks and rows as before."""
 
 
+class CheckpointRolledBack(RuntimeError):
+    """Kafka has a later micro-batch of the query than the one that Spark replays."""
+
+
+def rolled_back(found: int, replayed: int) -> str:
+    """Why a batch is refused: Kafka has batch `found` of the query, Spark replays `replayed`."""
+    return (
+        f"Kafka has batch {found} of this query, Spark replays batch {replayed}: the checkpoint "
+        "was rolled back. Restore it, or start a new checkpoint with another transactionalIdPrefix"
+    )
+
+
 @dataclass(slots=True)
 class Counts:
     """Rows of one task attempt by what is known of them.

@@ -1,7 +1,9 @@
 """Markers of exactly-once streams: committed offsets that say which batch a task has in Kafka.
 
 A task's marker is committed within the task's transaction, so it is there if and only if the
-task's rows are. Names, encodings and how they are read; see docs/spark.md for the protocol.
+task's rows are. It is an offset of partition 0 of every topic that the task wrote to: Kafka deletes
+the offsets of a topic together with the topic, and then the marker is still in the others, as the
+rows are. Names, encodings and how they are read; see docs/spark.md for the protocol.
 """
 
 from __future__ import annotations
@@ -17,6 +19,8 @@ from aiokprod.hot.readback import RowHashes
 from aiokprod.wire.messages.offset_fetch import OffsetFetchRequest, OffsetFetchRequestGroup
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
     from aiokprod.spark.session import Session
 
 _GROUPS_FROM: Final = 8
@@ -31,16 +35,20 @@ class Marker:
 
     Attributes:
         tasks: of a decision, the number of tasks; of a task's marker, the attempt.
+        version: of a decision, how many were written for the same batch before it: the one with
+            the highest version is valid, whichever topics the others are left in.
     """
 
     batch_id: int
     rows: int
     row_hash: int
     tasks: int
+    version: int = 0
 
-    def offset(self) -> Offset:
-        """As a committed offset; it counts from 1, so that batch 0 differs from nothing."""
-        return Offset(self.batch_id + 1, -1, f"{self.rows} {self.row_hash:016x} {self.tasks}")
+    def offsets(self, topics: Iterable[str]) -> dict[tuple[str, int], Offset]:
+        """As committed offsets; they count from 1, so that batch 0 differs from nothing."""
+        text = f"{self.rows} {self.row_hash:016x} {self.tasks} {self.version}"
+        return {(topic, 0): Offset(self.batch_id + 1, -1, text) for topic in sorted(topics)}
 
     @classmethod
     def of(cls, offset: int, metadata: str | None) -> Marker:
@@ -50,8 +58,9 @@ class Marker:
             KafkaError: something else than this sink wrote it.
         """
         try:
-            rows, row_hash, tasks = (metadata or "").split()
-            return cls(offset - 1, int(rows), int(row_hash, 16), int(tasks))
+            rows, row_hash, tasks, *version = (metadata or "").split()
+            (number,) = map(int, version or ["0"])  # the first markers had none
+            return cls(offset - 1, int(rows), int(row_hash, 16), int(tasks), number)
         except ValueError:
             raise KafkaError(
                 "the consumer group of a marker has an offset that this sink did not write: use a "
@@ -90,8 +99,9 @@ async def read_marker(
 ) -> Marker | None:
     """The newest marker of a group, None if there is none.
 
-    Waits for transactions that are being ended (KIP-447, require_stable), for `unstable_for`
-    seconds at most, if given.
+    That is the one of the highest batch, and of its versions the highest, in whatever order the
+    topics are in the answer. Waits for transactions that are being ended (KIP-447,
+    require_stable), for `unstable_for` seconds at most, if given.
 
     Raises:
         UnstableMarker: it took longer.
@@ -109,8 +119,37 @@ async def read_marker(
                 raise UnstableMarker(f"marker group {group}: a transaction of it stays open")
         return code
 
+    body = await _fetch(session, group, deadline, codes, stable=True)
+    markers = (
+        Marker.of(partition.committed_offset, partition.metadata)
+        for topic in body.topics
+        for partition in topic.partitions
+        if partition.committed_offset > 0
+    )
+    return max(markers, key=lambda marker: (marker.batch_id, marker.version), default=None)
+
+
+async def marked_topics(session: Session, group: str, deadline: float) -> list[str]:
+    """The topics that hold a marker of this group, by name; waits for no transaction.
+
+    Raises:
+        KafkaError: the group cannot be read.
+    """
+    body = await _fetch(session, group, deadline, _code, stable=False)
+    return sorted(
+        topic.name
+        for topic in body.topics
+        if any(partition.committed_offset > 0 for partition in topic.partitions)
+    )
+
+
+async def _fetch(
+    session: Session, group: str, deadline: float, codes: Callable[[Any], int], *, stable: bool
+) -> Any:
+    """All committed offsets of a group; `stable` waits for transactions that are being ended."""
+
     def build(version: int) -> OffsetFetchRequest:
-        more: dict[str, Any] = {"require_stable": True} if version >= _STABLE_FROM else {}
+        more: dict[str, Any] = {"require_stable": stable} if version >= _STABLE_FROM else {}
         if version >= _GROUPS_FROM:
             wanted = OffsetFetchRequestGroup(group_id=group, topics=None)
             return OffsetFetchRequest(groups=[wanted], **more)
@@ -127,14 +166,7 @@ async def read_marker(
     if code != Code.NONE:
         found = error_code(code)
         raise KafkaError(f"marker group {group}: {found.text}", code=found)
-    newest: Marker | None = None
-    for topic in _answer(body).topics:
-        for partition in topic.partitions:
-            if partition.committed_offset > 0:
-                marker = Marker.of(partition.committed_offset, partition.metadata)
-                if newest is None or marker.batch_id > newest.batch_id:
-                    newest = marker
-    return newest
+    return _answer(body)
 
 
 def _answer(body: Any) -> Any:

@@ -10,13 +10,17 @@ from pyspark.sql.datasource import WriterCommitMessage
 from aiokprod.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from aiokprod.spark.context import Task
     from aiokprod.spark.sending import Range
 
-MAX_BYTES: Final = 60_000
+MAX_BYTES: Final = 52_000
 """For the ranges of a task; a message stays below 64 KiB."""
+MAX_TOPIC_BYTES: Final = 8_000
+"""For the names of the topics that hold its marker."""
+_TOPIC_BYTES: Final = 8
+"""Of a pickled name without its letters."""
 _RANGE_BYTES: Final = 48
 """Of a pickled range without its topic's name."""
 
@@ -58,6 +62,7 @@ class Prepared(TaskReport):
         row_hash: sum of the rows' hashes, independent of their order.
         skipped: an earlier attempt at this batch was committed; nothing was sent this time.
         marked_rows, marked_hash: what the committed attempt had, if skipped.
+        marked: topics that hold the task's marker, as far as a message has room for them.
     """
 
     transactional_id: str = ""
@@ -68,6 +73,19 @@ class Prepared(TaskReport):
     skipped: bool = False
     marked_rows: int = 0
     marked_hash: int = 0
+    marked: tuple[str, ...] = ()
+
+
+def trimmed_topics(topics: Iterable[str]) -> tuple[str, ...]:
+    """The first topics by name, as many as fit into a message beside its ranges."""
+    left = MAX_TOPIC_BYTES
+    listed = []
+    for topic in sorted(topics):
+        left -= len(topic) + _TOPIC_BYTES
+        if left < 0:
+            break
+        listed.append(topic)
+    return tuple(listed)
 
 
 def report_fields(

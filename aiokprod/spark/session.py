@@ -30,7 +30,7 @@ from aiokprod.version import __version__
 from aiokprod.wire.messages.find_coordinator import FindCoordinatorRequest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection, Mapping
 
     from aiokprod.cluster import ClusterSnapshot, TopicInfo
     from aiokprod.config import ProducerConfig
@@ -217,57 +217,115 @@ class Session:
             AuthenticationError: the coordinator, or every broker, refuses us.
             KafkaError: the request cannot be made.
         """
-        where = (kind, key)
-        last = "nobody could be reached"
+        found = await self.coordinate_all(
+            kind, [key], lambda keys: request, lambda body: {key: (codes(body), body)}, deadline
+        )
+        return found[key]
+
+    async def coordinate_all(
+        self,
+        kind: CoordinatorKind,
+        keys: Collection[str],
+        request: Callable[[list[str]], Message | VersionedRequest],
+        answers: Callable[[Any], Mapping[str, tuple[int, Any]]],
+        deadline: float,
+    ) -> dict[str, Any]:
+        """Requests about many keys, one to each coordinator, all coordinators at the same time.
+
+        Keys whose answer is missing or has a retriable code are asked for again. As `coordinate`
+        otherwise.
+
+        Args:
+            request: the request for some of the keys.
+            answers: (error code, answer) of each key, out of a response body.
+
+        Returns:
+            The answer of each key.
+        """
+        found: dict[str, Any] = {}
+        left = set(keys)
         attempts = 0
-        while True:
-            try:
-                node = await self._coordinator(where, deadline)
-                body = (await self.ask(node, request, deadline)).body
-            except NetworkError as error:
-                self._coordinators.pop(where, None)
-                last = error.message
-            except _Passing as refusal:
-                last = str(refusal)
-            else:
-                code = codes(body)
-                if code in _LOOKUP:
-                    self._coordinators.pop(where, None)
-                elif not error_code(code).retriable:
-                    return body
-                last = error_code(code).name
+        while left:
+            groups, last = await self._located(kind, sorted(left), deadline)
+            responses = await asyncio.gather(
+                *(self.ask(node, request(part), deadline) for node, part in groups.items()),
+                return_exceptions=True,
+            )
+            for part, response in zip(groups.values(), responses, strict=True):
+                if isinstance(response, NetworkError):
+                    self._forget(kind, part)
+                    last = response.message
+                    continue
+                if isinstance(response, BaseException):
+                    raise response
+                for key, (code, answer) in answers(response.body).items():
+                    if code not in _LOOKUP and not error_code(code).retriable:
+                        found[key] = answer
+                        continue
+                    if code in _LOOKUP:
+                        self._forget(kind, [key])
+                    last = error_code(code).name
+            left -= found.keys()
+            if not left:
+                break
             attempts += 1
             pause = self._retry.after(attempts - 1, self._rng)
             if self.loop.time() + pause > deadline:
                 raise KafkaTimeout(
-                    f"coordinator of {kind.name.lower()} {key}: no definite answer in time: {last}"
+                    f"coordinator of {kind.name.lower()} {min(left)}: no definite answer in time: "
+                    f"{last}"
                 )
             await asyncio.sleep(pause)
+        return found
 
-    async def _coordinator(self, where: tuple[CoordinatorKind, str], deadline: float) -> int:
-        node = self._coordinators.get(where)
-        if node is None:
-            node = self._coordinators[where] = await self._find(*where, deadline)
-        return node
+    def _forget(self, kind: CoordinatorKind, keys: Collection[str]) -> None:
+        for key in keys:
+            self._coordinators.pop((kind, key), None)
 
-    async def _find(self, kind: CoordinatorKind, key: str, deadline: float) -> int:
+    async def _located(
+        self, kind: CoordinatorKind, keys: list[str], deadline: float
+    ) -> tuple[dict[int, list[str]], str]:
+        """The keys whose coordinator is known by now, by its node id, and why others are not."""
+        unknown = [key for key in keys if (kind, key) not in self._coordinators]
+        last = "no broker answered"
+        try:
+            while unknown:  # all with one request, since FindCoordinator v4 (KIP-699)
+                answers = await self._find(kind, unknown, deadline)
+                unknown = [key for key in unknown if key not in answers]
+                for key, answer in answers.items():
+                    if answer.error_code == Code.NONE:
+                        self._coordinators[kind, key] = int(answer.node_id)
+                        continue
+                    found = error_code(answer.error_code)
+                    if not found.retriable:
+                        raise KafkaError(
+                            f"coordinator of {kind.name.lower()} {key}: {found.text}", code=found
+                        )
+                    last = found.name
+        except NetworkError as error:
+            last = error.message
+        groups: dict[int, list[str]] = {}
+        for key in keys:
+            node = self._coordinators.get((kind, key))
+            if node is not None:
+                groups.setdefault(node, []).append(key)
+        return groups, last
+
+    async def _find(
+        self, kind: CoordinatorKind, keys: list[str], deadline: float
+    ) -> dict[str, Any]:
+        """What FindCoordinator says of these keys, or of the first one before v4."""
+
         def build(version: int) -> FindCoordinatorRequest:
             if version >= _BATCHED_FROM:
-                return FindCoordinatorRequest(key_type=kind, coordinator_keys=[key])
-            return FindCoordinatorRequest(key=key, key_type=kind)
+                return FindCoordinatorRequest(key_type=kind, coordinator_keys=keys)
+            return FindCoordinatorRequest(key=keys[0], key_type=kind)
 
         request = VersionedRequest(FindCoordinatorRequest.api_key, build)
         response = await self.ask(None, request, deadline)
-        answer = response.body
-        if response.version >= _BATCHED_FROM:
-            (answer,) = response.body.coordinators
-        if answer.error_code == Code.NONE:
-            return int(answer.node_id)
-        found = error_code(answer.error_code)
-        if found.retriable:
-            raise _Passing(found.name)
-        raise KafkaError(f"coordinator of {kind.name.lower()} {key}: {found.text}", code=found)
-
-
-class _Passing(Exception):
-    """A refusal whose reason passes."""
+        if response.version < _BATCHED_FROM:
+            return {keys[0]: response.body}
+        answered = {answer.key: answer for answer in response.body.coordinators}
+        if not answered.keys() & set(keys):
+            raise KafkaError("FindCoordinator: the answer names none of the keys asked for")
+        return answered

@@ -8,15 +8,24 @@ from __future__ import annotations
 
 import contextlib
 import zlib
+from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any
 
 from aiokprod.consumer_groups import GroupMetadata
 from aiokprod.errors import ConfigError, KafkaError, ProducerFenced
 from aiokprod.producer import Producer
 from aiokprod.spark.context import audit_prefix
-from aiokprod.spark.failures import Counts, SinkError, describe
-from aiokprod.spark.markers import Marker, hash_rows, read_marker, stream_id, task_id
-from aiokprod.spark.messages import Prepared, report_fields
+from aiokprod.spark.failures import Counts, SinkError, describe, rolled_back
+from aiokprod.spark.markers import (
+    Marker,
+    driver_id,
+    hash_rows,
+    marked_topics,
+    read_marker,
+    stream_id,
+    task_id,
+)
+from aiokprod.spark.messages import Prepared, report_fields, trimmed_topics
 from aiokprod.spark.options import EXACTLY_ONCE
 from aiokprod.spark.sending import TaskSender
 from aiokprod.spark.session import Session
@@ -94,11 +103,7 @@ class _Run:
             if marker is not None and ours is not None and marker.batch_id == ours:
                 return await self._skip(marker)
             if marker is not None and ours is not None and marker.batch_id > ours:
-                raise KafkaError(
-                    f"Kafka has batch {marker.batch_id} of this query, Spark replays batch {ours}: "
-                    "the checkpoint was rolled back. Restore it, or start a new checkpoint with "
-                    "another transactionalIdPrefix"
-                )
+                raise KafkaError(rolled_back(marker.batch_id, ours))
             return await self._send(producer)
         finally:
             with contextlib.suppress(Exception):
@@ -107,14 +112,15 @@ class _Run:
     async def _marker(self) -> Marker | None:
         if self._options.delivery != EXACTLY_ONCE:
             return None
+        async with self._session() as session:
+            deadline = session.loop.time() + MARKER_SECONDS
+            return await read_marker(session, self._id, deadline)
 
+    def _session(self) -> AbstractAsyncContextManager[Session]:
         async def make() -> Session:
             return Session(self._options.producer_config())
 
-        key = ("session", self._options.kafka)
-        async with self._thread.borrowed(key, make, keep=True) as session:
-            deadline = session.loop.time() + MARKER_SECONDS
-            return await read_marker(session, self._id, deadline)
+        return self._thread.borrowed(("session", self._options.kafka), make, keep=True)
 
     async def _skip(self, marker: Marker) -> Prepared:
         """This batch was committed: only count and hash what comes."""
@@ -149,9 +155,7 @@ class _Run:
                     self._hash += hash_rows(table)
                 await sender.admit(table)
             await sender.finish()
-            place = self._options.topic or next((topic for topic, _ in sender.ranges), None)
-            if marking and place is not None:
-                await self._mark(producer, place, sender.rows)
+            marked = await self._mark(producer, sender) if marking else ()
             producer_id, epoch, second = await producer._transactions.prepare()
         except Exception as error:
             failure = sender.failure(error)
@@ -164,14 +168,33 @@ class _Run:
                 seconds=self._thread.loop.time() - self._started,
             ),
             transactional_id=self._id,
-            producer_id=producer_id if sender.rows or (marking and place) else -1,
+            producer_id=producer_id if sender.rows or marked else -1,
             epoch=epoch,
             second_protocol=second,
             row_hash=self._hash % 2**64,
+            marked=marked,
         )  # fmt: skip
 
-    async def _mark(self, producer: Producer[Any, Any], topic: str, rows: int) -> None:
+    async def _mark(self, producer: Producer[Any, Any], sender: TaskSender) -> tuple[str, ...]:
+        """Put the task's marker into its transaction; returns the topics it is in."""
         assert self._task.batch_id is not None, "checked for the transactional id"
-        marker = Marker(self._task.batch_id, rows, self._hash % 2**64, self._task.attempt)
+        topics = {topic for topic, _ in sender.ranges}
+        if self._options.topic is not None:
+            topics.add(self._options.topic)
+        if not topics:  # no rows, and a topic column: any topic that the query wrote to before
+            topics.update(await self._former_topic())
+        if not topics:
+            return ()
+        marker = Marker(self._task.batch_id, sender.rows, self._hash % 2**64, self._task.attempt)
         group = GroupMetadata(self._id)
-        await producer.send_offsets_to_transaction({(topic, 0): marker.offset()}, group)
+        await producer.send_offsets_to_transaction(marker.offsets(topics), group)
+        return trimmed_topics(topics)
+
+    async def _former_topic(self) -> list[str]:
+        prefix, query_id = self._options.transactional_id_prefix, self._task.query_id
+        assert prefix is not None, "checked with the options"
+        assert query_id is not None, "checked for the transactional id"
+        async with self._session() as session:
+            deadline = session.loop.time() + MARKER_SECONDS
+            group = driver_id(stream_id(prefix, query_id))
+            return (await marked_topics(session, group, deadline))[:1]

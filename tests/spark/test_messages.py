@@ -84,11 +84,14 @@ def test_failure_text_names_the_missing_acl(code: Code, text: str) -> None:
 
 
 def test_marker_round_trip_and_foreign_offsets() -> None:
-    marker = Marker(0, 12, 2**64 - 1, 4)
-    offset = marker.offset()
-    assert offset.offset == 1
-    assert Marker.of(offset.offset, offset.metadata) == marker
-    for metadata in (None, "", "something else", "1 2"):
+    marker = Marker(0, 12, 2**64 - 1, 4, 3)
+    offsets = marker.offsets(["t", "u"])
+    assert list(offsets) == [("t", 0), ("u", 0)]
+    for offset in offsets.values():
+        assert offset.offset == 1
+        assert Marker.of(offset.offset, offset.metadata) == marker
+    assert Marker.of(3, "5 00000000000000ff 7") == Marker(2, 5, 255, 7), "of the first version"
+    for metadata in (None, "", "something else", "1 2", "1 2 3 4 5", "1 2 3 x"):
         with pytest.raises(Exception, match="did not write"):
             Marker.of(5, metadata)
 

@@ -187,16 +187,16 @@ def test_check_17_driver_dies_while_it_writes_its_decision(
     """Its transaction stays open, for a quarter of an hour if nobody ends it."""
 
     async def die(
-        ender: TransactionEnder, ours: Producer[Any, Any], topic: str, decision: Marker, group: str
-    ) -> None:
+        ender: TransactionEnder, ours: Producer[Any, Any], topics: set[str], decision: Marker,
+        group: str,
+    ) -> None:  # fmt: skip
         producer = ours
         if place == "another process":
             config = ender._options.producer_config(transactional_id=group)
             producer = Producer(config)
             await producer.start()
         await producer.begin_transaction()
-        offsets = {(topic, 0): decision.offset()}
-        await producer.send_offsets_to_transaction(offsets, GroupMetadata(group))
+        await producer.send_offsets_to_transaction(decision.offsets(topics), GroupMetadata(group))
         await leave_open(producer)
         if place == "this process":
             raise Crash("while deciding")

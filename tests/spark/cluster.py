@@ -1,0 +1,328 @@
+"""The sink's transactions without Spark and sockets: tasks and drivers on a fake cluster.
+
+`SparkCluster` is a `FakeCluster` that also answers what only the sink asks for: committed offsets
+with their metadata, and the states of transactions. `Query` plays Spark: it runs the attempts of
+tasks, the commit and the abort of a batch, in virtual time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from aiokprod.errors import Code
+from aiokprod.producer import Producer
+from aiokprod.spark import driver, transactional
+from aiokprod.spark.context import Task
+from aiokprod.spark.driver import TransactionEnder
+from aiokprod.spark.messages import Prepared
+from aiokprod.spark.options import EXACTLY_ONCE, SinkOptions
+from aiokprod.spark.process import LoopThread
+from aiokprod.spark.session import Session
+from aiokprod.testing import virtual
+from aiokprod.testing.fake_cluster import FakeCluster
+from aiokprod.testing.fake_cluster.apis.find_coordinator import refusal
+from aiokprod.testing.fake_cluster.control import Reaction, Script, answer
+from aiokprod.testing.fake_cluster.framing import Request
+from aiokprod.testing.fake_cluster.transactions import Phase
+from aiokprod.wire.message import Message
+from aiokprod.wire.messages.describe_transactions import (
+    DescribeTransactionsResponse,
+    TransactionState,
+)
+from aiokprod.wire.messages.list_transactions import (
+    ListTransactionsResponse,
+)
+from aiokprod.wire.messages.list_transactions import TransactionState as Listed
+from aiokprod.wire.messages.offset_fetch import (
+    OffsetFetchResponse,
+    OffsetFetchResponseGroup,
+    OffsetFetchResponsePartitions,
+    OffsetFetchResponseTopics,
+)
+
+FIND_COORDINATOR, OFFSET_FETCH, END_TXN, TXN_OFFSET_COMMIT = 10, 9, 26, 28
+DESCRIBE_TRANSACTIONS, LIST_TRANSACTIONS = 65, 66
+FIRST_WITH_STATES = "3.0"
+"""The first release with DescribeTransactions and ListTransactions (KIP-664)."""
+
+
+class _Offset(int):
+    """A committed offset that keeps its metadata on its way through the model."""
+
+    metadata: str | None = None
+
+
+class _Served(Script):
+    """Serves the sink's own APIs where no rule of a test has a say."""
+
+    def __init__(self, cluster: SparkCluster) -> None:
+        super().__init__()
+        self._cluster = cluster
+
+    def reaction_to(self, request: Request) -> Reaction:
+        found = super().reaction_to(request)
+        serve = self._cluster.serving.get(request.api_key)
+        if serve is None or found != Reaction():
+            return found
+        message = serve(request)
+        return found if message is None else answer(message)
+
+
+class SparkCluster(FakeCluster):
+    """A cluster with offsets' metadata, OffsetFetch, DescribeTransactions, ListTransactions.
+
+    Attributes:
+        order: turns round the order of topics in the answers to OffsetFetch if -1.
+    """
+
+    def __init__(self, brokers: int = 3, *, version_profile: str = "4.3") -> None:
+        super().__init__(brokers, version_profile=version_profile)
+        self.order = 1
+        self.script = _Served(self)
+        self.serving: dict[int, Callable[[Request], Message | None]] = {
+            TXN_OFFSET_COMMIT: self._remember,
+            OFFSET_FETCH: self._offsets,
+            DESCRIBE_TRANSACTIONS: self._describe,
+            LIST_TRANSACTIONS: self._list,
+        }
+        for broker in self.brokers.values():
+            ranges = broker.profile.ranges | {OFFSET_FETCH: (1, 9)}
+            if float(version_profile) >= float(FIRST_WITH_STATES):
+                ranges |= {DESCRIBE_TRANSACTIONS: (0, 0), LIST_TRANSACTIONS: (0, 2)}
+            broker.profile = dataclasses.replace(broker.profile, ranges=ranges)
+
+    def delete_topic(self, name: str) -> None:
+        """With the topic go the offsets that groups committed for it."""
+        super().delete_topic(name)
+        for offsets in self.transactions.committed_offsets.values():
+            for where in [where for where in offsets if where[0] == name]:
+                del offsets[where]
+
+    def time_out(self, transactional_id: str) -> None:
+        """The coordinator ends a transaction for its timeout."""
+        entry = self.transactions.ids[transactional_id]
+        assert entry.phase is Phase.ONGOING
+        self.transactions._timed_out(entry, entry.number)
+
+    def open_ids(self) -> set[str]:
+        """Transactional ids with an open transaction."""
+        ids = self.transactions.ids
+        return {name for name, entry in ids.items() if entry.phase is Phase.ONGOING}
+
+    def committed(self, *topics: str) -> list[str]:
+        """The values that read_committed consumers see, sorted."""
+        return sorted(
+            (value or b"").decode()
+            for topic in topics
+            for partition in range(len(self.topics[topic].partitions))
+            for value in self.committed_values(topic, partition)
+        )
+
+    def _remember(self, request: Request) -> None:
+        for topic in request.body.topics:
+            for partition in topic.partitions:
+                offset = _Offset(partition.committed_offset)
+                offset.metadata = partition.committed_metadata
+                object.__setattr__(partition, "committed_offset", offset)
+
+    def _offsets(self, request: Request) -> Message:
+        (wanted,) = request.body.groups
+        group = wanted.group_id
+        code = int(refusal(self.brokers[request.broker_id], group))
+        if code:
+            return OffsetFetchResponse(
+                groups=[OffsetFetchResponseGroup(group_id=group, topics=[], error_code=code)]
+            )
+        pending = {
+            where
+            for entry in self.transactions.ids.values()
+            for where in entry.offsets.get(group, ())
+        }
+        committed = self.transactions.committed_offsets.get(group, {})
+        topics = []
+        for where in sorted(pending | committed.keys())[:: self.order]:
+            offset = committed.get(where, _Offset(-1))
+            unstable = request.body.require_stable and where in pending
+            partition = OffsetFetchResponsePartitions(
+                partition_index=where[1],
+                committed_offset=-1 if unstable else int(offset),
+                metadata=getattr(offset, "metadata", None),
+                error_code=int(Code.UNSTABLE_OFFSET_COMMIT) if unstable else 0,
+            )
+            topics.append(OffsetFetchResponseTopics(name=where[0], partitions=[partition]))
+        return OffsetFetchResponse(groups=[OffsetFetchResponseGroup(group_id=group, topics=topics)])
+
+    def _describe(self, request: Request) -> Message:
+        states = [self._state(request, name) for name in request.body.transactional_ids]
+        return DescribeTransactionsResponse(transaction_states=states)
+
+    def _state(self, request: Request, name: str) -> TransactionState:
+        code = int(refusal(self.brokers[request.broker_id], name))
+        entry = self.transactions.ids.get(name)
+        if code == 0 and entry is None:
+            code = int(Code.TRANSACTIONAL_ID_NOT_FOUND)
+        if code or entry is None:
+            phase, producer_id, epoch, timeout_ms = "", -1, -1, 0
+        else:
+            phase, timeout_ms = entry.phase.value, entry.timeout_ms
+            producer_id, epoch = entry.producer_id, entry.epoch
+        return TransactionState(
+            error_code=code,
+            transactional_id=name,
+            transaction_state=phase,
+            transaction_timeout_ms=timeout_ms,
+            transaction_start_time_ms=-1,
+            producer_id=producer_id,
+            producer_epoch=epoch,
+            topics=[],
+        )
+
+    def _list(self, request: Request) -> Message:
+        broker = self.brokers[request.broker_id]
+        listed = [
+            Listed(
+                transactional_id=entry.name,
+                producer_id=entry.producer_id,
+                transaction_state=entry.phase.value,
+            )
+            for entry in self.transactions.ids.values()
+            if not refusal(broker, entry.name) and entry.phase.value in request.body.state_filters
+        ]
+        return ListTransactionsResponse(
+            error_code=0, unknown_state_filters=[], transaction_states=listed
+        )
+
+
+class _Loop(LoopThread):
+    """The virtual loop in the place of a worker's loop thread."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.kept = {}
+
+
+class _Rows:
+    """The feed of one task attempt."""
+
+    def __init__(self, tables: list[Any], then: Callable[[], None] | None) -> None:
+        self._tables = tables
+        self._then = then
+
+    async def get(self) -> Any:
+        if self._tables:
+            return self._tables.pop(0)
+        if self._then is not None:
+            self._then()
+        return None
+
+
+Rows = Iterable[tuple[str, str]]
+"""(topic, value) of each row."""
+
+
+class Query:
+    """A stream, or a batch job if `delivery` is transactional, as its writer sees it.
+
+    The DataFrame has a topic column, unless the option `topic` is given.
+    """
+
+    def __init__(
+        self, patch: pytest.MonkeyPatch, cluster: SparkCluster, **options: str
+    ) -> None:
+        self.cluster = cluster
+        self.thread = _Loop()
+        self.options = SinkOptions.parse(
+            {
+                "kafka.bootstrap.servers": cluster.bootstrap_servers,
+                "delivery": EXACTLY_ONCE,
+                "transactionalIdPrefix": "p",
+            }
+            | options
+        )
+        environment = cluster.environment()
+        patch.setattr(driver, "loop_thread", lambda kind: self.thread)
+        patch.setattr(driver, "_swept", {})
+        for module in (driver, transactional):
+            patch.setattr(module, "Producer", partial(Producer, environment=environment))
+            patch.setattr(module, "Session", partial(Session, environment=environment))
+
+    def id(self, number: int) -> str:
+        """Transactional id of a task."""
+        return f"p.{'q' if self.options.delivery == EXACTLY_ONCE else 'job'}.{number}"
+
+    async def task(
+        self,
+        batch: int | None,
+        number: int,
+        rows: Rows,
+        *,
+        attempt: int = 0,
+        then: Callable[[], None] | None = None,
+    ) -> Prepared:
+        """One task attempt; `then` is called after its last row."""
+        streaming = self.options.delivery == EXACTLY_ONCE
+        task = Task(
+            number, attempt, "host", batch if streaming else None, "q" if streaming else None,
+            None, speculation=False,
+        )  # fmt: skip
+        rows = list(rows)
+        columns = {"value": pa.array([value.encode() for _, value in rows], pa.binary())}
+        if self.options.topic is None:
+            columns["topic"] = pa.array([topic for topic, _ in rows], pa.string())
+        tables = [pa.RecordBatch.from_pydict(columns)] if rows else []
+        feed: Any = _Rows(tables, then)
+        return await transactional.run_transactional(
+            self.thread, self.options, task, feed, None if streaming else "job"
+        )
+
+    async def tasks(self, batch: int | None, parts: list[Rows]) -> list[Prepared]:
+        """All tasks of a batch, one after the other."""
+        return [await self.task(batch, number, rows) for number, rows in enumerate(parts)]
+
+    async def commit(self, messages: list[Prepared], batch: int | None = None) -> None:
+        """The driver's commit, by a writer of its own, as Spark makes one for each."""
+        await TransactionEnder(self.options, batch).commit(messages)
+
+    async def abort(self, messages: list[Prepared], batch: int | None = None) -> None:
+        """The driver's abort."""
+        await TransactionEnder(self.options, batch).abort(messages)
+
+    async def run(self, batch: int | None, parts: list[Rows]) -> list[Prepared]:
+        """A whole batch; after a failed commit Spark calls abort."""
+        messages = await self.tasks(batch, parts)
+        try:
+            await self.commit(messages, batch)
+        except Exception:
+            await self.abort(messages, batch)
+            raise
+        return messages
+
+    async def crash(self, messages: list[Prepared], batch: int, *, ended: int) -> None:
+        """A driver that dies after its decision and so many EndTxn; its process goes too."""
+        ender = TransactionEnder(self.options, batch)
+        async with ender._session() as session:
+            deadline = session.loop.time() + 60.0
+            await ender._decide(session, messages, deadline)
+            await ender._end_all(session, messages[:ended], deadline, commit=True)
+        await self.restart()
+
+    async def restart(self) -> None:
+        """Another driver process, and other workers: nothing is kept."""
+        await self.thread.drop(lambda key: True)
+        driver._swept.clear()
+
+
+def run(body: Callable[[], Awaitable[None]]) -> None:
+    """Run the body of a test in virtual time."""
+
+    async def main() -> None:
+        await body()
+
+    virtual.run(main)

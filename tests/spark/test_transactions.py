@@ -1,0 +1,443 @@
+"""Transactions of jobs and streams on a fake cluster: what a commit checks before it commits.
+
+Tasks, drivers and brokers are the real ones and the fake ones of `tests.spark.cluster`; the same is
+done with Spark and real brokers in tests/spark/integration.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from aiokprod.errors import Code
+from aiokprod.spark.driver import CommitFailed, TransactionEnder
+from aiokprod.spark.failures import CheckpointRolledBack, NonDeterministicReplay, SinkError
+from aiokprod.spark.markers import Marker, read_marker
+from aiokprod.testing.fake_cluster.control import Reaction, close
+from aiokprod.testing.fake_cluster.framing import Request
+from aiokprod.wire.messages.describe_transactions import (
+    DescribeTransactionsResponse,
+    TransactionState,
+)
+from tests.spark.cluster import (
+    DESCRIBE_TRANSACTIONS,
+    END_TXN,
+    FIND_COORDINATOR,
+    Query,
+    Rows,
+    SparkCluster,
+    run,
+)
+
+JOB = {"delivery": "transactional", "topic": "t"}
+
+
+def rows(*numbers: int, topic: str = "t") -> Rows:
+    return [(topic, f"{number:03}") for number in numbers]
+
+
+def values(*numbers: int) -> list[str]:
+    return [f"{number:03}" for number in numbers]
+
+
+def four_tasks() -> list[Rows]:
+    return [rows(0, 1), rows(2, 3), rows(4, 5), rows(6, 7)]
+
+
+async def ended(query: Query) -> None:
+    """Nothing is left open."""
+    assert query.cluster.open_ids() == set()
+    assert query.cluster.violations == []
+    await query.restart()
+
+
+# -- every transaction is open before the first is committed ---------------------------------------
+
+
+@pytest.mark.parametrize("lost", [0, 1, 3])
+def test_job_of_which_one_transaction_timed_out_stays_invisible(
+    lost: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def body() -> None:
+        cluster = SparkCluster()
+        query = Query(monkeypatch, cluster, **JOB)
+        messages = await query.tasks(None, four_tasks())
+        cluster.time_out(query.id(lost))
+        with pytest.raises(CommitFailed) as caught:
+            await query.commit(messages)
+        text = str(caught.value)
+        assert f"transaction p.job.{lost} of task {lost} cannot be committed" in text
+        assert "CompleteAbort" in text
+        assert "kafka.transaction.timeout.ms" in text
+        assert "Nothing of this attempt was committed. Run the job again" in text
+        await query.abort(messages)
+        assert cluster.committed("t") == []
+        await ended(query)
+
+    run(body)
+
+
+def test_job_of_which_one_transaction_was_fenced_stays_invisible(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The id has an open transaction, of a later attempt: state alone does not tell."""
+
+    async def body() -> None:
+        cluster = SparkCluster()
+        query = Query(monkeypatch, cluster, **JOB)
+        messages = await query.tasks(None, four_tasks())
+        later = await query.task(None, 2, rows(4, 5), attempt=1)
+        with pytest.raises(CommitFailed, match=r"p\.job\.2 of task 2 cannot.*a later attempt"):
+            await query.commit(messages)
+        assert cluster.committed("t") == []
+        await query.commit([*messages[:2], later, messages[3]])
+        assert cluster.committed("t") == values(*range(8))
+        await ended(query)
+
+    run(body)
+
+
+@pytest.mark.parametrize("profile", ["3.9", "4.3"])
+def test_producer_id_zero_is_verified_and_committed_as_any_other(
+    profile: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A new cluster gives it to its first producer."""
+
+    async def body() -> None:
+        cluster = SparkCluster(version_profile=profile)
+        query = Query(monkeypatch, cluster, **JOB)
+        messages = await query.tasks(None, four_tasks())
+        assert [message.producer_id for message in messages] == [0, 1, 2, 3]
+        await query.commit(messages)
+        assert cluster.committed("t") == values(*range(8))
+        lost = await query.tasks(None, four_tasks())
+        cluster.time_out(query.id(0))
+        with pytest.raises(CommitFailed, match="Nothing of this attempt was committed"):
+            await query.commit(lost)
+        await query.abort(lost)
+        assert cluster.committed("t") == values(*range(8))
+        await ended(query)
+
+    run(body)
+
+
+def test_batch_of_which_one_transaction_timed_out_is_neither_decided_nor_committed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def body() -> None:
+        cluster = SparkCluster()
+        query = Query(monkeypatch, cluster)
+        await query.run(0, [rows(90), rows(91)])
+        messages = await query.tasks(1, four_tasks())
+        cluster.time_out(query.id(3))
+        with pytest.raises(CommitFailed, match=r"attempt was committed\. Spark replays"):
+            await query.commit(messages, 1)
+        await query.abort(messages, 1)
+        assert cluster.committed("t") == values(90, 91)
+        assert (await decision(query)) == (0, 2, 2)
+        await query.run(1, four_tasks())
+        assert cluster.committed("t") == values(*range(8), 90, 91)
+        await ended(query)
+
+    run(body)
+
+
+async def decision(query: Query) -> tuple[int, int, int] | None:
+    """(batch, rows, tasks) of the driver's record."""
+    async with TransactionEnder(query.options, 0)._session() as session:
+        found: Marker | None = await read_marker(session, "p.q.driver", session.loop.time() + 9)
+    return found and (found.batch_id, found.rows, found.tasks)
+
+
+def test_transaction_that_times_out_while_the_batch_is_decided_is_found_before_the_first_commit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def body() -> None:
+        cluster = SparkCluster()
+        query = Query(monkeypatch, cluster)
+        messages = await query.tasks(0, four_tasks())
+        note = TransactionEnder._note
+
+        async def slow(ender: TransactionEnder, *arguments: Any) -> None:
+            await note(ender, *arguments)
+            cluster.time_out(query.id(1))
+
+        monkeypatch.setattr(TransactionEnder, "_note", slow)
+        with pytest.raises(CommitFailed, match=r"p\.q\.1 of task 1 cannot be committed"):
+            await query.commit(messages, 0)
+        monkeypatch.setattr(TransactionEnder, "_note", note)
+        await query.abort(messages, 0)
+        assert cluster.committed("t") == []
+        await query.run(0, four_tasks())
+        assert cluster.committed("t") == values(*range(8))
+        await ended(query)
+
+    run(body)
+
+
+def test_replay_commits_nothing_more_if_one_of_its_transactions_timed_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def body() -> None:
+        cluster = SparkCluster()
+        query = Query(monkeypatch, cluster)
+        await query.crash(await query.tasks(0, four_tasks()), 0, ended=1)
+        replayed = await query.tasks(0, four_tasks())
+        assert [message.skipped for message in replayed] == [True, False, False, False]
+        cluster.time_out(query.id(2))
+        with pytest.raises(CommitFailed, match=r"p\.q\.2 of task 2 cannot be committed"):
+            await query.commit(replayed, 0)
+        await query.abort(replayed, 0)
+        assert cluster.committed("t") == values(0, 1)
+        await query.run(0, four_tasks())
+        assert cluster.committed("t") == values(*range(8))
+        await ended(query)
+
+    run(body)
+
+
+def test_states_are_asked_for_once_from_each_coordinator(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def body() -> None:
+        cluster = SparkCluster()
+        query = Query(monkeypatch, cluster, **JOB)
+        messages = await query.tasks(None, [rows(number) for number in range(20)])
+        await query.restart()
+        before = cluster.count(FIND_COORDINATOR)
+        await query.commit(messages)
+        assert cluster.count(DESCRIBE_TRANSACTIONS) == 3  # brokers
+        assert cluster.count(FIND_COORDINATOR) - before == 1
+        assert cluster.count(END_TXN) == 20
+        assert cluster.committed("t") == values(*range(20))
+        await ended(query)
+
+    run(body)
+
+
+def test_coordinator_that_loads_moves_or_hangs_up_is_asked_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def body() -> None:
+        cluster = SparkCluster()
+        query = Query(monkeypatch, cluster, **JOB)
+        messages = await query.tasks(None, four_tasks())
+        codes = iter([Code.COORDINATOR_LOAD_IN_PROGRESS, Code.NOT_COORDINATOR])
+
+        def refuse(request: Request) -> Reaction | None:
+            code = next(codes, None)
+            if code is None:
+                return close()
+            return Reaction(
+                process=False,
+                answer=DescribeTransactionsResponse(
+                    transaction_states=[
+                        TransactionState(
+                            error_code=int(code), transactional_id=name, transaction_state="",
+                            transaction_timeout_ms=0, transaction_start_time_ms=-1,
+                            producer_id=-1, producer_epoch=-1, topics=[],
+                        )
+                        for name in request.body.transactional_ids
+                    ]
+                ),
+            )  # fmt: skip
+
+        cluster.control(DESCRIBE_TRANSACTIONS, refuse, times=3)
+        await query.commit(messages)
+        assert cluster.committed("t") == values(*range(8))
+        await ended(query)
+
+    run(body)
+
+
+def test_nothing_is_committed_while_a_coordinator_gives_no_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def body() -> None:
+        cluster = SparkCluster()
+        query = Query(monkeypatch, cluster, **JOB)
+        messages = await query.tasks(None, four_tasks())
+        remove = cluster.control(DESCRIBE_TRANSACTIONS, close(), broker_id=2)
+        assert {cluster.transactions.ids[query.id(n)].name for n in range(4)} == cluster.open_ids()
+        with pytest.raises(Exception, match="no definite answer in time"):
+            await query.commit(messages)
+        assert cluster.count(END_TXN) == 0
+        remove()
+        await query.commit(messages)
+        assert cluster.committed("t") == values(*range(8))
+        await ended(query)
+
+    run(body)
+
+
+def test_brokers_before_3_0_are_not_asked_and_a_job_is_told_what_that_means(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def body() -> None:
+        cluster = SparkCluster(version_profile="2.8")
+        query = Query(monkeypatch, cluster, **JOB)
+        for _ in range(2):
+            await query.run(None, four_tasks())
+        assert cluster.committed("t") == sorted(values(*range(8)) * 2)
+        await ended(query)
+
+    with caplog.at_level("WARNING", "aiokprod.spark"):
+        run(body)
+    assert caplog.text.count("brokers before Kafka 3.0") == 1
+
+
+# -- a checkpoint that was rolled back ------------------------------------------------------------
+
+
+def test_rolled_back_checkpoint_is_refused_whatever_the_partitioning(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """All rows were in task 1; the replay has them in task 0, which never wrote any."""
+
+    async def body() -> None:
+        cluster = SparkCluster()
+        query = Query(monkeypatch, cluster)
+        for batch in range(3):
+            await query.run(batch, [[], rows(batch)])
+        await query.restart()
+        with pytest.raises((CheckpointRolledBack, SinkError), match="the checkpoint was rolled"):
+            await query.run(1, [rows(1)])
+        assert cluster.committed("t") == values(0, 1, 2)
+        await ended(query)
+
+    run(body)
+
+
+def test_decision_newer_than_the_replayed_batch_refuses_it_where_no_task_has_a_marker(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As tasks of earlier versions without rows left none."""
+
+    async def body() -> None:
+        cluster = SparkCluster()
+        query = Query(monkeypatch, cluster)
+        for batch in range(3):
+            await query.run(batch, [[], rows(batch)])
+        del cluster.transactions.committed_offsets["p.q.0"]
+        await query.restart()
+        with pytest.raises(CheckpointRolledBack, match=r"Kafka has batch 2.* replays batch 1: "):
+            await query.run(1, [rows(1)])
+        assert cluster.committed("t") == values(0, 1, 2)
+        await ended(query)
+
+    run(body)
+
+
+def test_task_without_rows_marks_its_batch_in_a_topic_the_query_wrote_to_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def body() -> None:
+        cluster = SparkCluster()
+        query = Query(monkeypatch, cluster)
+        first = await query.run(0, [[], rows(0)])
+        assert first[0].producer_id == -1, "no topic is known yet"
+        second = await query.run(1, [[], rows(1)])
+        assert second[0].marked == ("t",)
+        assert list(cluster.transactions.committed_offsets["p.q.0"].values()) == [2]
+        await query.restart()
+        with pytest.raises(SinkError, match="Kafka has batch 1 of this query, Spark replays bat"):
+            await query.task(0, 0, rows(0))
+        await ended(query)
+
+    run(body)
+
+
+def test_batches_without_any_rows_go_through_before_and_after_the_first_topic(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def body() -> None:
+        cluster = SparkCluster()
+        query = Query(monkeypatch, cluster)
+        await query.run(0, [[], []])
+        await query.run(1, [rows(1), []])
+        await query.run(2, [[], []])
+        replayed = await query.run(2, [[], []])
+        assert all(message.skipped for message in replayed)
+        await query.run(3, [[], rows(3)])
+        assert cluster.committed("t") == values(1, 3)
+        await ended(query)
+
+    run(body)
+
+
+# -- a topic that was deleted ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("deleted", ["a", "b"])
+def test_deletion_of_one_topic_doubles_no_row_of_the_others(
+    deleted: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = {"a": "b", "b": "a"}[deleted]
+
+    def parts(batch: int) -> list[Rows]:
+        return [
+            [*rows(10 * batch + task, topic="a"), *rows(10 * batch + task, topic="b")]
+            for task in range(2)
+        ]
+
+    async def body() -> None:
+        cluster = SparkCluster()
+        query = Query(monkeypatch, cluster, missingMarkers="fail")
+        await query.run(0, parts(0))
+        await query.crash(await query.tasks(1, parts(1)), 1, ended=1)
+        cluster.delete_topic(deleted)
+        replayed = await query.run(1, parts(1))
+        assert [message.skipped for message in replayed] == [True, False]
+        assert cluster.committed(other) == values(0, 1, 10, 11)
+        await ended(query)
+
+    run(body)
+
+
+def test_replay_after_deletion_of_the_topic_of_a_committed_task_writes_only_its_rows_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The marker went with the rows."""
+
+    async def body() -> None:
+        cluster = SparkCluster()
+        query = Query(monkeypatch, cluster)
+        parts = [rows(0, topic="a"), rows(1, topic="b"), rows(2, topic="b")]
+        await query.crash(await query.tasks(0, parts), 0, ended=2)
+        cluster.delete_topic("a")
+        replayed = await query.run(0, parts)
+        assert [message.skipped for message in replayed] == [False, True, False]
+        assert cluster.committed("a", "b") == values(0, 1, 2)
+        await ended(query)
+
+    run(body)
+
+
+# -- two decisions for one batch ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("order", [1, -1])
+@pytest.mark.parametrize("topics", [("a", "b"), ("b", "a")])
+def test_newest_of_two_decisions_for_one_batch_is_valid(
+    order: int, topics: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Attempt 1 decided and committed nothing; attempt 2 has other rows, for another topic, and is
+    committed in part; attempt 3 is as attempt 2."""
+    first, second = topics
+
+    async def body() -> None:
+        cluster = SparkCluster()
+        cluster.order = order
+        query = Query(monkeypatch, cluster)
+        one = [rows(1, topic=first), rows(2, topic=first)]
+        two = [rows(3, topic=second), rows(4, topic=second)]
+        await query.crash(await query.tasks(0, one), 0, ended=0)
+        await query.crash(await query.tasks(0, two), 0, ended=1)
+        replayed = await query.run(0, two)
+        assert [message.skipped for message in replayed] == [True, False]
+        assert cluster.committed(second) == values(3, 4)
+        with pytest.raises(NonDeterministicReplay):
+            await query.run(0, one)
+        assert cluster.committed(second) == values(3, 4)
+        await ended(query)
+
+    run(body)
