@@ -2,7 +2,8 @@
 
 Source: the error table of the Kafka protocol guide and Java `o.a.k.common.protocol.Errors` of the
 4.x line. `retriable` and the refresh flags follow the Java exception hierarchy
-(`RetriableException`, `InvalidMetadataException`, `RefreshRetriableException` for coordinators).
+(`RetriableException`, `InvalidMetadataException`, `RefreshRetriableException` for coordinators)
+but for BROKER_NOT_AVAILABLE: it only says that the broker is starting or stopping.
 `outcome` is our own reading: it answers whether records of a Produce request that got this code can
 nevertheless be in the log.
 """
@@ -194,18 +195,51 @@ class ErrorCode:
 
 
 _RETRIABLE: Final = frozenset(
-    {2, 3, 5, 6, 7, 9, 13, 14, 15, 16, 19, 20, 41, 51, 56, 70, 71, 72, 74, 75, 78, 80, 83, 84}
+    {2, 3, 5, 6, 7, 8, 9, 13, 14, 15, 16, 19, 20, 41, 51, 56, 70, 71, 72, 74, 75, 78, 80, 83, 84}
     | {88, 89, 100, 103, 106, 122, 123, 133}
 )
 _REFRESH_METADATA: Final = frozenset({3, 5, 6, 9, 13, 56, 72, 74, 80, 83, 84, 100, 103})
 _REFRESH_COORDINATOR: Final = frozenset({15, 16})
 
-# Codes after which a Produce request is certainly not in the log. Everything else, including every
-# code that Produce cannot legally answer, is UNKNOWN: a wrong "definite" would duplicate records.
+# Codes after which the records of a Produce request are certainly not in the log: every broker
+# version that answers them to Produce checks them before it appends. Everything else is UNKNOWN, as
+# a wrong "definite" would duplicate records. In particular `DelayedProduce.tryComplete` answers
+# after the local append, while acks=all waits for the replicas: NOT_LEADER_OR_FOLLOWER (6),
+# REQUEST_TIMED_OUT (7), NOT_ENOUGH_REPLICAS_AFTER_APPEND (20), KAFKA_STORAGE_ERROR (56; log
+# directory offline) and UNKNOWN_TOPIC_OR_PARTITION (3; replica removed in Kafka 2.3 and older,
+# topic gone from the metadata cache since). KAFKA_STORAGE_ERROR also follows a failed flush in
+# `UnifiedLog.append`, behind the append. Codes that no broker answers to Produce (5, 8, 9, 72, 74,
+# those of coordinators and of groups) prove nothing either.
 _REJECTED: Final = frozenset(
-    {2, 3, 5, 8, 9, 10, 12, 14, 15, 16, 17, 18, 19, 21, 22, 24, 25, 28, 29, 30, 31, 32, 33, 34, 35}
-    | {38, 42, 43, 44, 45, 47, 48, 49, 50, 51, 53, 55, 56, 58, 59, 72, 74, 75, 76, 82, 87, 90}
-    | {100, 103, 110, 113, 120, 129}
+    {
+        2,  # CRC and layout: UnifiedLog.analyzeAndValidateRecords, LogValidator
+        10,  # batch size: UnifiedLog.analyzeAndValidateRecords, again after recompression
+        17,  # internal topic: ReplicaManager.appendToLocalLog, before the partition is looked up
+        18,  # larger than a segment: UnifiedLog.append, before the segment is rolled
+        19,  # Partition.appendRecordsToLeader (size of the ISR), or transaction verification
+        21,  # acks out of range: first check of ReplicaManager.appendRecords
+        29,  # KafkaApis.handleProduceRequest: ACL of the topic
+        31,  # KafkaApis.handleProduceRequest: ACL for idempotence
+        32,  # LogValidator: timestamp
+        35,  # version of the request: KafkaApis, before the handler
+        42,  # the request as a whole: ProduceRequest, KafkaApis
+        43,  # message format or codec: UnifiedLog.append, LogValidator
+        44,  # never by Kafka; gateways answer it instead of passing the request on
+        45,  # ProducerAppendInfo.checkSequence, part of analyzeAndValidateProducerState
+        47,  # ProducerAppendInfo.checkProducerEpoch, likewise; or transaction verification
+        48,  # transaction verification, or UnifiedLog.analyzeAndValidateProducerState
+        49,  # transaction verification (AddPartitionsToTxn before the append)
+        51,  # transaction verification
+        53,  # KafkaApis.handleProduceRequest: ACL of the transactional id
+        55,  # transaction verification: another partition of it failed
+        59,  # ProducerAppendInfo.checkSequence of Kafka 2.4 and older
+        76,  # LogValidator: codec
+        87,  # LogValidator, ProduceRequest.validateRecords
+        90,  # ProducerAppendInfo.checkProducerEpoch until Kafka 2.6, or transaction verification
+        100,  # KafkaApis.handleProduceRequest: no topic with this id
+        103,  # ReplicaManager.appendToLocalLog: the partition has another topic id
+        120,  # transaction verification
+    }
 )
 
 _TEXTS: Final[dict[int, str]] = {
@@ -241,7 +275,7 @@ _TEXTS: Final[dict[int, str]] = {
     28: "the offset commit is larger than the broker allows",
     29: "the principal may not use this topic; check its ACLs",
     30: "the principal may not use this group; check its ACLs",
-    31: "the principal may not do this on the cluster; check its ACLs (IdempotentWrite)",
+    31: "the principal may not do this on the cluster; check its ACLs",
     32: "the record's timestamp is outside the range the topic accepts",
     33: "the broker does not offer this SASL mechanism",
     34: "the broker did not expect this request in the current authentication state",

@@ -280,7 +280,6 @@ class AuthorizationError(BrokerError):
 class UnknownTopic(BrokerError):
     """Topic, partition or topic id does not exist where the metadata placed it."""
 
-    default_outcome = Outcome.REJECTED
     default_retriable = True
 
 

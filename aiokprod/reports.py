@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from aiokprod.engine.outcome import outcome_of
 from aiokprod.errors import Outcome
 from aiokprod.records import DrainReport, UndeliveredBatch
 
@@ -27,18 +28,14 @@ class DrainCounter:
     @staticmethod
     def undelivered(batches: Iterable[ProducerBatch]) -> tuple[UndeliveredBatch, ...]:
         """What will be given up."""
-        found = []
-        for batch in batches:
-            unknown = batch.on_wire or batch.maybe_written
-            outcome = Outcome.REJECTED if batch.attempts else Outcome.NOT_SENT
-            found.append(
-                UndeliveredBatch(
-                    batch.topic_partition,
-                    batch.core.record_count,
-                    Outcome.UNKNOWN if unknown else outcome,
-                )
+        return tuple(
+            UndeliveredBatch(
+                batch.topic_partition,
+                batch.core.record_count,
+                Outcome.UNKNOWN if batch.on_wire else outcome_of(batch),
             )
-        return tuple(found)
+            for batch in batches
+        )
 
     def report(self, undelivered: tuple[UndeliveredBatch, ...], elapsed_s: float) -> DrainReport:
         """The report once everything has its outcome."""

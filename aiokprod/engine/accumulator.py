@@ -414,6 +414,7 @@ class RecordAccumulator:
             part.attempts = batch.attempts - 1
             part.maybe_written = batch.maybe_written
             part.fate_open = batch.fate_open
+            part.seen = batch.seen
             parts.append(part)
             self._enlist(part)
         share, rest = divmod(batch.core.charged, len(parts))

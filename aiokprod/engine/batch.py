@@ -26,6 +26,8 @@ class ProducerBatch:
         maybe_written: some attempt ended without telling whether the broker appended it. Sticky:
             a later rejection says nothing about that attempt.
         fate_open: as `maybe_written`, until a sequence error proves that the log has it not.
+        seen: bytes of some attempt may have reached a broker, whatever it answered. From then on
+            its sequence belongs to these records alone.
         closing: its payload is being compressed in a worker thread.
         held: bytes counted for its broker so far: all of them since it was closed.
         wire_node: the broker it was sent to last.
@@ -57,6 +59,7 @@ class ProducerBatch:
         "producer_id",
         "queue",
         "released",
+        "seen",
         "sent_at",
         "sequence_reset",
         "topic_partition",
@@ -89,6 +92,7 @@ class ProducerBatch:
         self.fate_open = False
         self.closing = False
         self.released = False
+        self.seen = False
         self.held = 0
         self.payload: bytes | None = None
         self.plain_size = 0
@@ -130,6 +134,7 @@ class ProducerBatch:
 
     def note_unknown(self) -> None:
         """An attempt ended without telling whether the broker appended the batch."""
+        self.seen = True
         self.maybe_written = True
         self.fate_open = True
 

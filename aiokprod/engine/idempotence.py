@@ -175,6 +175,9 @@ class Idempotent(WithoutTransactions):
             return SequenceAdvice.WHOLE
         if code == Code.INVALID_PRODUCER_EPOCH:
             self._plan(batch.topic_partition)  # whatever follows needs a higher one
+            # A broker that knows a higher epoch does not look for copies under this one: it says
+            # nothing about earlier attempts, which under a new number would be stored twice.
+            return SequenceAdvice.NONE if batch.fate_open else SequenceAdvice.RETRY
         if code not in (Code.OUT_OF_ORDER_SEQUENCE_NUMBER, Code.UNKNOWN_PRODUCER_ID):
             return SequenceAdvice.NONE
         entry = self._partitions[batch.topic_partition]
@@ -226,17 +229,18 @@ class Idempotent(WithoutTransactions):
         entry.remove(batch)
         if unknown:
             entry.unresolved = True
-        elif not entry.open and self._last_numbered(entry, batch):
+        elif not entry.open and self._may_reuse(entry, batch):
             entry.next = batch.base_sequence
         else:
             self._plan(key)
         self._resolve(key, entry)
 
-    def _last_numbered(self, entry: PartitionSequences, batch: ProducerBatch) -> bool:
-        """True if the batch holds the newest sequences and no attempt at it may have been written,
-        so that they can be given out again."""
+    def _may_reuse(self, entry: PartitionSequences, batch: ProducerBatch) -> bool:
+        """True if the batch holds the newest sequences and no broker can have seen them. A broker
+        that answered an error may have appended the batch all the same: it would take the next
+        batch with these sequences for a duplicate and acknowledge records that it never stored."""
         return (
-            not batch.maybe_written
+            not batch.seen
             and batch.producer_epoch == entry.epoch
             and batch.producer_id == entry.producer_id
             and increment_sequence(batch.base_sequence, batch.core.record_count) == entry.next

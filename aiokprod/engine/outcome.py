@@ -43,8 +43,6 @@ class SequenceAdvice(enum.Enum):
 
 FATAL_CODES: Final = frozenset({Code.CLUSTER_AUTHORIZATION_FAILED, Code.UNSUPPORTED_VERSION})
 SPLIT_CODES: Final = frozenset({Code.MESSAGE_TOO_LARGE, Code.RECORD_LIST_TOO_LARGE})
-# Not retriable in the Java hierarchy, yet it only says that the broker is starting or stopping.
-RETRIED_ANYWAY: Final = frozenset({Code.BROKER_NOT_AVAILABLE})
 
 
 def decide(
@@ -63,12 +61,12 @@ def decide(
         return Action.SPLIT
     if number in FATAL_CODES:
         return Action.FATAL
-    if advice is SequenceAdvice.RETRY or code.retriable or number in RETRIED_ANYWAY:
+    if advice is SequenceAdvice.RETRY or code.retriable:
         return Action.RETRY if attempts <= retries else Action.FAIL
     return Action.FAIL
 
 
-_HINTS: Final = {
+_HINTS: Final[dict[int, str]] = {
     Code.MESSAGE_TOO_LARGE: "make the record smaller or raise the topic's max.message.bytes",
     Code.TOPIC_AUTHORIZATION_FAILED: "grant Write on the topic; later sends then succeed",
     Code.CLUSTER_AUTHORIZATION_FAILED: "grant IdempotentWrite on the cluster, or set "
@@ -94,12 +92,10 @@ def batch_error(
 
     `cause` is the client's own finding (connection lost, no answer); None if the broker answered.
     """
-    outcome = code.outcome
-    if outcome is Outcome.NOT_SENT:
-        outcome = Outcome.REJECTED
-    if batch.maybe_written:
-        outcome = Outcome.UNKNOWN
-    hint = _HINTS.get(Code(code.number)) if code.number in Code._value2member_map_ else None
+    outcome = outcome_of(batch)
+    hint = _HINTS.get(code.number)
+    if code.number == Code.CLUSTER_AUTHORIZATION_FAILED and not batch.stamped:
+        hint = None  # it is not about idempotence
     happened = f"broker {broker} answered {code.name} to" if cause is None else "no answer to"
     parts = [
         f"{batch.topic_partition}: {happened} attempt {batch.attempts} after "
@@ -148,7 +144,7 @@ def record_errors(
 def given_up_error(batch: ProducerBatch, error: KafkaError) -> KafkaError:
     """The batch's own copy of an error that says nothing of what became of its attempts."""
     own = error.copy()
-    own.outcome = _given_up(batch)
+    own.outcome = outcome_of(batch)
     return own
 
 
@@ -165,13 +161,14 @@ def delivery_timeout_error(
         f"({now - batch.created_at:.3f} s, {batch.attempts} attempts, last: "
         f"{reason or 'no answer yet'}); "
         f"the record {'may be' if batch.maybe_written else 'is not'} in the log",
-        outcome=_given_up(batch),
+        outcome=outcome_of(batch),
     )
     error.__cause__ = cause
     return error
 
 
-def _given_up(batch: ProducerBatch) -> Outcome:
+def outcome_of(batch: ProducerBatch) -> Outcome:
+    """What the attempts so far say about a batch that is given up now."""
     if batch.maybe_written:
         return Outcome.UNKNOWN
-    return Outcome.REJECTED if batch.attempts else Outcome.NOT_SENT
+    return Outcome.REJECTED if batch.seen else Outcome.NOT_SENT

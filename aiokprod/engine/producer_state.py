@@ -159,6 +159,10 @@ class NonIdempotent(WithoutTransactions):
         """One batch per partition on the wire, if only that keeps order (Java: mute)."""
         return not (self._guarantee_order and queue.on_wire)
 
+    def on_fatal(self, error: KafkaError) -> None:
+        """Nothing: what ends a producer id fails only the batch of a producer without one (Java
+        `TransactionManager.handleFailedBatch`)."""
+
     def stamp(self, batch: ProducerBatch) -> None:
         """Nothing to give."""
 

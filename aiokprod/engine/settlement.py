@@ -16,6 +16,7 @@ from aiokprod.engine.outcome import (
     SequenceAdvice,
     batch_error,
     decide,
+    given_up_error,
     record_errors,
 )
 from aiokprod.engine.produce import ProduceCall, partition_answers
@@ -101,12 +102,7 @@ class Settlement:
         """
         if isinstance(error, ProtocolError) and not response.maybe_written:
             for batch in call.batches.values():  # a retry could not encode it either
-                own = error.copy()
-                if batch.maybe_written:  # by an earlier attempt
-                    own.outcome = Outcome.UNKNOWN
-                elif not own.outcome.definite:
-                    own.outcome = Outcome.NOT_SENT
-                self.fail(batch, own)
+                self.fail(batch, given_up_error(batch, error))
             if isinstance(error, UnsupportedVersion):
                 self._on_fatal(error)
             return
@@ -136,6 +132,7 @@ class Settlement:
                 self.acknowledge(batch, answer.base_offset, answer.log_append_time_ms)
             else:
                 code = error_code(answer.error_code)
+                batch.seen = True
                 if code.outcome is Outcome.UNKNOWN:
                     batch.note_unknown()
                 if code.refresh_metadata and batch.topic_partition not in moved:

@@ -117,15 +117,22 @@ def test_plain_state_has_no_wishes() -> None:
 
 
 def test_first_fatal_error_stands() -> None:
-    for state in (NonIdempotent(guarantee_order=True), Idempotent(lambda n: 0.1, lambda: None)):
-        first = BrokerError("first")
+    state = Idempotent(lambda n: 0.1, lambda: None)
+    first = BrokerError("first")
+    state.admit(T0)
+    state.on_fatal(first)
+    state.on_fatal(BrokerError("second"))
+    assert state.fatal_error is first
+    with pytest.raises(BrokerError, match="first") as caught:
         state.admit(T0)
-        state.on_fatal(first)
-        state.on_fatal(BrokerError("second"))
-        assert state.fatal_error is first
-        with pytest.raises(BrokerError, match="first") as caught:
-            state.admit(T0)
-        assert caught.value is not first, "each caller gets a copy"
+    assert caught.value is not first, "each caller gets a copy"
+
+
+def test_nothing_is_fatal_to_a_producer_without_idempotence() -> None:
+    state = NonIdempotent(guarantee_order=True)
+    state.on_fatal(BrokerError("of one batch"))
+    assert state.fatal_error is None
+    state.admit(T0)
 
 
 # -- getting an id --------------------------------------------------------------------------------
@@ -461,7 +468,8 @@ async def test_answers_of_the_old_leader_are_awaited_before_the_new_one_gets_any
 
 
 @virtual
-async def test_last_batch_refused_gives_its_sequences_back() -> None:
+async def test_sequences_that_a_broker_has_seen_are_never_given_out_again() -> None:
+    """Whatever it answered: had it stored the batch, it would take the next one for a copy."""
     world = World()
     acknowledged(world)
     delivery = world.append(b"bad")
@@ -470,7 +478,26 @@ async def test_last_batch_refused_gives_its_sequences_back() -> None:
     assert error_of(delivery).outcome is Outcome.REJECTED
     world.append(b"good")
     world.step()
-    assert sequences(world)[-1] == (0, 1), "no gap, no bump"
+    assert sequences(world)[-2:] == [(0, 1), (1, 0)], "a new epoch"
+    deliver_all(world)
+    assert world.brokers.stored(T0) == [b"first", b"good"]
+
+
+@virtual
+async def test_sequences_that_never_reached_a_broker_are_given_out_again() -> None:
+    world = World(retries=1)
+    acknowledged(world)
+    delivery = world.append(b"unlucky")
+    world.step()
+    world.brokers.last.lose(maybe_written=False)
+    world.publish()
+    world.later()
+    world.brokers.last.lose(maybe_written=False)
+    world.publish()
+    assert error_of(delivery).outcome is Outcome.NOT_SENT
+    world.append(b"good")
+    world.step()
+    assert sequences(world)[-3:] == [(0, 1)] * 3, "no gap, no bump"
     deliver_all(world)
     assert world.brokers.stored(T0) == [b"first", b"good"]
 
@@ -591,18 +618,37 @@ async def test_strict_broker_that_lost_its_state_is_written_to_again() -> None:
 
 
 @virtual
-async def test_producer_epoch_too_old_fails_the_batch_and_bumps_the_epoch() -> None:
-    """Giving the sequence back under the same epoch would fail for ever."""
+async def test_producer_epoch_too_old_bumps_the_epoch_and_tries_the_batch_again() -> None:
+    """As Java `TransactionManager.canRetry` does."""
+    world = World()
+    deliveries, requests = three_in_flight(world)
+    for request in requests:
+        request.refuse(Code.INVALID_PRODUCER_EPOCH)
+    world.step()
+    world.later()
+    assert sequences(world)[4:] == [(1, 0)]
+    deliver_all(world)
+    assert [offset_of(d) for d in deliveries] == [1, 2, 3]
+    assert world.brokers.stored(T0) == [b"first", b"1", b"2", b"3"]
+
+
+@virtual
+async def test_producer_epoch_too_old_ends_a_batch_whose_earlier_attempt_is_in_doubt() -> None:
+    """Brokers find no copies under an older epoch; a new number would store it twice."""
     world = World()
     acknowledged(world)
     delivery = world.append(b"v")
     world.step()
+    world.brokers.last.lose(stored=True)
+    world.publish()
+    world.later()
     world.brokers.last.refuse(Code.INVALID_PRODUCER_EPOCH)
-    assert error_of(delivery).outcome is Outcome.REJECTED
+    assert error_of(delivery).outcome is Outcome.UNKNOWN
     world.append(b"w")
     world.step()
     assert sequences(world)[-1] == (1, 0)
     deliver_all(world)
+    assert world.brokers.stored(T0) == [b"first", b"v", b"w"]
 
 
 @virtual
