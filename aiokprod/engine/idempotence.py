@@ -315,7 +315,9 @@ class Idempotent(WithoutTransactions):
 
     def _on_body(self, body: Any, now: float) -> None:
         code = error_code(body.error_code)
-        if code.number == Code.NONE:
+        if code.number == Code.NONE and body.producer_id < 0:
+            self._again(now)  # neither an id nor an error
+        elif code.number == Code.NONE:
             self._requesting = False
             self._attempts = 0
             self.producer_id = body.producer_id

@@ -1077,3 +1077,19 @@ async def test_three_in_flight_failing_in_any_way_are_stored_once_and_in_order(
                 expected.append(value)
         assert stored == [*expected, b"follower"], (first, second, third)
         assert offset_of(follower) == len(stored) - 1
+
+
+@virtual
+async def test_answer_without_error_and_without_an_id_is_asked_for_again_later() -> None:
+    world = World(known_producer=False)
+    delivery = world.append(b"v")
+    world.step()
+    world.init_producer(producer_id=-1, epoch=-1)
+    world.step()
+    assert len(world.brokers.init_requests) == 1
+    world.later()
+    assert len(world.brokers.init_requests) == 2
+    world.init_producer(producer_id=0)
+    world.step()
+    deliver_all(world)
+    assert offset_of(delivery) == 0

@@ -1,0 +1,82 @@
+"""Batches of a transaction that are too large for their topic: their parts belong to it too."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from aiokprod import Producer
+from aiokprod.engine.outcome import SequenceAdvice
+from aiokprod.engine.transaction_states import TxnState
+from aiokprod.error_codes import Code
+from aiokprod.records import TopicPartition
+from aiokprod.testing.fake_cluster import FakeCluster
+from aiokprod.testing.virtual import run
+from tests.engine.world import World
+from tests.transactions.kit import committed, one, stable, transactional
+from tests.transactions.test_states import manager
+
+COUNT = 40
+
+
+async def too_large(cluster: FakeCluster, producer: Producer[Any, Any]) -> list[bytes]:
+    """Send a batch that has to be divided several times, within the open transaction."""
+    cluster.topics["t"].config.max_message_bytes = 1_500
+    values = [b"%03d" % number + b"x" * 200 for number in range(COUNT)]
+    handles = [await producer.submit("t", value, partition=0) for value in values]
+    offsets = [(await handle).offset for handle in handles]
+    assert offsets == sorted(offsets)
+    assert any(r.code is Code.MESSAGE_TOO_LARGE for r in cluster.refusals)
+    batches = cluster.topics["t"].partitions[0].log.batches
+    data = [stored.batch for stored in batches if stored.marker is None]
+    assert len(data) > 4
+    assert all(batch.is_transactional for batch in data)
+    assert committed(cluster) == []
+    return values
+
+
+@pytest.mark.parametrize("commit", [True, False], ids=["commit", "abort"])
+@transactional(linger_ms=50)
+async def test_parts_of_a_divided_batch_carry_the_transactional_flag(
+    cluster: FakeCluster, producer: Producer[Any, Any], commit: bool
+) -> None:
+    await producer.begin_transaction()
+    values = await too_large(cluster, producer)
+    await (producer.commit_transaction() if commit else producer.abort_transaction())
+    expected = values if commit else []
+    assert committed(cluster) == expected
+    await one(producer, b"next")
+    assert committed(cluster) == [*expected, b"next"]
+    assert stable(cluster)
+
+
+@pytest.mark.parametrize(
+    ("log_start", "restarts"),
+    [(6, True), (5, False), (4, False)],
+    ids=["took-our-last", "stopped-at-it", "before-it"],
+)
+def test_unknown_producer_restarts_only_if_retention_took_our_last_record(
+    log_start: int, restarts: bool
+) -> None:
+    """Offset 5 was acknowledged last. Log start 5: that record is there, and the broker should
+    know us by it."""
+
+    async def main() -> None:
+        state = manager(asyncio.get_running_loop(), [])
+        for step in (TxnState.INITIALIZING, TxnState.READY, TxnState.IN_TRANSACTION):
+            state._become(step)
+        state.producer_id, state.epoch = 0, 0
+        world = World()
+        world.append(b"v")
+        (batch,) = world.accumulator.drain(1, 1 << 20, lambda queue, batch: True)
+        key = TopicPartition("t", 0)
+        state.stamp(batch)
+        entry = state._partitions[key]
+        entry.last_acked_offset = 5
+        advice = state.advise(batch, Code.UNKNOWN_PRODUCER_ID, log_start)
+        assert advice is (SequenceAdvice.RETRY if restarts else SequenceAdvice.NONE)
+        assert batch.sequence_reset is restarts
+
+    run(main)
