@@ -25,6 +25,10 @@ class Dialer(Protocol):
     ) -> tuple[asyncio.Transport, asyncio.Protocol]:
         """Connect to one address.
 
+        The transport's flow control must cover every byte that is still in the process: after
+        `set_write_buffer_limits(high=0)` the protocol is paused exactly while there are some. The
+        TLS transports of asyncio and uvloop do not satisfy this.
+
         Args:
             tls: speak TLS before the protocol is told of the connection.
             server_hostname: the name the certificate must be for.

@@ -102,7 +102,6 @@ class Connection(asyncio.Protocol):
 
     __slots__ = (
         "_dispatching",
-        "_high",
         "_last_activity",
         "_loop",
         "_max_idle",
@@ -142,7 +141,6 @@ class Connection(asyncio.Protocol):
         self._owner = owner
         self._max_idle = max_idle
         self._transport: asyncio.Transport | None = None
-        self._high = 0
         self._paused = False
         self._dispatching = False
         self._reads = 0
@@ -229,10 +227,8 @@ class Connection(asyncio.Protocol):
         if self.channel.closed:
             transport.abort()
             return
-        # high=0: a paused protocol means that the last request is not completely written. TLS
-        # transports take 0 as "always paused"; 1 says the same of what is not yet encrypted.
-        self._high = 0 if transport.get_extra_info("sslcontext") is None else 1
-        transport.set_write_buffer_limits(high=self._high)
+        # 0: a paused protocol means that the last request is not completely written.
+        transport.set_write_buffer_limits(high=0)
         now = self._last_activity = self._loop.time()
         self.channel.transport_up(now, self.setup_deadline)
         self._arm(self.setup_deadline)
@@ -290,7 +286,7 @@ class Connection(asyncio.Protocol):
         if not self._paused and transport.get_write_buffer_size():
             # `writelines` of CPython 3.12.0-3.12.8 and 3.13.0-3.13.1 forgets to pause
             # (CVE-2024-12254); setting the limits makes the transport look again.
-            transport.set_write_buffer_limits(high=self._high)
+            transport.set_write_buffer_limits(high=0)
         if not self._paused:
             self.channel.write_completed()
 

@@ -9,17 +9,15 @@ import asyncio
 import socket
 import ssl
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 from aiokprod.environment import Dialer
 from aiokprod.errors import DialError
+from aiokprod.net.tls_transport import TlsTransport
 
 __all__ = ["Dialer", "TcpDialer"]
 
 OS_DEFAULT: Final = -1
-
-_SHUTDOWN_TIMEOUT: Final = 1.0
-"""Seconds the peer gets to answer our close_notify."""
 
 
 class TcpDialer:
@@ -69,17 +67,22 @@ class TcpDialer:
             ssl.SSLError: the handshake failed.
         """
         loop = asyncio.get_running_loop()
-        options = {} if tls is None else _tls_options(tls, server_hostname)
         sock: socket.socket | None = None
         connected = False
         try:
             sock = self._socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
             await loop.sock_connect(sock, (host, port))
             connected = True
-            transport, protocol = await loop.create_connection(
-                protocol_factory, sock=sock, **options
-            )
+            if tls is None:
+                transport, protocol = await loop.create_connection(protocol_factory, sock=sock)
+                sock = None
+                return transport, protocol
+            # A name with the root's dot is valid in DNS, and in no certificate.
+            name = (server_hostname or "").rstrip(".")
+            secured = TlsTransport(tls, name, protocol_factory)
+            await loop.create_connection(lambda: secured, sock=sock)
             sock = None
+            return secured, await secured.handshake()
         except ssl.SSLError:
             raise
         except OSError as error:
@@ -92,11 +95,6 @@ class TcpDialer:
         finally:
             if sock is not None:
                 sock.close()
-        if tls is not None and transport.get_extra_info("ssl_object") is None:
-            # asyncio reports a connection that was dropped in the handshake as if it were one.
-            transport.abort()
-            raise DialError(f"{host}:{port} ended the connection during the TLS handshake")
-        return transport, protocol
 
     def _socket(self, family: int) -> socket.socket:
         sock = socket.socket(family, socket.SOCK_STREAM)
@@ -112,12 +110,3 @@ class TcpDialer:
             sock.close()
             raise
         return sock
-
-
-def _tls_options(tls: ssl.SSLContext, server_hostname: str | None) -> dict[str, Any]:
-    return {
-        "ssl": tls,
-        # A name with the root's dot is valid in DNS, and in no certificate.
-        "server_hostname": (server_hostname or "").rstrip("."),
-        "ssl_shutdown_timeout": _SHUTDOWN_TIMEOUT,
-    }

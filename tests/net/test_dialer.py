@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import ssl
 from typing import Any
 
 import pytest
@@ -34,18 +33,6 @@ class FakeSocket:
 
 
 FAIL_OPTIONS: list[OSError] = []
-ABORTED: list[Any] = []
-
-
-class FakeTlsTransport:
-    def __init__(self, has_tls: bool) -> None:
-        self.extra = {"ssl_object": object()} if has_tls else {}
-
-    def get_extra_info(self, name: str) -> Any:
-        return self.extra.get(name)
-
-    def abort(self) -> None:
-        ABORTED.append(self)
 
 
 class World:
@@ -57,9 +44,6 @@ class World:
         self.connect_error: BaseException | None = None
         self.create_error: BaseException | None = None
         self.resolve_error: Exception | None = None
-        self.has_tls = True
-        self.tls: dict[str, Any] = {}
-        ABORTED.clear()
         self.connected_to: Any = None
         FAIL_OPTIONS.clear()
         monkeypatch.setattr(dialer_module.socket, "socket", self.socket)
@@ -80,13 +64,10 @@ class World:
         if self.connect_error is not None:
             raise self.connect_error
 
-    async def create_connection(
-        self, factory: Any, *, sock: FakeSocket, **tls: Any
-    ) -> tuple[Any, Any]:
-        self.tls = tls
+    async def create_connection(self, factory: Any, *, sock: FakeSocket) -> tuple[Any, Any]:
         if self.create_error is not None:
             raise self.create_error
-        return (FakeTlsTransport(self.has_tls) if tls else "transport"), factory()
+        return "transport", factory()
 
 
 def play(coro: Any) -> Any:
@@ -177,34 +158,7 @@ def test_socket_option_that_fails_closes_the_socket(world):
 CONTEXT: Any = "context"
 
 
-def test_connect_with_tls_asks_for_the_name_without_the_root_dot(world):
-    play(TcpDialer().connect(str, "10.0.0.1", 9092, tls=CONTEXT, server_hostname="b.test."))
-    assert world.tls["ssl"] == "context"
-    assert world.tls["server_hostname"] == "b.test"
-
-
-def test_f65_connection_reset_in_the_tls_handshake_says_so(world):
-    world.create_error = ConnectionResetError(104, "reset")
-    with pytest.raises(DialError, match="during the TLS handshake; is the port a plaintext"):
-        play(TcpDialer().connect(str, "10.0.0.1", 9092, tls=CONTEXT, server_hostname="b"))
-    assert world.sockets[0].is_closed
-
-
 def test_refused_connect_with_tls_blames_no_handshake(world):
     world.connect_error = ConnectionRefusedError(111, "refused")
     with pytest.raises(DialError, match="cannot connect"):
         play(TcpDialer().connect(str, "10.0.0.1", 9092, tls=CONTEXT, server_hostname="b"))
-
-
-def test_tls_failure_is_left_to_the_caller(world):
-    world.create_error = ssl.SSLError(1, "bad")
-    with pytest.raises(ssl.SSLError):
-        play(TcpDialer().connect(str, "10.0.0.1", 9092, tls=CONTEXT, server_hostname="b"))
-    assert world.sockets[0].is_closed
-
-
-def test_transport_whose_handshake_never_ended_is_a_dial_error(world):
-    world.has_tls = False
-    with pytest.raises(DialError, match="TLS handshake"):
-        play(TcpDialer().connect(str, "10.0.0.1", 9092, tls=CONTEXT, server_hostname="b"))
-    assert len(ABORTED) == 1

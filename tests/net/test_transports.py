@@ -1,4 +1,5 @@
-"""What the design assumes of real transports, on a socket pair: asyncio's and uvloop's.
+"""What the design assumes of real transports, on a socket pair: asyncio's and uvloop's, plain and
+with TLS.
 
 The write buffer limit of 0 must make "paused" mean "the last request has not left completely".
 """
@@ -7,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 import sys
 from collections.abc import Callable, Coroutine, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +19,7 @@ import pytest
 from aiokprod.net.channel import KafkaChannel
 from aiokprod.net.connection import Connection
 from aiokprod.net.in_flight import Response
+from aiokprod.net.tls_transport import TlsTransport
 from aiokprod.wire.messages.metadata import MetadataResponse
 from aiokprod.wire.messages.produce import (
     PartitionProduceData,
@@ -25,6 +29,7 @@ from aiokprod.wire.messages.produce import (
 )
 from tests.net.fakes import Recorder
 from tests.net.wire_helpers import answer, requests_in, versions_answer
+from tests.security.certs import Authority
 
 LOOPS: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {"asyncio": asyncio.new_event_loop}
 if sys.platform != "win32":
@@ -58,10 +63,61 @@ class Owner(Recorder):
         self.changed.set()
 
 
-class Pair:
-    """A connection over one end of a socket pair; the test plays the broker on the other."""
+CA = Authority("transports CA")
 
-    def __init__(self) -> None:
+
+def contexts(folder: Path) -> tuple[ssl.SSLContext, ssl.SSLContext]:
+    """Of a client and of the broker it trusts."""
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server.load_cert_chain(CA.issue("broker.test").write(folder, "server"))
+    return ssl.create_default_context(cadata=CA.pem), server
+
+
+class TlsPeer:
+    """The broker's end of a TLS session, over a socket that is read only when the test wants."""
+
+    def __init__(self, sock: socket.socket, context: ssl.SSLContext) -> None:
+        self.sock = sock
+        self.incoming, self.outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self.tls = context.wrap_bio(self.incoming, self.outgoing, server_side=True)
+
+    async def step(self, action: Callable[[], Any]) -> Any:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                result = action()
+            except ssl.SSLWantReadError:
+                result = None
+            if self.outgoing.pending:
+                await loop.sock_sendall(self.sock, self.outgoing.read())
+            if result is not None:
+                return result
+            received = await loop.sock_recv(self.sock, 1 << 16)
+            if received:
+                self.incoming.write(received)
+            else:
+                self.incoming.write_eof()
+
+    async def handshake(self) -> None:
+        await self.step(lambda: self.tls.do_handshake() or True)
+
+    async def recv(self, size: int) -> bytes:
+        return bytes(await self.step(lambda: self.tls.read(size)))
+
+    async def sendall(self, data: bytes) -> None:
+        await self.step(lambda: self.tls.write(data))
+
+
+class Pair:
+    """A connection over one end of a socket pair; the test plays the broker on the other.
+
+    Args:
+        tls: the contexts of both sides; None for plaintext.
+    """
+
+    def __init__(self, tls: tuple[ssl.SSLContext, ssl.SSLContext] | None = None) -> None:
+        self.tls = tls
+        self.peer: TlsPeer | None = None
         self.loop = asyncio.get_running_loop()
         ours, self.broker = socket.socketpair()
         self.broker.setblocking(False)
@@ -78,9 +134,16 @@ class Pair:
         self.connection = Connection(1, self.channel, self.loop, self.owner)
 
     async def __aenter__(self) -> Pair:
-        await self.loop.create_connection(lambda: self.connection, sock=self.sock)
+        if self.tls is None:
+            await self.loop.create_connection(lambda: self.connection, sock=self.sock)
+        else:
+            ours, brokers = self.tls
+            transport = TlsTransport(ours, "broker.test", lambda: self.connection)
+            await self.loop.create_connection(lambda: transport, sock=self.sock)
+            self.peer = TlsPeer(self.broker, brokers)
+            await asyncio.gather(transport.handshake(), self.peer.handshake())
         await self.read_request()
-        await self.loop.sock_sendall(self.broker, answer(versions_answer(), 4, 0))
+        await self.write(answer(versions_answer(), 4, 0))
         await self.owner.until(lambda: self.owner.log != [])
         return self
 
@@ -90,10 +153,21 @@ class Pair:
         self.broker.close()
 
     async def read_exactly(self, size: int) -> bytes:
-        data = b""
+        data = bytearray()
         while len(data) < size:
-            data += await self.loop.sock_recv(self.broker, size - len(data))
-        return data
+            missing = size - len(data)
+            if self.peer is None:
+                data += await self.loop.sock_recv(self.broker, missing)
+            else:
+                data += await self.peer.recv(missing)
+        return bytes(data)
+
+    async def write(self, data: bytes) -> None:
+        """What the broker says."""
+        if self.peer is None:
+            await self.loop.sock_sendall(self.broker, data)
+        else:
+            await self.peer.sendall(data)
 
     async def read_request(self) -> Any:
         length = await self.read_exactly(4)
@@ -122,11 +196,17 @@ BIG = 8 << 20
 """More than any socket buffer takes at once."""
 
 
+@pytest.fixture(params=["plain", "tls"])
+def tls(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
+    """The contexts of both sides; None for plaintext."""
+    return contexts(tmp_path) if request.param == "tls" else None
+
+
 @pytest.fixture(params=LOOPS)
-def run(request: pytest.FixtureRequest) -> Iterator[Callable[..., None]]:
+def run(request: pytest.FixtureRequest, tls: Any) -> Iterator[Callable[..., None]]:
     def run_on_loop(main: Callable[[Pair], Coroutine[Any, Any, None]]) -> None:
         async def session() -> None:
-            async with asyncio.timeout(30.0), Pair() as pair:
+            async with asyncio.timeout(30.0), Pair(tls) as pair:
                 await main(pair)
 
         with asyncio.Runner(loop_factory=LOOPS[request.param]) as runner:
@@ -142,7 +222,7 @@ def test_small_request_leaves_at_once_and_the_next_may_follow(run):
         pair.send(100)
         for _ in range(2):
             await pair.read_request()
-        await pair.loop.sock_sendall(pair.broker, answer(ProduceResponse(), 9, 1))
+        await pair.write(answer(ProduceResponse(), 9, 1))
         assert (await first).body == ProduceResponse()
 
     run(main)
@@ -187,9 +267,7 @@ def test_small_request_without_answer_ends_at_once(run):
 def test_end_of_stream_delivers_what_arrived_before_it(run):
     async def main(pair: Pair) -> None:
         first, second = pair.send(100), pair.send(100)
-        await pair.loop.sock_sendall(
-            pair.broker, answer(ProduceResponse(), 9, 1) + answer(MetadataResponse(), 9, 2)[:5]
-        )
+        await pair.write(answer(ProduceResponse(), 9, 1) + answer(MetadataResponse(), 9, 2)[:5])
         pair.broker.shutdown(socket.SHUT_WR)
         assert (await first).error is None
         assert (await second).error is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import cast
@@ -19,8 +20,13 @@ class _Hangup(asyncio.Protocol):
 
 
 @asynccontextmanager
-async def serve_tcp(cluster: FakeCluster, host: str = "127.0.0.1") -> AsyncIterator[str]:
+async def serve_tcp(
+    cluster: FakeCluster, host: str = "127.0.0.1", *, tls: ssl.SSLContext | None = None
+) -> AsyncIterator[str]:
     """Let every broker listen on a free port; yields the bootstrap addresses.
+
+    Args:
+        tls: a server's context, for TLS listeners.
 
     Kill, stop and start of brokers work as in memory, except that the port of a dead broker hangs
     up on callers instead of refusing them.
@@ -29,7 +35,7 @@ async def serve_tcp(cluster: FakeCluster, host: str = "127.0.0.1") -> AsyncItera
     servers: list[asyncio.Server] = []
     try:
         for broker in cluster.brokers.values():
-            server = await loop.create_server(_acceptor(broker), host, 0)
+            server = await loop.create_server(_acceptor(broker), host, 0, ssl=tls)
             servers.append(server)
             broker.host, broker.port = server.sockets[0].getsockname()[:2]
         yield cluster.bootstrap_servers

@@ -1,0 +1,419 @@
+"""TLS over real sockets on the loopback interface, with asyncio's loop and uvloop's."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import random
+import socket
+import ssl
+from collections.abc import AsyncIterator, Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aiokprod import KafkaError, Producer
+from aiokprod.errors import DialError
+from aiokprod.net.dialer import TcpDialer
+from aiokprod.net.tls_transport import _records
+from aiokprod.testing.fake_cluster import FakeCluster, serve_tcp
+from aiokprod.testing.fake_cluster.topology import TopicConfig
+from tests.net.test_transports import CA, LOOPS, TlsPeer, contexts
+
+Run = Callable[[Callable[[], Coroutine[Any, Any, None]]], None]
+
+
+@pytest.fixture(params=LOOPS)
+def run(request: pytest.FixtureRequest) -> Run:
+    def run_on_loop(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        async def bounded() -> None:
+            async with asyncio.timeout(30.0):
+                await main()
+
+        with asyncio.Runner(loop_factory=LOOPS[request.param]) as runner:
+            runner.run(bounded())
+
+    return run_on_loop
+
+
+class Noted(asyncio.Protocol):
+    """Keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.received = bytearray()
+        self.log: list[Any] = []
+        self.paused = False
+        self.lost = asyncio.get_running_loop().create_future()
+        self.news = asyncio.Event()
+
+    def connection_made(self, transport: Any) -> None:
+        self.log.append("made")
+        transport.set_write_buffer_limits(high=0)
+
+    def data_received(self, data: bytes) -> None:
+        self.received += data
+        self.news.set()
+
+    def eof_received(self) -> bool:
+        self.log.append("eof")
+        return False
+
+    def pause_writing(self) -> None:
+        self.paused = True
+
+    def resume_writing(self) -> None:
+        self.paused = False
+        self.news.set()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.log.append("lost")
+        self.lost.set_result(exc)
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        while not condition():
+            self.news.clear()
+            await self.news.wait()
+
+
+@contextlib.asynccontextmanager
+async def listener() -> AsyncIterator[tuple[socket.socket, int]]:
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        sock.setblocking(False)
+        yield sock, sock.getsockname()[1]
+
+
+@contextlib.asynccontextmanager
+async def session(folder: Path) -> AsyncIterator[tuple[Any, Noted, TlsPeer]]:
+    """A connected client's transport and protocol, and the broker's end."""
+    client, server = contexts(folder)
+    loop = asyncio.get_running_loop()
+    async with listener() as (sock, port):
+        accepting = asyncio.ensure_future(loop.sock_accept(sock))
+        dialling = asyncio.ensure_future(
+            TcpDialer().connect(Noted, "127.0.0.1", port, tls=client, server_hostname="broker.test")
+        )
+        accepted, _ = await accepting
+        with accepted:
+            accepted.setblocking(False)
+            peer = TlsPeer(accepted, server)
+            await peer.handshake()
+            transport, protocol = await dialling
+            assert isinstance(protocol, Noted)
+            # As after every versions exchange, nothing of the handshake (session tickets) is
+            # unread: a socket closed before it is read resets the connection.
+            await peer.sendall(b"!")
+            await protocol.until(lambda: protocol.received == b"!")
+            protocol.received.clear()
+            try:
+                yield transport, protocol, peer
+            finally:
+                transport.abort()
+                await protocol.lost
+
+
+def test_everything_written_arrives_in_order_and_answers_come_back(run, tmp_path):
+    rng = random.Random(1)
+    chunks = [rng.randbytes(size) for size in (1, 0, 61, 16384, 100, 16383, 1, 3 << 20, 5)]
+
+    async def main() -> None:
+        async with session(tmp_path) as (transport, protocol, peer):
+            transport.writelines([memoryview(chunks[0]), *chunks[1:]])
+            transport.write(bytearray(b"end"))
+            total = sum(map(len, chunks)) + 3
+            received = bytearray()
+            while len(received) < total:
+                received += await peer.recv(1 << 16)
+            expected = hashlib.sha256(b"".join(chunks) + b"end").digest()
+            assert hashlib.sha256(received).digest() == expected
+            await peer.sendall(chunks[7])
+            await protocol.until(lambda: len(protocol.received) == len(chunks[7]))
+            assert protocol.received == chunks[7]
+            assert transport.get_extra_info("ssl_object").version() == "TLSv1.3"
+            assert transport.get_extra_info("sslcontext") is not None
+            assert transport.get_extra_info("peername")[0] == "127.0.0.1"
+            assert "open" in repr(transport)
+
+    run(main)
+
+
+def test_paused_means_that_ciphertext_waits_in_the_process(run, tmp_path):
+    async def main() -> None:
+        async with session(tmp_path) as (transport, protocol, peer):
+            transport.write(b"small")
+            assert not protocol.paused
+            assert transport.get_write_buffer_size() == 0
+            transport.write(bytes(16 << 20))
+            await asyncio.sleep(0.05)
+            assert protocol.paused
+            assert transport.get_write_buffer_size() > 0
+            missing = 5 + (16 << 20)
+            while missing:
+                missing -= len(await peer.recv(1 << 16))
+            await protocol.until(lambda: not protocol.paused)
+            assert transport.get_write_buffer_size() == 0
+
+    run(main)
+
+
+def test_close_delivers_what_was_written_and_then_close_notify(run, tmp_path):
+    async def main() -> None:
+        async with session(tmp_path) as (transport, protocol, peer):
+            transport.write(bytes(16 << 20))
+            transport.close()
+            transport.close()
+            transport.write(b"too late")
+            assert transport.is_closing()
+            await asyncio.sleep(0.2)
+            assert not protocol.lost.done()  # the peer has not read
+            received = 0
+            while chunk := await peer.recv(1 << 16):
+                received += len(chunk)
+            assert received == 16 << 20
+            assert await protocol.lost is None
+
+    run(main)
+
+
+@pytest.mark.parametrize("ragged", [False, True])
+def test_end_of_the_stream_is_told_after_the_data_before_it(run, tmp_path, ragged):
+    async def main() -> None:
+        async with session(tmp_path) as (_, protocol, peer):
+            await peer.sendall(b"last words")
+            if not ragged:
+                with contextlib.suppress(ssl.SSLWantReadError):
+                    peer.tls.unwrap()
+                await asyncio.get_running_loop().sock_sendall(peer.sock, peer.outgoing.read())
+            peer.sock.shutdown(socket.SHUT_WR)
+            assert await protocol.lost is None
+            assert protocol.received == b"last words"
+            assert protocol.log == ["made", "eof", "lost"]
+
+    run(main)
+
+
+def test_broken_record_ends_the_connection_with_the_reason(run, tmp_path):
+    async def main() -> None:
+        async with session(tmp_path) as (_, protocol, peer):
+            await asyncio.get_running_loop().sock_sendall(
+                peer.sock, b"\x17\x03\x03\x00\x20" + bytes(32)
+            )
+            assert isinstance(await protocol.lost, ssl.SSLError)
+            assert "eof" not in protocol.log
+
+    run(main)
+
+
+def test_renegotiation_is_refused_by_an_error_of_the_write(run, tmp_path):
+    class Renegotiating:
+        def write(self, data: Any) -> int:
+            raise ssl.SSLWantReadError
+
+    async def main() -> None:
+        async with session(tmp_path) as (transport, _, _):
+            tls, transport._tls = transport._tls, Renegotiating()
+            with pytest.raises(ConnectionError, match="renegotiation"):
+                transport.write(b"data")
+            transport._tls = tls
+
+    run(main)
+
+
+def test_dialer_asks_for_the_name_without_the_root_dot(run, tmp_path):
+    names = []
+
+    async def main() -> None:
+        client, server = contexts(tmp_path)
+        server.sni_callback = lambda tls, name, context: names.append(name)
+        loop = asyncio.get_running_loop()
+        serving = await loop.create_server(asyncio.Protocol, "127.0.0.1", 0, ssl=server)
+        port = serving.sockets[0].getsockname()[1]
+        transport, protocol = await TcpDialer().connect(
+            Noted, "127.0.0.1", port, tls=client, server_hostname="broker.test."
+        )
+        transport.close()
+        await protocol.lost  # type: ignore[attr-defined]
+        serving.close()
+        await serving.wait_closed()
+        assert names == ["broker.test"]
+
+    run(main)
+
+
+@pytest.mark.parametrize("how", ["reset", "eof"])
+def test_f65_connection_ended_in_the_tls_handshake_says_so(run, tmp_path, how):
+    async def main() -> None:
+        client, _ = contexts(tmp_path)
+        loop = asyncio.get_running_loop()
+        async with listener() as (sock, port):
+            accepting = asyncio.ensure_future(loop.sock_accept(sock))
+            dialling = asyncio.ensure_future(
+                TcpDialer().connect(Noted, "127.0.0.1", port, tls=client, server_hostname="b")
+            )
+            accepted, _ = await accepting
+            if how == "eof":
+                await loop.sock_recv(accepted, 1 << 16)
+            accepted.close()
+            with pytest.raises(DialError, match="during the TLS handshake; is the port a plain"):
+                await dialling
+
+    run(main)
+
+
+def test_refused_certificate_is_left_to_the_caller_and_alerted_to_the_broker(run, tmp_path):
+    async def main() -> None:
+        _, server = contexts(tmp_path)
+        client = ssl.create_default_context()  # does not trust the test CA
+        loop = asyncio.get_running_loop()
+        async with listener() as (sock, port):
+            accepting = asyncio.ensure_future(loop.sock_accept(sock))
+            dialling = asyncio.ensure_future(
+                TcpDialer().connect(
+                    Noted, "127.0.0.1", port, tls=client, server_hostname="broker.test"
+                )
+            )
+            accepted, _ = await accepting
+            accepted.setblocking(False)
+            with accepted:
+                with pytest.raises(ssl.SSLError, match=r"(?i)unknown.ca"):
+                    await TlsPeer(accepted, server).handshake()
+                with pytest.raises(ssl.SSLCertVerificationError):
+                    await dialling
+
+    run(main)
+
+
+def test_cancelled_handshake_closes_the_socket(run, tmp_path):
+    async def main() -> None:
+        client, _ = contexts(tmp_path)
+        loop = asyncio.get_running_loop()
+        async with listener() as (sock, port):
+            accepting = asyncio.ensure_future(loop.sock_accept(sock))
+            dialling = asyncio.ensure_future(
+                TcpDialer().connect(Noted, "127.0.0.1", port, tls=client, server_hostname="b")
+            )
+            accepted, _ = await accepting
+            accepted.setblocking(False)
+            with accepted:
+                assert await loop.sock_recv(accepted, 1 << 16)
+                dialling.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await dialling
+                with contextlib.suppress(ConnectionError):
+                    assert await loop.sock_recv(accepted, 1 << 16) == b""
+
+    run(main)
+
+
+def test_small_neighbours_share_a_record_and_large_chunks_are_not_copied():
+    large = bytes(20000)
+    assert list(_records([])) == []
+    assert list(_records([b"a", b"", b"b"])) == [b"ab"]
+    found = list(_records([b"header", large, b"t" * 16000, b"u" * 500, b"v"]))
+    assert found == [b"header", large, b"t" * 16000, b"u" * 500 + b"v"]
+    assert found[1] is large
+
+
+# -- a request counts as written once its bytes were handed to the kernel -------------------------
+
+
+RECORD = b"z" * 2_000_000
+"""More than the socket buffers of both sides and what a paused TLS server reads ahead."""
+
+
+@contextlib.asynccontextmanager
+async def acks0(
+    folder: Path, *, tls: bool
+) -> AsyncIterator[tuple[FakeCluster, Any, Callable[[], None]]]:
+    """A producer without acknowledgments, of a broker that reads nothing until it is resumed."""
+    settings: dict[str, Any] = {}
+    server = None
+    if tls:
+        server = contexts(folder)[1]
+        settings = {"security_protocol": "SSL", "ssl_truststore_certificates": CA.pem}
+    cluster = FakeCluster(1)
+    cluster.create_topic("t", 1, config=TopicConfig(max_message_bytes=8_000_000))
+    async with serve_tcp(cluster, tls=server) as bootstrap:
+        producer: Any = Producer(
+            bootstrap_servers=bootstrap,
+            acks=0,
+            max_request_size=8_000_000,
+            send_buffer_bytes=262144,
+            ssl_endpoint_identification_algorithm="" if tls else "https",
+            **settings,
+        )
+        await producer.send("t", b"warm")
+        transports = [
+            connection._transport
+            for broker in cluster.brokers.values()
+            for connection in broker.connections
+        ]
+        for transport in transports:
+            # Fixed: the kernel would otherwise let it grow to megabytes.
+            transport.get_extra_info("socket").setsockopt(
+                socket.SOL_SOCKET, socket.SO_RCVBUF, 65536
+            )
+            transport.pause_reading()
+
+        def resume() -> None:
+            for transport in transports:
+                transport.resume_reading()
+
+        try:
+            yield cluster, producer, resume
+        finally:
+            await producer.close(0)
+
+
+async def stored(cluster: FakeCluster, count: int) -> None:
+    for _ in range(1000):
+        if len(cluster.values("t", 0)) == count:
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError(f"{len(cluster.values('t', 0))} of {count} records stored")
+
+
+@pytest.mark.parametrize("tls", [False, True])
+def test_acks0_futures_resolve_when_the_bytes_have_left_the_process(run, tmp_path, tls):
+    async def main() -> None:
+        async with acks0(tmp_path, tls=tls) as (cluster, producer, resume):
+            sends = [asyncio.ensure_future(producer.send("t", RECORD)) for _ in range(3)]
+            await asyncio.sleep(0.6)
+            assert not any(send.done() for send in sends)
+            resume()
+            await asyncio.gather(*sends)
+            assert (await producer.close(20)).complete
+            await stored(cluster, 4)
+
+    run(main)
+
+
+@pytest.mark.parametrize("tls", [False, True])
+def test_close_waits_until_the_bytes_have_left_the_process(run, tmp_path, tls):
+    async def main() -> None:
+        async with acks0(tmp_path, tls=tls) as (cluster, producer, resume):
+            for _ in range(3):
+                await producer.submit("t", RECORD)
+            asyncio.get_running_loop().call_later(1.5, resume)
+            start = asyncio.get_running_loop().time()
+            report = await producer.close(20)
+            assert report.complete
+            assert asyncio.get_running_loop().time() - start > 1.2
+            await stored(cluster, 4)
+
+    run(main)
+
+
+@pytest.mark.parametrize("tls", [False, True])
+def test_close_reports_bytes_that_did_not_leave_within_its_timeout(run, tmp_path, tls):
+    async def main() -> None:
+        async with acks0(tmp_path, tls=tls) as (_, producer, _):
+            sends = [asyncio.ensure_future(producer.send("t", RECORD)) for _ in range(3)]
+            await asyncio.sleep(0.2)
+            report = await producer.close(0.5)
+            assert not report.complete
+            ends = await asyncio.gather(*sends, return_exceptions=True)
+            assert any(isinstance(end, KafkaError) for end in ends)
+
+    run(main)
