@@ -14,10 +14,12 @@ from pathlib import Path
 
 import pytest
 
+from aiokprod.testing.fake_cluster import profiles as fake_profiles
 from tests.faults.simulation.batch import Totals, outcomes, parsed
 from tests.faults.simulation.exemptions import EXEMPTIONS, MOST_SEEDS
 from tests.faults.simulation.run import run_seed
-from tests.faults.simulation.seeds import MENU, plan_of
+from tests.faults.simulation.seeds import MENU, TEMPERAMENTS, plan_of
+from tests.faults.simulation.temperaments import LEGALITY
 
 ROOT = Path(__file__).parent.parent.parent
 PROGRAM = """
@@ -59,6 +61,15 @@ def test_plans_draw_subsets_of_the_whole_menu():
     assert all(len(menu) < len(MENU) for menu in drawn)
     assert {plan_of(seed).ending for seed in range(200)} == {"heal", "close", "stranger"}
     assert {plan_of(seed).cluster["brokers"] for seed in range(200)} == {1, 2, 3, 4, 5}
+
+
+def test_temperaments_are_drawn_alone_and_together_and_say_why_they_are_legal():
+    drawn = [plan_of(seed).temperaments for seed in range(300)]
+    assert set().union(*drawn) == set(TEMPERAMENTS)
+    assert {len(each) for each in drawn} == {0, 1, 2, 3}
+    assert all(len(text.split()) > 10 for text in LEGALITY.values())
+    profiles = {plan_of(seed).cluster["version_profile"] for seed in range(600)}
+    assert profiles == set(fake_profiles.PROFILES)
 
 
 def test_mild_judgments_are_counted_by_name():

@@ -13,13 +13,14 @@ from aiokprod.testing.fake_cluster.log import PartitionLog
 from aiokprod.testing.memory import Link
 from tests.faults.kit import clock, now
 from tests.faults.simulation.load import Load
-from tests.faults.simulation.seeds import PARTITIONS, PROFILES, TOPICS, Plan
+from tests.faults.simulation.seeds import PARTITIONS, PROFILES, TOPICS, UNKNOWN_CODES, Plan
 from tests.faults.simulation.strange import strange_answer
+from tests.faults.simulation.temperaments import Temperaments
 
 RETRIABLE = (2, 3, 5, 6, 7, 8, 9, 13, 19, 20, 56, 74, 75, 100, 103)
 DEFINITE = (32, 44, 87)
-UNCLEAR = (-1, 500)
-MAYBE_APPENDED = (-1, 6, 7, 13, 20, 500)
+UNCLEAR = (-1, *UNKNOWN_CODES)
+MAYBE_APPENDED = (-1, 6, 7, 13, 20, *UNKNOWN_CODES)
 """Codes a broker may give although it wrote the batch."""
 
 MAX_SEQUENCE = 2**31 - 1
@@ -43,8 +44,16 @@ class Misfortunes:
         done: names of what happened, in order.
     """
 
-    def __init__(self, plan: Plan, cluster: FakeCluster, load: Load, rng: random.Random) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        cluster: FakeCluster,
+        load: Load,
+        rng: random.Random,
+        temperaments: Temperaments,
+    ) -> None:
         self.plan = plan
+        self.temperaments = temperaments
         self.cluster = cluster
         self.load = load
         self.rng = rng
@@ -115,7 +124,11 @@ class Misfortunes:
         """A rolling upgrade (or downgrade): one broker comes back as another version."""
         if (victim := self._victim()) is not None:
             self.cluster.stop(victim)
-            self.cluster.start(victim, version_profile=self.rng.choice(PROFILES))
+            profile = self.rng.choice(PROFILES)
+            if "old_versions" in self.plan.temperaments and self.rng.random() < 0.5:
+                profile = self.plan.cluster["version_profile"]
+            self.cluster.start(victim, version_profile=profile)
+            self.temperaments.shape(self.cluster.brokers[victim])
             self._note_versions()
 
     def controller(self) -> None:
@@ -138,8 +151,9 @@ class Misfortunes:
         """Nothing goes wrong any more; connections may still be in a bad way."""
         cluster = self.cluster
         self.end_vanishing()
+        self.temperaments.calm()
         cluster.produce_script.clear()
-        cluster.throttle(0)
+        cluster.throttle(self.temperaments.throttle_ms)
         cluster.refresh_views()
         for topic in cluster.topics.values():
             topic.config.max_message_bytes = 1_048_588

@@ -21,6 +21,7 @@ from tests.faults.simulation.judge import Judge, Violation, check_counts, check_
 from tests.faults.simulation.load import Attempt, Load
 from tests.faults.simulation.misfortunes import Misfortunes
 from tests.faults.simulation.seeds import PARTITIONS, TOPICS, Plan, plan_of
+from tests.faults.simulation.temperaments import Temperaments
 from tests.faults.simulation.watch import EpochWatch
 
 STEPS = 30
@@ -88,7 +89,8 @@ class Simulation:
             self.cluster, seed=plan.seed, unix_ms=self._wall_ms, **plan.options
         )
         self.load = Load(plan, self.producer, self.rng)
-        self.misfortunes = Misfortunes(plan, self.cluster, self.load, self.rng)
+        self.temperaments = Temperaments(plan, self.cluster)
+        self.misfortunes = Misfortunes(plan, self.cluster, self.load, self.rng, self.temperaments)
         self.started_at = 0.0
         self.ended_at = float("inf")
         self.exemptions: Counter[str] = Counter()
@@ -238,7 +240,8 @@ class Simulation:
 
     def _recovery_s(self) -> float:
         slow_s: float = self.plan.cluster["replication_s"]
-        return RECOVERY + 10 * self.plan.late_timers_s + 3 * slow_s
+        throttle_s = self.temperaments.throttle_ms / 1000
+        return RECOVERY + 10 * self.plan.late_timers_s + 3 * slow_s + 20 * throttle_s
 
     # -- judgment -------------------------------------------------------------------------------
 

@@ -9,7 +9,18 @@ from typing import Any
 TOPICS = ("t", "u")
 PARTITIONS = 3
 PROFILES = ("2.1", "2.8", "3.9", "4.0", "4.3", "4.3", "4.3")
-"""1.0 is left out: it knows no zstd and would refuse what was asked for."""
+OLD_PROFILES = ("0.11", "1.0", "2.4")
+"""Drawn as the temperament `old_versions`."""
+
+TEMPERAMENTS = (
+    "leaderless_without_code", "epochs_missing", "epochs_zero", "no_topic_ids",
+    "differing_metadata", "null_in_errors", "errors_after_append", "unknown_codes", "throttling",
+    "slower_than_timeouts", "capped_versions", "old_versions",
+)  # fmt: skip
+"""Names of methods of `Temperaments`; two seeds of three have one to three of them."""
+
+UNKNOWN_CODES = (500, 9_999, -77)
+"""Error codes no version of Kafka has."""
 
 MENU = (
     "kill", "stop", "pause", "move", "controller", "fail", "duplicate", "reset", "blackhole",
@@ -31,6 +42,7 @@ class Plan:
         ending: "heal" (all faults end), "close" (the producer is closed in the middle of them) or
             "stranger" (somebody cancels one of its tasks).
         producer_epoch: epoch of the first producer id.
+        temperaments: names of methods of `Temperaments`.
     """
 
     seed: int
@@ -42,6 +54,7 @@ class Plan:
     depth: int
     ending: str
     producer_epoch: int
+    temperaments: tuple[str, ...] = ()
 
     @property
     def idempotent(self) -> bool:
@@ -77,6 +90,7 @@ def plan_of(seed: int) -> Plan:
         # Brokers serve a connection's requests one by one: five would take longer than a timeout.
         options["delivery_timeout_ms"] += 2_500
         options["request_timeout_ms"] = 3_000
+    temperaments = _temperaments(seed, options, cluster)
     menu = rng.sample(MENU, rng.randrange(3, len(MENU) * 2 // 3))
     return Plan(
         seed=seed,
@@ -88,7 +102,24 @@ def plan_of(seed: int) -> Plan:
         depth=rng.choice((1, 1, 1, 2, 5)),
         ending=rng.choices(("heal", "close", "stranger"), (90, 6, 4))[0],
         producer_epoch=rng.choice((0, 0, 0, 32_765)),
+        temperaments=temperaments,
     )
+
+
+def _temperaments(
+    seed: int, options: dict[str, Any], cluster: dict[str, Any]
+) -> tuple[str, ...]:
+    """Drawn from dice of their own, so that they change nothing else about a seed."""
+    rng = random.Random(seed * 31 + 17)
+    drawn = tuple(rng.sample(TEMPERAMENTS, rng.choice((0, 1, 1, 1, 2, 3))))
+    if "old_versions" in drawn:
+        cluster["version_profile"] = profile = rng.choice(OLD_PROFILES)
+        if profile != "2.4" and options["compression_type"] == "zstd":
+            options["compression_type"] = "lz4"  # zstd came with 2.1 (KIP-110)
+        if profile == "0.11":
+            # Its brokers recognise a repetition of the last batch alone (KAFKA-5494).
+            options["max_in_flight_requests_per_connection"] = 1
+    return drawn
 
 
 def _options(rng: random.Random) -> dict[str, Any]:

@@ -27,6 +27,8 @@ from aiokprod.wire.messages.produce import (
 )
 
 BY_ID_FROM = 13
+STORAGE_ERROR_FROM = 4
+UNKNOWN_PRODUCER_FROM = 5
 HINTS_FROM = 10
 IMPLICIT_FROM = 12
 ALL = -1
@@ -96,11 +98,24 @@ def _one_partition(broker: FakeBroker, request: Request, topic: Any, item: Any) 
         if fault is not None:
             _apply_fault(result, fault, partition)
     except BatchRefused as refused:
-        result.code = refused.code
+        result.code = _known_to(request.version, refused.code)
         result.message = str(refused)
         result.record_errors = refused.record_errors
         cluster.note_refusal(request, topic.name, item.index, refused)
     return result
+
+
+def _known_to(version: int, code: Code) -> Code:
+    """The code as a client of this version is told it.
+
+    Source: Java `ProduceRequest` and `KafkaApis`: KAFKA_STORAGE_ERROR came with version 4, before
+    it the client heard NOT_LEADER; UNKNOWN_PRODUCER_ID with version 5 and Kafka 1.0.
+    """
+    if code is Code.KAFKA_STORAGE_ERROR and version < STORAGE_ERROR_FROM:
+        return Code.NOT_LEADER_OR_FOLLOWER
+    if code is Code.UNKNOWN_PRODUCER_ID and version < UNKNOWN_PRODUCER_FROM:
+        return Code.OUT_OF_ORDER_SEQUENCE_NUMBER
+    return code
 
 
 def _is_stored(partition: Partition, item: Any) -> bool:
