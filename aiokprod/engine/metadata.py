@@ -295,11 +295,13 @@ class Metadata:
             response,
             retain=lambda name: self._topics.retain(name, now),
             misses=self._topics.misses,
+            lower_epochs=self._topics.lower_epochs,
             reliable_epochs=reliable_epochs,
         )
         merged = merger.merge(partial=partial, asked=self._asked or ())
         snapshot = merged.snapshot
         self._topics.misses = merged.misses
+        self._topics.lower_epochs = merged.lower_epochs
         for name, code in merged.answered.items():
             self._topics.note_answer(name, code, snapshot.generation)
         # Being sent back to the brokers that were given up is no news: otherwise dead brokers
@@ -378,6 +380,7 @@ class Metadata:
         self._bootstrapped = True
         self._schedule.need_full = self._schedule.wrong = True
         self._topics.misses = {}
+        self._topics.lower_epochs = {}
         self._swap(without_leaders(self._snapshot, self._bootstrap_nodes))
 
     def close(self, error: KafkaError | None = None) -> None:

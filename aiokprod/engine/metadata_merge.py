@@ -1,8 +1,9 @@
 """From one snapshot of the cluster to the next: pure functions, no time, no waiting.
 
 Rules beyond Java, each because one broker's answer is not a verdict on a cluster: a topic with no
-partitions, an omitted partition, an omitted topic and a retriable topic error leave the known view
-in place until they have been repeated `MISSES_BEFORE_FORGETTING` times in a row.
+partitions, an omitted partition, an omitted topic, a retriable topic error and a leader epoch lower
+than the known one leave the known view in place until they have been repeated
+`MISSES_BEFORE_FORGETTING` times in a row.
 
 Source: Java `Metadata.handleMetadataResponse`, `updateLatestMetadata`, `updatePartitionLeadership`,
 `MetadataSnapshot.mergeWith`; KIP-951.
@@ -42,12 +43,14 @@ class Merged:
         snapshot: the new view.
         answered: error code of each topic the answer was asked about, 0 if none.
         misses: answers in a row that lacked something of the topic; absent = none.
+        lower_epochs: answers in a row with a leader epoch below the known one; absent = none.
         stale: something in the answer calls for another one.
     """
 
     snapshot: ClusterSnapshot
     answered: dict[str, int] = field(default_factory=dict)
     misses: dict[str, int] = field(default_factory=dict)
+    lower_epochs: dict[TopicPartition, int] = field(default_factory=dict)
     stale: bool = False
 
 
@@ -58,7 +61,7 @@ class ResponseMerger:
         old: the present view.
         response: an answer with at least one broker.
         retain: whether a topic is still of interest.
-        misses: as in `Merged`, from the answers before.
+        misses, lower_epochs: as in `Merged`, from the answers before.
         reliable_epochs: False for answers below version 9, whose leader epochs may be older than
             the leaders beside them.
     """
@@ -70,12 +73,14 @@ class ResponseMerger:
         *,
         retain: Callable[[str], bool],
         misses: Mapping[str, int],
+        lower_epochs: Mapping[TopicPartition, int],
         reliable_epochs: bool = True,
     ) -> None:
         self._old = old
         self._response = response
         self._retain = retain
         self._old_misses = misses
+        self._lower_epochs = dict(lower_epochs)
         self._reliable_epochs = reliable_epochs
         self._nodes = {b.node_id: Node(b.node_id, b.host, b.port, b.rack) for b in response.brokers}
         self._other_cluster = old.cluster_id is not None and response.cluster_id not in (
@@ -116,6 +121,9 @@ class ResponseMerger:
                     self._no_verdict(name, _UNKNOWN)
         if partial:
             self._keep_refusals()
+        result.lower_epochs = {
+            key: count for key, count in self._lower_epochs.items() if key.topic in self._topics
+        }
         result.snapshot = self._snapshot()
         return result
 
@@ -253,8 +261,7 @@ class ResponseMerger:
         epoch = new.leader_epoch if self._reliable_epochs else -1
         if new.error_code and error_code(new.error_code).refresh_metadata:
             self._result.stale = True
-        if known is not None and self._reliable_epochs and epoch < known.leader_epoch:
-            # A broker that lags behind must not roll the leader back (F56).
+        if known is not None and self._lags(known, epoch):
             return self._live(known)
         leader = new.leader_id if new.leader_id in self._nodes else None
         if leader is None and new.leader_id >= 0:
@@ -275,6 +282,30 @@ class ResponseMerger:
         return PartitionInfo(
             name, new.partition_index, leader, epoch, replicas, isr, offline, new.error_code
         )
+
+    def _lags(self, known: PartitionInfo, epoch: int) -> bool:
+        """True if the answer is older than the known leader: a broker that lags behind must not
+        roll the leader back (F56). -1 is no epoch: the leader beside it is taken as told (Java
+        `Metadata.updateLatestMetadata`, KIP-320). Epochs that stay lower belong to a topic that
+        was deleted and created again where answers carry no topic ids (Kafka below 2.8)."""
+        if not 0 <= epoch < known.leader_epoch:
+            if self._lower_epochs:
+                self._lower_epochs.pop(known.topic_partition, None)
+            return False
+        key = known.topic_partition
+        count = self._lower_epochs.pop(key, 0) + 1
+        if count < MISSES_BEFORE_FORGETTING:
+            self._lower_epochs[key] = count
+            return True
+        logger.warning(
+            "partition %s: leader epoch %d instead of %d in %d answers in a row; was the topic "
+            "deleted and created again?",
+            key,
+            epoch,
+            known.leader_epoch,
+            count,
+        )
+        return False
 
     def _live(self, info: PartitionInfo) -> PartitionInfo:
         """The known partition, without its leader if that is no longer among the brokers (F57)."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 
 from aiokprod.errors import error_code
+from aiokprod.records import TopicPartition
 
 logger = logging.getLogger(__name__)
 
@@ -19,9 +20,18 @@ class TrackedTopics:
         new: names that no answer was about yet; an ordered set.
         eager: new names that no request asked for yet; they pass the backoff, once.
         misses: answers in a row that lacked something of a topic; absent = none.
+        lower_epochs: answers in a row with a leader epoch below the known one; absent = none.
     """
 
-    __slots__ = ("_answers", "_expires_at", "_max_idle", "eager", "misses", "new")
+    __slots__ = (
+        "_answers",
+        "_expires_at",
+        "_max_idle",
+        "eager",
+        "lower_epochs",
+        "misses",
+        "new",
+    )
 
     def __init__(self, max_idle: float) -> None:
         self._max_idle = max_idle
@@ -30,6 +40,7 @@ class TrackedTopics:
         self.new: dict[str, None] = {}
         self.eager: set[str] = set()
         self.misses: dict[str, int] = {}
+        self.lower_epochs: dict[TopicPartition, int] = {}
 
     def __len__(self) -> int:
         return len(self._expires_at)

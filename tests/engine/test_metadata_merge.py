@@ -35,11 +35,17 @@ def merge(
     partial: bool = False,
     asked: Collection[str] = (),
     misses: dict[str, int] | None = None,
+    lower_epochs: dict[TopicPartition, int] | None = None,
     retain: Callable[[str], bool] = everything,
     reliable_epochs: bool = True,
 ) -> Merged:
     merger = ResponseMerger(
-        old, response, retain=retain, misses=misses or {}, reliable_epochs=reliable_epochs
+        old,
+        response,
+        retain=retain,
+        misses=misses or {},
+        lower_epochs=lower_epochs or {},
+        reliable_epochs=reliable_epochs,
     )
     return merger.merge(partial=partial, asked=asked)
 
@@ -327,11 +333,65 @@ def test_partition_without_leader_and_error_does_not_ask_again() -> None:
 # -- epochs and ids -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("epoch", [4, -1])
-def test_older_leader_epoch_never_replaces_a_newer_one_F56(epoch: int) -> None:
+def test_older_leader_epoch_does_not_replace_a_newer_one_F56() -> None:
     old = view(topic("t", [partition(0, 1, 5)]))
-    merged = merge(old, answer(topic("t", [partition(0, 2, epoch)])))
+    merged = merge(old, answer(topic("t", [partition(0, 2, 4)])))
     assert merged.snapshot.partition("t", 0) is old.partition("t", 0)
+    assert merged.lower_epochs == {T0: 1}
+
+
+def test_leader_without_an_epoch_is_taken_as_told() -> None:
+    old = view(topic("t", [partition(0, 1, 5)]))
+    merged = merge(old, answer(topic("t", [partition(0, 2, -1)])))
+    assert merged.snapshot.leader_of(T0) == 2
+    assert merged.snapshot.leader_epoch_of(T0) == -1
+    again = merge(merged.snapshot, answer(topic("t", [partition(0, 1, 0)])))
+    assert again.snapshot.leader_of(T0) == 1
+    assert again.snapshot.leader_epoch_of(T0) == 0
+
+
+def test_lower_epochs_in_answers_in_a_row_are_believed(caplog: pytest.LogCaptureFixture) -> None:
+    old = merged = merge(
+        ClusterSnapshot(), answer(topic("t", [partition(0, 1, 5), partition(1, 1, 5)]))
+    )
+    lower = answer(topic("t", [partition(0, 2, 0), partition(1, 1, 5)]))
+    other = answer(topic("u", 1))
+    for count in range(1, MISSES_BEFORE_FORGETTING):
+        merged = merge(merged.snapshot, lower, lower_epochs=merged.lower_epochs)
+        assert merged.snapshot.topics["t"] is old.snapshot.topics["t"]
+        assert merged.lower_epochs == {T0: count}
+        # An answer that is not about the topic neither counts nor starts the count again.
+        merged = merge(
+            merged.snapshot, other, partial=True, asked=["u"], lower_epochs=merged.lower_epochs
+        )
+        assert merged.lower_epochs == {T0: count}
+    assert caplog.text == ""
+    merged = merge(merged.snapshot, lower, lower_epochs=merged.lower_epochs)
+    assert merged.snapshot.leader_of(T0) == 2
+    assert merged.snapshot.leader_epoch_of(T0) == 0
+    assert merged.snapshot.leader_of(T1) == 1
+    assert merged.lower_epochs == {}
+    assert "t-0: leader epoch 0 instead of 5" in caplog.text
+
+
+@pytest.mark.parametrize("epoch", [5, 6, -1])
+def test_epoch_that_is_not_lower_starts_the_count_of_lower_ones_again(epoch: int) -> None:
+    old = view(topic("t", [partition(0, 1, 5)]))
+    merged = merge(old, answer(topic("t", [partition(0, 1, epoch)])), lower_epochs={T0: 4})
+    assert merged.snapshot.leader_epoch_of(T0) == epoch
+    assert merged.lower_epochs == {}
+
+
+def test_count_of_lower_epochs_goes_with_its_topic() -> None:
+    old = view(topic("t", 1), topic("u", 1))
+    merged = merge(
+        old,
+        answer(topic("u", 1)),
+        partial=True,
+        lower_epochs={T0: 4},
+        retain=lambda name: name == "u",
+    )
+    assert merged.lower_epochs == {}
 
 
 @pytest.mark.parametrize("epoch", [5, 6])

@@ -1,0 +1,105 @@
+"""Metadata that no broker should give, and some do: leader epochs that are missing or begin anew,
+topics without ids, brokers that know less than others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from aiokprod.testing.fake_cluster.control import edit
+from aiokprod.wire.messages.metadata import MetadataResponse
+from aiokprod.wire.messages.produce import ProduceResponse
+from tests.faults.kit import now, scenario
+
+METADATA = 3
+PRODUCE = 0
+
+
+def each_partition(**fields: Any) -> Callable[[MetadataResponse], MetadataResponse]:
+    """Changes fields of every partition of an answer."""
+
+    def change(body: MetadataResponse) -> MetadataResponse:
+        return replace(
+            body,
+            topics=[
+                replace(t, partitions=[replace(p, **fields) for p in t.partitions])
+                for t in body.topics
+            ],
+        )
+
+    return change
+
+
+def each_topic(**fields: Any) -> Callable[[MetadataResponse], MetadataResponse]:
+    return lambda body: replace(body, topics=[replace(t, **fields) for t in body.topics])
+
+
+def without_leader_hints(body: ProduceResponse) -> ProduceResponse:
+    """As brokers below 3.7 answer (KIP-951)."""
+    return replace(
+        body,
+        node_endpoints=[],
+        responses=[
+            replace(
+                topic,
+                partition_responses=[
+                    replace(p, current_leader=type(p.current_leader)())
+                    for p in topic.partition_responses
+                ],
+            )
+            for topic in body.responses
+        ],
+    )
+
+
+@scenario(partitions=1, delivery_timeout_ms=20_000, request_timeout_ms=5_000, linger_ms=0)
+async def test_epochs_that_are_no_longer_told_do_not_pin_the_old_leader(cluster, producer, history):
+    """A KIP-951 hint, or one broker of a mixed cluster, has told an epoch; later answers do not."""
+    silent = [False]
+    strip = edit(each_partition(leader_epoch=-1))
+    cluster.control(METADATA, lambda request: strip if silent[0] else None)
+    await history.send()
+    cluster.move_leader("t", 0)
+    await history.send()
+    silent[0] = True
+    cluster.control(PRODUCE, edit(without_leader_hints))
+    cluster.move_leader("t", 0)
+    start, before = now(), cluster.count(METADATA)
+    await history.send()
+    history.all_acked(refusals=True)
+    assert now() - start < 2.0
+    assert cluster.count(METADATA) - before < 10
+
+
+@pytest.mark.parametrize("idempotent", [True, False])
+def test_topic_created_anew_without_topic_ids_is_found_again(idempotent):
+    """Kafka 2.4 to 2.7, and gateways with zero ids (KAFKA-12257 needs ids)."""
+
+    @scenario(
+        partitions=1,
+        delivery_timeout_ms=30_000,
+        linger_ms=0,
+        enable_idempotence=idempotent,
+    )
+    async def play(cluster, producer, history):
+        cluster.control(METADATA, edit(each_topic(topic_id=bytes(16))))
+        cluster.control(PRODUCE, edit(without_leader_hints))
+        await history.send()
+        for _ in range(3):
+            cluster.move_leader("t", 0)
+        await history.send()
+        old = cluster.topics["t"].partitions[0].leader
+        cluster.recreate_topic("t")
+        created = cluster.topics["t"].partitions[0]
+        created.leader = next(node for node in created.isr if node != old)
+        start, before = now(), cluster.count(METADATA)
+        for _ in range(2):
+            assert (await history.send()).acked
+        assert now() - start < 10.0
+        assert cluster.count(METADATA) - before < 20
+        assert cluster.violations == []
+
+    play()
