@@ -64,6 +64,10 @@ class Metadata:
     """The cache. All instants are seconds of `loop.time()`.
 
     Only topics in use are tracked: `touch` keeps a topic for metadata_max_idle_ms.
+
+    Attributes:
+        claimed: nodes whose next free slot belongs to a metadata request that another node has not
+            answered in time: data must leave it that slot. Set by the updater.
     """
 
     def __init__(self, config: ProducerConfig, rng: random.Random) -> None:
@@ -85,6 +89,7 @@ class Metadata:
         self._closed_by: KafkaError | None = None
 
         self._topics = TrackedTopics(config.metadata_max_idle_ms / 1000)
+        self.claimed: frozenset[int] = frozenset()
         self._asked: frozenset[str] | None = None  # in the request under way
         self._request_generation = 0
         self._full_generation = 0

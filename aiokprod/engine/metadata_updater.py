@@ -58,7 +58,7 @@ class MetadataUpdater:
     Args:
         clock: `loop.time` of the loop that `run` will run on.
         on_request_sent: called when a due request is on its way, because data waited for it
-            (`Metadata.update_due`).
+            (`Metadata.update_due`, `Metadata.claimed`).
     """
 
     def __init__(
@@ -152,6 +152,7 @@ class MetadataUpdater:
         if self._plan is not None:
             if self._response is None:
                 return self._ask_another(now)
+            self._claim(frozenset())
             plan, response = self._plan, self._response
             self._plan = self._response = None
             self._finish(plan, response, now)
@@ -161,15 +162,17 @@ class MetadataUpdater:
         if self._trying_since is None:
             self._trying_since = now
         node_id = self._choose_node(now)
-        if node_id is not None and self._client.ready(node_id, now):
+        self._asked.clear()
+        asked = self._askable(node_id, now)
+        if asked is not None:
             self._plan = self._metadata.plan(now)
-            self._asked.clear()
             self._owing = 0
-            self._ask_again_at = now + PATIENCE_S
-            self._send(self._plan, node_id, now)
+            # A slow node is asked together with the one that is being connected, once that is.
+            self._ask_again_at = now + PATIENCE_S if asked == node_id else now
+            self._send(self._plan, asked, now)
             if self._on_request_sent is not None:
                 self._on_request_sent()
-            return self._ask_again_at
+            return self._ask_another(now)
         self._stuck = True
         return self._next_chance(now, node_id)
 
@@ -231,6 +234,15 @@ class MetadataUpdater:
 
     # -- asking -----------------------------------------------------------------------------------
 
+    def _askable(self, chosen: int | None, now: float) -> int | None:
+        """The chosen node if it can take the request. While it is being connected, which may never
+        succeed, one that was not chosen because it is slow to answer. None if there is no such
+        node, or all have been asked already."""
+        if chosen is not None and chosen not in self._asked and self._client.ready(chosen, now):
+            return chosen
+        slow = (n for n in self._nodes if n not in self._asked and self._client.can_send(n, now))
+        return next(slow, None)
+
     def _send(self, plan: UpdatePlan, node_id: int, now: float) -> None:
         request = MetadataRequest(
             topics=[MetadataRequestTopic(name=name) for name in plan.topics],
@@ -246,13 +258,26 @@ class MetadataUpdater:
         """No answer so far; when to run again."""
         if now < self._ask_again_at:
             return self._ask_again_at
-        node_id = self._client.least_loaded(now)
-        self._ask_again_at = now + PATIENCE_S
-        if node_id is not None and node_id not in self._asked and self._client.ready(node_id, now):
+        node_id = self._askable(self._client.least_loaded(now), now)
+        if node_id is not None:
             assert self._plan is not None, "only called while there is one"
             self._send(self._plan, node_id, now)
             self._ask_again_at = math.inf
-        return self._ask_again_at
+            self._claim(frozenset())
+            return math.inf
+        # A connection that is made and a slot that becomes free are used at once.
+        self._stuck = True
+        self._claim(frozenset(n for n in self._nodes if n not in self._asked and self._full(n)))
+        return now + PATIENCE_S
+
+    def _full(self, node_id: int) -> bool:
+        return self._client.in_flight_count(node_id) > 0 and self._connected(node_id)
+
+    def _claim(self, nodes: frozenset[int]) -> None:
+        released = self._metadata.claimed - nodes
+        self._metadata.claimed = nodes
+        if released and self._on_request_sent is not None:
+            self._on_request_sent()
 
     def _on_done(self, plan: UpdatePlan, response: Response) -> None:
         if plan is not self._plan or self._response is not None:

@@ -151,7 +151,7 @@ class Sender:
             if node_id == state.reserved_node:
                 continue
             if self._client.ready(node_id, now):
-                if not updating:
+                if not updating and node_id not in self._metadata.claimed:
                     self._send_to(node_id, now)
                 continue
             retry_at = self._client.retry_at(node_id, now)

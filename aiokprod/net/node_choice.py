@@ -31,13 +31,13 @@ def least_loaded(
     """The id of the least loaded node, or None.
 
     A sendable node without open requests, else the sendable one with fewest, else one that is
-    being connected, else the one tried longest ago whose backoff is over, else one that has owed an
-    answer or a connection for longer than a second: a frozen broker accepts connections and
-    requests, and says nothing. Begins at a random node, so that clients do not all ask the same
-    broker.
+    being connected, else the one tried longest ago whose backoff is over, else a sendable one that
+    has owed an answer for longer than a second, else one that has been connecting for that long: a
+    frozen broker accepts connections and requests, and says nothing. Begins at a random node, so
+    that clients do not all ask the same broker.
     """
     start = rng.randrange(len(brokers)) if brokers else 0
-    sendable = connecting = dialable = slow = None
+    sendable = connecting = dialable = slow = stuck = None
     fewest = longest_ago = math.inf
     for broker in (*brokers[start:], *brokers[:start]):
         node_id, connection = broker.node.id, broker.connection
@@ -57,5 +57,6 @@ def least_loaded(
             if states.last_attempt(node_id) + PATIENCE_S > now:
                 connecting = node_id if connecting is None else connecting
             else:
-                slow = node_id
-    return next((x for x in (sendable, connecting, dialable, slow) if x is not None), None)
+                stuck = node_id
+    choices = (sendable, connecting, dialable, slow, stuck)
+    return next((choice for choice in choices if choice is not None), None)

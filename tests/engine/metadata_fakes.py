@@ -117,13 +117,15 @@ class Sent:
 @dataclass
 class FakeClient:
     """Every known node is connected unless named in `down` (not connectable before the given
-    instant), `dialling` or `busy` (connected, but cannot take a request)."""
+    instant), `dialling` or `busy` (connected, but cannot take a request). One that is `slow`
+    owes an answer for long: the client names nodes that may be connected before it."""
 
     version: int = 13
     nodes: dict[int, Node] = field(default_factory=dict)
     down: dict[int, float] = field(default_factory=dict)
     dialling: set[int] = field(default_factory=set)
     busy: set[int] = field(default_factory=set)
+    slow: set[int] = field(default_factory=set)
     sent: list[Sent] = field(default_factory=list)
     dialled: list[int] = field(default_factory=list)
     node_sets: list[list[int]] = field(default_factory=list)
@@ -153,18 +155,19 @@ class FakeClient:
         return self.down.get(node_id, math.inf)
 
     def in_flight_count(self, node_id: int) -> int:
-        return 0
+        return int(node_id in self.busy)
 
     def total_in_flight(self) -> int:
         return 0
 
     def least_loaded(self, now: float) -> int | None:
         owing = {sent.node_id for sent in self.sent if not sent.done}
-        sendable = [n for n in self.nodes if self.can_send(n, now)]
+        sendable = [n for n in self.nodes if self.can_send(n, now) and n not in self.slow]
         sendable.sort(key=owing.__contains__)
         dialling = [n for n in self.nodes if n in self.dialling]
         dialable = [n for n in self.nodes if self.down.get(n, math.inf) <= now]
-        return next(iter(sendable + dialling + dialable), None)
+        slow = [n for n in self.nodes if self.can_send(n, now) and n in self.slow]
+        return next(iter(sendable + dialling + dialable + slow), None)
 
     def version_range(self, node_id: int, api_key: int) -> tuple[int, int] | None:
         connected = node_id in self.nodes and node_id not in self.down

@@ -196,6 +196,57 @@ def test_silent_node_without_another_one_is_waited_for() -> None:
     assert world.metadata.last_error is None
 
 
+def test_slow_node_is_asked_while_another_one_is_being_connected() -> None:
+    world = make(FakeClient(down={-2: NOW}, slow={-1}))
+    assert world.step() == PATIENCE_S
+    assert world.client.dialled == [-2]
+    assert [sent.node_id for sent in world.client.sent] == [-1]
+    world.step(0.3)
+    assert len(world.client.sent) == 1
+    # The dial succeeds first: that node gets the request as well, and no third one does.
+    world.client.dialling.clear()
+    world.updater.on_network()
+    assert world.updater._wake.is_set()
+    assert world.step() == math.inf
+    assert [sent.node_id for sent in world.client.sent] == [-1, -2]
+    world.finish(answer())
+    assert world.metadata.last_error is None
+
+
+def test_slow_node_answers_although_no_other_can_be_connected() -> None:
+    world = make(FakeClient(down={-2: NOW}, slow={-1}))
+    for _ in range(3):
+        assert world.step(PATIENCE_S) == PATIENCE_S
+    assert [sent.node_id for sent in world.client.sent] == [-1]
+    assert not world.updater._metadata.update_due(world.now), "data may be sent meanwhile"
+    world.finish(answer())
+    assert world.metadata.last_error is None
+
+
+def test_free_slot_of_another_node_is_claimed_for_an_overdue_request() -> None:
+    world = make(FakeClient(busy={-2}))
+    world.step()
+    assert world.metadata.claimed == frozenset()
+    world.step(PATIENCE_S)
+    assert world.metadata.claimed == {-2}, "data must leave it the next slot"
+    signals = world.sent_signals
+    world.client.busy.clear()
+    assert world.step() == math.inf
+    assert [sent.node_id for sent in world.client.sent] == [-1, -2]
+    assert world.metadata.claimed == frozenset()
+    assert world.sent_signals == signals + 1, "data may be sent again"
+
+
+def test_claimed_slot_is_released_by_an_answer() -> None:
+    world = make(FakeClient(busy={-2}))
+    world.step()
+    world.step(PATIENCE_S)
+    signals = world.sent_signals
+    world.finish(answer())
+    assert world.metadata.claimed == frozenset()
+    assert world.sent_signals == signals + 1
+
+
 def test_new_topic_is_asked_for_at_once_on_its_own() -> None:
     world = make()
     world.up()

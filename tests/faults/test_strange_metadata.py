@@ -3,6 +3,7 @@ topics without ids, brokers that know less than others."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -100,6 +101,37 @@ def test_topic_created_anew_without_topic_ids_is_found_again(idempotent):
             assert (await history.send()).acked
         assert now() - start < 10.0
         assert cluster.count(METADATA) - before < 20
-        assert cluster.violations == []
+        stored = cluster.values("t", 0)
+        assert stored == [attempt.value for attempt in history.attempts[-2:]]
 
     play()
+
+
+@scenario(
+    partitions=1,
+    cluster={"replication_s": 1.3},
+    bootstrap_servers="broker1:9092",
+    linger_ms=0,
+)
+async def test_slow_broker_is_asked_although_others_cannot_be_reached(cluster, producer, history):
+    """The others are in the metadata, but behind a firewall: connecting to them takes for ever."""
+    await history.send()
+    for broker in (cluster.brokers[2], cluster.brokers[3]):
+        cluster.network.blackhole(broker.host, broker.port)
+
+    async def load() -> None:
+        while True:
+            await producer.submit("t", b"x", partition=0)
+            await asyncio.sleep(0.1)
+
+    loading = asyncio.ensure_future(load())
+    await asyncio.sleep(10)
+    for number in range(3):
+        cluster.create_topic(f"new{number}", 1)
+        start, before = now(), cluster.count(METADATA)
+        await producer.partitions_for(f"new{number}")
+        # Behind a metadata request under way; each of both behind four Produce requests of 1.3 s.
+        assert now() - start < 12.0
+        assert cluster.count(METADATA) - before < 10
+        await asyncio.sleep(5)
+    loading.cancel()
