@@ -142,9 +142,9 @@ class Sender:
         state.apply_bumps()
         next_at = self._request_for_state(now)
         accumulator = self._accumulator
+        accumulator.advance(now)
         if accumulator.leaderless:
             self._refresh_leaderless(now)
-        accumulator.advance(now)
         updating = self._metadata.update_due(now)  # then the updater goes first and wakes us
         stuck = []
         for node_id in accumulator.due_nodes(self._idle):

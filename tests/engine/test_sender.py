@@ -7,6 +7,8 @@ import math
 
 import pytest
 
+from aiokprod.engine.accumulator import RecordAccumulator
+from aiokprod.engine.sender import Sender
 from aiokprod.engine.silence import PATIENCE_S
 from aiokprod.errors import (
     Code,
@@ -39,6 +41,7 @@ from tests.engine.world import (
     refusal,
     virtual,
 )
+from tests.next_look import check_passes
 
 T0 = TopicPartition("t", 0)
 T1 = TopicPartition("t", 1)
@@ -1340,3 +1343,80 @@ async def test_producer_id_is_on_every_batch() -> None:
     world.append(b"v")
     world.step()
     assert world.brokers.last.sequence == (PRODUCER_ID, 0, 0)
+
+
+# -- every queued batch has its next look ---------------------------------------------------------
+
+
+@virtual
+async def test_batch_that_becomes_ready_without_a_leader_asks_for_metadata() -> None:
+    """Also if the metadata name no leader and no error: then nothing else asks for them again."""
+    world = World(brokers=2)
+    world.leaderless_code = 0
+    delivery = world.append(b"v")
+    world.step()
+    world.brokers.last.refuse(Code.NOT_LEADER_OR_FOLLOWER)
+    world.pass_time(0.06)
+    world.move(0, None)
+    world.step()
+    assert not world.metadata.update_due(world.now + 10), "its backoff is not over"
+    world.later()
+    assert world.metadata.update_due(world.now + 1)
+    world.leaders[T0] = 2
+    await world.run_for(0)
+    world.pass_time(1)
+    world.refresh()
+    world.step()
+    world.brokers.last.ack()
+    assert offset_of(delivery) == 0
+    world.step()
+    world.check_idle()
+
+
+@virtual
+async def test_pass_that_overlooks_a_batch_without_a_leader_is_noticed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The check of every pass: without the request for metadata nothing ends this wait."""
+    monkeypatch.setattr(Sender, "_refresh_leaderless", lambda self, now: None)
+    world = World()
+    world.leaderless_code = 0
+    world.append(b"v")
+    world.move(0, None)
+    with pytest.raises(AssertionError, match="no leader, and no metadata are fetched"):
+        world.step()
+    with pytest.raises(AssertionError, match="overlooked by a sender"):
+        check_passes()
+
+
+@virtual
+async def test_pass_that_forgets_a_backoff_or_a_linger_is_noticed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(RecordAccumulator, "next_due", lambda self: math.inf)
+    world = World(linger_ms=50, adaptive_linger=False)
+    world.append(b"v")
+    with pytest.raises(AssertionError, match="its linger ends unnoticed"):
+        world.step()
+    monkeypatch.undo()
+    other = World()
+    other.append(b"v")
+    other.step()
+    other.brokers.last.refuse(Code.NOT_ENOUGH_REPLICAS)
+    monkeypatch.setattr(RecordAccumulator, "next_due", lambda self: math.inf)
+    with pytest.raises(AssertionError, match="its backoff ends unnoticed"):
+        other.step()
+    with pytest.raises(AssertionError, match="overlooked by a sender"):
+        check_passes()
+
+
+@virtual
+async def test_pass_that_leaves_a_batch_behind_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(RecordAccumulator, "due_nodes", lambda self, idle: [])
+    world = World()
+    world.append(b"v")
+    world.close_open()
+    with pytest.raises(AssertionError, match="left behind though its broker takes requests"):
+        world.step()
+    with pytest.raises(AssertionError, match="overlooked by a sender"):
+        check_passes()

@@ -57,6 +57,9 @@ from aiokprod.wire.messages.produce import (
     ProduceResponse,
     TopicProduceResponse,
 )
+from tests.next_look import watch_passes
+
+watch_passes()
 
 BACKOFF = 0.1
 """Seconds before every retry in a `World`."""
@@ -469,6 +472,8 @@ class World:
         self.epoch = 0
         self.published: dict[TopicPartition, tuple[int | None, int]] = {}  # leader, its epoch
         self.with_ids = ids
+        self.leaderless_code = int(Code.LEADER_NOT_AVAILABLE)
+        """What metadata say of a partition without a leader. Brokers in between say 0."""
         self.incarnations = dict.fromkeys(topics, 0)
         self.leaders: dict[TopicPartition, int | None] = {
             TopicPartition(topic, partition): 1 + partition % brokers
@@ -586,7 +591,7 @@ class World:
         self.epoch += 1
         topics: dict[str, list[MetadataResponsePartition]] = {}
         for tp, leader in self.leaders.items():
-            code = 0 if leader is not None else int(Code.LEADER_NOT_AVAILABLE)
+            code = 0 if leader is not None else self.leaderless_code
             before, epoch = self.published.get(tp, (None, self.epoch))
             epoch = epoch if before == leader else self.epoch
             self.published[tp] = leader, epoch

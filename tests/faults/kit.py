@@ -22,8 +22,11 @@ from aiokprod.records import RecordMetadata
 from aiokprod.testing.fake_cluster import FakeCluster
 from aiokprod.testing.memory import MemoryNetwork
 from aiokprod.testing.virtual import VirtualLoop, run
+from tests.next_look import check_passes, watch_passes
 
 T = TypeVar("T")
+
+watch_passes()
 
 TICK = 0.25
 """Seconds a deadline may be overrun (promise P6)."""
@@ -233,7 +236,9 @@ async def world(
 
 def play(main: Callable[[], Coroutine[Any, Any, T]], **options: Any) -> T:
     """`run` for matrices: no debug mode, no garbage collection after each case."""
-    return run(main, debug=DEBUG, collect_garbage=False, **options)
+    result = run(main, debug=DEBUG, collect_garbage=False, **options)
+    check_passes()
+    return result
 
 
 Scenario = Callable[..., Coroutine[Any, Any, None]]
@@ -279,6 +284,7 @@ def scenario(
                 check_leaks=check_leaks,
                 debug=DEBUG,
             )
+            check_passes()
 
         # pytest reads the signature for parameters: take away what is not one.
         signature = inspect.signature(function)
