@@ -18,6 +18,7 @@ from aiokprod.records import (
     validate_timestamp_ms,
     validate_topic,
 )
+from aiokprod.redaction import redacted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,24 +30,31 @@ _INTERCEPTOR_METHODS: Final = ("on_send", "on_acknowledgement", "close")
 _OBSERVER_HOOKS: Final = tuple(name for name in vars(Observer) if name.startswith("on_"))
 
 
+@redacted(ConfigError)
 def checked_config(config: Any, settings: dict[str, Any]) -> ProducerConfig:
-    """The configuration of a producer: a ready one, or keyword settings."""
+    """The configuration of a producer: a ready one, or keyword settings.
+
+    `settings` is emptied: passwords in it must not stay in a local variable of the caller, whose
+    frame is in the traceback of a refusal.
+    """
+    given = dict(settings)
+    settings.clear()
     if config is None:
         known = [setting.name for setting in dataclasses.fields(ProducerConfig)]
-        for name in settings:
+        for name in given:
             if name not in known:
                 raise unknown_key(name, known)
-        if "bootstrap_servers" not in settings:
+        if "bootstrap_servers" not in given:
             raise ConfigError('bootstrap_servers is missing: name at least one "host:port"')
-        return ProducerConfig(**settings)
+        return ProducerConfig(**given)
     if not isinstance(config, ProducerConfig):
         raise ConfigError(
             f"config must be a ProducerConfig, not {type(config).__name__}; for a mapping use "
             "ProducerConfig.from_mapping(...)"
         )
-    if settings:
+    if given:
         raise ConfigError(
-            f"give either a ProducerConfig or keyword settings, not both: {sorted(settings)}"
+            f"give either a ProducerConfig or keyword settings, not both: {sorted(given)}"
         )
     return config
 

@@ -36,6 +36,7 @@ from aiokprod.config_security import (
     check_security,
 )
 from aiokprod.errors import ConfigError
+from aiokprod.redaction import redacted, redacted_init
 from aiokprod.secret import MASK, Credentials, Secret
 
 logger = logging.getLogger("aiokprod")
@@ -61,6 +62,7 @@ def _flag(default: bool) -> Any:
     return _setting(Flag(), default)
 
 
+@redacted_init
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProducerConfig:
     """All settings of a producer. Defaults are those of the Java client 4.x unless noted.
@@ -267,6 +269,7 @@ class ProducerConfig:
         return values
 
     @classmethod
+    @redacted(ConfigError)
     def from_mapping(cls, mapping: Mapping[str, object]) -> Self:
         """A configuration from Java names ("linger.ms") or ours, values also as strings.
 

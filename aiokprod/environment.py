@@ -51,6 +51,11 @@ def unix_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
+def monotonic() -> float:
+    """Seconds of any beginning, for deadlines in threads: a loop's clock must not be read there."""
+    return time.monotonic()
+
+
 @dataclass(frozen=True, slots=True)
 class Environment:
     """What a producer takes from outside.

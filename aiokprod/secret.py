@@ -7,6 +7,7 @@ import os
 from typing import Final, NoReturn, Self
 
 from aiokprod.errors import ConfigError
+from aiokprod.redaction import redacted
 
 MASK: Final = "***"
 
@@ -26,6 +27,7 @@ class Secret:
 
     __slots__ = ("_kind", "_source")
 
+    @redacted(ConfigError)
     def __init__(self, text: str) -> None:
         if not _is_text(text):
             raise ConfigError("a Secret takes a str that is not empty")
@@ -54,6 +56,7 @@ class Secret:
         """`reveal` reads a file: not a job for the event loop."""
         return self._kind == _FILE
 
+    @redacted(ConfigError)
     def reveal(self) -> str:
         """The text itself.
 
@@ -147,9 +150,11 @@ class Credentials:
 
     __slots__ = ("_pair",)
 
+    @redacted(ConfigError)
     def __init__(self, username: str, password: str | Secret) -> None:
         self._pair = _checked_pair(username, password)
 
+    @redacted(ConfigError)
     def replace(self, username: str, password: str | Secret) -> None:
         """Use these from now on."""
         self._pair = _checked_pair(username, password)

@@ -13,7 +13,7 @@ PACKAGE = Path(__file__).parent.parent / "aiokprod"
 FOUNDATION = {
     "backoff", "cluster", "config", "config_keys", "config_security", "consumer_groups",
     "environment", "error_codes", "errors", "interceptors", "observer", "partitioners", "plugins",
-    "records", "secret", "serialization", "serializers", "version",
+    "records", "redaction", "secret", "serialization", "serializers", "version",
 }  # fmt: skip
 FACADE = {
     "producer",

@@ -304,8 +304,11 @@ class KafkaChannel:
             for frame in self._reader.feed(data):
                 self._receive_frame(frame, now)
         except AuthenticationError as error:
-            self.fail(CloseReason.AUTH_FAILED, error)
+            # Without its frames: `data` may hold our secret, if the broker sends it back.
+            self.fail(CloseReason.AUTH_FAILED, error.with_traceback(None))
         except KafkaError as error:
+            if self.state is State.AUTHENTICATING:
+                error.__traceback__ = error.__context__ = None  # as above
             self.fail(CloseReason.PROTOCOL, self._named(error))
 
     def receive_eof(self, cause: Exception | None = None) -> None:

@@ -6,7 +6,6 @@ import asyncio
 import base64
 import functools
 import hashlib
-import http.client
 import importlib.util
 import json
 import logging
@@ -38,6 +37,7 @@ from aiokprod import (
 )
 from aiokprod.config import ProducerConfig
 from aiokprod.environment import Environment
+from aiokprod.net.security.https import HttpsExchange
 from aiokprod.net.security.jwt_bearer import JwtBearerTokens
 from aiokprod.net.security.scram import KeyCache, Scram
 from aiokprod.net.security.tls import TlsContexts
@@ -328,7 +328,7 @@ HEAVY = [
     (TlsContexts, "_build"),  # reads and parses certificates
     (TlsContexts, "_sign"),  # looks whether files were rotated
     (Secret, "_read"),  # secrets in files
-    (http.client.HTTPSConnection, "request"),  # OpenID Connect
+    (HttpsExchange, "_run"),  # OpenID Connect
     (jwt, "encode"),  # signed assertions
 ]
 

@@ -7,11 +7,15 @@ import base64
 import functools
 import importlib.util
 import json
+import os
+import pickle
+import socket
 import ssl
 import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -23,9 +27,11 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
 from aiokprod import AuthenticationError, ConfigError, Secret
+from aiokprod.net.security.https import HttpsExchange
 from aiokprod.net.security.jwt_bearer import GRANT, JwtBearerTokens
 from aiokprod.net.security.msk_iam import AwsCredentials, MskIamTokens
 from aiokprod.net.security.oidc import OidcTokens
+from aiokprod.net.security.token_endpoint import _Cached
 from tests.security.certs import Authority
 
 CA = Authority("token CA", 20)
@@ -455,3 +461,219 @@ def test_jwt_bearer_without_its_extra_says_what_to_install(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"aiokprod\[oidc\]"):
         JwtBearerTokens("https://idp.example/token", key="k", **WHO)
+
+
+# -- endpoints that do not answer in time ----------------------------------------------------------
+
+
+class Dripping:
+    """A server that never finishes its answer.
+
+    Args:
+        phase: where it drips: "handshake" (it says nothing), "head" or "body".
+    """
+
+    def __init__(self, phase: str, folder: Any) -> None:
+        self._phase = phase
+        self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self._context.load_cert_chain(CA.issue("127.0.0.1", number=80).write(folder, "drip"))
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._stopping = threading.Event()
+        self._threads = [threading.Thread(target=self._accept, name="drip-accept")]
+        self.accepted = 0
+        self.ended = threading.Semaphore(0)
+        self._threads[0].start()
+
+    @property
+    def url(self) -> str:
+        return f"https://127.0.0.1:{self._listener.getsockname()[1]}/token"
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                plain, _ = self._listener.accept()
+            except OSError:
+                return
+            thread = threading.Thread(target=self._serve, args=(plain,), name="drip-serve")
+            self._threads.append(thread)
+            thread.start()
+
+    def _serve(self, plain: socket.socket) -> None:
+        self.accepted += 1
+        try:
+            plain.settimeout(20)
+            self._drip(plain)
+        except OSError:
+            pass  # the client has gone
+        finally:
+            plain.close()
+            self.ended.release()
+
+    def _drip(self, plain: socket.socket) -> None:
+        if self._phase == "handshake":
+            while plain.recv(4096):
+                pass
+            return
+        with self._context.wrap_socket(plain, server_side=True) as tls:
+            tls.recv(65536)
+            tls.sendall(b"HTTP/1.1 200 OK\r\n")
+            tls.sendall(b"X-Long: " if self._phase == "head" else b"Content-Length: 100000\r\n\r\n")
+            while not self._stopping.wait(0.05):
+                tls.sendall(b" ")
+
+    def close(self) -> None:
+        self._stopping.set()
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        for thread in self._threads:
+            thread.join(10)
+
+
+@pytest.fixture(params=["handshake", "head", "body"])
+def dripping(request, tmp_path) -> Iterator[Dripping]:
+    server = Dripping(request.param, tmp_path)
+    yield server
+    server.close()
+
+
+def token_threads() -> list[threading.Thread]:
+    return [one for one in threading.enumerate() if one.name.startswith("aiokprod-token")]
+
+
+def all_end(threads: list[threading.Thread]) -> bool:
+    for thread in threads:
+        thread.join(5)
+    return not any(thread.is_alive() for thread in threads)
+
+
+def test_token_endpoint_that_drips_is_given_up_after_the_timeout(dripping):
+    """Not after the timeout of each byte."""
+
+    async def main() -> float:
+        tls = ssl.create_default_context(cadata=CA.pem)
+        tokens = OidcTokens(dripping.url, "me", "canary-client-secret", tls=tls, timeout_s=0.5)
+        start = time.monotonic()
+        with pytest.raises(AuthenticationError, match=r"no answer within 0\.5 s"):
+            await tokens.token()
+        return time.monotonic() - start
+
+    assert 0.4 < asyncio.run(main()) < 5
+    assert dripping.ended.acquire(timeout=5)  # and the connection is closed
+    assert all_end(token_threads())
+
+
+def test_cancelled_token_requests_leave_no_thread_and_no_connection(dripping):
+    """One at a time, in a thread of their own: the default executor stays free."""
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        tls = ssl.create_default_context(cadata=CA.pem)
+        tokens = OidcTokens(dripping.url, "me", "canary-client-secret", tls=tls, timeout_s=20)
+        for number in range(1, 11):
+            asking = asyncio.create_task(tokens.token())
+            while dripping.accepted < number:  # noqa: ASYNC110
+                await asyncio.sleep(0.005)
+            assert len(token_threads()) <= 1
+            asking.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await asking
+            assert await asyncio.wait_for(loop.run_in_executor(None, lambda: 7), 3) == 7
+
+    asyncio.run(main())
+    for _ in range(10):
+        assert dripping.ended.acquire(timeout=5)
+    assert all_end(token_threads())
+
+
+def test_stuck_name_resolution_keeps_one_thread_however_often_a_token_is_asked_for(monkeypatch):
+    """No system can interrupt it, so no second request is started beside it."""
+    stuck, calls = threading.Event(), []
+
+    def getaddrinfo(host: str, *args: Any, **options: Any) -> Any:
+        calls.append(host)
+        stuck.wait(20)
+        raise socket.gaierror("gone")
+
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+
+    async def main() -> None:
+        tls = ssl.create_default_context(cadata=CA.pem)  # reading the system's takes time
+        tokens = OidcTokens("https://idp.test/token", "me", "canary-secret", tls=tls, timeout_s=0.2)
+        with pytest.raises(AuthenticationError, match=r"no answer within 0\.2 s"):
+            await tokens.token()
+        for _ in range(3):
+            with pytest.raises(AuthenticationError, match="name resolution stuck"):
+                await tokens.token()
+        assert (calls, len(token_threads())) == (["idp.test"], 1)
+        stuck.set()
+        tokens._endpoint._timeout = 10
+        with pytest.raises(AuthenticationError, match="gaierror"):
+            await tokens.token()
+        assert len(calls) == 2
+
+    asyncio.run(main())
+    assert all_end(token_threads())
+
+
+def test_forked_child_does_not_wait_for_a_request_of_its_parent(monkeypatch, endpoint):
+    """The parent's thread does not exist there."""
+
+    async def main() -> None:
+        tokens = provider(endpoint)
+        await tokens.token()
+        exchange = HttpsExchange.__new__(HttpsExchange)
+        exchange.answer = Future()  # never done
+        exchange._process = os.getpid() + 1
+        tokens._endpoint._exchange, tokens._endpoint._cached = exchange, None
+        assert (await tokens.token()).reveal() == "tok-1"
+
+    asyncio.run(main())
+    assert len(endpoint.seen) == 2
+
+
+def test_loop_that_is_closed_before_the_request_ended_is_left_alone(dripping, caplog):
+    async def main() -> None:
+        tls = ssl.create_default_context(cadata=CA.pem)
+        tokens = OidcTokens(dripping.url, "me", "canary-client-secret", tls=tls, timeout_s=20)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(tokens.token(), 0.1)
+
+    asyncio.run(main())
+    assert all_end(token_threads())
+    assert caplog.messages == []
+
+
+def test_pickled_provider_leaves_its_token_and_its_request_behind(endpoint, monkeypatch):
+    monkeypatch.setenv("CLIENT_SECRET", "canary-client-secret")
+    tokens = OidcTokens(endpoint.url, "me", Secret.from_env("CLIENT_SECRET"))
+    tokens._endpoint._cached = _Cached(Secret("canary-token"), 1e9, 1e9)
+    data = pickle.dumps(tokens)
+    assert b"canary" not in data
+    copy = pickle.loads(data)
+    assert repr(copy) == repr(tokens)
+    assert (copy._endpoint._cached, copy._endpoint._exchange) == (None, None)
+
+    async def main() -> None:
+        with pytest.raises(AuthenticationError, match="certificate was refused"):
+            await copy.token()  # asks by itself
+
+    asyncio.run(main())
+
+
+def test_long_request_is_sent_whole_and_the_next_address_is_tried(endpoint, monkeypatch):
+    """An address that refuses costs its share of the time only."""
+    found = socket.getaddrinfo
+
+    def getaddrinfo(host: str, port: int, *args: Any, **options: Any) -> Any:
+        [(family, kind, protocol, name, address)] = found(host, port, *args, **options)
+        dead = (family, kind, protocol, name, ("127.0.0.1", 1))
+        return [dead, (family, kind, protocol, name, address)]
+
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+    assertion = "canary." + "x" * 300_000
+    tokens = bearer(endpoint, assertion=assertion)
+    assert asyncio.run(tokens.token()).reveal() == "tok-1"
+    assert endpoint.seen[0][2]["assertion"] == [assertion]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *args, **options: [])
+    with pytest.raises(AuthenticationError, match="cannot be asked"):
+        asyncio.run(bearer(endpoint, assertion=assertion).token())

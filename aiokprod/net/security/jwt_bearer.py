@@ -24,6 +24,7 @@ from aiokprod.environment import unix_ms
 from aiokprod.errors import AuthenticationError, ConfigError
 from aiokprod.net.security.sasl import revealed
 from aiokprod.net.security.token_endpoint import TokenEndpoint, TokenRequest
+from aiokprod.redaction import redacted
 from aiokprod.secret import Secret, as_secret
 
 GRANT: Final = "urn:ietf:params:oauth:grant-type:jwt-bearer"
@@ -52,7 +53,7 @@ class JwtBearerTokens:
         scope: space separated, as the provider wants it.
         parameters: further form fields.
         tls: context for the endpoint; default: the system's CAs.
-        timeout_s: seconds for each step of the exchange.
+        timeout_s: seconds for the whole exchange with the endpoint.
         clock: wall clock in ms.
 
     Raises:
@@ -60,6 +61,7 @@ class JwtBearerTokens:
             another; the extra is not installed.
     """
 
+    @redacted(ConfigError)
     def __init__(
         self,
         token_endpoint: str,
@@ -106,6 +108,7 @@ class JwtBearerTokens:
     def __repr__(self) -> str:
         return f"JwtBearerTokens({self._endpoint!r})"
 
+    @redacted(AuthenticationError)
     async def token(self) -> Secret:
         """The token; callers at the same time share one request.
 
@@ -120,10 +123,11 @@ class JwtBearerTokens:
             assertion = await revealed(self._assertion)
         else:
             # RSA takes milliseconds, a file more.
-            assertion = await asyncio.get_running_loop().run_in_executor(None, self._signed)
+            loop = asyncio.get_running_loop()
+            assertion = (await loop.run_in_executor(None, self._signed)).reveal()
         return TokenRequest({**self._form, "assertion": assertion.strip()})
 
-    def _signed(self) -> str:
+    def _signed(self) -> Secret:
         """A fresh assertion. Blocks."""
         import jwt
         from cryptography.hazmat.primitives.serialization import load_pem_private_key
@@ -139,7 +143,7 @@ class JwtBearerTokens:
         try:
             password = None if self._key_password is None else self._key_password.reveal().encode()
             private: Any = load_pem_private_key(self._key.reveal().encode(), password)
-            return jwt.encode(claims, private, self._algorithm, headers=self._headers)
+            return Secret(jwt.encode(claims, private, self._algorithm, headers=self._headers))
         except ConfigError as error:
             raise AuthenticationError(f"JWT-bearer grant: {error.message}") from None
         except Exception as error:

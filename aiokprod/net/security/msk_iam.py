@@ -26,7 +26,8 @@ from urllib.parse import quote
 from aiokprod.environment import unix_ms
 from aiokprod.errors import AuthenticationError, ConfigError
 from aiokprod.net.security.sasl import revealed
-from aiokprod.secret import Secret
+from aiokprod.redaction import redacted, redacted_init
+from aiokprod.secret import Secret, as_secret
 
 LIFETIME_S: Final = 900
 _SERVICE: Final = "kafka-cluster"
@@ -34,6 +35,7 @@ _ALGORITHM: Final = "AWS4-HMAC-SHA256"
 _REGION: Final = re.compile(r"[a-z]{2,4}(-[a-z]+)+-[0-9]{1,2}")
 
 
+@redacted_init
 @dataclass(frozen=True, slots=True)
 class AwsCredentials:
     """An access key; the session token belongs to temporary ones."""
@@ -42,7 +44,13 @@ class AwsCredentials:
     secret_access_key: Secret
     session_token: Secret | None = field(default=None)
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "secret_access_key", as_secret(self.secret_access_key))
+        if self.session_token is not None:
+            object.__setattr__(self, "session_token", as_secret(self.session_token))
+
     @classmethod
+    @redacted(ConfigError)
     def from_env(cls) -> Self:
         """Of AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN.
 
@@ -56,6 +64,7 @@ class AwsCredentials:
         return cls(key, Secret(secret), Secret(token) if token else None)
 
 
+@redacted(ConfigError)
 def botocore_credentials() -> AwsCredentials:
     """What the AWS SDK finds: profiles, containers, instance roles. Blocks; needs botocore.
 
@@ -103,6 +112,7 @@ class MskIamTokens:
     def __repr__(self) -> str:
         return f"MskIamTokens({self._region!r})"
 
+    @redacted(AuthenticationError)
     async def token(self) -> Secret:
         """The token.
 
@@ -113,6 +123,7 @@ class MskIamTokens:
         url += "&User-Agent=aiokprod"
         return Secret(base64.urlsafe_b64encode(url.encode()).decode().rstrip("="))
 
+    @redacted(AuthenticationError)
     async def payload(self, host: str) -> dict[str, str]:
         """What AWS_MSK_IAM sends to the broker of that name.
 

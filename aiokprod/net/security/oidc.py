@@ -12,8 +12,10 @@ import base64
 import ssl
 from urllib.parse import quote_plus
 
+from aiokprod.errors import AuthenticationError, ConfigError
 from aiokprod.net.security.sasl import revealed
 from aiokprod.net.security.token_endpoint import TokenEndpoint, TokenRequest
+from aiokprod.redaction import redacted
 from aiokprod.secret import Secret, as_secret
 
 
@@ -28,12 +30,13 @@ class OidcTokens:
         scope: space separated, as the provider wants it.
         parameters: further form fields, such as "audience".
         tls: context for the endpoint; default: the system's CAs.
-        timeout_s: seconds for each step of the exchange.
+        timeout_s: seconds for the whole exchange with the endpoint.
 
     Raises:
         ConfigError: the URL is not one of https, or has a user name in it.
     """
 
+    @redacted(ConfigError)
     def __init__(
         self,
         token_endpoint: str,
@@ -55,6 +58,7 @@ class OidcTokens:
     def __repr__(self) -> str:
         return f"OidcTokens({self._endpoint!r}, {self._client_id!r})"
 
+    @redacted(AuthenticationError)
     async def token(self) -> Secret:
         """The token; callers at the same time share one request.
 

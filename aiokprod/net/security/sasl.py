@@ -12,6 +12,7 @@ from typing import Final, Protocol
 
 from aiokprod.errors import AuthenticationError, Code, ConfigError, error_code
 from aiokprod.net.security import Authenticated, AuthenticationStep, SendToBroker, Work
+from aiokprod.redaction import redacted
 from aiokprod.secret import MASK, Credentials, Secret
 from aiokprod.wire.message import Message
 from aiokprod.wire.messages.sasl_authenticate import (
@@ -88,6 +89,7 @@ class SaslAuthenticator:
         """Not if the credentials were replaced by those of another user."""
         return self._mechanism.same_user()
 
+    @redacted(AuthenticationError)
     def receive(self, response: Message) -> AuthenticationStep:
         """Check the answer; the mechanism's next message is worked out in a task."""
         if isinstance(response, SaslHandshakeResponse) and not self._chosen:
@@ -99,9 +101,11 @@ class SaslAuthenticator:
             return Work(lambda: self._next(response))
         raise self._error("answered out of turn")
 
+    @redacted(AuthenticationError)
     async def _first(self) -> AuthenticationStep:
         return self._send(await self._mechanism.first())
 
+    @redacted(AuthenticationError)
     async def _next(self, response: SaslAuthenticateResponse) -> AuthenticationStep:
         answer = await self._mechanism.next(bytes(response.auth_bytes))
         if answer is None:
@@ -158,8 +162,9 @@ async def revealed(secret: Secret) -> str:
     """
     try:
         if secret.blocks:
+            # Wrapped: in debug mode asyncio logs the results of futures.
             loop = asyncio.get_running_loop()
-            return await loop.run_in_executor(None, secret.reveal)
+            secret = await loop.run_in_executor(None, lambda: Secret(secret.reveal()))
         return secret.reveal()
     except ConfigError as error:
         raise AuthenticationError(error.message) from None

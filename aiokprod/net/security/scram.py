@@ -15,6 +15,7 @@ import hmac
 import re
 import secrets
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Final
 
 from aiokprod.errors import AuthenticationError
@@ -38,6 +39,12 @@ def random_nonce() -> str:
     return base64.b64encode(secrets.token_bytes(18)).decode()
 
 
+@dataclass(frozen=True, slots=True)
+class _Keys:
+    client: bytes = field(default=b"", repr=False)
+    server: bytes = field(default=b"", repr=False)
+
+
 class KeyCache:
     """The keys of the last derivation: a reconnect or re-authentication costs no new one.
 
@@ -46,23 +53,24 @@ class KeyCache:
 
     def __init__(self) -> None:
         self._asked: tuple[str, str, bytes, int] | None = None
-        self._keys = (b"", b"")
+        self._keys = _Keys()
 
     async def keys(self, name: str, password: str, salt: bytes, count: int) -> tuple[bytes, bytes]:
         """Client key and server key."""
         asked = (name, password, salt, count)
+        keys = self._keys
         if asked != self._asked:
             loop = asyncio.get_running_loop()
-            keys = await loop.run_in_executor(None, _derive, *asked)
+            # Nothing that asyncio logs in debug mode, arguments and results, shows a secret.
+            keys = await loop.run_in_executor(None, lambda: _derive(*asked))
             self._asked, self._keys = asked, keys
-            return keys
-        return self._keys
+        return keys.client, keys.server
 
 
-def _derive(name: str, password: str, salt: bytes, count: int) -> tuple[bytes, bytes]:
+def _derive(name: str, password: str, salt: bytes, count: int) -> _Keys:
     digest = _HASHES[name]
     salted = hashlib.pbkdf2_hmac(digest, password.encode(), salt, count)
-    return (
+    return _Keys(
         hmac.digest(salted, b"Client Key", digest),
         hmac.digest(salted, b"Server Key", digest),
     )

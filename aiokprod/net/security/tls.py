@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final, NoReturn
 
 from aiokprod.errors import AuthenticationError, ConfigError
+from aiokprod.redaction import redacted
 
 if TYPE_CHECKING:
     from aiokprod.config import ProducerConfig
@@ -78,6 +79,7 @@ class TlsContexts:
             return self._context
         return await asyncio.get_running_loop().run_in_executor(None, self._current)
 
+    @redacted(AuthenticationError)
     def _current(self) -> ssl.SSLContext:
         signature = self._sign()
         if self._context is None or signature != self._signature:

@@ -19,6 +19,7 @@ from urllib.parse import urlencode, urlsplit
 
 from aiokprod.environment import unix_ms
 from aiokprod.errors import AuthenticationError, ConfigError
+from aiokprod.net.security.https import HttpsAnswer, HttpsExchange, HttpsRequest
 from aiokprod.net.security.oauthbearer import expiry_ms
 from aiokprod.secret import Secret
 
@@ -50,7 +51,7 @@ class TokenEndpoint:
     Args:
         url: https.
         tls: context for the endpoint; default: the system's CAs.
-        timeout_s: seconds for each step of the exchange.
+        timeout_s: seconds for the whole exchange, name resolution to last byte.
         clock: wall clock in ms.
 
     Raises:
@@ -70,6 +71,7 @@ class TokenEndpoint:
         self._clock = clock
         self._cached: _Cached | None = None
         self._lock = asyncio.Lock()
+        self._exchange: HttpsExchange | None = None
 
     def __repr__(self) -> str:
         return f"'https://{self._host}:{self._port}'"
@@ -89,43 +91,71 @@ class TokenEndpoint:
             if cached is not None and asked_at < cached.refresh_at:
                 return cached.token
             try:
-                request = await make()
-                token, lifetime = await loop.run_in_executor(None, self._ask, request)
+                fetched = self._parse(await self._ask(await make()))
             except AuthenticationError:
                 if cached is not None and asked_at < cached.expires_at:
                     return cached.token
                 raise
+            token, lifetime = fetched
             # Counted from before the request: the token is at least that old.
             self._cached = _Cached(token, asked_at + lifetime * _REFRESH_AT, asked_at + lifetime)
             return token
 
-    def _ask(self, request: TokenRequest) -> tuple[Secret, float]:
-        """Token and its life in seconds. Blocks."""
-        headers = {
-            **request.headers,
-            "Content-Type": "application/x-www-form-urlencoded",
-            "Accept": "application/json",
-        }
-        context = self._tls or ssl.create_default_context()
-        connection = http.client.HTTPSConnection(
-            self._host, self._port, timeout=self._timeout, context=context
+    async def _ask(self, request: TokenRequest) -> HttpsAnswer:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._timeout
+        await self._previous_ended(deadline)
+        exchange = self._exchange = HttpsExchange(
+            HttpsRequest(
+                self._host,
+                self._port,
+                self._path,
+                urlencode(request.form).encode(),
+                {
+                    **request.headers,
+                    "Content-Type": "application/x-www-form-urlencoded",
+                    "Accept": "application/json",
+                    "Connection": "close",
+                },
+                self._tls,
+                max(0.0, deadline - loop.time()),
+                _MAX_ANSWER,
+            )
         )
         try:
-            connection.request("POST", self._path, urlencode(request.form), headers)
-            with connection.getresponse() as answer:
-                body = answer.read(_MAX_ANSWER + 1)
-                status = answer.status
+            if not await _ended(exchange, deadline):
+                raise self._error(f"it cannot be asked (no answer within {self._timeout:g} s)")
+        finally:
+            exchange.abort()
+        self._exchange = None
+        try:
+            return exchange.answer.result()
         except ssl.SSLCertVerificationError as error:
             raise self._error(f"its certificate was refused: {error.verify_message}") from None
-        except (OSError, http.client.HTTPException) as error:
+        except TimeoutError:
+            text = f"it cannot be asked (no answer within {self._timeout:g} s)"
+            raise self._error(text) from None
+        except (OSError, ValueError, http.client.HTTPException) as error:
             raise self._error(f"it cannot be asked ({type(error).__name__})") from None
-        finally:
-            connection.close()
-        if status != http.client.OK:
-            raise self._error(f"it answered with status {status}")
-        return self._parse(body)
 
-    def _parse(self, body: bytes) -> tuple[Secret, float]:
+    async def _previous_ended(self, deadline: float) -> None:
+        """One request at a time, also after the caller of the previous one was cancelled: its
+        thread may still be resolving the name."""
+        previous = self._exchange
+        if previous is not None and previous.running and not await _ended(previous, deadline):
+            raise self._error(
+                f"it cannot be asked (the previous request has not ended within {self._timeout:g} "
+                "s: is name resolution stuck?)"
+            )
+        self._exchange = None
+
+    def _parse(self, answer: HttpsAnswer) -> tuple[Secret, float]:
+        """Token and its life in seconds."""
+        if answer.status != http.client.OK:
+            raise self._error(f"it answered with status {answer.status}")
+        return self._token_in(answer.body)
+
+    def _token_in(self, body: bytes) -> tuple[Secret, float]:
         try:
             answer: Any = json.loads(body) if len(body) <= _MAX_ANSWER else None
         except (ValueError, RecursionError):
@@ -141,8 +171,33 @@ class TokenEndpoint:
             lifetime = min(lifetime, float(answer.get("expires_in", lifetime)))
         return Secret(token), lifetime if 0 < lifetime < math.inf else 0.0
 
+    def __getstate__(self) -> tuple[Any, ...]:
+        # A lock belongs to a loop, a request to a process, and a token does not travel.
+        return self._host, self._port, self._path, self._tls, self._timeout, self._clock
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        self._host, self._port, self._path, self._tls, self._timeout, self._clock = state
+        self._cached = self._exchange = None
+        self._lock = asyncio.Lock()
+
     def _error(self, text: str) -> AuthenticationError:
         return AuthenticationError(f"OIDC token endpoint https://{self._host}:{self._port}: {text}")
+
+
+async def _ended(exchange: HttpsExchange, deadline: float) -> bool:
+    """Wait for its thread, until the instant `deadline` of the loop at most."""
+    loop = asyncio.get_running_loop()
+    ended = asyncio.Event()
+
+    def wake(_: object) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile
+            loop.call_soon_threadsafe(ended.set)
+
+    exchange.answer.add_done_callback(wake)
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout_at(deadline):
+            await ended.wait()
+    return not exchange.running
 
 
 def _split(url: str) -> tuple[str, int, str]:

@@ -19,6 +19,10 @@ class SaslAuthenticateRequest(Message):
 
     auth_bytes: bytes = byte_string()
 
+    def __repr__(self) -> str:
+        # A password or a token.
+        return f"SaslAuthenticateRequest(<{len(self.auth_bytes)} bytes>)"
+
 
 @dataclass(frozen=True, slots=True)
 class SaslAuthenticateResponse(Message):
@@ -34,3 +38,10 @@ class SaslAuthenticateResponse(Message):
     auth_bytes: bytes = byte_string()
     # ms until re-authentication, 0 = unlimited (KIP-368)
     session_lifetime_ms: int = int64("1+", ignorable=True)
+
+    def __repr__(self) -> str:
+        # A broker may send back what it was sent.
+        return (
+            f"SaslAuthenticateResponse(error_code={self.error_code}, "
+            f"session_lifetime_ms={self.session_lifetime_ms})"
+        )
