@@ -333,7 +333,12 @@ class ForkedProcess(KafkaError):
 
 
 class ProducerFailed(KafkaError):
-    """A task of the producer died of the chained cause; create a new producer."""
+    """A task of the producer died of the chained cause; create a new producer.
+
+    `.outcome` is NOT_SENT for records that were in no request; those that were carry their own.
+    """
+
+    default_outcome = Outcome.NOT_SENT
 
 
 class NotReady(KafkaError):

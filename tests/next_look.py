@@ -94,7 +94,8 @@ def _lacks(sender: Sender, head: ProducerBatch, now: float, deadline: float) -> 
         return _muted(sender, head, deadline)
     client, node_id = sender._client, queue.node
     if client.can_send(node_id, now):
-        if metadata.update_due(now) or not sender._idle(node_id):
+        claimed = node_id in metadata.claimed
+        if metadata.update_due(now) or claimed or not sender._idle(node_id):
             return None  # the fetch, or an answer, brings the next pass
         return "left behind though its broker takes requests"
     retry_at = client.retry_at(node_id, now)

@@ -93,11 +93,26 @@ class Link:
         self.loop.call_exception_handler({"message": text, "exception": MutatedBufferError(text)})
 
 
+class Recording:
+    """What the user of a transport handed over and was given, with the loop's time, s.
+
+    What was handed over to a transport that had been closed already is there too: its user could
+    not know.
+    """
+
+    __slots__ = ("received", "sent")
+
+    def __init__(self) -> None:
+        self.sent: list[tuple[float, Buffer]] = []
+        self.received: list[tuple[float, bytes]] = []
+
+
 class MemoryTransport(asyncio.Transport):
     """One end of a link; behaves as asyncio's selector socket transport does.
 
     Attributes:
         on_write: called whenever its user hands bytes over, before they go anywhere.
+        recording: of everything that passes; None: nothing is recorded.
     """
 
     def __init__(
@@ -114,6 +129,7 @@ class MemoryTransport(asyncio.Transport):
         self.is_lost = False
         self.is_read_paused = False
         self.on_write: Callable[[], object] | None = None
+        self.recording: Recording | None = None
         self._loop = loop
         self._outgoing = outgoing
         self._incoming = incoming
@@ -185,6 +201,10 @@ class MemoryTransport(asyncio.Transport):
     def writelines(self, list_of_data: Iterable[Any]) -> None:
         if self._eof_asked:
             raise RuntimeError("Cannot call write() after write_eof()")
+        if self.recording is not None:
+            list_of_data = list(list_of_data)
+            now = self._loop.time()
+            self.recording.sent += [(now, data) for data in list_of_data]
         if self._closing:
             return
         if self.on_write is not None:
@@ -232,6 +252,8 @@ class MemoryTransport(asyncio.Transport):
         protocol = self._protocol
         if not data or protocol is None:
             return
+        if self.recording is not None:
+            self.recording.received.append((self._loop.time(), data))
         if isinstance(protocol, asyncio.BufferedProtocol):
             self._fill(protocol, memoryview(data))
         else:

@@ -385,12 +385,6 @@ def stale_metadata_believed(patch: Patch) -> None:
 
 
 @bug
-def leader_epoch_minus_one_believed(patch: Patch) -> None:
-    """franz-go #1331: epoch -1 overwrites what is known, and any stale answer wins after it."""
-    _without_memory(patch, lambda new, known: new.leader_epoch == -1)
-
-
-@bug
 def leader_errors_fetch_no_metadata(patch: Patch) -> None:
     """aiokafka before test_producer_invalid_leader_retry_metadata: retried at the old leader."""
     patch.setattr(Metadata, "request_update", lambda self, seen=None: self.snapshot.generation)

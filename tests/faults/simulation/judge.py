@@ -21,22 +21,35 @@ from aiokprod.errors import (
     KafkaError,
     MetadataMissing,
     MetadataTimeout,
+    NetworkError,
     Outcome,
     ProducerClosed,
     ProducerFailed,
+    ProtocolError,
 )
 from aiokprod.hot.core import murmur2
 from aiokprod.records import RecordMetadata
 from aiokprod.testing.fake_cluster import FakeCluster, StoredRecord
+from aiokprod.testing.fake_cluster.cluster import EPOCH_MS
 from aiokprod.testing.fake_cluster.log import StoredBatch
 from aiokprod.testing.fake_cluster.topology import Partition, Topic
 from tests.faults.kit import TICK
 from tests.faults.simulation.load import Attempt, Load, headers_of, key_of
 from tests.faults.simulation.misfortunes import DEFINITE, UNCLEAR, Misfortunes
-from tests.faults.simulation.seeds import PARTITIONS, Plan
+from tests.faults.simulation.seeds import PARTITIONS, UNKNOWN_CODES, Plan
+from tests.faults.simulation.wire import INIT_PRODUCER_ID, Wire
+from tests.faults.simulation.wire import Attempt as Sent
 
-ENDS = {*DEFINITE, *UNCLEAR, int(Code.MESSAGE_TOO_LARGE)}
-"""Codes that may end a record although its time is not over."""
+ENDS = {*DEFINITE, *UNCLEAR}
+"""Codes that may end a record although its time is not over. MESSAGE_TOO_LARGE is none of them: no
+record of the load is larger than any topic allows, so that its batch can be divided."""
+
+BEFORE_APPEND = {2, 10, 18, 19, 29, 31, 32, 44, 45, 47, 59, 76, 87, 100, 103}
+"""Codes that every broker answers before it would append."""
+AFTER_APPEND = {-1, 3, 7, 13, 20, 56, *UNKNOWN_CODES}
+"""Codes that some broker answers after it has appended: they tell nothing about the log."""
+AFTER_REPLICATION = {6}
+"""As these, but only where an answer waits for the replicas (acks=all)."""
 
 
 PRODUCE = 0
@@ -57,6 +70,7 @@ class Place:
     partition: int
     rank: int
     offset: int
+    timestamp_ms: int
     is_live: bool
 
     @property
@@ -86,12 +100,14 @@ class Judge:
         cluster: FakeCluster,
         load: Load,
         misfortunes: Misfortunes,
+        wire: Wire,
         ended_at: float,
     ) -> None:
         self.plan = plan
         self.cluster = cluster
         self.load = load
         self.misfortunes = misfortunes
+        self.wire = wire
         self.places: dict[bytes, list[Place]] = {}
         self.truncated: dict[bytes, list[Place]] = {}
         self.ended_at = ended_at
@@ -152,7 +168,10 @@ class Judge:
         number = int(value.split(b"/", 4)[3])
         fits = (record.key, record.headers) == (key_of(number), headers_of(number))
         _demand(fits, "the key or the headers are another record's: {}", record)
-        place = Place(topic.name, topic.topic_id, partition.index, rank, record.offset, is_live)
+        place = Place(
+            topic.name, topic.topic_id, partition.index, rank, record.offset, record.timestamp_ms,
+            is_live,
+        )  # fmt: skip
         found.setdefault(value, []).append(place)
 
     # -- one record -----------------------------------------------------------------------------
@@ -161,11 +180,15 @@ class Judge:
         found = self.places.get(attempt.value, [])
         for place in found:
             _demand(place.topic == attempt.topic, "in another topic: {} {}", attempt, place)
+            self._check_timestamp(attempt, place)
             asked = attempt.partition
             _demand(asked in (None, place.partition), "in another partition: {} {}", attempt, place)
             key = None if self.plan.options["partitioner_ignore_keys"] else key_of(attempt.number)
             if asked is None and key is not None:
-                fits = place.partition in self._places_of(attempt.topic, key)
+                fits = place.partition in self._places_of(attempt.topic, key, PARTITIONS)
+                if not fits and "strange" in self.misfortunes.done:
+                    fits = place.partition in self._places_of(attempt.topic, key, 1)
+                    self.used["places"] += 1
                 _demand(fits, "where its key does not belong: {} {}", attempt, place)
         if not self.plan.idempotent:
             return
@@ -174,6 +197,22 @@ class Judge:
                 times = self._forgotten_during(log, attempt)
                 _demand(count <= 1 + times, "stored {} times: {} {}", count, attempt, found)
                 self.used["copies"] += 1
+
+    def _check_timestamp(self, attempt: Attempt, place: Place) -> None:
+        """The one asked for; else what the producer's wall clock showed while it was handed over,
+        which misfortune may have set meanwhile."""
+        told = place.timestamp_ms
+        if attempt.timestamp_ms is not None:
+            _demand(told == attempt.timestamp_ms, "another timestamp: {} {}", attempt, place)
+            return
+        # The clock is read once in a pass of the loop, and a pass may be as long as a stall.
+        pass_began = min(
+            [since for since, until in self.misfortunes.stalls if until == attempt.started_at],
+            default=attempt.started_at,
+        )
+        first, last = (EPOCH_MS + 1_000 * t for t in (pass_began, attempt.settled_at))
+        fits = any(first - 1 <= told - offset <= last + 1 for offset in self.misfortunes.offsets_ms)
+        _demand(fits, "not the time of its hand-over: {} {}", attempt, place)
 
     def _forgotten_during(self, log: tuple[bytes, int], attempt: Attempt) -> int:
         """How often, while this record was under way, a log's brokers knew nothing of the producer:
@@ -220,10 +259,8 @@ class Judge:
         until = max(attempt.settled_at, attempt.started_at + whole)
         return until + self.misfortunes.stalled_s(attempt.started_at, until)
 
-    def _places_of(self, topic: str, key: bytes) -> set[int]:
-        """Where a key may lie, whatever number of partitions the producer was told; a strange
-        answer leaves some out."""
-        least = 1 if "strange" in self.misfortunes.done else PARTITIONS
+    def _places_of(self, topic: str, key: bytes, least: int) -> set[int]:
+        """Where a key may lie if the producer was told of that many partitions or more."""
         most = max(len(one.partitions) for one in self._topics() if one.name == topic)
         positive = murmur2(key) & 0x7FFFFFFF
         return {positive % count for count in range(least, most + 1)}
@@ -237,9 +274,40 @@ class Judge:
         elif isinstance(result, KafkaError):
             if result.outcome is not Outcome.UNKNOWN:
                 _demand(not found, "definite, yet stored: {} {}", attempt, found)
+            self._check_outcome(attempt, result)
         else:
             asked = isinstance(result, asyncio.CancelledError) and self._is_cancelled(attempt)
             _demand(asked, "no documented outcome: {} {!r}", attempt, result)
+
+    def _check_outcome(self, attempt: Attempt, error: KafkaError) -> None:
+        """What an error says of the log follows from what the client was told of each attempt."""
+        attempts = [
+            one for one in self.wire.attempts(attempt.value) if one.sent_at <= attempt.settled_at
+        ]
+        if error.outcome is Outcome.NOT_SENT:
+            _demand(not attempts, "was sent: {} {}", attempt, attempts)
+            return
+        open_still = [one for one in attempts if not self._tells(one, attempt.settled_at)]
+        if error.outcome is Outcome.UNKNOWN:
+            if attempt.limit_s is not None and isinstance(error, DeliveryTimeout):
+                return  # only this caller gave up: its batch may still leave
+            _demand(bool(attempts), "no request held it: {} {!r}", attempt, error)
+            _demand(bool(open_still), "each attempt was refused: {} {}", attempt, attempts)
+        else:
+            in_doubt = [one for one in open_still if self._may_be_appended(one)]
+            _demand(not in_doubt, "definite, yet in doubt: {} {}", attempt, in_doubt)
+
+    @staticmethod
+    def _tells(sent: Sent, settled_at: float) -> bool:
+        """The client knew by the answer that the broker had not appended."""
+        return sent.heard_at <= settled_at and sent.code in BEFORE_APPEND
+
+    @staticmethod
+    def _may_be_appended(sent: Sent) -> bool:
+        """There was no answer, or one that a broker may give after it has appended."""
+        if sent.code is None or sent.code in AFTER_APPEND:
+            return True
+        return sent.code in AFTER_REPLICATION and sent.acks == -1
 
     def _is_cancelled(self, attempt: Attempt) -> bool:
         return attempt.task in self.load.cancelled
@@ -262,6 +330,11 @@ class Judge:
             told = result.partition, result.offset
             true = [(place.partition, place.offset) for place in seen]
             _demand(told in true, "wrong offset: {}, it is at {}", attempt, true)
+        if attempt.group:
+            return  # a bulk call tells no timestamps
+        stamps = [place.timestamp_ms for place in seen]
+        fits = not seen or result.timestamp_ms in stamps
+        _demand(fits, "told another timestamp: {}, it has {}", attempt, stamps)
 
     def _check_time(self, attempt: Attempt) -> None:
         took = attempt.settled_at - attempt.started_at
@@ -287,9 +360,8 @@ class Judge:
         error = attempt.result
         if not isinstance(error, KafkaError):
             return
-        if attempt.settled_at >= self.ended_at and isinstance(
-            error, ProducerClosed | ProducerFailed
-        ):
+        if isinstance(error, ProducerClosed | ProducerFailed):
+            _demand(attempt.settled_at >= self.ended_at, "not ended: {} {!r}", attempt, error)
             return
         took = attempt.settled_at - attempt.started_at
         if isinstance(error, DeliveryTimeout):
@@ -302,10 +374,13 @@ class Judge:
             return
         elif isinstance(error, BufferTimeout | MetadataTimeout):
             least = min(self.plan.block_s, attempt.limit_s or self.plan.block_s)
+            _demand(took >= least - 0.002, "failed after {} s, before its time: {}", took, attempt)
+            return
         elif isinstance(error, BufferFull | MetadataMissing):
             _demand(attempt.is_immediate, "did not wait: {} {!r}", attempt, error)
             return
-        elif took < self.plan.delivery_s:
+        self._check_told(attempt, error)
+        if took < self.plan.delivery_s:
             given_up = self.plan.options["retries"] < 100
             code = -2 if error.code is None else error.code.number
             in_doubt = code == Code.OUT_OF_ORDER_SEQUENCE_NUMBER and not error.outcome.definite
@@ -317,10 +392,30 @@ class Judge:
             older = self._batch_is_older(attempt)
             _demand(older, "failed without a reason: {} {!r}", attempt, error)
             self.used["batch age"] += 1
+
+    def _check_told(self, attempt: Attempt, error: KafkaError) -> None:
+        """The code of an error is one that the client was told for this very record, or that tells
+        how an attempt at it went without an answer."""
+        number = None if error.code is None else error.code.number
+        attempts = [
+            one for one in self.wire.attempts(attempt.value) if one.sent_at <= attempt.settled_at
+        ]
+        heard = [one for one in attempts if one.heard_at <= attempt.settled_at]
+        if any(one.code == number for one in heard):
             return
-        else:
-            return
-        _demand(took >= least - 0.002, "failed after {} s, before its time: {}", took, attempt)
+        if isinstance(error, NetworkError):
+            return  # of an attempt that may not even have come to its connection
+        unheard = len(heard) < len(attempts) or any(one.code is None for one in heard)
+        if unheard and isinstance(error, ProtocolError):
+            return  # the answer cannot be read
+        # Without a producer id nothing leaves, and its refusal fails what waits for one.
+        refused = any(
+            one.api_key == INIT_PRODUCER_ID
+            and one.heard_at <= attempt.settled_at
+            and one.answer.error_code == number
+            for one in self.wire.exchanges()
+        )
+        _demand(refused, "nobody told it: {} {!r} {}", attempt, error, attempts)
 
     def _may_share_batch(self, attempt: Attempt, other: Attempt) -> bool:
         """Both may have been in one batch, and ended with it as far as `other` waited for that."""

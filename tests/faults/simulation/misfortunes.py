@@ -35,7 +35,7 @@ class Misfortunes:
     """Fate, as one seed has it.
 
     Attributes:
-        wall_offset_ms: how wrong the client's wall clock is.
+        wall_offset_ms, offsets_ms: how wrong the client's wall clock is, and ever was.
         stalls: when the loop was blocked, from and to.
         amnesia: per log, the instants when retention took what its brokers knew of producers.
         reborn: per log of a recreated topic, since when: who names topics by id cannot mistake it.
@@ -58,6 +58,7 @@ class Misfortunes:
         self.load = load
         self.rng = rng
         self.wall_offset_ms = 0
+        self.offsets_ms = {0}
         self.stalls: list[tuple[float, float]] = []
         self.amnesia: dict[tuple[bytes, int], list[float]] = {}
         self.reborn: dict[tuple[bytes, int], float] = {}
@@ -70,8 +71,12 @@ class Misfortunes:
         self._rate = rng.choice((0.0, 0.01, 0.03))
 
     def stalled_s(self, begin: float = 0.0, end: float = float("inf")) -> float:
-        """Seconds the loop was blocked by what began or ended in this span."""
-        return sum(until - since for since, until in self.stalls if until > begin and since < end)
+        """Seconds of this span during which the loop was blocked."""
+        return sum(
+            min(until, end) - max(since, begin)
+            for since, until in self.stalls
+            if until > begin and since < end
+        )
 
     def _note_versions(self) -> None:
         versions = [broker.profile.ranges[3][1] for broker in self.cluster.brokers.values()]
@@ -332,6 +337,7 @@ class Misfortunes:
     def clock(self) -> None:
         """The wall clock is set; nothing may depend on it."""
         self.wall_offset_ms = self.rng.choice((0, 3_600_000, -3_600_000, 86_400_000))
+        self.offsets_ms.add(self.wall_offset_ms)
 
     def cancel(self) -> None:
         for _ in range(self.rng.choice((1, 1, 5))):

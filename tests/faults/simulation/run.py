@@ -23,6 +23,7 @@ from tests.faults.simulation.misfortunes import Misfortunes
 from tests.faults.simulation.seeds import PARTITIONS, TOPICS, Plan, plan_of
 from tests.faults.simulation.temperaments import Temperaments
 from tests.faults.simulation.watch import EpochWatch
+from tests.faults.simulation.wire import Wire
 
 STEPS = 30
 STUCK_S = 6.0
@@ -79,7 +80,10 @@ class Simulation:
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self.rng = random.Random(plan.seed * 7919 + 1)
-        self.cluster = FakeCluster(network=MemoryNetwork(), **plan.cluster)
+        self.wire = Wire()
+        network = MemoryNetwork()
+        network.on_link = self.wire.follow
+        self.cluster = FakeCluster(network=network, **plan.cluster)
         self.cluster.first_epoch = plan.producer_epoch
         self.cluster.max_in_flight = plan.options["max_in_flight_requests_per_connection"]
         minimum = min(2, plan.cluster["brokers"])
@@ -104,7 +108,7 @@ class Simulation:
         loop.executor_delay_s = self.plan.executor_delay_s
         self.started_at = now()
         await self.producer.start()
-        watch = EpochWatch(self.misfortunes)
+        watch = EpochWatch(self.misfortunes, self.wire)
         watch.follow(self.producer)
         try:
             remove = self.cluster.control(None, self.misfortunes.unreliable)
@@ -149,8 +153,10 @@ class Simulation:
         timeout = self.rng.choice((0, 0.5, 5.0))
         start = now()
         await self.producer.close(timeout)
-        _demand(now() - start <= timeout + self._slack(), f"close took {now() - start} s")
+        took = now() - start
+        _demand(took <= timeout + self._slack(start), f"close took {took} s")
         await self._all_settled(0.0)
+        check_idle(self.producer.metrics())
 
     async def _cancel_a_task(self) -> None:
         """F69: a stranger cancels one of the producer's tasks."""
@@ -211,7 +217,9 @@ class Simulation:
 
     def _longest(self, attempt: Attempt) -> float:
         """Until what is known of a bulk call, every record of it may have had to wait."""
-        return longest(self.plan, attempt, max(1, len(attempt.group))) + self._slack()
+        return longest(self.plan, attempt, max(1, len(attempt.group))) + self._slack(
+            attempt.started_at
+        )
 
     async def _servable(self) -> None:
         """Wait for elections under way; then the cluster can serve everything."""
@@ -245,12 +253,15 @@ class Simulation:
 
     # -- judgment -------------------------------------------------------------------------------
 
-    def _slack(self) -> float:
-        return TICK + 5 * self.plan.late_timers_s + self.misfortunes.stalled_s()
+    def _slack(self, since: float) -> float:
+        """What a call that began at an instant may take longer: late timers and stalls since."""
+        return TICK + 5 * self.plan.late_timers_s + self.misfortunes.stalled_s(since, now())
 
     def _judge(self) -> None:
         check_counts(self.cluster, self.plan, now() - self.started_at)
-        judge = Judge(self.plan, self.cluster, self.load, self.misfortunes, self.ended_at)
+        judge = Judge(
+            self.plan, self.cluster, self.load, self.misfortunes, self.wire, self.ended_at
+        )
         judge.check()
         self.exemptions = judge.used
 

@@ -1,0 +1,180 @@
+"""What the producer handed to its connections and what came back, read from the bytes.
+
+The judge knows by it which records were ever in a Produce request, and which code the client was
+told for each attempt: what an error says of a record can be compared with what it was told.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any, Final
+
+from aiokprod.testing.fake_cluster.batches import BatchRefused, read_batch
+from aiokprod.testing.transports import Link, Recording
+from aiokprod.wire.headers import decode_request_header, decode_response_header
+from aiokprod.wire.messages import REQUESTS, RESPONSES
+
+PRODUCE: Final = 0
+METADATA: Final = 3
+API_VERSIONS: Final = 18
+INIT_PRODUCER_ID: Final = 22
+BY_ID: Final = 13
+"""First Produce version that names topics by id."""
+
+_FIXED = struct.Struct(">ihhi")
+"""Length, API key, version, correlation id."""
+
+
+@dataclass(slots=True)
+class Exchange:
+    """A request and its answer.
+
+    Attributes:
+        sent_at: when it was handed to the connection, loop time in s.
+        heard_at: when the last byte of an answer that can be read was there; inf if none came.
+        frame: the request, with its length. answer: the body of the answer.
+    """
+
+    api_key: int
+    version: int
+    correlation_id: int
+    sent_at: float
+    frame: bytes
+    heard_at: float = math.inf
+    answer: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """A record in a Produce request.
+
+    Attributes:
+        code: what the client was told for its partition; None without an answer, or if the answer
+            left the partition out.
+    """
+
+    sent_at: float
+    heard_at: float
+    version: int
+    acks: int
+    code: int | None
+
+
+class Wire:
+    """Recordings of all connections of one producer, in the order they were made."""
+
+    def __init__(self) -> None:
+        self._recordings: list[Recording] = []
+        self._exchanges: list[Exchange] | None = None
+        self._attempts: dict[bytes, list[Attempt]] | None = None
+
+    def follow(self, link: Link) -> None:
+        """Record a new connection; for `MemoryNetwork.on_link`."""
+        recording = link.client.recording = Recording()
+        self._recordings.append(recording)
+
+    def exchanges(self) -> list[Exchange]:
+        """All requests with their answers, connection after connection. Read once."""
+        if self._exchanges is None:
+            self._exchanges = [
+                each for recording in self._recordings for each in _exchanges(recording)
+            ]
+        return self._exchanges
+
+    def attempts(self, value: bytes) -> list[Attempt]:
+        """The Produce requests that held the record with this value."""
+        if self._attempts is None:
+            self._attempts = {}
+            for each in self.exchanges():
+                if each.api_key == PRODUCE:
+                    self._note_records(each)
+        return self._attempts.get(value, [])
+
+    def _note_records(self, exchange: Exchange) -> None:
+        assert self._attempts is not None
+        _, body = decode_request_header(exchange.frame[4:])
+        request: Any = REQUESTS[PRODUCE].decode(body, exchange.version)
+        codes = _codes(exchange.answer, exchange.version)
+        for topic in request.topic_data:
+            name = bytes(topic.topic_id) if exchange.version >= BY_ID else topic.name
+            for item in topic.partition_data:
+                attempt = Attempt(
+                    exchange.sent_at,
+                    exchange.heard_at,
+                    exchange.version,
+                    request.acks,
+                    codes.get((name, item.index)),
+                )
+                try:
+                    batch = read_batch(bytes(item.records), produce_version=exchange.version)
+                except BatchRefused:
+                    continue
+                for record in batch.records:
+                    self._attempts.setdefault(record.value or b"", []).append(attempt)
+
+
+def _codes(answer: Any, version: int) -> dict[tuple[Any, int], int]:
+    """Error codes of a Produce answer by topic and partition; the first of several counts."""
+    found: dict[tuple[Any, int], int] = {}
+    for topic in () if answer is None else answer.responses:
+        name = bytes(topic.topic_id) if version >= BY_ID else topic.name
+        for partition in topic.partition_responses:
+            found.setdefault((name, partition.index), partition.error_code)
+    return found
+
+
+def _exchanges(recording: Recording) -> list[Exchange]:
+    """The exchanges of one connection. Whatever cannot be read ends it, as it ends the client's."""
+    found = []
+    for at, frame in _frames(recording.sent, first_byte=True):
+        _, api_key, version, correlation_id = _FIXED.unpack_from(frame)
+        found.append(Exchange(api_key, version, correlation_id, at, frame))
+    waiting = iter([one for one in found if not _is_unanswered(one)])
+    for at, frame in _frames(recording.received, first_byte=False):
+        exchange = next(waiting, None)
+        if exchange is None:
+            break
+        try:
+            number, body = decode_response_header(
+                memoryview(frame)[4:], exchange.api_key, exchange.version
+            )
+            if number != exchange.correlation_id:
+                break
+            answer = None
+            if exchange.api_key != API_VERSIONS:  # a refused version is answered in version 0
+                answer = RESPONSES[exchange.api_key].decode(body, exchange.version)
+        except Exception:
+            break
+        exchange.heard_at, exchange.answer = at, answer
+    return found
+
+
+def _is_unanswered(exchange: Exchange) -> bool:
+    """Brokers do not answer Produce with acks=0."""
+    if exchange.api_key != PRODUCE:
+        return False
+    _, body = decode_request_header(exchange.frame[4:])
+    return bool(REQUESTS[PRODUCE].decode(body, exchange.version).acks == 0)
+
+
+def _frames(
+    pieces: Iterable[tuple[float, Any]], *, first_byte: bool
+) -> Iterator[tuple[float, bytes]]:
+    """Complete frames, with their lengths, and when their first or last byte passed."""
+    pieces = list(pieces)
+    data = b"".join(bytes(piece) for _, piece in pieces)
+    ends = list(accumulate(len(piece) for _, piece in pieces))
+    start = 0
+    while start + 4 <= len(data):
+        size = 4 + int.from_bytes(data[start : start + 4], "big", signed=True)
+        if size < 8 or start + size > len(data):
+            return
+        # The piece that holds a byte is the first one that ends behind it.
+        byte = start if first_byte else start + size - 1
+        yield pieces[bisect_left(ends, byte + 1)][0], data[start : start + size]
+        start += size
