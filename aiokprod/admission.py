@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from aiokprod.cluster import ClusterSnapshot
     from aiokprod.config import ProducerConfig
     from aiokprod.engine.partition_queue import PartitionQueue
+    from aiokprod.engine.shares import Place
     from aiokprod.hot.core import Delivery, RecordMetadata
     from aiokprod.interceptors import InterceptorChain
     from aiokprod.partitioners import Partitioner
@@ -117,7 +118,7 @@ class Admission:
     ) -> Delivery:
         """Append as soon as there is memory, and room in the share of the partition's broker."""
         runtime = self._runtime
-        turn: tuple[int | None] | None = None  # the broker whose line let us through
+        place: Place | None = None  # in the line of a broker
         reserved = 0
         try:
             while True:
@@ -126,29 +127,25 @@ class Admission:
                 refused = None
                 runtime.state.check_open()
                 if snapshot is not None and (reserved or runtime.memory.has_room(size)):
-                    delivery, refused = self._append(record, snapshot, payload, reserved, turn)
+                    delivery, refused = self._append(record, snapshot, payload, reserved, place)
                     if delivery is not None:
                         reserved = 0
                         return delivery
                 self._give_back(reserved)
                 reserved = 0
                 if snapshot is None:  # the topic vanished while something was awaited
+                    if place is not None:
+                        runtime.shares.end_turn(place)
                     await self._known(record.topic, record.partition, deadline)
                 elif refused is None:
                     await runtime.memory.reserve(size, deadline)
                     reserved = size
                 else:
-                    node = refused.node
-                    first = turn == (node,)
-                    if turn is not None and not first:
-                        runtime.shares.end_turn(turn[0])
-                    turn = None
-                    await runtime.shares.wait(node, deadline, first=first)
-                    turn = (node,)
+                    place = await runtime.shares.wait(refused, deadline, place)
         finally:
             self._give_back(reserved)
-            if turn is not None:
-                runtime.shares.end_turn(turn[0])
+            if place is not None:
+                runtime.shares.end_turn(place)
 
     async def _known(self, topic: str, partition: int | None, deadline: float) -> None:
         """Wait until the metadata have the topic and partition."""
@@ -170,7 +167,7 @@ class Admission:
         snapshot: ClusterSnapshot,
         payload: _Payload,
         reserved: int,
-        turn: tuple[int | None] | None,
+        place: Place | None,
     ) -> tuple[Delivery | None, PartitionQueue | None]:
         """Partition choice and append, without suspension.
 
@@ -187,7 +184,7 @@ class Admission:
         slot = runtime.topic_slot(record.topic, snapshot)
         accumulator = runtime.accumulator
         accumulator.refused = None
-        accumulator.turn = turn
+        accumulator.turn = place
         try:
             delivery = runtime.appender.append(
                 slot, partition, value, key, record.timestamp_ms, headers, reserved

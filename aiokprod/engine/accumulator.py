@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from aiokprod.engine.buffer_memory import BufferMemory
     from aiokprod.engine.closer import BatchCloser
     from aiokprod.engine.flush import FlushTracker
-    from aiokprod.engine.shares import NodeShares
+    from aiokprod.engine.shares import NodeShares, Place
 
 _MAX_FIRST_CAPACITY = 1 << 20
 _LEAST_BATCHES: Final = 16
@@ -67,7 +67,7 @@ class RecordAccumulator:
 
     Attributes:
         expires_at: no delivery deadline passes before; `next_expiry` makes it exact.
-        turn: during one append, the broker whose line let the caller through, as a tuple of one.
+        turn: during one append, the caller's place if a broker's line let it through.
         refused: set by `roll` to the queue whose broker's line the caller has to stand in.
     """
 
@@ -119,7 +119,7 @@ class RecordAccumulator:
         self.closing = False
         self.completing = False
         self.refused: PartitionQueue | None = None
-        self.turn: tuple[int | None] | None = None
+        self.turn: Place | None = None
 
     # -- append side ----------------------------------------------------------------------------
 
@@ -158,12 +158,16 @@ class RecordAccumulator:
                 return queue
             self._seal(queue)
         if self._shares.exceeded(queue.node) or (
-            self._shares.has_waiters(queue.node) and self.turn != (queue.node,)
+            self._shares.has_waiters(queue.node) and not self._has_turn(queue.node)
         ):
             self.refused = queue
             return None
         self._open(queue)
         return queue
+
+    def _has_turn(self, node: int | None) -> bool:
+        turn = self.turn
+        return turn is not None and turn.has_turn and turn.node == node
 
     def _grow(self, queue: PartitionQueue, core: BatchCore) -> bool:
         """Under pressure one larger batch is better than several: brokers and we ourselves pay
@@ -490,8 +494,13 @@ class RecordAccumulator:
         """Move queues to their partitions' present leaders. A batch waiting out its backoff may
         leave at once if a newer leader was elected since its last attempt, or if there was none
         meanwhile: its topic may have been created anew, and then epochs begin again."""
+        lost: dict[int | None, None] = {}  # in order, so that equal runs stay equal
         for queue in self._queues.values():
+            before = queue.node
             self.follow_leader(queue, snapshot, now)
+            if queue.node != before:
+                lost[before] = None
+        self._shares.follow(lost)
 
     def follow_leader(self, queue: PartitionQueue, snapshot: ClusterSnapshot, now: float) -> None:
         """Move one queue to its present leader."""
@@ -523,6 +532,7 @@ class RecordAccumulator:
         for queue in queues:
             self._node(queue.node).remove(queue)
             del self._queues[queue.topic_partition]
+        self._shares.look_anew(queues)
         self._rigid_topics.discard(topic)
         return True
 

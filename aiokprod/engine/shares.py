@@ -7,25 +7,57 @@ waits in line until some of them are settled. Clusters of one broker have no lim
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Final
+from operator import attrgetter
+from typing import TYPE_CHECKING, Final, Protocol
 
 from aiokprod.errors import BufferTimeout, KafkaError, Outcome
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection, Iterable
 
 SHARE: Final = 0.5
 
-_Line = OrderedDict["asyncio.Future[None]", None]
+
+class HasLeader(Protocol):
+    """What is waited for: a partition's queue."""
+
+    @property
+    def node(self) -> int | None: ...
+
+
+class Place:
+    """A caller's place in a line, kept from its first wait until it is done.
+
+    Attributes:
+        queue: of the partition it wants to append to.
+        arrival: number by which the callers of a line are served.
+        node: the broker in whose line it stands, or whose turn it has.
+        has_turn: it was let through, and `end_turn` was not called yet.
+        waiter: done once it is let through, or has to look anew.
+    """
+
+    __slots__ = ("arrival", "has_turn", "node", "queue", "waiter")
+
+    def __init__(self, queue: HasLeader, arrival: int, waiter: asyncio.Future[None]) -> None:
+        self.queue = queue
+        self.arrival = arrival
+        self.waiter = waiter
+        self.node = queue.node
+        self.has_turn = False
+
+
+_Line = OrderedDict[Place, None]
+_by_arrival = attrgetter("arrival")
 
 
 class NodeShares:
     """Bytes held per broker id (None: partitions without a leader), and who waits for less.
 
     Invariants: per broker one waiter at a time has its turn, so that order is kept and waking is
-    proportional to the room there is; no line stands while there is room and nobody has the turn.
-    Joining and leaving a line is O(1).
+    proportional to the room there is; no line stands while there is room and nobody has the turn;
+    lines are in order of arrival. Joining and leaving a line is O(1) but for `follow`.
     """
 
     def __init__(self, buffer_memory: int, several_nodes: Callable[[], bool]) -> None:
@@ -34,6 +66,7 @@ class NodeShares:
         self._held: dict[int | None, int] = {}
         self._lines: dict[int | None, _Line] = {}
         self._turns: set[int | None] = set()
+        self._arrivals = itertools.count()
         self._closed: KafkaError | None = None
 
     def add(self, node: int | None, size: int) -> None:
@@ -81,10 +114,11 @@ class NodeShares:
         if line is None or node in self._turns or self.exceeded(node):
             return
         while line:
-            waiter, _ = line.popitem(last=False)
-            if not waiter.done():  # else cancelled in this very pass
+            place, _ = line.popitem(last=False)
+            if not place.waiter.done():  # else cancelled in this very pass
                 self._turns.add(node)
-                waiter.set_result(None)
+                place.has_turn = True
+                place.waiter.set_result(None)
                 break
         if not line:
             del self._lines[node]
@@ -94,18 +128,47 @@ class NodeShares:
         for node in list(self._lines):
             self.let_through(node)
 
-    def end_turn(self, node: int | None) -> None:
-        """The caller that `wait` let through is done, or waits for something else."""
-        self._turns.discard(node)
-        self.let_through(node)
+    def follow(self, nodes: Iterable[int | None]) -> None:
+        """Brokers have lost partitions: callers that wait for those go on waiting in the lines of
+        the present leaders, at their place by arrival."""
+        joined: dict[int | None, list[Place]] = {}
+        for node in nodes:
+            line = self._lines.get(node, ())
+            for place in [place for place in line if place.queue.node != node]:
+                self._leave(place)
+                place.node = place.queue.node
+                joined.setdefault(place.node, []).append(place)
+        for node, places in joined.items():
+            both = sorted([*self._lines.get(node, ()), *places], key=_by_arrival)
+            self._lines[node] = OrderedDict.fromkeys(both)
+            self.let_through(node)
 
-    async def wait(self, node: int | None, deadline: float, *, first: bool = False) -> None:
-        """Wait in line until it is our turn to open a batch for `node`; `end_turn` must follow.
+    def look_anew(self, queues: Collection[HasLeader]) -> None:
+        """These queues are gone: who waits for one of them returns from `wait` without the turn."""
+        for line in list(self._lines.values()):
+            for place in [place for place in line if place.queue in queues]:
+                self._leave(place)
+                if not place.waiter.done():
+                    place.waiter.set_result(None)
 
-        `first`: it was our turn, but there was no room after all; wait at the front.
+    def end_turn(self, place: Place) -> None:
+        """A caller that `wait` let through is done, or waits for something else. Idempotent."""
+        if place.has_turn:
+            place.has_turn = False
+            self._turns.discard(place.node)
+            self.let_through(place.node)
+
+    async def wait(self, queue: HasLeader, deadline: float, place: Place | None = None) -> Place:
+        """Wait in line until it is our turn to open a batch for the leader of `queue`'s partition;
+        `end_turn` must follow. If the partition moves, so do we.
+
+        Args:
+            deadline: loop time.
+            place: what an earlier wait of the same caller returned, if there was no room after all.
+                Its turn ends; its arrival counts.
 
         Raises:
-            BufferTimeout: `deadline` (loop time) passed.
+            BufferTimeout: `deadline` passed.
             KafkaError: the error given to `close`.
 
         Cancellation: the turn passes to the next one.
@@ -113,25 +176,31 @@ class NodeShares:
         if self._closed is not None:
             raise self._closed.copy()
         loop = asyncio.get_running_loop()
-        waiter: asyncio.Future[None] = loop.create_future()
-        line = self._lines.setdefault(node, OrderedDict())
-        line[waiter] = None
-        if first:
-            line.move_to_end(waiter, last=False)
-            self._turns.discard(node)
-        timer = loop.call_at(deadline, self._expire, node, waiter)
-        self.let_through(node)
+        if place is None:
+            place = Place(queue, next(self._arrivals), loop.create_future())
+            self._join(place)
+        else:
+            had_turn, before = place.has_turn, place.node
+            place.has_turn = False
+            place.queue, place.node, place.waiter = queue, queue.node, loop.create_future()
+            self._join(place)
+            if had_turn:
+                self._turns.discard(before)
+                self.let_through(before)
+        timer = loop.call_at(deadline, self._expire, place)
+        self.let_through(place.node)
         try:
-            await waiter
+            await place.waiter
         except asyncio.CancelledError:
-            if waiter.cancelled():
-                self._leave(node, waiter)
-                self.let_through(node)
-            elif waiter.exception() is None:  # else its time was over in the same pass
-                self.end_turn(node)
+            if place.waiter.cancelled():
+                self._leave(place)
+                self.let_through(place.node)
+            elif place.waiter.exception() is None:  # else its time was over in the same pass
+                self.end_turn(place)
             raise
         finally:
             timer.cancel()
+        return place
 
     def close(self, error: KafkaError) -> None:
         """Fail everyone who waits, now and later, with a copy of `error`."""
@@ -141,25 +210,36 @@ class NodeShares:
 
     def refuse(self, node: int | None, error: KafkaError) -> None:
         """Fail everyone who waits for this broker now with a copy of `error`."""
-        for waiter in self._lines.pop(node, ()):
-            if not waiter.done():
-                waiter.set_exception(error.copy())
+        for place in self._lines.pop(node, ()):
+            if not place.waiter.done():
+                place.waiter.set_exception(error.copy())
 
-    def _leave(self, node: int | None, waiter: asyncio.Future[None]) -> bool:
-        """Take a waiter out of its line; False if it stood in none any more."""
-        line = self._lines.get(node)
-        if line is None or waiter not in line:
+    def _join(self, place: Place) -> None:
+        line = self._lines.setdefault(place.node, OrderedDict())
+        last = next(reversed(line), None)
+        line[place] = None
+        if last is not None and last.arrival > place.arrival:
+            line.move_to_end(place, last=False)
+            second = next(itertools.islice(line, 1, None))
+            if second.arrival < place.arrival:  # not before all others
+                self._lines[place.node] = OrderedDict.fromkeys(sorted(line, key=_by_arrival))
+
+    def _leave(self, place: Place) -> bool:
+        """Take a caller out of its line; False if it stood in none any more."""
+        line = self._lines.get(place.node)
+        if line is None or place not in line:
             return False
-        del line[waiter]
+        del line[place]
         if not line:
-            del self._lines[node]
+            del self._lines[place.node]
         return True
 
-    def _expire(self, node: int | None, waiter: asyncio.Future[None]) -> None:
-        if not self._leave(node, waiter) or waiter.done():
+    def _expire(self, place: Place) -> None:
+        if not self._leave(place) or place.waiter.done():
             return
+        node = place.node
         where = "partitions without a leader hold" if node is None else f"broker {node} holds"
-        waiter.set_exception(
+        place.waiter.set_exception(
             BufferTimeout(
                 f"no room within max_block_ms: {where} {self.held(node)} bytes of buffer_memory "
                 f"without an outcome, its share is {self._limit}. Send slower, raise "

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import random
+from dataclasses import dataclass
 
 import pytest
 
-from aiokprod.engine.shares import NodeShares
+from aiokprod.engine.shares import NodeShares, Place
 from aiokprod.errors import BufferTimeout, Outcome, ProducerClosed
 from tests.engine.world import CROWD, crowd, quiet, virtual
 
@@ -20,8 +21,18 @@ def forever() -> float:
     return asyncio.get_running_loop().time() + 3600
 
 
-def start(shares: NodeShares, node: int | None = 1, **options: object) -> asyncio.Task[None]:
-    return asyncio.ensure_future(shares.wait(node, forever(), **options))  # type: ignore[arg-type]
+@dataclass(eq=False)
+class Queue:
+    """What has a leader."""
+
+    node: int | None = 1
+
+
+def start(
+    shares: NodeShares, queue: int | Queue = 1, place: Place | None = None
+) -> asyncio.Task[Place]:
+    queue = queue if isinstance(queue, Queue) else Queue(queue)
+    return asyncio.ensure_future(shares.wait(queue, forever(), place))
 
 
 def test_half_of_the_memory_is_one_brokers_limit() -> None:
@@ -60,17 +71,17 @@ async def test_one_waiter_at_a_time_gets_the_turn_in_order_of_arrival() -> None:
     shares.remove(1, 20)
     await quiet()
     assert [w.done() for w in waiters] == [True, False, False]
-    shares.end_turn(1)
+    shares.end_turn(waiters[0].result())
     await quiet()
     assert [w.done() for w in waiters] == [True, True, False]
     shares.add(1, 20)
-    shares.end_turn(1)
+    shares.end_turn(waiters[1].result())
     await quiet()
     assert not waiters[2].done(), "the room is used up again"
     shares.remove(1, 60)
     await quiet()
     assert waiters[2].done()
-    shares.end_turn(1)
+    shares.end_turn(waiters[2].result())
     assert not shares.has_waiters(1)
     assert shares.waiting == 0
 
@@ -100,16 +111,16 @@ async def test_waiter_without_room_after_all_waits_at_the_front() -> None:
     await quiet()
     assert first.done()
     shares.add(1, 60)
-    again = start(shares, first=True)
+    again = start(shares, place=first.result())
     await quiet()
     shares.remove(1, 60)
     await quiet()
     assert again.done()
     assert not second.done()
-    shares.end_turn(1)
+    shares.end_turn(again.result())
     await quiet()
     assert second.done()
-    shares.end_turn(1)
+    shares.end_turn(second.result())
 
 
 @virtual
@@ -119,13 +130,13 @@ async def test_deadline_ends_the_wait_and_names_the_broker() -> None:
     loop = asyncio.get_running_loop()
     start_time = loop.time()
     with pytest.raises(BufferTimeout) as caught:
-        await shares.wait(7, start_time + 3)
+        await shares.wait(Queue(7), start_time + 3)
     assert loop.time() == start_time + 3
     assert caught.value.outcome is Outcome.NOT_SENT
     assert "broker 7" in str(caught.value)
     shares.add(None, 60)
     with pytest.raises(BufferTimeout, match="without a leader"):
-        await shares.wait(None, start_time + 4)
+        await shares.wait(Queue(None), start_time + 4)
     assert not shares.has_waiters(7)
     assert not shares.has_waiters(None)
 
@@ -142,7 +153,7 @@ async def test_cancelled_waiter_leaves_the_line() -> None:
     shares.remove(1, 60)
     await quiet()
     assert second.done()
-    shares.end_turn(1)
+    shares.end_turn(second.result())
 
 
 @virtual
@@ -156,7 +167,7 @@ async def test_waiter_cancelled_with_the_turn_passes_it_on() -> None:
     await quiet()
     assert first.cancelled()
     assert second.done()
-    shares.end_turn(1)
+    shares.end_turn(second.result())
     assert not shares.has_waiters(1)
 
 
@@ -171,9 +182,9 @@ async def test_waiter_cancelled_before_its_turn_takes_nobody_elses() -> None:
     await quiet()
     assert second.done()
     assert not third.done(), "one at a time"
-    shares.end_turn(1)
+    shares.end_turn(second.result())
     await quiet()
-    shares.end_turn(1)
+    shares.end_turn(third.result())
 
 
 @virtual
@@ -181,7 +192,7 @@ async def test_waiter_cancelled_at_its_deadline_takes_nobody_elses_turn() -> Non
     shares = two_brokers()
     shares.add(1, 60)
     loop = asyncio.get_running_loop()
-    first = asyncio.ensure_future(shares.wait(1, loop.time() + 1))
+    first = asyncio.ensure_future(shares.wait(Queue(1), loop.time() + 1))
     second, third = start(shares), start(shares)
     await quiet()
     loop.call_at(loop.time() + 1, first.cancel)
@@ -192,7 +203,7 @@ async def test_waiter_cancelled_at_its_deadline_takes_nobody_elses_turn() -> Non
     assert not third.done(), "one at a time"
     third.cancel()
     await quiet()
-    shares.end_turn(1)
+    shares.end_turn(second.result())
     assert not shares.has_waiters(1)
 
 
@@ -210,7 +221,7 @@ async def test_close_fails_everyone_now_and_later() -> None:
     assert all(isinstance(e, ProducerClosed) and e is not error for e in errors)
     assert waiters[2].cancelled()
     with pytest.raises(ProducerClosed):
-        await shares.wait(1, forever())
+        await shares.wait(Queue(1), forever())
     shares.remove(1, 60)
     assert shares.waiting == 0
 
@@ -238,7 +249,7 @@ async def test_line_moves_when_the_cluster_has_one_broker_left() -> None:
     shares.look_again()
     await quiet()
     assert waiter.done()
-    shares.end_turn(1)
+    shares.end_turn(waiter.result())
 
 
 def test_pressure_is_the_fullest_brokers() -> None:
@@ -267,14 +278,14 @@ async def test_random_use_serves_in_order_and_forgets_nobody(seed: int) -> None:
         size = rng.randint(1, 300)
         if shares.exceeded(1) or shares.has_waiters(1):
             try:
-                await shares.wait(1, loop.time() + rng.choice([0.2, 5, 500]))
+                place = await shares.wait(Queue(1), loop.time() + rng.choice([0.2, 5, 500]))
             except BufferTimeout:
                 gone.add(number)
                 return
             assert not shares.exceeded(1)
             served.append(number)
             shares.add(1, size)
-            shares.end_turn(1)
+            shares.end_turn(place)
         else:
             served.append(number)
             shares.add(1, size)
@@ -289,3 +300,121 @@ async def test_random_use_serves_in_order_and_forgets_nobody(seed: int) -> None:
     assert shares.held(1) == 0
     assert served == sorted(served)
     assert set(served) | gone == set(range(CROWD))
+
+
+# -- partitions that move -------------------------------------------------------------------------
+
+
+@virtual
+async def test_waiter_goes_to_the_line_of_its_partitions_new_leader() -> None:
+    shares = two_brokers()
+    for node in (1, 2, None):
+        shares.add(node, 60)
+    moves, stays, leaderless = Queue(1), Queue(1), Queue(None)
+    waiters = [start(shares, queue) for queue in (moves, stays, leaderless)]
+    await quiet()
+    moves.node = leaderless.node = 2
+    shares.follow({1, None})
+    assert shares.waiting == 3
+    assert not shares.has_waiters(None)
+    shares.remove(2, 60)
+    await quiet()
+    assert [w.done() for w in waiters] == [True, False, False], "one at a time"
+    shares.end_turn(waiters[0].result())
+    await quiet()
+    assert [w.done() for w in waiters] == [True, False, True]
+    shares.end_turn(waiters[2].result())
+    shares.remove(1, 60)
+    await quiet()
+    shares.end_turn(waiters[1].result())
+    assert shares.waiting == 0
+    assert not any(shares.has_waiters(node) for node in (1, 2, None))
+
+
+@virtual
+async def test_waiter_that_moves_to_a_broker_with_room_is_let_through() -> None:
+    shares = two_brokers()
+    shares.add(1, 60)
+    queue = Queue(1)
+    waiter = start(shares, queue)
+    await quiet()
+    queue.node = 2
+    shares.follow({1})
+    await quiet()
+    assert waiter.result().has_turn
+    assert shares.has_waiters(2)
+    shares.end_turn(waiter.result())
+    assert not shares.has_waiters(2)
+
+
+@virtual
+async def test_waiters_that_move_keep_their_place_by_arrival() -> None:
+    shares = two_brokers()
+    shares.add(1, 60)
+    shares.add(2, 60)
+    queues = [Queue(1 + number % 2) for number in range(6)]
+    waiters = [start(shares, queue) for queue in queues]
+    await quiet()
+    for queue in queues:
+        queue.node = 2
+    shares.follow({1})
+    shares.remove(2, 60)
+    for number, waiter in enumerate(waiters):
+        await quiet()
+        assert [w.done() for w in waiters] == [True] * (number + 1) + [False] * (5 - number)
+        shares.end_turn(waiter.result())
+
+
+@virtual
+async def test_caller_let_through_at_the_old_leader_waits_at_its_place_for_the_new_one() -> None:
+    shares = two_brokers()
+    shares.add(1, 60)
+    shares.add(2, 60)
+    earlier, queue, later = Queue(2), Queue(1), Queue(2)
+    waiters = [start(shares, one) for one in (earlier, queue, later)]
+    await quiet()
+    shares.remove(1, 60)
+    await quiet()
+    queue.node = 2
+    again = start(shares, queue, waiters[1].result())
+    await quiet()
+    assert not shares.has_waiters(1), "its turn there has ended"
+    shares.remove(2, 60)
+    for waiter in (waiters[0], again, waiters[2]):
+        await quiet()
+        assert waiter.done()
+        shares.end_turn(waiter.result())
+    assert shares.waiting == 0
+
+
+@virtual
+async def test_waiter_that_moved_ends_at_its_deadline_in_the_new_line() -> None:
+    shares = two_brokers()
+    shares.add(1, 60)
+    shares.add(2, 60)
+    queue = Queue(1)
+    loop = asyncio.get_running_loop()
+    waiter = asyncio.ensure_future(shares.wait(queue, loop.time() + 1))
+    await quiet()
+    queue.node = 2
+    shares.follow({1})
+    with pytest.raises(BufferTimeout, match="broker 2"):
+        await waiter
+    assert shares.waiting == 0
+
+
+@virtual
+async def test_waiter_of_a_queue_that_is_gone_looks_anew_without_the_turn() -> None:
+    shares = two_brokers()
+    shares.add(1, 60)
+    gone, other = Queue(1), Queue(1)
+    first, second = start(shares, gone), start(shares, other)
+    await quiet()
+    shares.look_anew([gone])
+    await quiet()
+    assert not first.result().has_turn
+    assert shares.waiting == 1
+    second.cancel()
+    await quiet()
+    assert shares.waiting == 0
+    assert not shares.has_waiters(1)
