@@ -9,6 +9,7 @@
 #   make simulate                   2000 seeds of the producer among faults (SEEDS=a-b)
 #   make detection                  41 historical bugs put back; the simulation must find each
 #   make mutants                    500 mutants of the code; the tests must notice 95 %
+#   make differential               7 600 scripts beside the Java producer (GENERATED=n SEED=s)
 #   make in-flight                  65 536 fates of five batches in flight
 #   make fuzz                       10 million damaged answers and streams (EXECUTIONS=…)
 #   make chaos                      21 faults on three real nodes, 3 runs each (FAULTS=… RUNS=…)
@@ -120,6 +121,10 @@ mutants: $(VENV)/.test
 
 in-flight: $(VENV)/.test
 	$(PY) -m tests.faults.in_flight
+
+# Needs a JDK (17 or newer) and Maven, which fetches Kafka's jars once.
+differential: $(VENV)/.test
+	$(PY) -m tests.differential
 
 fuzz: $(VENV)/.test
 	$(PY) -m tests.fuzz --executions $(EXECUTIONS)

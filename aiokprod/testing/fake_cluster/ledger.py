@@ -73,10 +73,10 @@ class Ledger:
             if batch.base_sequence != 0:
                 raise BatchRefused(Code.OUT_OF_ORDER_SEQUENCE_NUMBER, f"{who}: new epoch, want 0")
             return
-        if entry.window:
-            expected = (entry.window[-1].last_sequence + 1) % 2**31
-            if batch.base_sequence != expected:
-                raise BatchRefused(Code.OUT_OF_ORDER_SEQUENCE_NUMBER, f"{who}: want {expected}")
+        # An epoch known from a marker alone has no batch yet: its first one has sequence 0.
+        expected = (entry.window[-1].last_sequence + 1) % 2**31 if entry.window else 0
+        if batch.base_sequence != expected:
+            raise BatchRefused(Code.OUT_OF_ORDER_SEQUENCE_NUMBER, f"{who}: want {expected}")
 
     def knows(self, producer_id: int) -> bool:
         """The producer wrote here, or its epoch is known from a marker."""

@@ -178,6 +178,8 @@ def decodable(ranges: Ranges) -> Ranges:
     """The part of `ranges` the wire layer can decode (brokers offer more than we speak)."""
     found: Ranges = {}
     for api_key, (low, high) in ranges.items():
-        message = REQUESTS[api_key]
+        message = REQUESTS.get(api_key)
+        if message is None:
+            continue
         found[api_key] = max(low, message.min_version), min(high, message.max_version)
     return found

@@ -1,0 +1,118 @@
+"""`python -m tests.differential`: scripts played to aiokprod, Java and librdkafka, and compared.
+
+    python -m tests.differential                          every script of the catalogue
+    python -m tests.differential --only produce-codes     a family, or scripts named like this
+    python -m tests.differential --script NAME -v         one script, with all that happened
+
+Ends with 1 if a rule is broken or a difference is in no row of docs/differences.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+import logging
+import sys
+import time
+from collections import Counter
+
+import uvloop
+
+from tests.differential.campaign import Result, campaign
+from tests.differential.catalogue import scripts
+from tests.differential.clients import CLIENTS
+from tests.differential.differences import ROWS, documented
+from tests.differential.script import Script
+
+
+def main() -> int:
+    """Run what the command line asks for."""
+    parser = argparse.ArgumentParser(description="the same scripts for three clients")
+    parser.add_argument("--only", default="", help="family, or pattern of names")
+    parser.add_argument("--script", action="append", default=[], help="names of scripts")
+    parser.add_argument("--every", type=int, default=1, help="only every n-th script")
+    parser.add_argument("--jobs", type=int, default=24, help="scripts at a time")
+    parser.add_argument("--repeats", type=int, default=3, help="plays of a script with findings")
+    parser.add_argument("--most", type=int, default=40, help="findings that are printed")
+    parser.add_argument("-v", "--verbose", action="store_true", help="print what happened")
+    arguments = parser.parse_args()
+    logging.disable(logging.CRITICAL)
+    chosen = chosen_scripts(arguments)
+    undocumented = {row.id for row in ROWS} ^ set(documented())
+    if undocumented:
+        print("only in docs/differences.md or only in differences.py:", sorted(undocumented))
+        return 1
+    return uvloop.run(run(chosen, arguments))
+
+
+def chosen_scripts(arguments: argparse.Namespace) -> list[Script]:
+    """What the arguments choose of the catalogue."""
+    found = scripts()
+    if arguments.script:
+        found = [one for one in found if one.name in arguments.script]
+        if not found:
+            raise SystemExit(f"no script has the name {arguments.script}")
+    if arguments.only:
+        pattern = arguments.only
+        found = [
+            one for one in found if one.family == pattern or fnmatch.fnmatch(one.name, pattern)
+        ]
+    return found[:: arguments.every]
+
+
+async def run(chosen: list[Script], arguments: argparse.Namespace) -> int:
+    """Play the scripts and print what was found."""
+    whole = not (arguments.only or arguments.script or arguments.every > 1)
+    bad: list[Result] = []
+    unsteady: Counter[str] = Counter()
+    done = 0
+
+    def finished(result: Result) -> None:
+        nonlocal done
+        done += 1
+        if result.unexplained:
+            bad.append(result)
+            if len(bad) <= arguments.most:
+                show(result, arguments.verbose)
+        elif arguments.verbose:
+            show(result, True)
+        unsteady.update(f"{one.client} {one.kind}" for one in result.unsteady)
+        if done % 500 == 0:
+            rate = done / (time.monotonic() - started)
+            print(f"-- {done} of {len(chosen)} scripts, {rate:.1f} a second", flush=True)
+
+    async with campaign(arguments.jobs, CLIENTS, arguments.repeats) as playing:
+        started = time.monotonic()
+        matched = await playing.run(chosen, finished)
+    seconds = time.monotonic() - started
+    for row in ROWS:
+        print(f"{row.id:40} {matched[row.id]:6} scripts")
+    unused = [row.id for row in ROWS if not matched[row.id]]
+    if unused and whole:
+        print("rows of docs/differences.md that explained nothing:", ", ".join(unused))
+    if unsteady:
+        print("seen once and not in repetitions:", dict(unsteady))
+    kinds = Counter(f"{one.client} {one.kind}" for result in bad for one in result.unexplained)
+    print(
+        f"{done} scripts in {seconds:.0f} s ({done / seconds:.1f} a second), "
+        f"{len(bad)} with unexplained findings: {dict(kinds)}"
+    )
+    return 1 if bad or (whole and unused) else 0
+
+
+def show(result: Result, verbose: bool) -> None:
+    """Print a result."""
+    print(result.script.name)
+    for finding in result.unexplained:
+        print(f"    {finding}")
+    if verbose:
+        for finding, row in result.explained:
+            print(f"    explained by {row.id}: {finding}")
+        print(f"  {result.script}")
+        for evidence in result.evidence.values():
+            print(evidence.told())
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

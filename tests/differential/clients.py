@@ -1,0 +1,296 @@
+"""Three clients behind one interface: commands in order, a `Report` for each."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import sys
+import tempfile
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from aiokprod.config import ProducerConfig
+from aiokprod.errors import KafkaError, KafkaTimeout
+from aiokprod.producer import Producer
+from aiokprod.testing.kafka_artifacts import KAFKA_4, MissingTool, class_path, find_java
+
+OURS, JAVA, LIBRDKAFKA = "aiokprod", "java", "librdkafka"
+CLIENTS: Final = (OURS, JAVA, LIBRDKAFKA)
+
+TIMEOUT: Final = "timeout"
+HUNG: Final = "hung"
+_HERE: Final = Path(__file__).parent
+
+
+@dataclass(frozen=True)
+class Report:
+    """How a call ended.
+
+    Attributes:
+        partition, offset: of an acknowledged record; -1 if not told.
+        label: "" for success, else "timeout", "code N" or the error's class: what clients are
+            compared by.
+        error, message: class and text of the error.
+        outcome: ours only: not_sent, rejected or unknown.
+        fatal: librdkafka only: it says that the producer is of no more use.
+    """
+
+    partition: int = -1
+    offset: int = -1
+    label: str = ""
+    error: str = ""
+    message: str = ""
+    outcome: str | None = None
+    seconds: float = 0.0
+
+    @property
+    def ok(self) -> bool:
+        """The call succeeded."""
+        return not self.label
+
+    def __str__(self) -> str:
+        if self.ok:
+            return f"ok@{self.offset}" if self.offset >= 0 else "ok"
+        outcome = f"/{self.outcome}" if self.outcome else ""
+        return f"{self.label}{outcome} ({self.error}: {self.message[:110]})"
+
+
+class Client(ABC):
+    """A producer. Commands run in the order in which they were begun."""
+
+    @abstractmethod
+    def begin(self, command: str, *arguments: str) -> asyncio.Future[Report]:
+        """Begin a command of `Harness.java`; the result is its report."""
+
+    async def call(self, command: str, *arguments: str) -> Report:
+        """Begin a command and wait for its report."""
+        return await self.begin(command, *arguments)
+
+
+# -- ours -----------------------------------------------------------------------------------------
+
+
+class Ours(Client):
+    """An aiokprod producer on the loop of the brokers."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._producer: Producer[bytes, bytes]
+        self._commands: asyncio.Queue[tuple[str, tuple[str, ...], asyncio.Future[Report]] | None]
+        self._commands = asyncio.Queue()
+        self._worker = self._loop.create_task(self._work())
+        self._deliveries: set[asyncio.Task[None]] = set()
+
+    def begin(self, command: str, *arguments: str) -> asyncio.Future[Report]:
+        future: asyncio.Future[Report] = self._loop.create_future()
+        self._commands.put_nowait((command, arguments, future))
+        return future
+
+    async def _work(self) -> None:
+        while True:
+            item = await self._commands.get()
+            if item is None:
+                return
+            command, arguments, future = item
+            try:
+                if command == "send":
+                    topic, partition, value = arguments
+                    delivery = await self._producer.submit(
+                        topic, value.encode(), partition=int(partition)
+                    )
+                    task = self._loop.create_task(self._delivered(delivery, future))
+                    self._deliveries.add(task)
+                    task.add_done_callback(self._deliveries.discard)
+                else:
+                    await self._run(command, arguments)
+                    self._done(future, Report())
+            except Exception as error:
+                self._done(future, report_of(error))
+            if command == "close":
+                return
+
+    async def _run(self, command: str, arguments: tuple[str, ...]) -> None:
+        if command == "open":
+            pairs = dict(text.split("=", 1) for text in arguments)
+            config = ProducerConfig.from_mapping({**pairs, "adaptive_linger": "false"})
+            self._producer = Producer(config)
+        elif command == "init":
+            await self._producer.start()
+        elif command == "begin":
+            await self._producer.begin_transaction()
+        elif command == "commit":
+            await self._producer.commit_transaction()
+        elif command == "abort":
+            await self._producer.abort_transaction()
+        elif command == "offsets":
+            group, topic, partition, offset = arguments
+            await self._producer.send_offsets_to_transaction(
+                {(topic, int(partition)): int(offset)}, group
+            )
+        elif command == "close":
+            await self._producer.close(int(arguments[0]) / 1000)
+        else:
+            raise ValueError(command)
+
+    async def _delivered(self, delivery: Any, future: asyncio.Future[Report]) -> None:
+        try:
+            metadata = await delivery
+        except Exception as error:
+            self._done(future, report_of(error))
+        else:
+            offset = -1 if metadata.offset is None else metadata.offset
+            self._done(future, Report(partition=metadata.partition, offset=offset))
+
+    @staticmethod
+    def _done(future: asyncio.Future[Report], report: Report) -> None:
+        if not future.done():
+            future.set_result(report)
+
+    async def give_up(self) -> None:
+        """End the worker of a producer that hangs."""
+        self._worker.cancel()
+        for task in list(self._deliveries):
+            task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._worker
+
+
+def report_of(error: BaseException) -> Report:
+    """Our error as others would name it: by the code of the first error in the chain with one."""
+    outcome = error.outcome.value if isinstance(error, KafkaError) else None
+    if isinstance(error, KafkaTimeout):
+        label = TIMEOUT
+    else:
+        label = type(error).__name__
+        cause: BaseException | None = error
+        while cause is not None:
+            code = getattr(cause, "code", None)
+            if code is not None and code.number > 0:
+                label = f"code {code.number}"
+                break
+            cause = cause.__cause__
+    return Report(label=label, error=type(error).__name__, message=str(error), outcome=outcome)
+
+
+# -- other processes ------------------------------------------------------------------------------
+
+
+class Remote(Client):
+    """A producer in another process."""
+
+    def __init__(self, process: Process) -> None:
+        self._process = process
+        self._name = str(next(process.names))
+
+    def begin(self, command: str, *arguments: str) -> asyncio.Future[Report]:
+        return self._process.begin(self._name, command, arguments)
+
+
+class Process:
+    """A process that obeys lines, see `Harness.java`."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self.names = itertools.count()
+        self._numbers = itertools.count()
+        self._process = process
+        self._waiting: dict[str, asyncio.Future[Report]] = {}
+        self._reader = asyncio.get_running_loop().create_task(self._read())
+
+    def begin(self, name: str, command: str, arguments: tuple[str, ...]) -> asyncio.Future[Report]:
+        """Write a command; the future gets its report."""
+        number = str(next(self._numbers))
+        future: asyncio.Future[Report] = asyncio.get_running_loop().create_future()
+        if self._reader.done():
+            future.set_result(Report(label="gone", error="gone", message="the process has ended"))
+            return future
+        self._waiting[number] = future
+        assert self._process.stdin is not None
+        line = "\t".join((name, number, command, *arguments))
+        self._process.stdin.write(line.encode() + b"\n")
+        return future
+
+    async def _read(self) -> None:
+        assert self._process.stdout is not None
+        while line := await self._process.stdout.readline():
+            part = line.decode().rstrip("\n").split("\t")
+            future = self._waiting.pop(part[1], None)
+            if future is not None and not future.done():
+                future.set_result(_parsed(part[2:]))
+        for future in self._waiting.values():
+            if not future.done():
+                future.set_result(Report(label="gone", error="gone", message="the process ended"))
+
+    async def end(self) -> None:
+        """Close its input; it ends by itself or is killed."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        try:
+            await asyncio.wait_for(self._process.wait(), 5)
+        except TimeoutError:
+            self._process.kill()
+            await self._process.wait()
+        await self._reader
+
+
+def _parsed(part: list[str]) -> Report:
+    if part[0] == "ok":
+        place = [int(text) for text in part[1:]] or [-1, -1]
+        return Report(partition=place[0], offset=place[1])
+    _, error, code, message = part
+    label = f"code {code}" if int(code) > 0 else error
+    if error == "TimeoutException" or "_TIMED_OUT" in error:
+        label = TIMEOUT
+    return Report(label=label, error=error, message=message)
+
+
+def java_command(scratch: Path) -> list[str]:
+    """Compile the harness into `scratch`; how to start it. Raises MissingTool without a JDK."""
+    import subprocess
+
+    java = find_java()
+    if java is None:
+        raise MissingTool("the differential oracle needs a JDK of version 17 or newer")
+    jars = class_path(KAFKA_4)
+    compiler = Path(java).with_name("javac")
+    tool = str(compiler) if compiler.exists() else "javac"
+    subprocess.run(
+        [tool, "-nowarn", "-d", str(scratch), "-cp", jars, str(_HERE / "Harness.java")],
+        check=True,
+        timeout=120,
+    )
+    return [
+        java, "-Xms256m", "-Xmx1g", "-Xss512k", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1",
+        "-Dorg.slf4j.simpleLogger.defaultLogLevel=off", "-cp", f"{scratch}:{jars}", "Harness",
+    ]  # fmt: skip
+
+
+@asynccontextmanager
+async def processes(clients: tuple[str, ...] = CLIENTS) -> AsyncIterator[dict[str, Process]]:
+    """The processes of the clients that need one."""
+    running: dict[str, Process] = {}
+    with tempfile.TemporaryDirectory() as scratch:
+        try:
+            if JAVA in clients:
+                command = await asyncio.to_thread(java_command, Path(scratch))
+                running[JAVA] = await _started(command)
+            if LIBRDKAFKA in clients:
+                module = "tests.differential.librdkafka_harness"
+                running[LIBRDKAFKA] = await _started([sys.executable, "-m", module])
+            yield running
+        finally:
+            for process in running.values():
+                await process.end()
+
+
+async def _started(command: list[str]) -> Process:
+    pipe = asyncio.subprocess.PIPE
+    return Process(
+        await asyncio.create_subprocess_exec(
+            *command, stdin=pipe, stdout=pipe, cwd=_HERE.parents[1]
+        )
+    )

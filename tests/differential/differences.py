@@ -1,0 +1,349 @@
+"""Where clients rightly differ: each row of docs/differences.md and what recognises it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.differential.clients import HUNG, JAVA, LIBRDKAFKA, OURS, TIMEOUT, Report
+from tests.differential.judge import FORGETFUL, Finding, deeds, endless
+from tests.differential.oddities import EDITS
+from tests.differential.script import (
+    ADD_OFFSETS,
+    ADD_PARTITIONS,
+    END_TXN,
+    FIND_COORDINATOR,
+    INIT_PRODUCER_ID,
+    METADATA,
+    TXN_OFFSET_COMMIT,
+    Break,
+    Odd,
+    Script,
+)
+from tests.differential.stage import Evidence
+
+Predicate = Callable[[Finding, dict[str, Evidence]], bool]
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of the table.
+
+    Attributes:
+        id: as in docs/differences.md.
+        explains: is a finding of a script this difference?
+        follows: further differences of the same script follow from it: a producer that goes on
+            where the other one is dead sends other requests and gets other answers. Rules that are
+            broken are never explained by that.
+    """
+
+    id: str
+    explains: Predicate
+    follows: bool = False
+
+
+ROWS: list[Row] = []
+TABLE = Path(__file__).parents[2] / "docs" / "differences.md"
+
+
+def documented() -> list[str]:
+    """The ids of the table in docs/differences.md, in order."""
+    return re.findall(r"^\| `([a-z0-9-]+)` \|", TABLE.read_text(), re.MULTILINE)
+
+
+def row(name: str, *, follows: bool = False) -> Callable[[Predicate], Predicate]:
+    """Enter a predicate under the id of its row."""
+
+    def enter(function: Predicate) -> Predicate:
+        ROWS.append(Row(name, function, follows))
+        return function
+
+    return enter
+
+
+def _script(evidence: dict[str, Evidence]) -> Script:
+    return evidence[OURS].script
+
+
+def _has_code(report: Report | None) -> bool:
+    return report is not None and report.label.startswith("code ")
+
+
+def _errors(finding: Finding) -> tuple[Report, Report] | None:
+    """Both reports, if both clients say that the same call or record failed."""
+    if finding.kind in ("record-error", "call-error") and finding.ours and finding.java:
+        return finding.ours, finding.java
+    return None
+
+
+# -- what an error is called ----------------------------------------------------------------------
+
+
+@row("error-without-code")
+def _error_without_code(finding: Finding, evidence: dict[str, Evidence]) -> bool:
+    """Java wraps unexpected codes, and what follows from an earlier error, in KafkaException."""
+    errors = _errors(finding)
+    return errors is not None and errors[1].error in (
+        "KafkaException",
+        "IllegalStateException",
+        "UnknownServerException",
+    )
+
+
+@row("error-in-transaction")
+def _error_in_transaction(finding: Finding, evidence: dict[str, Evidence]) -> bool:
+    """Other words for the same end: what can be done next is compared by the next calls."""
+    errors = _errors(finding)
+    if errors is None or not _script(evidence).transactional:
+        return False
+    words = ("TransactionError", "ProducerFenced", "AuthorizationError", "BrokerError")
+    return errors[0].error.endswith(words) and errors[1].label != HUNG
+
+
+@row("timeout-or-last-answer")
+def _timeout_or_last_answer(finding: Finding, evidence: dict[str, Evidence]) -> bool:
+    """At the deadline: what ended it, the deadline or the answer that came with it."""
+    errors = _errors(finding)
+    if errors is None:
+        return False
+    labels = {errors[0].label, errors[1].label}
+    if labels == {TIMEOUT, "code 7"}:
+        return True  # Java has one class for both
+    if not endless(_script(evidence)):
+        return False
+    told = {*_codes(_script(evidence)), "code 13", "code 35"}
+    return TIMEOUT in labels and len(labels & told) == 1
+
+
+# -- ours goes on, Java's does not ----------------------------------------------------------------
+
+
+@row("java-is-dead", follows=True)
+def _java_is_dead(finding: Finding, evidence: dict[str, Evidence]) -> bool:
+    """A code that Java does not expect ends its producer."""
+    return finding.kind == "alive"
+
+
+@row("java-waits-for-coordinator", follows=True)
+def _java_waits(finding: Finding, evidence: dict[str, Evidence]) -> bool:
+    """While it repeats a transactional request, Java neither sends nor expires batches."""
+    if finding.client == JAVA:
+        return finding.kind == "hung" and _names_coordinator(_script(evidence))
+    java = finding.java
+    return (
+        finding.kind in ("record-acked", "call-ok")
+        and java is not None
+        and java.label in (TIMEOUT, HUNG, "code 120")
+        and _names_coordinator(_script(evidence))
+    )
+
+
+@row("java-repeats-in-vain", follows=True)
+def _java_in_vain(finding: Finding, evidence: dict[str, Evidence]) -> bool:
+    """Answers that Java asks for again until its deadline, and that ours reads or works around."""
+    java = finding.java
+    return (
+        finding.kind in ("record-acked", "call-ok")
+        and java is not None
+        and java.label in (TIMEOUT, HUNG, "code 120")
+        and (
+            any(isinstance(fault, (Odd, Break)) for fault in _script(evidence).faults)
+            or bool(deeds(_script(evidence)) & FORGETFUL)
+        )
+    )
+
+
+@row("java-hangs-on-garbage", follows=True)
+def _java_garbage(finding: Finding, evidence: dict[str, Evidence]) -> bool:
+    """Bytes that are no answer end Java's sender, or are waited for until memory runs out."""
+    broken = {fault.how for fault in _script(evidence).faults if isinstance(fault, Break)}
+    return (
+        finding.client == JAVA
+        and finding.kind in ("hung", "close")
+        and bool(broken & {"garbage", "correlation"})
+    )
+
+
+@row("java-waits-in-commit", follows=True)
+def _java_waits_in_commit(finding: Finding, evidence: dict[str, Evidence]) -> bool:
+    """A commit that cannot succeed any more: ours says so at once, Java's call times out first."""
+    commits = [one.report for one in evidence[JAVA].calls if one.name == "commit"]
+    return (
+        finding.kind == "call-order"
+        and TIMEOUT in {report.label for report in commits}
+        and not any(
+            ours == "committed" and evidence[JAVA].verdicts.get(number) != "committed"
+            for number, ours in evidence[OURS].verdicts.items()
+        )
+    )
+
+
+@row("begin-gets-the-producer-id", follows=True)
+def _begin_initialises(finding: Finding, evidence: dict[str, Evidence]) -> bool:
+    """A refused initialisation may be repeated: begin_transaction does so."""
+    java = finding.java
+    return (
+        finding.kind == "call-ok"
+        and finding.what in ("init", "begin")
+        and java is not None
+        and java.error == "IllegalStateException"
+    )
+
+
+@row("java-fails-others-with-it", follows=True)
+def _java_fails_others(finding: Finding, evidence: dict[str, Evidence]) -> bool:
+    """A refusal of one batch fails what is queued behind it, or is not repeated."""
+    java = finding.java
+    return (
+        finding.kind in ("record-acked", "call-ok")
+        and java is not None
+        and java.label in _codes(_script(evidence)) - {"code 47"}
+    )
+
+
+@row("java-leaves-a-gap", follows=True)
+def _java_gap(finding: Finding, evidence: dict[str, Evidence]) -> bool:
+    """After a batch that failed Java's next one may be out of sequence; ours begins a new epoch."""
+    return (
+        finding.kind == "record-acked"
+        and finding.java is not None
+        and finding.java.label == "code 45"
+    )
+
+
+@row("epoch-is-bumped-and-batch-repeated", follows=True)
+def _bumped(finding: Finding, evidence: dict[str, Evidence]) -> bool:
+    """INVALID_PRODUCER_EPOCH without transactions: Java bumps too, but fails the batch."""
+    return (
+        finding.kind == "record-acked"
+        and _script(evidence).mode == "idempotent"
+        and finding.java is not None
+        and finding.java.label == "code 47"
+    )
+
+
+# -- Java's goes on, ours does not ----------------------------------------------------------------
+
+
+@row("transaction-is-lost-anyway")
+def _lost_anyway(finding: Finding, evidence: dict[str, Evidence]) -> bool:
+    """The rest of a transaction that can only be aborted is not sent, or fails with it."""
+    if finding.kind != "record-failed" or not _script(evidence).transactional:
+        return False
+    numbers = {s.transaction for s in evidence[OURS].sent if s.value == finding.what}
+    return all(
+        evidence[client].verdicts.get(number) not in (None, "committed")
+        for number in numbers
+        for client in (OURS, JAVA)
+    )
+
+
+@row("duplicate-sequence-without-idempotence", follows=True)
+def _duplicate_plain(finding: Finding, evidence: dict[str, Evidence]) -> bool:
+    """DUPLICATE_SEQUENCE_NUMBER for a batch that has no sequence: Java calls it success."""
+    return (
+        finding.kind == "record-failed"
+        and _script(evidence).mode == "plain"
+        and finding.ours is not None
+        and finding.ours.label == "code 46"
+    )
+
+
+@row("deadline-while-waiting-for-producer-id", follows=True)
+def _deadline_without_id(finding: Finding, evidence: dict[str, Evidence]) -> bool:
+    """Ours keep delivery.timeout.ms while InitProducerId is repeated; Java's wait on."""
+    return (
+        finding.kind == "record-failed"
+        and _script(evidence).mode == "idempotent"
+        and finding.ours is not None
+        and finding.ours.outcome == "not_sent"
+        and endless(_script(evidence))
+        and _names(_script(evidence), INIT_PRODUCER_ID)
+    )
+
+
+@row("unknown-producer-id-in-transaction", follows=True)
+def _unknown_producer_id(finding: Finding, evidence: dict[str, Evidence]) -> bool:
+    """UNKNOWN_PRODUCER_ID: Java repeats the batch in the transaction, ours has it aborted."""
+    script = _script(evidence)
+    return (
+        finding.kind in ("call-failed", "call-order", "record-failed")
+        and script.transactional
+        and "code 59" in _codes(script)
+    )
+
+
+@row("unexpected-answer-to-add-partitions", follows=True)
+def _unexpected_add_partitions(finding: Finding, evidence: dict[str, Evidence]) -> bool:
+    """A code that AddPartitionsToTxn does not have: Java's transaction is aborted, ours ends the
+    producer."""
+    return (
+        finding.kind in ("call-failed", "dead")
+        and _names(_script(evidence), ADD_PARTITIONS)
+        and finding.ours is not None
+        and finding.ours.error == "FatalTransactionError"
+    )
+
+
+@row("authentication-codes-in-metadata", follows=True)
+def _authentication_codes(finding: Finding, evidence: dict[str, Evidence]) -> bool:
+    """Metadata answered with a code about credentials: ours fails who waits, Java asks again."""
+    return (
+        finding.kind == "record-failed"
+        and finding.ours is not None
+        and finding.ours.error == "AuthenticationError"
+        and _names(_script(evidence), METADATA)
+    )
+
+
+# -- requests -------------------------------------------------------------------------------------
+
+
+@row("backoff-grows")
+def _backoff_grows(finding: Finding, evidence: dict[str, Evidence]) -> bool:
+    """Java repeats requests to coordinators, and for producer ids, after retry.backoff.ms each."""
+    return finding.kind.startswith("fewer-")
+
+
+@row("failed-record-in-log")
+def _failed_in_log(finding: Finding, evidence: dict[str, Evidence]) -> bool:
+    """A record that both reported as failed is in one log and not in the other."""
+    return finding.kind in ("log-failed", "committed-failed")
+
+
+# -- rules that others break ----------------------------------------------------------------------
+
+
+@row("java-reuses-sequences")
+def _java_reuses(finding: Finding, evidence: dict[str, Evidence]) -> bool:
+    """Java gives the sequence of a batch out again that failed with a code it takes for final."""
+    return finding.client == JAVA and finding.kind in (
+        "lost", "misplaced", "order", "commit-lost", "commit-part"
+    )  # fmt: skip
+
+
+@row("librdkafka-breaks-rules")
+def _librdkafka(finding: Finding, evidence: dict[str, Evidence]) -> bool:
+    return finding.client == LIBRDKAFKA
+
+
+def _codes(script: Script) -> set[str]:
+    """The labels of the codes that the script's brokers answer."""
+    told = {f"code {fault.code}" for fault in script.faults if hasattr(fault, "code")}
+    return told | {f"code {f.value}" for f in script.faults if isinstance(f, Odd) and f.value}
+
+
+def _names(script: Script, api: int) -> bool:
+    """Some fault concerns this API."""
+    return any(
+        getattr(fault, "api", None) == api
+        or (isinstance(fault, Odd) and EDITS[fault.what][0] == api)
+        for fault in script.faults
+    )
+
+
+def _names_coordinator(script: Script) -> bool:
+    apis = (FIND_COORDINATOR, INIT_PRODUCER_ID, ADD_PARTITIONS, ADD_OFFSETS, TXN_OFFSET_COMMIT)
+    return any(_names(script, api) for api in (*apis, END_TXN))

@@ -1,0 +1,172 @@
+"""The judge of the differential oracle finds what it is there for."""
+
+from __future__ import annotations
+
+import pytest
+
+from aiokprod.errors import DeliveryTimeout, broker_error
+from tests.differential.catalogue import scripts
+from tests.differential.clients import HUNG, JAVA, OURS, Report, report_of
+from tests.differential.differences import ROWS, documented
+from tests.differential.judge import broken_rules, compare
+from tests.differential.script import Call, ProduceCode, Script, Send
+from tests.differential.stage import Called, Evidence, Sent
+
+PLAIN = Script("s", "f", "idempotent", (Send(0, 2),))
+TRANSACTION = Script("s", "f", "tv2", (Call("init"), Call("begin"), Send(0, 2), Call("end")))
+CLOSED = Called("close", Report(), -1, True)
+
+
+def evidence(script=PLAIN, client=OURS, **changes):
+    """Two records, acknowledged and stored at offsets 0 and 1."""
+    number = 0 if script.transactional else -1
+    made = Evidence(
+        client,
+        script,
+        sent=[
+            Sent(0, "r0", "t", 0, number, False, Report(0, 0)),
+            Sent(1, "r1", "t", 0, number, False, Report(0, 1)),
+        ],
+        calls=[CLOSED],
+        logs=[("t", 0, {0: "r0", 1: "r1"})],
+        committed=[("t", 0, ["r0", "r1"])],
+        alive=True,
+    )
+    if script.transactional:
+        made.verdicts[0] = "committed"
+    for name, value in changes.items():
+        setattr(made, name, value)
+    return made
+
+
+def kinds(found):
+    return {finding.kind for finding in found}
+
+
+def failed(label="code 19", outcome=None):
+    return Report(label=label, error="BrokerError", outcome=outcome)
+
+
+def test_honest_evidence_breaks_no_rule():
+    for script in (PLAIN, TRANSACTION):
+        assert broken_rules(evidence(script)) == []
+        assert compare(evidence(script), evidence(script, JAVA)) == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes"),
+    [
+        ("lost", {"logs": [("t", 0, {0: "r0"})]}),
+        ("misplaced", {"logs": [("t", 0, {0: "r0", 2: "r1"})]}),
+        ("misplaced", {"logs": [("t", 0, {0: "r0"}), ("t", 1, {1: "r1"})]}),
+        ("twice", {"logs": [("t", 0, {0: "r0", 1: "r1", 2: "r1"})]}),
+        ("left-open", {"left_open": 1}),
+        ("violation", {"violations": ["two batches of one partition in a request"]}),
+        ("close", {"calls": [Called("close", failed(), -1, True)]}),
+        ("hung", {"calls": [Called("init", Report(label=HUNG), -1, False), CLOSED]}),
+    ],
+)
+def test_broken_rule_is_found(kind, changes):
+    assert kinds(broken_rules(evidence(**changes))) == {kind}
+
+
+@pytest.mark.parametrize("outcome", ["rejected", "not_sent", "unknown"])
+def test_definite_error_of_a_stored_record_is_found(outcome):
+    made = evidence()
+    made.sent[1].report = failed(outcome=outcome)
+    assert kinds(broken_rules(made)) == (set() if outcome == "unknown" else {"definite"})
+
+
+def test_order_of_acknowledged_records_is_compared_with_hand_over():
+    made = evidence(logs=[("t", 0, {1: "r0", 0: "r1"})])
+    made.sent[0].report, made.sent[1].report = Report(0, 1), Report(0, 0)
+    assert kinds(broken_rules(made)) == {"order"}
+
+
+@pytest.mark.parametrize(
+    ("verdict", "visible", "kind"),
+    [
+        ("committed", ["r0"], "commit-lost"),
+        ("aborted", ["r0"], "abort-denied"),
+        ("refused", ["r0", "r1"], "commit-denied"),
+        ("unknown", ["r0"], "commit-part"),
+        ("unknown", [], None),
+        ("unknown", ["r0", "r1"], None),
+    ],
+)
+def test_told_end_of_a_transaction_is_what_readers_see(verdict, visible, kind):
+    made = evidence(TRANSACTION, committed=[("t", 0, visible)])
+    made.verdicts[0] = verdict
+    assert kinds(broken_rules(made)) == ({kind} if kind else set())
+
+
+def test_commit_without_a_failed_record_is_found():
+    made = evidence(TRANSACTION, logs=[("t", 0, {0: "r0"})], committed=[("t", 0, ["r0"])])
+    made.sent[1].report = failed()
+    assert kinds(broken_rules(made)) == {"committed-part"}
+
+
+def test_brokers_that_lie_about_the_append_excuse_a_definite_error():
+    for code, excused in ((10, True), (56, False), (3, False), (7, False), (20, False)):
+        script = Script("s", "f", "idempotent", (ProduceCode(code, append=True), Send(0, 2)))
+        made = evidence(script)
+        made.sent[1].report = failed(outcome="rejected")
+        assert kinds(broken_rules(made)) == (set() if excused else {"definite"}), code
+
+
+def test_differences_from_java_are_found():
+    ours, java = evidence(), evidence(client=JAVA)
+    ours.sent[1].report = failed()
+    ours.logs = [("t", 0, {0: "r0"})]
+    assert kinds(compare(ours, java)) == {"record-failed"}
+    assert kinds(compare(java, ours)) == {"record-acked"}
+    java.sent[1].report = failed("code 20")
+    assert kinds(compare(ours, java)) == {"record-error", "log-failed"}
+    ours, java = evidence(alive=False), evidence(client=JAVA)
+    assert kinds(compare(ours, java)) == {"dead"}
+    assert kinds(compare(java, ours)) == {"alive"}
+    ours, java = evidence(), evidence(client=JAVA)
+    java.logs = [("t", 0, {0: "r1", 1: "r0"})]
+    assert kinds(compare(ours, java)) == {"log"}
+    ours, java = evidence(), evidence(client=JAVA)
+    ours.requests[0], java.requests[0] = 40, 4
+    assert kinds(compare(ours, java)) == {"more-produce"}
+    assert kinds(compare(java, ours)) == {"fewer-produce"}
+    ours, java = evidence(TRANSACTION), evidence(TRANSACTION, JAVA)
+    ours.calls = [Called("commit", failed(), 0, False), CLOSED]
+    java.calls = [Called("commit", Report(), 0, False), CLOSED]
+    assert kinds(compare(ours, java)) == {"call-failed"}
+    assert kinds(compare(java, ours)) == {"call-ok"}
+
+
+def test_every_row_of_the_table_has_a_predicate_and_the_other_way_round():
+    assert [row.id for row in ROWS] == documented()
+
+
+def test_no_row_explains_a_broken_rule_of_ours():
+    rules = ("lost", "misplaced", "twice", "order", "definite", "hung", "commit-lost", "violation")
+    for kind in rules:
+        made = broken_rules(evidence(logs=[("t", 0, {0: "r0"})]))[0]
+        finding = type(made)(kind, OURS, "", hard=True)
+        both = {OURS: evidence(), JAVA: evidence(client=JAVA)}
+        assert not [row.id for row in ROWS if row.explains(finding, both)], kind
+
+
+def test_catalogue_has_every_code_of_produce_appended_and_not():
+    found = scripts()
+    assert len(found) > 7000
+    assert len({script.name for script in found}) == len(found)
+    for append in (True, False):
+        codes = {
+            step.code
+            for script in found
+            for step in script.steps
+            if isinstance(step, ProduceCode) and step.append is append
+        }
+        assert {*range(-1, 134)} - {0} <= codes
+
+
+def test_error_is_named_by_the_first_code_of_its_chain():
+    assert report_of(broker_error(19, "t-0")).label == "code 19"
+    assert report_of(broker_error(19, "t-0")).outcome == "rejected"
+    assert report_of(DeliveryTimeout("late")).label == "timeout"
