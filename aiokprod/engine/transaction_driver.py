@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 from aiokprod.engine import transaction_requests as requests
 from aiokprod.engine.coordinators import CoordinatorKind
 from aiokprod.engine.transaction_core import OffsetsJob, Work
-from aiokprod.engine.transaction_states import REFUSED_BEFORE_WRITING, Call, Verdict, verdict
+from aiokprod.engine.transaction_states import Call, Verdict, may_be_carried_out, verdict
 from aiokprod.engine.wakeup import Wakeup
 from aiokprod.errors import (
     AuthenticationError,
@@ -361,8 +361,7 @@ class TransactionDriver:
             # A partition left out of the answer may or may not have been taken: ask again.
             found = [answered.get(key, Code.NETWORK_EXCEPTION) for key in expected]
             result.lost = result.lost or any(key not in answered for key in expected)
-        certain = {Code.NONE, *REFUSED_BEFORE_WRITING}
-        result.in_doubt = result.in_doubt or any(code not in certain for code in found)
+        result.in_doubt = result.in_doubt or any(may_be_carried_out(call, code) for code in found)
         for wanted in _PRECEDENCE:
             for code in found:
                 if verdict(call, code) is wanted:

@@ -119,9 +119,8 @@ def verdict(call: Call, number: int) -> Verdict:
     return _V.RETRY if error_code(number).retriable else _V.FATAL
 
 
-REFUSED_BEFORE_WRITING: Final = frozenset(
+_REFUSED_BEFORE_WRITING: Final = frozenset(
     {
-        Code.UNKNOWN_TOPIC_OR_PARTITION,
         Code.TOPIC_AUTHORIZATION_FAILED,
         Code.GROUP_AUTHORIZATION_FAILED,
         Code.CLUSTER_AUTHORIZATION_FAILED,
@@ -139,11 +138,18 @@ REFUSED_BEFORE_WRITING: Final = frozenset(
 )
 """Codes that a transaction coordinator answers before it writes to its log, in every version.
 
-After any other one the request may have been carried out: a failed or unfinished write of the
-transaction log is answered with COORDINATOR_NOT_AVAILABLE, NOT_COORDINATOR,
-COORDINATOR_LOAD_IN_PROGRESS, UNKNOWN_SERVER_ERROR or the code of the write itself, and the next
-coordinator goes by what is in the log. Source: `TransactionStateManager.appendTransactionToLog`.
+A write that fails or is not finished in time is answered with COORDINATOR_NOT_AVAILABLE,
+NOT_COORDINATOR, COORDINATOR_LOAD_IN_PROGRESS, UNKNOWN_SERVER_ERROR or the code of the write itself,
+and the next coordinator goes by what is in the log. Source: Kafka
+`TransactionStateManager.appendTransactionToLog`.
 """
+
+
+def may_be_carried_out(call: Call, number: int) -> bool:
+    """Can a request that was answered with this error code have changed the transaction?"""
+    if call is Call.END and number == Code.CONCURRENT_TRANSACTIONS:
+        return True  # also the answer while an earlier copy of this EndTxn is being carried out
+    return number != Code.NONE and number not in _REFUSED_BEFORE_WRITING
 
 
 FATAL_PRODUCE_CODES: Final = frozenset(
