@@ -88,7 +88,12 @@ def _fresh(error: BaseException, failure: type[KafkaError], name: str) -> BaseEx
         fresh = failure(f"{name} failed with {type(error).__name__}")
     else:
         fresh = error
-    # The replaced error may still be referred to, by a future for instance.
-    error.__traceback__ = error.__cause__ = error.__context__ = None
+    # They may still be referred to, by a future for instance.
+    rest: list[BaseException | None] = [error]
+    while rest:
+        replaced = rest.pop()
+        if replaced is not None:
+            rest += [replaced.__cause__, replaced.__context__]
+            replaced.__traceback__ = replaced.__cause__ = replaced.__context__ = None
     fresh.__cause__ = None
     return fresh

@@ -11,6 +11,7 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from aiokprod.config import ProducerConfig
 from aiokprod.errors import ConfigError
 from aiokprod.records import validate_topic
+from aiokprod.redaction import redacted as without_frames
 from aiokprod.spark.audit_fetch import EARLIEST, LATEST, RangeReader, list_offset
 from aiokprod.spark.context import check_version
 from aiokprod.spark.options import (
@@ -58,6 +59,7 @@ class AuditOptions:
     offsets_per_task: int = 5_000_000
 
     @classmethod
+    @without_frames(ConfigError)
     def parse(cls, options: Mapping[str, str]) -> Self:
         """Options as Spark hands them over.
 
@@ -88,6 +90,7 @@ class AuditOptions:
             offsets_per_task=parse_count("offsetsPerTask", own.get("offsetspertask", "5000000"), 1),
         )
 
+    @without_frames(ConfigError)
     def config(self) -> ProducerConfig:
         """Of the connections."""
         settings = dict(self.kafka)

@@ -14,6 +14,7 @@ from typing import Any, Final, Self
 from aiokprod.config import ProducerConfig
 from aiokprod.errors import ConfigError
 from aiokprod.records import validate_topic
+from aiokprod.redaction import redacted
 from aiokprod.secret import MASK
 
 KAFKA_PREFIX: Final = "kafka."
@@ -173,6 +174,7 @@ class SinkOptions:
     report_path: str | None = None
 
     @classmethod
+    @redacted(ConfigError)
     def parse(cls, options: Mapping[str, str]) -> Self:
         """Options as Spark hands them over.
 
@@ -226,6 +228,7 @@ class SinkOptions:
                 "kafka.acks, kafka.retries and kafka.enable.idempotence"
             )
 
+    @redacted(ConfigError)
     def producer_config(self, **more: Any) -> ProducerConfig:
         """The producer's configuration; `more` are settings by their Python names.
 
