@@ -16,6 +16,7 @@
 #   make soak HOURS=0.5             steady load with faults; nothing may grow (RATE=… records/s)
 #   make transactions               10 000 seeds; the copier of Kafka's suite, 3 runs on 3 clusters
 #   make supply                     what sdist and wheel hold; known vulnerabilities of dependencies
+#   make release-checks             everything a release needs, slow tests and campaigns; a day
 #   make kerberos                   Debian's KDC and the gssapi package, for the GSSAPI tests
 #   make reauth                     five minutes of re-authentication under load; three secured nodes
 #   make contrast                   the same faults for aiokprod, aiokafka and confluent-kafka
@@ -31,7 +32,7 @@ PIP    := $(PY) -m pip --disable-pip-version-check --quiet
 INPUTS := pyproject.toml setup.py $(wildcard aiokprod/hot/*.pyx aiokprod/hot/*.pxd)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint unit bench integration supply kerberos reauth \
+.PHONY: help demo test lint unit bench integration supply release-checks kerberos reauth \
     simulate detection mutants in-flight fuzz chaos soak contrast transactions spark-test spark-campaign spark-demo bench-spark \
     bench-core bench-columns clean
 
@@ -85,6 +86,18 @@ integration: $(VENV)/.test
 supply: $(VENV)/.test
 	$(PY) .ci/check_dist.py
 	$(PY) .ci/audit.py
+
+# Before a release: also what `.ci/run` leaves out as slow, the campaigns, and an audit that tolerates
+# nothing. One after the other, since several of them measure time.
+release-checks: $(VENV)/.test
+	$(MAKE) test
+	$(MAKE) kerberos
+	$(PY) -m pytest tests/integration
+	$(MAKE) simulate detection differential mutants in-flight fuzz -j 1
+	$(MAKE) transactions chaos soak -j 1
+	$(MAKE) spark-test spark-campaign -j 1
+	$(PY) .ci/check_dist.py
+	$(PY) .ci/audit.py --strict
 
 kerberos: $(VENV)/.test
 	.ci/kerberos

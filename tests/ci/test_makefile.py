@@ -1,0 +1,65 @@
+"""What a release needs is in one target, and nothing is left out of it by a marker."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+def commands(target: str) -> list[str]:
+    """What `make` would run, continued lines joined."""
+    answer = subprocess.run(
+        ["make", "--dry-run", "--no-print-directory", target],
+        cwd=ROOT, capture_output=True, text=True, timeout=60, check=True,
+    )  # fmt: skip
+    return answer.stdout.replace("\\\n", " ").splitlines()
+
+
+@pytest.fixture(scope="module")
+def release() -> list[str]:
+    return commands("release-checks")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        r"pytest -n 2 .*tests/engine",
+        r"pytest tests/integration$",
+        r"pytest tests/spark/integration",
+        r"tests\.faults\.simulation --seeds",
+        r"tests\.faults\.detection",
+        r"tests\.faults\.in_flight",
+        r"tests\.fuzz --executions",
+        r"tests\.differential",
+        r"tests\.mutants --count",
+        r"tests\.chaos --faults all --runs 3",
+        r"tests\.soak --hours",
+        r"AIOKPROD_TXN_SEEDS=10000",
+        r"AIOKPROD_COPIER_RUNS=3",
+        r"check_dist\.py",
+        r"audit\.py --strict",
+        r"check_coverage\.py",
+    ],
+)
+def test_release_checks_run(release: list[str], words: str) -> None:
+    assert any(re.search(words, line) for line in release), "\n".join(release)
+
+
+def test_release_checks_leave_no_slow_test_out(release: list[str]) -> None:
+    assert not [line for line in release if "not slow" in line]
+
+
+def test_what_the_other_targets_skip_is_named_here() -> None:
+    """`.ci/run` skips the slow tests of these modules; each is in a folder that a release runs."""
+    marked = {
+        path.relative_to(ROOT).parts[1]
+        for path in (ROOT / "tests").rglob("*.py")
+        if "mark.slow" in path.read_text(encoding="utf-8")
+    }
+    assert marked <= {"integration", "spark", "chaos", "ci"}
+    assert "not slow" in (ROOT / ".ci" / "run").read_text(encoding="utf-8")
