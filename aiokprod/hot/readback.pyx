@@ -380,16 +380,68 @@ cdef class RowHashes:
             else:
                 self._rows[row] = _hash(content.data + low, high - low, seed)
 
-    def add(self, values):
-        """One more value per row, an int of 64 bits each."""
-        cdef Py_ssize_t row = 0
-        for value in values:
-            if row >= self.count:
-                raise ValueError("more values than rows")
-            self._rows[row] = _mix(self._rows[row] ^ <uint64_t>(value & 0xFFFFFFFFFFFFFFFF))
-            row += 1
-        if row != self.count:
-            raise ValueError("fewer values than rows")
+    def fixed(self, validity, Py_ssize_t start, data, int width):
+        """A column of signed integers of `width` 2, 4 or 8 bytes; the same number has the same
+        hash in each width. Validity and start as for `binary`.
+
+        Raises:
+            ValueError: the buffers are too small.
+        """
+        cdef View bits = View(validity)
+        cdef View content = View(data)
+        cdef Py_ssize_t row, place
+        cdef int64_t value
+        if start < 0 or width not in (2, 4, 8) or content.size < (start + self.count) * width:
+            raise ValueError("the data buffer is too small")
+        if validity is not None and bits.size * 8 < start + self.count:
+            raise ValueError("the validity buffer is too small")
+        for row in range(self.count):
+            place = start + row
+            if validity is not None and not (bits.data[place >> 3] >> (place & 7)) & 1:
+                self._rows[row] = _mix(self._rows[row] + 1)
+                continue
+            if width == 2:
+                value = (<const int16_t *>content.data)[place]
+            elif width == 4:
+                value = (<const int32_t *>content.data)[place]
+            else:
+                value = (<const int64_t *>content.data)[place]
+            self._rows[row] = _hash(<const uint8_t *>&value, 8, self._rows[row])
+
+    def lists(self, validity, Py_ssize_t start, offsets, int width, RowHashes elements,
+              int64_t first):
+        """A column of lists, given the hashes of their elements, of which the first has the number
+        `first` in the offsets. Other arguments as for `binary`.
+
+        Raises:
+            ValueError: the buffers are too small, or an offset has no element.
+        """
+        cdef View bits = View(validity)
+        cdef View ends = View(offsets)
+        cdef Py_ssize_t row, place
+        cdef int64_t low, high, element
+        cdef uint64_t state
+        if start < 0 or width not in (4, 8) or ends.size < (start + self.count + 1) * width:
+            raise ValueError("the offsets buffer is too small")
+        if validity is not None and bits.size * 8 < start + self.count:
+            raise ValueError("the validity buffer is too small")
+        for row in range(self.count):
+            place = start + row
+            if validity is not None and not (bits.data[place >> 3] >> (place & 7)) & 1:
+                self._rows[row] = _mix(self._rows[row] + 1)
+                continue
+            if width == 4:
+                low = (<const int32_t *>ends.data)[place]
+                high = (<const int32_t *>ends.data)[place + 1]
+            else:
+                low = (<const int64_t *>ends.data)[place]
+                high = (<const int64_t *>ends.data)[place + 1]
+            if low < first or high < low or high - first > elements.count:
+                raise ValueError("an offset is outside of the elements")
+            state = _mix(self._rows[row] ^ (<uint64_t>(high - low) * <uint64_t>0x9E3779B97F4A7C15))
+            for element in range(low - first, high - first):
+                state = _mix(state ^ elements._rows[element]) + <uint64_t>0x9E3779B97F4A7C15
+            self._rows[row] = _mix(state)
 
     def total(self):
         """Sum of the hashes modulo 2⁶⁴: the same for every order of the rows."""

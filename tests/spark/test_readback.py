@@ -160,6 +160,85 @@ def test_hash_covers_other_columns() -> None:
         assert len(found) == 2
 
 
+HEADER_TYPE = pa.struct([("key", pa.string()), ("value", pa.binary())])
+HEADER = st.builds(lambda key, value: {"key": key, "value": value}, st.text(max_size=3), BLOB)
+HEADERS = st.none() | st.lists(HEADER, max_size=3)
+INTEGER = st.none() | st.integers(-(2**15), 2**15 - 1)
+WIDE_ROW = st.tuples(HEADERS, INTEGER, INTEGER)
+
+
+def wide_table(rows: list[tuple], *, large: bool = False, swapped: bool = False) -> pa.RecordBatch:
+    """Headers, partition and timestamp, in one or the other of the types Spark hands over."""
+    fields = list(HEADER_TYPE)[:: -1 if swapped else 1]
+    lists = (pa.large_list if large else pa.list_)(pa.struct(fields))
+    stamps = pa.timestamp("us", tz="Asia/Kathmandu" if large else "UTC")
+    columns = {
+        "value": pa.array([b"v"] * len(rows)),
+        "headers": pa.array([row[0] for row in rows], lists),
+        "partition": pa.array([row[1] for row in rows], pa.int16() if large else pa.int32()),
+        "timestamp": pa.array([row[2] for row in rows], pa.int64()).cast(stamps),
+    }
+    return pa.RecordBatch.from_pydict(columns)
+
+
+@given(st.lists(WIDE_ROW, max_size=12), st.randoms())
+@settings(max_examples=80, deadline=None)
+def test_hash_of_headers_partition_and_timestamp_is_the_same_for_every_order_split_and_type(
+    rows: list[tuple], rng: random.Random
+) -> None:
+    whole = hash_rows(wide_table(rows))
+    assert hash_rows(wide_table(rng.sample(rows, len(rows)))) == whole
+    assert hash_rows(wide_table(rows, large=True)) == whole
+    assert hash_rows(wide_table(rows, swapped=True)) == whole
+    at = rng.randrange(len(rows) + 1)
+    table = wide_table(rows)
+    assert (hash_rows(table.slice(0, at)) + hash_rows(table.slice(at))) % 2**64 == whole
+
+
+@given(st.lists(WIDE_ROW, max_size=6), st.lists(WIDE_ROW, max_size=6))
+@settings(max_examples=150, deadline=None)
+def test_hash_tells_different_headers_partitions_and_timestamps_apart(
+    one: list[tuple], other: list[tuple]
+) -> None:
+    same = sorted(map(repr, one)) == sorted(map(repr, other))
+    assert (hash_rows(wide_table(one)) == hash_rows(wide_table(other))) is same
+
+
+def test_hash_tells_headers_of_one_row_from_those_of_the_next() -> None:
+    one, two = {"key": "a", "value": b"1"}, {"key": "b", "value": b"2"}
+    tables = [[[one], [two]], [[one, two], []], [[two, one], []], [[one, two], None],
+              [[one], [{"key": "b", "value": None}]],
+              [[one], [{"key": "b2", "value": b""}]]]  # fmt: skip
+    found = {hash_rows(wide_table([(h, 1, 2) for h in table])) for table in tables}
+    assert len(found) == len(tables)
+
+
+def test_hash_of_headers_passes_over_what_lies_beneath_a_null() -> None:
+    """A null list may have elements in the buffers."""
+    inner = pa.array([{"key": "x", "value": b"1"}, {"key": "y", "value": b"2"}], HEADER_TYPE)
+    hollow = pa.ListArray.from_arrays(
+        pa.array([0, 1, 2], pa.int32()), inner, mask=pa.array([True, False])
+    )
+    plain = pa.array([None, [{"key": "y", "value": b"2"}]], hollow.type)
+    assert hollow.to_pylist() == plain.to_pylist()
+    tables = [pa.RecordBatch.from_pydict({"headers": array}) for array in (hollow, plain)]
+    assert hash_rows(tables[0]) == hash_rows(tables[1])
+
+
+def test_hash_is_this_number() -> None:
+    """It is compared with one that another version of aiokprod, Python or pyarrow committed."""
+    headers = [{"key": "h", "value": b"\x00\xff"}, {"key": "", "value": None}]
+    table = wide_table([(headers, 3, 1_700_000_000_123), (None, None, None), ([], -1, -1)])
+    assert hash_rows(table) == 0x999177bfb7f5c7d2
+    assert hash_rows(table.slice(3)) == 0
+
+
+def test_hash_refuses_columns_the_sink_does_not_take() -> None:
+    for values in (pa.array([1.5]), pa.array(["a"]).dictionary_encode(), pa.array([True])):
+        with pytest.raises(TypeError, match="cannot be hashed"):
+            hash_rows(pa.RecordBatch.from_pydict({"value": values}))
+
+
 def test_hash_refuses_buffers_that_are_too_small() -> None:
     with pytest.raises(ValueError, match="offsets buffer"):
         RowHashes(2).binary(None, 0, b"\0" * 8, 4, b"")
@@ -167,3 +246,21 @@ def test_hash_refuses_buffers_that_are_too_small() -> None:
         RowHashes(1).binary(None, 0, b"\0\0\0\0\x05\0\0\0", 4, b"abc")
     with pytest.raises(ValueError, match="validity"):
         RowHashes(1).binary(b"", 0, b"\0" * 8, 4, b"")
+    for width in (2, 4, 8):
+        with pytest.raises(ValueError, match="data buffer"):
+            RowHashes(2).fixed(None, 0, b"\0" * (2 * width - 1), width)
+        with pytest.raises(ValueError, match="data buffer"):
+            RowHashes(1).fixed(None, 1, b"\0" * (2 * width - 1), width)
+    with pytest.raises(ValueError, match="data buffer"):
+        RowHashes(1).fixed(None, 0, b"\0" * 8, 3)
+    with pytest.raises(ValueError, match="validity"):
+        RowHashes(9).fixed(b"\0", 0, b"\0" * 36, 4)
+    elements = RowHashes(1)
+    with pytest.raises(ValueError, match="offsets buffer"):
+        RowHashes(2).lists(None, 0, b"\0" * 8, 4, elements, 0)
+    with pytest.raises(ValueError, match="validity"):
+        RowHashes(1).lists(b"", 0, b"\0" * 8, 4, elements, 0)
+    for low, high, first in ((0, 2, 0), (1, 0, 0), (0, 1, 1), (-1, 0, 0)):
+        ends = low.to_bytes(4, "little", signed=True) + high.to_bytes(4, "little")
+        with pytest.raises(ValueError, match="outside"):
+            RowHashes(1).lists(None, 0, ends, 4, elements, first)
