@@ -11,11 +11,13 @@ _MAX_DOUBLINGS: Final = 32
 
 @dataclass(frozen=True, slots=True)
 class ExponentialBackoff:
-    """initial · 2^failures, 20 % more or less, never above `maximum`. Seconds.
+    """initial · 2^failures, at most `maximum`, 20 % more or less, never above `maximum`. Seconds.
 
-    The cap comes after the jitter, as in Java, so that the ceiling is a ceiling.
+    Growth ends at the maximum before the jitter is applied, so that clients which wait for the
+    same broker do not fall into step there; the result is capped once more, so that the maximum is
+    one. Pauses at the maximum are between 80 and 100 % of it.
 
-    Source: Java `ExponentialBackoff`, KIP-580.
+    Source: Java `ExponentialBackoff` (which caps the exponent), KIP-580.
     """
 
     initial: float
@@ -25,5 +27,6 @@ class ExponentialBackoff:
 
     def after(self, failures: int, rng: random.Random) -> float:
         """The pause after `failures` earlier failures in a row."""
-        base = self.initial * self.multiplier ** min(failures, _MAX_DOUBLINGS)
+        grown = self.initial * self.multiplier ** min(failures, _MAX_DOUBLINGS)
+        base = min(grown, self.maximum)
         return min(base * rng.uniform(1 - self.jitter, 1 + self.jitter), self.maximum)

@@ -116,7 +116,9 @@ class ProducerConfig:
         retry_backoff_ms, retry_backoff_max_ms: exponential with 20 % jitter (KIP-580).
         reconnect_backoff_ms, reconnect_backoff_max_ms: the same per broker.
         socket_connection_setup_timeout_ms, socket_connection_setup_timeout_max_ms: limit of name
-            resolution, connecting and handshakes; grows with failures (KIP-601).
+            resolution, connecting and the TLS handshake together, and of the SASL authentication;
+            grows with failures before the connection takes requests (KIP-601). ApiVersions gets
+            request_timeout_ms if that is longer.
         connections_max_idle_ms: close connections unused for so long; -1 is never.
         send_buffer_bytes, receive_buffer_bytes: SO_SNDBUF, SO_RCVBUF; -1 leaves them to the system.
         receive_max_bytes: largest answer accepted, a guard against garbage. (Java: no limit.)

@@ -51,9 +51,10 @@ class MetadataUpdater:
 
     At most one request is under way; if its node says nothing for a second, one other node gets it
     as well (Java waits for request.timeout.ms), and the first answer counts; if one of the two
-    fails, a third node takes its place. Wire `client`'s events
-    to `wake`, `on_network` and `on_disconnect`; run `run()` as a task of the producer. Every error
-    of brokers and network ends in the cache; what `run` raises is a bug and must fail the producer.
+    fails, or neither has answered within request_timeout_ms, a third node takes its place. Wire
+    `client`'s events to `wake`, `on_network` and `on_disconnect`; run `run()` as a task of the
+    producer. Every error of brokers and network ends in the cache; what `run` raises is a bug and
+    must fail the producer.
 
     Args:
         clock: `loop.time` of the loop that `run` will run on.
@@ -85,6 +86,7 @@ class MetadataUpdater:
         self._asked: set[int] = set()  # nodes that got it
         self._owing = 0  # of these, how many owe an answer
         self._ask_again_at = math.inf  # another node, if none has answered by then
+        self._give_up_at = math.inf  # the plan, if nobody has answered by then
         self._response: Response | None = None  # arrived, not yet looked at
         self._trying_since: float | None = None
         self._nodes: dict[int, Node] = {}
@@ -150,12 +152,15 @@ class MetadataUpdater:
         """
         self._stuck = False
         if self._plan is not None:
-            if self._response is None:
-                return self._ask_another(now)
+            if self._response is None and now < self._give_up_at:
+                return min(self._ask_another(now), self._give_up_at)
             self._claim(frozenset())
             plan, response = self._plan, self._response
             self._plan = self._response = None
-            self._finish(plan, response, now)
+            if response is not None:
+                self._finish(plan, response, now)
+            else:
+                self._metadata.failed(now)
         next_at = self._metadata.next_update_at(now)
         if next_at > now:
             return next_at
@@ -167,27 +172,36 @@ class MetadataUpdater:
         if asked is not None:
             self._plan = self._metadata.plan(now)
             self._owing = 0
+            # Throttling moves the deadlines of requests by whatever a broker says.
+            self._give_up_at = now + max(self._trigger, self._request_timeout)
             # A slow node is asked together with the one that is being connected, once that is.
             self._ask_again_at = now + PATIENCE_S if asked == node_id else now
             self._send(self._plan, asked, now)
             if self._on_request_sent is not None:
                 self._on_request_sent()
-            return self._ask_another(now)
+            return min(self._ask_another(now), self._give_up_at)
         self._stuck = True
+        if any(self._throttled(node, now) for node in self._nodes):
+            self._trying_since = None  # not unanswered: nothing may be asked before that is over
         return self._next_chance(now, node_id)
 
     # -- choosing ---------------------------------------------------------------------------------
 
     def _choose_node(self, now: float) -> int | None:
-        trying_since = now if self._trying_since is None else self._trying_since
-        if self._may_rebootstrap and now - trying_since > self._trigger:
-            logger.warning("no metadata for %.3g s: bootstrapping again", now - trying_since)
+        if now > self._overdue_at():
+            logger.warning("no metadata for %.3g s: bootstrapping again", self._trigger)
             self._rebootstrap(now)
         if self._all_lost():
             logger.warning("no known broker can be reached: bootstrapping again")
             self._forget_failures()
             self._metadata.rebootstrap()
         return self._client.least_loaded(now)
+
+    def _overdue_at(self) -> float:
+        """When to bootstrap again for want of an answer (KIP-1102)."""
+        if not self._may_rebootstrap or self._trying_since is None:
+            return math.inf
+        return self._trying_since + self._trigger
 
     def _all_lost(self) -> bool:
         """Time to bootstrap again (KIP-899): no known broker was reached since the last answer.
@@ -210,6 +224,9 @@ class MetadataUpdater:
         # Versions are known only while a connection is up, even if it is throttled or full.
         return self._client.version_range(node_id, MetadataRequest.api_key) is not None
 
+    def _throttled(self, node_id: int, now: float) -> bool:
+        return self._connected(node_id) and now < self._client.retry_at(node_id, now) < math.inf
+
     def _next_chance(self, now: float, chosen: int | None) -> float:
         # A chosen node that cannot send is being connected: that others could be dialled by now is
         # no reason to look again before that has ended or takes too long.
@@ -217,9 +234,7 @@ class MetadataUpdater:
         at = min((self._client.retry_at(node, now) for node in nodes), default=math.inf)
         if chosen is not None:
             at = min(at, now + PATIENCE_S)
-        if self._may_rebootstrap and self._trying_since is not None:
-            at = min(at, self._trying_since + self._trigger)
-        return max(at, now + _LEAST_WAIT_S)
+        return max(min(at, self._overdue_at()), now + _LEAST_WAIT_S)
 
     def _rebootstrap(self, now: float) -> None:
         self._trying_since = now
@@ -262,9 +277,9 @@ class MetadataUpdater:
         if node_id is not None:
             assert self._plan is not None, "only called while there is one"
             self._send(self._plan, node_id, now)
-            self._ask_again_at = math.inf
+            self._ask_again_at = now + self._request_timeout
             self._claim(frozenset())
-            return math.inf
+            return self._ask_again_at
         # A connection that is made and a slot that becomes free are used at once.
         self._stuck = True
         self._claim(frozenset(n for n in self._nodes if n not in self._asked and self._full(n)))

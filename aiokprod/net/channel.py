@@ -8,6 +8,7 @@ connection; reconnecting is the client's business. Source: Java `KafkaChannel`, 
 
 from __future__ import annotations
 
+import math
 from types import MappingProxyType
 from typing import Final
 
@@ -107,6 +108,7 @@ class KafkaChannel:
         self._reader = FrameReader(min(receive_max_bytes, HANDSHAKE_MAX_BYTES))
         self._correlation_id = 0
         self._handshake_deadline = 0.0
+        self._authentication_timeout = math.inf
         self._held = False
         self._outgoing: list[BytesLike] = []
         self._unsent: list[InFlightRequest] = []
@@ -160,14 +162,18 @@ class KafkaChannel:
 
     # -- what the local side does ---------------------------------------------------------------
 
-    def transport_up(self, now: float, deadline: float) -> None:
+    def transport_up(
+        self, now: float, deadline: float, *, authentication_timeout: float = math.inf
+    ) -> None:
         """The transport is connected: ask for the broker's versions.
 
         Args:
-            deadline: for the whole handshake, versions and authentication.
+            deadline: for the versions exchange.
+            authentication_timeout: seconds for the authentication after it.
         """
         self._advance(Event.TRANSPORT_UP)
         self._handshake_deadline = deadline
+        self._authentication_timeout = authentication_timeout
         self._request_versions(ApiVersionsRequest.max_version, now)
 
     def send(
@@ -422,6 +428,7 @@ class KafkaChannel:
                 self._become_ready(throttle)
             else:
                 self._advance(Event.VERSIONS_KNOWN_AUTH)
+                self._handshake_deadline = now + self._authentication_timeout
                 self._start_authentication(now)
 
     def _start_authentication(self, now: float) -> None:

@@ -40,11 +40,6 @@ from aiokprod.wire.message import Message
 
 log = logging.getLogger(__name__)
 
-
-_MAX_THROTTLE: Final = 300.0
-"""Seconds; brokers ask for one quota window or a few (11 s by default). A larger number, broken or
-hostile, must not silence a connection for days."""
-
 _COORDINATOR_IDS: Final = -1_000_000
 """Addresses that FindCoordinator alone names are nodes with ids from here downwards; those of the
 bootstrap addresses, -1, -2, …, do not come near."""
@@ -350,7 +345,7 @@ class NetworkClient:
     def _dial(self, broker: Broker, now: float) -> None:
         node = broker.node
         connection = self._connection(node)
-        connection.setup_deadline = now + self._states.connecting(node.id, now)
+        connection.begin_setup(now, self._states.connecting(node.id, now, (node.host, node.port)))
         connection.throttled_until = self._states.throttled_until(node.id)
         # Known before dialling ends: completion may come inside the dial call.
         broker.connection = connection
@@ -379,7 +374,7 @@ class NetworkClient:
         """ConnectionOwner: requests may go."""
         log.info("connected to %s", connection.channel.peer)
         # A retired connection never gets here: unless READY, it was closed when it was retired.
-        self._states.ready(connection.node_id)
+        self._states.ready(connection.node_id, self._loop.time())
         if connection.channel.features.epoch > self._features.epoch:
             self._features = connection.channel.features
         self._warn_again.pop(connection.node_id, None)
@@ -388,11 +383,19 @@ class NetworkClient:
         self._on_wakeup()
 
     def connection_throttled(self, connection: Connection, seconds: float) -> None:
-        """ConnectionOwner: the broker wants no new request for that long (KIP-219)."""
-        seconds = min(seconds, _MAX_THROTTLE)
-        until = self._loop.time() + seconds
-        connection.throttled_until = max(connection.throttled_until, until)
-        connection.postpone(seconds)
+        """ConnectionOwner: the broker wants no new request for that long (KIP-219).
+
+        However long: byte quotas are not bounded by the quota window, so a request of 1 MB under
+        1 KiB/s means 967 s (Java `QuotaUtils.throttleTime`), and what is sent earlier lies unread
+        in the broker's socket. Records end by their own deadlines meanwhile.
+        """
+        now = self._loop.time()
+        until = now + seconds
+        # The broker reads nothing until then, however many answers say so.
+        longer = until - max(connection.throttled_until, now)
+        if longer > 0:
+            connection.throttled_until = until
+            connection.postpone(longer)
         if self._is_current(connection) and not self._closed:
             node_id = connection.node_id
             until = self._states.throttle(node_id, until)
@@ -422,7 +425,9 @@ class NetworkClient:
         if reason is CloseReason.IDLE:
             self._states.expired(node_id, now)
         else:
-            self._states.disconnected(node_id, now, was_up=connection.was_up)
+            self._states.disconnected(
+                node_id, now, was_up=connection.was_up, was_ready=connection.was_ready
+            )
         if error is not None and not self._closed:
             self._log_disconnect(connection, reason, error)
             # An idle close says nothing about the cluster; asking for metadata because of it would

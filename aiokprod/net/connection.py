@@ -92,9 +92,10 @@ class Connection(asyncio.Protocol):
 
     Args:
         max_idle: seconds without traffic until it closes itself; inf = never.
+        request_timeout: seconds that the ApiVersions request gets at least.
 
     Attributes:
-        setup_deadline: instant by which the channel must be READY.
+        setup_deadline: instant by which the transport must be up, TLS handshake included.
         throttled_until: instant before which nothing may be sent.
         was_up: the transport was established.
         was_ready: the channel was READY.
@@ -108,8 +109,10 @@ class Connection(asyncio.Protocol):
         "_owner",
         "_paused",
         "_reads",
+        "_request_timeout",
         "_session",
         "_session_timer",
+        "_setup_timeout",
         "_task",
         "_timer",
         "_timer_at",
@@ -130,10 +133,13 @@ class Connection(asyncio.Protocol):
         owner: ConnectionOwner,
         max_idle: float = math.inf,
         session: SessionLimits = _ENDLESS,
+        request_timeout: float = 0.0,
     ) -> None:
         self.node_id = node_id
         self.channel = channel
         self.setup_deadline = math.inf
+        self._setup_timeout = math.inf
+        self._request_timeout = request_timeout
         self.throttled_until = -math.inf
         self.was_up = False
         self.was_ready = False
@@ -161,6 +167,15 @@ class Connection(asyncio.Protocol):
         return self.channel.closed and self._transport is None and self._task is None
 
     # -- for the client -------------------------------------------------------------------------
+
+    def begin_setup(self, now: float, timeout: float) -> None:
+        """It is about to be dialled.
+
+        Args:
+            timeout: seconds until the transport must be up, and for the authentication.
+        """
+        self._setup_timeout = timeout
+        self.setup_deadline = now + timeout
 
     def can_send(self, now: float) -> bool:
         """A request may be handed over: READY, last one written, room, not throttled."""
@@ -230,8 +245,10 @@ class Connection(asyncio.Protocol):
         # 0: a paused protocol means that the last request is not completely written.
         transport.set_write_buffer_limits(high=0)
         now = self._last_activity = self._loop.time()
-        self.channel.transport_up(now, self.setup_deadline)
-        self._arm(self.setup_deadline)
+        # Java bounds ApiVersions by the request timeout and SASL by the setup timeout.
+        deadline = max(self.setup_deadline, now + self._request_timeout)
+        self.channel.transport_up(now, deadline, authentication_timeout=self._setup_timeout)
+        self._arm(deadline)
         self._pump()
 
     def data_received(self, data: bytes) -> None:
@@ -247,6 +264,8 @@ class Connection(asyncio.Protocol):
             failure = ProtocolError(f"{self.channel.peer}: cannot process received data: {error!r}")
             failure.__cause__ = error
             self.channel.fail(CloseReason.PROTOCOL, failure)
+        if self.channel.state is State.AUTHENTICATING:
+            self._arm(self._next_deadline())  # earlier than that of the versions exchange
         self._pump()
 
     def eof_received(self) -> bool:

@@ -40,6 +40,7 @@ class ConnectionFactory:
         rng: random.Random,
     ) -> None:
         self._rng = rng
+        self._request_timeout = config.request_timeout_ms / 1000
         self._setup_timeout = config.socket_connection_setup_timeout_ms / 1000
         self._config = config
         self._loop = loop
@@ -61,7 +62,13 @@ class ConnectionFactory:
             authenticator=None if self._authenticator is None else self._authenticator(node),
         )
         return Connection(
-            node.id, channel, self._loop, self._owner, self._max_idle, self._session()
+            node.id,
+            channel,
+            self._loop,
+            self._owner,
+            self._max_idle,
+            self._session(),
+            self._request_timeout,
         )
 
     def _session(self) -> SessionLimits:

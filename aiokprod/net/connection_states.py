@@ -24,7 +24,7 @@ class NodeConnectionState:
 
     Attributes:
         failures: failed attempts and lost connections since READY.
-        setup_failures: attempts since READY that failed before the transport was up.
+        name: host and port that were dialled last.
         last_attempt: instant of the last dial, or of its end.
         not_before: instant the backoff ends.
         throttled_until: instant the broker's throttle ends; survives reconnects.
@@ -33,7 +33,7 @@ class NodeConnectionState:
     """
 
     failures: int = 0
-    setup_failures: int = 0
+    name: Address | None = None
     last_attempt: float = _NEVER
     not_before: float = _NEVER
     throttled_until: float = _NEVER
@@ -42,8 +42,16 @@ class NodeConnectionState:
     last_address: Address | None = None
 
 
+_MAX_NAMES: Final = 1024
+"""Of hosts that were not reached; beyond it the counts start again."""
+
+
 class ClusterConnectionStates:
-    """Records by node id. A record is created by the first attempt and dropped by `forget`."""
+    """Records by node id. A record is created by the first attempt and dropped by `forget`.
+
+    Attempts that failed before READY are counted by host and port: a bootstrap gives a broker a
+    new id, and would cut the time for a slow handshake down again each time.
+    """
 
     def __init__(
         self, reconnect: ExponentialBackoff, setup: ExponentialBackoff, rng: random.Random
@@ -52,6 +60,7 @@ class ClusterConnectionStates:
         self._setup = setup
         self._rng = rng
         self._nodes: dict[int, NodeConnectionState] = {}
+        self._setup_failures: dict[Address, int] = {}
 
     @classmethod
     def of(cls, config: ProducerConfig, rng: random.Random) -> Self:
@@ -101,11 +110,16 @@ class ClusterConnectionStates:
         record.throttled_until = max(record.throttled_until, until)
         return record.throttled_until
 
-    def connecting(self, node_id: int, now: float) -> float:
-        """Note an attempt; returns its setup timeout in seconds."""
+    def connecting(self, node_id: int, now: float, name: Address) -> float:
+        """Note an attempt; returns its setup timeout in seconds.
+
+        Args:
+            name: host and port as the broker or the configuration gave them.
+        """
         record = self._record(node_id)
         record.last_attempt = now
-        return self._setup.after(record.setup_failures, self._rng)
+        record.name = name
+        return self._setup.after(self._setup_failures.get(name, 0), self._rng)
 
     def address(self, node_id: int) -> Address | None:
         """The address to dial, None if the name must be looked up first."""
@@ -123,19 +137,25 @@ class ClusterConnectionStates:
         record.addresses = tuple(addresses)
         record.index = 0
 
-    def ready(self, node_id: int) -> None:
-        """The connection works: backoff and setup timeout start afresh."""
+    def ready(self, node_id: int, now: float) -> None:
+        """The connection works: the backoff starts afresh, and so does the setup timeout unless
+        that connection needed a longer one than the first attempt gets (Java: always)."""
         record = self._record(node_id)
         record.failures = 0
-        record.setup_failures = 0
+        if record.name is not None and now - record.last_attempt < self._setup.initial:
+            self._setup_failures.pop(record.name, None)
         record.not_before = _NEVER
 
-    def disconnected(self, node_id: int, now: float, *, was_up: bool) -> None:
+    def disconnected(self, node_id: int, now: float, *, was_up: bool, was_ready: bool) -> None:
         """An attempt failed or a connection was lost: start the backoff.
 
         Args:
             was_up: the transport had been established. Then the name is looked up again (the
                 broker may come back elsewhere); otherwise the next address is tried.
+            was_ready: the connection took requests. Otherwise the next attempt gets a longer setup
+                timeout: a slow TLS or SASL handshake must succeed in the end.
+
+        Source: Java `ClusterConnectionStates.disconnected`.
         """
         record = self._record(node_id)
         record.last_attempt = now
@@ -145,8 +165,11 @@ class ClusterConnectionStates:
             record.addresses = ()
             record.index = 0
         else:
-            record.setup_failures += 1
             record.index += 1
+        if not was_ready and record.name is not None:
+            if len(self._setup_failures) >= _MAX_NAMES:
+                self._setup_failures.clear()
+            self._setup_failures[record.name] = self._setup_failures.get(record.name, 0) + 1
 
     def expired(self, node_id: int, now: float) -> None:
         """An idle connection was closed on purpose: no failure, hence no backoff."""
@@ -161,5 +184,6 @@ class ClusterConnectionStates:
 
     def reset(self) -> None:
         """Forget failures and addresses of all nodes; throttles stay."""
+        self._setup_failures.clear()
         for node_id, record in self._nodes.items():
             self._nodes[node_id] = NodeConnectionState(throttled_until=record.throttled_until)

@@ -758,9 +758,9 @@ CHALLENGE = SendToBroker(SaslAuthenticateRequest(b"secret"), 2)
 
 def authenticating(mechanism: FakeMechanism) -> KafkaChannel:
     channel = new_channel(authenticator=mechanism)
-    channel.transport_up(1.0, 11.0)
+    channel.transport_up(1.0, 11.0, authentication_timeout=8.0)
     channel.data_to_send()
-    channel.receive_data(answer(versions_answer(), 4, 0), 1.0)
+    channel.receive_data(answer(versions_answer(), 4, 0), 3.0)
     return channel
 
 
@@ -771,7 +771,7 @@ def test_authentication_exchange_leads_to_ready():
     assert channel.events() == []
     [(header, _)] = requests_in(channel.data_to_send())
     assert (header.request_api_key, header.correlation_id) == (17, 1)
-    assert channel.in_flight.earliest_deadline() == 11.0
+    assert channel.in_flight.earliest_deadline() == 11.0, "8 s from its start"
     channel.receive_data(answer(SaslHandshakeResponse(mechanisms=["PLAIN"]), 1, 1), 2.0)
     [(header, message)] = requests_in(channel.data_to_send())
     assert isinstance(message, SaslAuthenticateRequest)

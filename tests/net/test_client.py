@@ -688,15 +688,44 @@ async def test_f9_smaller_throttle_does_not_shorten_a_longer_one():
 
 
 @in_virtual_time
-async def test_f9_hostile_throttle_is_capped():
+async def test_f9_throttle_of_any_length_is_waited_out():
+    """A byte quota of 1 KiB/s asks 967 s for one request of 1 MB."""
     world = World()
     broker = world.broker()
-    broker.answers[3] = lambda header, message: MetadataResponse(throttle_time_ms=2**31 - 1)
     await world.connect()
+    broker.answers[3] = lambda header, message: MetadataResponse(throttle_time_ms=966_851)
     await world.send()
     start = world.now
+    await asyncio.sleep(966.8)
+    assert not world.client.ready(-1, world.now)
     await world.connect()
-    assert world.now - start == pytest.approx(300.0)
+    assert world.now - start == pytest.approx(966.851)
+    broker.answers[3] = lambda header, message: MetadataResponse(throttle_time_ms=2**31 - 1)
+    await world.send()
+    assert world.client.retry_at(-1, world.now) == pytest.approx(world.now + (2**31 - 1) / 1000)
+    await asyncio.sleep(3600.0)
+    assert not world.client.ready(-1, world.now)
+    assert world.disconnects == []
+    await world.close()
+
+
+@in_virtual_time
+async def test_f9_throttles_of_several_answers_move_a_deadline_by_their_union():
+    """Five answers that say 300 s mean that the broker reads nothing for 300 s, not for 1,500."""
+    world = World()
+    broker = world.broker()
+    broker.silence(3)
+    await world.connect()
+    start = world.now
+    requests = [world.send(timeout=10.0) for _ in range(5)]
+    session = broker.sessions[0]
+    for index in range(4):
+        await asyncio.sleep(1.0)
+        session.reply(session.open[index], MetadataResponse(throttle_time_ms=300_000 - index))
+    response = await requests[-1]
+    assert isinstance(response.error, RequestTimedOut)
+    # Throttled from 1 s to 304 s after the start, less 3 ms.
+    assert world.now - start == pytest.approx(10.0 + 303.0 - 0.003, abs=0.01)
     await world.close()
 
 
@@ -954,8 +983,17 @@ async def test_f65_server_that_hangs_up_is_named():
 
 
 @in_virtual_time
-async def test_f65_silent_server_is_given_up_within_the_setup_timeout():
+async def test_f65_silent_server_is_given_up_within_the_request_timeout():
+    """Java gives ApiVersions the request timeout; with a smaller one the setup timeout counts."""
     world = World()
+    world.broker().silence(18)
+    start = world.now
+    world.client.ready(-1, world.now)
+    await world.until(lambda: bool(world.disconnects))
+    assert world.now - start == pytest.approx(30.0, abs=0.01)
+    assert isinstance(world.disconnects[0][1], RequestTimedOut)
+    await world.close()
+    world = World(request_timeout_ms=1_000, linger_ms=0)
     world.broker().silence(18)
     start = world.now
     world.client.ready(-1, world.now)
