@@ -17,6 +17,7 @@ from aiokprod.errors import (
     Code,
     CorrelationMismatch,
     Disconnected,
+    FrameTooLarge,
     KafkaError,
     NotReady,
     Outcome,
@@ -347,7 +348,11 @@ class KafkaChannel:
         """The error with the peer in its text, which the wire layer does not know."""
         if self.peer in error.message:
             return error
-        named = type(error)(f"{self.peer}: {error.message}")
+        text = error.message
+        if isinstance(error, FrameTooLarge):
+            small = self._reader.max_bytes < self._receive_max_bytes
+            text += " until the handshake is done" if small else " (receive_max_bytes)"
+        named = type(error)(f"{self.peer}: {text}")
         named.__cause__ = error
         return named
 

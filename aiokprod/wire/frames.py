@@ -83,7 +83,7 @@ class FrameReader:
             raise DecodeError(f"frame length {length}, at least {_MIN_FRAME} expected")
         if length > self.max_bytes:
             raise FrameTooLarge(
-                f"frame of {length} bytes announced, receive_max_bytes is {self.max_bytes}"
+                f"frame of {length} bytes announced, the limit is {self.max_bytes}"
             )
         self._kafka = True
 

@@ -237,7 +237,7 @@ def test_partial_request_becomes_full_when_the_age_is_over() -> None:
 
 
 @pytest.mark.parametrize(
-    ("failures", "low", "high"), [(1, 0.08, 0.12), (2, 0.16, 0.24), (4, 0.64, 0.96), (9, 1.0, 1.0)]
+    ("failures", "low", "high"), [(1, 0.08, 0.12), (2, 0.16, 0.24), (4, 0.64, 0.96), (9, 0.8, 1.0)]
 )
 def test_failed_attempts_back_off_exponentially_with_jitter(
     failures: int, low: float, high: float

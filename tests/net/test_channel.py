@@ -429,7 +429,9 @@ def test_f62_frame_limit_is_smaller_before_ready():
     early = new_channel()
     early.transport_up(1.0, 11.0)
     early.receive_data(big, 1.0)
-    assert isinstance(closed(early).error, FrameTooLarge)
+    error = closed(early).error
+    assert isinstance(error, FrameTooLarge)
+    assert "the limit is 1048576 until the handshake is done" in error.message
     late = ready_channel()
     send_and_write(late)
     late.receive_data(big, 1.0)
@@ -440,7 +442,9 @@ def test_f62_frame_limit_before_ready_respects_a_smaller_setting():
     channel = new_channel(receive_max_bytes=2048)
     channel.transport_up(1.0, 11.0)
     channel.receive_data((2049).to_bytes(4, "big"), 1.0)
-    assert isinstance(closed(channel).error, FrameTooLarge)
+    error = closed(channel).error
+    assert isinstance(error, FrameTooLarge)
+    assert "2049 bytes announced, the limit is 2048 (receive_max_bytes)" in error.message
 
 
 @pytest.mark.parametrize(
