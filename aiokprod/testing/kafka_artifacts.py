@@ -19,12 +19,17 @@ from typing import Final
 
 KAFKA_4: Final = "4.3.1"
 KAFKA_3: Final = "3.9.1"
+KAFKA_2: Final = "2.1.1"
+"""The oldest release that runs on Java 17, with a newer ZooKeeper client than its own."""
 
 MINIMUM_JAVA: Final = 17
 FETCH_TIMEOUT: Final = 900.0
 """Seconds allowed to Maven for one release (about 100 jars)."""
 
 _COPY: Final = "org.apache.maven.plugins:maven-dependency-plugin:3.6.1:copy-dependencies"
+
+_ZOOKEEPER: Final = "3.5.9"
+"""Earlier clients cannot parse host names on Java 14 and newer (ZOOKEEPER-3779)."""
 
 # The binding to slf4j-simple replaces the one a release may bring: it logs to standard error
 # without a configuration file, which is where the log of a failed test is looked for.
@@ -35,22 +40,7 @@ _POM: Final = """\
   <artifactId>kafka-runtime</artifactId>
   <version>1</version>
   <dependencies>
-    <dependency>
-      <groupId>org.apache.kafka</groupId>
-      <artifactId>kafka_2.13</artifactId>
-      <version>{version}</version>
-      <exclusions>
-        <exclusion><groupId>org.slf4j</groupId><artifactId>slf4j-reload4j</artifactId></exclusion>
-      </exclusions>
-    </dependency>
-    <dependency>
-      <groupId>org.apache.kafka</groupId>
-      <artifactId>kafka-tools</artifactId>
-      <version>{version}</version>
-      <exclusions>
-        <exclusion><groupId>org.slf4j</groupId><artifactId>slf4j-reload4j</artifactId></exclusion>
-      </exclusions>
-    </dependency>
+{dependencies}
     <dependency>
       <groupId>org.slf4j</groupId>
       <artifactId>slf4j-simple</artifactId>
@@ -59,6 +49,41 @@ _POM: Final = """\
   </dependencies>
 </project>
 """
+_DEPENDENCY: Final = """\
+    <dependency>
+      <groupId>{group}</groupId>
+      <artifactId>{artifact}</artifactId>
+      <version>{version}</version>
+      <exclusions>
+        <exclusion><groupId>org.slf4j</groupId><artifactId>slf4j-reload4j</artifactId></exclusion>
+        <exclusion><groupId>org.slf4j</groupId><artifactId>slf4j-log4j12</artifactId></exclusion>
+      </exclusions>
+    </dependency>"""
+
+
+def needs_zookeeper(version: str) -> bool:
+    """True for releases before 3.0, which have no KRaft that serves transactions."""
+    return int(version.split(".")[0]) < 3
+
+
+def _pom(version: str) -> str:
+    wanted = (
+        [
+            ("org.apache.kafka", "kafka_2.12", version),
+            ("org.apache.zookeeper", "zookeeper", _ZOOKEEPER),
+        ]
+        if needs_zookeeper(version)
+        else [
+            ("org.apache.kafka", "kafka_2.13", version),
+            ("org.apache.kafka", "kafka-tools", version),
+        ]
+    )
+    return _POM.format(
+        dependencies="\n".join(
+            _DEPENDENCY.format(group=group, artifact=artifact, version=chosen)
+            for group, artifact, chosen in wanted
+        )
+    )
 
 
 class MissingTool(RuntimeError):
@@ -124,7 +149,7 @@ def _fetch(version: str, target: Path) -> None:
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{version}-") as scratch:
         pom = Path(scratch) / "pom.xml"
         jars = Path(scratch) / "jars"
-        pom.write_text(_POM.format(version=version))
+        pom.write_text(_pom(version))
         command = [maven, "-B", "-q", "-f", str(pom), _COPY]
         command += ["-DincludeScope=runtime", f"-DoutputDirectory={jars}"]
         try:

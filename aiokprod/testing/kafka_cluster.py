@@ -6,7 +6,8 @@
         await cluster.kill(await cluster.leader_of("flights", 0))
 
 Combined KRaft nodes on the loopback interface, from the release's Maven artifacts on a JVM (Java
-17 or newer), or from the `apache/kafka` image where Docker runs and Java is missing. A cluster is
+17 or newer), or from the `apache/kafka` image where Docker runs and Java is missing. Releases
+before 3.0 are brokers with a ZooKeeper server and need Java. A cluster is
 bound to no event loop; its calls run in worker threads. `python -m aiokprod.testing.kafka_cluster`
 runs one until Ctrl-C.
 """
@@ -30,12 +31,26 @@ from pathlib import Path
 from typing import Final
 
 from aiokprod.testing.kafka_admin import ClusterAdmin
-from aiokprod.testing.kafka_artifacts import KAFKA_3, KAFKA_4, MissingTool, class_path, find_java
+from aiokprod.testing.kafka_artifacts import (
+    KAFKA_2,
+    KAFKA_3,
+    KAFKA_4,
+    MissingTool,
+    class_path,
+    find_java,
+    needs_zookeeper,
+)
 from aiokprod.testing.kafka_container import ContainerNode, engine_available
 from aiokprod.testing.kafka_node import BrokerNode, JavaNode, free_ports
+from aiokprod.testing.kafka_zookeeper import (
+    ZooKeeperBroker,
+    ZooKeeperServer,
+    broker_properties,
+    server_properties,
+)
 from aiokprod.testing.reaper import Reaper
 
-__all__ = ["KAFKA_3", "KAFKA_4", "ClusterError", "KafkaCluster", "MissingTool"]
+__all__ = ["KAFKA_2", "KAFKA_3", "KAFKA_4", "ClusterError", "KafkaCluster", "MissingTool"]
 
 HOST: Final = "127.0.0.1"
 START_TIMEOUT: Final = 180.0
@@ -79,7 +94,9 @@ class KafkaCluster:
         self._listener_ports: dict[tuple[str, int], int] = {}
         self._heap = heap
         self._nodes: dict[int, BrokerNode] = {}
+        self._zookeeper: ZooKeeperServer | None = None
         self._ports: dict[int, int] = {}
+        self._zookeeper_port = 0
         self._folder: Path | None = None
         self._reaper: Reaper | None = None
         self._admin: ClusterAdmin | None = None
@@ -111,6 +128,9 @@ class KafkaCluster:
         try:
             with ThreadPoolExecutor(len(self._nodes)) as pool:
                 list(pool.map(lambda node: node.format(), self._nodes.values()))
+            if self._zookeeper is not None:
+                self._zookeeper.start()
+                self._zookeeper.wait_listening(self._zookeeper_port, timeout)
             for node in self._nodes.values():
                 node.start()
             self._await_serving(self.node_ids, timeout)
@@ -127,13 +147,16 @@ class KafkaCluster:
             if isinstance(node, ContainerNode):
                 node.remove()
         self._nodes.clear()
+        if self._zookeeper is not None:
+            self._zookeeper.kill()
+            self._zookeeper = None
         self._admin = None
         if self._folder is not None and self._reaper is not None:
             self._tidy(self._folder, self._reaper)
         self._folder = self._reaper = None
 
     def _tidy(self, folder: Path, reaper: Reaper) -> None:
-        for data in folder.glob("node-*/data"):
+        for data in folder.glob("*/data"):
             shutil.rmtree(data, ignore_errors=True)
         if self.keep_logs:
             print(f"broker logs kept in {folder}")
@@ -151,12 +174,20 @@ class KafkaCluster:
             )
         if java is None and (self._listeners or self._scram_users):
             raise MissingTool("listeners beside the plaintext one need Java 17 or newer")
+        if needs_zookeeper(self.version):
+            if java is None:
+                raise MissingTool(f"Kafka {self.version} needs Java 17 or newer")
+            if self._listeners or self._scram_users:
+                raise ValueError(
+                    f"Kafka {self.version}: listeners and scram_users need a release from 3.0"
+                )
         jars = class_path(self.version) if java is not None else ""
         self._folder = Path(tempfile.mkdtemp(prefix="aiokprod-kafka-"))
         self._reaper = Reaper()
         self._reaper.add_folder(self._folder)
         count = len(self.node_ids)
-        ports = free_ports((2 + len(self._listeners)) * count)
+        ports = free_ports((2 + len(self._listeners)) * count + 1)
+        self._zookeeper_port = ports.pop()
         more = iter(ports[2 * count :])
         self._listener_ports = {
             (name, node): next(more) for name in self._listeners for node in self.node_ids
@@ -167,6 +198,9 @@ class KafkaCluster:
         cluster_id = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
         # A cluster id that begins with a dash would be read as an option by StorageTool.
         cluster_id = "k" + cluster_id[1:]
+        if java is not None and needs_zookeeper(self.version):
+            self._build_with_zookeeper(java, jars, self._folder, self._reaper, controllers)
+            return
         for node_id in self.node_ids:
             properties = self._properties(node_id, controllers)
             self._nodes[node_id] = (
@@ -190,6 +224,31 @@ class KafkaCluster:
                     format_arguments=self._format_arguments(),
                 )
             )
+
+    def _build_with_zookeeper(
+        self, java: str, jars: str, folder: Path, reaper: Reaper, controllers: Mapping[int, int]
+    ) -> None:
+        def node(
+            kind: type[JavaNode], number: int, name: str, properties: Mapping[str, str]
+        ) -> JavaNode:
+            return kind(
+                number,
+                folder / name,
+                properties,
+                java=java,
+                class_path=jars,
+                cluster_id="",
+                heap=self._heap,
+                reaper=reaper,
+            )
+
+        port = self._zookeeper_port
+        server = node(ZooKeeperServer, 0, "zookeeper", server_properties(port))
+        assert isinstance(server, ZooKeeperServer)
+        self._zookeeper = server
+        for node_id in self.node_ids:
+            properties = broker_properties(self._properties(node_id, controllers), port)
+            self._nodes[node_id] = node(ZooKeeperBroker, node_id, f"node-{node_id}", properties)
 
     def _format_arguments(self) -> list[str]:
         found = []
@@ -423,7 +482,8 @@ async def _serve(nodes: int, version: str) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Run real Kafka brokers until Ctrl-C.")
     parser.add_argument("--nodes", type=int, default=3)
-    parser.add_argument("--version", default=KAFKA_4, help=f"{KAFKA_4} (default), {KAFKA_3}, ...")
+    releases = f"{KAFKA_4} (default), {KAFKA_3}, {KAFKA_2}, ..."
+    parser.add_argument("--version", default=KAFKA_4, help=releases)
     chosen = parser.parse_args()
     asyncio.run(_serve(chosen.nodes, chosen.version))
 

@@ -73,6 +73,8 @@ class BrokerNode(Protocol):
 class JavaNode:
     """A combined broker and controller in one JVM."""
 
+    main_class = "kafka.Kafka"
+
     def __init__(
         self,
         node_id: int,
@@ -145,7 +147,7 @@ class JavaNode:
             raise RuntimeError(f"node {self.node_id} is running already")
         with self.log_file.open("ab") as log:
             self._process = subprocess.Popen(
-                [*self._command, "kafka.Kafka", str(self._properties_file)],
+                [*self._command, self.main_class, str(self._properties_file)],
                 cwd=self._folder,
                 stdin=subprocess.DEVNULL,
                 stdout=log,

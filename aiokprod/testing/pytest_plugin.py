@@ -6,7 +6,8 @@ It imports nothing of the package at import time, so that coverage sees the pack
 Fixtures, all for the whole session and started on first use:
 
 - `kafka_cluster`: three nodes of the newest supported Kafka (`KafkaCluster`);
-- `kafka_3_broker`: one node of the oldest supported line (3.9);
+- `kafka_3_broker`: one node of the 3.9 line;
+- `kafka_2_broker`: one node of Kafka 2.1 with ZooKeeper;
 - `mock_cluster`: three simulated brokers in a process of their own (`MockCluster`).
 
 A machine that cannot run brokers fails the tests that ask for them: nothing is skipped.
@@ -51,6 +52,14 @@ def kafka_3_broker(request: pytest.FixtureRequest) -> Iterator[KafkaCluster]:
     from aiokprod.testing.kafka_cluster import KAFKA_3, KafkaCluster
 
     yield from _running(KafkaCluster(1, version=KAFKA_3), request)
+
+
+@pytest.fixture(scope="session")
+def kafka_2_broker(request: pytest.FixtureRequest) -> Iterator[KafkaCluster]:
+    """One real broker of Kafka 2.1, which registers with ZooKeeper."""
+    from aiokprod.testing.kafka_cluster import KAFKA_2, KafkaCluster
+
+    yield from _running(KafkaCluster(1, version=KAFKA_2), request)
 
 
 def _running(cluster: KafkaCluster, request: pytest.FixtureRequest) -> Iterator[KafkaCluster]:
