@@ -28,7 +28,7 @@ class ProducerInterceptor(Protocol):
         """The end of a record, exactly once each: `metadata` of a delivered one, else `error`."""
 
     def close(self) -> None:
-        """The producer was closed; called once."""
+        """The producer was closed; called once, see `aiokprod.plugins`."""
 
 
 class InterceptorChain:
@@ -65,14 +65,6 @@ class InterceptorChain:
                 interceptor.on_acknowledgement(metadata, error)
             except Exception:
                 _log_failure(interceptor, "on_acknowledgement")
-
-    def close(self) -> None:
-        """Close all of them, whatever the others do."""
-        for interceptor in self._interceptors:
-            try:
-                interceptor.close()
-            except Exception:
-                _log_failure(interceptor, "close")
 
 
 def _log_failure(interceptor: ProducerInterceptor, method: str) -> None:

@@ -53,8 +53,9 @@ class BatchView(Protocol):
 class Observer:
     """Hooks that do nothing; override the ones you want.
 
-    They run on the event loop and must not block. What they raise is logged and ignored. An
-    optional `close()` is called once when the producer closes.
+    They run on the event loop and must not block. What they raise is logged and ignored. Optional:
+    `configure(config)`, called once by the producer's constructor, and `close()`, called once when
+    the producer closes.
     """
 
     def on_batches_sent(self, node_id: int, batches: Sequence[BatchView]) -> None:

@@ -31,7 +31,7 @@ from aiokprod.interceptors import InterceptorChain, ProducerInterceptor
 from aiokprod.observer import Metrics, Observer, ObserverChain
 from aiokprod.partitioners import AnyPartitioner
 from aiokprod.partitioners import adapt as adapt_partitioner
-from aiokprod.plugins import configure_plugins
+from aiokprod.plugins import Plugins
 from aiokprod.producer_transactions import TransactionalCalls
 from aiokprod.records import ProducerRecord, RecordMetadata, validate_topic
 from aiokprod.runtime import Runtime, codec_of
@@ -172,21 +172,13 @@ class Producer(TransactionalCalls, Generic[K, V]):
         self._observer: Observer = self._metrics
         if observer is not None:
             self._observer = ObserverChain([self._metrics, observer])
-        self._user_observer = observer
         self._max_block = self._config.max_block_ms / 1000
         self._transactions = Transactions(lambda: self._live().transactions, self._max_block)
         self._admission: Admission
-        configure_plugins([*self._serializers.parts(), partitioner, *checked], self._config)
+        self._plugins = Plugins([*self._serializers.parts(), partitioner, *checked, observer])
+        self._plugins.configure(self._config)
 
     # -- start ----------------------------------------------------------------------------------
-
-    def _plugins(self) -> list[object]:
-        return [
-            *self._serializers.parts(),
-            self._partitioner,
-            self._interceptors,
-            self._user_observer,
-        ]
 
     def _launch(self) -> Runtime:
         config = self._config

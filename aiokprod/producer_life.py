@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 from aiokprod.arguments import check_timeout
 from aiokprod.engine.bootstrap import check_bootstrap
 from aiokprod.errors import ForkedProcess, KafkaError, Outcome, ProducerClosed, WrongLoop
-from aiokprod.plugins import close_plugins
+from aiokprod.plugins import Plugins
 from aiokprod.records import DrainReport
 from aiokprod.reports import DrainCounter, Health, explain, health
 
@@ -45,15 +45,12 @@ class ProducerLife(ABC):
         self._metrics = metrics
         self._closing: asyncio.Task[DrainReport] | None = None
         self._transactions: Transactions
+        self._plugins: Plugins
         _live.add(self)
 
     @abstractmethod
     def _launch(self) -> Runtime:
         """Build and start the runtime on the running loop."""
-
-    @abstractmethod
-    def _plugins(self) -> list[object]:
-        """The user's objects, to be closed with the producer."""
 
     async def start(self) -> None:
         """Start, and check that at least one bootstrap server can be resolved.
@@ -131,7 +128,7 @@ class ProducerLife(ABC):
         start = loop.time()
         runtime = self._runtime
         if runtime is None:
-            self._close_plugins()
+            self._plugins.close()
             return DrainReport(0, 0, (), 0.0, complete=True)
         deadline = FOREVER if timeout is None else start + timeout
         counter = DrainCounter(self._metrics)
@@ -145,12 +142,11 @@ class ProducerLife(ABC):
             # Somebody cancelled this very task (a "cancel everything" shutdown): end at once.
             deadline = loop.time()
         undelivered = counter.undelivered(runtime.accumulator.incomplete)
-        await runtime.close(loop.time() if timeout == 0 else deadline)
-        self._close_plugins()
+        try:
+            await runtime.close(loop.time() if timeout == 0 else deadline)
+        finally:
+            self._plugins.close()
         return counter.report(undelivered, loop.time() - start)
-
-    def _close_plugins(self) -> None:
-        close_plugins(self._plugins())
 
     def __del__(self) -> None:
         if getattr(self, "_runtime", None) is not None and not self._closed and not self._forked:
