@@ -119,7 +119,8 @@ def clock_reads(path: Path) -> list[int]:
 # `environment` is the seam itself; real brokers, their processes and pipes live in real time.
 CLOCK_READERS = {
     "environment", "testing.kafka_cluster", "testing.kafka_node", "testing.kafka_admin",
-    "testing.kafka_artifacts", "testing.kafka_container", "testing.mock_cluster", "testing.reaper",
+    "testing.kafka_artifacts", "testing.kafka_container", "testing.kafka_zookeeper",
+    "testing.mock_cluster", "testing.reaper",
 }  # fmt: skip
 
 
