@@ -9,7 +9,14 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from aiokprod.errors import ConfigError, KafkaError, MetadataMissing, Outcome, RecordTooLarge
+from aiokprod.errors import (
+    BufferFull,
+    ConfigError,
+    KafkaError,
+    MetadataMissing,
+    Outcome,
+    RecordTooLarge,
+)
 from aiokprod.hot.append import DELIVERY_CHARGE, record_size_bound
 from aiokprod.partitioners import choose
 from aiokprod.wire.record_batch import HEADER_SIZE
@@ -193,22 +200,30 @@ class Admission:
         finally:
             accumulator.turn = None
 
-    def try_admit(self, record: ProducerRecord[Any, Any]) -> Delivery | None:
-        """As `admit` but without waiting; None if memory is short.
+    def try_admit(self, record: ProducerRecord[Any, Any]) -> Delivery:
+        """As `admit` but without waiting.
 
         Raises:
             MetadataMissing: the topic is not known yet; it is being asked for.
+            BufferFull: memory is short.
             ConfigError: a serializer is asynchronous.
         """
         if self._interceptors is not None:
             record = self._interceptors.on_send(record)
         try:
             delivery = self._try_admit(record)
+            if delivery is None:
+                raise BufferFull(
+                    f"buffer_memory ({self._buffer_memory} bytes), or the part of it that one "
+                    "broker may hold, is used up: wait, or shed load"
+                )
         except Exception as error:
             if self._interceptors is not None:
                 self._tell_refused(error)
+            if isinstance(error, KafkaError):
+                self._runtime.state.on_refused(error)
             raise
-        if delivery is not None and self._interceptors is not None:
+        if self._interceptors is not None:
             delivery.set_hook(self._on_settled)
         return delivery
 

@@ -21,7 +21,6 @@ from aiokprod.bulk_send import BulkSender
 from aiokprod.config import ProducerConfig
 from aiokprod.environment import Environment
 from aiokprod.errors import (
-    BufferFull,
     ConfigError,
     DeliveryTimeout,
     KafkaError,
@@ -368,11 +367,6 @@ class Producer(TransactionalCalls, Generic[K, V]):
         if delivery is None:
             record = checked_record(topic, value, key, partition, timestamp_ms, headers)
             delivery = self._admission.try_admit(record)
-        if delivery is None:
-            raise BufferFull(
-                f"buffer_memory ({self._config.buffer_memory} bytes), or the part of it that one "
-                "broker may hold, is used up: wait, or shed load"
-            )
         return delivery
 
     @overload

@@ -174,6 +174,24 @@ async def test_batches_of_a_topic_with_a_small_limit_grow_no_more() -> None:
     assert len(world.queued(0)) >= 6
 
 
+@virtual
+async def test_batch_that_grew_counts_once_for_its_broker() -> None:
+    world = World(batch_size=1000, elastic_batch_size=3000)
+    world.brokers.busy.add(1)
+    append_many(world, 40)
+    world.close_open()
+    batches = world.queued()
+    assert any(batch.size > 1000 for batch in batches), "none has grown"
+    assert world.shares.held(1) == sum(batch.core.charged for batch in batches)
+    world.brokers.busy.clear()
+    while world.accumulator.incomplete:
+        world.step()
+        for sent in world.brokers.waiting:
+            sent.ack()
+    assert world.shares.held(1) == 0
+    world.check_idle()
+
+
 @pytest.mark.parametrize("elastic", [0, 1000])
 @virtual
 async def test_batches_keep_their_size_if_they_shall(elastic: int) -> None:

@@ -18,6 +18,7 @@ from aiokprod.errors import (
     RecordTooLarge,
     SerializationError,
 )
+from aiokprod.hot.append import DELIVERY_CHARGE, record_size_bound
 from aiokprod.producer import Producer
 from aiokprod.records import ProducerRecord
 from tests.faults.kit import TICK, error_of, now, play, scenario, world
@@ -438,5 +439,28 @@ def test_any_arguments_end_in_an_answer_or_a_documented_error(arguments):
             attempt = await history.send()
             assert attempt.acked, error_of(attempt)
             assert cluster.violations == []
+
+    play(main)
+
+
+@pytest.mark.parametrize("by", ["send", "try_submit"])
+def test_record_as_large_as_the_whole_buffer_is_taken_and_one_byte_more_is_refused(by):
+    value = b"v" * 2_000
+    size = record_size_bound(None, value, ()) + DELIVERY_CHARGE
+
+    async def main():
+        async with world(buffer_memory=size, batch_size=500) as (cluster, producer, _):
+            await producer.warm(["t"])
+
+            async def hand_over(value):
+                if by == "send":
+                    await producer.send("t", value, partition=0)
+                else:
+                    await producer.try_submit("t", value, partition=0)
+
+            await hand_over(value)
+            with pytest.raises(RecordTooLarge, match="buffer_memory"):
+                await hand_over(value + b"v")
+            assert cluster.values("t", 0) == [value]
 
     play(main)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 
 import pyarrow as pa
 import pytest
@@ -14,9 +15,12 @@ from aiokprod.errors import (
     KafkaError,
     MetadataTimeout,
     Outcome,
+    ProducerClosed,
     SerializationError,
 )
+from aiokprod.hot.append import Appender
 from aiokprod.records import ProducerRecord
+from aiokprod.testing import fake_cluster as faults
 from tests.faults.kit import RECOVERY, TICK, now, play, scenario, until, world
 
 CALLS = {
@@ -198,3 +202,30 @@ async def test_part_of_records_that_break_off_is_never_committed(cluster, produc
         await producer.commit_transaction()
     await producer.abort_transaction()
     assert cluster.committed_values("t", 0) == []
+
+
+def test_bulk_call_takes_nothing_more_once_close_was_called(monkeypatch):
+    """Although the closing itself begins a turn of the loop later."""
+    slices_of_one_look = functools.partial(Appender, slice_length=-1.0)
+    monkeypatch.setattr("aiokprod.runtime.Appender", slices_of_one_look)
+
+    async def main():
+        async with world(linger_ms=0) as (cluster, producer, _):
+            await producer.warm(["t"])
+            cluster.control(0, faults.delay(1.0))
+            sending = asyncio.ensure_future(producer.send_many("t", [b"x"] * 20_000, partition=0))
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            assert producer.metrics()["batches_incomplete"] > 0
+            closing = asyncio.ensure_future(producer.close(30))
+            await asyncio.sleep(0)
+            left = producer.metrics()["buffer_available_bytes"]
+            for _ in range(3):
+                await asyncio.sleep(0)
+                assert producer.metrics()["buffer_available_bytes"] == left, "taken after close()"
+            report = await closing
+            result = await sending
+            assert 0 < report.delivered < 20_000
+            assert isinstance(result.errors[19_999], ProducerClosed)
+
+    play(main)

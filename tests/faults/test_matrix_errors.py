@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 
 import pytest
 
@@ -163,6 +164,22 @@ def test_produce_error_for_ever_ends_at_delivery_timeout(code, idempotent):
                 assert not any(a.acked for a in attempts)
                 history.check()
             no_storm(cluster, 3)
+
+    play(main)
+
+
+def test_retries_wait_for_the_backoff_and_twice_as_long_each_time():
+    async def main():
+        options = {"retry_backoff_ms": 1_000, "retry_backoff_max_ms": 60_000}
+        async with world(**options) as (cluster, _, history):
+            await history.send()
+            cluster.fail_produce(TP, Code.NOT_ENOUGH_REPLICAS, 3)
+            attempt = await history.send()
+            assert attempt.acked
+            times = [note.time for note in cluster.requests if note.api_key == 0]
+            pauses = [after - before for before, after in itertools.pairwise(times[1:])]
+            for pause, wanted in zip(pauses, (1, 2, 4), strict=True):
+                assert 0.8 * wanted - 0.01 <= pause <= 1.2 * wanted + 0.01
 
     play(main)
 

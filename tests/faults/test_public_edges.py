@@ -14,6 +14,7 @@ import pytest
 
 from aiokprod import Producer
 from aiokprod.errors import (
+    BufferFull,
     BufferTimeout,
     DeliveryTimeout,
     KafkaError,
@@ -197,6 +198,29 @@ def test_interceptor_hears_of_records_that_close_gave_up():
             assert all(isinstance(error, ProducerClosed) for error in found)
         assert ledger.sent == len(ledger.heard) == 4
         assert len(ledger.errors()) == 3
+
+    play(main)
+
+
+def test_interceptor_hears_of_a_record_that_try_submit_had_no_room_for():
+    async def main():
+        ledger = Ledger()
+        options = {"interceptors": [ledger], "buffer_memory": 3_000, "batch_size": 500}
+        async with world(**options) as (cluster, producer, _):
+            await producer.warm(["t"])
+            cluster.control(0, faults.delay(1.0))
+            taken = []
+
+            def fill():
+                while True:
+                    taken.append(producer.try_submit("t", b"x" * 300, partition=0))
+
+            with pytest.raises(BufferFull):
+                fill()
+            assert ledger.sent == len(taken) + 1
+            assert ledger.errors() == [BufferFull]
+            await asyncio.gather(*taken)
+        assert len(ledger.heard) == ledger.sent
 
     play(main)
 

@@ -9,12 +9,14 @@ import pytest
 
 from aiokprod import (
     AbortableTransactionError,
+    BufferFull,
     ConfigError,
     DeliveryTimeout,
     FatalTransactionError,
     GroupMetadata,
     KafkaError,
     KafkaTimeout,
+    MetadataMissing,
     MetadataTimeout,
     Outcome,
     Producer,
@@ -278,7 +280,7 @@ async def test_f44_record_expired_before_it_was_sent_commit_fails(
     assert stable(cluster)
 
 
-@pytest.mark.parametrize("how", ["metadata", "size", "withdrawn"])
+@pytest.mark.parametrize("how", ["metadata", "size", "size at once", "withdrawn"])
 @transactional(max_block_ms=2_000, cluster={"auto_create": False})
 async def test_f44_record_refused_before_it_was_queued_commit_fails(
     cluster: FakeCluster, producer: Producer[Any, Any], how: str
@@ -291,6 +293,9 @@ async def test_f44_record_refused_before_it_was_queued_commit_fails(
     elif how == "size":
         with pytest.raises(RecordTooLarge):
             await producer.send("t", b"v" * 2_000_000)
+    elif how == "size at once":
+        with pytest.raises(RecordTooLarge):
+            producer.try_submit("t", b"v" * 2_000_000)
     else:
         cluster.control(PRODUCE, lose_request(), times=1)
         with pytest.raises(DeliveryTimeout):
@@ -299,6 +304,28 @@ async def test_f44_record_refused_before_it_was_queued_commit_fails(
         await producer.commit_transaction()
     await producer.abort_transaction(timeout=50)
     assert committed(cluster) == []
+
+
+@transactional(max_block_ms=2_000, buffer_memory=3_000, batch_size=500)
+async def test_f44_record_that_would_block_costs_the_transaction_nothing(
+    cluster: FakeCluster, producer: Producer[Any, Any]
+) -> None:
+    """The caller of `try_submit` is told to come again, and the record was never part of it."""
+    cluster.create_topic("unknown", 1)
+    await producer.begin_transaction()
+    await producer.send("t", b"good", partition=0)
+    with pytest.raises(MetadataMissing):
+        producer.try_submit("unknown", b"v")
+    cluster.control(PRODUCE, delay(0.1))
+
+    def fill() -> None:
+        while True:
+            producer.try_submit("t", b"v" * 300, partition=0)
+
+    with pytest.raises(BufferFull):
+        fill()
+    await producer.commit_transaction()
+    assert b"good" in committed(cluster)
 
 
 @transactional()
