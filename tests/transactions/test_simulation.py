@@ -6,6 +6,8 @@ AIOKPROD_TXN_SEEDS says how many; a failing seed is its own reproduction.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
+import logging
 import os
 import random
 from typing import Any
@@ -17,6 +19,7 @@ from aiokprod.error_codes import Code
 from aiokprod.testing.fake_cluster import (
     FakeCluster,
     Reaction,
+    Request,
     answer_late,
     close,
     cut,
@@ -25,9 +28,13 @@ from aiokprod.testing.fake_cluster import (
     lose_request,
     refuse,
 )
+from aiokprod.testing.fake_cluster.apis.find_coordinator import BATCHED_FROM
+from aiokprod.testing.fake_cluster.profiles import NEWEST
 from aiokprod.testing.memory import MemoryNetwork
 from aiokprod.testing.virtual import run
 from tests.faults.kit import make_producer
+from tests.faults.simulation.judge import check_haste
+from tests.faults.simulation.wire import Wire
 from tests.transactions.kit import (
     ADD_PARTITIONS,
     COMMIT_OFFSETS,
@@ -48,21 +55,98 @@ CRASHES = 0.15
 COMMITTED, ABORTED, UNKNOWN = "committed", "aborted", "unknown"
 
 
+TEMPERAMENTS = (
+    "coordinators_elsewhere", "null_in_errors", "throttling", "carried_out_and_refused",
+    "unknown_codes", "old_versions", "renumbering",
+)  # fmt: skip
+"""Names of methods of `World`; two seeds of three have one or two of them."""
+
+
 class World:
-    """A cluster that fails at random, an application that goes on whatever happens."""
+    """A cluster that fails at random, an application that goes on whatever happens.
+
+    Attributes:
+        temperaments: what its brokers always do; each is a method, whose docstring says why they
+            may.
+    """
 
     def __init__(self, seed: int) -> None:
         self.dice = random.Random(seed)
+        # With dice of their own: they change nothing else about a seed.
+        self.nature = random.Random(seed * 31 + 17)
+        self.temperaments = self.nature.sample(TEMPERAMENTS, self.nature.choice((0, 1, 2)))
+        version = self.dice.choice([1, 2])
+        profile = NEWEST
+        if "old_versions" in self.temperaments:
+            version, profile = 0, self.nature.choice(("0.11", "2.1", "2.4", "2.8", "3.9"))
         self.cluster = FakeCluster(
+            brokers=4 if "coordinators_elsewhere" in self.temperaments else 3,
             network=MemoryNetwork(),
-            transaction_version=self.dice.choice([1, 2]),
+            version_profile=profile,
+            transaction_version=version,
             marker_s=self.dice.choice([0.0, 0.02, 0.5]),
         )
+        self.processed_errors: dict[int, list[int]] = {}
+        for name in self.temperaments:
+            getattr(self, name)()
         self.cluster.create_topic("t", 3)
+        self.wire = Wire()
+        self.cluster.network.on_link = self.wire.follow
         self.fates: dict[int, str] = {}
         self.sent: dict[int, set[tuple[int, bytes]]] = {}
         self.producers = 0
         self.crashes = 0
+
+    # -- temperaments -----------------------------------------------------------------------------
+
+    def coordinators_elsewhere(self) -> None:
+        """Metadata do not list the coordinators: a proxy or gateway keeps them apart, or the
+        metadata cache of the broker that was asked has not heard of a new one yet."""
+        self.cluster.brokers[4].is_listed = False
+        self.cluster.coordinator_ids = self.nature.choice([(4,), (3, 4)])
+
+    def null_in_errors(self) -> None:
+        """FindCoordinator without a find names a null host, or leaves its list empty: librdkafka's
+        mock cluster does the one, gateways the other."""
+        empty = self.nature.random() < 0.3
+
+        def change(request: Request, message: Any) -> Any:
+            if request.api_key != FIND:
+                return message
+            if request.version < BATCHED_FROM:
+                return dataclasses.replace(message, host=None) if message.error_code else message
+            if empty and any(one.error_code for one in message.coordinators):
+                return dataclasses.replace(message, coordinators=())
+            found = [
+                dataclasses.replace(one, host=None) if one.error_code else one
+                for one in message.coordinators
+            ]
+            return dataclasses.replace(message, coordinators=found)
+
+        self.cluster.answer_filters.append(change)
+
+    def throttling(self) -> None:
+        """Every answer carries a throttle time: the client is over its quota for good."""
+        self.cluster.throttle(self.nature.choice((5, 50, 100)))
+
+    def carried_out_and_refused(self) -> None:
+        """The coordinator carries a request out and answers an error: 15 and 16 for a log append
+        that timed out or met a new leader (`TransactionStateManager.appendTransactionToLog`)."""
+        for api in (ADD_PARTITIONS, END):
+            self.processed_errors[api] = [15, 16]
+
+    def unknown_codes(self) -> None:
+        """A code this client does not know, carried out or not: newer brokers, other makers'."""
+        for api in (ADD_PARTITIONS, END, COMMIT_OFFSETS):
+            self.processed_errors.setdefault(api, []).append(9_999)
+
+    def old_versions(self) -> None:
+        """Kafka from 0.11 on, all of which have transactions."""
+
+    def renumbering(self) -> None:
+        """Brokers change ids and keep their addresses (`break_things`)."""
+
+    # -- the application --------------------------------------------------------------------------
 
     def make(self) -> Producer[Any, Any]:
         self.producers += 1
@@ -76,6 +160,9 @@ class World:
         )  # fmt: skip
 
     def reaction(self, api: int) -> Reaction | None:
+        codes = self.processed_errors.get(api)
+        if codes is not None and self.nature.random() < 0.1:
+            return Reaction(process=self.nature.random() < 0.8, error=self.nature.choice(codes))
         if self.dice.random() > 0.2:
             return None
         late = self.dice.uniform(0, 8)
@@ -103,7 +190,11 @@ class World:
         while True:
             await asyncio.sleep(self.dice.uniform(0.5, 4.0))
             node = self.dice.choice([1, 2, 3])
-            if len(self.cluster.living()) < 3:
+            if "renumbering" in self.temperaments and self.nature.random() < 0.3:
+                one, other = self.nature.sample(list(self.cluster.brokers), 2)
+                self.cluster.renumber({one: other, other: one})
+                continue
+            if len(self.cluster.living()) < len(self.cluster.brokers):
                 continue
             which = self.dice.random()
             if which < 0.3:
@@ -236,13 +327,19 @@ class World:
             log = cluster.topics["t"].partitions[partition].log
             assert log.last_stable_offset == log.end_offset, "readers hang"
         assert cluster.violations == []
+        check_haste(self.wire, more=self.producers)
 
 
 def play(seed: int) -> None:
     async def main() -> None:
         await World(seed).main()
 
-    run(main, limit_s=20_000.0, debug=False, collect_garbage=False)
+    disabled = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)  # half of the time would go into texts
+    try:
+        run(main, limit_s=20_000.0, debug=False, collect_garbage=False)
+    finally:
+        logging.disable(disabled)
 
 
 @pytest.mark.parametrize("block", range(6))

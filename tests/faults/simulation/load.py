@@ -4,10 +4,11 @@ told, with an order of events that virtual time alone does not give."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import random
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,8 +16,11 @@ from aiokprod.errors import DeliveryTimeout, KafkaError, Outcome
 from aiokprod.hot.core import Delivery, RecordMetadata
 from aiokprod.producer import Producer
 from tests.faults.kit import now
+from tests.faults.simulation.interrupts import Injector, Interrupt, TimeUp, stepped
 from tests.faults.simulation.seeds import PARTITIONS, TOPICS, Plan
 
+CALLS = 6
+"""Calls during which an injector may strike."""
 GROUP_MAX = 5
 """Records of one `send_many`."""
 
@@ -46,6 +50,7 @@ class Attempt:
         task: where it was handed over; None: in the simulation's own task.
         group: what was handed over in the same call (send_many), itself included.
         is_immediate: handed over by a call that does not wait (try_submit).
+        is_struck: an injector struck inside the call, which may have raised anything.
     """
 
     number: int
@@ -62,6 +67,7 @@ class Attempt:
     task: asyncio.Task[Any] | None = field(default=None, repr=False)
     group: Sequence[Attempt] = field(default=(), repr=False)
     is_immediate: bool = False
+    is_struck: bool = False
 
     @property
     def is_admitted(self) -> bool:
@@ -103,6 +109,7 @@ class Load:
         self.complaints: list[str] = []
         self.cancelled: set[asyncio.Task[Any]] = set()
         self._events = itertools.count(1)
+        self._is_within = False
         self._ways = (
             self._send, self._send_within, self._submit, self._submit, self._try_submit,
             self._send_many,
@@ -134,6 +141,74 @@ class Load:
     def pending(self) -> list[Attempt]:
         """What has no outcome yet."""
         return [attempt for attempt in self.attempts if attempt.result is None]
+
+    # -- calls within calls ---------------------------------------------------------------------
+
+    def interrupt(self, step: int, error: type[BaseException]) -> None:
+        """A signal handler raises inside one of the next calls."""
+        self._call_under(step, lambda: _raise(error()))
+
+    def reenter(self, step: int) -> None:
+        """A signal handler or a finalizer submits inside one of the next calls."""
+        self._call_under(step, self.submit_within)
+
+    def submit_within(self) -> None:
+        """What a hook of the application does: hand a few records over without waiting."""
+        if self._is_within:
+            return
+        self._is_within = True
+        try:
+            for _ in range(self.rng.randrange(1, 4)):
+                attempt = self._new()
+                attempt.is_immediate = True
+                self._try_now(attempt)
+        finally:
+            self._is_within = False
+
+    def _call_under(self, step: int, strike: Callable[[], object]) -> None:
+        injector = Injector(step, strike)
+        if self.rng.random() < 0.5:
+            self._spawn(self._submit_under(injector))
+            return
+        for _ in range(CALLS):
+            attempt = self._new()
+            attempt.is_immediate = True
+            self._try_now(attempt, injector)
+
+    def _try_now(self, attempt: Attempt, injector: Injector | None = None) -> None:
+        under = contextlib.nullcontext() if injector is None else injector.armed()
+        try:
+            with under:
+                handle = self.producer.try_submit(attempt.topic, attempt.value, **attempt.options)
+        except (KafkaError, Interrupt, TimeUp) as error:
+            attempt.is_struck = isinstance(error, Interrupt | TimeUp)
+            self._end(attempt, error)
+            if attempt.is_struck and injector is None:
+                raise  # through the call that this one is within
+            return
+        attempt.admitted = next(self._events)
+        attempt.handle = handle
+        handle.add_done_callback(lambda done, a=attempt: self._from_handle(a))
+
+    async def _submit_under(self, injector: Injector) -> None:
+        """Some records of one partition, one after the other, until the injector strikes."""
+        topic, partition = self.rng.choice(TOPICS), self.rng.randrange(PARTITIONS)
+        for _ in range(CALLS):
+            attempt = self._new(topic, partition)
+            attempt.task = asyncio.current_task()
+            try:
+                with injector.armed():
+                    submitting = self.producer.submit(topic, attempt.value, **attempt.options)
+                handle = await stepped(submitting, injector)
+            except (KafkaError, Interrupt, TimeUp, asyncio.CancelledError) as error:
+                attempt.is_struck = isinstance(error, Interrupt | TimeUp)
+                self._end(attempt, error)
+                if isinstance(error, asyncio.CancelledError):
+                    return
+                continue
+            attempt.admitted = next(self._events)
+            attempt.handle = handle
+            handle.add_done_callback(lambda done, a=attempt: self._from_handle(a))
 
     # -- ways of sending ------------------------------------------------------------------------
 
@@ -279,3 +354,36 @@ class Load:
     def _end(attempt: Attempt, result: Result) -> None:
         attempt.result = result
         attempt.settled_at = now()
+
+
+class Habit:
+    """A serializer and an interceptor of the application that hand records over themselves, for
+    every few records that pass them (a log of what was sent, a schema that is registered)."""
+
+    def __init__(self) -> None:
+        self.load: Load | None = None
+        self._seen = 0
+
+    def __call__(self, value: bytes) -> bytes:
+        self._pass()
+        return value
+
+    def on_send(self, record: Any) -> Any:
+        """As an interceptor."""
+        self._pass()
+        return record
+
+    def on_acknowledgement(self, metadata: Any, error: Any) -> None:
+        """Nothing to do."""
+
+    def close(self) -> None:
+        """Nothing to do."""
+
+    def _pass(self) -> None:
+        self._seen += 1
+        if self.load is not None and self._seen % 5 == 0:
+            self.load.submit_within()
+
+
+def _raise(error: BaseException) -> None:
+    raise error

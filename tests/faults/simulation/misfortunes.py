@@ -11,7 +11,9 @@ from aiokprod.testing import fake_cluster as faults
 from aiokprod.testing.fake_cluster import FakeCluster, Request
 from aiokprod.testing.fake_cluster.log import PartitionLog
 from aiokprod.testing.memory import Link
+from aiokprod.wire.messages.metadata import MetadataResponseBroker
 from tests.faults.kit import clock, now
+from tests.faults.simulation.interrupts import Interrupt, TimeUp
 from tests.faults.simulation.load import Load
 from tests.faults.simulation.seeds import PARTITIONS, PROFILES, TOPICS, UNKNOWN_CODES, Plan
 from tests.faults.simulation.strange import strange_answer
@@ -139,6 +141,17 @@ class Misfortunes:
     def controller(self) -> None:
         self.cluster.move_controller()
 
+    def renumber(self) -> None:
+        """Brokers get other ids and keep their addresses: gateways number their members anew, and
+        an operator replaces one. Two change places, or one gets an id nobody had."""
+        brokers = list(self.cluster.brokers)
+        one = self.rng.choice(brokers)
+        other = self.rng.choice([*brokers, max(brokers) + 1])
+        if other in brokers:
+            self.cluster.renumber({one: other, other: one})
+        else:
+            self.cluster.renumber({one: other})
+
     def heal(self) -> None:
         """Everybody up and well."""
         cluster = self.cluster
@@ -236,6 +249,28 @@ class Misfortunes:
     def stale(self) -> None:
         """A broker's metadata stay as they are while the others go on."""
         self.cluster.freeze_view(self.rng.choice(list(self.cluster.brokers)))
+
+    def lag(self) -> None:
+        """The metadata of a broker stay whole what they are now, its list of brokers and of
+        partitions included, for some answers."""
+        broker = self.rng.choice(list(self.cluster.brokers.values()))
+        brokers = _brokers_of(self.cluster)
+        counts = {name: len(topic.partitions) for name, topic in self.cluster.topics.items()}
+
+        def react(request: Request) -> faults.Reaction | None:
+            if self.cluster.brokers.get(request.broker_id) is not broker:
+                return None
+            return faults.edit(old)
+
+        def old(message: Any) -> Any:
+            topics = [
+                dataclasses.replace(topic, partitions=topic.partitions[: counts.get(topic.name)])
+                for topic in message.topics
+            ]
+            return dataclasses.replace(message, topics=topics, brokers=brokers)
+
+        times = self.rng.choice((1, 3, 8))
+        self._vanished.append(self.cluster.control(3, react, times=times))
 
     def fail(self) -> None:
         where = self._somewhere()
@@ -343,8 +378,28 @@ class Misfortunes:
         for _ in range(self.rng.choice((1, 1, 5))):
             self.load.cancel_one()
 
+    def interrupt(self) -> None:
+        """A signal handler raises somewhere inside the next calls of the application."""
+        step = self._step()
+        self.load.interrupt(step, self.rng.choice((Interrupt, TimeUp)))
+
+    def reenter(self) -> None:
+        """A signal handler or a finalizer hands records over inside the next calls."""
+        self.load.reenter(self._step())
+
+    def _step(self) -> int:
+        """A bytecode of a call; most calls take few of them, one that opens a batch hundreds."""
+        return int(self.rng.choice((60, 400, 1_500)) * self.rng.random()) + 1
+
     def wait(self) -> None:
         """Nothing goes wrong for once."""
+
+
+def _brokers_of(cluster: FakeCluster) -> list[MetadataResponseBroker]:
+    return [
+        MetadataResponseBroker(node_id=one.broker_id, host=one.host, port=one.port)
+        for one in cluster.registered()
+    ]
 
 
 def _flow_again(link: Link) -> None:

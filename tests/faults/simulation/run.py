@@ -17,8 +17,15 @@ from aiokprod.testing.fake_cluster import FakeCluster, TopicConfig
 from aiokprod.testing.memory import MemoryNetwork
 from aiokprod.testing.virtual import run
 from tests.faults.kit import RECOVERY, TICK, clock, make_producer, now
-from tests.faults.simulation.judge import Judge, Violation, check_counts, check_idle, longest
-from tests.faults.simulation.load import Attempt, Load
+from tests.faults.simulation.judge import (
+    Judge,
+    Violation,
+    check_counts,
+    check_haste,
+    check_idle,
+    longest,
+)
+from tests.faults.simulation.load import Attempt, Habit, Load
 from tests.faults.simulation.misfortunes import Misfortunes
 from tests.faults.simulation.seeds import PARTITIONS, TOPICS, Plan, plan_of
 from tests.faults.simulation.temperaments import Temperaments
@@ -89,10 +96,16 @@ class Simulation:
         minimum = min(2, plan.cluster["brokers"])
         self.cluster.create_topic("t", PARTITIONS)
         self.cluster.create_topic("u", PARTITIONS, config=TopicConfig(min_insync_replicas=minimum))
+        habit = Habit()
+        options = dict(plan.options)
+        if plan.habit == "serializer":
+            options["value_serializer"] = habit
+        elif plan.habit == "interceptor":
+            options["interceptors"] = [habit]
         self.producer: Producer[Any, Any] = make_producer(
-            self.cluster, seed=plan.seed, unix_ms=self._wall_ms, **plan.options
+            self.cluster, seed=plan.seed, unix_ms=self._wall_ms, **options
         )
-        self.load = Load(plan, self.producer, self.rng)
+        self.load = habit.load = Load(plan, self.producer, self.rng)
         self.temperaments = Temperaments(plan, self.cluster)
         self.misfortunes = Misfortunes(plan, self.cluster, self.load, self.rng, self.temperaments)
         self.started_at = 0.0
@@ -259,6 +272,7 @@ class Simulation:
 
     def _judge(self) -> None:
         check_counts(self.cluster, self.plan, now() - self.started_at)
+        check_haste(self.wire)
         judge = Judge(
             self.plan, self.cluster, self.load, self.misfortunes, self.wire, self.ended_at
         )

@@ -19,6 +19,8 @@ TEMPERAMENTS = (
 )  # fmt: skip
 """Names of methods of `Temperaments`; two seeds of three have one to three of them."""
 
+HABITS = ("",)
+
 UNKNOWN_CODES = (500, 9_999, -77)
 """Error codes no version of Kafka has."""
 
@@ -26,7 +28,7 @@ MENU = (
     "kill", "stop", "pause", "move", "controller", "fail", "duplicate", "reset", "blackhole",
     "half_open", "throttle", "stall", "clock", "cancel", "expand", "recreate", "retain", "vanish",
     "stale", "upgrade", "slow", "cut", "trickle", "shrink_limit", "strange", "fast_forward",
-    "wait",
+    "wait", "renumber", "lag",
 )  # fmt: skip
 """Names of methods of `Misfortunes`; each seed draws a subset of them (swarm testing)."""
 
@@ -43,6 +45,7 @@ class Plan:
             "stranger" (somebody cancels one of its tasks).
         producer_epoch: epoch of the first producer id.
         temperaments: names of methods of `Temperaments`.
+        habit: "serializer" or "interceptor" if the application's own one submits now and then.
     """
 
     seed: int
@@ -55,6 +58,7 @@ class Plan:
     ending: str
     producer_epoch: int
     temperaments: tuple[str, ...] = ()
+    habit: str = ""
 
     @property
     def idempotent(self) -> bool:
@@ -103,6 +107,7 @@ def plan_of(seed: int) -> Plan:
         ending=rng.choices(("heal", "close", "stranger"), (90, 6, 4))[0],
         producer_epoch=rng.choice((0, 0, 0, 32_765)),
         temperaments=temperaments,
+        habit=random.Random(seed * 61 + 5).choice(HABITS),
     )
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, Final
 
+from aiokprod.error_codes import Code
 from aiokprod.testing.fake_cluster.batches import BatchRefused, read_batch
 from aiokprod.testing.transports import Link, Recording
 from aiokprod.wire.headers import decode_request_header, decode_response_header
@@ -21,10 +22,14 @@ from aiokprod.wire.messages import REQUESTS, RESPONSES
 
 PRODUCE: Final = 0
 METADATA: Final = 3
+FIND_COORDINATOR: Final = 10
 API_VERSIONS: Final = 18
 INIT_PRODUCER_ID: Final = 22
 BY_ID: Final = 13
 """First Produce version that names topics by id."""
+
+LEAST_BACKOFF_S: Final = 0.079
+"""retry_backoff_ms (100) less its jitter (20 %)."""
 
 _FIXED = struct.Struct(">ihhi")
 """Length, API key, version, correlation id."""
@@ -95,6 +100,22 @@ class Wire:
                     self._note_records(each)
         return self._attempts.get(value, [])
 
+    def hasty(self, api_key: int) -> tuple[int, int]:
+        """Requests of an API that left within less than the shortest backoff after one before them
+        for the same thing, and all of its requests. An answer that asks for haste excuses."""
+        before: dict[Any, Exchange] = {}
+        hasty = count = 0
+        mine = [each for each in self.exchanges() if each.api_key == api_key]
+        for each in sorted(mine, key=lambda one: one.sent_at):
+            subject = _subject(each)
+            last = before.get(subject)
+            before[subject] = each
+            count += 1
+            if last is not None and each.sent_at - last.sent_at < LEAST_BACKOFF_S:
+                answered = getattr(last.answer, "error_code", None)
+                hasty += answered != Code.CONCURRENT_TRANSACTIONS
+        return hasty, count
+
     def _note_records(self, exchange: Exchange) -> None:
         assert self._attempts is not None
         _, body = decode_request_header(exchange.frame[4:])
@@ -116,6 +137,15 @@ class Wire:
                     continue
                 for record in batch.records:
                     self._attempts.setdefault(record.value or b"", []).append(attempt)
+
+
+def _subject(exchange: Exchange) -> Any:
+    """What a request asks for, as far as requests for other things may leave beside it."""
+    if exchange.api_key != FIND_COORDINATOR:
+        return None
+    _, body = decode_request_header(exchange.frame[4:])
+    request: Any = REQUESTS[FIND_COORDINATOR].decode(body, exchange.version)
+    return request.key_type, request.key, tuple(request.coordinator_keys)
 
 
 def _codes(answer: Any, version: int) -> dict[tuple[Any, int], int]:
