@@ -5,12 +5,14 @@ The classes are those of faults.md, section 3; the tables of the engine are not 
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from aiokprod import AbortableTransactionError, FatalTransactionError, KafkaError
 from aiokprod.testing.fake_cluster import FakeCluster, refuse
 from aiokprod.testing.memory import MemoryNetwork
-from tests.faults.kit import TICK, make_producer, now, play
+from tests.faults.kit import TICK, make_producer, now, play, until
 from tests.faults.test_matrix_errors import CODES, RETRIED
 from tests.transactions.kit import (
     ADD_OFFSETS,
@@ -109,3 +111,53 @@ def test_every_code_ends_in_its_class(name, tv):
             assert ended != "fatal", (code, ended)
         else:
             assert ended != "committed" or code in RETRIED_ANYWAY, (code, ended)
+
+
+LASTING = {
+    FIND: (14, 15, 16), INIT: (14, 15, 16, 7, 51), ADD_PARTITIONS: (14, 15, 16, 3, 51),
+    ADD_OFFSETS: (14, 15, 16, 51), COMMIT_OFFSETS: (14, 15, 16, 7, 51), END: (14, 15, 16, -1, 51),
+}  # fmt: skip
+LASTS_S = 10.0
+
+
+async def lasting_case(api: int, code: int, tv: int) -> tuple[int, int]:
+    """Requests of the API and lookups in 10 s of refusals."""
+    cluster = FakeCluster(network=MemoryNetwork(), transaction_version=tv)
+    cluster.create_topic("t", 3)
+    producer = make_producer(cluster, transactional_id=ID, max_block_ms=600_000)
+    try:
+        if api not in (FIND, INIT):
+            await producer.start()
+        finds = cluster.count(FIND)
+        stop = cluster.control(api, refuse(code))
+        running = asyncio.ensure_future(full(producer, b"1"))
+        await until(lambda: cluster.count(api) > 0)
+        await asyncio.sleep(LASTS_S)
+        counts = cluster.count(api), cluster.count(FIND) - finds
+        stop()
+        await running
+        assert committed(cluster) == [b"1", b"1"]
+        assert cluster.transactions.committed_offsets == {"g": {("in", 0): 1}}
+    finally:
+        await producer.close(timeout=30.0)
+    return counts
+
+
+@pytest.mark.parametrize("tv", [1, 2], ids=["TV1", "TV2"])
+@pytest.mark.parametrize("name", CALLS)
+def test_refusal_that_lasts_is_repeated_with_backoff(name: str, tv: int) -> None:
+    """0.1, 0.2, 0.4, 0.8 s, then every second, each within 20 %: 13 requests in 10 s. With code 51
+    the first pauses are 2, 4, 8 ms and so on, until they have reached the backoff; partitions
+    of a new transaction are asked for every 20 ms (KAFKA-5477)."""
+    api = CALLS[name]
+    for code in () if tv == 2 and api in (ADD_PARTITIONS, ADD_OFFSETS) else LASTING[api]:
+        requests, finds = play(lambda c=code: lasting_case(api, c, tv))
+        if code != 51:
+            assert 11 <= requests <= 17, (code, requests)
+        elif api == ADD_PARTITIONS:
+            assert 400 <= requests <= 520, requests
+        else:
+            assert 15 <= requests <= 24, requests
+        # The group has a coordinator of its own.
+        lookups = requests if api == FIND or code in (15, 16) or (code, api) == (7, 28) else 0
+        assert lookups - 1 <= finds <= lookups + 2, (code, finds)
