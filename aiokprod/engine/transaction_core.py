@@ -123,6 +123,7 @@ class TransactionCore(Idempotent):
         started: the coordinator may have something to end.
         uncertain: a request that starts a transaction was sent and not answered.
         prepared: the open transaction is complete, and ended by somebody else.
+        unmapped: the coordinator does not know this producer id any more.
         confirmed: the coordinator has begun the open transaction.
         awaits_markers: nothing is sent before those of the transaction before are written.
     """
@@ -151,6 +152,7 @@ class TransactionCore(Idempotent):
         self.offsets: deque[OffsetsJob] = deque()
         self.started = False
         self.uncertain = False
+        self.unmapped = False
         self.prepared = False
         self.confirmed = False
         self.awaits_markers = False
@@ -353,6 +355,8 @@ class TransactionCore(Idempotent):
         )
         self.error.__cause__ = error
         self._needs_bump = True
+        if error.code is not None and error.code.number == Code.INVALID_PRODUCER_ID_MAPPING:
+            self.unmapped = True
         self._discard = self.error
         self._become(TxnState.ABORTABLE_ERROR)
         if self.ending is not None:

@@ -242,6 +242,9 @@ class TransactionDriver:
             manager.ended(body.producer_id, body.producer_epoch)
         elif result.code == Code.INVALID_TXN_STATE and manager.uncertain and not manager.started:
             manager.ended()  # what should have started it never arrived
+        elif result.code == Code.INVALID_PRODUCER_ID_MAPPING and not ending.commit:
+            manager.unmapped = True
+            manager.ended()  # nothing is open under this producer id
         elif result.verdict is not None:
             self._end_refused(result, commit=ending.commit)
 

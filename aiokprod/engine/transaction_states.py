@@ -82,17 +82,26 @@ _COMMON: Final[Mapping[int, Verdict]] = {
     Code.INVALID_PRODUCER_EPOCH: _V.FENCED,
     Code.PRODUCER_FENCED: _V.FENCED,
     Code.TRANSACTION_ABORTABLE: _V.ABORT,
+    # The transactional id expired while nothing was sent (transactional.id.expiration.ms), or
+    # another producer took over and was given another id: InitProducerId after the abort tells
+    # which. Java 3.x did the same; 4.x gives up.
+    Code.INVALID_PRODUCER_ID_MAPPING: _V.ABORT,
     Code.GROUP_AUTHORIZATION_FAILED: _V.ABORT,
     Code.TOPIC_AUTHORIZATION_FAILED: _V.ABORT,
     Code.BROKER_NOT_AVAILABLE: _V.RETRY,
 }
 
 _OWN: Final[Mapping[Call, Mapping[int, Verdict]]] = {
-    Call.FIND: {Code.NOT_COORDINATOR: _V.RETRY, Code.COORDINATOR_NOT_AVAILABLE: _V.RETRY},
+    Call.FIND: {
+        Code.NOT_COORDINATOR: _V.RETRY,
+        Code.COORDINATOR_NOT_AVAILABLE: _V.RETRY,
+        Code.INVALID_PRODUCER_ID_MAPPING: _V.FATAL,
+    },
     # Heals when the ACL is granted (Java 4.0+): a later call asks again.
     Call.INIT: {
         Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: _V.ABORT,
         Code.CLUSTER_AUTHORIZATION_FAILED: _V.ABORT,
+        Code.INVALID_PRODUCER_ID_MAPPING: _V.FATAL,
     },
     Call.ADD_PARTITIONS: {Code.OPERATION_NOT_ATTEMPTED: _V.ABORT},
     Call.ADD_OFFSETS: {},
@@ -158,7 +167,6 @@ FATAL_PRODUCE_CODES: Final = frozenset(
         Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
         Code.PRODUCER_FENCED,
         Code.UNSUPPORTED_VERSION,
-        Code.INVALID_PRODUCER_ID_MAPPING,
     }
 )
 """Codes of a failed batch that end the producer; all others only its transaction."""

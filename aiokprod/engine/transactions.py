@@ -80,7 +80,7 @@ class TransactionManager(TransactionCore):
         self.tv2 = self._version() >= SECOND_PROTOCOL
         self.error = None
         self.started = self.uncertain = self._needs_bump = self.prepared = False
-        self.confirmed = False
+        self.confirmed = self.unmapped = False
         self._discard = None
         self.members.clear()
         self._openings.reset()
@@ -269,6 +269,7 @@ class TransactionManager(TransactionCore):
             bump = False
         if self.uncertain:
             bump = bump or producer_id < 0
+        bump = bump or self.unmapped
         self.members.clear()
         self._openings.reset()
         self._pace.ended(self._loop.time())

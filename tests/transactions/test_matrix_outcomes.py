@@ -53,6 +53,8 @@ RETRIED = {
 """Retriable in Kafka 4.x, and BROKER_NOT_AVAILABLE (8)."""
 FENCED = {47, 90}
 ABORTABLE = {29, 30, 120}
+UNMAPPED = 49
+"""INVALID_PRODUCER_ID_MAPPING: an abort and a new producer id, if nobody else has taken over."""
 OWN_ABORTABLE = {
     ADD_PARTITIONS: {55},
     COMMIT_OFFSETS: {22, 25, 82, 110, 113},
@@ -176,6 +178,8 @@ def expected(api: int, code: int, times: int | None, *, tv: int, commit: bool) -
     if code in ABORTABLE | OWN_ABORTABLE.get(api, set()):
         # 120 says by its class what to do, although no transaction is open yet.
         return "refused" if api in (FIND, INIT) and code != 120 else "abortable"
+    if code == UNMAPPED and api not in (FIND, INIT):
+        return "abortable" if api != END or commit else "done"
     if api == INIT and code in (31, 53):
         return "refused"
     if api == END and code not in BEFORE_WRITING:
@@ -253,7 +257,7 @@ def test_code_ends_as_named_and_reported_is_what_the_log_holds(
         return
     wrong = []
     for code, processed in cases(api, times, tv):
-        lies = api == END and processed and code in BEFORE_WRITING
+        lies = processed and (code == UNMAPPED or (api == END and code in BEFORE_WRITING))
         reaction = Reaction(process=processed, error=code)
         try:
             found = play(lambda r=reaction, li=lies: one_case(
