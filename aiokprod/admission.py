@@ -7,6 +7,7 @@ size, memory, append. No memory is held while something else is awaited.
 from __future__ import annotations
 
 import asyncio
+import functools
 from typing import TYPE_CHECKING, Any
 
 from aiokprod.errors import (
@@ -79,34 +80,46 @@ class Admission:
         try:
             delivery = await self._watched(record, deadline)
         except BaseException as error:
-            self._tell_refused(error)
+            self._tell_refused(record, error)
             raise
-        delivery.set_hook(self._on_settled)
+        self._await_end(delivery)
         return delivery
 
     def refuse(self, record: ProducerRecord[Any, Any], error: KafkaError) -> None:
         """A record is refused without being looked at: tell interceptors of it."""
         if self._interceptors is not None:
-            self._interceptors.on_send(record)
-            self._tell_refused(error)
+            self._tell_refused(self._interceptors.on_send(record), error)
 
     async def _watched(self, record: ProducerRecord[Any, Any], deadline: float) -> Delivery:
         """A transaction must know of the records it lacks."""
         try:
             return await self._admit(record, deadline)
         except KafkaError as error:
+            _locate(error, record.topic, record.partition)
             self._runtime.state.on_refused(error)
             raise
 
-    def _tell_refused(self, error: BaseException) -> None:
-        assert self._interceptors is not None, "only called with interceptors"
-        self._interceptors.on_acknowledgement(None, _as_kafka_error(error))
+    def _tell_refused(self, record: ProducerRecord[Any, Any], error: BaseException) -> None:
+        self._tell(record.topic, record.partition, None, error)
 
-    def _on_settled(self, metadata: RecordMetadata | None, error: BaseException | None) -> None:
-        assert self._interceptors is not None, "only set as a hook with interceptors"
-        self._interceptors.on_acknowledgement(
-            metadata, None if error is None else _as_kafka_error(error)
-        )
+    def _await_end(self, delivery: Delivery) -> None:
+        """Tell interceptors of the record's end. No reference to the record is kept: its memory
+        counts as free before its end."""
+        delivery.set_hook(functools.partial(self._tell, delivery.topic, delivery.partition))
+
+    def _tell(
+        self,
+        topic: str,
+        partition: int | None,
+        metadata: RecordMetadata | None,
+        error: BaseException | None,
+    ) -> None:
+        assert self._interceptors is not None, "only called with interceptors"
+        told = None
+        if error is not None:
+            told = _as_kafka_error(error)
+            _locate(told, topic, partition)
+        self._interceptors.on_acknowledgement(metadata, told)
 
     async def _admit(self, record: ProducerRecord[Any, Any], deadline: float) -> Delivery:
         topic, partition = record.topic, record.partition
@@ -219,12 +232,13 @@ class Admission:
                 )
         except Exception as error:
             if self._interceptors is not None:
-                self._tell_refused(error)
+                self._tell_refused(record, error)
             if isinstance(error, KafkaError):
+                _locate(error, record.topic, record.partition)
                 self._runtime.state.on_refused(error)
             raise
         if self._interceptors is not None:
-            delivery.set_hook(self._on_settled)
+            self._await_end(delivery)
         return delivery
 
     def _try_admit(self, record: ProducerRecord[Any, Any]) -> Delivery | None:
@@ -267,6 +281,12 @@ class Admission:
                 f"buffer_memory ({self._buffer_memory}); make it smaller or raise buffer_memory"
             )
         return size + DELIVERY_CHARGE
+
+
+def _locate(error: KafkaError, topic: str, partition: int | None) -> None:
+    """Say which record the error is of, unless it says so already."""
+    if error.topic is None:
+        error.topic, error.partition = topic, partition
 
 
 def _as_kafka_error(error: BaseException) -> KafkaError:

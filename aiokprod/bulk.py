@@ -73,9 +73,7 @@ class BulkResult:
         found = dict(self._refused)
         positions = self._positions()
         for entry in self._tracker.failed():
-            error = self._tracker.position(entry)[2]
-            assert error is not None, "a failed entry has an error"
-            found[positions[entry]] = error.copy()
+            found[positions[entry]] = self._tracker.error(entry)
         return dict(sorted(found.items()))
 
     @property

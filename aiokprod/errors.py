@@ -98,6 +98,8 @@ class KafkaError(Exception):
         code: row of the error table, or None if no code belongs to the failure.
         outcome: whether the record can be in the log; NOT_SENT and REJECTED are safe to resend.
         retriable: the same call may succeed later.
+        topic, partition: of the record that failed; None if the error is not that of one record,
+            or was raised before a partition was chosen. Set by the producer, not to be changed.
 
     What is not given comes from the code, else from the class. Instances pickle and copy with all
     their attributes; chained exceptions and tracebacks stay behind.
@@ -106,6 +108,8 @@ class KafkaError(Exception):
     default_outcome: ClassVar[Outcome] = Outcome.UNKNOWN
     default_retriable: ClassVar[bool] = False
     default_code: ClassVar[Code | None] = None
+    topic: str | None = None
+    partition: int | None = None
 
     def __init__(
         self,

@@ -22,10 +22,23 @@ class ProducerInterceptor(Protocol):
 
     def on_send(self, record: ProducerRecord[Any, Any]) -> ProducerRecord[Any, Any]:
         """The record to go on with: the same or a changed one. Runs in the caller's task, before
-        serialization, while the partition may still be None."""
+        serialization, while the partition may still be None.
+
+        Not called for what is refused before there is a record: wrong arguments, a producer that
+        is closed or has failed.
+        """
 
     def on_acknowledgement(self, metadata: RecordMetadata | None, error: KafkaError | None) -> None:
-        """The end of a record, exactly once each: `metadata` of a delivered one, else `error`."""
+        """The end of a record, exactly once for each that `on_send` has seen.
+
+        Args:
+            metadata: of a delivered record, else None. Java passes metadata with offset -1 instead.
+            error: why it was not delivered, else None; `error.topic` and `error.partition` say
+                which record it was (the partition is None if none was chosen), `error.outcome`
+                whether it can be in the log.
+
+        Runs on the event loop, before the callbacks of the delivery.
+        """
 
     def close(self) -> None:
         """The producer was closed; called once, see `aiokprod.plugins`."""

@@ -129,7 +129,8 @@ _HISTOGRAMS: Final = (
 
 
 class Metrics(Observer):
-    """Counters since start and histograms; the names follow the Java producer's metrics.
+    """Counters since start and histograms, by names of this producer: those of Java's metrics are
+    rates and averages of its own, with other names.
 
     `delivery_time_s` runs from the first append of a batch to its acknowledgment, `queue_time_s` to
     its first hand-over.

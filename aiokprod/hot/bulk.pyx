@@ -69,6 +69,14 @@ cdef class BulkTracker:
             return core.partition, None, error
         return core.partition, core.base_offset + index if core.base_offset >= 0 else None, None
 
+    def error(self, Py_ssize_t record):
+        """The error of a failed record, a fresh one; its batch must have failed."""
+        if record < 0 or record >= self.count:
+            raise IndexError(record)
+        cdef int32_t index = self.indices[record]
+        cdef BatchCore core = (<BatchCore>self.cores[self.numbers[record]]).locate(&index)
+        return core.error_of(index)
+
     def ranges(self):
         """(topic, partition, records, first offset | None, last offset | None) of every batch, as
         far as its records are acknowledged; all batches must be settled."""

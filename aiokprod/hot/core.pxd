@@ -66,6 +66,7 @@ cdef class BatchCore:
     cdef int watch(self, Delivery delivery) except -1
     cdef int wake(self) except -1
     cdef BatchCore locate(self, int32_t* index)
+    cdef object error_of(self, int32_t index)
 
 
 cdef class Delivery:

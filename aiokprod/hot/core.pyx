@@ -491,6 +491,16 @@ cdef class BatchCore:
             index[0] -= <int32_t>core.part_starts[part]
             core = core.parts[part]
 
+    cdef object error_of(self, int32_t index):
+        """A fresh error of record `index` of this failed batch, which says where it was to go."""
+        cdef object error = self.error
+        if self.record_errors is not None:
+            error = self.record_errors.get(index, error)
+        error = error.copy()
+        error.topic = self.topic
+        error.partition = self.partition
+        return error
+
     cdef int watch(self, Delivery delivery) except -1:
         if self.waiters is None:
             self.waiters = [delivery]
@@ -627,10 +637,7 @@ cdef class Delivery:
         return md
 
     cdef object failure(self, BatchCore core, int32_t index):
-        cdef object error = core.error
-        if core.record_errors is not None:
-            error = core.record_errors.get(index, error)
-        return error.copy()
+        return core.error_of(index)
 
     def add_done_callback(self, fn, *, context=None):
         """Schedule `fn(delivery)` by `loop.call_soon` once the outcome is known.

@@ -483,3 +483,94 @@ async def test_warm_that_waits_for_a_connection_ends_with_the_producer(
     with pytest.raises(ProducerClosed if end == "close" else ProducerFailed):
         await warming
     assert now() - started <= TICK
+
+
+# -- which record an error is of ------------------------------------------------------------------
+
+
+class Noting:
+    """Keeps what interceptors are told of failed records."""
+
+    def __init__(self):
+        self.seen, self.ended = 0, []
+
+    def on_send(self, record):
+        self.seen += 1
+        return record
+
+    def on_acknowledgement(self, metadata, error):
+        self.ended.append((metadata, error))
+
+    def close(self): ...
+
+    @property
+    def failed(self):
+        return [(error.topic, error.partition) for _, error in self.ended if error is not None]
+
+
+@scenario(
+    partitions=3, interceptors=[Noting()], max_block_ms=500, allow_auto_create_topics=False
+)
+async def test_error_told_to_interceptors_names_topic_and_partition(cluster, producer, history):
+    """As far as they are known, for every way in which a record may fail (Java: always)."""
+    [noting] = producer._interceptors._interceptors
+    with pytest.raises(MetadataTimeout) as caught:
+        await producer.send("missing", b"v")
+    assert (caught.value.topic, caught.value.partition) == ("missing", None)
+    with pytest.raises(MetadataTimeout) as caught:
+        await producer.send("t", b"v", partition=7)
+    assert (caught.value.topic, caught.value.partition) == ("t", 7)
+    with pytest.raises(RecordTooLarge) as caught:
+        await producer.send("t", bytes(2**21), partition=1)
+    assert (caught.value.topic, caught.value.partition) == ("t", 1)
+    with pytest.raises(RecordTooLarge) as caught:
+        producer.try_submit("t", bytes(2**21), partition=2)
+    assert (caught.value.topic, caught.value.partition) == ("t", 2)
+    assert noting.failed == [("missing", None), ("t", 7), ("t", 1), ("t", 2)]
+
+    cluster.fail_produce(("t", 1), 87, times=1)  # INVALID_RECORD
+    with pytest.raises(KafkaError) as caught:
+        await producer.send("t", b"v", partition=1)
+    assert (caught.value.topic, caught.value.partition) == ("t", 1)
+    assert noting.failed[-1] == ("t", 1)
+
+    delivery = await producer.submit("t", b"withdrawn", partition=2)
+    assert delivery.cancel()
+    assert noting.failed[-1] == ("t", 2)
+    assert noting.ended[-1][1].outcome is Outcome.NOT_SENT
+
+    sending = asyncio.create_task(producer.send("missing", b"v", partition=0))
+    await asyncio.sleep(0.1)
+    sending.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await sending
+    assert noting.failed[-1] == ("missing", 0)
+
+    metadata = await producer.send("t", b"v", partition=0)
+    assert noting.ended[-1] == (metadata, None)
+    assert noting.seen == len(noting.ended) == 8
+
+
+@scenario(partitions=2)
+async def test_errors_of_deliveries_and_bulk_calls_name_topic_and_partition(
+    cluster, producer, history
+):
+    """Each record gets an error of its own: several partitions fail with one code at once."""
+    await producer.warm(["t"])
+    cluster.fail_produce(("t", 0), 87, times=None)
+    cluster.fail_produce(("t", 1), 87, times=None)
+    deliveries = [await producer.submit("t", b"v", partition=n % 2) for n in range(4)]
+    await asyncio.wait(deliveries)
+    errors = [delivery.exception() for delivery in deliveries]
+    assert [(error.topic, error.partition) for error in errors] == [("t", 0), ("t", 1)] * 2
+    result = await producer.send_many(
+        ProducerRecord("t", b"v", partition=n % 2) for n in range(4)
+    )
+    assert [(error.topic, error.partition) for error in result.errors.values()] == [
+        ("t", 0),
+        ("t", 1),
+    ] * 2
+    copy = pickle.loads(pickle.dumps(errors[1]))
+    assert (copy.topic, copy.partition) == ("t", 1)
+    assert (KafkaError("x").topic, KafkaError("x").partition) == (None, None)
+    cluster.produce_script.clear()
