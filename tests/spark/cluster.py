@@ -18,11 +18,11 @@ import pytest
 
 from aiokprod.errors import Code
 from aiokprod.producer import Producer
-from aiokprod.spark import driver, transactional
+from aiokprod.spark import driver, tasks, transactional
 from aiokprod.spark.context import Task
 from aiokprod.spark.driver import TransactionEnder
-from aiokprod.spark.messages import Prepared
-from aiokprod.spark.options import EXACTLY_ONCE, SinkOptions
+from aiokprod.spark.messages import Prepared, TaskReport
+from aiokprod.spark.options import AT_LEAST_ONCE, EXACTLY_ONCE, SinkOptions
 from aiokprod.spark.process import LoopThread
 from aiokprod.spark.session import Session
 from aiokprod.testing import virtual
@@ -47,7 +47,8 @@ from aiokprod.wire.messages.offset_fetch import (
     OffsetFetchResponseTopics,
 )
 
-FIND_COORDINATOR, OFFSET_FETCH, END_TXN, TXN_OFFSET_COMMIT = 10, 9, 26, 28
+PRODUCE, FIND_COORDINATOR, OFFSET_FETCH, END_TXN, TXN_OFFSET_COMMIT = 0, 10, 9, 26, 28
+INIT_PRODUCER_ID = 22
 DESCRIBE_TRANSACTIONS, LIST_TRANSACTIONS = 65, 66
 FIRST_WITH_STATES = "3.0"
 """The first release with DescribeTransactions and ListTransactions (KIP-664)."""
@@ -228,7 +229,7 @@ Rows = Iterable[tuple[str, str]]
 
 
 class Query:
-    """A stream, or a batch job if `delivery` is transactional, as its writer sees it.
+    """A stream, or a batch job if `delivery` is another one, as its writer sees it.
 
     The DataFrame has a topic column, unless the option `topic` is given.
     """
@@ -242,15 +243,16 @@ class Query:
             {
                 "kafka.bootstrap.servers": cluster.bootstrap_servers,
                 "delivery": EXACTLY_ONCE,
-                "transactionalIdPrefix": "p",
             }
+            | ({} if options.get("delivery") == AT_LEAST_ONCE else {"transactionalIdPrefix": "p"})
             | options
         )
         environment = cluster.environment()
         patch.setattr(driver, "loop_thread", lambda kind: self.thread)
         patch.setattr(driver, "_swept", {})
-        for module in (driver, transactional):
+        for module in (driver, transactional, tasks):
             patch.setattr(module, "Producer", partial(Producer, environment=environment))
+        for module in (driver, transactional):
             patch.setattr(module, "Session", partial(Session, environment=environment))
 
     def id(self, number: int) -> str:
@@ -266,7 +268,26 @@ class Query:
         attempt: int = 0,
         then: Callable[[], None] | None = None,
     ) -> Prepared:
-        """One task attempt; `then` is called after its last row."""
+        """One task attempt within a transaction; `then` is called after its last row."""
+        streaming = self.options.delivery == EXACTLY_ONCE
+        task, feed = self._attempt(batch, number, rows, attempt, then)
+        return await transactional.run_transactional(
+            self.thread, self.options, task, feed, None if streaming else "job"
+        )
+
+    async def plain_task(self, number: int, rows: Rows) -> TaskReport:
+        """One task attempt with delivery=at_least_once."""
+        task, feed = self._attempt(None, number, rows, 0, None)
+        return await tasks._run_plain(self.thread, self.options, task, feed, None)
+
+    def _attempt(
+        self,
+        batch: int | None,
+        number: int,
+        rows: Rows,
+        attempt: int,
+        then: Callable[[], None] | None,
+    ) -> tuple[Task, Any]:
         streaming = self.options.delivery == EXACTLY_ONCE
         task = Task(
             number, attempt, "host", batch if streaming else None, "q" if streaming else None,
@@ -276,11 +297,8 @@ class Query:
         columns = {"value": pa.array([value.encode() for _, value in rows], pa.binary())}
         if self.options.topic is None:
             columns["topic"] = pa.array([topic for topic, _ in rows], pa.string())
-        tables = [pa.RecordBatch.from_pydict(columns)] if rows else []
-        feed: Any = _Rows(tables, then)
-        return await transactional.run_transactional(
-            self.thread, self.options, task, feed, None if streaming else "job"
-        )
+        given = [pa.RecordBatch.from_pydict(columns)] if rows else []
+        return task, _Rows(given, then)
 
     async def tasks(self, batch: int | None, parts: list[Rows]) -> list[Prepared]:
         """All tasks of a batch, one after the other."""

@@ -6,6 +6,7 @@ done with Spark and real brokers in tests/spark/integration.
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -14,7 +15,8 @@ from aiokprod.errors import Code
 from aiokprod.spark.driver import CommitFailed, TransactionEnder
 from aiokprod.spark.failures import CheckpointRolledBack, NonDeterministicReplay, SinkError
 from aiokprod.spark.markers import Marker, read_marker
-from aiokprod.testing.fake_cluster.control import Reaction, close
+from aiokprod.spark.messages import TaskReport
+from aiokprod.testing.fake_cluster.control import Reaction, answer_late, close, refuse
 from aiokprod.testing.fake_cluster.framing import Request
 from aiokprod.wire.messages.describe_transactions import (
     DescribeTransactionsResponse,
@@ -24,6 +26,9 @@ from tests.spark.cluster import (
     DESCRIBE_TRANSACTIONS,
     END_TXN,
     FIND_COORDINATOR,
+    INIT_PRODUCER_ID,
+    LIST_TRANSACTIONS,
+    PRODUCE,
     Query,
     Rows,
     SparkCluster,
@@ -223,7 +228,7 @@ def test_coordinator_that_loads_moves_or_hangs_up_is_asked_again(
         messages = await query.tasks(None, four_tasks())
         codes = iter([Code.COORDINATOR_LOAD_IN_PROGRESS, Code.NOT_COORDINATOR])
 
-        def refuse(request: Request) -> Reaction | None:
+        def unready(request: Request) -> Reaction | None:
             code = next(codes, None)
             if code is None:
                 return close()
@@ -241,7 +246,7 @@ def test_coordinator_that_loads_moves_or_hangs_up_is_asked_again(
                 ),
             )  # fmt: skip
 
-        cluster.control(DESCRIBE_TRANSACTIONS, refuse, times=3)
+        cluster.control(DESCRIBE_TRANSACTIONS, unready, times=3)
         await query.commit(messages)
         assert cluster.committed("t") == values(*range(8))
         await ended(query)
@@ -283,6 +288,95 @@ def test_brokers_before_3_0_are_not_asked_and_a_job_is_told_what_that_means(
     with caplog.at_level("WARNING", "aiokprod.spark"):
         run(body)
     assert caplog.text.count("brokers before Kafka 3.0") == 1
+
+
+# -- a replay is compared with the decision ------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("replay", "how"),
+    [
+        ([rows(0, 9), rows(2, 3)], "task 0 had 2 rows and has 2 now, or other ones"),
+        ([rows(0), rows(1, 2, 3)], "task 0 had 2 rows and has 1 now"),
+        ([rows(0, 1), rows(2)], "it had 4 rows and has 3 now"),
+        ([rows(0, 1), rows(2, 9)], "it had 4 rows and has 4 now, or other ones"),
+        ([rows(0, 1), rows(2), rows(3)], "it had 2 tasks and has 3 now"),
+        ([rows(0, 1, 2, 3)], "it had 2 tasks and has 1 now"),
+    ],
+)
+def test_replay_that_differs_from_a_batch_committed_in_part_commits_nothing_and_is_not_decided(
+    replay: list[Rows], how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = [rows(0, 1), rows(2, 3)]
+
+    async def body() -> None:
+        cluster = SparkCluster()
+        query = Query(monkeypatch, cluster)
+        await query.crash(await query.tasks(0, first), 0, ended=1)
+        with pytest.raises(NonDeterministicReplay, match=how):
+            await query.run(0, replay)
+        assert cluster.committed("t") == values(0, 1)
+        assert await decision(query) == (0, 4, 2)
+        await query.run(0, first)
+        assert cluster.committed("t") == values(0, 1, 2, 3)
+        await ended(query)
+
+    run(body)
+
+
+def test_open_transactions_are_listed_once_in_ten_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def body() -> None:
+        cluster = SparkCluster()
+        query = Query(monkeypatch, cluster)
+        for batch, listed in enumerate([3, 3, 3, 6, 6]):  # by three brokers
+            await query.run(batch, [rows(batch)])
+            assert cluster.count(LIST_TRANSACTIONS) == listed
+            await asyncio.sleep(4.0)
+        await ended(query)
+
+    run(body)
+
+
+# -- reports and failures of tasks ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("delivery", ["at_least_once", "transactional"])
+def test_report_of_a_task_tells_the_seconds_it_took(
+    delivery: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def body() -> None:
+        cluster = SparkCluster()
+        query = Query(monkeypatch, cluster, delivery=delivery, topic="t")
+        cluster.control(PRODUCE, answer_late(5.0))
+        await asyncio.sleep(100.0)
+        if delivery == "transactional":
+            report: TaskReport = await query.task(None, 0, rows(1))
+            await query.abort([report])
+        else:
+            report = await query.plain_task(0, rows(1))
+        assert 5.0 <= report.seconds < 6.0
+        await ended(query)
+
+    run(body)
+
+
+def test_task_whose_producer_cannot_start_names_its_transaction_and_the_missing_acl(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def body() -> None:
+        cluster = SparkCluster()
+        query = Query(monkeypatch, cluster, **JOB)
+        code = Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
+        cluster.control(INIT_PRODUCER_ID, refuse(int(code)))
+        with pytest.raises(SinkError) as caught:
+            await query.task(None, 3, rows(1))
+        text = str(caught.value)
+        assert "transaction of task 3: TRANSACTIONAL_ID_AUTHORIZATION_FAILED (not retri" in text
+        assert "grant WRITE on transactional ids" in text
+        assert "0 acknowledged, 0 unknown, 0 unsent" in text
+        await ended(query)
+
+    run(body)
 
 
 # -- a checkpoint that was rolled back ------------------------------------------------------------
