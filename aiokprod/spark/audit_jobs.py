@@ -5,14 +5,18 @@ Each function takes and returns lazy DataFrames: an empty result means nothing w
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from aiokprod.spark.rows import AUDIT_HEADER
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+
+_PLACE: Final = ("topic", "partition", "offset")
+_COMPARED: Final = ("value", "key", "topic", "partition", "headers")
 
 
 def read_log(spark: SparkSession, options: Mapping[str, str], **more: object) -> DataFrame:
@@ -27,8 +31,15 @@ def read_log(spark: SparkSession, options: Mapping[str, str], **more: object) ->
 
 
 def loss(expected: DataFrame, log: DataFrame, *, by: str = "id") -> DataFrame:
-    """Rows of `expected` whose column `by` no record of `log` has."""
+    """Rows of `expected` whose column `by` no record of `log` has; those without an id are among
+    them. One copy of a row that is twice in `expected` stands for both: see `duplicates`."""
     return expected.join(log.select(by), on=by, how="left_anti")
+
+
+def extra(expected: DataFrame, log: DataFrame, *, by: str = "id") -> DataFrame:
+    """Records whose column `by` no row of `expected` has, or that have none: of another writer, or
+    of an earlier run: (by, topic, partition, offset)."""
+    return log.select(by, *_PLACE).join(expected.select(by), on=by, how="left_anti")
 
 
 def duplicates(log: DataFrame, *, by: str = "id") -> DataFrame:
@@ -52,8 +63,10 @@ def order(log: DataFrame, *, task: str, seq: str) -> DataFrame:
     """Records that come before an earlier row of the same task in their partition.
 
     Args:
-        task: column that names the task attempt, e.g. producerId; seq: column that grows with the
-            rows of a task.
+        task: column that names the task attempt. producerId does so only without the option
+            reuseProducer, with which one producer writes for many tasks; of `with_audit_id` it
+            takes run, batch and task together, e.g. in a struct.
+        seq: column that grows with the rows of a task.
     """
     from pyspark.sql import Window
     from pyspark.sql import functions as f
@@ -63,14 +76,42 @@ def order(log: DataFrame, *, task: str, seq: str) -> DataFrame:
 
 
 def integrity(expected: DataFrame, log: DataFrame, *, by: str = "id") -> DataFrame:
-    """Records whose value differs from that of the row of `expected` with the same `by`:
-    (by, topic, partition, offset)."""
+    """Records that differ from the row of `expected` with the same `by`: (by, topic, partition,
+    offset, differs), the last one an array of column names.
+
+    Compared are those of the sink's columns value, key, topic, partition and headers that
+    `expected` has; rows whose partition is null leave it to the partitioner. Headers that option
+    auditHeaders adds are left out.
+    """
     from pyspark.sql import functions as f
 
-    wanted = expected.select(by, f.sha2(f.col("value"), 256).alias("wanted"))
-    found = log.withColumn("found", f.sha2(f.col("value"), 256)).join(wanted, on=by)
-    differs = ~f.col("found").eqNullSafe(f.col("wanted"))
-    return found.where(differs).select(by, "topic", "partition", "offset")
+    names = [name for name in _COMPARED if name in expected.columns and name != by]
+    wanted = expected.select(by, *(_normal(name).alias(f"wanted_{name}") for name in names))
+    found = log.select(by, *_PLACE, *(_normal(name).alias(f"found_{name}") for name in names))
+    differing = [
+        f.when(~f.col(f"found_{name}").eqNullSafe(f.col(f"wanted_{name}"))
+               & (f.col("wanted_partition").isNotNull() if name == "partition" else f.lit(True)),
+               f.lit(name))
+        for name in names
+    ]  # fmt: skip
+    differs = f.array_compact(f.array(*differing)).cast("array<string>")
+    joined = found.join(wanted, on=by).withColumn("differs", differs)
+    return joined.where(f.size("differs") > 0).select(by, *_PLACE, "differs")
+
+
+def _normal(name: str) -> Column:
+    """One of the sink's columns in the form in which the log has it, short enough to be joined."""
+    from pyspark.sql import functions as f
+
+    if name in ("value", "key"):
+        return f.sha2(f.col(name).cast("binary"), 256)
+    if name != "headers":
+        return f.col(name)
+    own = f.filter("headers", lambda one: one["key"] != AUDIT_HEADER)
+    plain = f.transform(
+        own, lambda one: f.struct(one["key"].alias("key"), one["value"].alias("value"))
+    )
+    return f.when(f.size(plain) > 0, plain)
 
 
 def aborted_visible(committed: DataFrame, uncommitted: DataFrame) -> DataFrame:
@@ -115,11 +156,12 @@ def ranges(spark: SparkSession, report_path: str, log: DataFrame) -> DataFrame:
 
 def with_audit_id(log: DataFrame) -> DataFrame:
     """`log` with the parts of the header that option auditHeaders adds: id, run, batch, task and
-    seq; null without it."""
+    seq; null without it. Of several such headers the last one counts: a row that was read from an
+    audited topic brings that topic's along, and the sink adds its own at the end."""
     from pyspark.sql import functions as f
 
     matching = f.filter("headers", lambda one: one["key"] == AUDIT_HEADER)
-    text = f.get(matching, f.lit(0))["value"].cast("string")
+    text = f.try_element_at(matching, f.lit(-1))["value"].cast("string")
     parts = f.split("id", "/")
     kinds: tuple[tuple[str, Any], ...] = (
         ("run", "string"), ("batch", "long"), ("task", "int"), ("seq", "long"),
