@@ -203,6 +203,11 @@ def parse_address(name: str, entry: str) -> tuple[str, int]:
 
     Source: Java `Utils.getHost`, `Utils.getPort`.
     """
+    if "@" in entry:  # not quoted: what stands before it may be a password
+        raise ConfigError(
+            f"{name}: an address has user information before '@': use \"host:port\", and "
+            "sasl_username and sasl_password for credentials"
+        )
     address = entry.partition("://")[2] or entry
     host, colon, port_text = address.rpartition(":")
     bracketed = host.startswith("[") and host.endswith("]")
@@ -323,15 +328,21 @@ _PREFIX_HINTS: Final[tuple[tuple[str, str], ...]] = (
 )
 
 
+_MISSPELT: Final = 0.9
+"""Similarity from which a key is taken for a misspelt one, whatever else begins as it does."""
+
+
 def unknown_key(key: str, known: Iterable[str]) -> ConfigError:
     """The error of a key that is no setting: what to use instead, or the nearest known name."""
     dotted = key.strip().lower().replace("_", ".")
     hint = _HINTS.get(dotted)
-    if hint is None:
+    names = [name.replace("_", ".") for name in known]
+    near = difflib.get_close_matches(dotted, names, n=1, cutoff=_MISSPELT)
+    if hint is None and not near:
         hint = next((text for prefix, text in _PREFIX_HINTS if dotted.startswith(prefix)), None)
     if hint is not None:
         return ConfigError(f"{key!r} is not a setting of this producer: {hint}")
-    near = difflib.get_close_matches(dotted, [name.replace("_", ".") for name in known], n=1)
+    near = near or difflib.get_close_matches(dotted, names, n=1)
     if near:
         style = near[0].replace(".", "_") if "_" in key else near[0]
         return ConfigError(f"{key!r} is not a setting; did you mean {style!r}?")

@@ -60,7 +60,7 @@ _MEANT: Final = re.compile(r"did you mean '([^']+)'")
 
 
 class SealedOptions(Mapping[str, str]):
-    """Option texts that show their names but never the values of secrets.
+    """Option texts that show their names, and values only of options known to be harmless.
 
     Travels by pickle with all values, as the tasks need them; logs, reprs and tracebacks that
     print local variables see the masked form only.
@@ -97,7 +97,7 @@ class _Masked(dict[str, str]):
     """A dict whose repr masks secrets."""
 
     def __repr__(self) -> str:
-        shown = {key: MASK if is_secret(key) else value for key, value in self.items()}
+        shown = {key: MASK if is_secret(key, value) else value for key, value in self.items()}
         return repr(shown)
 
 
@@ -127,9 +127,15 @@ def refuse_shown_key(options: Mapping[str, str], where: str) -> None:
             )
 
 
-def is_secret(key: str) -> bool:
-    """True if the value of an option of this name must not be shown."""
-    return _SECRET_NAME.search(key.strip().replace("_", ".")) is not None
+def is_secret(key: str, value: str) -> bool:
+    """True if the value of an option must not be shown: its name is that of a secret, or is none
+    that is known, as a misspelt one may be meant to hold a secret; or it is an address with user
+    information."""
+    name = plain_name(key)
+    setting = name.removeprefix(KAFKA_PREFIX).replace("_", ".")
+    if name not in _OWN_NAMES and setting not in _SETTINGS:
+        return True
+    return _SECRET_NAME.search(setting) is not None or (setting == _SERVERS and "@" in value)
 
 
 def _choice(*allowed: str) -> Any:
@@ -282,6 +288,11 @@ _NAMES: Final = {
 }
 """Field → option."""
 _FIELD_OF: Final = {option.lower(): name for name, option in _NAMES.items()}
+_SERVERS: Final = "bootstrap.servers"
+_AUDITS: Final = ("isolation", "values", "headers", "offsetspertask")
+_OWN_NAMES: Final = frozenset({*_FIELD_OF, *_AUDITS, *_SPARKS_OWN, "path"})
+"""Options whose names do not begin with "kafka."; none holds a secret."""
+_SETTINGS: Final = frozenset(one.name.replace("_", ".") for one in fields(ProducerConfig))
 _LEAST: Final = {"batch_id": 0, "max_buffered_bytes": 1024 * 1024, "max_transactional_tasks": 1}
 
 

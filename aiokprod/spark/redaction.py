@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from types import FrameType
 
+_PLAIN: Final = frozenset({"", "true", "false"})
+"""Values of options with unknown names that are no secrets."""
 _FRAMES: Final = 32
 """How far up to look; Spark's planner is a handful of frames away."""
 
@@ -32,7 +34,7 @@ def redacted(options: Mapping[str, str]) -> Iterator[None]:
     except GeneratorExit:
         raise  # a reader that is left early is no failure
     except BaseException as error:
-        secrets = {value for key, value in options.items() if is_secret(key) and value}
+        secrets = {value for key, value in options.items() if is_secret(key, value)} - _PLAIN
         for below in _frames_below(error):
             _mask_frame(below, secrets)
         frame: FrameType | None = sys._getframe(2)

@@ -374,3 +374,62 @@ def test_reader_that_is_left_early_masks_nothing_of_its_caller() -> None:
     next(reader)
     reader.close()
     assert value == "-".join(["canary", "secret"])
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("kafka.sasl.pasword", "kafka.sasl.password"),
+        ("kafka.sasl.passwd", "kafka.sasl.password"),
+        ("kafka.sasl_passwrd", "kafka.sasl.password"),
+        ("kafka.ssl.keystore.kay", "kafka.ssl.keystore.key"),
+        ("kafka.linger.mss", "kafka.linger.ms"),
+        ("kafka.ssl.keystore.pass", None),
+        ("kafka.sasl.jaas.config", None),
+        ("kafka.nothing.like.it", None),
+        ("sasl.pasword", None),
+        ("pass", None),
+    ],
+)
+def test_value_of_an_option_with_an_unknown_name_is_shown_nowhere(
+    name: str, meant: str | None
+) -> None:
+    def value() -> str:  # in no variable: those are masked, too
+        return "-".join(["canary", "misspelt"])
+
+    sealed = SealedOptions(SERVERS | {"topic": "t", name: value(), "kafka.client.id": "shown"})
+    assert value() not in repr(sealed)
+    assert "shown" in repr(sealed)
+    assert dict(sealed)[name] == value()
+    for parse_options in (SinkOptions.parse, AuditOptions.parse):
+        given = dict(sealed)
+        with pytest.raises(ConfigError) as caught, redacted(sealed):
+            parse_options(given)
+        assert value() not in str(caught.value)
+        told = traceback.TracebackException.from_exception(caught.value, capture_locals=True)
+        assert "given = " in "".join(told.format())
+        assert value() not in "".join(told.format())
+        if meant is not None:
+            assert f"did you mean '{meant}'" in str(caught.value)
+
+
+def test_names_of_harmless_options_are_shown_with_their_values() -> None:
+    given = {
+        "topic": "t1", "Kafka.Linger_Ms": "7", "secret.kafka.client.id": "c1", "isolation": "i1",
+        "checkpointLocation": "l1", "kafka.bootstrap.servers": "host1:9092", "queryName": "q1",
+        "transactionalIdPrefix": "p1", "offsetsPerTask": "71",
+    }  # fmt: skip
+    shown = repr(SealedOptions(given))
+    for value in given.values():
+        assert repr(value) in shown
+
+
+def test_user_information_in_an_address_is_shown_nowhere() -> None:
+    address = "-".join(["user:canary", "address@host:9092"])
+    options = {"kafka.bootstrap.servers": f"b:9092,{address}", "topic": "t"}
+    assert "canary" not in repr(SealedOptions(options))
+    for parse_options in (SinkOptions.parse, AuditOptions.parse):
+        with pytest.raises(ConfigError, match="user information before '@'") as caught:
+            parse_options(options)
+        assert "canary" not in str(caught.value)
+        assert "kafka.bootstrap.servers" in str(caught.value)
