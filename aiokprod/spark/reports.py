@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from aiokprod.environment import unix_ms
+from aiokprod.spark.messages import Prepared
 from aiokprod.version import __version__
 
 if TYPE_CHECKING:
@@ -41,7 +42,11 @@ def committed(options: SinkOptions, tasks: Sequence[TaskReport], batch_id: int |
 
 
 def report(tasks: Sequence[TaskReport], batch_id: int | None) -> dict[str, Any]:
-    """One job as plain data; `ranges` is [topic, partition, first, last, count] per task."""
+    """One job as plain data; `ranges` is [topic, partition, first, last, count] per task.
+
+    A task of a replayed batch that an earlier attempt committed is `skipped`: its rows are in
+    Kafka, in ranges that only the driver of that attempt knew.
+    """
     return {
         "time_ms": unix_ms(),
         "version": __version__,
@@ -58,6 +63,7 @@ def report(tasks: Sequence[TaskReport], batch_id: int | None) -> dict[str, Any]:
                 "seconds": task.seconds,
                 "ranges": [list(one) for one in task.ranges],
                 "trimmed": task.trimmed,
+                "skipped": isinstance(task, Prepared) and task.skipped,
             }
             for task in tasks
         ],

@@ -152,7 +152,25 @@ class TaskSender:
             if name is not None and name not in self._partition_counts:
                 found = await self._producer.partitions_for(name)
                 self._partition_counts[name] = len(found)
-        check_partitions(table, self._partition_counts, topic=self._topic, first_row=self.rows)
+        try:
+            check_partitions(table, self._partition_counts, topic=self._topic, first_row=self.rows)
+        except RowError:
+            # A producer that is kept between tasks may not know yet that the topic has grown.
+            for name in await self._refreshed():
+                self._partition_counts[name] = len(await self._producer.partitions_for(name))
+            check_partitions(table, self._partition_counts, topic=self._topic, first_row=self.rows)
+
+    async def _refreshed(self) -> list[str]:
+        """The topics known so far, once an answer newer than this call has told their partitions.
+
+        Raises:
+            MetadataTimeout: there was none within max_block_ms.
+        """
+        metadata = self._producer._usable().metadata
+        generation = metadata.request_update()
+        deadline = asyncio.get_running_loop().time() + self._producer._max_block
+        await metadata.wait_newer(generation, deadline=deadline)
+        return list(self._partition_counts)
 
     # -- settling -------------------------------------------------------------------------------
 

@@ -275,9 +275,11 @@ class Query:
             self.thread, self.options, task, feed, None if streaming else "job"
         )
 
-    async def plain_task(self, number: int, rows: Rows) -> TaskReport:
-        """One task attempt with delivery=at_least_once."""
-        task, feed = self._attempt(None, number, rows, 0, None)
+    async def plain_task(
+        self, number: int, rows: Rows, *, partition: int | None = None
+    ) -> TaskReport:
+        """One task attempt with delivery=at_least_once, all rows for this partition if given."""
+        task, feed = self._attempt(None, number, rows, 0, None, partition)
         return await tasks._run_plain(self.thread, self.options, task, feed, None)
 
     def _attempt(
@@ -287,6 +289,7 @@ class Query:
         rows: Rows,
         attempt: int,
         then: Callable[[], None] | None,
+        partition: int | None = None,
     ) -> tuple[Task, Any]:
         streaming = self.options.delivery == EXACTLY_ONCE
         task = Task(
@@ -297,6 +300,8 @@ class Query:
         columns = {"value": pa.array([value.encode() for _, value in rows], pa.binary())}
         if self.options.topic is None:
             columns["topic"] = pa.array([topic for topic, _ in rows], pa.string())
+        if partition is not None:
+            columns["partition"] = pa.array([partition] * len(rows), pa.int32())
         given = [pa.RecordBatch.from_pydict(columns)] if rows else []
         return task, _Rows(given, then)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from typing import Any
 
 import pytest
 
@@ -100,3 +101,15 @@ def test_prepared_message_is_picklable() -> None:
     message = Prepared(0, 0, "h", 1, 1, (), False, 0.1, "q", 1, transactional_id="p.q.0",
                        producer_id=1, epoch=1, second_protocol=True)  # fmt: skip
     assert pickle.loads(pickle.dumps(message)) == message
+
+
+def test_report_says_which_tasks_of_a_replayed_batch_were_skipped() -> None:
+    """They have rows and no ranges."""
+    fields: dict[str, Any] = {"rows": 5, "size": 9, "seconds": 0.5}
+    sent = Prepared(**report_fields(TASK, ranges={("t", 0): Range(0, 4, 5)}, **fields))
+    skipped = Prepared(**report_fields(TASK, ranges={}, **fields), skipped=True)
+    plain = TaskReport(**report_fields(TASK, ranges={("t", 0): Range(0, 4, 5)}, **fields))
+    tasks = report([sent, skipped, plain], 3)["tasks"]
+    assert [(task["skipped"], task["ranges"]) for task in tasks] == [
+        (False, [["t", 0, 0, 4, 5]]), (True, []), (False, [["t", 0, 0, 4, 5]]),
+    ]  # fmt: skip

@@ -190,6 +190,7 @@ def test_replay_commits_nothing_more_if_one_of_its_transactions_timed_out(
         await query.crash(await query.tasks(0, four_tasks()), 0, ended=1)
         replayed = await query.tasks(0, four_tasks())
         assert [message.skipped for message in replayed] == [True, False, False, False]
+        assert 0.0 <= replayed[0].seconds < 60.0
         cluster.time_out(query.id(2))
         with pytest.raises(CommitFailed, match=r"p\.q\.2 of task 2 cannot be committed"):
             await query.commit(replayed, 0)
@@ -355,6 +356,26 @@ def test_report_of_a_task_tells_the_seconds_it_took(
         else:
             report = await query.plain_task(0, rows(1))
         assert 5.0 <= report.seconds < 6.0
+        await ended(query)
+
+    run(body)
+
+
+@pytest.mark.parametrize("topic", ["t", None])
+def test_partition_that_is_new_is_found_by_a_producer_that_is_kept(
+    topic: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def body() -> None:
+        cluster = SparkCluster()
+        cluster.create_topic("t", 2)
+        option = {} if topic is None else {"topic": topic}
+        query = Query(monkeypatch, cluster, delivery="at_least_once", **option)
+        await query.plain_task(0, rows(1), partition=1)
+        cluster.expand_topic("t", 4)
+        report = await query.plain_task(0, rows(2), partition=3)
+        assert report.ranges == (("t", 3, 0, 0, 1),)
+        with pytest.raises(SinkError, match="partition 4 is out of range: topic 't' has 4"):
+            await query.plain_task(0, rows(3), partition=4)
         await ended(query)
 
     run(body)
