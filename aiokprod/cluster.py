@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from aiokprod.records import TopicPartition
@@ -84,8 +85,8 @@ class ClusterSnapshot:
 
     Attributes:
         generation: grows by one at every swap.
-        nodes: by id; before the first answer the bootstrap addresses with negative ids.
-        topics: by name; only topics with at least one partition.
+        nodes: by id, read-only; before the first answer the bootstrap addresses with negative ids.
+        topics: by name, read-only; only topics with at least one partition.
         unauthorized_topics, invalid_topics: refused by the last answer about them.
     """
 
@@ -100,6 +101,13 @@ class ClusterSnapshot:
     _led: list[dict[int, tuple[TopicPartition, ...]]] = field(
         default_factory=list, init=False, repr=False, compare=False
     )
+
+    def __post_init__(self) -> None:
+        # Partitioners and observers get the snapshot; nothing they do may change the cache.
+        for name in ("nodes", "topics"):
+            mapping = getattr(self, name)
+            if not isinstance(mapping, MappingProxyType):
+                object.__setattr__(self, name, MappingProxyType(mapping))
 
     def partition_count(self, topic: str) -> int | None:
         """Number of partitions, None if the topic is not known. O(1)."""

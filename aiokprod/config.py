@@ -186,7 +186,9 @@ class ProducerConfig:
 
     metadata_max_age_ms: int = _long_ms(300_000)
     metadata_max_idle_ms: int = _long_ms(300_000, low=5_000)
-    metadata_recovery_strategy: str = _setting(Choice(("rebootstrap", "none")), "rebootstrap")
+    metadata_recovery_strategy: str = _setting(
+        Choice(("rebootstrap", "none"), any_case=True), "rebootstrap"
+    )
     metadata_recovery_rebootstrap_trigger_ms: int = _long_ms(300_000)
     allow_auto_create_topics: bool = _flag(True)
     client_dns_lookup: str = _setting(
@@ -206,7 +208,7 @@ class ProducerConfig:
     receive_max_bytes: int = _ms(16 * 1024 * 1024, low=1024)
 
     security_protocol: str = _setting(
-        Choice(("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")), "PLAINTEXT"
+        Choice(("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"), any_case=True), "PLAINTEXT"
     )
     ssl_context: SSLContext | None = _setting(SSL_CONTEXT, None)
     ssl_truststore_location: str | None = _setting(PathText(), None)

@@ -97,11 +97,16 @@ class Flag:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One of a few strings; others may be known but not built yet."""
+    """One of a few strings; others may be known but not built yet.
+
+    Attributes:
+        any_case: properties files may write them in any case, as for Java.
+    """
 
     names: tuple[str, ...]
     later: tuple[str, ...] = ()
     optional: bool = False
+    any_case: bool = False
 
     def validate(self, name: str, value: object) -> str | None:
         if value is None and self.optional:
@@ -115,7 +120,10 @@ class Choice:
         raise refuse(name, value, "use one of " + ", ".join(map(repr, self.names)))
 
     def parse(self, name: str, text: str) -> str:
-        return text.strip()
+        text = text.strip()
+        if not self.any_case:
+            return text
+        return {known.lower(): known for known in self.names}.get(text.lower(), text)
 
 
 @dataclass(frozen=True, slots=True)

@@ -91,6 +91,7 @@ class Metadata:
         self._topics = TrackedTopics(config.metadata_max_idle_ms / 1000)
         self.claimed: frozenset[int] = frozenset()
         self._asked: frozenset[str] | None = None  # in the request under way
+        self._ask_again = False  # after the answer to the request under way
         self._request_generation = 0
         self._full_generation = 0
         self._last_error: KafkaError | None = None
@@ -170,11 +171,14 @@ class Metadata:
 
         Args:
             seen_generation: the view that proved wrong. If the cache got a full answer since then,
-                nothing happens.
+                nothing happens. Without it a request under way may be too old to answer what is
+                asked for now, and another one follows it.
 
         Returns:
             The generation that a waiter must see exceeded.
         """
+        if seen_generation is None and self._asked is not None:
+            self._ask_again = True
         unseen = seen_generation is None or self._full_generation <= seen_generation
         if unseen:
             self._schedule.wrong = True
@@ -270,6 +274,7 @@ class Metadata:
             topics = tuple(self._topics.new)
         self._topics.eager.clear()
         self._asked = frozenset(topics)
+        self._ask_again = False
         return UpdatePlan(self._request_generation, not full, topics)
 
     def update(
@@ -318,7 +323,7 @@ class Metadata:
         self._schedule.need_partial = added_since and bool(self._topics.new)
         if not partial:
             self._full_generation = snapshot.generation
-        if merged.stale:
+        if merged.stale or self._ask_again:
             self._schedule.need_full = self._schedule.wrong = True
         self._asked = None
         self._last_error = None
@@ -360,6 +365,7 @@ class Metadata:
         Source: Java `Metadata.failedUpdate`.
         """
         self._asked = None
+        self._topics.eager.clear()
         self._schedule.failed(now)
         if error is not None:
             self._last_error = error

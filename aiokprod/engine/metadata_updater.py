@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 _RELIABLE_EPOCHS_SINCE: Final = 9
 """Leader epochs of older answers may not belong to the leaders beside them (KAFKA-7984)."""
 
-_LEAST_WAIT_S: Final = 0.01
+_LEAST_WAIT_S: Final = 0.05
 """A client that names no later instant although it cannot send must not make this loop spin."""
 
 
@@ -122,7 +122,11 @@ class MetadataUpdater:
                 self._failed.add(node_id)
             self._suspects.add(node_id)
         if isinstance(error, (AuthenticationError, UnsupportedVersion)):
-            metadata.fatal(now, error)
+            # A request under way, or a broker that has let us in, decides for the waiters.
+            if self._plan is not None or any(map(self._connected, self._nodes)):
+                metadata.note_error(error)
+            else:
+                metadata.fatal(now, error)
         elif (
             metadata.update_due(now)
             and self._client.least_loaded(now) is None

@@ -22,6 +22,7 @@ class PartitionQueue(PartitionSlot):
     Attributes:
         node: leader's broker id by the last metadata, None if there is no leader.
         held: bytes of its closed batches, counted for `node`.
+        warn_at: instant from which a retry is worth a warning again.
         wire_node: broker that holds the batches on the wire; meaningful while `on_wire` > 0.
     """
 
@@ -34,6 +35,7 @@ class PartitionQueue(PartitionSlot):
         "node",
         "on_wire",
         "topic_partition",
+        "warn_at",
         "wire_node",
     )
 
@@ -45,6 +47,7 @@ class PartitionQueue(PartitionSlot):
         self.node: int | None = None
         self.on_wire = 0
         self.held = 0
+        self.warn_at = 0.0
         self.wire_node = -1
         self.last_full = False
         self.linger_at = -1.0

@@ -45,6 +45,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _LEADER_HINT_VERSION: Final = 10
+_WARN_EVERY: Final = 30.0
+"""Seconds between two warnings about retries of one partition."""
 _MARKERS_BACKOFF: Final = 0.02
 """Seconds; the leader itself has waited for the transaction before, more of it is not needed."""
 _MARKERS_ATTEMPTS: Final = 5
@@ -214,7 +216,15 @@ class Settlement:
             ):
                 delay = min(delay, _MARKERS_BACKOFF)
             self._observer.on_batch_retry(batch, code)
-            logger.debug("%s: retrying after %s in %.3f s", batch, code.name, delay)
+            level = logging.DEBUG
+            # Java warns of each. Waiting for the markers of a transaction is no failure.
+            if now >= batch.queue.warn_at and code.number != Code.CONCURRENT_TRANSACTIONS:
+                batch.queue.warn_at = now + _WARN_EVERY
+                level = logging.WARNING
+            logger.log(
+                level, "%s: retrying after %s from broker %d in %.3f s (attempt %d)",
+                batch, code.name, node_id, delay, batch.attempts,
+            )  # fmt: skip
             self._accumulator.reenqueue(batch, now, now + delay)
         elif action is Action.SPLIT and now < batch.deadline:
             self._split(batch, now)

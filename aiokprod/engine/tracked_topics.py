@@ -18,7 +18,8 @@ class TrackedTopics:
 
     Attributes:
         new: names that no answer was about yet; an ordered set.
-        eager: new names that no request asked for yet; they pass the backoff, once.
+        eager: new names that no request asked for yet; they pass the backoff, once: until a request
+            has asked for them, or could not.
         misses: answers in a row that lacked something of a topic; absent = none.
         lower_epochs: answers in a row with a leader epoch below the known one; absent = none.
     """

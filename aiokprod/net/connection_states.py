@@ -7,6 +7,7 @@ exists is the client's knowledge. Source: Java `ClusterConnectionStates`.
 from __future__ import annotations
 
 import random
+from collections import deque
 from dataclasses import dataclass
 from typing import Final, Self, TypeAlias
 
@@ -42,6 +43,13 @@ class NodeConnectionState:
     last_address: Address | None = None
 
 
+_SEARCH_FAILURES: Final = 10
+_SEARCH_WINDOW_S: Final = 1.0
+"""No further node is dialled in search of any that answers after so many failures within so many
+seconds. A living address among a few is found at once; a long list of dead ones, each with a
+backoff of its own, would be dialled hundreds of times in the first second. Java pauses after each
+failure, and needs a minute to find the only living one of fifty."""
+
 _MAX_NAMES: Final = 1024
 """Of hosts that were not reached; beyond it the counts start again."""
 
@@ -61,6 +69,7 @@ class ClusterConnectionStates:
         self._rng = rng
         self._nodes: dict[int, NodeConnectionState] = {}
         self._setup_failures: dict[Address, int] = {}
+        self._failed_at: deque[float] = deque(maxlen=_SEARCH_FAILURES)
 
     @classmethod
     def of(cls, config: ProducerConfig, rng: random.Random) -> Self:
@@ -90,6 +99,12 @@ class ClusterConnectionStates:
     def can_connect(self, node_id: int, now: float) -> bool:
         """The backoff is over. Whether a connection exists is for the caller to know."""
         return now >= self.not_before(node_id)
+
+    def may_search(self, now: float) -> bool:
+        """Few attempts have failed lately: any node may be dialled in search of one that answers.
+        Nodes that are needed for themselves have only their own backoff."""
+        failures = self._failed_at
+        return len(failures) < _SEARCH_FAILURES or failures[0] + _SEARCH_WINDOW_S <= now
 
     def last_attempt(self, node_id: int) -> float:
         """Instant of the last attempt, -inf if never tried."""
@@ -166,7 +181,10 @@ class ClusterConnectionStates:
             record.index = 0
         else:
             record.index += 1
-        if not was_ready and record.name is not None:
+        if was_ready:
+            return
+        self._failed_at.append(now)
+        if record.name is not None:
             if len(self._setup_failures) >= _MAX_NAMES:
                 self._setup_failures.clear()
             self._setup_failures[record.name] = self._setup_failures.get(record.name, 0) + 1

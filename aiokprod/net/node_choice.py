@@ -31,11 +31,13 @@ def least_loaded(
     """The id of the least loaded node, or None.
 
     A sendable node without open requests, else the sendable one with fewest, else one that is
-    being connected, else the one tried longest ago whose backoff is over, else a sendable one that
+    being connected, else the one tried longest ago whose backoff is over (unless many attempts have
+    just failed), else a sendable one that
     has owed an answer for longer than a second, else one that has been connecting for that long: a
     frozen broker accepts connections and requests, and says nothing. Begins at a random node, so
     that clients do not all ask the same broker.
     """
+    may_search = states.may_search(now)
     start = rng.randrange(len(brokers)) if brokers else 0
     sendable = connecting = dialable = slow = stuck = None
     fewest = longest_ago = math.inf
@@ -43,7 +45,7 @@ def least_loaded(
         node_id, connection = broker.node.id, broker.connection
         if connection is None:
             tried = states.last_attempt(node_id)
-            if states.can_connect(node_id, now) and tried < longest_ago:
+            if may_search and states.can_connect(node_id, now) and tried < longest_ago:
                 dialable, longest_ago = node_id, tried
         elif connection.can_send(now):
             requests = connection.channel.in_flight

@@ -189,6 +189,29 @@ def test_request_update_is_not_silenced_by_news_about_something_else(swap: str) 
     assert cache.update_due(NOW + 2)
 
 
+def test_request_made_while_an_older_one_is_under_way_is_followed_by_another() -> None:
+    cache = known()
+    cache.request_update()
+    plan = cache.plan(NOW)
+    cache.request_update()
+    cache.update(plan.request_generation, answer(topic()), plan.partial, NOW)
+    assert cache.next_update_at(NOW) < NOW + 1.0
+    plan = cache.plan(NOW + 1.0)
+    assert not plan.partial
+    cache.update(plan.request_generation, answer(topic()), plan.partial, NOW + 1.0)
+    assert cache.next_update_at(NOW + 1.0) > NOW + 100.0
+
+
+def test_complaint_about_a_view_is_settled_by_the_request_under_way() -> None:
+    """A batch that is refused complains again; one request for each batch would be a storm."""
+    cache = known()
+    cache.request_update()
+    plan = cache.plan(NOW)
+    cache.request_update(cache.snapshot.generation)
+    cache.update(plan.request_generation, answer(topic()), plan.partial, NOW)
+    assert cache.next_update_at(NOW) > NOW + 100.0
+
+
 def test_request_update_wakes_the_updater_once_until_it_is_served() -> None:
     cache = known()
     calls: list[str] = []

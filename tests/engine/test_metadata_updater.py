@@ -389,6 +389,8 @@ def test_error_that_waiting_does_not_heal_reaches_the_waiters(error: KafkaError,
         world.now = asyncio.get_running_loop().time()
         waiter = asyncio.create_task(world.metadata.wait_for_topic("t", deadline=world.now + 60))
         await asyncio.sleep(0)
+        if via == "connection":
+            world.client.down = {-1: math.inf, -2: math.inf}
         world.step()
         if via == "response":
             assert 0 < world.finish(error) < 0.2
@@ -397,6 +399,33 @@ def test_error_that_waiting_does_not_heal_reaches_the_waiters(error: KafkaError,
         with pytest.raises(type(error)) as caught:
             await waiter
         assert caught.value.__cause__ is error
+
+    run(main)
+
+
+@pytest.mark.parametrize("asking", [True, False])
+def test_refusal_by_one_broker_leaves_waiters_to_the_others(asking: bool) -> None:
+    async def main() -> None:
+        world = make()
+        world.up()
+        world.now += 5
+        if asking:
+            world.metadata.request_update()
+            world.step()
+            assert world.asking
+        deadline = asyncio.get_running_loop().time() + 60
+        waiter = asyncio.create_task(world.metadata.wait_for_topic("new", deadline=deadline))
+        await asyncio.sleep(0)
+        other = world.client.sent[-1].node_id
+        refusing = 3 - other
+        world.client.down[refusing] = math.inf
+        world.updater.on_disconnect(refusing, AuthenticationError("denied"))
+        for _ in range(3):
+            await asyncio.sleep(0)
+            world.step(1)
+            if world.asking:
+                world.finish(answer(topic("t", 2), topic("new", 1)))
+        assert (await waiter).partition_count("new") == 1
 
     run(main)
 
@@ -470,7 +499,7 @@ def test_pass_without_a_usable_node_never_spins() -> None:
     world = make(client, metadata_recovery_strategy="none")
     assert world.step() == math.inf
     client.retry_at = lambda node_id, now: now  # type: ignore[method-assign]
-    assert world.step() == pytest.approx(0.01)
+    assert world.step() == pytest.approx(0.05)
 
 
 # -- rebootstrap --------------------------------------------------------------------------------

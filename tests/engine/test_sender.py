@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 
 import pytest
@@ -1420,3 +1421,29 @@ async def test_pass_that_leaves_a_batch_behind_is_noticed(monkeypatch: pytest.Mo
         world.step()
     with pytest.raises(AssertionError, match="overlooked by a sender"):
         check_passes()
+
+
+@virtual
+async def test_retries_are_warned_of_once_per_partition_and_half_minute(caplog):
+    world = World(partitions=2, delivery_timeout_ms=300_000)
+    delivery = world.append(b"v")
+    with caplog.at_level(logging.DEBUG, "aiokprod.engine.settlement"):
+        world.step()
+        for _ in range(65):
+            world.brokers.last.refuse(Code.NOT_ENOUGH_REPLICAS)
+            world.later(1.0)
+        world.brokers.last.ack()
+        world.append(b"v", 1)
+        world.step()
+        world.brokers.last.refuse(Code.CONCURRENT_TRANSACTIONS)
+        world.later(1.0)
+        world.brokers.last.refuse(Code.NOT_ENOUGH_REPLICAS)
+        world.later(1.0)
+        world.brokers.last.ack()
+    assert offset_of(delivery) == 0
+    retries = [r for r in caplog.records if "retrying after" in r.getMessage()]
+    assert len(retries) == 67
+    warnings = [r.getMessage() for r in retries if r.levelno == logging.WARNING]
+    assert [text.count(" t-0 ") for text in warnings] == [1, 1, 1, 0]
+    assert "retrying after NOT_ENOUGH_REPLICAS from broker 1 in" in warnings[0]
+    assert "(attempt 1)" in warnings[0]

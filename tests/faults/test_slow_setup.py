@@ -77,6 +77,29 @@ async def test_hostile_throttle_ends_records_by_their_deadline(cluster, producer
     history.check()
 
 
+@pytest.mark.parametrize(("count", "first_second"), [(1, 6), (3, 18), (50, 20)])
+def test_dead_bootstrap_addresses_are_not_stormed(count, first_second):
+    """A living address among a few is found at once; a long dead list has the metadata backoff."""
+    servers = ",".join(f"dead{number}:9092" for number in range(count))
+
+    @scenario(bootstrap_servers=servers, max_block_ms=30_000)
+    async def play(cluster, producer, history):
+        for number in range(count):
+            cluster.network.set_name(f"dead{number}", ["broker9"])
+        start = now()
+        await history.send()
+        dials = [dial.time - start for dial in cluster.network.dials]
+        assert count <= len(dials) <= min(38 * count, 350)
+        assert len({dial.address for dial in cluster.network.dials}) == 1
+        assert {host for _, host in cluster.network.lookups} >= {
+            f"dead{number}" for number in range(count)
+        }
+        assert sum(at < 1.0 for at in dials) <= first_second
+        assert {attempt.acked for attempt in history.attempts} == {False}
+
+    play()
+
+
 class SlowSasl:
     """A SASL broker that thinks for `delay_s` about each authentication."""
 

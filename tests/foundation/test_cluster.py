@@ -75,3 +75,14 @@ def test_snapshot_is_frozen_and_its_index_is_no_part_of_its_value() -> None:
 
 def test_node_reads_as_address_and_id() -> None:
     assert str(Node(-1, "host", 9092)) == "host:9092 (id -1)"
+
+
+def test_snapshot_cannot_be_changed_by_those_who_read_it() -> None:
+    nodes = {1: Node(1, "h", 1)}
+    snapshot = ClusterSnapshot(nodes=nodes, topics={})
+    for mapping in (snapshot.nodes, snapshot.topics):
+        with pytest.raises(TypeError):
+            mapping["x"] = 1  # type: ignore[index]
+    assert snapshot.nodes == nodes
+    # The next snapshot takes an unchanged view over as it is.
+    assert ClusterSnapshot(nodes=snapshot.nodes).nodes is snapshot.nodes

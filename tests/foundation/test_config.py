@@ -463,6 +463,26 @@ def test_from_mapping_takes_java_and_our_names_and_plain_values() -> None:
     )
 
 
+def test_from_mapping_takes_what_java_takes_in_any_case() -> None:
+    read = ProducerConfig.from_mapping(
+        {
+            "bootstrap.servers": "a:1",
+            "security.protocol": "ssl",
+            "metadata.recovery.strategy": "REBOOTSTRAP",
+        }
+    )
+    assert read.security_protocol == "SSL"
+    assert read.metadata_recovery_strategy == "rebootstrap"
+
+
+@pytest.mark.parametrize(
+    ("key", "text"), [("compression.type", "GZIP"), ("security.protocol", "tls")]
+)
+def test_from_mapping_refuses_what_java_refuses(key: str, text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        ProducerConfig.from_mapping({"bootstrap.servers": "a:1", key: text})
+
+
 def test_from_mapping_without_servers_says_so() -> None:
     with pytest.raises(ConfigError, match="bootstrap_servers is missing"):
         ProducerConfig.from_mapping({})

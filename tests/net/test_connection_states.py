@@ -220,3 +220,23 @@ def test_of_takes_seconds_from_the_configuration():
     assert states.connecting(1, 0.0, HOST) == pytest.approx(2.0, rel=0.2)
     states.disconnected(1, 0.0, was_up=True, was_ready=True)
     assert states.not_before(1) == pytest.approx(1.0, rel=0.2)
+
+
+def test_search_pauses_after_ten_failures_within_a_second():
+    states = new_states()
+    for node in range(10):
+        assert states.may_search(node * 0.01)
+        states.disconnected(node, node * 0.01, was_up=False, was_ready=False)
+    assert not states.may_search(0.1)
+    assert not states.may_search(0.999)
+    assert states.may_search(1.0)
+    states.disconnected(10, 1.0, was_up=False, was_ready=False)
+    assert not states.may_search(1.0), "the second failure was 0.99 s ago"
+    assert states.may_search(1.01)
+
+
+def test_lost_connections_do_not_stop_the_search():
+    states = new_states()
+    for node in range(20):
+        states.disconnected(node, 0.0, was_up=True, was_ready=True)
+    assert states.may_search(0.0)
