@@ -1,6 +1,7 @@
 """`python -m tests.differential`: scripts played to aiokprod, Java and librdkafka, and compared.
 
     python -m tests.differential                          every script of the catalogue
+    python -m tests.differential --generated 20000 --seed 7   random ones
     python -m tests.differential --only produce-codes     a family, or scripts named like this
     python -m tests.differential --script NAME -v         one script, with all that happened
 
@@ -22,6 +23,7 @@ from tests.differential.campaign import Result, campaign
 from tests.differential.catalogue import scripts
 from tests.differential.clients import CLIENTS
 from tests.differential.differences import ROWS, documented
+from tests.differential.generator import composed, generated
 from tests.differential.script import Script
 
 
@@ -29,6 +31,8 @@ def main() -> int:
     """Run what the command line asks for."""
     parser = argparse.ArgumentParser(description="the same scripts for three clients")
     parser.add_argument("--only", default="", help="family, or pattern of names")
+    parser.add_argument("--generated", type=int, default=0, help="number of random scripts")
+    parser.add_argument("--seed", type=int, default=0, help="of the random scripts")
     parser.add_argument("--script", action="append", default=[], help="names of scripts")
     parser.add_argument("--every", type=int, default=1, help="only every n-th script")
     parser.add_argument("--jobs", type=int, default=24, help="scripts at a time")
@@ -47,9 +51,13 @@ def main() -> int:
 
 def chosen_scripts(arguments: argparse.Namespace) -> list[Script]:
     """What the arguments choose of the catalogue."""
+    if arguments.generated:
+        return list(generated(arguments.generated, arguments.seed))[:: arguments.every]
     found = scripts()
     if arguments.script:
+        names = [name.split("/") for name in arguments.script if name.startswith("generated/")]
         found = [one for one in found if one.name in arguments.script]
+        found += [composed(int(seed), int(number)) for _, seed, number in names]
         if not found:
             raise SystemExit(f"no script has the name {arguments.script}")
     if arguments.only:
@@ -62,7 +70,8 @@ def chosen_scripts(arguments: argparse.Namespace) -> list[Script]:
 
 async def run(chosen: list[Script], arguments: argparse.Namespace) -> int:
     """Play the scripts and print what was found."""
-    whole = not (arguments.only or arguments.script or arguments.every > 1)
+    part = arguments.only or arguments.script or arguments.every > 1 or arguments.generated
+    whole = not part
     bad: list[Result] = []
     unsteady: Counter[str] = Counter()
     done = 0

@@ -28,8 +28,9 @@ CHECKED_BEFORE_APPEND: Final = frozenset(
 """Codes that every broker version answers only before it appends: a script that appends and
 answers one of them plays a broker that lies, which nothing defends against."""
 
-CHECKED_BEFORE_END: Final = frozenset({14, 35, 42, 47, 48, 49, 51, 53, 90, 120})
-"""Codes that a coordinator answers to EndTxn only before it writes to its log."""
+CHECKED_BEFORE_END: Final = frozenset({29, 30, 31, 35, 42, 47, 48, 49, 53, 55, 90, 120})
+"""Codes that a coordinator answers to EndTxn only before it writes to its log, or that say by
+themselves that nothing was attempted."""
 
 FORGETFUL: Final = frozenset({"forget-producers", "retain", "recreate", "recreate-elsewhere"})
 """What makes brokers forget the producers that they know duplicates by."""
