@@ -4,6 +4,7 @@
     python -m tests.differential --generated 20000 --seed 7   random ones
     python -m tests.differential --only produce-codes     a family, or scripts named like this
     python -m tests.differential --script NAME -v         one script, with all that happened
+    python -m tests.differential --detect                 known defects put back, one at a time
 
 Ends with 1 if a rule is broken or a difference is in no row of docs/differences.md.
 """
@@ -22,6 +23,7 @@ import uvloop
 from tests.differential.campaign import Result, campaign
 from tests.differential.catalogue import scripts
 from tests.differential.clients import CLIENTS
+from tests.differential.detection import detect
 from tests.differential.differences import ROWS, documented
 from tests.differential.generator import composed, generated
 from tests.differential.script import Script
@@ -34,6 +36,7 @@ def main() -> int:
     parser.add_argument("--generated", type=int, default=0, help="number of random scripts")
     parser.add_argument("--seed", type=int, default=0, help="of the random scripts")
     parser.add_argument("--script", action="append", default=[], help="names of scripts")
+    parser.add_argument("--detect", nargs="*", help="put these defects back, or all")
     parser.add_argument("--every", type=int, default=1, help="only every n-th script")
     parser.add_argument("--jobs", type=int, default=24, help="scripts at a time")
     parser.add_argument("--repeats", type=int, default=3, help="plays of a script with findings")
@@ -41,6 +44,10 @@ def main() -> int:
     parser.add_argument("-v", "--verbose", action="store_true", help="print what happened")
     arguments = parser.parse_args()
     logging.disable(logging.CRITICAL)
+    if arguments.detect is not None:
+        survived = uvloop.run(detect(arguments.detect, arguments.jobs))
+        print("survived:", ", ".join(survived) or "none")
+        return 1 if survived else 0
     chosen = chosen_scripts(arguments)
     undocumented = {row.id for row in ROWS} ^ set(documented())
     if undocumented:

@@ -93,6 +93,7 @@ def scripts() -> list[Script]:
         *odd_answers(),
         *producer_state(),
         *coordinators(),
+        *backoffs(),
     ]
     names = [script.name for script in found]
     twice = (
@@ -497,6 +498,7 @@ def moves() -> Iterator[Script]:
                         Wait(),
                     ),
                     profile=profile,
+                    delivers=True,
                 )
     # A stale broker goes on to name the old leader.
     for mode in MODES:
@@ -590,6 +592,7 @@ def odd_metadata() -> Iterator[Script]:
                             Wait(),
                         ),
                         (("delivery.timeout.ms", "2500"), ("request.timeout.ms", "800")),
+                        delivers=True,
                     )
     for times in (1, 2):
         # Epochs that one answer counts higher than those after it.
@@ -607,6 +610,7 @@ def odd_metadata() -> Iterator[Script]:
                 Wait(),
             ),
             (("delivery.timeout.ms", "2500"), ("request.timeout.ms", "800")),
+            delivers=True,
         )
 
 
@@ -839,5 +843,24 @@ def coordinators() -> Iterator[Script]:
                     ApiCode(END_TXN, code, 1, True),
                     When(END_TXN, Do("fence"), 2),
                     END,
+                ),
+            )
+
+
+def backoffs() -> Iterator[Script]:
+    """Refusals for long enough to see how clients pause between their attempts."""
+    both: tuple[Mode, ...] = ("idempotent", "plain")
+    for code in (6, 7, 19, 20):
+        for mode in both:
+            yield Script(
+                f"backoff/{code}/{mode}",
+                "backoff",
+                mode,
+                (Send(0), Wait(), ProduceCode(code, None), Send(0), Wait()),
+                (
+                    ("retry.backoff.ms", "50"),
+                    ("retry.backoff.max.ms", "200"),
+                    ("delivery.timeout.ms", "3500"),
+                    ("request.timeout.ms", "2500"),
                 ),
             )

@@ -111,10 +111,7 @@ def _timeout_or_last_answer(finding: Finding, evidence: dict[str, Evidence]) -> 
     labels = {errors[0].label, errors[1].label}
     if labels == {TIMEOUT, "code 7"}:
         return True  # Java has one class for both
-    if not endless(_script(evidence)):
-        return False
-    told = {*_codes(_script(evidence)), "code 13", "code 35"}
-    return TIMEOUT in labels and len(labels & told) == 1
+    return TIMEOUT in labels and endless(_script(evidence))
 
 
 # -- ours goes on, Java's does not ----------------------------------------------------------------
@@ -151,7 +148,22 @@ def _java_in_vain(finding: Finding, evidence: dict[str, Evidence]) -> bool:
         and (
             any(isinstance(fault, (Odd, Break)) for fault in _script(evidence).faults)
             or bool(deeds(_script(evidence)) & FORGETFUL)
+            or _names(_script(evidence), METADATA)
         )
+    )
+
+
+@row("java-first-batch-overtaken", follows=True)
+def _overtaken(finding: Finding, evidence: dict[str, Evidence]) -> bool:
+    """A broker takes any first sequence of a producer that it does not know: Java's second batch
+    gets into the log before the first one, which then is out of sequence until its deadline."""
+    java = evidence[JAVA]
+    late = [sent for sent in java.sent if sent.report and sent.report.label == TIMEOUT]
+    return finding.kind in ("record-acked", "call-ok", "call-order") and any(
+        one.partition == other.partition and one.number < other.number
+        for one in late
+        for other in java.sent
+        if other.report and other.report.ok and not other.fresh
     )
 
 
@@ -230,9 +242,18 @@ def _bumped(finding: Finding, evidence: dict[str, Evidence]) -> bool:
 @row("transaction-is-lost-anyway")
 def _lost_anyway(finding: Finding, evidence: dict[str, Evidence]) -> bool:
     """The rest of a transaction that can only be aborted is not sent, or fails with it."""
-    if finding.kind != "record-failed" or not _script(evidence).transactional:
+    if not _script(evidence).transactional:
         return False
-    numbers = {s.transaction for s in evidence[OURS].sent if s.value == finding.what}
+    if finding.kind == "record-failed":
+        numbers = {s.transaction for s in evidence[OURS].sent if s.value == finding.what}
+    elif finding.kind == "call-failed" and finding.what == "offsets":
+        numbers = {
+            one.transaction
+            for one in evidence[OURS].calls
+            if one.name == "offsets" and not one.report.ok
+        }
+    else:
+        return False
     return all(
         evidence[client].verdicts.get(number) not in (None, "committed")
         for number in numbers
@@ -287,6 +308,12 @@ def _unexpected_add_partitions(finding: Finding, evidence: dict[str, Evidence]) 
     )
 
 
+@row("brokers-without-producer-ids", follows=True)
+def _no_producer_ids(finding: Finding, evidence: dict[str, Evidence]) -> bool:
+    """Brokers that do not offer InitProducerId: ours is told to turn idempotence off."""
+    return finding.ours is not None and "older than Kafka 0.11" in finding.ours.message
+
+
 @row("authentication-codes-in-metadata", follows=True)
 def _authentication_codes(finding: Finding, evidence: dict[str, Evidence]) -> bool:
     """Metadata answered with a code about credentials: ours fails who waits, Java asks again."""
@@ -322,6 +349,12 @@ def _java_reuses(finding: Finding, evidence: dict[str, Evidence]) -> bool:
     return finding.client == JAVA and finding.kind in (
         "lost", "misplaced", "order", "commit-lost", "commit-part"
     )  # fmt: skip
+
+
+@row("java-stores-twice")
+def _java_twice(finding: Finding, evidence: dict[str, Evidence]) -> bool:
+    """Java numbers a batch anew that is in the log, after a batch before it was given up."""
+    return finding.client == JAVA and finding.kind == "twice"
 
 
 @row("librdkafka-breaks-rules")

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from tests.differential.clients import HUNG, JAVA, OURS, Report
+from tests.differential.clients import HUNG, JAVA, LIBRDKAFKA, OURS, Report
 from tests.differential.script import (
     API_NAMES,
     API_VERSIONS,
@@ -114,7 +114,7 @@ def lies_about_duplicate(script: Script) -> bool:
 
 def broken_rules(evidence: Evidence) -> list[Finding]:
     """The rules that this client broke."""
-    rules = (_ends, _stored, _definite, _unique, _ordered, _transactions, _tidy)
+    rules = (_jitter, _ends, _stored, _definite, _unique, _ordered, _transactions, _tidy)
     return [
         Finding(kind, evidence.client, text, hard=True)
         for rule in rules
@@ -207,6 +207,8 @@ def _transactions(evidence: Evidence) -> Found:
     """What commit and abort were said to have done is what readers see."""
     if not evidence.script.transactional or deeds(evidence.script) & FORGETFUL:
         return
+    for ended in evidence.left_ongoing:
+        yield "left-ongoing", f"{ended} was reported, the coordinator has it open"
     seen = {value for _, _, values in evidence.committed for value in values}
     for number, verdict in evidence.verdicts.items():
         mine = [sent for sent in evidence.sent if sent.transaction == number]
@@ -229,12 +231,28 @@ def _transactions(evidence: Evidence) -> Found:
             yield "commit-part", f"transaction {number} {verdict}, visible: {visible} only"
 
 
+def _jitter(evidence: Evidence) -> Found:
+    """Pauses at the maximum of a backoff differ: a busy machine makes them longer, never shorter.
+    Source: Java `ExponentialBackoff`, 80 to 100 % of the maximum."""
+    settings = dict(evidence.script.settings)
+    if evidence.client == LIBRDKAFKA or evidence.script.family != "backoff":
+        return
+    longest_s = int(settings["retry.backoff.max.ms"]) / 1000
+    pauses = [pause for pause in evidence.pauses if pause > 0.7 * longest_s]
+    early = [pause for pause in pauses if pause < 0.97 * longest_s]
+    if len(pauses) >= 8 and len(early) < len(pauses) / 4:
+        yield "no-jitter", f"{len(early)} of {len(pauses)} pauses below {0.97 * longest_s} s"
+
+
 def _tidy(evidence: Evidence) -> Found:
     """Close ends in order; no client writes what careful ones do not."""
     close = evidence.calls[-1]
     if close.name != "close" or not close.report.ok:
         yield "close", str(close.report)
     if evidence.client == OURS:
+        failed = [sent for sent in evidence.sent if not sent.fresh and not _report(sent).ok]
+        if evidence.script.delivers and failed:
+            yield "undelivered", "; ".join(f"{sent.value}: {sent.report}" for sent in failed)
         if evidence.left_open:
             yield "left-open", f"{evidence.left_open} connections after close"
         wrong = evidence.violations

@@ -177,6 +177,7 @@ class Script:
         profile: Kafka version that the brokers speak like.
         batching: records handed over together share a batch; else each has its own.
         brokers: how many.
+        delivers: our producer must deliver every record, whatever Java's does.
         racy: reason why clients may rightly end differently from run to run; hard rules only.
     """
 
@@ -189,6 +190,7 @@ class Script:
     batching: bool = False
     brokers: int = 2
     racy: str = ""
+    delivers: bool = False
 
     @property
     def transactional(self) -> bool:

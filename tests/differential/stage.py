@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -10,11 +11,13 @@ from typing import Any, Final
 
 from aiokprod.testing.fake_cluster import FakeCluster, Reaction, Request, edit, serve_tcp
 from aiokprod.testing.fake_cluster.control import ProduceFault
+from aiokprod.testing.fake_cluster.transactions import Phase
 from tests.differential.clients import HUNG, JAVA, LIBRDKAFKA, TIMEOUT, Client, Report
-from tests.differential.oddities import ACTIONS, EDITS, every_log
+from tests.differential.oddities import ACTIONS, EDITS, TRANSACTIONAL_ID, every_log
 from tests.differential.script import (
     API_NAMES,
     GROUP,
+    PRODUCE,
     TOPIC,
     ApiCode,
     Break,
@@ -86,6 +89,9 @@ class Evidence:
         fresh_tries: attempts this took.
         markers: per transactional id, verdicts in order.
         verdicts: transaction number to "committed", "aborted", "unknown" as the client was told.
+        left_ongoing: commits and aborts that were reported as done while the coordinator had the
+            transaction open.
+        pauses: s between Produce requests that followed each other.
         left_open: connections the brokers still held after close.
     """
 
@@ -97,9 +103,11 @@ class Evidence:
     committed: list[tuple[str, int, list[str]]] = field(default_factory=list)
     requests: Counter[int] = field(default_factory=Counter)
     verdicts: dict[int, str] = field(default_factory=dict)
+    left_ongoing: list[str] = field(default_factory=list)
     group_offsets: dict[Any, int] = field(default_factory=dict)
     violations: list[str] = field(default_factory=list)
     refusals: list[str] = field(default_factory=list)
+    pauses: list[float] = field(default_factory=list)
     alive: bool = False
     fresh_tries: int = 0
     left_open: int = 0
@@ -178,7 +186,10 @@ class _Play:
         if self._in_transaction:
             await self._end()
         self._clear()
-        evidence.requests = Counter(note.api_key for note in self._cluster.requests)
+        notes = self._cluster.requests
+        evidence.requests = Counter(note.api_key for note in notes)
+        times = [note.time for note in notes if note.api_key == PRODUCE]
+        evidence.pauses = [after - before for before, after in itertools.pairwise(times)]
         await self._epilogue()
         await self._close()
         self._read_cluster()
@@ -238,6 +249,10 @@ class _Play:
         report = await self._within(self._client.begin(name, *arguments))
         report = replace(report, seconds=self._loop.time() - begun)
         self._evidence.calls.append(Called(name, report, self._transaction, self._fresh))
+        entry = self._cluster.transactions.ids.get(TRANSACTIONAL_ID)
+        ongoing = entry is not None and entry.phase is Phase.ONGOING
+        if name in ("commit", "abort") and report.ok and ongoing:
+            self._evidence.left_ongoing.append(f"{name} of transaction {self._transaction}")
         return report
 
     async def _transactional(self, name: str) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from aiokprod.errors import DeliveryTimeout, broker_error
@@ -104,6 +106,27 @@ def test_commit_without_a_failed_record_is_found():
     made = evidence(TRANSACTION, logs=[("t", 0, {0: "r0"})], committed=[("t", 0, ["r0"])])
     made.sent[1].report = failed()
     assert kinds(broken_rules(made)) == {"committed-part"}
+
+
+def test_transaction_left_open_behind_a_reported_end_is_found():
+    made = evidence(TRANSACTION, left_ongoing=["abort of transaction 0"])
+    assert kinds(broken_rules(made)) == {"left-ongoing"}
+
+
+def test_record_that_must_be_delivered_is_missed():
+    script = dataclasses.replace(PLAIN, delivers=True)
+    assert broken_rules(evidence(script)) == []
+    made = evidence(script)
+    made.sent[1].report = failed(outcome="unknown")
+    assert kinds(broken_rules(made)) == {"undelivered"}
+
+
+@pytest.mark.parametrize(("pauses", "kind"), [([0.2] * 10, "no-jitter"), ([0.2, 0.17] * 5, None)])
+def test_equal_pauses_at_the_maximum_of_a_backoff_are_found(pauses, kind):
+    script = dataclasses.replace(
+        PLAIN, family="backoff", settings=(("retry.backoff.max.ms", "200"),)
+    )
+    assert kinds(broken_rules(evidence(script, pauses=pauses))) == ({kind} if kind else set())
 
 
 def test_brokers_that_lie_about_the_append_excuse_a_definite_error():

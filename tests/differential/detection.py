@@ -1,0 +1,209 @@
+"""Defects that this producer had, put back one at a time: the scripts must find each."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import pytest
+
+from aiokprod import backoff, error_codes
+from aiokprod.engine import transaction_driver
+from aiokprod.engine.accumulator import RecordAccumulator
+from aiokprod.engine.batch import ProducerBatch
+from aiokprod.engine.idempotence import Idempotent
+from aiokprod.engine.metadata_merge import ResponseMerger
+from aiokprod.engine.outcome import SequenceAdvice
+from aiokprod.engine.sender import Sender
+from aiokprod.engine.transaction_states import Call
+from aiokprod.errors import Code, NetworkError, Outcome
+from tests.differential.campaign import Campaign, Result, campaign
+from tests.differential.catalogue import scripts
+from tests.differential.clients import JAVA, OURS
+from tests.differential.script import Script
+
+MOST: Final = 2_000
+"""Scripts until a defect counts as not found."""
+
+
+@dataclass(frozen=True)
+class Defect:
+    """A defect.
+
+    Attributes:
+        families: of scripts, in which it is looked for.
+        put_back: patches the producer in this process.
+    """
+
+    name: str
+    families: tuple[str, ...]
+    put_back: Callable[[pytest.MonkeyPatch], None]
+
+
+DEFECTS: dict[str, Defect] = {}
+
+
+def defect(*families: str) -> Callable[[Callable[[pytest.MonkeyPatch], None]], None]:
+    """Enter a defect under the name of its function."""
+
+    def enter(function: Callable[[pytest.MonkeyPatch], None]) -> None:
+        name = function.__name__.replace("_", "-")
+        DEFECTS[name] = Defect(name, families, function)
+
+    return enter
+
+
+@defect("last-attempts", "produce-codes")
+def sequence_of_an_appended_batch_given_out_again(patch: pytest.MonkeyPatch) -> None:
+    """KAFKA_STORAGE_ERROR and UNKNOWN_TOPIC_OR_PARTITION, answered after the append, counted as
+    refusals: the next record got the sequence, and was acknowledged with the other's offset."""
+    for code in (3, 56):
+        row = replace(error_codes._TABLE[code], outcome=Outcome.REJECTED)
+        patch.setitem(error_codes._TABLE, code, row)
+    patch.setattr(ProducerBatch, "seen", _Never())
+
+
+class _Never:
+    """An attribute that stays False."""
+
+    def __get__(self, instance: object, owner: object = None) -> bool:
+        return False
+
+    def __set__(self, instance: object, value: bool) -> None:
+        pass
+
+
+@defect("end-txn-codes", "coordinators")
+def end_of_a_transaction_called_refused(patch: pytest.MonkeyPatch) -> None:
+    """EndTxn answered with 15, 16 or an unknown code was reported as not committed."""
+    _undoubted(patch, Call.END)
+
+
+@defect("coordinators", "add-partitions-codes")
+def transaction_opened_in_doubt_never_ended(patch: pytest.MonkeyPatch) -> None:
+    """AddPartitionsToTxn carried out but answered with 15 or 16, then abort: no EndTxn left."""
+    _undoubted(patch, Call.ADD_PARTITIONS)
+
+
+def _undoubted(patch: pytest.MonkeyPatch, forgotten: Call) -> None:
+    doubted = transaction_driver.may_be_carried_out
+
+    def certain(call: Call, number: int) -> bool:
+        return call is not forgotten and doubted(call, number)
+
+    patch.setattr(transaction_driver, "may_be_carried_out", certain)
+
+
+@defect("odd-metadata")
+def partition_without_leader_waits_for_ever(patch: pytest.MonkeyPatch) -> None:
+    """No leader and no error code: what became ready in the same pass asked nobody."""
+    advance, refresh = RecordAccumulator.advance, Sender._refresh_leaderless
+
+    def noting(self: Any, now: float) -> None:
+        seen[id(self)] = bool(self.leaderless)
+        advance(self, now)
+
+    def late(self: Any, now: float) -> None:
+        if seen.get(id(self._accumulator)):
+            refresh(self, now)
+
+    seen: dict[int, bool] = {}
+    patch.setattr(RecordAccumulator, "advance", noting)
+    patch.setattr(Sender, "_refresh_leaderless", late)
+
+
+@defect("odd-metadata")
+def epoch_minus_1_is_older_than_any(patch: pytest.MonkeyPatch) -> None:
+    """Answers without leader epochs, after one with an epoch, never moved a leader."""
+    patch.setattr(ResponseMerger, "_lags", lambda self, known, epoch: epoch < known.leader_epoch)
+
+
+@defect("moves", "odd-metadata")
+def epochs_that_begin_anew_never_believed(patch: pytest.MonkeyPatch) -> None:
+    """A topic created anew where answers carry no topic ids kept the leaders of the old one."""
+    patch.setattr(
+        ResponseMerger, "_lags", lambda self, known, epoch: 0 <= epoch < known.leader_epoch
+    )
+
+
+@defect("backoff")
+def backoff_without_jitter_at_its_maximum(patch: pytest.MonkeyPatch) -> None:
+    """Pauses grew beyond the maximum before jitter was applied, and were cut to it: no jitter."""
+
+    def after(self: Any, failures: int, rng: Any) -> float:
+        base = self.initial * self.multiplier ** min(failures, 32)
+        return float(min(base * rng.uniform(1 - self.jitter, 1 + self.jitter), self.maximum))
+
+    patch.setattr(backoff.ExponentialBackoff, "after", after)
+
+
+@defect("produce-codes")
+def invalid_producer_epoch_fails_the_batch_and_no_bump(patch: pytest.MonkeyPatch) -> None:
+    """INVALID_PRODUCER_EPOCH without transactions and without a new epoch."""
+    advise = Idempotent.advise
+
+    def none(self: Any, batch: Any, code: int, log_start_offset: int) -> SequenceAdvice:
+        if code == Code.INVALID_PRODUCER_EPOCH:
+            return SequenceAdvice.NONE
+        return advise(self, batch, code, log_start_offset)
+
+    patch.setattr(Idempotent, "advise", none)
+
+
+@defect("breaks")
+def damaged_answer_ends_a_transactional_producer(patch: pytest.MonkeyPatch) -> None:
+    """Broken bytes on the connection of a FindCoordinator made the producer unusable."""
+    patch.setattr(
+        transaction_driver,
+        "_unsendable",
+        lambda reply: not isinstance(reply.error, NetworkError),
+    )
+
+
+async def detect(names: list[str], jobs: int, most: int = MOST) -> list[str]:
+    """Put each defect back and look for it; prints the first script that finds it. Returns the
+    names of those that survived."""
+    survived = []
+    async with campaign(jobs, (OURS, JAVA)) as playing:
+        for name in names or list(DEFECTS):
+            started = time.monotonic()
+            with pytest.MonkeyPatch.context() as patch:
+                DEFECTS[name].put_back(patch)
+                number, found = await _search(playing, _chosen(DEFECTS[name])[:most])
+            seconds = time.monotonic() - started
+            if found is None:
+                survived.append(name)
+                print(f"{name:52} survived {number} scripts, {seconds:.0f} s", flush=True)
+                continue
+            finding = found.unexplained[0]
+            print(f"{name:52} {number:5} scripts, {seconds:3.0f} s  {found.script.name}")
+            print(f"    {finding}"[:200], flush=True)
+    return survived
+
+
+def _chosen(defect: Defect) -> list[Script]:
+    everything = scripts()
+    return [one for family in defect.families for one in everything if one.family == family]
+
+
+async def _search(playing: Campaign, chosen: list[Script]) -> tuple[int, Result | None]:
+    """How many scripts were played until one had an unexplained finding, and that one."""
+    found: list[Result] = []
+    played = 0
+
+    def until_found() -> Any:
+        for script in chosen:
+            if found:
+                return
+            yield script
+
+    def done(result: Result) -> None:
+        nonlocal played
+        played += 1
+        if result.unexplained:
+            found.append(result)
+
+    await playing.run(until_found(), done)
+    return played, found[0] if found else None
