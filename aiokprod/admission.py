@@ -86,7 +86,12 @@ class Admission:
         return delivery
 
     def refuse(self, record: ProducerRecord[Any, Any], error: KafkaError) -> None:
-        """A record is refused without being looked at: tell interceptors of it."""
+        """A record is refused without being looked at: tell interceptors of it.
+
+        Args:
+            error: of this record alone; it is told which record that is.
+        """
+        error.topic, error.partition = record.topic, record.partition
         if self._interceptors is not None:
             self._tell_refused(self._interceptors.on_send(record), error)
 

@@ -22,6 +22,7 @@ import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote, quote_plus
 
 import jwt
 import pytest
@@ -37,8 +38,12 @@ from aiokprod import (
 )
 from aiokprod.config import ProducerConfig
 from aiokprod.environment import Environment
+from aiokprod.net.security import Work
 from aiokprod.net.security.https import HttpsExchange
 from aiokprod.net.security.jwt_bearer import JwtBearerTokens
+from aiokprod.net.security.oauthbearer import OAuthBearer
+from aiokprod.net.security.plain import Plain
+from aiokprod.net.security.sasl import SaslAuthenticator, without_secrets
 from aiokprod.net.security.scram import KeyCache, Scram
 from aiokprod.net.security.tls import TlsContexts
 from aiokprod.testing import virtual
@@ -542,6 +547,89 @@ async def test_s8_broker_that_tells_our_secret_back_does_not_get_it_into_texts(m
     assert "canary" not in shown
     assert "canary" not in caplog.text
     await made.close(0)
+
+
+ENCODINGS = {
+    "base64": lambda data: base64.b64encode(data),
+    "base64 of more": lambda data: base64.b64encode(b"x" + data + b"tail"),
+    "base64 of PLAIN": lambda data: base64.b64encode(b"\0me\0" + data),
+    "base64 for URLs": lambda data: base64.urlsafe_b64encode(data),
+    "hex": lambda data: data.hex().encode(),
+    "HEX": lambda data: data.hex().upper().encode(),
+    "percent": lambda data: quote(data).encode(),
+    "form": lambda data: quote_plus(data).encode(),
+}
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_s8_broker_that_tells_our_secret_back_encoded_does_not_get_it_into_texts(encoding):
+    for secret in ("canary pass?>word/ü", "p%Q7", "ü" * 40):
+        told = ENCODINGS[encoding](secret.encode()).decode()
+        assert without_secrets(f"bad login {told}!", [secret]) == "***"
+        assert without_secrets(f"bad {secret}", ["other", secret]) == "bad ***"
+    assert without_secrets("invalid username or password", ["canary", "pw", "x"]) == (
+        "invalid username or password"
+    )
+
+
+def test_s8_broker_that_lists_our_secret_as_a_mechanism_does_not_get_it_into_texts():
+    """At a re-authentication it knows the password."""
+    authenticator = SaslAuthenticator("broker b", lambda: Plain(Credentials("u", PASSWORD)))
+    versions = {17: (0, 1), 36: (0, 2)}
+
+    async def exchange() -> None:
+        authenticator.start(versions)
+        step = authenticator.receive(SaslHandshakeResponse(0, ["PLAIN"]))
+        assert isinstance(step, Work)
+        await step.run()
+
+    asyncio.run(exchange())
+    authenticator.start(versions)
+    with pytest.raises(AuthenticationError, match=r"offers \*\*\*, SCRAM") as caught:
+        authenticator.receive(SaslHandshakeResponse(0, [PASSWORD, "SCRAM-SHA-256"]))
+    assert PASSWORD not in str(caught.value)
+
+
+@pytest.mark.canary_is_text  # the mechanism alone, without the seam around it
+def test_s8_scram_error_of_the_broker_is_told_if_the_standard_knows_it():
+    """A password of lower-case letters would fit the grammar of errors."""
+    for sent, told in (("unknown-user", "unknown-user"), ("letmein-please", "unknown reason")):
+        exchange = Scram("SCRAM-SHA-256", Credentials("u", "letmein-please"), KeyCache())
+        with pytest.raises(AuthenticationError, match=f"the broker refused: {told}$"):
+            asyncio.run(exchange.next(f"e={sent}".encode()))
+
+
+def test_s8_oauthbearer_status_that_is_our_token_is_not_told():
+    async def main() -> None:
+        exchange = OAuthBearer(lambda: asyncio.sleep(0, "canaryToken"), lambda: 0)
+        await exchange.first()
+        assert await exchange.next(b'{"status":"canaryToken"}') == b"\x01"
+        with pytest.raises(AuthenticationError, match=r"refused the token: \*\*\*$"):
+            await exchange.next(b"")
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+def test_s8_debug_mode_of_asyncio_logs_no_secret(mechanism, caplog):
+    """It logs callbacks with their arguments and the results of futures; here every one of them."""
+    caplog.set_level(logging.DEBUG)
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_debug(True)
+        loop.slow_callback_duration = 0.0
+        network = MemoryNetwork()
+        honest(network)
+        made = new_producer(network, **settings_for(mechanism))
+        await connected(made)
+        await made.close(0)
+
+    in_virtual_time(main)()
+    secret = TOKEN if mechanism == "OAUTHBEARER" else PASSWORD
+    logged = [record.getMessage() for record in caplog.records if record.name == "asyncio"]
+    assert any("aiokprod-authenticate" in text for text in logged)
+    assert not [text for text in logged if secret in text]
 
 
 def test_s8_secret_shows_itself_nowhere():

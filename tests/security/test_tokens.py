@@ -209,6 +209,9 @@ def test_oidc_fetches_ahead_of_expiry_and_survives_a_failure_of_it(endpoint):
         ("nonsense", 3600, True),
         (10**400, 3600, True),
         (float("inf"), None, False),
+        (float("nan"), 3600, True),
+        (float("nan"), None, False),
+        (3600, float("nan"), True),
         (-5, 3600, False),
     ],
 )

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from aiokprod.errors import AuthenticationError
-from aiokprod.net.security.sasl import revealed
+from aiokprod.net.security.sasl import revealed, without_secrets
 from aiokprod.secret import Secret, as_secret
 
 _TOKEN: Final = re.compile(r"[A-Za-z0-9._~+/-]+=*")
@@ -104,7 +104,7 @@ class OAuthBearer:
         except (ValueError, AttributeError, RecursionError):
             return ""
         if isinstance(status, str) and re.fullmatch(r"[A-Za-z0-9_ -]{1,64}", status):
-            return f": {status}"
+            return f": {without_secrets(status, self.secrets())}"
         return ""
 
 
@@ -118,6 +118,7 @@ def expiry_ms(token: str) -> float:
         return math.inf
     try:
         claims = json.loads(base64.urlsafe_b64decode(parts[1] + "=" * (-len(parts[1]) % 4)))
-        return float(claims["exp"]) * 1000
+        expiry = float(claims["exp"]) * 1000
+        return math.inf if math.isnan(expiry) else expiry
     except (binascii.Error, ValueError, KeyError, TypeError, RecursionError, OverflowError):
         return math.inf

@@ -7,8 +7,10 @@ What a mechanism says and checks is in its own file. Source: KIP-43, KIP-152, KI
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import base64
+from collections.abc import Callable, Iterable
 from typing import Final, Protocol
+from urllib.parse import quote, quote_plus
 
 from aiokprod.errors import AuthenticationError, Code, ConfigError, error_code
 from aiokprod.net.security import Authenticated, AuthenticationStep, SendToBroker, Work
@@ -23,6 +25,8 @@ from aiokprod.wire.messages.sasl_handshake import SaslHandshakeRequest, SaslHand
 from aiokprod.wire.versions import VersionRanges
 
 _LONGEST_TEXT: Final = 300
+_SHORTEST_FORM: Final = 4
+"""Shorter encoded forms, of secrets of one or two characters, would be found in any text."""
 
 
 class Mechanism(Protocol):
@@ -69,6 +73,7 @@ class SaslAuthenticator:
         self._mechanism = new_mechanism()
         self._version = 0
         self._chosen = False
+        self._sent: tuple[str, ...] = ()  # secrets of the exchange before
 
     def start(self, versions: VersionRanges) -> AuthenticationStep:
         """Ask for the mechanism."""
@@ -81,6 +86,7 @@ class SaslAuthenticator:
         if versions[SaslHandshakeRequest.api_key][1] < 1:
             raise self._error("offers only the SASL exchange of Kafka 0.10; 1.0 or newer is needed")
         self._version = versions[SaslAuthenticateRequest.api_key][1]
+        self._sent = self._mechanism.secrets()
         self._mechanism = self._new_mechanism()
         self._chosen = False
         return SendToBroker(SaslHandshakeRequest(mechanism=self._mechanism.name), 1)
@@ -117,7 +123,7 @@ class SaslAuthenticator:
 
     def _check_handshake(self, response: SaslHandshakeResponse) -> None:
         name = self._mechanism.name
-        offered = ", ".join(harmless(text) for text in response.mechanisms[:10]) or "none"
+        offered = self._harmless(", ".join(response.mechanisms[:10])) or "none"
         if response.error_code == Code.UNSUPPORTED_SASL_MECHANISM or (
             response.error_code == Code.NONE
             and response.mechanisms
@@ -134,18 +140,41 @@ class SaslAuthenticator:
     def _check_answer(self, response: SaslAuthenticateResponse) -> None:
         if response.error_code == Code.NONE:
             return
-        told = response.error_message or ""
-        # A broker may say what it was sent.
-        for secret in self._mechanism.secrets():
-            told = told.replace(secret, MASK)
-        text = harmless(told) or error_code(response.error_code).text
+        told = self._harmless(response.error_message or "")
+        text = told or error_code(response.error_code).text
         raise self._error(f"refused {self._mechanism.name}: {text}", response.error_code)
+
+    def _harmless(self, text: str) -> str:
+        """A text of the broker, which may say what it was sent."""
+        return harmless(without_secrets(text, (*self._sent, *self._mechanism.secrets())))
 
     def _error(self, text: str, code: int | None = None) -> AuthenticationError:
         row = None if code is None else error_code(code)
         failure = AuthenticationError(f"{self._peer} {text}", code=row)
         failure.outcome = AuthenticationError.default_outcome
         return failure
+
+
+def without_secrets(text: str, secrets: Iterable[str]) -> str:
+    """The text with the secrets masked; all of it masked if one is in it in base64, hex or
+    percent-encoding, alone or as a part of what was encoded."""
+    for secret in secrets:
+        text = text.replace(secret, MASK)
+        if any(form in text for form in _encoded(secret)):
+            return MASK
+    return text
+
+
+def _encoded(secret: str) -> set[str]:
+    data = secret.encode("utf-8", "surrogatepass")
+    percent = {quote(data), quote(data, safe=""), quote_plus(data)}
+    forms = ({data.hex(), data.hex().upper()} | percent) - {secret}
+    for before in range(3):
+        # The characters at the ends depend on what was encoded with it.
+        whole = base64.b64encode(b"\0" * before + data).decode()
+        part = whole[before and before + 1 : (before + len(data)) * 8 // 6]
+        forms |= {part, part.replace("+", "-").replace("/", "_")}
+    return {form for form in forms if len(form) >= _SHORTEST_FORM}
 
 
 def harmless(text: str) -> str:

@@ -30,7 +30,13 @@ _GS2: Final = "n,,"
 _HASHES: Final = {"SCRAM-SHA-256": "sha256", "SCRAM-SHA-512": "sha512"}
 _NONCE: Final = re.compile(r"[\x21-\x2b\x2d-\x7e]+")
 _SERVER_FIRST: Final = re.compile(r"r=([^,]+),s=([^,]*),i=([0-9]{1,9})(?:,.*)?", re.DOTALL)
-_ERROR: Final = re.compile(r"[a-z-]{1,60}")
+_ERRORS: Final = frozenset({
+    "invalid-encoding", "extensions-not-supported", "invalid-proof", "channel-bindings-dont-match",
+    "server-does-support-channel-binding", "channel-binding-not-supported",
+    "unsupported-channel-binding-type", "unknown-user", "invalid-username-encoding",
+    "no-resources", "other-error",
+})  # fmt: skip
+"""RFC 5802 §7. Any other text might be what we sent."""
 _MAX_MESSAGE: Final = 8192
 
 
@@ -131,8 +137,7 @@ class Scram:
         except UnicodeDecodeError:
             raise self._error("the broker's message is not UTF-8") from None
         if text.startswith("e="):
-            # The words of RFC 5802 only: anything else might be what we sent.
-            shown = text[2:] if _ERROR.fullmatch(text[2:]) else "unknown reason"
+            shown = text[2:] if text[2:] in _ERRORS else "unknown reason"
             raise self._error(f"the broker refused: {shown}")
         if text.startswith("m="):
             raise self._error("the broker demands an extension nobody knows")

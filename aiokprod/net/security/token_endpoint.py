@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import http.client
 import json
+import logging
 import math
 import ssl
 from collections.abc import Awaitable, Callable, Mapping
@@ -22,6 +23,8 @@ from aiokprod.errors import AuthenticationError, ConfigError
 from aiokprod.net.security.https import HttpsAnswer, HttpsExchange, HttpsRequest
 from aiokprod.net.security.oauthbearer import expiry_ms
 from aiokprod.secret import Secret
+
+log = logging.getLogger(__name__)
 
 _MAX_ANSWER: Final = 1 << 20
 _REFRESH_AT: Final = 0.8
@@ -72,6 +75,7 @@ class TokenEndpoint:
         self._cached: _Cached | None = None
         self._lock = asyncio.Lock()
         self._exchange: HttpsExchange | None = None
+        self._warned = False
 
     def __repr__(self) -> str:
         return f"'https://{self._host}:{self._port}'"
@@ -168,7 +172,16 @@ class TokenEndpoint:
         # The broker ends the session by the token's own claim, which has whole seconds only.
         lifetime = (expiry_ms(token) - self._clock()) / 1000
         with contextlib.suppress(TypeError, ValueError, OverflowError):
-            lifetime = min(lifetime, float(answer.get("expires_in", lifetime)))
+            told = float(answer.get("expires_in", lifetime))
+            lifetime = lifetime if math.isnan(told) else min(lifetime, told)
+        if lifetime == math.inf and not self._warned:
+            self._warned = True
+            log.warning(
+                "OIDC token endpoint https://%s:%d tells no lifetime of its tokens (expires_in, "
+                "exp): every connection will fetch one",
+                self._host,
+                self._port,
+            )
         return Secret(token), lifetime if 0 < lifetime < math.inf else 0.0
 
     def __getstate__(self) -> tuple[Any, ...]:
@@ -179,6 +192,7 @@ class TokenEndpoint:
         self._host, self._port, self._path, self._tls, self._timeout, self._clock = state
         self._cached = self._exchange = None
         self._lock = asyncio.Lock()
+        self._warned = False
 
     def _error(self, text: str) -> AuthenticationError:
         return AuthenticationError(f"OIDC token endpoint https://{self._host}:{self._port}: {text}")
