@@ -80,6 +80,7 @@ class Runtime:
         self._closing = False
         self._tasks: list[asyncio.Task[None]] = []
         self._topic_ids: dict[str, bytes] = {}
+        self._vanished: dict[str, None] = {}  # topics that wait to be forgotten, in order
         self._warming: dict[Wakeup, None] = {}  # in order, so that equal runs stay equal
         self._retry = ExponentialBackoff(
             config.retry_backoff_ms / 1000, config.retry_backoff_max_ms / 1000
@@ -332,6 +333,7 @@ class Runtime:
     def _on_snapshot(self, snapshot: ClusterSnapshot) -> None:
         for topic, slot in list(self.appender.topics.items()):
             self._refresh_slot(snapshot, topic, slot)
+        self._forget_vanished()
         self.accumulator.on_snapshot(snapshot, self.loop.time())
         self.shares.look_again()
         self.sender.on_snapshot()
@@ -342,10 +344,9 @@ class Runtime:
     def _refresh_slot(self, snapshot: ClusterSnapshot, topic: str, slot: TopicSlot) -> None:
         count = snapshot.partition_count(topic)
         if count is None:
-            # Unknown for now: the next send waits for metadata. Sequences are kept elsewhere.
+            # Unknown for now: the next send waits for metadata.
             del self.appender.topics[topic]
-            if self.accumulator.forget(topic, len(slot.slots)):
-                self._topic_ids.pop(topic, None)
+            self._vanished[topic] = None
             return
         self._note_topic_id(snapshot, topic)
         if count < len(slot.slots):
@@ -353,6 +354,19 @@ class Runtime:
             slot.sticky = -1
         for partition in range(len(slot.slots), count):
             slot.slots.append(self.accumulator.queue(topic, partition))
+
+    def _forget_vanished(self) -> None:
+        """Drop what is known of topics that are not in use any more, once nothing of them is queued
+        or on the wire; else at a later snapshot."""
+        for topic in list(self._vanished):
+            if topic in self.appender.topics:  # it has returned
+                del self._vanished[topic]
+                continue
+            partitions = self.accumulator.forget(topic)
+            if partitions is not None:
+                del self._vanished[topic]
+                self._topic_ids.pop(topic, None)
+                self.state.on_topic_forgotten(topic, partitions)
 
     def _note_topic_id(self, snapshot: ClusterSnapshot, topic: str) -> None:
         topic_id = snapshot.topic_id(topic)
@@ -444,6 +458,7 @@ class Runtime:
         self.accumulator.closing = True
         self.memory.close(error)
         self.shares.close(error)
+        self.metadata.refuse(error)
         self.sender.wakeup()
 
     async def drain(self, deadline: float) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import math
 from typing import TYPE_CHECKING, Final, Protocol
 
 from aiokprod.engine.batch import ProducerBatch
@@ -109,6 +110,7 @@ class RecordAccumulator:
         self._orders = itertools.count()
         self._tickets = itertools.count()
         self._queues: dict[TopicPartition, PartitionQueue] = {}
+        self._partitions: dict[str, int] = {}  # of each topic: 1 + the highest one with a queue
         self._leaderless = NodeQueues()
         self._nodes: dict[int | None, NodeQueues] = {None: self._leaderless}
         self._due: list[tuple[float, int, PartitionQueue]] = []
@@ -129,6 +131,7 @@ class RecordAccumulator:
         queue = self._queues.get(key)
         if queue is None:
             queue = self._queues[key] = PartitionQueue(self, topic, partition)
+            self._partitions[topic] = max(partition + 1, self._partitions.get(topic, 0))
         return queue
 
     def roll(self, topic: TopicSlot, partition: int, size: int) -> PartitionQueue | None:
@@ -248,6 +251,7 @@ class RecordAccumulator:
             queue.batches.remove(batch)
         self.settle(batch)
         self.place(queue, self._loop.time())
+        self._wakeup()  # a transaction's end may have waited for this batch
 
     # -- readiness ------------------------------------------------------------------------------
 
@@ -523,37 +527,51 @@ class RecordAccumulator:
             if moved or hurry:
                 self.place(queue, now)
 
-    def forget(self, topic: str, partitions: int) -> bool:
-        """Drop the queues of a topic nobody uses any more; False if something is still queued."""
+    def forget(self, topic: str) -> int | None:
+        """Drop the queues of a topic that is not in use any more.
+
+        Returns:
+            How many partitions it had at most; None if something is still queued or on the wire.
+        """
+        partitions = self._partitions.get(topic, 0)
         keys = [TopicPartition(topic, partition) for partition in range(partitions)]
         queues = [self._queues[key] for key in keys if key in self._queues]
         if any(queue.load for queue in queues):
-            return False
+            return None
         for queue in queues:
             self._node(queue.node).remove(queue)
             del self._queues[queue.topic_partition]
+        self._partitions.pop(topic, None)
         self._shares.look_anew(queues)
         self._rigid_topics.discard(topic)
-        return True
+        self._closer.forget(topic)
+        return partitions
 
     def loads(self, topic: TopicSlot, partitions: Iterable[int]) -> list[int]:
         """Queue sizes for the adaptive partitioner."""
         return [topic.slots[partition].load for partition in partitions]
 
     def usable(self, topic: TopicSlot, partitions: Iterable[int]) -> list[int]:
-        """Those of `partitions` whose broker has room for another batch and whose oldest waiting
-        batch has not been due for longer than partitioner_availability_timeout_ms (0: no limit;
-        KIP-794)."""
+        """Those of `partitions` whose broker has room for another batch. One that has something
+        queued is avoided while its broker has taken nothing for longer than
+        partitioner_availability_timeout_ms (0: no limit; KIP-794), so that such a broker gets one
+        batch for each of its partitions. Source: Java `RecordAccumulator.partitionReady`."""
         partitions = self._roomy(topic, partitions)
         if not self._availability_timeout:
             return partitions
-        since = self._loop.time() - self._linger - self._availability_timeout
+        since = self._loop.time() - self._availability_timeout
         return [
             partition
             for partition in partitions
             if not topic.slots[partition].batches
-            or topic.slots[partition].batches[0].created_at > since
+            or self._node(topic.slots[partition].node).undrained_since >= since
         ]
+
+    def note_drainable(self, node_id: int, now: float, *, able: bool) -> None:
+        """Something is due for a broker, which takes a request or not (Java
+        `updateNodeLatencyStats`)."""
+        node = self._node(node_id)
+        node.undrained_since = math.inf if able else min(node.undrained_since, now)
 
     def _roomy(self, topic: TopicSlot, partitions: Iterable[int]) -> list[int]:
         return [p for p in partitions if not self._shares.exceeded(topic.slots[p].node)]

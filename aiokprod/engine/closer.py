@@ -54,6 +54,10 @@ class BatchCloser:
         if self._codec is not None:
             self._ratios[topic] = 1.0
 
+    def forget(self, topic: str) -> None:
+        """The topic is not in use any more."""
+        self._ratios.pop(topic, None)
+
     def close(self, batch: ProducerBatch) -> bool:
         """True if the batch can be sent now; otherwise `on_closed` follows."""
         if batch.payload is not None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from aiokprod.engine.outcome import SPLIT_CODES, SequenceAdvice
 from aiokprod.engine.producer_state import StateRequest, WithoutTransactions
 from aiokprod.errors import Code, KafkaError, ProducerFailed, broker_error, error_code
+from aiokprod.records import TopicPartition
 from aiokprod.wire.messages.init_producer_id import InitProducerIdRequest
 from aiokprod.wire.record_batch import MAX_SEQUENCE, NO_PRODUCER_ID, NO_SEQUENCE, increment_sequence
 
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 
     from aiokprod.engine.batch import ProducerBatch
     from aiokprod.engine.partition_queue import PartitionQueue
-    from aiokprod.records import TopicPartition
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +32,8 @@ MAX_OPEN_BATCHES: Final = 5
 
 class PartitionSequences:
     """Sequence state of one partition. Outlives metadata: a topic that vanishes and returns goes
-    on where it was, or its records would be taken for duplicates.
+    on where it was, or restarts under a higher epoch; else its records would be taken for
+    duplicates.
 
     Attributes:
         open: stamped batches without a final outcome, in sequence order, queued or on the wire.
@@ -118,6 +119,7 @@ class Idempotent(WithoutTransactions):
         self._failure: KafkaError | None = None
         self._partitions: dict[TopicPartition, PartitionSequences] = {}
         self._planned: set[TopicPartition] = set()
+        self._has_forgotten = False  # sequences of the present epoch: it must not be used for them
 
     # -- sequences ------------------------------------------------------------------------------
 
@@ -139,7 +141,7 @@ class Idempotent(WithoutTransactions):
             return entry.open[0] is batch and (batch.fate_open or not entry.bump_planned)
         if entry.bump_planned:
             return False
-        if entry.open and (self._stale(entry) or entry.last_acked == NO_SEQUENCE):
+        if entry.open and entry.last_acked == NO_SEQUENCE:
             # A broker without state for this id takes any first sequence: were a second batch on
             # its way and the first one refused, they would be stored in the wrong order.
             return False
@@ -258,6 +260,18 @@ class Idempotent(WithoutTransactions):
 
     # -- epochs ---------------------------------------------------------------------------------
 
+    def on_topic_forgotten(self, topic: str, partitions: int) -> None:
+        """Drop the sequences of a topic that is not in use any more. Its next batch starts at 0,
+        which brokers take only under a higher epoch, so the next pass bumps it."""
+        for partition in range(partitions):
+            key = TopicPartition(topic, partition)
+            entry = self._partitions.get(key)
+            if entry is None or entry.open:
+                continue
+            self._has_forgotten = self._has_forgotten or not self._stale(entry)
+            del self._partitions[key]
+            self._planned.discard(key)
+
     def on_topic_recreated(self, topic: str) -> None:
         """Restart the topic's partitions under a bumped epoch."""
         for key in self._partitions:
@@ -269,13 +283,15 @@ class Idempotent(WithoutTransactions):
         self._planned.add(key)
 
     def apply_bumps(self) -> None:
-        """Bump the epoch once for all planned partitions that may be renumbered. The bump is
-        local (KIP-360): brokers take a higher epoch that starts at sequence 0."""
-        if not self._planned:
+        """Bump the epoch once for all planned partitions that may be renumbered, and for those that
+        were forgotten. The bump is local (KIP-360): brokers take a higher epoch that starts at
+        sequence 0. Partitions that need none go on under the epoch they have."""
+        if not self._planned and not self._has_forgotten:
             return
         ready = [key for key in self._planned if self._partitions[key].may_restart()]
-        if not ready or self.producer_id == NO_PRODUCER_ID:
+        if not (ready or self._has_forgotten) or self.producer_id == NO_PRODUCER_ID:
             return
+        self._has_forgotten = False
         if self.epoch >= MAX_EPOCH:
             self.producer_id = NO_PRODUCER_ID  # epochs are used up: a new id, then bump
             self.epoch = -1

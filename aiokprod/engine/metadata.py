@@ -87,6 +87,7 @@ class Metadata:
         self._listeners: list[Listener] = []
         self._on_request: Callable[[], None] | None = None
         self._closed_by: KafkaError | None = None
+        self._refused_by: KafkaError | None = None
 
         self._topics = TrackedTopics(config.metadata_max_idle_ms / 1000)
         self.claimed: frozenset[int] = frozenset()
@@ -206,6 +207,7 @@ class Metadata:
                 the topic.
             AuthenticationError, UnsupportedVersion: no broker can be asked.
             ProducerClosed: `close` was called.
+            KafkaError: the error given to `refuse`.
 
         Cancellation leaves the topic in use and nothing else behind.
 
@@ -219,6 +221,8 @@ class Metadata:
             snapshot = self.lookup(topic, partition)
             if snapshot is not None:
                 return snapshot
+            if self._refused_by is not None:
+                raise self._refused_by.copy()
             generation, code = self._topics.answer(topic)
             if code in _VERDICTS and generation > first_generation:
                 raise self._refusal(topic, code)
@@ -393,6 +397,12 @@ class Metadata:
         self._topics.misses = {}
         self._topics.lower_epochs = {}
         self._swap(without_leaders(self._snapshot, self._bootstrap_nodes))
+
+    def refuse(self, error: KafkaError) -> None:
+        """Fail everyone who waits for a topic, now and later, with a copy of `error`; fetches go on
+        for what is still to be delivered."""
+        self._refused_by = error
+        self._turnstile.turn()
 
     def close(self, error: KafkaError | None = None) -> None:
         """Make all waiters and later calls raise `error`, by default ProducerClosed. Idempotent."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from typing import TYPE_CHECKING
 
@@ -79,13 +80,16 @@ class NodeQueues:
 
     `ready` may leave now; `lingering` hold one open batch that may still grow. Both keep the
     order of entry: whoever was served goes to the end, so that no partition starves.
+    `undrained_since`: since when the broker has taken nothing though something was due for it; inf
+    if it takes requests (loop time).
     """
 
-    __slots__ = ("lingering", "ready")
+    __slots__ = ("lingering", "ready", "undrained_since")
 
     def __init__(self) -> None:
         self.ready: dict[PartitionQueue, None] = {}
         self.lingering: dict[PartitionQueue, None] = {}
+        self.undrained_since = math.inf
 
     def remove(self, queue: PartitionQueue) -> None:
         """Forget a queue, wherever it is."""

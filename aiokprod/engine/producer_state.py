@@ -60,6 +60,9 @@ class ProducerState(Protocol):
     def on_failure(self, batch: ProducerBatch, *, unknown: bool) -> None:
         """The batch is given up; `unknown`: it may be in the log."""
 
+    def on_topic_forgotten(self, topic: str, partitions: int) -> None:
+        """The topic is not in use any more, and nothing of it is queued or on the wire."""
+
     def on_topic_recreated(self, topic: str) -> None:
         """The topic has a new id: its log knows nothing of our sequences."""
 
@@ -177,6 +180,9 @@ class NonIdempotent(WithoutTransactions):
         """Nothing kept."""
 
     def on_failure(self, batch: ProducerBatch, *, unknown: bool) -> None:
+        """Nothing kept."""
+
+    def on_topic_forgotten(self, topic: str, partitions: int) -> None:
         """Nothing kept."""
 
     def on_topic_recreated(self, topic: str) -> None:

@@ -150,7 +150,9 @@ class Sender:
         for node_id in accumulator.due_nodes(self._idle):
             if node_id == state.reserved_node:
                 continue
-            if self._client.ready(node_id, now):
+            able = self._client.ready(node_id, now)
+            accumulator.note_drainable(node_id, now, able=able)
+            if able:
                 if not updating and node_id not in self._metadata.claimed:
                     self._send_to(node_id, now)
                 continue

@@ -35,6 +35,7 @@ from aiokprod.errors import (
     TransactionError,
     UnsupportedVersion,
 )
+from aiokprod.records import TopicPartition
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -43,7 +44,6 @@ if TYPE_CHECKING:
     from aiokprod.engine.batch import ProducerBatch
     from aiokprod.engine.coordinators import VersionedRequest
     from aiokprod.engine.partition_queue import PartitionQueue
-    from aiokprod.records import TopicPartition
 
 logger = logging.getLogger(__name__)
 
@@ -297,6 +297,15 @@ class TransactionCore(Idempotent):
         lost = not raised or isinstance(error, _LOST_RECORDS)
         if self.state is TxnState.IN_TRANSACTION and lost:
             self.abort_with(error)
+
+    def on_topic_forgotten(self, topic: str, partitions: int) -> None:
+        """Only the coordinator bumps the epoch: sequences under an older one may go. The others go
+        on if the topic returns."""
+        for partition in range(partitions):
+            key = TopicPartition(topic, partition)
+            entry = self._partitions.get(key)
+            if entry is not None and not entry.open and self._stale(entry):
+                del self._partitions[key]
 
     def on_topic_recreated(self, topic: str) -> None:
         """Nothing to restart: the next transaction has sequences of its own."""

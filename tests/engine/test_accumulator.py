@@ -221,16 +221,41 @@ async def test_sticky_batch_drained_early_opens_another_on_the_same_partition() 
 
 
 @virtual
-async def test_usable_partitions_leave_out_those_that_were_not_drained_for_too_long() -> None:
-    world = World(partitions=2, partitioner_availability_timeout_ms=500, linger_ms=100)
+async def test_usable_partitions_leave_out_those_whose_broker_takes_nothing_for_too_long() -> None:
+    world = World(partitions=4, brokers=2, partitioner_availability_timeout_ms=500)
     slot = world.appender.topics["t"]
-    assert world.accumulator.usable(slot, (0, 1)) == [0, 1]
+    everywhere = (0, 1, 2, 3)
+    world.brokers.busy.add(1)
     world.append(b"v", 0)
-    world.pass_time(0.5)
-    assert world.accumulator.usable(slot, (0, 1)) == [0, 1]
-    world.pass_time(0.2)
-    assert world.accumulator.usable(slot, (0, 1)) == [1]
-    assert world.accumulator.loads(slot, (0, 1)) == [1, 0]
+    world.step()
+    assert world.accumulator.usable(slot, everywhere) == [0, 1, 2, 3]
+    world.later(0.5)
+    assert world.accumulator.usable(slot, everywhere) == [0, 1, 2, 3]
+    world.later(0.1)
+    assert world.accumulator.usable(slot, everywhere) == [1, 2, 3], "2 has nothing queued yet"
+    world.append(b"w", 2)
+    assert world.accumulator.usable(slot, everywhere) == [1, 3], "one batch for each partition"
+    world.brokers.busy.clear()
+    world.step()
+    assert world.accumulator.usable(slot, everywhere) == [0, 1, 2, 3]
+    for sent in world.brokers.waiting:
+        sent.ack()
+    world.step()
+    world.check_idle()
+
+
+@virtual
+async def test_usable_partitions_of_a_broker_that_takes_requests_are_all() -> None:
+    """However long a batch lingers, or waits behind another one."""
+    world = World(
+        partitions=2,
+        partitioner_availability_timeout_ms=500,
+        linger_ms=10_000,
+        adaptive_linger=False,
+    )
+    world.append(b"v", 0)
+    world.later(5.0)
+    assert world.accumulator.usable(world.appender.topics["t"], (0, 1)) == [0, 1]
 
 
 @virtual
@@ -536,13 +561,13 @@ async def test_backoff_stays_if_the_leader_is_no_newer() -> None:
 async def test_forget_keeps_what_is_still_queued_or_on_the_wire() -> None:
     world = World(partitions=2)
     world.append(b"v", 1)
-    assert not world.accumulator.forget("t", 2)
+    assert world.accumulator.forget("t") is None
     world.step()
-    assert not world.accumulator.forget("t", 2)
+    assert world.accumulator.forget("t") is None
     world.brokers.last.ack()
-    assert world.accumulator.forget("t", 2)
+    assert world.accumulator.forget("t") == 2
     assert world.accumulator._queues == {}
-    assert world.accumulator.forget("other", 5)
+    assert world.accumulator.forget("other") == 0
 
 
 # -- shares of the buffer -------------------------------------------------------------------------
@@ -649,4 +674,21 @@ async def test_order_is_kept_while_the_head_is_being_compressed() -> None:
     assert [offset_of(d) for d in deliveries] == [0, 1, 2]
     task.cancel()
     await quiet()
+    world.check_idle()
+
+
+# -- what is not in use any more ------------------------------------------------------------------
+
+
+@virtual
+async def test_batch_that_is_withdrawn_wakes_the_sender() -> None:
+    """The end of a transaction may wait for nothing else."""
+    world = World()
+    world.brokers.busy.add(1)
+    delivery = world.append(b"v")
+    world.step()
+    before = world.wakeups
+    assert delivery.cancel()
+    assert world.wakeups == before + 1
+    world.step()
     world.check_idle()

@@ -345,7 +345,7 @@ async def test_retry_keeps_its_sequence_and_its_bytes() -> None:
 async def test_sequences_outlive_metadata() -> None:
     world = World()
     acknowledged(world)
-    assert world.accumulator.forget("t", 1)
+    assert world.accumulator.forget("t") == 1
     world.add_slot("t")
     delivery = world.append(b"v")
     world.step()
@@ -535,7 +535,7 @@ async def test_nothing_new_leaves_between_a_gap_and_its_bump() -> None:
 
 
 @virtual
-async def test_batches_of_another_partition_keep_their_epoch_until_they_are_settled() -> None:
+async def test_bump_of_one_partition_leaves_another_one_its_epoch_and_its_pipeline() -> None:
     world = World(partitions=2)
     for partition in (0, 1):
         world.append(b"first", partition)
@@ -552,14 +552,14 @@ async def test_batches_of_another_partition_keep_their_epoch_until_they_are_sett
     open_ones.append(world.append(b"later", 1))
     world.close_open(1)
     world.step()
-    assert not any(T1 in sent.batches for sent in world.brokers.waiting[1:]), "stale epoch: wait"
+    assert world.brokers.last.sequence == (PRODUCER_ID, 0, 2), "epochs are each partition's own"
     other.refuse(Code.NOT_ENOUGH_REPLICAS)
     deliver_all(world)
     assert [offset_of(d) for d in open_ones] == [1, 2]
     assert [(s.epoch, s.sequence) for s in world.brokers.log(T1).records()] == [
         (0, 0),
         (0, 1),
-        (1, 0),
+        (0, 2),
     ]
 
 
@@ -1093,3 +1093,58 @@ async def test_answer_without_error_and_without_an_id_is_asked_for_again_later()
     world.step()
     deliver_all(world)
     assert offset_of(delivery) == 0
+
+
+# -- topics that are not in use any more ----------------------------------------------------------
+
+
+@virtual
+async def test_sequences_of_a_forgotten_topic_start_anew_under_a_higher_epoch() -> None:
+    world = World(topics=("t", "u"))
+    acknowledged(world)
+    world.append(b"u", topic="u")
+    deliver_all(world)
+    state_of(world).on_topic_forgotten("t", 1)
+    assert set(state_of(world)._partitions) == {TopicPartition("u", 0)}
+    world.append(b"again")
+    world.step()
+    assert sequences(world)[-1] == (1, 0)
+    world.append(b"more", topic="u")
+    deliver_all(world)
+    assert world.brokers.stored(T0) == [b"first", b"again"]
+    assert world.brokers.stored(TopicPartition("u", 0)) == [b"u", b"more"]
+
+
+@virtual
+async def test_forgetting_a_topic_of_an_older_epoch_needs_no_bump() -> None:
+    world = World(topics=("t", "u"))
+    acknowledged(world)
+    world.append(b"u", topic="u")
+    deliver_all(world)
+    state_of(world)._plan(T0)
+    world.step()
+    assert state_of(world).epoch == 1
+    state_of(world).on_topic_forgotten("u", 1)
+    world.step()
+    assert state_of(world).epoch == 1
+    world.append(b"again", topic="u")
+    world.step()
+    assert sequences(world)[-1] == (1, 0)
+    deliver_all(world)
+    assert world.brokers.stored(TopicPartition("u", 0)) == [b"u", b"again"]
+
+
+@virtual
+async def test_forgetting_a_topic_leaves_a_batch_in_doubt_its_sequence() -> None:
+    world = World()
+    acknowledged(world)
+    delivery = world.append(b"v")
+    world.step()
+    world.brokers.last.lose(stored=True)
+    state_of(world).on_topic_forgotten("t", 1)
+    world.publish()
+    world.later()
+    assert sequences(world)[-2:] == [(0, 1), (0, 1)]
+    deliver_all(world)
+    assert offset_of(delivery) == 1
+    assert world.brokers.stored(T0) == [b"first", b"v"]

@@ -1,0 +1,135 @@
+"""Topics that are not used any more, or vanish: nothing of them stays, and they can return."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from aiokprod.errors import Code, ProducerClosed
+from tests.faults.kit import TICK, now, play, until, world
+
+IDLE = {"metadata_max_idle_ms": 5_000, "metadata_max_age_ms": 2_000}
+
+
+def tables(producer):
+    """What a producer remembers of topics."""
+    runtime = producer._runtime
+    return {
+        "slots": len(runtime.appender.topics),
+        "ids": len(runtime._topic_ids),
+        "vanished": len(runtime._vanished),
+        "queues": len(runtime.accumulator._queues),
+        "ratios": len(runtime.accumulator._closer._ratios),
+        "sequences": len(getattr(runtime.state, "_partitions", ())),
+    }
+
+
+NOTHING = {"slots": 0, "ids": 0, "vanished": 0, "queues": 0, "ratios": 0, "sequences": 0}
+
+
+def test_tables_shrink_when_thousands_of_partitions_are_used_no_more():
+    """A service with a topic for each job."""
+
+    async def main():
+        count = 1_000
+        async with world(compression_type="gzip", **IDLE) as (cluster, producer, history):
+            names = [f"job-{number}" for number in range(count)]
+            for name in names:
+                cluster.create_topic(name, 2)
+            await producer.warm(names)
+            for name in names:
+                await history.submit(name, 0)
+                await history.submit(name, 1)
+            await history.settle()
+            full = tables(producer)
+            assert full["sequences"] == full["queues"] == 2 * count
+            assert full["ratios"] == full["ids"] == count
+            await asyncio.sleep(10)
+            assert tables(producer) == NOTHING
+            used = cluster.count(22)
+            for name in names[:50]:
+                await history.submit(name, 0)
+            await history.settle()
+            history.all_acked()
+            assert cluster.count(22) == used, "the bump is local"
+
+    play(main)
+
+
+@pytest.mark.parametrize("returns", [True, False])
+@pytest.mark.parametrize("idempotent", [True, False])
+def test_topic_that_vanished_with_records_queued_is_forgotten_once_they_ended(idempotent, returns):
+    """`returns`: asking for it creates it anew, with fewer partitions than records wait for."""
+
+    async def main():
+        options = {"delivery_timeout_ms": 6_000, "request_timeout_ms": 2_000, **IDLE}
+        options |= {"enable_idempotence": idempotent, "cluster": {"auto_create": returns}}
+        async with world(**options) as (cluster, producer, history):
+            cluster.create_topic("u", 4)
+            for partition in range(4):
+                await history.send("u", partition)
+            await history.send("t")
+            cluster.delete_topic("u")
+            for partition in range(4):
+                await history.submit("u", partition)
+            await history.settle()
+            await asyncio.sleep(10)
+            assert tables(producer) == NOTHING
+            assert ("u" in cluster.topics) is returns
+            if not returns:
+                cluster.create_topic("u", 1)
+            cluster.expand_topic("u", 4)
+            attempts = [await history.send("u", partition) for partition in range(4)]
+            assert all(attempt.acked for attempt in attempts)
+            for attempt in attempts:
+                assert cluster.values("u", attempt.partition)[-1] == attempt.value
+
+    play(main)
+
+
+def test_records_of_a_topic_forgotten_and_used_again_are_stored_once_and_in_order():
+    """Whatever became of those before: its sequences begin again under a higher epoch."""
+
+    async def main():
+        async with world(partitions=2, **IDLE) as (cluster, producer, history):
+            for code in (0, Code.KAFKA_STORAGE_ERROR, Code.INVALID_RECORD, Code.REQUEST_TIMED_OUT):
+                if code:
+                    cluster.fail_produce(("t", 0), code, append=code is not Code.INVALID_RECORD)
+                await history.submit_many(6, partitions=(0, 1))
+                await history.settle()
+                await until(lambda: tables(producer) == NOTHING, within=20)
+            await history.submit_many(6, partitions=(0, 1))
+            await history.settle()
+            history.check(refusals=True)
+            failed = [attempt for attempt in history.attempts if not attempt.acked]
+            assert {attempt.partition for attempt in failed} <= {0}
+
+    play(main)
+
+
+def test_send_that_waits_for_a_topic_hears_of_a_close_at_once():
+    """While the close waits for records on their way, which need metadata yet."""
+
+    async def main():
+        async with world(cluster={"auto_create": False}) as (cluster, producer, history):
+            await history.send()
+            cluster.fail_produce(("t", 0), Code.NOT_ENOUGH_REPLICAS, None)
+            await history.submit()
+            waiting = asyncio.ensure_future(producer.send("absent", b"v"))
+            await asyncio.sleep(0.5)
+            started = now()
+            closing = asyncio.ensure_future(producer.close(30))
+            with pytest.raises(ProducerClosed, match="while the send was in progress"):
+                await waiting
+            assert now() - started < TICK
+            cluster.move_leader("t", 0)
+            await asyncio.sleep(5)
+            assert not closing.done()
+            cluster.produce_script.clear()
+            report = await closing
+            assert report.complete
+            await history.settle()
+            history.all_acked()
+
+    play(main)
