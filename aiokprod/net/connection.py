@@ -299,6 +299,8 @@ class Connection(asyncio.Protocol):
             transport.writelines(self.channel.data_to_send())
         except Exception as error:
             failure = Disconnected(f"{self.channel.peer}: cannot write: {error}")
+            # Without its frames: their variables hold the bytes, credentials perhaps.
+            error.__traceback__ = error.__context__ = None
             failure.__cause__ = error
             self.channel.fail(CloseReason.SEND_FAILED, failure)
             return

@@ -14,8 +14,12 @@ from aiokprod import AuthenticationError, KafkaError, Producer, Secret
 from aiokprod.net.security.jwt_bearer import JwtBearerTokens
 from aiokprod.net.security.msk_iam import AwsCredentials, MskIamTokens
 from aiokprod.net.security.oidc import OidcTokens
+from aiokprod.testing import virtual
+from aiokprod.testing.memory import MemoryNetwork
+from aiokprod.testing.transports import MemoryTransport
 from tests.canary import found_in_frames
 from tests.security.certs import Authority
+from tests.security.sasl_broker import PlainServer, SaslBroker, ScramServer, new_producer
 
 PASSWORD = "canary-hunter2"
 AUTHORITY = Authority("frames CA", 60)
@@ -146,3 +150,47 @@ def test_context_of_the_users_own_is_left_alone() -> None:
                 await producer.send("t", b"v")
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-256"])
+def test_write_that_fails_during_authentication_keeps_no_frame_with_the_credentials(
+    mechanism, monkeypatch
+) -> None:
+    """The transport's variables hold what it was to write."""
+    original = MemoryTransport.writelines
+    failed = []
+
+    def fail(transport: Any, data: Any) -> None:
+        original(transport, [])
+        pieces = [bytes(piece) for piece in data]
+        if any(PASSWORD.encode() in piece or b"n,,n=me" in piece for piece in pieces):
+            failed.append(pieces)
+            library(pieces)
+        original(transport, pieces)
+
+    def library(list_of_data: Any) -> None:
+        names: dict[str, Any] = {}
+        source = "def writelines(list_of_data):\n    raise RuntimeError('handler is closed')"
+        exec(compile(source, "uvloop", "exec"), names)
+        names["writelines"](list_of_data)
+
+    monkeypatch.setattr(MemoryTransport, "writelines", fail)
+
+    async def main() -> None:
+        network = MemoryNetwork()
+        SaslBroker(
+            network,
+            PLAIN=lambda: PlainServer({"me": PASSWORD}),
+            SCRAM_SHA_256=lambda: ScramServer({"me": PASSWORD}, "sha256"),
+        )
+        made = new_producer(
+            network, sasl_mechanism=mechanism, sasl_username="me", sasl_password=PASSWORD
+        )
+        with pytest.raises(KafkaError) as caught:
+            await made.send("t", b"v", timeout=2.0)
+        await made.close(0)
+        assert failed
+        sent = [piece.decode("latin-1") for pieces in failed for piece in pieces if piece]
+        assert found_in_frames(caught.value, PASSWORD, *sent) == []
+
+    virtual.run(main)
