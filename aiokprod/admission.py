@@ -19,6 +19,7 @@ from aiokprod.errors import (
     RecordTooLarge,
 )
 from aiokprod.hot.append import DELIVERY_CHARGE, record_size_bound
+from aiokprod.hot.core import Reservation
 from aiokprod.partitioners import choose
 from aiokprod.wire.record_batch import HEADER_SIZE
 
@@ -64,8 +65,16 @@ class Admission:
         self._interceptors = interceptors
         self._check = check
 
-    async def admit(self, record: ProducerRecord[Any, Any], deadline: float) -> Delivery:
+    async def admit(
+        self,
+        record: ProducerRecord[Any, Any],
+        deadline: float,
+        reservation: Reservation | None = None,
+    ) -> Delivery:
         """The record's handle once it is in a batch.
+
+        Whatever this raises, the record is not sent, with one exception: `reservation`, if given,
+        has the handle of a record that was in a batch and could not be withdrawn any more.
 
         Raises:
             ConfigError, SerializationError, RecordTooLarge: the record cannot be sent at all.
@@ -74,16 +83,28 @@ class Admission:
 
         Cancellation: the record does not exist.
         """
-        if self._interceptors is None:
-            return await self._watched(record, deadline)
-        record = self._interceptors.on_send(record)
+        reservation = reservation or Reservation(self._runtime.memory)
+        interceptors = self._interceptors
+        if interceptors is not None:
+            record = interceptors.on_send(record)
         try:
-            delivery = await self._watched(record, deadline)
+            delivery = await self._watched(record, deadline, reservation)
+            if interceptors is not None:
+                self._await_end(delivery)
+            return delivery
         except BaseException as error:
-            self._tell_refused(record, error)
+            self._withdraw(record, reservation, error)
             raise
-        self._await_end(delivery)
-        return delivery
+
+    def _withdraw(
+        self, record: ProducerRecord[Any, Any], reservation: Reservation, error: BaseException
+    ) -> None:
+        """A call that admits a record raises, possibly by a signal handler after the append."""
+        delivery = reservation.delivery
+        if delivery is not None:
+            delivery.cancel()  # tells interceptors that have a hook already
+        if self._interceptors is not None and (delivery is None or not delivery.has_hook):
+            self._tell_refused(record, error)
 
     def refuse(self, record: ProducerRecord[Any, Any], error: KafkaError) -> None:
         """A record is refused without being looked at: tell interceptors of it.
@@ -95,10 +116,12 @@ class Admission:
         if self._interceptors is not None:
             self._tell_refused(self._interceptors.on_send(record), error)
 
-    async def _watched(self, record: ProducerRecord[Any, Any], deadline: float) -> Delivery:
+    async def _watched(
+        self, record: ProducerRecord[Any, Any], deadline: float, reservation: Reservation
+    ) -> Delivery:
         """A transaction must know of the records it lacks."""
         try:
-            return await self._admit(record, deadline)
+            return await self._admit(record, deadline, reservation)
         except KafkaError as error:
             _locate(error, record.topic, record.partition)
             self._runtime.state.on_refused(error)
@@ -126,13 +149,15 @@ class Admission:
             _locate(told, topic, partition)
         self._interceptors.on_acknowledgement(metadata, told)
 
-    async def _admit(self, record: ProducerRecord[Any, Any], deadline: float) -> Delivery:
+    async def _admit(
+        self, record: ProducerRecord[Any, Any], deadline: float, reservation: Reservation
+    ) -> Delivery:
         topic, partition = record.topic, record.partition
         await self._known(topic, partition, deadline)
         headers = list(record.headers or ())
         key, value = await self._serializers.serialize(record, headers)
         size = self._checked_size(topic, key, value, headers)
-        return await self._place(record, (key, value, headers), size, deadline)
+        return await self._place(record, (key, value, headers), size, deadline, reservation)
 
     async def _place(
         self,
@@ -140,35 +165,32 @@ class Admission:
         payload: _Payload,
         size: int,
         deadline: float,
+        reservation: Reservation,
     ) -> Delivery:
         """Append as soon as there is memory, and room in the share of the partition's broker."""
         runtime = self._runtime
         place: Place | None = None  # in the line of a broker
-        reserved = 0
         try:
             while True:
                 self._check()
                 snapshot = runtime.metadata.lookup(record.topic, record.partition)
                 refused = None
                 runtime.state.check_open()
-                if snapshot is not None and (reserved or runtime.memory.has_room(size)):
-                    delivery, refused = self._append(record, snapshot, payload, reserved, place)
+                if snapshot is not None and (reservation.size or runtime.memory.has_room(size)):
+                    delivery, refused = self._append(record, snapshot, payload, reservation, place)
                     if delivery is not None:
-                        reserved = 0
                         return delivery
-                self._give_back(reserved)
-                reserved = 0
+                runtime.memory.give_back(reservation)
                 if snapshot is None:  # the topic vanished while something was awaited
                     if place is not None:
                         runtime.shares.end_turn(place)
                     await self._known(record.topic, record.partition, deadline)
                 elif refused is None:
-                    await runtime.memory.reserve(size, deadline)
-                    reserved = size
+                    await runtime.memory.reserve(size, reservation, deadline)
                 else:
                     place = await runtime.shares.wait(refused, deadline, place)
         finally:
-            self._give_back(reserved)
+            runtime.memory.give_back(reservation)
             if place is not None:
                 runtime.shares.end_turn(place)
 
@@ -182,16 +204,12 @@ class Admission:
             error.outcome = Outcome.NOT_SENT  # whatever was refused, it was not this record
             raise
 
-    def _give_back(self, reserved: int) -> None:
-        if reserved:
-            self._runtime.memory.release(reserved)
-
     def _append(
         self,
         record: ProducerRecord[Any, Any],
         snapshot: ClusterSnapshot,
         payload: _Payload,
-        reserved: int,
+        reservation: Reservation,
         place: Place | None,
     ) -> tuple[Delivery | None, PartitionQueue | None]:
         """Partition choice and append, without suspension.
@@ -212,7 +230,7 @@ class Admission:
         accumulator.turn = place
         try:
             delivery = runtime.appender.append(
-                slot, partition, value, key, record.timestamp_ms, headers, reserved
+                slot, partition, value, key, record.timestamp_ms, headers, reservation
             )
             return delivery, accumulator.refused
         finally:
@@ -228,25 +246,27 @@ class Admission:
         """
         if self._interceptors is not None:
             record = self._interceptors.on_send(record)
+        reservation = Reservation(self._runtime.memory)
         try:
-            delivery = self._try_admit(record)
+            delivery = self._try_admit(record, reservation)
             if delivery is None:
                 raise BufferFull(
                     f"buffer_memory ({self._buffer_memory} bytes), or the part of it that one "
                     "broker may hold, is used up: wait, or shed load"
                 )
-        except Exception as error:
             if self._interceptors is not None:
-                self._tell_refused(record, error)
+                self._await_end(delivery)
+            return delivery
+        except BaseException as error:
+            self._withdraw(record, reservation, error)
             if isinstance(error, KafkaError):
                 _locate(error, record.topic, record.partition)
                 self._runtime.state.on_refused(error)
             raise
-        if self._interceptors is not None:
-            self._await_end(delivery)
-        return delivery
 
-    def _try_admit(self, record: ProducerRecord[Any, Any]) -> Delivery | None:
+    def _try_admit(
+        self, record: ProducerRecord[Any, Any], reservation: Reservation
+    ) -> Delivery | None:
         runtime = self._runtime
         snapshot = runtime.metadata.lookup(record.topic, record.partition)
         if snapshot is None:
@@ -258,7 +278,7 @@ class Admission:
         headers = list(record.headers or ())
         key, value = self._serializers.serialize_now(record, headers)
         self._checked_size(record.topic, key, value, headers)
-        return self._append(record, snapshot, (key, value, headers), 0, None)[0]
+        return self._append(record, snapshot, (key, value, headers), reservation, None)[0]
 
     def _checked_size(
         self,

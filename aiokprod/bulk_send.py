@@ -19,6 +19,7 @@ from aiokprod.errors import (
     SerializationError,
 )
 from aiokprod.hot.bulk import BulkTracker
+from aiokprod.hot.core import Reservation
 from aiokprod.records import ProducerRecord, validate_partition, validate_topic
 
 if TYPE_CHECKING:
@@ -167,19 +168,19 @@ class BulkSender:
             record.topic, record.value, record.key, record.partition, record.timestamp_ms,
             record.headers or None,
         )  # fmt: skip
-        delivery = None
+        before = self.tracker.count
         with contextlib.suppress(MemoryError):
-            delivery = appender.try_append(*fields)
-        if delivery is None:
+            appender.try_append_noted(self.tracker, *fields)
+        if self.tracker.count == before:
             await self._one(number, fields)
             return
-        self._note(number, delivery)
         if not number & 255 and appender.slice_is_over():
             await asyncio.sleep(0)
 
     async def _one(self, position: int, fields: tuple[Any, ...]) -> None:
         """Admit one record by the slow path; its refusal is its own."""
         runtime = self._runtime
+        reservation = Reservation(runtime.memory)
         try:
             record = checked_record(*fields)
             known = self._known_missing(record.topic, record.partition)
@@ -187,7 +188,7 @@ class BulkSender:
                 self._admission.refuse(record, known)
                 raise known
             deadline = self._deadline(record.topic, record.partition)
-            delivery = await self._admission.admit(record, deadline)
+            delivery = await self._admission.admit(record, deadline, reservation)
         except KafkaError as error:
             self.refused[position] = error
             if isinstance(error, BufferTimeout):
@@ -198,9 +199,10 @@ class BulkSender:
                 if topic not in self._missing and self._lacks(topic, partition):
                     self._missing[topic] = partition, error
         except Exception as error:
+            sent = reservation.delivery is not None and not reservation.delivery.withdrawn
             own = KafkaError(
                 f"record {position} could not be prepared: {type(error).__name__}",
-                outcome=Outcome.NOT_SENT,
+                outcome=Outcome.UNKNOWN if sent else Outcome.NOT_SENT,
             )
             own.__cause__ = error
             self.refused[position] = own

@@ -23,10 +23,10 @@ from aiokprod.engine.producer_state import NonIdempotent, ProducerState
 from aiokprod.engine.sender import Sender
 from aiokprod.engine.shares import NodeShares
 from aiokprod.engine.splitter import BatchSplitter
-from aiokprod.engine.wakeup import Wakeup
 from aiokprod.errors import KafkaError, ProducerClosed, ProducerFailed
 from aiokprod.hot.append import Appender, TopicSlot
 from aiokprod.hot.turns import Turns
+from aiokprod.hot.wakeup import Wakeup
 from aiokprod.net.client import NetworkClient
 from aiokprod.partitioners import StickyLoad
 from aiokprod.wire.compression import Codec, codec_for

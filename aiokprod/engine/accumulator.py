@@ -66,6 +66,12 @@ class RecordAccumulator:
     Invariants: a batch is in one queue, on the wire, or settled; `incomplete` holds all that are
     not settled, in order of creation; a queue is in at most one set of one `NodeQueues`.
 
+    The append side (`roll`, `discard`) runs in users' calls, where a signal handler may raise
+    between any two steps, and a finalizer may call it again. So it only notes which queues it
+    changed, before it changes them, and a change is one step of compiled code (`PartitionSlot`).
+    The sender's pass does the rest (`_take_in`). Whatever a call leaves behind is a batch that is
+    known everywhere or nowhere; one without records is dropped when it would be sent.
+
     Attributes:
         expires_at: no delivery deadline passes before; `next_expiry` makes it exact.
         turn: during one append, the caller's place if a broker's line let it through.
@@ -114,7 +120,8 @@ class RecordAccumulator:
         self._leaderless = NodeQueues()
         self._nodes: dict[int | None, NodeQueues] = {None: self._leaderless}
         self._due: list[tuple[float, int, PartitionQueue]] = []
-        self._expiries: list[tuple[float, int, ProducerBatch]] = []
+        self._changed: dict[PartitionQueue, None] = {}
+        self._sealed: list[ProducerBatch] = []
         self._lingerers: list[PartitionQueue] = []
         self.incomplete: dict[ProducerBatch, None] = {}
         self.expires_at = FOREVER
@@ -130,7 +137,9 @@ class RecordAccumulator:
         key = TopicPartition(topic, partition)
         queue = self._queues.get(key)
         if queue is None:
-            queue = self._queues[key] = PartitionQueue(self, topic, partition)
+            queue = PartitionQueue(self, topic, partition)
+            queue.follow(self._shares.account(queue.node))
+            queue = self._queues.setdefault(key, queue)
             self._partitions[topic] = max(partition + 1, self._partitions.get(topic, 0))
         return queue
 
@@ -153,20 +162,22 @@ class RecordAccumulator:
                 topic.sticky_bytes = 0
             partition = topic.sticky
         queue: PartitionQueue = topic.slots[partition]
-        core = queue.core
-        if core is not None:
-            if core.fits(size):
-                return queue  # the sticky choice fell on a batch with room
-            if self._grow(queue, core) and core.fits(size):
+        while True:
+            core = queue.core
+            if core is not None:
+                if core.fits(size):
+                    return queue  # the sticky choice fell on a batch with room
+                if self._grow(queue, core) and core.fits(size):
+                    return queue
+                self._seal(queue, core)
+            if self._shares.exceeded(queue.node) or (
+                self._shares.has_waiters(queue.node) and not self._has_turn(queue.node)
+            ):
+                self._wakeup()  # the batch just sealed can leave
+                self.refused = queue
+                return None
+            if self._open(queue):
                 return queue
-            self._seal(queue)
-        if self._shares.exceeded(queue.node) or (
-            self._shares.has_waiters(queue.node) and not self._has_turn(queue.node)
-        ):
-            self.refused = queue
-            return None
-        self._open(queue)
-        return queue
 
     def _has_turn(self, node: int | None) -> bool:
         turn = self.turn
@@ -183,7 +194,7 @@ class RecordAccumulator:
             or self._shares.exceeded(queue.node)
         ):
             return False
-        batch = queue.batches[-1]
+        batch: ProducerBatch = core.owner
         age = self._loop.time() - batch.created_at
         if age > self._delivery_timeout * _GROWING_AGE or core.charged > self._growth_charge:
             return False
@@ -191,7 +202,9 @@ class RecordAccumulator:
         core.limit = limit
         return True
 
-    def _open(self, queue: PartitionQueue) -> None:
+    def _open(self, queue: PartitionQueue) -> bool:
+        """Give the queue an open batch; False if a call from within did so meanwhile."""
+        opened = queue.opened
         self._admit(queue.topic_partition)
         now = self._loop.time()
         limit = max(1, self._batch_size - HEADER_SIZE)
@@ -205,30 +218,21 @@ class RecordAccumulator:
         )
         order = (next(self._orders),)
         batch = ProducerBatch(core, queue, order, now, now + self._delivery_timeout)
-        queue.core = core
-        queue.batches.append(batch)
-        self._enlist(batch)
-        self.place(queue, now)
-        self._wakeup()
-
-    def _enlist(self, batch: ProducerBatch) -> None:
-        self.incomplete[batch] = None
-        expiries = self._expiries
-        if len(expiries) > 2 * len(self.incomplete) + 64:
-            # One stuck partition would otherwise keep every younger settled batch in the heap.
-            expiries[:] = [entry for entry in expiries if entry[2] in self.incomplete]
-            heapq.heapify(expiries)
-        heapq.heappush(expiries, (batch.deadline, next(self._tickets), batch))
+        # What must follow from the batch comes before it: its deadline, its place, a pass of the
+        # sender. For a batch that does not come into being they are harmless.
         self.expires_at = min(self.expires_at, batch.deadline)
+        self._changed[queue] = None
+        self._wakeup()
+        return queue.open(core, opened, batch, queue.batches, self.incomplete)
 
-    def _seal(self, queue: PartitionQueue) -> None:
-        """The open batch is full: it can be compressed while it waits for its turn."""
-        batch = queue.batches[-1]
+    def _seal(self, queue: PartitionQueue, core: BatchCore) -> None:
+        """The open batch is full. The next pass of the sender compresses it."""
+        batch: ProducerBatch = core.owner
+        self._changed[queue] = None
+        self._sealed.append(batch)
         queue.last_full = True
         queue.core = None
         self._seal_core(batch)
-        self._closer.close(batch)
-        self.place(queue, self._loop.time())
 
     def _seal_core(self, batch: ProducerBatch) -> None:
         """No more records: from now on the batch counts for its broker."""
@@ -237,21 +241,37 @@ class RecordAccumulator:
 
     def _hold(self, batch: ProducerBatch) -> None:
         """From now on the bytes that the batch has so far count for its broker."""
-        more = batch.core.charged - batch.held
-        batch.held += more
-        batch.queue.held += more
-        self._shares.add(batch.queue.node, more)
+        batch.queue.hold(batch.core)
 
     def discard(self, batch: ProducerBatch) -> None:
         """All records of an unsent batch were withdrawn: it never existed."""
+        self._changed[batch.queue] = None
+        self._wakeup()  # a transaction's end may have waited for this batch
+        self._drop(batch)
+
+    def _drop(self, batch: ProducerBatch) -> None:
+        """Forget a batch without records."""
         queue = batch.queue
         if queue.core is batch.core:
             queue.core = None
+        if not batch.core.count:
+            batch.core.settle(-1)  # a bulk call may have noted it
+        self.settle(batch)
         if batch in queue.batches:
             queue.batches.remove(batch)
-        self.settle(batch)
-        self.place(queue, self._loop.time())
-        self._wakeup()  # a transaction's end may have waited for this batch
+
+    def _take_in(self) -> None:
+        """Carry out what the append side has noted."""
+        if self._sealed:
+            sealed, self._sealed = self._sealed, []
+            for batch in sealed:
+                if batch in self.incomplete and batch.core is not batch.queue.core:
+                    self._closer.close(batch)
+        if self._changed:
+            changed, self._changed = self._changed, {}
+            now = self._loop.time()
+            for queue in list(changed):
+                self.place(queue, now)
 
     # -- readiness ------------------------------------------------------------------------------
 
@@ -282,6 +302,7 @@ class RecordAccumulator:
 
     def advance(self, now: float) -> None:
         """Move queues whose time came into their ready sets."""
+        self._take_in()
         due = self._due
         while due and due[0][0] <= now:
             self.place(heapq.heappop(due)[2], now)
@@ -321,6 +342,7 @@ class RecordAccumulator:
     def due_nodes(self, idle: Callable[[int], bool]) -> list[int]:
         """Brokers something may leave for. `idle(node)`: no produce request is in flight there,
         so that with adaptive linger open batches need not wait."""
+        self._take_in()
         found = []
         for node_id, node in self._nodes.items():
             if node_id is not None and (
@@ -343,10 +365,12 @@ class RecordAccumulator:
     @property
     def leaderless(self) -> bool:
         """True if data are queued for partitions without a leader."""
+        self._take_in()
         return bool(self._leaderless.ready or self._leaderless.lingering)
 
     def leaderless_topics(self) -> set[str]:
         """Topics with queued data for partitions without a leader."""
+        self._take_in()
         node = self._leaderless
         return {queue.topic for queue in itertools.chain(node.ready, node.lingering)}
 
@@ -360,11 +384,17 @@ class RecordAccumulator:
     ) -> list[ProducerBatch]:
         """Take at most one batch per partition led by the node, up to `max_size` bytes in all
         (one batch in any case). Open batches ride along: the request leaves anyway."""
+        self._take_in()
         node = self._node(node_id)
         taken: list[ProducerBatch] = []
         closing: list[PartitionQueue] = []
         size = 0
         for queue in itertools.chain(node.ready, node.lingering):
+            while queue.batches and not queue.batches[0].core.record_count:
+                self._drop(queue.batches[0])
+            if not queue.batches:
+                closing.append(queue)
+                continue
             batch = queue.batches[0]
             if not may_drain(queue, batch):
                 continue
@@ -391,6 +421,7 @@ class RecordAccumulator:
         if queue.core is batch.core:
             queue.core = None
             queue.last_full = False
+        if batch.payload is None:
             self._seal_core(batch)
         return self._closer.close(batch)
 
@@ -424,13 +455,14 @@ class RecordAccumulator:
             part.fate_open = batch.fate_open
             part.seen = batch.seen
             parts.append(part)
-            self._enlist(part)
+            self.incomplete[part] = None
+        self.expires_at = min(self.expires_at, batch.deadline)
         share, rest = divmod(batch.core.charged, len(parts))
         for part in parts:
-            part.core.charged = part.held = share
+            part.core.charged = part.core.held = share
         parts[0].core.charged += rest
-        parts[0].held += rest
-        batch.core.charged = batch.held = 0
+        parts[0].core.held += rest
+        batch.core.charged = batch.core.held = 0
         self._flushes.replace(batch, parts)
         self._closer.reset_ratio(queue.topic)
         self.settle(batch)
@@ -441,25 +473,22 @@ class RecordAccumulator:
 
     def settle(self, batch: ProducerBatch) -> None:
         """The batch has its outcome. Its memory goes back once it is off the wire too."""
-        if self.incomplete.pop(batch, self) is None:
-            self._flushes.settled(batch)
+        if batch in self.incomplete:
+            self._flushes.settled(batch)  # first: while it is incomplete, this can be repeated
+            self.incomplete.pop(batch, None)
             if not self.incomplete:
-                self._expiries.clear()
                 self.expires_at = FOREVER
         self.release(batch)
 
     def release(self, batch: ProducerBatch) -> None:
         """Give the batch's memory back, unless it is on the wire or not settled."""
-        if batch.released or batch.on_wire or batch in self.incomplete:
+        if batch.on_wire or batch in self.incomplete:
             return
-        batch.released = True
         batch.payload = None
-        if batch.held:
-            queue = batch.queue
-            queue.held -= batch.held
-            self._shares.remove(queue.node, batch.held)
-        if batch.core.charged:
-            self._memory.release(batch.core.charged)
+        queue = batch.queue
+        if queue.let_go(batch.core, self._memory):
+            self._shares.returned(queue.node)
+            self._memory.returned()
 
     def remove(self, batch: ProducerBatch) -> bool:
         """Take a batch out of its queue; False if it is on the wire."""
@@ -475,21 +504,15 @@ class RecordAccumulator:
     # -- time -----------------------------------------------------------------------------------
 
     def expired(self, now: float) -> list[ProducerBatch]:
-        """Batches past their delivery deadline and without an outcome, oldest first."""
-        found = []
-        expiries = self._expiries
-        while expiries and expiries[0][0] <= now:
-            batch = heapq.heappop(expiries)[2]
-            if batch in self.incomplete:
-                found.append(batch)
+        """Batches past their delivery deadline and without an outcome, oldest first; O(batches)."""
+        found = [batch for batch in list(self.incomplete) if batch.deadline <= now]
+        found.sort(key=lambda batch: (batch.deadline, batch.order))
         return found
 
     def next_expiry(self) -> float:
-        """The next delivery deadline, inf if nothing is incomplete."""
-        expiries = self._expiries
-        while expiries and expiries[0][2] not in self.incomplete:
-            heapq.heappop(expiries)
-        self.expires_at = expiries[0][0] if expiries else FOREVER
+        """The next delivery deadline, inf if nothing is incomplete; O(batches)."""
+        deadlines = [batch.deadline for batch in list(self.incomplete)]
+        self.expires_at = min(deadlines, default=FOREVER)
         return self.expires_at
 
     # -- topology -------------------------------------------------------------------------------
@@ -513,11 +536,11 @@ class RecordAccumulator:
         moved = leader != queue.node
         returned = queue.node is None
         if moved:
-            self._node(queue.node).remove(queue)
-            if queue.held:
-                self._shares.add(leader, queue.held)
-                self._shares.remove(queue.node, queue.held)
+            left = queue.node
+            self._node(left).remove(queue)
             queue.node = leader
+            queue.follow(self._shares.account(leader))
+            self._shares.returned(left)
         if queue.batches:
             head = queue.batches[0]
             newer = snapshot.leader_epoch_of(key) > head.leader_epoch >= 0

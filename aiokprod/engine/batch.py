@@ -29,7 +29,6 @@ class ProducerBatch:
         seen: bytes of some attempt may have reached a broker, whatever it answered. From then on
             its sequence belongs to these records alone.
         closing: its payload is being compressed in a worker thread.
-        held: bytes counted for its broker so far: all of them since it was closed.
         wire_node: the broker it was sent to last.
         last_failure: code name and error of the last attempt that failed.
         sequence_reset: renumbered by an epoch bump since it was first sent.
@@ -46,7 +45,6 @@ class ProducerBatch:
         "created_at",
         "deadline",
         "fate_open",
-        "held",
         "last_failure",
         "leader_epoch",
         "maybe_written",
@@ -58,7 +56,6 @@ class ProducerBatch:
         "producer_epoch",
         "producer_id",
         "queue",
-        "released",
         "seen",
         "sent_at",
         "sequence_reset",
@@ -91,9 +88,7 @@ class ProducerBatch:
         self.maybe_written = False
         self.fate_open = False
         self.closing = False
-        self.released = False
         self.seen = False
-        self.held = 0
         self.payload: bytes | None = None
         self.plain_size = 0
         self.codec_id = 0
@@ -140,8 +135,8 @@ class ProducerBatch:
 
     def on_emptied(self) -> None:
         """Every record was withdrawn before the batch was closed (called by `BatchCore`)."""
-        self.core.owner = None  # handles of withdrawn records may be kept: not the engine with them
         self.queue.accumulator.discard(self)
+        self.core.owner = None  # handles of withdrawn records may be kept: not the engine with them
 
     def acknowledge(self, base_offset: int, log_append_time_ms: int) -> bool:
         """All records are in the log; -1 where the broker did not tell. False if settled before."""

@@ -11,19 +11,19 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING
 
 from aiokprod.errors import BufferTimeout, KafkaError, Outcome
-from aiokprod.hot.core import MemoryBudget
+from aiokprod.hot.core import MemoryBudget, Reservation
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 
 class _Waiter:
-    __slots__ = ("future", "granted", "size")
+    __slots__ = ("future", "reservation", "size")
 
-    def __init__(self, size: int, future: asyncio.Future[None]) -> None:
+    def __init__(self, size: int, reservation: Reservation, future: asyncio.Future[None]) -> None:
         self.size = size
+        self.reservation = reservation
         self.future = future
-        self.granted = False
 
 
 class BufferMemory(MemoryBudget):
@@ -49,43 +49,46 @@ class BufferMemory(MemoryBudget):
         """True if nobody waits and `size` bytes are there."""
         return not self._waiters and self.used + size <= self.limit
 
-    def try_reserve(self, size: int) -> bool:
-        """Take `size` bytes at once, if nobody waits and they are there."""
+    def try_reserve(self, size: int, reservation: Reservation) -> bool:
+        """Grant `size` bytes at once, if nobody waits and they are there."""
         if not self.has_room(size):
             return False
-        self.used += size
+        reservation.grant(size)
         return True
 
-    async def reserve(self, size: int, deadline: float) -> None:
-        """Take `size` bytes (≤ `limit`), waiting in line until `deadline` (loop time).
+    async def reserve(self, size: int, reservation: Reservation, deadline: float) -> None:
+        """Grant `size` bytes (≤ `limit`), waiting in line until `deadline` (loop time).
 
         Raises:
             BufferTimeout: the deadline passed; nothing was taken.
             KafkaError: the error given to `close`.
 
-        Cancellation: the place in the line is given up; bytes granted meanwhile go on to the next.
+        Cancellation: the place in the line is given up; bytes granted meanwhile are in the
+        reservation.
         """
         if self._closed is not None:
             raise self._closed.copy()
-        if self.try_reserve(size):
+        if self.try_reserve(size, reservation):
             return
         loop = asyncio.get_running_loop()
-        waiter = _Waiter(size, loop.create_future())
-        self._waiters[waiter] = None
-        self.has_waiters = True
-        self._on_exhausted()
+        waiter = _Waiter(size, reservation, loop.create_future())
         timer = loop.call_at(deadline, self._expire, waiter)
         try:
+            self._waiters[waiter] = None
+            self.has_waiters = True
+            self._on_exhausted()
             await waiter.future
-        except asyncio.CancelledError:
-            self._leave(waiter)
-            raise
         finally:
             timer.cancel()
+            self._leave(waiter)
 
-    def release(self, size: int) -> None:
-        """Give bytes back and wake as many waiters as now fit, in order."""
-        self.used -= size
+    def give_back(self, reservation: Reservation) -> None:
+        """Take back what a reservation still holds, for those who wait."""
+        if reservation.give_back():
+            self.returned()
+
+    def returned(self) -> None:
+        """Fewer bytes are used than before: wake as many waiters as now fit, in order."""
         assert self.used >= 0, "more bytes released than reserved"
         if self._waiters:
             self._grant()
@@ -101,7 +104,7 @@ class BufferMemory(MemoryBudget):
         self.has_waiters = False
         for waiter in waiters:
             if not waiter.future.done():
-                waiter.future.set_exception(error.copy())
+                _fail(waiter.future, error.copy())
 
     def _grant(self) -> None:
         waiters = self._waiters
@@ -111,29 +114,32 @@ class BufferMemory(MemoryBudget):
                 break
             del waiters[waiter]
             if not waiter.future.done():
-                self.used += waiter.size
-                waiter.granted = True
+                waiter.reservation.grant(waiter.size)
                 waiter.future.set_result(None)
         self.has_waiters = bool(waiters)
 
     def _leave(self, waiter: _Waiter) -> None:
-        """A waiter was cancelled: it may stand in the line, or hold bytes it will not use."""
+        """A waiter that was cancelled leaves the line."""
         if waiter in self._waiters:
             del self._waiters[waiter]
             self._grant()
-        elif waiter.granted:
-            self.release(waiter.size)
 
     def _expire(self, waiter: _Waiter) -> None:
         if waiter.future.done():
             return
-        del self._waiters[waiter]
-        waiter.future.set_exception(
+        self._waiters.pop(waiter, None)
+        _fail(
+            waiter.future,
             BufferTimeout(
                 f"no room for {waiter.size} bytes within max_block_ms: {self.used} of "
                 f"{self.limit} bytes of buffer_memory are held by records without an outcome. "
                 "Send slower, raise buffer_memory, or look why brokers do not answer",
                 outcome=Outcome.NOT_SENT,
-            )
+            ),
         )
         self._grant()
+
+
+def _fail(future: asyncio.Future[None], error: KafkaError) -> None:
+    future.set_exception(error)
+    future.exception()  # counts as retrieved: the call that waited may have been interrupted

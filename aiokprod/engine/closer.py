@@ -69,6 +69,7 @@ class BatchCloser:
         codec = self._codec
         if codec is None:
             batch.payload = plain
+            batch.core.drop_payload()
             return True
         batch.codec_id = codec.codec_id
         if len(plain) <= INLINE_LIMIT or self._executor is None:
@@ -98,6 +99,7 @@ class BatchCloser:
 
     def _closed(self, batch: ProducerBatch, payload: bytes) -> None:
         batch.payload = payload
+        batch.core.drop_payload()
         topic = batch.topic_partition.topic
         observed = len(payload) / max(1, batch.plain_size)
         known = self._ratios.get(topic, 1.0)

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from aiokprod.cluster import Node
-from aiokprod.engine.wakeup import Wakeup
 from aiokprod.errors import AuthenticationError, Code
+from aiokprod.hot.wakeup import Wakeup
 from aiokprod.wire.messages.find_coordinator import FindCoordinatorRequest
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ class FlushTracker:
 
     def settled(self, batch: ProducerBatch) -> None:
         """A batch has its outcome."""
-        for pending, future in self._flushes:
+        for pending, future in list(self._flushes):
             pending.discard(batch)
             if not pending and not future.done():
                 future.set_result(None)
@@ -51,8 +51,8 @@ class FlushTracker:
         if not pending:
             return
         entry = (pending, asyncio.get_running_loop().create_future())
-        self._flushes.append(entry)
         try:
+            self._flushes.append(entry)
             await entry[1]
         finally:
             self._flushes.remove(entry)

@@ -22,7 +22,6 @@ class PartitionQueue(PartitionSlot):
 
     Attributes:
         node: leader's broker id by the last metadata, None if there is no leader.
-        held: bytes of its closed batches, counted for `node`.
         warn_at: instant from which a retry is worth a warning again.
         wire_node: broker that holds the batches on the wire; meaningful while `on_wire` > 0.
     """
@@ -30,7 +29,6 @@ class PartitionQueue(PartitionSlot):
     __slots__ = (
         "accumulator",
         "batches",
-        "held",
         "last_full",
         "linger_at",
         "node",
@@ -47,7 +45,6 @@ class PartitionQueue(PartitionSlot):
         self.batches: deque[ProducerBatch] = deque()
         self.node: int | None = None
         self.on_wire = 0
-        self.held = 0
         self.warn_at = 0.0
         self.wire_node = -1
         self.last_full = False

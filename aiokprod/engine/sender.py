@@ -20,13 +20,13 @@ from aiokprod.engine.produce import ProduceCall
 from aiokprod.engine.refusals import Refusals
 from aiokprod.engine.settlement import Settlement
 from aiokprod.engine.silence import Silence
-from aiokprod.engine.wakeup import Wakeup
 from aiokprod.errors import (
     KafkaError,
     Outcome,
     ProducerFailed,
     RequestTimedOut,
 )
+from aiokprod.hot.wakeup import Wakeup
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -308,11 +308,10 @@ class Sender:
             return now
         self._expiry_noticed = False
         for batch in accumulator.expired(now):
-            on_wire = batch.on_wire
-            if on_wire:
+            if batch.on_wire:
                 batch.note_unknown()
-            elif not accumulator.remove(batch):
-                continue
+            elif not accumulator.remove(batch) and batch.attempts:
+                batch.note_unknown()  # the callback with its answer was interrupted
             error = delivery_timeout_error(batch, now, self._metadata.last_error)
             self._settlement.fail(batch, error)
         return accumulator.next_expiry()
@@ -329,11 +328,10 @@ class Sender:
         log."""
         for batch in list(self._accumulator.incomplete):
             if batch.core.settled:
+                self._accumulator.settle(batch)  # the callback that settled it was interrupted
                 continue
-            if batch.on_wire:
+            if batch.on_wire or (not self._accumulator.remove(batch) and batch.attempts):
                 batch.note_unknown()
-            else:
-                self._accumulator.remove(batch)
             self._settlement.fail(batch, given_up_error(batch, error))
 
     def fail_unsent(self, error: KafkaError, *, stamped: bool) -> None:

@@ -13,6 +13,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Final, Protocol
 
 from aiokprod.errors import BufferTimeout, KafkaError, Outcome
+from aiokprod.hot.core import ByteCount
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
@@ -30,6 +31,9 @@ class HasLeader(Protocol):
 class Place:
     """A caller's place in a line, kept from its first wait until it is done.
 
+    The turn ends with the object as well: a caller that a signal handler interrupted may not come
+    to `end_turn`, and would hold up the line for good.
+
     Attributes:
         queue: of the partition it wants to append to.
         arrival: number by which the callers of a line are served.
@@ -38,14 +42,24 @@ class Place:
         waiter: done once it is let through, or has to look anew.
     """
 
-    __slots__ = ("arrival", "has_turn", "node", "queue", "waiter")
+    __slots__ = ("_shares", "arrival", "has_turn", "node", "queue", "waiter")
 
-    def __init__(self, queue: HasLeader, arrival: int, waiter: asyncio.Future[None]) -> None:
+    def __init__(
+        self,
+        shares: NodeShares,
+        queue: HasLeader,
+        arrival: int,
+        waiter: asyncio.Future[None],
+    ) -> None:
+        self._shares = shares
         self.queue = queue
         self.arrival = arrival
         self.waiter = waiter
         self.node = queue.node
         self.has_turn = False
+
+    def __del__(self) -> None:
+        self._shares.end_turn(self)
 
 
 _Line = OrderedDict[Place, None]
@@ -63,30 +77,29 @@ class NodeShares:
     def __init__(self, buffer_memory: int, several_nodes: Callable[[], bool]) -> None:
         self._limit = int(buffer_memory * SHARE)
         self._several_nodes = several_nodes
-        self._held: dict[int | None, int] = {}
+        self._held: dict[int | None, ByteCount] = {}
         self._lines: dict[int | None, _Line] = {}
         self._turns: set[int | None] = set()
         self._arrivals = itertools.count()
         self._closed: KafkaError | None = None
 
-    def add(self, node: int | None, size: int) -> None:
-        """A batch was closed (or came over from another leader)."""
-        self._held[node] = self._held.get(node, 0) + size
+    def account(self, node: int | None) -> ByteCount:
+        """The count of the bytes that a broker holds. The queues of its partitions change it
+        (`PartitionSlot`); `returned` must follow if it became less."""
+        count = self._held.get(node)
+        if count is None:
+            count = self._held.setdefault(node, ByteCount())
+        return count
 
-    def remove(self, node: int | None, size: int) -> None:
-        """A batch's memory was released (or went to another leader)."""
-        left = self._held[node] - size
-        assert left >= 0, "a broker gave back more than it held"
-        if left:
-            self._held[node] = left
-        else:
-            del self._held[node]
+    def returned(self, node: int | None) -> None:
+        """A broker holds less than before."""
         if self._lines:
             self.let_through(node)
 
     def held(self, node: int | None) -> int:
         """Bytes a broker holds."""
-        return self._held.get(node, 0)
+        count = self._held.get(node)
+        return 0 if count is None else count.bytes
 
     @property
     def waiting(self) -> int:
@@ -96,9 +109,10 @@ class NodeShares:
     @property
     def pressure(self) -> float:
         """Used part of the fullest broker's share, 0 to 1; 0 while there is no limit."""
-        if not self._held or not self._several_nodes():
+        most = max((count.bytes for count in list(self._held.values())), default=0)
+        if not most or not self._several_nodes():
             return 0.0
-        return min(1.0, max(self._held.values()) / max(1, self._limit))
+        return min(1.0, most / max(1, self._limit))
 
     def has_waiters(self, node: int | None) -> bool:
         """True if somebody stands in line for this broker, or has the turn."""
@@ -106,7 +120,7 @@ class NodeShares:
 
     def exceeded(self, node: int | None) -> bool:
         """True if no further batch may be opened for this broker."""
-        return self._held.get(node, 0) > self._limit and self._several_nodes()
+        return self.held(node) > self._limit and self._several_nodes()
 
     def let_through(self, node: int | None) -> None:
         """Give the turn to the first in a broker's line if there is room and nobody has it."""
@@ -116,8 +130,8 @@ class NodeShares:
         while line:
             place, _ = line.popitem(last=False)
             if not place.waiter.done():  # else cancelled in this very pass
-                self._turns.add(node)
                 place.has_turn = True
+                self._turns.add(node)
                 place.waiter.set_result(None)
                 break
         if not line:
@@ -154,8 +168,8 @@ class NodeShares:
     def end_turn(self, place: Place) -> None:
         """A caller that `wait` let through is done, or waits for something else. Idempotent."""
         if place.has_turn:
-            place.has_turn = False
             self._turns.discard(place.node)
+            place.has_turn = False
             self.let_through(place.node)
 
     async def wait(self, queue: HasLeader, deadline: float, place: Place | None = None) -> Place:
@@ -177,15 +191,16 @@ class NodeShares:
             raise self._closed.copy()
         loop = asyncio.get_running_loop()
         if place is None:
-            place = Place(queue, next(self._arrivals), loop.create_future())
+            place = Place(self, queue, next(self._arrivals), loop.create_future())
             self._join(place)
         else:
             had_turn, before = place.has_turn, place.node
+            if had_turn:
+                self._turns.discard(before)
             place.has_turn = False
             place.queue, place.node, place.waiter = queue, queue.node, loop.create_future()
             self._join(place)
             if had_turn:
-                self._turns.discard(before)
                 self.let_through(before)
         timer = loop.call_at(deadline, self._expire, place)
         self.let_through(place.node)
@@ -212,7 +227,7 @@ class NodeShares:
         """Fail everyone who waits for this broker now with a copy of `error`."""
         for place in self._lines.pop(node, ()):
             if not place.waiter.done():
-                place.waiter.set_exception(error.copy())
+                _fail(place.waiter, error.copy())
 
     def _join(self, place: Place) -> None:
         line = self._lines.setdefault(place.node, OrderedDict())
@@ -239,11 +254,17 @@ class NodeShares:
             return
         node = place.node
         where = "partitions without a leader hold" if node is None else f"broker {node} holds"
-        place.waiter.set_exception(
+        _fail(
+            place.waiter,
             BufferTimeout(
                 f"no room within max_block_ms: {where} {self.held(node)} bytes of buffer_memory "
                 f"without an outcome, its share is {self._limit}. Send slower, raise "
                 "buffer_memory, or look why it does not answer",
                 outcome=Outcome.NOT_SENT,
-            )
+            ),
         )
+
+
+def _fail(future: asyncio.Future[None], error: KafkaError) -> None:
+    future.set_exception(error)
+    future.exception()  # counts as retrieved: the call that waited may have been interrupted

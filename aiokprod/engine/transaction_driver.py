@@ -19,7 +19,6 @@ from aiokprod.engine import transaction_requests as requests
 from aiokprod.engine.coordinators import CoordinatorKind
 from aiokprod.engine.transaction_core import OffsetsJob, Work
 from aiokprod.engine.transaction_states import Call, Verdict, may_be_carried_out, verdict
-from aiokprod.engine.wakeup import Wakeup
 from aiokprod.errors import (
     AuthenticationError,
     Code,
@@ -31,6 +30,7 @@ from aiokprod.errors import (
     broker_error,
     error_code,
 )
+from aiokprod.hot.wakeup import Wakeup
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

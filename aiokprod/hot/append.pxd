@@ -2,12 +2,15 @@ from cpython.ref cimport PyObject
 from libc.stdint cimport int32_t, int64_t
 
 from aiokprod.hot.bulk cimport BulkTracker
-from aiokprod.hot.core cimport BatchCore, Delivery, MemoryBudget
+from aiokprod.hot.core cimport BatchCore, ByteCount, Delivery, MemoryBudget, Reservation
 from aiokprod.hot.turns cimport Turns
 
 
 cdef class PartitionSlot:
     cdef public BatchCore core
+    cdef readonly int64_t held
+    cdef readonly int64_t opened
+    cdef ByteCount account
     cdef readonly str topic
     cdef readonly int32_t partition
 
@@ -47,13 +50,15 @@ cdef class Appender:
     cdef bint open_tick(self) except -1
     cdef bint slice_over(self)
     cdef bint is_greedy(self) except -1
+    cdef bint must_wait(self) except -1
     cdef Delivery append_slot(self, TopicSlot slot, int32_t partition, bytes value, bytes key,
                               int64_t timestamp, object headers, int64_t reserved)
     cdef inline bint is_sticky(self, int32_t partition, bytes key):
         return partition < 0 and (key is None or self.ignore_keys)
     cdef PartitionSlot choose(self, TopicSlot topic, int32_t partition, bytes key)
     cdef BatchCore encode(self, TopicSlot topic, int32_t partition, bytes value, bytes key,
-                          int64_t timestamp, object headers, int64_t reserved, int64_t charge)
+                          int64_t timestamp, object headers, int64_t reserved, int64_t charge,
+                          BulkTracker tracker)
     cdef Delivery fast(self, object topic, object value, object key, object partition,
                        object timestamp_ms, object headers)
     cdef Py_ssize_t append_plain(self, BulkTracker tracker, TopicSlot topic, list values,

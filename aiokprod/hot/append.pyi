@@ -1,9 +1,10 @@
 import asyncio
+from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from aiokprod.hot.bulk import BulkTracker
-from aiokprod.hot.core import BatchCore, Delivery, MemoryBudget
+from aiokprod.hot.core import BatchCore, ByteCount, Delivery, MemoryBudget, Reservation
 from aiokprod.hot.turns import Turns
 
 DELIVERY_CHARGE: int
@@ -23,6 +24,21 @@ class PartitionSlot:
     def topic(self) -> str: ...
     @property
     def partition(self) -> int: ...
+    @property
+    def held(self) -> int: ...
+    @property
+    def opened(self) -> int: ...
+    def open(
+        self,
+        core: BatchCore,
+        opened: int,
+        batch: object,
+        batches: deque[Any],
+        incomplete: dict[Any, None],
+    ) -> bool: ...
+    def follow(self, account: ByteCount) -> None: ...
+    def hold(self, core: BatchCore) -> None: ...
+    def let_go(self, core: BatchCore, memory: MemoryBudget) -> int: ...
 
 class TopicSlot:
     sticky: int
@@ -72,6 +88,16 @@ class Appender:
         timestamp_ms: object = None,
         headers: object = None,
     ) -> Delivery | None: ...
+    def try_append_noted(
+        self,
+        tracker: BulkTracker,
+        topic: object,
+        value: object,
+        key: object,
+        partition: object,
+        timestamp_ms: object,
+        headers: object,
+    ) -> bool: ...
     def append(
         self,
         slot: TopicSlot,
@@ -80,7 +106,7 @@ class Appender:
         key: bytes | None,
         timestamp_ms: int | None,
         headers: Sequence[tuple[str, bytes | None]] | None,
-        reserved: int = 0,
+        reservation: Reservation | None = None,
     ) -> Delivery | None: ...
     def append_column(
         self,

@@ -20,7 +20,8 @@ from asyncio import current_task
 
 from aiokprod.hot.bulk cimport BulkTracker
 from aiokprod.hot.core cimport (
-    BatchCore, Delivery, MemoryBudget, headers_encoded_size, record_body_size,
+    BatchCore, ByteCount, Delivery, MemoryBudget, Reservation, headers_encoded_size,
+    new_delivery, record_body_size,
 )
 from aiokprod.hot.encode cimport (
     int32_t, int64_t, uint8_t, uint32_t, murmur2_bytes, varint_size, write_varint,
@@ -59,13 +60,14 @@ cdef extern from "pythread.h":
 
 # Memory an unsettled record holds besides its bytes: its handle, with the allocator's overhead.
 DELIVERY_CHARGE = 96
-# Largest encoding of a record apart from key, value and headers (Java DefaultRecord
-# MAX_RECORD_OVERHEAD 21, plus the header count).
-RECORD_OVERHEAD = 26
+# Largest encoding of a record apart from key, value and headers: Java DefaultRecord
+# MAX_RECORD_OVERHEAD (21: record length 5, attributes 1, timestamp delta 10, offset delta 5) and
+# the lengths of key and value and the header count, 5 each.
+RECORD_OVERHEAD = 36
 
 cdef enum:
     CHARGE = 96
-    OVERHEAD = 26
+    OVERHEAD = 36
     BATCH_HEADER = 61
     CHECK_EVERY = 64
     TURN_RECORDS = 256     # of a task that has waited for its turn: less than 0.1 ms
@@ -120,18 +122,63 @@ def record_size_bound(key, value, headers):
 def handle_of(BatchCore core not None):
     """A `Delivery` of the newest record of a batch: it settles when the batch does, or when the
     last part of it does if it was split."""
-    cdef Delivery delivery = Delivery.__new__(Delivery)
-    delivery.core = core
-    delivery.index = core.count - 1
-    return delivery
+    return new_delivery(core, core.count - 1)
 
 
 cdef class PartitionSlot:
-    """The open batch of one partition, if any. The engine's queue of batches derives from it."""
+    """The open batch of one partition, if any. The engine's queue of batches derives from it.
+
+    `held` counts the bytes of its closed batches, as does the account of its broker (`follow`);
+    `opened` counts the batches it was given. The methods are single steps: an exception of a signal handler, or a finalizer that sends a record, finds
+    all of a change or nothing of it.
+    """
 
     def __init__(self, str topic not None, int32_t partition):
         self.topic = topic
         self.partition = partition
+
+    def open(self, BatchCore core not None, int64_t opened, batch, batches, dict incomplete not None):
+        """Make `core` the open batch and add its `batch` to `batches` and `incomplete`. False if
+        another batch was opened since `opened` was read."""
+        if self.core is not None or self.opened != opened:
+            return False
+        incomplete[batch] = None
+        try:
+            batches.append(batch)
+        except BaseException:
+            del incomplete[batch]
+            raise
+        self.opened += 1
+        self.core = core
+        return True
+
+    def follow(self, ByteCount account not None):
+        """Count the bytes held for another broker."""
+        if self.account is not None:
+            self.account.bytes -= self.held
+        account.bytes += self.held
+        self.account = account
+
+    def hold(self, BatchCore core not None):
+        """Count the bytes that a batch has so far for its broker, those counted before excepted."""
+        cdef int64_t more = core.charged - core.held
+        if self.account is None:
+            raise ValueError("the partition has no account yet")
+        core.held += more
+        self.held += more
+        self.account.bytes += more
+
+    def let_go(self, BatchCore core not None, MemoryBudget memory not None):
+        """Give back what a batch holds of its broker's share and of the memory; the bytes."""
+        cdef int64_t charged = core.charged
+        if self.account is None or self.held < core.held or self.account.bytes < core.held or \
+                memory.used < charged:
+            raise AssertionError(f"{core!r} gives back more than is held")
+        self.held -= core.held
+        self.account.bytes -= core.held
+        memory.used -= charged
+        core.held = core.charged = 0
+        return charged
 
 
 cdef class TopicSlot:
@@ -273,24 +320,48 @@ cdef class Appender:
         admission = Admission.__new__(Admission)
         admission.delivery = delivery
         self.since_check += 1
-        if self.since_check >= CHECK_EVERY:
-            self.since_check = 0
-            if not self.is_running():
-                self.tick_open = False
-            else:
-                self.overrun = self.overrun or self.slice_over()
-                self.allowance = 0
-                if (self.overrun or self.turns.line) and self.is_greedy():
+        if self.since_check >= CHECK_EVERY or self.overrun:
+            try:
+                if self.must_wait():
                     admission.appender = self
-        elif self.overrun and self.is_greedy():
-            self.since_check = 0
-            admission.appender = self
+            except BaseException:
+                delivery.cancel()  # the caller does not get the handle: withdraw the record
+                raise
         return admission
+
+    cdef bint must_wait(self) except -1:
+        """True if the calling task has to let others go on; asked once per `CHECK_EVERY` records,
+        and for each record once the time of the pass is over."""
+        if self.since_check < CHECK_EVERY:
+            if not self.is_greedy():
+                return False
+            self.since_check = 0
+            return True
+        self.since_check = 0
+        if not self.is_running():
+            self.tick_open = False
+            return False
+        self.overrun = self.overrun or self.slice_over()
+        self.allowance = 0
+        return (self.overrun or self.turns.line) and self.is_greedy()
 
     def try_append(self, topic, value=None, key=None, partition=None, timestamp_ms=None,
                    headers=None):
         """The record's `Delivery`, or None if it needs the slow path."""
         return self.fast(topic, value, key, partition, timestamp_ms, headers)
+
+    def try_append_noted(self, BulkTracker tracker not None, topic, value, key, partition,
+                         timestamp_ms, headers):
+        """Append a record and note it in one step; False if it needs the slow path."""
+        cdef Delivery delivery = self.fast(topic, value, key, partition, timestamp_ms, headers)
+        if delivery is None:
+            return False
+        try:
+            tracker.add(delivery.core, delivery.index)
+        except MemoryError:
+            delivery.cancel()
+            raise
+        return True
 
     cdef Delivery fast(self, object topic, object value, object key, object partition,
                        object timestamp_ms, object headers):
@@ -325,28 +396,32 @@ cdef class Appender:
         return self.append_slot(slot, number, value, key, timestamp, headers, 0)
 
     def append(self, TopicSlot slot not None, partition, bytes value, bytes key, timestamp_ms,
-               headers, int64_t reserved=0):
+               headers, Reservation reservation=None):
         """Append a checked record; None if memory is short.
 
-        `partition` None means by key or sticky. `reserved` bytes were granted by BufferMemory
-        before; what is not needed goes back.
+        `partition` None means by key or sticky. A reservation with bytes is used up, also if the
+        record takes fewer, and gets the handle: both in one step with the append.
         """
+        cdef Delivery delivery
         if not slot.slots:
             return None
         if not self.tick_open:
             self.open_tick()
-        return self.append_slot(slot, -1 if partition is None else partition, value, key,
-                                self.tick_ms if timestamp_ms is None else timestamp_ms,
-                                headers, reserved)
+        delivery = self.append_slot(slot, -1 if partition is None else partition, value, key,
+                                    self.tick_ms if timestamp_ms is None else timestamp_ms,
+                                    headers, 0 if reservation is None else reservation.size)
+        if delivery is not None and reservation is not None:
+            reservation.size = 0
+            reservation.delivery = delivery
+        return delivery
 
     cdef Delivery append_slot(self, TopicSlot slot, int32_t partition, bytes value, bytes key,
                               int64_t timestamp, object headers, int64_t reserved):
-        cdef Delivery delivery
+        cdef Delivery delivery = new_delivery(None, 0)  # first: there may be no memory for it
         cdef BatchCore core = self.encode(slot, partition, value, key, timestamp, headers,
-                                          reserved, CHARGE)
+                                          reserved, CHARGE, None)
         if core is None:
             return None
-        delivery = Delivery.__new__(Delivery)
         delivery.core = core
         delivery.index = core.count - 1
         delivery.timestamp = timestamp
@@ -355,9 +430,10 @@ cdef class Appender:
         return delivery
 
     cdef BatchCore encode(self, TopicSlot topic, int32_t partition, bytes value, bytes key,
-                          int64_t timestamp, object headers, int64_t reserved, int64_t charge):
+                          int64_t timestamp, object headers, int64_t reserved, int64_t charge,
+                          BulkTracker tracker):
         """Append to the right batch and count the bytes; None if memory is short or the record
-        needs the slow path."""
+        needs the slow path. The caller notes the record in the tracker, if there is one."""
         cdef int32_t header_count
         cdef Py_ssize_t headers_size = headers_encoded_size(headers, &header_count)
         cdef Py_ssize_t bound, body = 0, size = 0
@@ -381,17 +457,25 @@ cdef class Appender:
             body = record_body_size(core, timestamp, key, value, headers_size, header_count)
             size = varint_size(body) + body
         if core is None or not core.has_room(size):
-            # Closing a batch may compress it, which lets other threads run: the caller's list
-            # could grow after its size was taken.
+            # `roll` is Python: other threads, signal handlers and finalizers may run, change the
+            # caller's list, and send records of their own.
             if headers is not None:
                 headers = tuple(headers)
+                if headers_encoded_size(headers, &header_count) != headers_size:
+                    return None
             slot = self.roll(topic, slot.partition if slot is not None and
                              not self.is_sticky(partition, key) else -1, bound)
-            if slot is None:
+            core = slot.core if slot is not None else None
+            if core is None:
                 return None
-            core = slot.core
             body = record_body_size(core, timestamp, key, value, headers_size, header_count)
             size = varint_size(body) + body
+            if not core.has_room(size) or \
+                    (reserved == 0 and memory.used + bound + charge > memory.limit):
+                return None
+        if tracker is not None and core.bulk_owner != tracker.identity:
+            core.grow(size)  # what can fail comes before the batch is entered
+            tracker.enter(core)
         core.append_record(timestamp, key, value, headers, body, headers_size)
         core.charged += size + charge
         memory.used += size + charge - reserved
@@ -445,8 +529,8 @@ cdef class Appender:
         cdef int unchecked = 0
         if not self.tick_open:
             self.open_tick()
-        tracker.reserve(end)
         while i < end:
+            tracker.prepare(min(end - i, CHECK_ROWS + 1))  # of which one by `encode`
             if plain:
                 before = i
                 i = self.append_plain(tracker, topic, values, keys, partition, i,
@@ -472,10 +556,10 @@ cdef class Appender:
                         break
                     timestamp = stamp
             core = self.encode(topic, partition, value, key, timestamp,
-                               headers[i] if headers is not None else None, 0, 0)
+                               headers[i] if headers is not None else None, 0, 0, tracker)
             if core is None:
                 break
-            tracker.add(core, core.count - 1)
+            tracker.note(core)
             i += 1
             unchecked += 1
             if unchecked >= CHECK_ROWS:
@@ -534,6 +618,8 @@ cdef class Appender:
             held = <PyObject*>(<PartitionSlot>PyList_GET_ITEM(topic.slots, place)).core
             if held is <PyObject*>None or not has_ample_room(held, bound):
                 break
+            if (<BatchCore>held).bulk_owner != tracker.identity:
+                tracker.enter(<BatchCore>held)
             prefix = varint_size(MIN_BODY + size)
             p = begin_record(held, self.tick_ms, prefix)
             p = write_field(p, data_of(key, key_size), key_size)
@@ -543,7 +629,7 @@ cdef class Appender:
             memory.used += size
             if sticky:
                 topic.sticky_bytes += size
-            tracker.add(<BatchCore>held, (<BatchCore>held).count - 1)
+            tracker.note(<BatchCore>held)
             i += 1
         return i
 
@@ -553,12 +639,13 @@ cdef class Appender:
         """A new loop pass; False if our loop does not run any more."""
         if not self.is_running():
             return False
-        self.tick_open = True
+        # `tick_open` comes last: if one of these calls raises, the pass must not stay open for good.
         self.overrun = False
         self.last_task = NULL
         self.tick_ms = self.unix_ms()
         self.slice_start = self.clock()
         self.loop.call_soon(self.close_tick)
+        self.tick_open = True
         return True
 
     def close_tick(self):

@@ -192,7 +192,10 @@ cdef inline int64_t bytes_cell(const BytesColumn* column, int64_t row,
         size = load32(column.offsets + 4 * row + 4) - start
     elif kind == OFFSETS64:
         start = load64(column.offsets + 8 * row)
-        size = load64(column.offsets + 8 * row + 8) - start
+        size = load64(column.offsets + 8 * row + 8)
+        if start < 0 or size < start:  # before the difference, which may not fit
+            return BAD_CELL
+        size -= start
     elif kind == FIXED:
         start = row * column.width
         size = column.width

@@ -9,13 +9,25 @@ Source: Arrow "C data interface", "C stream interface", "PyCapsule interface".
 """
 
 from cpython.bytes cimport PyBytes_FromStringAndSize
+from cpython.ref cimport PyObject
 from cpython.pycapsule cimport PyCapsule_GetPointer, PyCapsule_IsValid
 from libc.string cimport memset, strlen
+
+ctypedef PyObject* (*newfunc)(PyObject*, PyObject*, PyObject*) noexcept
+
+cdef extern from "Python.h":
+    ctypedef struct PyTypeObject:
+        newfunc tp_new
+        void* tp_vectorcall
+    void PyErr_SetObject(object, object) noexcept
+    Py_ssize_t PY_SSIZE_T_MAX
 
 
 cdef enum:
     MAX_DEPTH = 32
     MAX_CHILDREN = 1 << 16
+
+cdef int64_t MAX_BYTES = 1 << 62  # of a buffer, so that positions fit into 64 bits
 
 # Format → (kind, number of buffers) of columns of bytes and text.
 _BYTES_KINDS = {
@@ -219,6 +231,16 @@ cdef int expect(ArrowArray* array, Field field, int64_t buffers, int64_t length)
     return 0
 
 
+cdef int check_extent(ArrowArray* array, Field field, int64_t width) except -1:
+    """Refuse an array whose last cell, of `width` bytes, has a position past 64 bits."""
+    if array.length > MAX_BYTES or array.offset > MAX_BYTES // max(1, width) - array.length:
+        raise DamagedTable(
+            f"column {field.name!r} has {array.length} rows from {array.offset}: no memory can "
+            "hold them"
+        )
+    return 0
+
+
 cdef inline const uint8_t* validity_of(ArrowArray* array) noexcept:
     return NULL if array.null_count == 0 else <uint8_t*>array.buffers[0]
 
@@ -234,6 +256,7 @@ cdef int bind_ints(IntColumn* column, ArrowArray* array, Field field, int64_t ba
     if field.is_null:
         return 0
     expect(array, field, 2, length)
+    check_extent(array, field, 8)
     need(array, field, 1)
     column.kind = -8 if field.is_timestamp else _INT_KINDS[field.format]
     column.validity = validity_of(array)
@@ -257,10 +280,12 @@ cdef int bind_bytes(BytesColumn* column, ArrowArray* array, Field field, int64_t
         base = length = 0
     kind, buffers = _BYTES_KINDS[field.format] if field.fixed_width < 0 else (FIXED, 2)
     expect(array, field, buffers, length)
+    check_extent(array, field, 16)
     column.validity = validity_of(array)
     column.offset = base + array.offset
     if kind == FIXED:
         column.width = field.fixed_width
+        check_extent(array, field, column.width)
         column.data = <const char*>array.buffers[1]
     else:
         need(array, field, 1)
@@ -286,10 +311,12 @@ cdef int bind_headers(ListColumn* column, ArrowArray* array, Layout layout, Fiel
     if field.is_null:
         return 0
     expect(array, field, 2, length)
+    check_extent(array, field, 8)
     need(array, field, 1)
     entry = field.children[0]
     entries = array.children[0]
     expect(entries, entry, 1, 0)
+    check_extent(entries, entry, 1)
     column.validity = validity_of(array)
     column.offset = base + array.offset
     column.offsets = <const char*>array.buffers[1]
@@ -308,9 +335,6 @@ cdef int bind_headers(ListColumn* column, ArrowArray* array, Layout layout, Fiel
 cdef class Chunk:
     """One record batch. `bind` it before its rows are read; `close` gives its memory back."""
 
-    def __init__(self):
-        raise TypeError("chunks come from open_table")
-
     def __len__(self):
         return self.rows
 
@@ -318,11 +342,14 @@ cdef class Chunk:
         self.release()
 
     cdef int release(self) noexcept:
+        # Moved out first: the callback may be Python, which may close this chunk again, or let
+        # another thread do so.
+        cdef ArrowArray array = self.array
+        self.array.release = NULL
         self.layout = None
         self.rows = 0
-        if self.array.release is not NULL:
-            self.array.release(&self.array)
-            self.array.release = NULL
+        if array.release is not NULL:
+            array.release(&array)
         return 0
 
     def close(self):
@@ -445,18 +472,16 @@ cdef class Stream:
     cdef bint closed
     cdef readonly bint is_single
 
-    def __init__(self):
-        raise TypeError("streams come from open_table")
-
     def __dealloc__(self):
         self.release()
 
     cdef int release(self) noexcept:
-        cdef ArrowArrayStream* stream = &self.stream
+        # Moved out first, as in `Chunk.release`.
+        cdef ArrowArrayStream stream = self.stream
+        self.stream.release = NULL
         if stream.release is not NULL:
             with nogil:
-                stream.release(stream)
-            stream.release = NULL
+                stream.release(&stream)
         return 0
 
     def next(self):
@@ -519,10 +544,22 @@ cdef class Stream:
             self.release()
 
 
+cdef PyObject* refuse_new(PyObject* type_, PyObject* args, PyObject* kwargs) noexcept:
+    """`tp_new` for everybody else, subclasses included; this module calls Cython's own."""
+    PyErr_SetObject(TypeError, "chunks and streams come from open_table")
+    return NULL
+
+
+(<PyTypeObject*>Chunk).tp_new = refuse_new
+(<PyTypeObject*>Chunk).tp_vectorcall = NULL  # Cython's, which knows its own `tp_new` only
+(<PyTypeObject*>Stream).tp_new = refuse_new
+(<PyTypeObject*>Stream).tp_vectorcall = NULL  # Cython's, which knows its own `tp_new` only
+
+
 cdef Chunk checked(Chunk chunk):
     """A chunk whose number of rows can be believed."""
     cdef int64_t length = chunk.array.length
-    if length < 0 or chunk.array.offset < 0:
+    if length < 0 or chunk.array.offset < 0 or chunk.array.offset > PY_SSIZE_T_MAX - length:
         chunk.release()
         raise DamagedTable(f"a record batch of {length} rows from {chunk.array.offset}")
     chunk.rows = length

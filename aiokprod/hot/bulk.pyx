@@ -6,6 +6,9 @@ from cpython.mem cimport PyMem_Calloc, PyMem_Free, PyMem_Realloc
 from aiokprod.hot.core cimport BatchCore, Delivery
 from aiokprod.hot.encode cimport int32_t, int64_t
 
+cdef extern from "Python.h":
+    Py_ssize_t PY_SSIZE_T_MAX
+
 cdef int64_t _trackers = 0
 
 
@@ -26,6 +29,8 @@ cdef class BulkTracker:
         cdef int32_t* grown
         if capacity <= self.capacity:
             return 0
+        if capacity > PY_SSIZE_T_MAX // <Py_ssize_t>sizeof(int32_t):
+            raise MemoryError
         grown = <int32_t*>PyMem_Realloc(self.numbers, capacity * sizeof(int32_t))
         if grown is NULL:
             raise MemoryError
@@ -37,17 +42,19 @@ cdef class BulkTracker:
         self.capacity = capacity
         return 0
 
+    cdef int enter(self, BatchCore core) except -1:
+        """Note a batch; called before a record is written to it, since there may be no memory."""
+        self.cores.append(core)
+        core.bulk_owner = self.identity
+        core.bulk_number = <int32_t>(len(self.cores) - 1)
+        return 0
+
     cdef int add(self, BatchCore core, int32_t index) except -1:
-        if self.count == self.capacity:
-            self.reserve(max(1024, 2 * self.capacity))
+        self.prepare(1)
         if core.bulk_owner != self.identity:
-            self.cores.append(core)  # first: there may be no memory for it
-            core.bulk_owner = self.identity
-            core.bulk_number = <int32_t>(len(self.cores) - 1)
-        core.bulk_count += 1  # somebody waits for it: the caller of the bulk call
-        self.numbers[self.count] = core.bulk_number
-        self.indices[self.count] = index
-        self.count += 1
+            self.enter(core)
+        self.note(core)
+        self.indices[self.count - 1] = index
         return 0
 
     def add_delivery(self, Delivery delivery not None):

@@ -21,6 +21,16 @@ cdef class MemoryBudget:
     cdef public bint has_waiters
 
 
+cdef class ByteCount:
+    cdef public int64_t bytes
+
+
+cdef class Reservation:
+    cdef MemoryBudget budget
+    cdef readonly int64_t size
+    cdef readonly Delivery delivery
+
+
 cdef class BatchCore:
     cdef readonly str topic
     cdef readonly int32_t partition
@@ -38,6 +48,7 @@ cdef class BatchCore:
     cdef readonly list withdrawn
     cdef readonly int32_t watched
     cdef public Py_ssize_t charged
+    cdef public Py_ssize_t held
     cdef list part_starts
     cdef list waiters
     cdef bint waiters_sorted
@@ -46,6 +57,7 @@ cdef class BatchCore:
     cdef double ratio
     cdef PyObject* buffer
     cdef char* data
+    cdef bytes payload
     cdef Py_ssize_t length
     cdef Py_ssize_t capacity
     cdef int64_t bulk_owner
@@ -78,6 +90,7 @@ cdef class Delivery:
     cdef public bint _asyncio_future_blocking
     cdef bint is_cancelled
     cdef bint is_withdrawn
+    cdef bint hooked
     cdef list callbacks
     cdef object hook
 
@@ -88,6 +101,7 @@ cdef class Delivery:
     cdef object failure(self, BatchCore core, int32_t index)
 
 
+cdef Delivery new_delivery(BatchCore core, int32_t index)
 cdef Py_ssize_t headers_encoded_size(object headers, int32_t* count) except -2
 cdef Py_ssize_t record_body_size(BatchCore core, int64_t timestamp, bytes key, bytes value,
                                  Py_ssize_t headers_size, int32_t header_count) noexcept

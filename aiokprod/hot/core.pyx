@@ -29,11 +29,14 @@ from aiokprod.hot.encode cimport (
 
 ctypedef PyObject* (*iternext)(PyObject*) noexcept
 ctypedef int (*sendfunc)(PyObject*, PyObject*, PyObject**) except -1
+ctypedef PyObject* (*newfunc)(PyObject*, PyObject*, PyObject*) noexcept
 
 cdef extern from "Python.h":
     ctypedef struct PyAsyncMethods:
         sendfunc am_send
     ctypedef struct PyTypeObject:
+        newfunc tp_new
+        void* tp_vectorcall
         iternext tp_iternext
         PyAsyncMethods* tp_as_async
     int PYGEN_RETURN
@@ -110,6 +113,41 @@ cdef class MemoryBudget:
         self.limit = limit
         self.used = 0
         self.has_waiters = False
+
+
+cdef class ByteCount:
+    """A count of bytes that several objects share."""
+
+    def __init__(self):
+        self.bytes = 0
+
+
+cdef class Reservation:
+    """Bytes of a budget that are granted to one record before it is in a batch; `delivery` is its
+    handle once it is.
+
+    Granting, using and giving back are single steps: no signal handler can raise in between. What
+    an interrupted caller still holds is given back when the object is dropped.
+    """
+
+    def __init__(self, MemoryBudget budget not None):
+        self.budget = budget
+
+    def grant(self, int64_t size):
+        """Take `size` bytes of the budget."""
+        self.budget.used += size
+        self.size += size
+
+    def give_back(self):
+        """Return what was not used; the number of bytes."""
+        cdef int64_t size = self.size
+        self.size = 0
+        self.budget.used -= size
+        return size
+
+    def __del__(self):
+        self.budget.used -= self.size
+        self.size = 0
 
 
 cdef Py_ssize_t headers_encoded_size(object headers, int32_t* count) except -2:
@@ -351,9 +389,15 @@ cdef class BatchCore:
             self.state = S_SEALED
 
     def finish(self):
-        """The records section as immutable bytes; withdrawn records are left out for good."""
+        """The records section as immutable bytes; withdrawn records are left out for good.
+
+        The same bytes again if it is called again before the outcome or `drop_payload`: a caller
+        that a signal handler interrupted may not have kept them.
+        """
         cdef BatchCore compact
-        cdef object payload
+        cdef bytes payload
+        if self.state == S_FINISHED and self.payload is not None:
+            return self.payload
         if self.state > S_SEALED:
             raise InvalidStateError("batch was finished before")
         if self.withdrawn:
@@ -368,7 +412,12 @@ cdef class BatchCore:
             payload = self.take_buffer()
         self.owner = None  # it was for withdrawals; a cycle of both would outlive the batch
         self.state = S_FINISHED
+        self.payload = payload
         return payload
+
+    def drop_payload(self):
+        """The caller of `finish` keeps the bytes, or what it made of them."""
+        self.payload = None
 
     def settle(self, int64_t base_offset, int64_t log_append_time=-1):
         """Acknowledged: base offset (-1 unknown), log append time in ms (-1 = create time).
@@ -447,6 +496,7 @@ cdef class BatchCore:
                 part.bulk_count = part.count
             self.parts.append(part)
         self.part_starts = bounds[:-1]
+        self.payload = None
         self.state = S_SPLIT
         self.waiters = None
         if waiters is not None:
@@ -476,6 +526,7 @@ cdef class BatchCore:
         self.buffer = NULL
         self.data = NULL
         self.capacity = 0
+        self.payload = None
         return 0
 
     cdef BatchCore locate(self, int32_t* index):
@@ -556,9 +607,6 @@ cdef class Delivery:
     Complexity: O(1) per operation. Not thread-safe: use it on the producer's loop.
     """
 
-    def __init__(self):
-        raise TypeError("deliveries are made by producer.submit and try_submit")
-
     @property
     def topic(self):
         return self.core.topic
@@ -575,6 +623,11 @@ cdef class Delivery:
     def withdrawn(self):
         """True if the record was taken out before it was sent: it is not in the log."""
         return self.is_withdrawn
+
+    @property
+    def has_hook(self):
+        """True if a hook is set that will run, or has run."""
+        return self.hooked
 
     def get_loop(self):
         return self.core.loop
@@ -675,6 +728,7 @@ cdef class Delivery:
         if self.callbacks is None and self.hook is None:
             self.enlist()
         self.hook = hook
+        self.hooked = True
 
     cdef int enlist(self) except -1:
         cdef BatchCore core = self.core.locate(&self.index) if self.core.parts is not None \
@@ -778,5 +832,21 @@ cdef int delivery_send(PyObject* self, PyObject* value, PyObject** result) excep
     return PYGEN_RETURN if done else PYGEN_NEXT
 
 
+cdef Delivery new_delivery(BatchCore core, int32_t index):
+    """The only way to make one: a delivery without a batch would crash in any method."""
+    cdef Delivery delivery = Delivery.__new__(Delivery)
+    delivery.core = core
+    delivery.index = index
+    return delivery
+
+
+cdef PyObject* refuse_new(PyObject* type_, PyObject* args, PyObject* kwargs) noexcept:
+    """`tp_new` for everybody else, subclasses included; this module calls Cython's own."""
+    PyErr_SetObject(TypeError, "deliveries are made by producer.submit and try_submit")
+    return NULL
+
+
+(<PyTypeObject*>Delivery).tp_new = refuse_new
+(<PyTypeObject*>Delivery).tp_vectorcall = NULL  # Cython's, which knows its own `tp_new` only
 (<PyTypeObject*>Delivery).tp_iternext = delivery_next
 (<PyTypeObject*>Delivery).tp_as_async.am_send = delivery_send

@@ -11,6 +11,7 @@ from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_FromStringAndSize
 
 DEF MAX_DATA = 2147483647
+DEF MAX_ROWS = 1 << 58  # so that sizes in bytes, and sums of two of them, fit into 64 bits
 
 
 cdef class Column:
@@ -324,6 +325,18 @@ cdef uint64_t _hash(const uint8_t *data, Py_ssize_t size, uint64_t seed) noexcep
     return _mix(state)
 
 
+cdef inline int32_t _load32(const uint8_t *place) noexcept nogil:
+    cdef int32_t found
+    memcpy(&found, place, 4)  # nobody promises that the caller's buffer is aligned
+    return found
+
+
+cdef inline int64_t _load64(const uint8_t *place) noexcept nogil:
+    cdef int64_t found
+    memcpy(&found, place, 8)
+    return found
+
+
 cdef class RowHashes:
     """A 64-bit hash per row, column by column; the order of the calls counts."""
 
@@ -334,7 +347,8 @@ cdef class RowHashes:
         cdef Py_ssize_t row
         if count < 0:
             raise ValueError("a table has no negative number of rows")
-        self._rows = <uint64_t *>realloc(NULL, max(count, 1) * 8)
+        if count <= MAX_ROWS:
+            self._rows = <uint64_t *>realloc(NULL, max(count, 1) * 8)
         if self._rows == NULL:
             raise MemoryError()
         self.count = count
@@ -357,7 +371,8 @@ cdef class RowHashes:
         cdef Py_ssize_t row, place
         cdef int64_t low, high
         cdef uint64_t seed
-        if start < 0 or width not in (4, 8) or ends.size < (start + self.count + 1) * width:
+        if not 0 <= start <= MAX_ROWS or width not in (4, 8) or \
+                ends.size < (start + self.count + 1) * width:
             raise ValueError("the offsets buffer is too small")
         if validity is not None and bits.size * 8 < start + self.count:
             raise ValueError("the validity buffer is too small")
@@ -368,11 +383,11 @@ cdef class RowHashes:
                 self._rows[row] = _mix(seed + 1)
                 continue
             if width == 4:
-                low = (<const int32_t *>ends.data)[place]
-                high = (<const int32_t *>ends.data)[place + 1]
+                low = _load32(ends.data + 4 * place)
+                high = _load32(ends.data + 4 * place + 4)
             else:
-                low = (<const int64_t *>ends.data)[place]
-                high = (<const int64_t *>ends.data)[place + 1]
+                low = _load64(ends.data + 8 * place)
+                high = _load64(ends.data + 8 * place + 8)
             if low < 0 or high < low or high > content.size:
                 raise ValueError("an offset is outside of the data")
             if high == low:

@@ -9,14 +9,13 @@ from aiokprod.hot.core cimport BatchCore
 from aiokprod.hot.encode cimport aiokprod_copy, int64_t, varint_size, write_varint
 
 cdef enum:
-    SLACK = 10             # what a record's bound leaves out: the lengths of key and value
     MIN_BODY = 6           # attributes, two deltas, three lengths
     OPEN = 0
 
 
 cdef inline bint has_ample_room(PyObject* held, int64_t bound) noexcept:
     """True if a record of at most `bound` bytes fits without a closer look."""
-    cdef Py_ssize_t length = (<BatchCore>held).length + bound + SLACK
+    cdef Py_ssize_t length = (<BatchCore>held).length + bound
     return (length <= (<BatchCore>held).capacity and length <= (<BatchCore>held).limit
             and (<BatchCore>held).ratio <= 1.0 and (<BatchCore>held).state == OPEN)
 

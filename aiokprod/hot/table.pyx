@@ -30,7 +30,7 @@ from aiokprod.hot.record cimport (
 )
 
 cdef enum:
-    OVERHEAD = 26          # as in `append`
+    OVERHEAD = 36          # as in `append`
     BATCH_HEADER = 61
     CHECK_ROWS = 1024      # between two looks at the clock
     CHECK_BYTES = 1 << 18
@@ -82,13 +82,8 @@ cdef class TableAppender:
             return start
         if topic is not None and not topic.slots:
             return start
-        cdef Py_ssize_t wanted
         if not self.appender.tick_open:
             self.appender.open_tick()
-        wanted = self.tracker.count + max(0, chunk.rows - start)
-        if wanted > self.tracker.capacity:
-            # Half as much again: many small batches must not cost a copy each.
-            self.tracker.reserve(max(wanted, self.tracker.capacity + self.tracker.capacity // 2))
         # Topics may have come and gone since the last slice.
         self.routes.clear()
         memset(self.recent, 0, sizeof(self.recent))
@@ -109,6 +104,7 @@ cdef class TableAppender:
         cdef int32_t partition
         cdef Py_ssize_t end = chunk.rows, hashed = row, size, body
         cdef Py_ssize_t rows_left = CHECK_ROWS, bytes_left = CHECK_BYTES
+        tracker.prepare(min(end - row, CHECK_ROWS))
         while row < end:
             if by_column:
                 topic = self.topic_of(chunk, row)
@@ -146,25 +142,22 @@ cdef class TableAppender:
             held = NULL
             if partition >= 0:
                 held = <PyObject*>(<PartitionSlot>PyList_GET_ITEM(topic.slots, partition)).core
-            if held is not NULL and held is not <PyObject*>None and has_ample_room(held, bound):
-                size = write_record(held, chunk, timestamp, &cells, 0)
-            else:
+            body = 0
+            if held is NULL or held is <PyObject*>None or not has_ample_room(held, bound):
                 held = self.place(held, topic, -1 if sticky else partition, bound, timestamp,
                                   &cells, &body)
                 if held is NULL:
                     break
-                size = write_record(held, chunk, timestamp, &cells, body)
+            if (<BatchCore>held).bulk_owner != tracker.identity:
+                tracker.enter(<BatchCore>held)
+            size = write_record(held, chunk, timestamp, &cells, body)
+            if size < 0:
+                break
             (<BatchCore>held).charged += size
             memory.used += size
             if sticky:
                 topic.sticky_bytes += size
-            if (<BatchCore>held).bulk_owner != tracker.identity:
-                tracker.add(<BatchCore>held, (<BatchCore>held).count - 1)
-            else:
-                (<BatchCore>held).bulk_count += 1
-                tracker.numbers[tracker.count] = (<BatchCore>held).bulk_number
-                tracker.indices[tracker.count] = (<BatchCore>held).count - 1
-                tracker.count += 1
+            tracker.note(<BatchCore>held)
             row += 1
             rows_left -= 1
             bytes_left -= size
@@ -173,12 +166,14 @@ cdef class TableAppender:
                     break
                 rows_left = CHECK_ROWS
                 bytes_left = CHECK_BYTES
+                tracker.prepare(min(end - row, CHECK_ROWS))
         return row
 
     cdef PyObject* place(self, PyObject* held, TopicSlot topic, int32_t partition, int64_t bound,
                          int64_t timestamp, Cells* cells, Py_ssize_t* body) except? NULL:
         """The batch that takes the record, with room for it: `held`, if any, or another one; NULL
-        if none may be opened for now. The batch's slot keeps it alive."""
+        if none may be opened for now, or the row has to be looked at again. The batch's slot
+        keeps it alive."""
         cdef PartitionSlot slot
         cdef BatchCore core
         cdef Py_ssize_t size = 0
@@ -187,11 +182,16 @@ cdef class TableAppender:
             size = varint_size(body[0]) + body[0]
         if size == 0 or not (<BatchCore>held).has_room(size):
             slot = self.appender.roll(topic, partition, bound)
-            if slot is None:
+            core = slot.core if slot is not None else None
+            if core is None:
                 return NULL
-            held = <PyObject*>slot.core
+            held = <PyObject*>core
             body[0] = body_size(held, timestamp, cells)
             size = varint_size(body[0]) + body[0]
+            # `roll` is Python: a signal handler or a finalizer may have sent records meanwhile.
+            if not core.has_room(size) or \
+                    self.appender.memory.used + bound > self.appender.memory.limit:
+                return NULL
         if (<BatchCore>held).length + size > (<BatchCore>held).capacity:
             core = <BatchCore>held
             core.grow(size)
@@ -295,18 +295,31 @@ cdef inline Py_ssize_t body_size(PyObject* held, int64_t timestamp, Cells* cells
 cdef inline Py_ssize_t write_record(PyObject* held, Chunk chunk, int64_t timestamp, Cells* cells,
                                     Py_ssize_t body) noexcept:
     """Encode one record into room that is there; its size. `body` is its size without its length
-    prefix, 0 if there is room enough to find out."""
+    prefix, 0 if there is room enough to find out.
+
+    -1, and no record, if the headers take more room than when they were measured: the table's
+    memory may belong to a library whose threads write to it.
+    """
     cdef int prefix = varint_size(body or (MIN_BODY + cells.headers_size + max(0, cells.key_size)
                                            + max(0, cells.value_size)))
     cdef char* p = begin_record(held, timestamp, prefix)
     cdef const char* data
-    cdef int64_t j, size
+    cdef int64_t j, size, left = cells.headers_size
+    cdef int64_t max_timestamp = (<BatchCore>held).max_timestamp if (<BatchCore>held).count else 0
     p = write_field(p, cells.key, cells.key_size)
     p = write_field(p, cells.value, cells.value_size)
     p = write_varint(p, cells.last_header - cells.first_header)
     for j in range(cells.first_header, cells.last_header):
         size = bytes_cell(&chunk.headers.key, j, &data)
+        left -= field_size(size)
+        if size < 0 or left < 0:
+            (<BatchCore>held).max_timestamp = max_timestamp
+            return -1
         p = write_field(p, data, size)
         size = bytes_cell(&chunk.headers.value, j, &data)
+        left -= field_size(size)
+        if size < NULL_CELL or left < 0:
+            (<BatchCore>held).max_timestamp = max_timestamp
+            return -1
         p = write_field(p, data, size)
     return end_record(held, p, prefix)

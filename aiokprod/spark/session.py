@@ -14,7 +14,6 @@ from aiokprod.backoff import ExponentialBackoff
 from aiokprod.engine.coordinators import CoordinatorKind, VersionedRequest
 from aiokprod.engine.metadata import Metadata
 from aiokprod.engine.metadata_updater import MetadataUpdater
-from aiokprod.engine.wakeup import Wakeup
 from aiokprod.errors import (
     AuthenticationError,
     Code,
@@ -24,6 +23,7 @@ from aiokprod.errors import (
     ProducerClosed,
     error_code,
 )
+from aiokprod.hot.wakeup import Wakeup
 from aiokprod.net.client import NetworkClient
 from aiokprod.spark.outside import Outside
 from aiokprod.version import __version__

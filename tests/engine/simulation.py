@@ -8,6 +8,7 @@ still append later (zombies). Every check compares what callers were told with w
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any, TypeVar
@@ -404,7 +405,7 @@ class Simulation:
         self.world.accumulator.advance(self.loop.time())
         assert self.world.accumulator.next_due() == float("inf")
         assert not self.world.accumulator._due
-        assert not self.world.accumulator._expiries
+        assert self.world.accumulator.expires_at == math.inf
 
     def _unsettled(self) -> bool:
         return bool(

@@ -9,6 +9,7 @@ import pytest
 
 from aiokprod.engine.buffer_memory import BufferMemory
 from aiokprod.errors import BufferTimeout, Outcome, ProducerClosed
+from aiokprod.hot.core import Reservation
 from tests.engine.world import CROWD, crowd, quiet, virtual
 
 
@@ -29,61 +30,100 @@ def forever() -> float:
     return asyncio.get_running_loop().time() + 3600
 
 
+def take(memory: BufferMemory, size: int) -> bool:
+    """Bytes that somebody holds until `release`."""
+    reservation = Reservation(memory)
+    taken = memory.try_reserve(size, reservation)
+    _held.append(reservation)
+    return taken
+
+
+def release(memory: BufferMemory, size: int) -> None:
+    memory.used -= size
+    memory.returned()
+
+
+async def reserve(memory: BufferMemory, size: int, deadline: float) -> None:
+    """As the admission of a record does it."""
+    reservation = Reservation(memory)
+    _held.append(reservation)
+    try:
+        await memory.reserve(size, reservation, deadline)
+    except BaseException:
+        memory.give_back(reservation)
+        raise
+
+
+_held: list[Reservation] = []
+"""Kept, because a reservation that is dropped gives its bytes back."""
+
+
 def start(memory: BufferMemory, size: int, deadline: float | None = None) -> asyncio.Task[None]:
     deadline = forever() if deadline is None else deadline
-    return asyncio.ensure_future(memory.reserve(size, deadline))
+    return asyncio.ensure_future(reserve(memory, size, deadline))
 
 
 @virtual
 async def test_reserve_with_room_does_not_suspend() -> None:
     memory, exhausted = budget()
-    coroutine = memory.reserve(100, forever())
+    coroutine = reserve(memory, 100, forever())
     with pytest.raises(StopIteration):
         coroutine.send(None)
     assert memory.used == 100
     assert exhausted.times == 0
-    memory.release(100)
+    release(memory, 100)
     assert memory.used == 0
 
 
 def test_try_reserve_takes_what_is_there_and_nothing_else() -> None:
     memory, _ = budget()
-    assert memory.try_reserve(60)
-    assert not memory.try_reserve(41)
-    assert memory.try_reserve(40)
-    assert not memory.try_reserve(1)
-    memory.release(100)
+    assert take(memory, 60)
+    assert not take(memory, 41)
+    assert take(memory, 40)
+    assert not take(memory, 1)
+    release(memory, 100)
+    assert memory.used == 0
+
+
+@virtual
+async def test_reservation_that_is_dropped_gives_its_bytes_back() -> None:
+    memory, _ = budget()
+    reservation = Reservation(memory)
+    await memory.reserve(60, reservation, forever())
+    assert memory.used == 60
+    assert reservation.size == 60
+    del reservation
     assert memory.used == 0
 
 
 def test_release_of_more_than_was_reserved_is_a_bug() -> None:
     memory, _ = budget()
-    memory.try_reserve(1)
+    take(memory, 1)
     with pytest.raises(AssertionError):
-        memory.release(2)
+        release(memory, 2)
 
 
 @virtual
 async def test_waiters_are_served_in_order_and_only_those_that_fit() -> None:
     memory, exhausted = budget()
-    memory.try_reserve(100)
+    take(memory, 100)
     waiters = [start(memory, size) for size in (30, 50, 30)]
     await quiet()
     assert memory.waiting == 3
     assert memory.has_waiters
     assert exhausted.times == 3
-    memory.release(20)
+    release(memory, 20)
     await quiet()
     assert [w.done() for w in waiters] == [False] * 3
-    memory.release(20)
+    release(memory, 20)
     await quiet()
     assert [w.done() for w in waiters] == [True, False, False]
     assert memory.used == 90
-    memory.release(40)
+    release(memory, 40)
     await quiet()
     assert [w.done() for w in waiters] == [True, True, False]
     assert memory.used == 100
-    memory.release(100)
+    release(memory, 100)
     await quiet()
     assert all(w.done() for w in waiters)
     assert memory.used == 30
@@ -93,32 +133,32 @@ async def test_waiters_are_served_in_order_and_only_those_that_fit() -> None:
 @virtual
 async def test_large_waiter_is_not_starved_by_small_ones() -> None:
     memory, _ = budget()
-    memory.try_reserve(100)
+    take(memory, 100)
     large = start(memory, 80)
     small = [start(memory, 1) for _ in range(5)]
     await quiet()
-    memory.release(50)
+    release(memory, 50)
     await quiet()
-    assert not memory.try_reserve(1), "who comes later stands in line"
+    assert not take(memory, 1), "who comes later stands in line"
     assert not any(w.done() for w in small)
-    memory.release(30)
+    release(memory, 30)
     await quiet()
     assert large.done()
     assert not any(w.done() for w in small), "20 bytes are held by others still"
-    memory.release(20)
+    release(memory, 20)
     await quiet()
     assert all(w.done() for w in small)
     assert memory.used == 85
-    memory.release(85)
+    release(memory, 85)
 
 
 @virtual
 async def test_whole_budget_can_be_reserved_after_a_wait() -> None:
     memory, _ = budget()
-    memory.try_reserve(1)
+    take(memory, 1)
     waiter = start(memory, 100)
     await quiet()
-    memory.release(1)
+    release(memory, 1)
     await waiter
     assert memory.used == 100
 
@@ -126,11 +166,11 @@ async def test_whole_budget_can_be_reserved_after_a_wait() -> None:
 @virtual
 async def test_wait_ends_at_the_deadline_with_nothing_taken() -> None:
     memory, _ = budget()
-    memory.try_reserve(90)
+    take(memory, 90)
     loop = asyncio.get_running_loop()
     start_time = loop.time()
     with pytest.raises(BufferTimeout) as caught:
-        await memory.reserve(20, start_time + 5)
+        await reserve(memory, 20, start_time + 5)
     assert loop.time() == start_time + 5
     assert caught.value.outcome is Outcome.NOT_SENT
     for part in ("20 bytes", "90 of 100", "max_block_ms"):
@@ -142,7 +182,7 @@ async def test_wait_ends_at_the_deadline_with_nothing_taken() -> None:
 @virtual
 async def test_deadline_of_the_head_lets_the_next_one_through() -> None:
     memory, _ = budget()
-    memory.try_reserve(50)
+    take(memory, 50)
     loop = asyncio.get_running_loop()
     head = start(memory, 90, loop.time() + 1)
     following = start(memory, 50)
@@ -155,7 +195,7 @@ async def test_deadline_of_the_head_lets_the_next_one_through() -> None:
 @virtual
 async def test_cancelled_waiter_leaves_the_line_and_lets_the_next_one_through() -> None:
     memory, _ = budget()
-    memory.try_reserve(50)
+    take(memory, 50)
     head = start(memory, 90)
     following = start(memory, 50)
     await quiet()
@@ -163,36 +203,36 @@ async def test_cancelled_waiter_leaves_the_line_and_lets_the_next_one_through() 
     await quiet()
     assert following.done()
     assert memory.used == 100
-    memory.release(100)
+    release(memory, 100)
     assert not memory.has_waiters
 
 
 @virtual
 async def test_waiter_cancelled_after_the_grant_passes_its_bytes_on() -> None:
     memory, _ = budget()
-    memory.try_reserve(100)
+    take(memory, 100)
     head = start(memory, 60)
     following = start(memory, 60)
     await quiet()
-    memory.release(60)  # granted to the head, which has not run yet
+    release(memory, 60)  # granted to the head, which has not run yet
     head.cancel()
     await quiet()
     assert head.cancelled()
     assert following.done()
     assert memory.used == 100
-    memory.release(100)
+    release(memory, 100)
     assert memory.used == 0
 
 
 @virtual
 async def test_waiter_cancelled_in_the_pass_that_frees_memory_takes_nothing() -> None:
     memory, _ = budget()
-    memory.try_reserve(100)
+    take(memory, 100)
     head = start(memory, 60)
     following = start(memory, 60)
     await quiet()
     head.cancel()
-    memory.release(60)
+    release(memory, 60)
     await quiet()
     assert following.done()
     assert memory.used == 100
@@ -201,7 +241,7 @@ async def test_waiter_cancelled_in_the_pass_that_frees_memory_takes_nothing() ->
 @virtual
 async def test_waiter_cancelled_at_its_deadline_is_cancelled() -> None:
     memory, _ = budget()
-    memory.try_reserve(100)
+    take(memory, 100)
     loop = asyncio.get_running_loop()
     waiter = start(memory, 60, loop.time() + 1)
     await quiet()
@@ -215,7 +255,7 @@ async def test_waiter_cancelled_at_its_deadline_is_cancelled() -> None:
 @virtual
 async def test_close_fails_everyone_with_a_copy_now_and_later() -> None:
     memory, _ = budget()
-    memory.try_reserve(100)
+    take(memory, 100)
     waiters = [start(memory, 10) for _ in range(3)]
     await quiet()
     waiters[2].cancel()
@@ -227,15 +267,15 @@ async def test_close_fails_everyone_with_a_copy_now_and_later() -> None:
     assert errors[0] is not errors[1]
     assert waiters[2].cancelled()
     with pytest.raises(ProducerClosed):
-        await memory.reserve(1, forever())
-    memory.release(100)
+        await reserve(memory, 1, forever())
+    release(memory, 100)
     assert memory.used == 0
 
 
 @virtual
 async def test_waiter_cancelled_by_the_close_is_cancelled() -> None:
     memory, _ = budget()
-    memory.try_reserve(100)
+    take(memory, 100)
     waiter = start(memory, 10)
     await quiet()
     memory.close(ProducerClosed("closed"))
@@ -257,7 +297,7 @@ async def test_random_use_never_exceeds_the_limit_and_serves_in_order(seed: int)
     async def user(number: int) -> None:
         size = rng.randint(1, 600)
         try:
-            await memory.reserve(size, loop.time() + rng.choice([0.5, 5, 50]))
+            await reserve(memory, size, loop.time() + rng.choice([0.5, 5, 50]))
         except BufferTimeout:
             gone.add(number)
             return
@@ -266,7 +306,7 @@ async def test_random_use_never_exceeds_the_limit_and_serves_in_order(seed: int)
         try:
             await asyncio.sleep(rng.random())
         finally:
-            memory.release(size)
+            release(memory, size)
 
     gone |= await crowd(user, rng, every=0.1)
     assert memory.used == 0

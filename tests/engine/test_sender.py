@@ -22,6 +22,7 @@ from aiokprod.errors import (
     RequestTimedOut,
     UnsupportedVersion,
 )
+from aiokprod.hot.core import Reservation
 from aiokprod.records import TopicPartition
 from aiokprod.testing.virtual import VirtualLoop
 from aiokprod.wire.messages.produce import (
@@ -162,14 +163,15 @@ async def test_waiters_for_memory_make_everything_leave() -> None:
     world.append(b"x" * 100)
     world.step()
     assert not world.brokers.sent
-    waiter = asyncio.ensure_future(world.memory.reserve(450, world.now + 10))
+    reservation = Reservation(world.memory)
+    waiter = asyncio.ensure_future(world.memory.reserve(450, reservation, world.now + 10))
     await quiet()
     assert world.exhausted == 1
     world.step()
     assert len(world.brokers.sent) == 1
     world.brokers.last.ack()
     await waiter
-    world.memory.release(450)
+    world.memory.give_back(reservation)
     world.check_idle()
 
 

@@ -10,6 +10,8 @@ import pytest
 
 from aiokprod.engine.shares import NodeShares, Place
 from aiokprod.errors import BufferTimeout, Outcome, ProducerClosed
+from aiokprod.hot.append import PartitionSlot
+from aiokprod.hot.core import BatchCore, MemoryBudget
 from tests.engine.world import CROWD, crowd, quiet, virtual
 
 
@@ -19,6 +21,15 @@ def two_brokers(memory: int = 100) -> NodeShares:
 
 def forever() -> float:
     return asyncio.get_running_loop().time() + 3600
+
+
+def add(shares: NodeShares, node: int | None, size: int) -> None:
+    shares.account(node).bytes += size
+
+
+def remove(shares: NodeShares, node: int | None, size: int) -> None:
+    shares.account(node).bytes -= size
+    shares.returned(node)
 
 
 @dataclass(eq=False)
@@ -37,48 +48,73 @@ def start(
 
 def test_half_of_the_memory_is_one_brokers_limit() -> None:
     shares = two_brokers()
-    shares.add(1, 50)
+    add(shares, 1, 50)
     assert not shares.exceeded(1)
-    shares.add(1, 1)
+    add(shares, 1, 1)
     assert shares.exceeded(1)
     assert not shares.exceeded(2)
     assert shares.held(1) == 51
-    shares.remove(1, 51)
+    remove(shares, 1, 51)
     assert shares.held(1) == 0
 
 
 def test_single_broker_has_no_limit() -> None:
     shares = NodeShares(100, lambda: False)
-    shares.add(1, 100)
+    add(shares, 1, 100)
     assert not shares.exceeded(1)
 
 
 def test_more_given_back_than_held_is_a_bug() -> None:
     shares = two_brokers()
-    shares.add(1, 5)
-    with pytest.raises(AssertionError):
-        shares.remove(1, 6)
+    slot = PartitionSlot("t", 0)
+    slot.follow(shares.account(1))
+    core = BatchCore("t", 0, None, 100)  # type: ignore[arg-type]
+    core.charged = 5
+    slot.hold(core)
+    slot.hold(core)  # counted before
+    assert shares.held(1) == slot.held == 5
+    memory = MemoryBudget(100)
+    with pytest.raises(AssertionError, match="more than is held"):
+        slot.let_go(core, memory)
+    memory.used = 5
+    core.held = 6
+    with pytest.raises(AssertionError, match="more than is held"):
+        slot.let_go(core, memory)
+    core.held = 5
+    assert slot.let_go(core, memory) == 5
+    assert slot.let_go(core, memory) == 0
+    assert shares.held(1) == slot.held == memory.used == 0
+
+
+@virtual
+async def test_turn_that_is_dropped_ends() -> None:
+    shares = two_brokers()
+    place = await shares.wait(Queue(1), forever())
+    assert place.has_turn
+    assert shares.has_waiters(1)
+    del place
+    assert not shares.has_waiters(1)
 
 
 @virtual
 async def test_one_waiter_at_a_time_gets_the_turn_in_order_of_arrival() -> None:
     shares = two_brokers()
-    shares.add(1, 60)
+    add(shares, 1, 60)
     waiters = [start(shares) for _ in range(3)]
     await quiet()
     assert shares.waiting == 3
     assert shares.has_waiters(1)
-    shares.remove(1, 20)
+    remove(shares, 1, 20)
     await quiet()
     assert [w.done() for w in waiters] == [True, False, False]
     shares.end_turn(waiters[0].result())
     await quiet()
     assert [w.done() for w in waiters] == [True, True, False]
-    shares.add(1, 20)
+    add(shares, 1, 20)
     shares.end_turn(waiters[1].result())
     await quiet()
     assert not waiters[2].done(), "the room is used up again"
-    shares.remove(1, 60)
+    remove(shares, 1, 60)
     await quiet()
     assert waiters[2].done()
     shares.end_turn(waiters[2].result())
@@ -89,11 +125,11 @@ async def test_one_waiter_at_a_time_gets_the_turn_in_order_of_arrival() -> None:
 @virtual
 async def test_lines_of_two_brokers_are_independent() -> None:
     shares = two_brokers()
-    shares.add(1, 60)
-    shares.add(2, 60)
+    add(shares, 1, 60)
+    add(shares, 2, 60)
     first, second = start(shares, 1), start(shares, 2)
     await quiet()
-    shares.remove(2, 60)
+    remove(shares, 2, 60)
     await quiet()
     assert second.done()
     assert not first.done()
@@ -104,16 +140,16 @@ async def test_lines_of_two_brokers_are_independent() -> None:
 @virtual
 async def test_waiter_without_room_after_all_waits_at_the_front() -> None:
     shares = two_brokers()
-    shares.add(1, 60)
+    add(shares, 1, 60)
     first, second = start(shares), start(shares)
     await quiet()
-    shares.remove(1, 60)
+    remove(shares, 1, 60)
     await quiet()
     assert first.done()
-    shares.add(1, 60)
+    add(shares, 1, 60)
     again = start(shares, place=first.result())
     await quiet()
-    shares.remove(1, 60)
+    remove(shares, 1, 60)
     await quiet()
     assert again.done()
     assert not second.done()
@@ -126,7 +162,7 @@ async def test_waiter_without_room_after_all_waits_at_the_front() -> None:
 @virtual
 async def test_deadline_ends_the_wait_and_names_the_broker() -> None:
     shares = two_brokers()
-    shares.add(7, 60)
+    add(shares, 7, 60)
     loop = asyncio.get_running_loop()
     start_time = loop.time()
     with pytest.raises(BufferTimeout) as caught:
@@ -134,7 +170,7 @@ async def test_deadline_ends_the_wait_and_names_the_broker() -> None:
     assert loop.time() == start_time + 3
     assert caught.value.outcome is Outcome.NOT_SENT
     assert "broker 7" in str(caught.value)
-    shares.add(None, 60)
+    add(shares, None, 60)
     with pytest.raises(BufferTimeout, match="without a leader"):
         await shares.wait(Queue(None), start_time + 4)
     assert not shares.has_waiters(7)
@@ -144,13 +180,13 @@ async def test_deadline_ends_the_wait_and_names_the_broker() -> None:
 @virtual
 async def test_cancelled_waiter_leaves_the_line() -> None:
     shares = two_brokers()
-    shares.add(1, 60)
+    add(shares, 1, 60)
     first, second = start(shares), start(shares)
     await quiet()
     first.cancel()
     await quiet()
     assert shares.waiting == 1
-    shares.remove(1, 60)
+    remove(shares, 1, 60)
     await quiet()
     assert second.done()
     shares.end_turn(second.result())
@@ -159,10 +195,10 @@ async def test_cancelled_waiter_leaves_the_line() -> None:
 @virtual
 async def test_waiter_cancelled_with_the_turn_passes_it_on() -> None:
     shares = two_brokers()
-    shares.add(1, 60)
+    add(shares, 1, 60)
     first, second = start(shares), start(shares)
     await quiet()
-    shares.remove(1, 60)
+    remove(shares, 1, 60)
     first.cancel()  # it has the turn but did not run yet
     await quiet()
     assert first.cancelled()
@@ -174,11 +210,11 @@ async def test_waiter_cancelled_with_the_turn_passes_it_on() -> None:
 @virtual
 async def test_waiter_cancelled_before_its_turn_takes_nobody_elses() -> None:
     shares = two_brokers()
-    shares.add(1, 60)
+    add(shares, 1, 60)
     first, second, third = start(shares), start(shares), start(shares)
     await quiet()
     first.cancel()
-    shares.remove(1, 60)
+    remove(shares, 1, 60)
     await quiet()
     assert second.done()
     assert not third.done(), "one at a time"
@@ -190,13 +226,13 @@ async def test_waiter_cancelled_before_its_turn_takes_nobody_elses() -> None:
 @virtual
 async def test_waiter_cancelled_at_its_deadline_takes_nobody_elses_turn() -> None:
     shares = two_brokers()
-    shares.add(1, 60)
+    add(shares, 1, 60)
     loop = asyncio.get_running_loop()
     first = asyncio.ensure_future(shares.wait(Queue(1), loop.time() + 1))
     second, third = start(shares), start(shares)
     await quiet()
     loop.call_at(loop.time() + 1, first.cancel)
-    loop.call_at(loop.time() + 1, shares.remove, 1, 60)
+    loop.call_at(loop.time() + 1, remove, shares, 1, 60)
     await asyncio.sleep(2)
     assert first.done()
     assert second.done()
@@ -210,7 +246,7 @@ async def test_waiter_cancelled_at_its_deadline_takes_nobody_elses_turn() -> Non
 @virtual
 async def test_close_fails_everyone_now_and_later() -> None:
     shares = two_brokers()
-    shares.add(1, 60)
+    add(shares, 1, 60)
     waiters = [start(shares), start(shares), start(shares)]
     await quiet()
     waiters[2].cancel()
@@ -222,14 +258,14 @@ async def test_close_fails_everyone_now_and_later() -> None:
     assert waiters[2].cancelled()
     with pytest.raises(ProducerClosed):
         await shares.wait(Queue(1), forever())
-    shares.remove(1, 60)
+    remove(shares, 1, 60)
     assert shares.waiting == 0
 
 
 @virtual
 async def test_waiter_cancelled_by_the_close_is_cancelled() -> None:
     shares = two_brokers()
-    shares.add(1, 60)
+    add(shares, 1, 60)
     waiter = start(shares)
     await quiet()
     shares.close(ProducerClosed("closed"))
@@ -242,7 +278,7 @@ async def test_waiter_cancelled_by_the_close_is_cancelled() -> None:
 async def test_line_moves_when_the_cluster_has_one_broker_left() -> None:
     several = [True]
     shares = NodeShares(100, lambda: several[0])
-    shares.add(1, 60)
+    add(shares, 1, 60)
     waiter = start(shares)
     await quiet()
     several[0] = False
@@ -256,10 +292,10 @@ def test_pressure_is_the_fullest_brokers() -> None:
     several = [True]
     shares = NodeShares(100, lambda: several[0])
     assert shares.pressure == 0.0
-    shares.add(1, 10)
-    shares.add(2, 25)
+    add(shares, 1, 10)
+    add(shares, 2, 25)
     assert shares.pressure == 0.5
-    shares.add(2, 100)
+    add(shares, 2, 100)
     assert shares.pressure == 1.0
     several[0] = False
     assert shares.pressure == 0.0
@@ -284,15 +320,15 @@ async def test_random_use_serves_in_order_and_forgets_nobody(seed: int) -> None:
                 return
             assert not shares.exceeded(1)
             served.append(number)
-            shares.add(1, size)
+            add(shares, 1, size)
             shares.end_turn(place)
         else:
             served.append(number)
-            shares.add(1, size)
+            add(shares, 1, size)
         try:
             await asyncio.sleep(rng.random())
         finally:
-            shares.remove(1, size)
+            remove(shares, 1, size)
 
     gone |= await crowd(user, rng, every=0.05)
     assert shares.waiting == 0
@@ -309,7 +345,7 @@ async def test_random_use_serves_in_order_and_forgets_nobody(seed: int) -> None:
 async def test_waiter_goes_to_the_line_of_its_partitions_new_leader() -> None:
     shares = two_brokers()
     for node in (1, 2, None):
-        shares.add(node, 60)
+        add(shares, node, 60)
     moves, stays, leaderless = Queue(1), Queue(1), Queue(None)
     waiters = [start(shares, queue) for queue in (moves, stays, leaderless)]
     await quiet()
@@ -317,14 +353,14 @@ async def test_waiter_goes_to_the_line_of_its_partitions_new_leader() -> None:
     shares.follow({1, None})
     assert shares.waiting == 3
     assert not shares.has_waiters(None)
-    shares.remove(2, 60)
+    remove(shares, 2, 60)
     await quiet()
     assert [w.done() for w in waiters] == [True, False, False], "one at a time"
     shares.end_turn(waiters[0].result())
     await quiet()
     assert [w.done() for w in waiters] == [True, False, True]
     shares.end_turn(waiters[2].result())
-    shares.remove(1, 60)
+    remove(shares, 1, 60)
     await quiet()
     shares.end_turn(waiters[1].result())
     assert shares.waiting == 0
@@ -334,7 +370,7 @@ async def test_waiter_goes_to_the_line_of_its_partitions_new_leader() -> None:
 @virtual
 async def test_waiter_that_moves_to_a_broker_with_room_is_let_through() -> None:
     shares = two_brokers()
-    shares.add(1, 60)
+    add(shares, 1, 60)
     queue = Queue(1)
     waiter = start(shares, queue)
     await quiet()
@@ -350,15 +386,15 @@ async def test_waiter_that_moves_to_a_broker_with_room_is_let_through() -> None:
 @virtual
 async def test_waiters_that_move_keep_their_place_by_arrival() -> None:
     shares = two_brokers()
-    shares.add(1, 60)
-    shares.add(2, 60)
+    add(shares, 1, 60)
+    add(shares, 2, 60)
     queues = [Queue(1 + number % 2) for number in range(6)]
     waiters = [start(shares, queue) for queue in queues]
     await quiet()
     for queue in queues:
         queue.node = 2
     shares.follow({1})
-    shares.remove(2, 60)
+    remove(shares, 2, 60)
     for number, waiter in enumerate(waiters):
         await quiet()
         assert [w.done() for w in waiters] == [True] * (number + 1) + [False] * (5 - number)
@@ -368,18 +404,18 @@ async def test_waiters_that_move_keep_their_place_by_arrival() -> None:
 @virtual
 async def test_caller_let_through_at_the_old_leader_waits_at_its_place_for_the_new_one() -> None:
     shares = two_brokers()
-    shares.add(1, 60)
-    shares.add(2, 60)
+    add(shares, 1, 60)
+    add(shares, 2, 60)
     earlier, queue, later = Queue(2), Queue(1), Queue(2)
     waiters = [start(shares, one) for one in (earlier, queue, later)]
     await quiet()
-    shares.remove(1, 60)
+    remove(shares, 1, 60)
     await quiet()
     queue.node = 2
     again = start(shares, queue, waiters[1].result())
     await quiet()
     assert not shares.has_waiters(1), "its turn there has ended"
-    shares.remove(2, 60)
+    remove(shares, 2, 60)
     for waiter in (waiters[0], again, waiters[2]):
         await quiet()
         assert waiter.done()
@@ -390,8 +426,8 @@ async def test_caller_let_through_at_the_old_leader_waits_at_its_place_for_the_n
 @virtual
 async def test_waiter_that_moved_ends_at_its_deadline_in_the_new_line() -> None:
     shares = two_brokers()
-    shares.add(1, 60)
-    shares.add(2, 60)
+    add(shares, 1, 60)
+    add(shares, 2, 60)
     queue = Queue(1)
     loop = asyncio.get_running_loop()
     waiter = asyncio.ensure_future(shares.wait(queue, loop.time() + 1))
@@ -406,7 +442,7 @@ async def test_waiter_that_moved_ends_at_its_deadline_in_the_new_line() -> None:
 @virtual
 async def test_waiter_of_a_queue_that_is_gone_looks_anew_without_the_turn() -> None:
     shares = two_brokers()
-    shares.add(1, 60)
+    add(shares, 1, 60)
     gone, other = Queue(1), Queue(1)
     first, second = start(shares, gone), start(shares, other)
     await quiet()

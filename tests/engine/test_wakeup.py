@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 
-from aiokprod.engine.wakeup import Wakeup
+from aiokprod.hot.wakeup import Wakeup
 from aiokprod.testing.virtual import VirtualLoop
 from tests.engine.world import quiet, virtual
 

@@ -671,7 +671,7 @@ class World:
         """The next record opens a new batch."""
         queue = self.accumulator.queue(topic, partition)
         if queue.core is not None:
-            self.accumulator._seal(queue)
+            self.accumulator._seal(queue, queue.core)
 
     # -- time and passes ------------------------------------------------------------------------
 
@@ -709,7 +709,7 @@ class World:
         assert self.memory.used == 0, f"{self.memory.used} bytes left"
         assert self.memory.waiting == 0
         assert self.shares.waiting == 0
-        assert not self.shares._held
+        assert not any(self.shares.held(node) for node in self.shares._held)
         assert not self.shares._turns
         assert not self.flushes.active
         assert accumulator.next_expiry() == math.inf

@@ -11,7 +11,7 @@ import pytest
 import uvloop
 
 from aiokprod.hot.append import Appender, PartitionSlot, TopicSlot
-from aiokprod.hot.core import BatchCore, Delivery, MemoryBudget
+from aiokprod.hot.core import BatchCore, Delivery, MemoryBudget, Reservation
 from aiokprod.hot.turns import Turns
 
 LOOPS: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {
@@ -115,9 +115,13 @@ class Desk:
         partition: int | None = 0,
         reserved: int = 0,
     ) -> Delivery:
+        reservation = Reservation(self.memory)
+        if reserved:
+            reservation.grant(reserved)
         delivery = self.appender.append(
-            self.topic, partition, value, key, timestamp, headers, reserved
+            self.topic, partition, value, key, timestamp, headers, reservation
         )
+        assert reservation.size == 0
         assert delivery is not None
         return delivery
 

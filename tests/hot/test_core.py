@@ -403,10 +403,21 @@ def test_damaged_payload_is_not_split(payload: bytes) -> None:
         desk.core.split(payload, 1)
 
 
-def test_batch_is_finished_once() -> None:
+def test_batch_gives_the_same_bytes_until_they_are_dropped() -> None:
+    desk = idle_desk()
+    desk.append()
+    payload = desk.core.finish()
+    assert desk.core.finish() is payload, "the first caller may have been interrupted"
+    desk.core.drop_payload()
+    with pytest.raises(asyncio.InvalidStateError):
+        desk.core.finish()
+
+
+def test_payload_is_dropped_with_the_outcome() -> None:
     desk = idle_desk()
     desk.append()
     desk.core.finish()
+    desk.core.settle(0)
     with pytest.raises(asyncio.InvalidStateError):
         desk.core.finish()
 
@@ -536,8 +547,18 @@ def test_settled_handle_cannot_be_cancelled() -> None:
 
 
 def test_handle_cannot_be_made_by_hand() -> None:
-    with pytest.raises(TypeError):
-        Delivery()
+    class Fake(Delivery):
+        def __init__(self) -> None:
+            pass
+
+    makers = (Delivery, lambda: Delivery.__new__(Delivery), Fake, lambda: Delivery.__new__(Fake))
+    for make in makers:
+        with pytest.raises(TypeError, match="submit and try_submit"):
+            make()
+    delivery = idle_desk().append()
+    for copying in (copy.copy, copy.deepcopy, pickle.dumps):
+        with pytest.raises(TypeError):
+            copying(delivery)
 
 
 def test_every_look_at_a_failure_gets_a_copy_of_its_own() -> None:

@@ -50,12 +50,14 @@ new_capsule.restype = ctypes.py_object
 new_capsule.argtypes = [P, ctypes.c_char_p, P]
 
 
+_names: dict[bytes, bytes] = {}
 _exported: list[Any] = []
 """What was exported lives on: it may be released whenever its taker is forgotten."""
 
 
 def capsule(pointer: Any, name: bytes) -> Any:
-    """A capsule without a destructor; `pointer` must stay alive, and `name` too."""
+    """A capsule without a destructor; `pointer` must stay alive."""
+    name = _names.setdefault(name, name)  # a capsule does not own its name
     return new_capsule(ctypes.addressof(pointer), name, None)
 
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aiokprod.errors import BrokerError, Outcome
-from aiokprod.hot.append import TopicSlot
+from aiokprod.hot.append import RECORD_OVERHEAD, TopicSlot
 from aiokprod.hot.arrow import Chunk, open_table
 from aiokprod.hot.bulk import BulkTracker
 from aiokprod.hot.table import TableAppender
@@ -168,9 +168,10 @@ def test_stops_while_others_wait_for_memory() -> None:
 
 def test_stops_at_a_row_that_no_request_can_carry() -> None:
     desk = idle_desk(max_request_size=200)
-    done, _ = append(desk, values(b"a", b"b" * 114, b"b" * 113, b"c"))
+    most = 200 - 61 - RECORD_OVERHEAD
+    done, _ = append(desk, values(b"a", b"b" * (most + 1), b"b" * most, b"c"))
     assert done == 1
-    assert append(desk, values(b"b" * 113))[0] == 1
+    assert append(desk, values(b"b" * most))[0] == 1
 
 
 def test_stops_if_no_batch_may_be_opened() -> None:

@@ -1,0 +1,151 @@
+"""Many interrupted calls, exhaustive or drawn by a seed."""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import contextlib
+import logging
+import random
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from aiokprod.testing.virtual import run
+from tests.hot.interrupts.inject import KINDS, Alarm, Injector
+from tests.hot.interrupts.scenes import OPTIONS, SCENES, World
+
+ROUND = 200
+"""Calls of one producer, so that logs and histories stay small."""
+
+
+@dataclass
+class Figures:
+    """What was done: calls, exceptions raised in them, and where."""
+
+    calls: int = 0
+    raised: int = 0
+    places: collections.Counter[str] = field(default_factory=collections.Counter)
+
+    def add(self, other: Figures) -> None:
+        self.calls += other.calls
+        self.raised += other.raised
+        self.places.update(other.places)
+
+
+async def interrupt(world: World, scene: str, injector: Injector | Alarm) -> None:
+    """One interrupted call, and the judge."""
+    try:
+        await SCENES[scene](world, injector)
+    except injector.kind:
+        if not injector.place:
+            raise
+    await world.check()
+
+
+async def measure(world: World, scene: str) -> int:
+    """Bytecodes of the scene's call."""
+    injector = Injector(0)
+    await SCENES[scene](world, injector)
+    await world.check()
+    return injector.count
+
+
+async def finish(world: World) -> None:
+    """An interrupted call may leave a timer that does nothing: let it fire."""
+    await asyncio.sleep(10)
+    await asyncio.wait_for(world.producer.close(), 10)
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Exceptions raised in finalizers, and errors of records, are not news here."""
+    hook, sys.unraisablehook = sys.unraisablehook, lambda unraisable: None
+    disabled = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logging.disable(disabled)
+        sys.unraisablehook = hook
+
+
+def every_bytecode(options: str, scene: str, kind: type[BaseException], stride: int = 1) -> Figures:
+    """Raise before every bytecode of a scene's call, one after another, or every `stride`-th."""
+    figures = Figures()
+
+    async def main() -> None:
+        world = World(OPTIONS[options], 1)
+        await world.start()
+        await measure(world, scene)  # the first one may do more
+        target, longest = 1, await measure(world, scene)
+        while target <= longest + stride:
+            injector = Injector(target, kind)
+            try:
+                await interrupt(world, scene, injector)
+            except BaseException as error:
+                error.add_note(f"{options} {scene} {kind.__name__} at {target}: {injector.place}")
+                raise
+            figures.calls += 1
+            figures.raised += bool(injector.place)
+            figures.places[injector.place] += 1
+            target += stride
+        await finish(world)
+
+    with quiet():
+        run(main, debug=False, collect_garbage=False)
+    return figures
+
+
+def draw(seed: int, calls: int, *, alarm: bool) -> Figures:
+    """`calls` calls drawn by the seed: producer, scene, kind of exception and where."""
+    figures = Figures()
+    rng = random.Random(seed)
+    while figures.calls < calls:
+        options = rng.choice(list(OPTIONS))
+        figures.add(_round(rng, options, min(ROUND, calls - figures.calls), seed, alarm))
+    return figures
+
+
+def _round(rng: random.Random, options: str, calls: int, seed: int, alarm: bool) -> Figures:
+    figures = Figures()
+    doing: dict[str, Any] = {}
+
+    async def main() -> None:
+        world = World(OPTIONS[options], rng.randrange(1 << 30))
+        await world.start()
+        lengths: dict[str, int] = {}
+        for _ in range(calls):
+            scene = rng.choice(list(SCENES))
+            kind = rng.choice(KINDS)
+            if scene not in lengths:
+                lengths[scene] = await measure(world, scene)
+            injector: Injector | Alarm
+            if alarm:
+                injector = Alarm(rng.uniform(2e-6, 2e-4), kind)
+                doing.update(scene=scene, kind=kind.__name__, delay=injector.delay)
+                with injector.installed():
+                    await interrupt(world, scene, injector)
+            else:
+                injector = Injector(rng.randint(1, lengths[scene]), kind)
+                doing.update(scene=scene, kind=kind.__name__, target=injector.target)
+                await interrupt(world, scene, injector)
+            figures.calls += 1
+            figures.raised += bool(injector.place)
+            figures.places[injector.place] += 1
+        await finish(world)
+
+    with quiet():
+        try:
+            run(main, debug=False, collect_garbage=False)
+        except BaseException as error:
+            error.add_note(f"seed {seed}, {options}, call {figures.calls} of its round: {doing}")
+            raise
+    return figures
+
+
+def run_task(task: tuple[int, int, bool]) -> Figures:
+    """For a pool of processes."""
+    seed, calls, alarm = task
+    return draw(seed, calls, alarm=alarm)
