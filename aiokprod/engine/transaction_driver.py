@@ -365,13 +365,9 @@ class TransactionDriver:
             found = [answered.get(key, Code.NETWORK_EXCEPTION) for key in expected]
             result.lost = result.lost or any(key not in answered for key in expected)
         result.in_doubt = result.in_doubt or any(may_be_carried_out(call, code) for code in found)
-        for wanted in _PRECEDENCE:
-            for code in found:
-                if verdict(call, code) is wanted:
-                    result.verdict, result.code = wanted, code
-                    result.lost = result.lost or wanted is Verdict.LOST
-                    return
-        result.verdict = Verdict.OK
+        result.code = min(found, key=lambda code: _PRECEDENCE.index(verdict(call, code)))
+        result.verdict = verdict(call, result.code)
+        result.lost = result.lost or result.verdict is Verdict.LOST
 
     # -- meaning --------------------------------------------------------------------------------
 

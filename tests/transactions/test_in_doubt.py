@@ -85,7 +85,7 @@ async def test_end_carried_out_answered_with_a_write_error_then_fenced_is_in_dou
     assert committed(cluster) == [b"v"]
 
 
-@pytest.mark.parametrize("code", [47, 49, 53, 90, 48, 31, 42, 35])
+@pytest.mark.parametrize("code", [47, 53, 90, 48, 31, 42, 35])
 @transactional()
 async def test_end_refused_before_any_write_is_rejected(
     cluster: FakeCluster, producer: Producer[Any, Any], code: int

@@ -131,6 +131,8 @@ async def test_end_refused_for_ever_with_any_code_returns_in_time(
     error = await told(producer, ENDERS[verdict], 3.0)
     if code is Code.NONE:
         return  # a broker that says yes and does nothing is believed
+    if code is Code.INVALID_PRODUCER_ID_MAPPING and verdict == "abort":
+        return  # nor has this producer id anything open: it got another one
     assert error is not None
     assert committed(cluster) == []
     cluster.script.clear()

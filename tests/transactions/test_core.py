@@ -1,0 +1,195 @@
+"""`TransactionCore` and `TransactionManager` by themselves: what they advise about sequences, and
+whom an error reaches."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from aiokprod import AuthenticationError, FatalTransactionError, Outcome, Producer
+from aiokprod.engine.batch import ProducerBatch
+from aiokprod.engine.outcome import SequenceAdvice
+from aiokprod.engine.transaction_requests import end
+from aiokprod.engine.transaction_states import TxnState
+from aiokprod.engine.transactions import TransactionManager
+from aiokprod.error_codes import Code
+from aiokprod.errors import BrokerError, KafkaError, broker_error
+from aiokprod.records import TopicPartition
+from aiokprod.testing.fake_cluster import FakeCluster
+from aiokprod.testing.virtual import run
+from tests.engine.world import World
+from tests.faults.kit import play, world
+from tests.transactions.kit import committed, one, transactional
+from tests.transactions.test_states import manager
+
+KEY = TopicPartition("t", 0)
+
+
+def virtual(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    @functools.wraps(test)
+    def main(**parameters: Any) -> None:
+        run(lambda: test(**parameters))
+
+    return main
+
+
+def opened(*more: TxnState) -> TransactionManager:
+    """In a transaction under producer id 0."""
+    state = manager(asyncio.get_running_loop(), [])
+    for step in (TxnState.INITIALIZING, TxnState.READY, TxnState.IN_TRANSACTION, *more):
+        state._become(step)
+    state.producer_id, state.epoch = 0, 0
+    return state
+
+
+def batches(count: int) -> list[ProducerBatch]:
+    world = World()
+    found = []
+    for _ in range(count):
+        world.append(b"v")
+        found += world.accumulator.drain(1, 1 << 20, lambda queue, batch: True)
+    return found
+
+
+@virtual
+async def test_duplicate_sequence_means_stored() -> None:
+    state = opened()
+    (batch,) = batches(1)
+    state.stamp(batch)
+    assert state.advise(batch, Code.DUPLICATE_SEQUENCE_NUMBER, -1) is SequenceAdvice.DUPLICATE
+
+
+@virtual
+async def test_out_of_order_waits_for_an_older_batch_and_aborts_if_there_is_none() -> None:
+    state = opened()
+    first, second = batches(2)
+    state.stamp(first)
+    state.stamp(second)
+    code = Code.OUT_OF_ORDER_SEQUENCE_NUMBER
+    assert state.advise(second, code, -1) is SequenceAdvice.RETRY
+    assert state.advise(first, code, -1) is SequenceAdvice.NONE, "nothing older is open"
+    state.on_success(first, 0)
+    assert state.advise(second, code, -1) is SequenceAdvice.NONE, "the log has what precedes it"
+
+
+@virtual
+async def test_unknown_producer_without_log_start_is_retried_once_renumbered_too() -> None:
+    state = opened()
+    (batch,) = batches(1)
+    state.stamp(batch)
+    assert state.advise(batch, Code.UNKNOWN_PRODUCER_ID, -1) is SequenceAdvice.RETRY
+    batch.sequence_reset = True
+    assert state.advise(batch, Code.UNKNOWN_PRODUCER_ID, 9) is SequenceAdvice.RETRY
+
+
+@virtual
+async def test_sequences_are_nobodys_business_once_the_transaction_fails() -> None:
+    state = opened()
+    (batch,) = batches(1)
+    state.stamp(batch)
+    state.abort_with(BrokerError("x"))
+    for code in (Code.OUT_OF_ORDER_SEQUENCE_NUMBER, Code.UNKNOWN_PRODUCER_ID):
+        assert state.advise(batch, code, 9) is SequenceAdvice.NONE
+    state.abort_with(BrokerError("y"))
+    assert state.error is not None
+    assert "x" in state.error.message, "the first reason stands"
+
+
+@virtual
+async def test_first_fatal_reason_stands() -> None:
+    state = opened()
+    state.on_fatal(BrokerError("first"))
+    state.fail(BrokerError("second"))
+    assert state.fatal_error is not None
+    assert "first" in state.fatal_error.message
+    assert state.fatal_error.outcome is Outcome.NOT_SENT
+
+
+@pytest.mark.parametrize("code", [Code.CLUSTER_AUTHORIZATION_FAILED, Code.PRODUCER_FENCED,
+                                  Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED])  # fmt: skip
+@transactional()
+async def test_record_refused_with_a_fatal_code_ends_the_producer(
+    cluster: FakeCluster, producer: Producer[Any, Any], code: Code
+) -> None:
+    await producer.begin_transaction()
+    cluster.fail_produce(("t", 0), code)
+    with pytest.raises(KafkaError):
+        await producer.send("t", b"v", partition=0)
+    with pytest.raises(FatalTransactionError):
+        await producer.commit_transaction()
+    assert committed(cluster) == []
+
+
+@pytest.mark.parametrize("sent", [True, False])
+@virtual
+async def test_refusal_by_the_coordinator_reaches_who_waits_and_changes_nothing(sent: bool) -> None:
+    state = opened()
+    call = asyncio.ensure_future(state.end(commit=True, deadline=float("inf")))
+    await asyncio.sleep(0)
+    assert state.ending is not None
+    state.ending.request = end("id", 0, 0, commit=True, tv2=False)
+    state.ending.request.sent = sent
+    state.refused(AuthenticationError("wrong password"))
+    with pytest.raises(AuthenticationError, match="wrong password") as caught:
+        await call
+    assert caught.value.outcome is (Outcome.UNKNOWN if sent else Outcome.NOT_SENT)
+    again = asyncio.ensure_future(state.end(commit=True, deadline=float("inf")))
+    await asyncio.sleep(0)
+    assert not again.done(), "an old refusal is not repeated"
+    state.started = True
+    state.ended()
+    await again
+    assert state.state is TxnState.READY
+
+
+@virtual
+async def test_begin_after_a_transaction_that_ended_fatally_says_so() -> None:
+    state = opened()
+    call = asyncio.ensure_future(state.end(commit=True, deadline=0.0))
+    with pytest.raises(KafkaError):
+        await call
+    waiting = asyncio.ensure_future(state.begin(float("inf")))
+    await asyncio.sleep(0)
+    state.fail(broker_error(Code.PRODUCER_FENCED, "x"))
+    with pytest.raises(KafkaError) as caught:
+        await waiting
+    assert state.fatal_error is not None
+    assert type(caught.value) is type(state.fatal_error)
+
+
+@pytest.mark.parametrize("profile", ["0.11", "1.0", "2.1", "2.4", "2.8", "3.9"])
+def test_old_brokers_commit_and_abort(profile: str) -> None:
+    async def main() -> None:
+        async with world(cluster={"version_profile": profile}, transactional_id="x") as (
+            cluster, producer, _,
+        ):  # fmt: skip
+            await old_broker(cluster, producer, bumps=profile in ("2.8", "3.9"))
+        assert cluster.violations == []
+
+    play(main)
+
+
+async def old_broker(cluster: FakeCluster, producer: Producer[Any, Any], *, bumps: bool) -> None:
+    await one(producer, b"1")
+    await producer.begin_transaction()
+    await producer.send("t", b"2", partition=0)
+    await producer.send_offsets_to_transaction({("in", 0): 1}, "g")
+    await producer.abort_transaction()
+    await one(producer, b"3")
+    assert committed(cluster) == [b"1", b"3"]
+    cluster.fail_produce(("t", 0), Code.INVALID_TXN_STATE)
+    await producer.begin_transaction()
+    with pytest.raises(KafkaError):
+        await producer.send("t", b"4", partition=0)
+    await producer.abort_transaction()
+    if bumps:
+        await one(producer, b"5")
+        assert committed(cluster) == [b"1", b"3", b"5"]
+    else:
+        # The gap in the sequences needs a new epoch, which these brokers cannot give.
+        with pytest.raises(FatalTransactionError, match=r"2\.5"):
+            await producer.begin_transaction()
