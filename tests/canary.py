@@ -8,10 +8,10 @@ in the text of every error of the package, in the whole chain of every exception
 
 The local variables of all frames of errors, which error reporters show, are searched for secrets
 only (records are in them by nature). A secret is every text of 6 characters or more that a
-`Secret` holds or gives, in clear, base64, hex or percent-encoding; a test registers others with
-`guard_secret`. The errors are those of the package, when they are dropped or the test ends,
-whatever `pytest.raises` catches, and those in log records; each with its causes and contexts, also
-the suppressed ones. Frames of tests are left out: a test has to know its secrets.
+`Secret` holds or gives, in clear, base64, hex or percent-encoding. The errors are those of the
+package, when they are dropped or the test ends, whatever `pytest.raises` catches, and those in log
+records; each with its causes and contexts, also the suppressed ones. Frames of tests, examples and
+the test kit are left out: they have to know secrets.
 
 A run whose taps do not work, and one that has looked at nothing, fails.
 
@@ -53,7 +53,11 @@ _PART: Final = 48
 _DEPTH, _ITEMS, _TEXT = 4, 200, 100_000
 """Bounds of the search in one local variable: nesting, items of a container, characters."""
 
-_TESTS: Final = str(Path(__file__).parent) + "/"
+_ROOT: Final = Path(__file__).parent.parent
+_APPLICATIONS: Final = tuple(
+    f"{_ROOT / folder}/" for folder in ("tests", "examples", "benchmarks", "aiokprod/testing")
+)
+"""Code that uses the library, and so has to know secrets."""
 _OPAQUE: Final = (
     bool, int, float, complex, type(None), type, types.ModuleType, types.FunctionType,
     types.MethodType, types.BuiltinFunctionType, types.FrameType, types.TracebackType,
@@ -217,7 +221,7 @@ def frames_of(error: BaseException) -> Iterator[Frame]:
         trace = one.__traceback__
         while trace is not None:
             code = trace.tb_frame.f_code
-            if not code.co_filename.startswith(_TESTS):
+            if not code.co_filename.startswith(_APPLICATIONS):
                 yield f"{code.co_qualname} ({code.co_filename})", trace.tb_frame.f_locals
             trace = trace.tb_next
         yield f"{type(one).__name__} itself", {"args": one.args, **getattr(one, "__dict__", {})}
@@ -489,12 +493,6 @@ def _raise_from_foreign_frame(secret: str) -> None:
     with contextlib.suppress(KafkaError):
         names["fail"](secret)
     names.clear()
-
-
-def guard_secret(request: pytest.FixtureRequest, text: str) -> None:
-    """Search local variables for this text too, until the test ends."""
-    plugin: Any = request.config.pluginmanager.get_plugin("canary-guard")
-    plugin.guard.secrets.add(text)
 
 
 def wanted_level(logger: logging.Logger) -> int:
