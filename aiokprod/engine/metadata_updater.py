@@ -325,9 +325,10 @@ class MetadataUpdater:
             )
             return
         logger.debug("metadata request to node %d failed: %s", response.node_id, error)
-        if isinstance(error, (AuthenticationError, UnsupportedVersion)):
+        if isinstance(response.error, (AuthenticationError, UnsupportedVersion)):
             metadata.fatal(now, error)
             return
+        # An error code in an answer is one broker's word; the next one may know better.
         metadata.failed(now, error)
         code = error.code
         if code is not None and code.number == Code.REBOOTSTRAP_REQUIRED and self._may_rebootstrap:
