@@ -1,5 +1,5 @@
-"""Every kind of refusal at Metadata and ApiVersions, once and lasting: what the caller sees, and how
-many requests it costs. A refusal that lasts must meet the backoff; one that ends must be forgotten.
+"""Every kind of refusal at Metadata and ApiVersions, once and lasting: what the caller sees, and
+how many requests it costs. One that lasts must meet the backoff, one that ends must be forgotten.
 """
 
 from __future__ import annotations
