@@ -29,7 +29,7 @@ from aiokprod.engine.producer_state import NonIdempotent
 from aiokprod.engine.sender import Sender
 from aiokprod.engine.settlement import Settlement
 from aiokprod.engine.shares import NodeShares
-from aiokprod.errors import Code, Outcome, UnknownTopic
+from aiokprod.errors import Code, Outcome, UnknownTopic, error_code
 from aiokprod.net import channel
 from aiokprod.net.channel import KafkaChannel
 from aiokprod.net.client import NetworkClient
@@ -148,16 +148,16 @@ def concurrent_batches_share_a_sequence(patch: Patch) -> None:
 @bug
 def expired_in_flight_batch_gives_its_sequence_back(patch: Patch) -> None:
     """franz-go #1217: new records get the sequence of a record that is in the log: lost."""
-    last, failure = Idempotent._last_numbered, Idempotent.on_failure
+    may_reuse, failure = Idempotent._may_reuse, Idempotent.on_failure
 
     def careless(self: Any, entry: Any, batch: Any) -> bool:
-        known, batch.maybe_written = batch.maybe_written, False
+        known, batch.seen = batch.seen, False
         try:
-            return last(self, entry, batch)
+            return may_reuse(self, entry, batch)
         finally:
-            batch.maybe_written = known
+            batch.seen = known
 
-    patch.setattr(Idempotent, "_last_numbered", careless)
+    patch.setattr(Idempotent, "_may_reuse", careless)
     patch.setattr(
         Idempotent,
         "on_failure",
@@ -220,6 +220,28 @@ def duplicate_sequence_gets_an_invented_offset(patch: Patch) -> None:
 def epoch_bump_renumbers_what_is_on_the_wire(patch: Patch) -> None:
     """KAFKA-5793 and successors: a batch still under way is sent a second time as a new one."""
     patch.setattr(PartitionSequences, "may_restart", lambda self: True)
+
+
+@bug
+def codes_that_may_follow_the_append_count_as_refusals(patch: Patch) -> None:
+    """Our own, until 2026: a batch answered KAFKA_STORAGE_ERROR or UNKNOWN_TOPIC_OR_PARTITION after
+    its append gives its sequence back, and the next record is taken for it: lost."""
+    may_reuse = Idempotent._may_reuse
+    doubtful = {Code.KAFKA_STORAGE_ERROR, Code.UNKNOWN_TOPIC_OR_PARTITION}
+
+    def trusting(self: Any, entry: Any, batch: Any) -> bool:
+        known, batch.seen = batch.seen, batch.maybe_written
+        try:
+            return may_reuse(self, entry, batch)
+        finally:
+            batch.seen = known
+
+    def row(number: int) -> Any:
+        found = error_code(number)
+        return dataclasses.replace(found, outcome=Outcome.REJECTED) if number in doubtful else found
+
+    patch.setattr(Idempotent, "_may_reuse", trusting)
+    patch.setattr(settlement, "error_code", row)
 
 
 @bug
