@@ -39,24 +39,41 @@ class BulkResult:
     """The outcomes of a `send_many` or `send_table` call, by position of the record in it.
 
     Nothing per record exists until it is asked for. `offsets` and `errors` walk all records:
-    keep the result if you need them twice.
+    keep the result if you need them twice. Failures are not raised: look at `ok` or `errors`, or
+    call `raise_for_errors`; if the result is dropped before, they go to the observer and the log.
 
     Attributes:
         interrupted: why a table or an iterable of records was not read to its end, so that later
             ones are not counted here at all (they were not sent); None if it was.
     """
 
-    __slots__ = ("_refused", "_tracker", "interrupted")
+    __slots__ = ("_on_unretrieved", "_refused", "_tracker", "interrupted")
 
     def __init__(
         self,
         tracker: BulkTracker,
         refused: dict[int, KafkaError],
         interrupted: KafkaError | None = None,
+        on_unretrieved: Callable[[int, KafkaError], None] | None = None,
     ) -> None:
         self._tracker = tracker
         self._refused = refused  # by position in the call
         self.interrupted = interrupted
+        self._on_unretrieved = on_unretrieved  # until somebody looks
+
+    def __del__(self) -> None:
+        tell = self._on_unretrieved
+        if tell is None:
+            return
+        failed = self._tracker.failed()
+        if self._refused:
+            tell(len(self._refused) + len(failed), next(iter(self._refused.values())))
+        elif failed:
+            error = self._tracker.position(failed[0])[2]
+            assert error is not None, "a failed entry has an error"
+            tell(len(failed), error)
+        elif self.interrupted is not None:
+            tell(0, self.interrupted)
 
     def __len__(self) -> int:
         return self._tracker.count + len(self._refused)
@@ -64,12 +81,14 @@ class BulkResult:
     @property
     def ok(self) -> bool:
         """True if every record was acknowledged."""
+        self._on_unretrieved = None
         return self.interrupted is None and not self._refused and not self._tracker.failed()
 
     @property
     def errors(self) -> dict[int, KafkaError]:
         """The error of each record that failed, by position; its `.outcome` says whether it may
         be in the log."""
+        self._on_unretrieved = None
         found = dict(self._refused)
         positions = self._positions()
         for entry in self._tracker.failed():

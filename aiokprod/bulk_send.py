@@ -77,12 +77,22 @@ class BulkSender:
             validate_partition(partition)
         columns = Columns(values, keys, timestamps_ms, headers)
         end = len(columns.values)
+        with self.awaiting():
+            try:
+                while self._position < end:
+                    await self._advance(topic, partition, columns)
+            except KafkaError as error:
+                self._refuse(range(self._position, end), error)
+            return await self._finish()
+
+    @contextlib.contextmanager
+    def awaiting(self) -> Iterator[None]:
+        """The caller gets a result: until then, failures of its records are not logged."""
         try:
-            while self._position < end:
-                await self._advance(topic, partition, columns)
-        except KafkaError as error:
-            self._refuse(range(self._position, end), error)
-        return await self._finish()
+            yield
+        except BaseException:
+            self.tracker.abandon()
+            raise
 
     @property
     def _position(self) -> int:
@@ -134,12 +144,13 @@ class BulkSender:
                 f"{type(records).__name__}"
             )
         numbered = self._numbered(records)
-        for number, record in numbered:
-            try:
-                await self._record(number, record)
-            except KafkaError as error:
-                self._refuse((number, *(later for later, _ in numbered)), error)
-        return await self._finish()
+        with self.awaiting():
+            for number, record in numbered:
+                try:
+                    await self._record(number, record)
+                except KafkaError as error:
+                    self._refuse((number, *(later for later, _ in numbered)), error)
+            return await self._finish()
 
     def _numbered(self, records: Iterable[Any]) -> Iterator[tuple[int, Any]]:
         """The caller's records, until they end or break off."""
@@ -260,7 +271,9 @@ class BulkSender:
     async def _finish(self) -> BulkResult:
         await wait_settled(self.tracker.cores)
         self._tell_refused()
-        return BulkResult(self.tracker, self.refused, self.interrupted)
+        return BulkResult(
+            self.tracker, self.refused, self.interrupted, self._runtime.on_unretrieved_bulk
+        )
 
     def _tell_refused(self) -> None:
         """A transaction must know what it lacks."""

@@ -79,7 +79,9 @@ class Observer:
     def on_unretrieved_failure(
         self, topic_partition: TopicPartition, records: int, error: KafkaError
     ) -> None:
-        """Records failed and nobody was waiting for them. Once per batch."""
+        """Records failed and nobody was waiting for them. Once per batch, or per result of
+        `send_many` or `send_table` that was dropped unread: then with the partition of the first
+        one (empty topic or -1: it had none)."""
 
     def on_throttle(self, node_id: int, seconds: float) -> None:
         """A broker asked for a pause."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import itertools
+import sys
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 from aiokprod.admission import Admission
@@ -26,6 +28,7 @@ from aiokprod.errors import (
     KafkaError,
     Outcome,
 )
+from aiokprod.hot.append import Appender
 from aiokprod.interceptors import InterceptorChain, ProducerInterceptor
 from aiokprod.observer import Metrics, Observer, ObserverChain
 from aiokprod.partitioners import AnyPartitioner
@@ -188,7 +191,7 @@ class Producer(TransactionalCalls, Generic[K, V]):
             client_id=self._client_id,
             version=__version__,
             observer=self._observer,
-            slow_submit=self._submit,
+            slow_submit=self._submit_here,
         )
         self._admission = Admission(
             config, runtime, self._serializers, self._partitioner, self._interceptors,
@@ -278,13 +281,23 @@ class Producer(TransactionalCalls, Generic[K, V]):
         A failure nobody waits for goes to the observer and the log, once per batch.
 
         Raises (at the call or on await): as `send`, but for the errors of the delivery itself.
+        WrongLoop is raised at the call.
+
+        Counts as a coroutine function for `inspect` (3.12 and newer) and `asyncio`, so that
+        frameworks which run plain functions in threads await it on the loop.
         """
         runtime = self._runtime
         if runtime is None:
-            return self._submit(topic, value, key, partition, timestamp_ms, headers)
+            return self._submit_here(topic, value, key, partition, timestamp_ms, headers)
         return runtime.appender.submit(
             topic, value, key=key, partition=partition, timestamp_ms=timestamp_ms, headers=headers
         )
+
+    def _submit_here(self, *fields: Any) -> Awaitable[Delivery]:
+        """The slow path of `submit`. Off the producer's loop it raises at the call: a coroutine
+        handed to another thread would never run, and the record would be lost in silence."""
+        self._check_place(running=True)
+        return self._submit(*fields)
 
     async def _submit(
         self,
@@ -559,6 +572,16 @@ class Producer(TransactionalCalls, Generic[K, V]):
         await runtime.connect_leaders(names, deadline)
 
 
+def _mark_as_coroutine_function(function: Any) -> None:
+    if sys.version_info >= (3, 12):
+        inspect.markcoroutinefunction(function)
+    mark = getattr(asyncio.coroutines, "_is_coroutine", None)  # until 3.13
+    if mark is not None:
+        function._is_coroutine = mark
+
+
+_mark_as_coroutine_function(Producer.submit)
+_mark_as_coroutine_function(Appender.submit)  # stands in the instance instead
 _SUBMIT = Producer.submit
 
 __all__ = ["KafkaError", "Producer"]

@@ -159,20 +159,28 @@ class ProducerLife(ABC):
 
     # -- checks ---------------------------------------------------------------------------------
 
-    def _check_place(self) -> None:
+    def _check_place(self, *, running: bool = False) -> None:
+        """Raises off the producer's loop; with `running` also where no loop runs, before it is
+        started."""
         if self._forked:
             raise ForkedProcess(
                 "this producer was started before the process forked; its connections belong to "
                 "the parent. Create a producer in each process, after the fork"
             )
         runtime = self._runtime
-        if runtime is None:
+        if runtime is None and not running:
             return
         try:
             here = asyncio.get_running_loop()
         except RuntimeError:
             here = None
-        if here is not runtime.loop:
+        if runtime is None:
+            if here is None:
+                raise WrongLoop(
+                    "no event loop runs in this thread: call the producer from its loop, or hand "
+                    "records over with asyncio.run_coroutine_threadsafe(producer.send(...), loop)"
+                )
+        elif here is not runtime.loop:
             raise WrongLoop(
                 "this producer was started on another event loop than the one running here; use "
                 "one producer per loop, and hand records over with "
@@ -198,7 +206,7 @@ class ProducerLife(ABC):
 
     def _live(self) -> Runtime:
         """The runtime, started if need be; a fatal error of the producer state is let pass."""
-        self._check_place()
+        self._check_place(running=True)
         if self._closed:
             raise ProducerClosed("the producer is closed; create a new one")
         runtime = self._runtime

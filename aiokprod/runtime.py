@@ -29,6 +29,7 @@ from aiokprod.hot.turns import Turns
 from aiokprod.hot.wakeup import Wakeup
 from aiokprod.net.client import NetworkClient
 from aiokprod.partitioners import StickyLoad
+from aiokprod.records import TopicPartition
 from aiokprod.wire.compression import Codec, codec_for
 
 if TYPE_CHECKING:
@@ -308,6 +309,20 @@ class Runtime:
         """Why no call should wait for a broker to let us in, an error to be copied; None if one
         may."""
         return self.sender.refusals.final_of_all(self.loop.time())
+
+    def on_unretrieved_bulk(self, records: int, error: KafkaError) -> None:
+        """A result of `send_many` or `send_table` was dropped before anybody looked at it, in
+        whatever thread; `error` is that of the first of `records` failures."""
+        logger.error(
+            "%d records of a bulk call failed and nobody looked at its result, the first one: %s",
+            records, error,
+        )  # fmt: skip
+        partition = -1 if error.partition is None else error.partition
+        place = TopicPartition(error.topic or "", partition)
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            self.loop.call_soon_threadsafe(
+                self.observer.on_unretrieved_failure, place, records, error
+            )
 
     def _on_refused(self, refusals: Refusals) -> None:
         """Callers that wait for room get what fails the records that hold it."""

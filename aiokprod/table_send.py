@@ -134,8 +134,9 @@ class TableSender(BulkSender):
         self, topic: str | None, table: Any, names: Mapping[str, str | None]
     ) -> BulkResult:
         """See `Producer.send_table`; `names` is the column per role."""
-        await self._hand_over(topic, table, names)
-        return await self._finish()
+        with self.awaiting():
+            await self._hand_over(topic, table, names)
+            return await self._finish()
 
     async def hand_over(
         self, topic: str | None, table: Any, names: Mapping[str, str | None]

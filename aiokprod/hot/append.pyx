@@ -122,7 +122,9 @@ def record_size_bound(key, value, headers):
 def handle_of(BatchCore core not None):
     """A `Delivery` of the newest record of a batch: it settles when the batch does, or when the
     last part of it does if it was split."""
-    return new_delivery(core, core.count - 1)
+    cdef Delivery delivery = new_delivery(core, core.count - 1)
+    delivery.of_batch = True  # whoever waits for it does not wait for that record
+    return delivery
 
 
 cdef class PartitionSlot:

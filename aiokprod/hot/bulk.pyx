@@ -61,6 +61,17 @@ cdef class BulkTracker:
         """Note a record that took the slow path."""
         self.add(delivery.core, delivery.index)
 
+    def abandon(self):
+        """The caller does not wait any more: failures of these records are nobody's."""
+        cdef Py_ssize_t i
+        cdef int32_t index
+        cdef BatchCore core
+        for i in range(self.count):
+            index = self.indices[i]
+            core = (<BatchCore>self.cores[self.numbers[i]]).locate(&index)
+            if core.bulk_count > 0:
+                core.bulk_count -= 1
+
     def position(self, Py_ssize_t record):
         """(partition, offset | None, error | None) of one record; its batch must be settled."""
         cdef int32_t index

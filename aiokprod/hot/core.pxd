@@ -91,6 +91,7 @@ cdef class Delivery:
     cdef bint is_cancelled
     cdef bint is_withdrawn
     cdef bint hooked
+    cdef bint of_batch
     cdef list callbacks
     cdef object hook
 

@@ -380,7 +380,7 @@ cdef class BatchCore:
         cdef Py_ssize_t watched = 0
         if self.waiters is not None:
             for delivery in self.waiters:
-                watched += not delivery.is_withdrawn
+                watched += not delivery.is_withdrawn and not delivery.of_batch
         return max(0, self.record_count - watched - self.bulk_count)
 
     def seal(self):

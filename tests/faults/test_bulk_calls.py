@@ -229,3 +229,77 @@ def test_bulk_call_takes_nothing_more_once_close_was_called(monkeypatch):
             assert isinstance(result.errors[19_999], ProducerClosed)
 
     play(main)
+
+
+def raised_by(result):
+    with pytest.raises(KafkaError):
+        result.raise_for_errors()
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize(
+    "look",
+    [None, lambda result: result.ok, lambda result: result.errors, raised_by],
+    ids=["nothing", "ok", "errors", "raise_for_errors"],
+)
+def test_failures_of_a_result_that_is_dropped_unread_are_logged_once_and_counted(
+    call, look, caplog
+):
+    async def main():
+        async with world(delivery_timeout_ms=2_000, request_timeout_ms=1_000) as (cluster, p, _):
+            await p.warm(["t"])
+            for broker in cluster.brokers:
+                cluster.pause(broker)
+            result = await CALLS[call](p, [b"1", b"2", b"3"])
+            if look is not None:
+                look(result)
+            del result
+            await asyncio.sleep(0)
+            told = [r for r in caplog.records if "nobody looked at its result" in r.getMessage()]
+            assert len(told) == (look is None)
+            assert p.metrics()["records_unretrieved"] == (3 if look is None else 0)
+            if look is None:
+                assert told[0].levelname == "ERROR"
+                assert told[0].getMessage().startswith("3 records of a bulk call failed")
+
+    with caplog.at_level("ERROR", logger="aiokprod"):
+        play(main)
+
+
+def test_refused_records_of_a_dropped_result_are_logged(caplog):
+    async def main():
+        async with world() as (_, producer, _):
+            await producer.warm(["t"])
+            await producer.send_many("t", ["a", "b"])  # str without a serializer
+            await asyncio.sleep(0)
+            assert producer.metrics()["records_unretrieved"] == 2
+
+    play(main)
+    assert sum("nobody looked at its result" in r.getMessage() for r in caplog.records) == 1
+
+
+def test_result_without_failures_is_dropped_in_silence(caplog):
+    async def main():
+        async with world() as (_, producer, _):
+            await producer.send_many("t", [b"a", b"b"])
+            await asyncio.sleep(0)
+            assert producer.metrics()["records_unretrieved"] == 0
+
+    play(main)
+    assert not [r for r in caplog.records if r.levelname == "ERROR"]
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_failures_after_a_cancelled_call_are_logged(call, caplog):
+    async def main():
+        async with world(delivery_timeout_ms=2_000, request_timeout_ms=1_000) as (cluster, p, _):
+            await p.warm(["t"])
+            for broker in cluster.brokers:
+                cluster.pause(broker)
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(CALLS[call](p, [b"1", b"2"]), 0.5)
+            await p.flush()
+            assert p.metrics()["records_unretrieved"] == 2
+
+    play(main)
+    assert sum("nobody was waiting for them" in r.getMessage() for r in caplog.records) == 1
