@@ -6,8 +6,7 @@ from __future__ import annotations
 import pytest
 
 from aiokprod.engine.metadata_schedule import UpdateSchedule
-from tests.faults.detection.bugs import BUGS
-from tests.faults.detection.search import put_back, search, verdict_on
+from tests.faults.detection.search import BUGS, put_back, search, verdict_on
 
 QUICK = (
     "concurrent-batches-share-a-sequence",

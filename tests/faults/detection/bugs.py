@@ -42,11 +42,24 @@ Bug = Callable[[Patch], None]
 
 BUGS: dict[str, Bug] = {}
 
+SIMULATION, TRANSACTIONS = "simulation", "transactions"
+WHERE: dict[str, str] = {}
+"""What finds each bug: one of the two simulations, or else these tests (pytest ids), for what does
+not show in the fate of records."""
 
-def bug(function: Bug) -> Bug:
+
+def found_by(where: str) -> Callable[[Bug], Bug]:
     """Enter a bug into the catalogue under its name."""
-    BUGS[function.__name__.replace("_", "-")] = function
-    return function
+
+    def enter(function: Bug) -> Bug:
+        name = function.__name__.replace("_", "-")
+        BUGS[name], WHERE[name] = function, where
+        return function
+
+    return enter
+
+
+bug = found_by(SIMULATION)
 
 
 # -- bytes and memory -----------------------------------------------------------------------------
@@ -101,10 +114,7 @@ def memory_of_failed_batches_never_returned(patch: Patch) -> None:
 def memory_waiters_not_woken(patch: Patch) -> None:
     """franz-go deadlock fixes: buffer space comes back and nobody is told."""
 
-    def quiet(self: Any, size: int) -> None:
-        self.used -= size
-
-    patch.setattr(BufferMemory, "release", quiet)
+    patch.setattr(BufferMemory, "returned", lambda self: None)
 
 
 @bug
@@ -304,7 +314,8 @@ def split_parts_are_sent_backwards(patch: Patch) -> None:
 # -- outcomes -------------------------------------------------------------------------------------
 
 
-def _rated(patch: Patch, codes: set[int]) -> None:
+def rated(patch: Patch, codes: set[int]) -> None:
+    """These codes say that nothing was appended."""
     original = settlement.error_code
 
     def lenient(number: int) -> Any:
@@ -317,13 +328,13 @@ def _rated(patch: Patch, codes: set[int]) -> None:
 @bug
 def appended_yet_called_definite(patch: Patch) -> None:
     """KAFKA-13574, NOT_ENOUGH_REPLICAS_AFTER_APPEND: "failed" records are in the log."""
-    _rated(patch, {6, 7, 13, 20})
+    rated(patch, {6, 7, 13, 20})
 
 
 @bug
 def server_error_called_definite(patch: Patch) -> None:
     """UNKNOWN_SERVER_ERROR says nothing about the log; clients take it for a refusal."""
-    _rated(patch, {-1, 500})
+    rated(patch, {-1, 500})
 
 
 @bug
@@ -549,8 +560,8 @@ def reconnects_without_backoff(patch: Patch) -> None:
     """franz-go, Java ClusterConnectionStatesTest: a dead broker is dialled in a hot loop."""
     disconnected = ClusterConnectionStates.disconnected
 
-    def at_once(self: Any, node_id: int, now: float, *, was_up: bool) -> None:
-        disconnected(self, node_id, now, was_up=was_up)
+    def at_once(self: Any, node_id: int, now: float, *, was_up: bool, was_ready: bool) -> None:
+        disconnected(self, node_id, now, was_up=was_up, was_ready=was_ready)
         self._record(node_id).not_before = now
 
     patch.setattr(ClusterConnectionStates, "disconnected", at_once)
@@ -562,4 +573,6 @@ def throttle_ignored(patch: Patch) -> None:
     patch.setattr(NetworkClient, "connection_throttled", lambda self, connection, seconds: None)
 
 
-__all__ = ["BUGS", "Bug", "bug"]
+__all__ = [
+    "BUGS", "SIMULATION", "TRANSACTIONS", "WHERE", "Bug", "Patch", "bug", "found_by", "rated",
+]  # fmt: skip

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import gc
 import inspect
+import subprocess
+import sys
 import time
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
-from tests.faults.detection.bugs import BUGS
+from aiokprod.testing.virtual import VirtualTimeError
+from tests.faults.detection import own_bugs  # noqa: F401  (enters them)
+from tests.faults.detection.bugs import BUGS, SIMULATION, TRANSACTIONS, WHERE
 from tests.faults.simulation.judge import Violation
 from tests.faults.simulation.run import run_seed
+from tests.transactions import test_simulation as transactions
 
 
 @dataclass(frozen=True)
@@ -37,6 +42,9 @@ class Finding:
 def search(name: str, first: int, most: int, sample: int) -> Finding:
     """Run seeds with one bug until it is found, then as far as `sample` to count the others."""
     started = time.monotonic()
+    where = WHERE[name]
+    if where not in (SIMULATION, TRANSACTIONS):
+        return _search_tests(name, where)
     gc.disable()
     found: tuple[int, str] | None = None
     hits = 0
@@ -47,7 +55,7 @@ def search(name: str, first: int, most: int, sample: int) -> Finding:
             if found is not None and seeds_run >= sample:
                 break
             seeds_run += 1
-            verdict = verdict_on(seed)
+            verdict = verdict_on(seed, where)
             if verdict is not None:
                 hits += 1
                 found = found or (seed, verdict)
@@ -112,10 +120,32 @@ def searched(task: tuple[str, int, int, int]) -> Finding:
     return search(*task)
 
 
-def verdict_on(seed: int) -> str | None:
+def verdict_on(seed: int, where: str = SIMULATION) -> str | None:
     """What is wrong with a seed, None if nothing. Any other error is one of the bench."""
     try:
-        run_seed(seed)
-    except Violation as error:
+        if where == TRANSACTIONS:
+            transactions.play(seed)
+        else:
+            run_seed(seed)
+    except (Violation, VirtualTimeError) as error:
         return f"{type(error).__name__}: {error}".splitlines()[0]
+    except AssertionError as error:
+        return f"AssertionError: {str(error) or 'promise broken'}".splitlines()[0]
     return None
+
+
+def _search_tests(name: str, where: str) -> Finding:
+    """Whether tests fail with a bug and pass without it, in processes of their own."""
+    started = time.monotonic()
+    good = _pytest("", where)
+    done = _pytest(name, where)
+    seconds = time.monotonic() - started
+    if good.returncode != 0 or done.returncode != 1:
+        return Finding(name, None, 0, f"pytest ended with {done.returncode}", seconds)
+    failed = [line for line in done.stdout.splitlines() if line.startswith("FAILED")]
+    return Finding(name, 0, 1, failed[0] if failed else where, seconds, 1)
+
+
+def _pytest(name: str, where: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "tests.faults.detection.with_bug", name, where]
+    return subprocess.run(command, capture_output=True, text=True, check=False)

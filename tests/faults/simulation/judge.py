@@ -26,6 +26,7 @@ from aiokprod.errors import (
     ProducerClosed,
     ProducerFailed,
     ProtocolError,
+    SerializationError,
 )
 from aiokprod.hot.core import murmur2
 from aiokprod.records import RecordMetadata
@@ -381,11 +382,16 @@ class Judge:
         elif isinstance(error, BufferFull | MetadataMissing):
             _demand(attempt.is_immediate, "did not wait: {} {!r}", attempt, error)
             return
+        elif isinstance(error, SerializationError):
+            struck = isinstance(error.__cause__, TimeUp)
+            _demand(struck, "no serializer raises: {} {!r}", attempt, error)
+            return
         self._check_told(attempt, error)
         if took < self.plan.delivery_s:
             given_up = self.plan.options["retries"] < 100
             code = -2 if error.code is None else error.code.number
-            in_doubt = code == Code.OUT_OF_ORDER_SEQUENCE_NUMBER and not error.outcome.definite
+            sequence = code in (Code.OUT_OF_ORDER_SEQUENCE_NUMBER, Code.INVALID_PRODUCER_EPOCH)
+            in_doubt = sequence and not error.outcome.definite
             ends = code in ENDS or in_doubt
             if given_up or ends:
                 self.used["codes" if ends else "retries"] += 1

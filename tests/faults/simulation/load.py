@@ -182,7 +182,7 @@ class Load:
                 handle = self.producer.try_submit(attempt.topic, attempt.value, **attempt.options)
         except (KafkaError, Interrupt, TimeUp) as error:
             attempt.is_struck = isinstance(error, Interrupt | TimeUp)
-            self._end(attempt, error)
+            self._end(attempt, error.with_traceback(None))  # its frames hold what was interrupted
             if attempt.is_struck and injector is None:
                 raise  # through the call that this one is within
             return
@@ -202,7 +202,7 @@ class Load:
                 handle = await stepped(submitting, injector)
             except (KafkaError, Interrupt, TimeUp, asyncio.CancelledError) as error:
                 attempt.is_struck = isinstance(error, Interrupt | TimeUp)
-                self._end(attempt, error)
+                self._end(attempt, error.with_traceback(None))
                 if isinstance(error, asyncio.CancelledError):
                     return
                 continue

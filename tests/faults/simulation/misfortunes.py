@@ -20,6 +20,8 @@ from tests.faults.simulation.strange import strange_answer
 from tests.faults.simulation.temperaments import Temperaments
 
 RETRIABLE = (2, 3, 5, 6, 7, 8, 9, 13, 19, 20, 56, 74, 75, 100, 103)
+FENCED = 47
+"""Of an idempotent producer: brokers that know a higher epoch. It has a remedy, a bump."""
 DEFINITE = (32, 44, 87)
 UNCLEAR = (-1, *UNKNOWN_CODES)
 MAYBE_APPENDED = (-1, 6, 7, 13, 20, *UNKNOWN_CODES)
@@ -258,7 +260,7 @@ class Misfortunes:
         counts = {name: len(topic.partitions) for name, topic in self.cluster.topics.items()}
 
         def react(request: Request) -> faults.Reaction | None:
-            if self.cluster.brokers.get(request.broker_id) is not broker:
+            if request.connection.broker is not broker:
                 return None
             return faults.edit(old)
 
@@ -275,6 +277,8 @@ class Misfortunes:
     def fail(self) -> None:
         where = self._somewhere()
         code = self.rng.choice(self.rng.choice((RETRIABLE, RETRIABLE, DEFINITE, UNCLEAR)))
+        if self.plan.idempotent and self.rng.random() < 0.1:
+            code = FENCED
         append = code in MAYBE_APPENDED and self.rng.random() < 0.5
         times = self.rng.choice((1, 1, 2, 3, 6))
         hint = self.rng.random() < 0.5

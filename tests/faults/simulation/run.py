@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import random
+import warnings
 import zlib
 from collections import Counter
 from dataclasses import dataclass
@@ -67,18 +68,25 @@ def run_seed(seed: int) -> Report:
     loggers = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
-        return run(
-            lambda: Simulation(plan).main(),
-            seed=seed,
-            late_timers_s=plan.late_timers_s,
-            debug=False,
-            collect_garbage=False,
-        )
+        with warnings.catch_warnings():
+            if "interrupt" in plan.menu:  # between a coroutine and its await
+                warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)
+            return _run(plan, seed)
     except BaseException as error:
         error.add_note(f"seed {seed}: {plan}")
         raise
     finally:
         logging.disable(loggers)
+
+
+def _run(plan: Plan, seed: int) -> Report:
+    return run(
+        lambda: Simulation(plan).main(),
+        seed=seed,
+        late_timers_s=plan.late_timers_s,
+        debug=False,
+        collect_garbage=False,
+    )
 
 
 class Simulation:
@@ -157,6 +165,8 @@ class Simulation:
             self.misfortunes.heal_for_good()
             await self._settle_down()
             await self._fresh_records()
+            await self.producer.flush(self.plan.delivery_s)  # what hooks of fresh records sent
+            await self._all_settled(0.0)
             check_idle(self.producer.metrics())
             return
         self.misfortunes.heal_for_good()
@@ -204,6 +214,7 @@ class Simulation:
         # they are retries, each behind five requests that a slow cluster answers one by one.
         replication_s = self.plan.cluster["replication_s"]
         limit = STUCK_S + 12 * self.plan.late_timers_s + (1 + 5) * 5 * replication_s
+        limit += self._connecting_s()
         while pending := self.load.pending():
             left: dict[tuple[str, int | None], set[int]] = {}
             for attempt in pending:
@@ -259,10 +270,16 @@ class Simulation:
         good = not isinstance(attempt.result, BaseException)
         _demand(good and took <= self._recovery_s(), f"a fresh record took {took} s: {attempt}")
 
+    def _connecting_s(self) -> float:
+        """What slow handshakes add: one that is too short, a pause, one that succeeds, and the same
+        again for the leader that the metadata name."""
+        return 4 * self.temperaments.handshake_s
+
     def _recovery_s(self) -> float:
         slow_s: float = self.plan.cluster["replication_s"]
         throttle_s = self.temperaments.throttle_ms / 1000
-        return RECOVERY + 10 * self.plan.late_timers_s + 3 * slow_s + 20 * throttle_s
+        late_s = 10 * self.plan.late_timers_s
+        return RECOVERY + late_s + 3 * slow_s + 20 * throttle_s + self._connecting_s()
 
     # -- judgment -------------------------------------------------------------------------------
 

@@ -15,11 +15,11 @@ OLD_PROFILES = ("0.11", "1.0", "2.4")
 TEMPERAMENTS = (
     "leaderless_without_code", "epochs_missing", "epochs_zero", "no_topic_ids",
     "differing_metadata", "null_in_errors", "errors_after_append", "unknown_codes", "throttling",
-    "slower_than_timeouts", "capped_versions", "old_versions",
+    "slower_than_timeouts", "capped_versions", "old_versions", "slow_handshakes",
 )  # fmt: skip
 """Names of methods of `Temperaments`; two seeds of three have one to three of them."""
 
-HABITS = ("",)
+HABITS = ("serializer", "interceptor", *("",) * 14)
 
 UNKNOWN_CODES = (500, 9_999, -77)
 """Error codes no version of Kafka has."""
@@ -28,7 +28,7 @@ MENU = (
     "kill", "stop", "pause", "move", "controller", "fail", "duplicate", "reset", "blackhole",
     "half_open", "throttle", "stall", "clock", "cancel", "expand", "recreate", "retain", "vanish",
     "stale", "upgrade", "slow", "cut", "trickle", "shrink_limit", "strange", "fast_forward",
-    "wait", "renumber", "lag",
+    "wait", "renumber", "lag", "interrupt", "reenter",
 )  # fmt: skip
 """Names of methods of `Misfortunes`; each seed draws a subset of them (swarm testing)."""
 
@@ -117,6 +117,9 @@ def _temperaments(
     """Drawn from dice of their own, so that they change nothing else about a seed."""
     rng = random.Random(seed * 31 + 17)
     drawn = tuple(rng.sample(TEMPERAMENTS, rng.choice((0, 1, 1, 1, 2, 3))))
+    if "slow_handshakes" in drawn:
+        options["socket_connection_setup_timeout_ms"] = 500
+        options["socket_connection_setup_timeout_max_ms"] = 4_000
     if "old_versions" in drawn:
         cluster["version_profile"] = profile = rng.choice(OLD_PROFILES)
         if profile != "2.4" and options["compression_type"] == "zstd":

@@ -51,6 +51,7 @@ class Temperaments:
     Attributes:
         legality: of each temperament, its docstring.
         throttle_ms: in every answer, 0 if not throttled.
+        handshake_s: seconds until a connection is up, at most, after a failed attempt.
     """
 
     def __init__(self, plan: Plan, cluster: FakeCluster) -> None:
@@ -58,6 +59,7 @@ class Temperaments:
         self.cluster = cluster
         self.rng = random.Random(plan.seed * 104_729 + 7)
         self.throttle_ms = 0
+        self.handshake_s = 0.0
         self._is_calm = False
         self._removers: list[Callable[[], None]] = []
         self._caps: dict[FakeBroker, dict[int, int]] = {}
@@ -118,7 +120,7 @@ class Temperaments:
         silent = len(brokers) == len(self.cluster.brokers)
 
         def change(request: Request, message: Any) -> Any:
-            if self.cluster.brokers.get(request.broker_id) not in brokers:
+            if request.connection.broker not in brokers:
                 return message
             return _each_partition(message, lambda p: dataclasses.replace(p, leader_epoch=-1))
 
@@ -154,7 +156,7 @@ class Temperaments:
         strangers = {one: self.rng.randrange(3) for one in brokers if self.rng.random() < 0.6}
 
         def change(request: Request, message: Any) -> Any:
-            kind = strangers.get(self.cluster.brokers[request.broker_id])
+            kind = strangers.get(request.connection.broker)
             if kind == 0:
                 return dataclasses.replace(message, controller_id=-1)
             if kind == 1:
@@ -200,8 +202,7 @@ class Temperaments:
             codes = [n for n in AFTER_APPEND if n != 56 or request.version >= STORAGE_ERROR_FROM]
             if request.body.acks == -1:
                 codes += AFTER_APPEND_WAITING
-                broker = self.cluster.brokers.get(request.broker_id)
-                if broker is not None and _is_before_2_6(broker.profile):
+                if _is_before_2_6(request.connection.broker.profile):
                     # The partition was moved away from the broker while the answer waited.
                     codes.append(3)
             if self.rng.random() < 0.1:
@@ -270,11 +271,21 @@ class Temperaments:
         late_s = 2 * self.plan.options["request_timeout_ms"] / 1000
 
         def react(request: Request) -> faults.Reaction | None:
-            if self.cluster.brokers.get(request.broker_id) is not broker:
+            if request.connection.broker is not broker:
                 return None
             return faults.answer_late(late_s) if request.api_key != API_VERSIONS else None
 
         self._removers.append(self.cluster.control(api_key, react))
+
+    def slow_handshakes(self) -> None:
+        """ApiVersions are answered late, always: a broker far away or behind a busy proxy, which
+        takes longer than the first attempt to connect may (`seeds.plan_of` sets that limit)."""
+        self.handshake_s = 1.5
+
+        def react(request: Request) -> faults.Reaction | None:
+            return faults.answer_late(0.8)
+
+        self.cluster.control(API_VERSIONS, react)
 
     # -- versions -------------------------------------------------------------------------------
 

@@ -164,7 +164,9 @@ def _exchanges(recording: Recording) -> list[Exchange]:
     for at, frame in _frames(recording.sent, first_byte=True):
         _, api_key, version, correlation_id = _FIXED.unpack_from(frame)
         found.append(Exchange(api_key, version, correlation_id, at, frame))
-    waiting = iter([one for one in found if not _is_unanswered(one)])
+    produced = next((one for one in found if one.api_key == PRODUCE), None)
+    silent = produced is not None and _acks(produced) == 0  # a producer has one acks setting
+    waiting = iter([one for one in found if not (silent and one.api_key == PRODUCE)])
     for at, frame in _frames(recording.received, first_byte=False):
         exchange = next(waiting, None)
         if exchange is None:
@@ -184,12 +186,10 @@ def _exchanges(recording: Recording) -> list[Exchange]:
     return found
 
 
-def _is_unanswered(exchange: Exchange) -> bool:
-    """Brokers do not answer Produce with acks=0."""
-    if exchange.api_key != PRODUCE:
-        return False
+def _acks(exchange: Exchange) -> int:
     _, body = decode_request_header(exchange.frame[4:])
-    return bool(REQUESTS[PRODUCE].decode(body, exchange.version).acks == 0)
+    request: Any = REQUESTS[PRODUCE].decode(body, exchange.version)
+    return int(request.acks)
 
 
 def _frames(
