@@ -161,7 +161,7 @@ cdef class SizedEncoder(Encoder):
     cdef int width
     cdef object null_error
 
-    def __init__(self, int width, null_error):
+    def __cinit__(self, int width, null_error, *more):
         self.width = width
         self.null_error = null_error
 
@@ -224,8 +224,7 @@ cdef class ArrayEncoder(SizedEncoder):
 
     cdef Encoder element
 
-    def __init__(self, int width, null_error, Encoder element not None):
-        super().__init__(width, null_error)
+    def __cinit__(self, int width, null_error, Encoder element not None):
         self.element = element
 
     cdef int write(self, Sink sink, object value) except -1:
@@ -260,7 +259,7 @@ cdef class StructEncoder(Encoder):
     cdef list absent
     cdef object absent_error
 
-    def __init__(self, fields, tagged, absent, absent_error):
+    def __cinit__(self, fields, tagged, absent, absent_error):
         self.names = [name for name, _ in fields]
         self.encoders = [<Encoder?> encoder for _, encoder in fields]
         self.tagged = None if tagged is None else list(tagged)

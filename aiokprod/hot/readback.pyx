@@ -4,6 +4,8 @@
 No Python object per record. Everything read is checked against the bytes that are there.
 """
 
+cimport cython
+
 from libc.stdint cimport int16_t, int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport free, realloc
 from libc.string cimport memcpy
@@ -118,7 +120,7 @@ cdef class RecordColumns:
     cdef readonly Py_ssize_t count
     cdef int32_t _headers
 
-    def __init__(self, *, bint values=True, bint headers=True):
+    def __cinit__(self, *, bint values=True, bint headers=True):
         self._offsets = Column()
         self._timestamps = Column()
         self._producer_ids = Column()
@@ -242,6 +244,7 @@ cdef class RecordColumns:
         return found
 
 
+@cython.auto_pickle(False)  # it would look for the end of a string behind `data`
 cdef class Reader:
     cdef const uint8_t *data
     cdef Py_ssize_t at

@@ -9,7 +9,7 @@ import threading
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from aiokprod.errors import BrokerError, Outcome
@@ -199,6 +199,31 @@ def test_size_bound_is_never_too_small(
     before = desk.core.size
     desk.append(value, key, timestamp, headers)
     assert desk.core.size - before <= record_size_bound(key, value, headers)
+
+
+@given(
+    value=st.sampled_from([None, 0, 63, 64, 8_191, 8_192, 1_048_575, 1_048_576, 1_100_000]),
+    key=st.sampled_from([None, 0, 63, 64, 8_191, 8_192, 1_048_575, 1_048_576]),
+    headers=st.sampled_from([0, 1, 63, 64, 8_191, 8_192]),
+    timestamp=st.sampled_from([0, 2**33, 2**62, 2**63 - 1]),
+    before=st.sampled_from([1, 63, 64, 8_200]),
+)
+@example(value=1_100_000, key=1_100_000, headers=70, timestamp=2**63 - 1, before=8_200)
+@settings(max_examples=60, deadline=None)
+def test_size_bound_holds_at_the_boundaries_of_every_length(
+    value: int | None, key: int | None, headers: int, timestamp: int, before: int
+) -> None:
+    desk = idle_desk()
+    for _ in range(before):
+        desk.append(b"", timestamp=0)
+    size = desk.core.size
+    record = (
+        None if value is None else bytes(value),
+        None if key is None else bytes(key),
+        [("", None)] * headers,
+    )
+    desk.append(*record[:2], timestamp, record[2])
+    assert desk.core.size - size <= record_size_bound(record[1], record[0], record[2])
 
 
 def test_size_bound_refuses_wrong_headers() -> None:

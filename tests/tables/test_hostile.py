@@ -1,0 +1,173 @@
+"""Tables that lie, or change while they are read: refused or a bad row, never memory of others.
+
+What matters here is what AddressSanitizer would see (`make sanitize`)."""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+import threading
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from aiokprod.hot.arrow import DamagedTable, open_table
+from aiokprod.hot.bulk import BulkTracker
+from aiokprod.hot.readback import RowHashes
+from aiokprod.hot.table import TableAppender
+from tests.hot.desk import idle_desk
+from tests.tables.capsules import ARRAY_RELEASE, STREAM_RELEASE, Batches, Column, binary, table
+from tests.tables.test_append import append, bound
+
+HUGE = 2**62
+
+
+@pytest.mark.parametrize(
+    ("kind", "rows"),
+    [("null", rows) for rows in (2**30, 2**31, 2**61, HUGE, 2**63 - 1)]
+    + [("fixed_size_binary[0]", rows) for rows in (2**30, 2**31, 2**57)],
+)
+def test_null_columns_of_any_length_reserve_memory_for_a_slice_only(kind: str, rows: int) -> None:
+    if kind == "null":
+        value = pa.Array.from_buffers(pa.null(), rows, [None])
+    else:
+        value = pa.Array.from_buffers(pa.binary(0), rows, [None, pa.py_buffer(b"")])
+    desk = idle_desk(memory=100_000)
+    done, tracker = append(desk, pa.RecordBatch.from_arrays([value], ["value"]))
+    assert 0 < done < 50_000, "until the memory was short"
+    assert tracker.count == done
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        Column("value", "z", 1, [None, bytes(8), b""], array__length=HUGE),
+        Column("value", "z", 1, [None, bytes(8), b""], array__offset=2**63 - 1),
+        Column("value", "vz", 1, [None, bytes(16), bytes(8)], array__length=2**59),
+        Column("value", "w:0", HUGE, [None, b""]),
+        Column("value", "w:4000000000", 2**40, [None, b""]),
+        Column("value", "w:9223372036854775807", 2, [None, b""]),
+    ],
+    ids=["length", "offset", "views", "no width", "width", "largest width"],
+)
+def test_columns_that_no_memory_can_hold_are_refused(column: Column) -> None:
+    with pytest.raises(DamagedTable, match="no memory can hold"):
+        bound(table(column, length=1))
+
+
+EXTREMES = (-(2**63), -1, 0, 1, 2**63 - 1)
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [(one, other) for one in EXTREMES for other in EXTREMES if not 0 <= one <= other],
+)
+def test_large_offsets_that_run_backwards_are_bad_rows(first: int, second: int) -> None:
+    column = Column("value", "Z", 1, [None, struct.pack("=2q", first, second), b"x"])
+    done, _ = append(idle_desk(), table(column))
+    assert done == 0
+
+
+def test_table_whose_position_does_not_fit_is_refused() -> None:
+    stream = open_table(Batches(table(binary("value", b"x"), array__offset=2**63 - 1)))
+    with pytest.raises(DamagedTable):
+        stream.next()
+
+
+def test_headers_that_grow_while_a_batch_is_opened_are_a_bad_row() -> None:
+    """Another thread may write to the memory of a table: what is measured is measured again."""
+    names, values = b"h", b"v" * 4000
+    ends = ctypes.create_string_buffer(struct.pack("=2i", 0, 1), 8)
+    entries = Column(
+        "entries", "+s", 1, [None],
+        [binary("key", names, format="u"), Column("value", "z", 1, [None, bytes(ends), values])],
+    )  # fmt: skip
+    headers = Column("headers", "+l", 1, [None, struct.pack("=2i", 0, 1)], [entries])
+    exported = table(binary("value", b"x"), headers)
+    inner = entries.kept[0][1]
+    place = ctypes.cast(inner.array.buffers, ctypes.POINTER(ctypes.c_void_p))[1]
+
+    def grow() -> None:
+        ctypes.memmove(place, struct.pack("=2i", 0, 4000), 8)
+
+    desk = idle_desk(limit=200)
+    desk.on_roll = grow
+    done, tracker = append(desk, exported)
+    assert done == tracker.count == 0
+    assert desk.core.size == desk.core.count == 0
+    assert desk.memory.used == 0
+
+
+def test_chunk_whose_release_closes_it_again_is_released_once() -> None:
+    exported = table(binary("value", b"x"))
+    released = []
+
+    def release(array: Any) -> None:
+        released.append("array")
+        chunk.close()
+        array.contents.release = ARRAY_RELEASE()
+
+    kept = exported._keep(ARRAY_RELEASE(release))
+    exported.array.release = kept
+    chunk = open_table(exported).next()
+    assert chunk is not None
+    chunk.close()
+    chunk.close()
+    assert released == ["array"]
+
+
+def test_stream_closed_by_several_threads_is_released_once() -> None:
+    batches = Batches(table(binary("value", b"x")))
+    released = []
+    others = threading.Barrier(3)
+
+    def release(stream: Any) -> None:
+        released.append(threading.get_ident())
+        with_others.wait(1)
+        stream.contents.release = STREAM_RELEASE()
+
+    with_others = threading.Event()
+    kept = STREAM_RELEASE(release)
+    batches.stream.release = kept
+    stream = open_table(batches)
+
+    def close() -> None:
+        others.wait()
+        stream.close()
+        with_others.set()
+
+    threads = [threading.Thread(target=close) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(released) == 1
+
+
+def test_tracker_of_a_closed_chunk_stays_usable() -> None:
+    desk = idle_desk()
+    tracker = BulkTracker()
+    chunk = bound(table(binary("value", b"x", b"y")))
+    assert TableAppender(desk.appender, tracker).append(chunk, desk.topic, 0) == 2
+    chunk.close()
+    desk.core.settle(0)
+    assert [tracker.position(i)[1] for i in range(2)] == [0, 1]
+
+
+def test_row_hashes_of_impossible_sizes_are_refused_and_unaligned_buffers_read() -> None:
+    for count in (2**58 + 1, 2**60, 2**61, 2**63 - 1):
+        with pytest.raises(MemoryError):
+            RowHashes(count)
+    hashes = RowHashes(1)
+    for start in (2**58 + 1, 2**62, 2**63 - 1):
+        with pytest.raises(ValueError, match="offsets buffer is too small"):
+            hashes.binary(None, start, struct.pack("=2i", 0, 1), 4, b"x")
+    totals = set()
+    for shift in range(8):
+        for width, code in ((4, "i"), (8, "q")):
+            ends = memoryview(bytes(shift) + struct.pack(f"=3{code}", 0, 1, 3))[shift:]
+            hashes = RowHashes(2)
+            hashes.binary(None, 0, ends, width, b"xyz")
+            totals.add(hashes.total())
+    assert len(totals) == 1
