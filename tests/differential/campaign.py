@@ -90,10 +90,18 @@ class Campaign:
 
     async def played(self, script: Script) -> dict[str, Evidence]:
         """Play a script to all clients at once, each with a cluster of its own."""
-        found = await asyncio.gather(
-            *[play(script, name, self._client(name)) for name in self._clients]
-        )
+        found = await asyncio.gather(*[self._played_to(script, name) for name in self._clients])
         return {one.client: one for one in found}
+
+    async def _played_to(self, script: Script, name: str) -> Evidence:
+        """Play a script to one client, again if its process ended: another script may have been
+        the reason."""
+        for _ in range(2):
+            evidence = await play(script, name, self._client(name))
+            if not evidence.gone:
+                return evidence
+            await self._processes[name].start()
+        return await play(script, name, self._client(name))
 
     def _client(self, name: str) -> Client:
         return Ours() if name == OURS else Remote(self._processes[name])

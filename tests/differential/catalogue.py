@@ -859,8 +859,8 @@ def backoffs() -> Iterator[Script]:
                 (Send(0), Wait(), ProduceCode(code, None), Send(0), Wait()),
                 (
                     ("retry.backoff.ms", "50"),
-                    ("retry.backoff.max.ms", "200"),
-                    ("delivery.timeout.ms", "3500"),
+                    ("retry.backoff.max.ms", "400"),
+                    ("delivery.timeout.ms", "6000"),
                     ("request.timeout.ms", "2500"),
                 ),
             )

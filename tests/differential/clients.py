@@ -24,6 +24,8 @@ CLIENTS: Final = (OURS, JAVA, LIBRDKAFKA)
 
 TIMEOUT: Final = "timeout"
 HUNG: Final = "hung"
+GONE: Final = "gone"
+"""Label of calls whose process ended."""
 _HERE: Final = Path(__file__).parent
 
 
@@ -194,19 +196,32 @@ class Remote(Client):
 class Process:
     """A process that obeys lines, see `Harness.java`."""
 
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
+    def __init__(self, command: list[str]) -> None:
         self.names = itertools.count()
+        self._command = command
         self._numbers = itertools.count()
-        self._process = process
         self._waiting: dict[str, asyncio.Future[Report]] = {}
-        self._reader = asyncio.get_running_loop().create_task(self._read())
+        self._starting = asyncio.Lock()
+        self._process: asyncio.subprocess.Process
+        self._reader: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Start it, or start it again if it has ended (librdkafka has assertions that fail)."""
+        async with self._starting:
+            if self._reader is not None and not self._reader.done():
+                return
+            pipe = asyncio.subprocess.PIPE
+            self._process = await asyncio.create_subprocess_exec(
+                *self._command, stdin=pipe, stdout=pipe, cwd=_HERE.parents[1]
+            )
+            self._reader = asyncio.get_running_loop().create_task(self._read())
 
     def begin(self, name: str, command: str, arguments: tuple[str, ...]) -> asyncio.Future[Report]:
         """Write a command; the future gets its report."""
         number = str(next(self._numbers))
         future: asyncio.Future[Report] = asyncio.get_running_loop().create_future()
-        if self._reader.done():
-            future.set_result(Report(label="gone", error="gone", message="the process has ended"))
+        if self._reader is None or self._reader.done():
+            future.set_result(Report(label=GONE, error=GONE, message="the process has ended"))
             return future
         self._waiting[number] = future
         assert self._process.stdin is not None
@@ -223,10 +238,13 @@ class Process:
                 future.set_result(_parsed(part[2:]))
         for future in self._waiting.values():
             if not future.done():
-                future.set_result(Report(label="gone", error="gone", message="the process ended"))
+                future.set_result(Report(label=GONE, error=GONE, message="the process ended"))
+        self._waiting.clear()
 
     async def end(self) -> None:
         """Close its input; it ends by itself or is killed."""
+        if self._reader is None:
+            return
         assert self._process.stdin is not None
         self._process.stdin.close()
         try:
@@ -277,20 +295,13 @@ async def processes(clients: tuple[str, ...] = CLIENTS) -> AsyncIterator[dict[st
         try:
             if JAVA in clients:
                 command = await asyncio.to_thread(java_command, Path(scratch))
-                running[JAVA] = await _started(command)
+                running[JAVA] = Process(command)
             if LIBRDKAFKA in clients:
                 module = "tests.differential.librdkafka_harness"
-                running[LIBRDKAFKA] = await _started([sys.executable, "-m", module])
+                running[LIBRDKAFKA] = Process([sys.executable, "-m", module])
+            for process in running.values():
+                await process.start()
             yield running
         finally:
             for process in running.values():
                 await process.end()
-
-
-async def _started(command: list[str]) -> Process:
-    pipe = asyncio.subprocess.PIPE
-    return Process(
-        await asyncio.create_subprocess_exec(
-            *command, stdin=pipe, stdout=pipe, cwd=_HERE.parents[1]
-        )
-    )

@@ -149,6 +149,7 @@ def _java_in_vain(finding: Finding, evidence: dict[str, Evidence]) -> bool:
             any(isinstance(fault, (Odd, Break)) for fault in _script(evidence).faults)
             or bool(deeds(_script(evidence)) & FORGETFUL)
             or _names(_script(evidence), METADATA)
+            or "code 59" in _codes(_script(evidence))
         )
     )
 
@@ -314,13 +315,14 @@ def _no_producer_ids(finding: Finding, evidence: dict[str, Evidence]) -> bool:
     return finding.ours is not None and "older than Kafka 0.11" in finding.ours.message
 
 
-@row("authentication-codes-in-metadata", follows=True)
-def _authentication_codes(finding: Finding, evidence: dict[str, Evidence]) -> bool:
-    """Metadata answered with a code about credentials: ours fails who waits, Java asks again."""
+@row("final-codes-in-metadata", follows=True)
+def _final_codes(finding: Finding, evidence: dict[str, Evidence]) -> bool:
+    """Metadata answered with a code about credentials or versions: ours fails what waits, Java asks
+    again."""
     return (
         finding.kind == "record-failed"
         and finding.ours is not None
-        and finding.ours.error == "AuthenticationError"
+        and finding.ours.error in ("AuthenticationError", "UnsupportedVersion")
         and _names(_script(evidence), METADATA)
     )
 
@@ -349,6 +351,13 @@ def _java_reuses(finding: Finding, evidence: dict[str, Evidence]) -> bool:
     return finding.client == JAVA and finding.kind in (
         "lost", "misplaced", "order", "commit-lost", "commit-part"
     )  # fmt: skip
+
+
+@row("java-trusts-refusals")
+def _java_trusts(finding: Finding, evidence: dict[str, Evidence]) -> bool:
+    """Coordinator requests that were carried out but answered with a code that Java takes for a
+    refusal: an abort after the commit counts as done, an open transaction stays open."""
+    return finding.client == JAVA and finding.kind in ("left-ongoing", "abort-denied")
 
 
 @row("java-stores-twice")

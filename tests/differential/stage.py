@@ -12,7 +12,7 @@ from typing import Any, Final
 from aiokprod.testing.fake_cluster import FakeCluster, Reaction, Request, edit, serve_tcp
 from aiokprod.testing.fake_cluster.control import ProduceFault
 from aiokprod.testing.fake_cluster.transactions import Phase
-from tests.differential.clients import HUNG, JAVA, LIBRDKAFKA, TIMEOUT, Client, Report
+from tests.differential.clients import GONE, HUNG, JAVA, LIBRDKAFKA, TIMEOUT, Client, Report
 from tests.differential.oddities import ACTIONS, EDITS, TRANSACTIONAL_ID, every_log
 from tests.differential.script import (
     API_NAMES,
@@ -113,6 +113,12 @@ class Evidence:
     left_open: int = 0
     seconds: float = 0.0
 
+    @property
+    def gone(self) -> bool:
+        """The client's process ended meanwhile."""
+        reports = [one.report for one in self.sent] + [one.report for one in self.calls]
+        return any(report is not None and report.label == GONE for report in reports)
+
     def values(self, partition: int, *, committed: bool = False) -> list[str]:
         """The story's records in a partition (of all topics of that name), in log order."""
         own = {sent.value for sent in self.sent if not sent.fresh}
@@ -178,6 +184,9 @@ class _Play:
         report = await self._within(
             self._client.begin("open", f"bootstrap.servers={bootstrap}", *arguments)
         )
+        if report.label == GONE:
+            evidence.calls.append(Called("open", report, -1, False))
+            return evidence
         if not report.ok:
             raise RuntimeError(f"{evidence.client} could not be opened: {report}")
         for step in self._script.steps:
