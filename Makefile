@@ -135,9 +135,14 @@ mutants: $(VENV)/.test
 in-flight: $(VENV)/.test
 	$(PY) -m tests.faults.in_flight
 
-# Needs a JDK (17 or newer) and Maven, which fetches Kafka's jars once.
+# Needs a JDK (17 or newer) and Maven, which fetches Kafka's jars once. The catalogue, then random
+# scripts, then ten known defects, each put back and to be found.
+GENERATED := 0
+SEED      := 1
 differential: $(VENV)/.test
 	$(PY) -m tests.differential
+	$(if $(filter-out 0,$(GENERATED)),$(PY) -m tests.differential --generated $(GENERATED) --seed $(SEED))
+	$(PY) -m tests.differential --detect
 
 fuzz: $(VENV)/.test
 	$(PY) -m tests.fuzz --executions $(EXECUTIONS)

@@ -116,7 +116,15 @@ def produce_codes() -> Iterator[Script]:
                         mode,
                         story(mode, fault),
                         _limits(times),
+                        delivers=times is not None and _delivered(code, append, mode),
                     )
+
+
+def _delivered(code: int, append: bool, mode: Mode) -> bool:
+    """Records are delivered in spite of one or two answers with this code."""
+    if mode == "idempotent" and code == Code.INVALID_PRODUCER_EPOCH:
+        return not append
+    return mode in ("idempotent", "plain") and code in RETRIABLE
 
 
 def produce_codes_rest() -> Iterator[Script]:

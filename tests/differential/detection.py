@@ -16,6 +16,7 @@ from aiokprod.engine.batch import ProducerBatch
 from aiokprod.engine.idempotence import Idempotent
 from aiokprod.engine.metadata_merge import ResponseMerger
 from aiokprod.engine.outcome import SequenceAdvice
+from aiokprod.engine.producer_state import NonIdempotent, WithoutTransactions
 from aiokprod.engine.sender import Sender
 from aiokprod.engine.transaction_states import Call
 from aiokprod.errors import Code, NetworkError, Outcome
@@ -137,6 +138,12 @@ def backoff_without_jitter_at_its_maximum(patch: pytest.MonkeyPatch) -> None:
         return float(min(base * rng.uniform(1 - self.jitter, 1 + self.jitter), self.maximum))
 
     patch.setattr(backoff.ExponentialBackoff, "after", after)
+
+
+@defect("produce-codes")
+def refusals_end_a_producer_without_idempotence(patch: pytest.MonkeyPatch) -> None:
+    """CLUSTER_AUTHORIZATION_FAILED and UNSUPPORTED_VERSION ended producers of any kind."""
+    patch.setattr(NonIdempotent, "on_fatal", WithoutTransactions.on_fatal)
 
 
 @defect("produce-codes")

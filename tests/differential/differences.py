@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.differential.clients import HUNG, JAVA, LIBRDKAFKA, OURS, TIMEOUT, Report
-from tests.differential.judge import FORGETFUL, Finding, deeds, endless
+from tests.differential.judge import FORGETFUL, Finding, deeds, endless, lies_about_append
 from tests.differential.oddities import EDITS
 from tests.differential.script import (
     ADD_OFFSETS,
@@ -325,6 +325,14 @@ def _final_codes(finding: Finding, evidence: dict[str, Evidence]) -> bool:
         and finding.ours.error in ("AuthenticationError", "UnsupportedVersion")
         and _names(_script(evidence), METADATA)
     )
+
+
+@row("after-a-false-refusal", follows=True)
+def _after_a_lie(finding: Finding, evidence: dict[str, Evidence]) -> bool:
+    """A broker that appended a batch answered with a code that brokers check before the append:
+    whatever follows from the second copy."""
+    kinds = ("call-failed", "call-order", "call-ok", "record-failed", "record-acked")
+    return finding.kind in kinds and lies_about_append(_script(evidence))
 
 
 # -- requests -------------------------------------------------------------------------------------

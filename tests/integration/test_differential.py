@@ -19,7 +19,7 @@ NAMED = frozenset(
         "produce/31/once/not/plain",
         "produce/35/once/not/plain",
         "produce/47/once/not/idempotent",
-        "odd/leader-minus-1/once/first/idempotent",
+        "odd/leader-minus-1/twice/moved/idempotent",
         "epochs/-1/move-leader/no-hints/idempotent",
         "move/2.8/recreate-elsewhere/no-ids",
         "coordinator/not-in-metadata/twice/tv2",
