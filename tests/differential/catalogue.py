@@ -553,6 +553,9 @@ def odd_metadata() -> Iterator[Script]:
     """Stale and strange metadata, first and later."""
     for what in METADATA_EDITS:
         for times in (1, 2, None):
+            racy = ""
+            if what == "leader-other" and times is None:
+                racy = "the repetition leaves before or after the wrong leader is told"
             for mode in MODES:
                 yield Script(
                     f"odd/{what}/{_count(times)}/first/{mode}",
@@ -569,6 +572,7 @@ def odd_metadata() -> Iterator[Script]:
                     mode,
                     story(mode, Odd(what, times), ProduceCode(6, 1, hint=False)),
                     _limits(times),
+                    racy=racy,
                 )
                 yield Script(
                     f"odd/{what}/{_count(times)}/moved/{mode}",

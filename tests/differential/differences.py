@@ -13,6 +13,7 @@ from tests.differential.oddities import EDITS
 from tests.differential.script import (
     ADD_OFFSETS,
     ADD_PARTITIONS,
+    API_VERSIONS,
     END_TXN,
     FIND_COORDINATOR,
     INIT_PRODUCER_ID,
@@ -212,7 +213,11 @@ def _java_fails_others(finding: Finding, evidence: dict[str, Evidence]) -> bool:
     return (
         finding.kind in ("record-acked", "call-ok")
         and java is not None
-        and java.label in _codes(_script(evidence)) - {"code 47"}
+        and (
+            java.label in _codes(_script(evidence)) - {"code 47"}
+            or "code 8" in _codes(_script(evidence))
+            or (java.label == "code 35" and _names(_script(evidence), API_VERSIONS))
+        )
     )
 
 
@@ -306,6 +311,27 @@ def _unexpected_add_partitions(finding: Finding, evidence: dict[str, Evidence]) 
         and _names(_script(evidence), ADD_PARTITIONS)
         and finding.ours is not None
         and finding.ours.error == "FatalTransactionError"
+    )
+
+
+@row("coordinator-without-address", follows=True)
+def _no_address(finding: Finding, evidence: dict[str, Evidence]) -> bool:
+    """FindCoordinator names a node without a host: Java takes its connection to that node."""
+    return finding.kind == "call-failed" and any(
+        isinstance(fault, Odd) and fault.what == "coordinator-empty-host"
+        for fault in _script(evidence).faults
+    )
+
+
+@row("fenced-by-old-brokers", follows=True)
+def _fenced_by_old(finding: Finding, evidence: dict[str, Evidence]) -> bool:
+    """INVALID_PRODUCER_EPOCH in a transaction, from brokers that cannot bump an epoch."""
+    script = _script(evidence)
+    return (
+        finding.kind in ("dead", "call-failed")
+        and script.transactional
+        and script.profile in ("1.0", "2.1")
+        and "code 47" in _codes(script)
     )
 
 

@@ -38,6 +38,7 @@ FORGETFUL: Final = frozenset({"forget-producers", "retain", "recreate", "recreat
 """What makes brokers forget the producers that they know duplicates by."""
 
 DUPLICATE_SEQUENCE: Final = 46
+CONCURRENT_TRANSACTIONS: Final = 51
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,11 @@ def lies_about_transaction(script: Script, *apis: int) -> bool:
         isinstance(fault, ApiCode)
         and fault.api in apis
         and fault.process
-        and fault.code in CHECKED_BEFORE_END
+        and (
+            fault.code in CHECKED_BEFORE_END
+            # EndTxn gets it also while an earlier copy is being carried out.
+            or (fault.code == CONCURRENT_TRANSACTIONS and fault.api != END_TXN)
+        )
         for fault in script.faults
     )
 
@@ -207,8 +212,10 @@ def _ordered(evidence: Evidence) -> Found:
 
 def _transactions(evidence: Evidence) -> Found:
     """What commit and abort were said to have done is what readers see."""
-    if not evidence.script.transactional or deeds(evidence.script) & FORGETFUL:
+    if not evidence.script.transactional:
         return
+    if deeds(evidence.script) & {*FORGETFUL, "forget-transactions"}:
+        return  # what nobody will end any more hides what comes after it
     lied = lies_about_transaction(evidence.script, END_TXN, ADD_PARTITIONS, ADD_OFFSETS)
     for ended in () if lied else evidence.left_ongoing:
         yield "left-ongoing", f"{ended} was reported, the coordinator has it open"
