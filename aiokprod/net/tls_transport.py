@@ -163,8 +163,8 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
         self._closing = self._lost = True
         if self._protocol is not None:
             self._protocol.connection_lost(self._error or exc)
-        else:
-            self._refuse(exc or ConnectionResetError("the peer closed the connection"))
+        # Also if there is a protocol: its `connection_made` may have raised.
+        self._refuse(exc or ConnectionResetError("the peer closed the connection"))
 
     def pause_writing(self) -> None:
         if self._protocol is not None:

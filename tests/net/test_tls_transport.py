@@ -306,6 +306,28 @@ def test_cancelled_handshake_closes_the_socket(run, tmp_path):
     run(main)
 
 
+def test_dial_ends_with_the_connection_if_connection_made_raises(run, tmp_path):
+    class Raising(asyncio.Protocol):
+        def connection_made(self, transport: Any) -> None:
+            raise RuntimeError("as a signal handler may")
+
+    async def main() -> None:
+        client, server = contexts(tmp_path)
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda loop, context: None)
+        serving = await loop.create_server(asyncio.Protocol, "127.0.0.1", 0, ssl=server)
+        port = serving.sockets[0].getsockname()[1]
+        with pytest.raises((DialError, RuntimeError)):
+            async with asyncio.timeout(5.0):
+                await TcpDialer().connect(
+                    Raising, "127.0.0.1", port, tls=client, server_hostname="broker.test"
+                )
+        serving.close()
+        await serving.wait_closed()
+
+    run(main)
+
+
 def test_small_neighbours_share_a_record_and_large_chunks_are_not_copied():
     large = bytes(20000)
     assert list(_records([])) == []
