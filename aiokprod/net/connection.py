@@ -304,6 +304,8 @@ class Connection(asyncio.Protocol):
             failure.__cause__ = error
             self.channel.fail(CloseReason.SEND_FAILED, failure)
             return
+        if transport.is_closing():
+            return  # the write failed, and its buffer is empty for that; `connection_lost` follows
         if not self._paused and transport.get_write_buffer_size():
             # `writelines` of CPython 3.12.0-3.12.8 and 3.13.0-3.13.1 forgets to pause
             # (CVE-2024-12254); setting the limits makes the transport look again.

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from aiokprod.errors import Outcome
 from aiokprod.net.channel import KafkaChannel
 from aiokprod.net.connection import Connection
 from aiokprod.net.in_flight import Response
@@ -281,6 +282,17 @@ def test_broker_that_vanishes_fails_requests(run):
         done = pair.send(BIG)
         pair.broker.close()
         assert (await done).error is not None
+        await pair.owner.until(lambda: pair.connection.gone)
+
+    run(main)
+
+
+def test_request_without_answer_whose_write_fails_does_not_count_as_written(run):
+    async def main(pair: Pair) -> None:
+        pair.sock.shutdown(socket.SHUT_WR)  # from now on every write fails with EPIPE
+        error = (await pair.send(100, acks=0)).error
+        assert error is not None
+        assert error.outcome is Outcome.UNKNOWN
         await pair.owner.until(lambda: pair.connection.gone)
 
     run(main)
