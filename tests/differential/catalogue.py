@@ -456,15 +456,12 @@ def moves() -> Iterator[Script]:
             for number in (1, 2, 3):
                 for hints in (True, False):
                     quiet: tuple[Step, ...] = () if hints else (Odd("produce-no-hints", None),)
-                    back: tuple[Step, ...] = ()
-                    if event == "take-leader":
-                        back = (When(METADATA, Do("give-leader"), 2),)
                     brokers = 3 if event == "kill-leader" else 2
                     yield Script(
                         f"move/{event}/at-{number}/{'hints' if hints else 'no-hints'}/{mode}",
                         "moves",
                         mode,
-                        story(mode, *quiet, When(PRODUCE, Do(event), number), *back, count=4),
+                        story(mode, *quiet, When(PRODUCE, Do(event), number), count=4),
                         brokers=brokers,
                     )
             for code in (6, 3, 7, 20, 56):
@@ -475,7 +472,6 @@ def moves() -> Iterator[Script]:
                     story(
                         mode,
                         When(PRODUCE, Do(event), 2),
-                        *([When(METADATA, Do("give-leader"), 2)] if event == "take-leader" else []),
                         ProduceCode(code, 1, True),
                         count=3,
                     ),

@@ -112,6 +112,8 @@ def _timeout_or_last_answer(finding: Finding, evidence: dict[str, Evidence]) -> 
     labels = {errors[0].label, errors[1].label}
     if labels == {TIMEOUT, "code 7"}:
         return True  # Java has one class for both
+    if labels == {TIMEOUT, "code 35"}:
+        return _names(_script(evidence), API_VERSIONS)  # a broker that offers too little
     return TIMEOUT in labels and endless(_script(evidence))
 
 
@@ -225,7 +227,7 @@ def _java_fails_others(finding: Finding, evidence: dict[str, Evidence]) -> bool:
 def _java_gap(finding: Finding, evidence: dict[str, Evidence]) -> bool:
     """After a batch that failed Java's next one may be out of sequence; ours begins a new epoch."""
     return (
-        finding.kind == "record-acked"
+        finding.kind in ("record-acked", "record-error")
         and finding.java is not None
         and finding.java.label == "code 45"
     )

@@ -73,8 +73,10 @@ def composed(seed: int, number: int) -> Script:
         steps.insert(rng.randint(0, len(steps) - 1), fault)
     silent = any(isinstance(one, Break) and one.how == "silent" for one in faults)
     settings = SILENT if silent else ()
+    racy = ""
     if not transactional and rng.random() < 0.1:
         settings = (*settings, ("retries", str(rng.randint(1, 3))))
+        racy = "which attempt is the last one depends on what comes first"
     return Script(
         f"generated/{seed}/{number}",
         "generated",
@@ -84,6 +86,7 @@ def composed(seed: int, number: int) -> Script:
         profile,
         batching=rng.random() < 0.25,
         brokers=rng.choice((2, 2, 3)),
+        racy=racy,
     )
 
 
@@ -181,5 +184,3 @@ def _deed(rng: random.Random) -> Iterator[Fault]:
     what = rng.choice(DEEDS)
     partition = rng.choice((0, 0, 1))
     yield When(PRODUCE, Do(what, partition), rng.randint(1, 4))
-    if what == "take-leader":
-        yield When(METADATA, Do("give-leader", partition), 2)

@@ -17,6 +17,7 @@ from tests.differential.oddities import ACTIONS, EDITS, TRANSACTIONAL_ID, every_
 from tests.differential.script import (
     API_NAMES,
     GROUP,
+    METADATA,
     PRODUCE,
     TOPIC,
     ApiCode,
@@ -219,7 +220,7 @@ class _Play:
         elif isinstance(step, Call):
             await self._transactional(step.name)
         elif isinstance(step, Do):
-            ACTIONS[step.what](self._cluster, step)
+            self._do(step)
         else:
             self._install(step)
 
@@ -326,6 +327,7 @@ class _Play:
                 evidence.alive = sent.report is not None and sent.report.ok
             if evidence.alive:
                 return
+            await asyncio.sleep(0.1)  # what a client has asked for may be on its way
 
     async def _fresh_transaction(self) -> bool:
         ready = any(one.name == "init" and one.report.ok for one in self._evidence.calls)
@@ -381,7 +383,13 @@ class _Play:
                 watcher[1] -= 1
                 if watcher[1] == 0:
                     self._watchers.remove(watcher)
-                    ACTIONS[watcher[2].what](self._cluster, watcher[2])
+                    self._do(watcher[2])
+
+    def _do(self, do: Do) -> None:
+        ACTIONS[do.what](self._cluster, do)
+        if do.what == "take-leader":
+            # Whoever asks a second time finds one.
+            self._watchers.append([METADATA, 2, Do("give-leader", do.partition)])
 
     def _install(self, fault: Any) -> None:
         cluster = self._cluster
