@@ -12,6 +12,8 @@
 #   make differential               7 600 scripts beside the Java producer (GENERATED=n SEED=s)
 #   make in-flight                  65 536 fates of five batches in flight
 #   make fuzz                       10 million damaged answers and streams (EXECUTIONS=…)
+#   make interrupts                 a million exceptions of signal handlers in calls (INTERRUPTS=…)
+#   make sanitize                   the compiled core under ASan and UBSan (EXECUTIONS=… INTERRUPTS=…)
 #   make chaos                      21 faults on three real nodes, 3 runs each (FAULTS=… RUNS=…)
 #   make soak HOURS=0.5             steady load with faults; nothing may grow (RATE=… records/s)
 #   make transactions               10 000 seeds; the copier of Kafka's suite, 3 runs on 3 clusters
@@ -33,7 +35,7 @@ INPUTS := pyproject.toml setup.py $(wildcard aiokprod/hot/*.pyx aiokprod/hot/*.p
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test lint unit bench integration supply release-checks kerberos reauth \
-    simulate detection mutants in-flight fuzz chaos soak contrast transactions spark-test spark-campaign spark-demo bench-spark \
+    simulate detection mutants in-flight fuzz interrupts sanitize chaos soak contrast transactions spark-test spark-campaign spark-demo bench-spark \
     bench-core bench-columns clean
 
 help:
@@ -146,6 +148,16 @@ differential: $(VENV)/.test
 
 fuzz: $(VENV)/.test
 	$(PY) -m tests.fuzz --executions $(EXECUTIONS)
+
+# Exceptions at random bytecodes of submit, try_submit, send and send_many.
+INTERRUPTS := 1000000
+
+interrupts: $(VENV)/.test
+	$(PY) -W ignore -m tests.hot.interrupts --executions $(INTERRUPTS)
+
+# Builds its own extensions in build/sanitize; needs gcc with libasan and libubsan.
+sanitize: $(VENV)/.test
+	$(PY) .ci/sanitize.py --fuzz $(EXECUTIONS) --interrupts $(INTERRUPTS)
 
 FAULTS := all
 RUNS   := 3

@@ -1,5 +1,6 @@
 """Builds the compiled core; everything else is in pyproject.toml."""
 
+import os
 import sys
 from pathlib import Path
 
@@ -8,6 +9,8 @@ from setuptools import Extension, setup
 
 HOT = Path("aiokprod/hot")
 OPTIMISE = ["/O2"] if sys.platform == "win32" else ["-O3"]
+if "AIOKPROD_CFLAGS" in os.environ:  # instead: they come last and win over CFLAGS
+    OPTIMISE = os.environ["AIOKPROD_CFLAGS"].split()
 
 # Every .pxd is a dependency of every module: a stale extension beside an edited
 # declaration would win silently.

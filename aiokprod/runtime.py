@@ -266,7 +266,11 @@ class Runtime:
             "close it and create a new one"
         )
         failure.__cause__ = cause
-        self._stop_with(failure)
+        try:
+            self._stop_with(failure)
+        except BaseException:  # a signal handler raised once more
+            self._stop_with(failure)
+            raise
         for task in self._tasks:
             task.cancel()
 

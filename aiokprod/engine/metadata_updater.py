@@ -98,6 +98,7 @@ class MetadataUpdater:
 
     def wake(self) -> None:
         """Something changed: a connection, a wish for metadata. Cheap; may be called in excess."""
+        self._wake.clear()  # an earlier `set` may have been interrupted before it woke anybody
         self._wake.set()
 
     def on_network(self) -> None:

@@ -13,9 +13,9 @@ from cpython.ref cimport PyObject
 from cpython.pycapsule cimport PyCapsule_GetPointer, PyCapsule_IsValid
 from libc.string cimport memset, strlen
 
-ctypedef PyObject* (*newfunc)(PyObject*, PyObject*, PyObject*) noexcept
-
 cdef extern from "Python.h":
+    ctypedef struct PyTypeObject
+    ctypedef PyObject* (*newfunc)(PyTypeObject*, PyObject*, PyObject*) noexcept
     ctypedef struct PyTypeObject:
         newfunc tp_new
         void* tp_vectorcall
@@ -544,7 +544,7 @@ cdef class Stream:
             self.release()
 
 
-cdef PyObject* refuse_new(PyObject* type_, PyObject* args, PyObject* kwargs) noexcept:
+cdef PyObject* refuse_new(PyTypeObject* kind, PyObject* args, PyObject* kwargs) noexcept:
     """`tp_new` for everybody else, subclasses included; this module calls Cython's own."""
     PyErr_SetObject(TypeError, "chunks and streams come from open_table")
     return NULL

@@ -29,11 +29,11 @@ from aiokprod.hot.encode cimport (
 
 ctypedef PyObject* (*iternext)(PyObject*) noexcept
 ctypedef int (*sendfunc)(PyObject*, PyObject*, PyObject**) except -1
-ctypedef PyObject* (*newfunc)(PyObject*, PyObject*, PyObject*) noexcept
-
 cdef extern from "Python.h":
     ctypedef struct PyAsyncMethods:
         sendfunc am_send
+    ctypedef struct PyTypeObject
+    ctypedef PyObject* (*newfunc)(PyTypeObject*, PyObject*, PyObject*) noexcept
     ctypedef struct PyTypeObject:
         newfunc tp_new
         void* tp_vectorcall
@@ -840,7 +840,7 @@ cdef Delivery new_delivery(BatchCore core, int32_t index):
     return delivery
 
 
-cdef PyObject* refuse_new(PyObject* type_, PyObject* args, PyObject* kwargs) noexcept:
+cdef PyObject* refuse_new(PyTypeObject* kind, PyObject* args, PyObject* kwargs) noexcept:
     """`tp_new` for everybody else, subclasses included; this module calls Cython's own."""
     PyErr_SetObject(TypeError, "deliveries are made by producer.submit and try_submit")
     return NULL

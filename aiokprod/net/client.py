@@ -79,7 +79,7 @@ class NetworkClient:
         on_throttle: Callable[[int, float], None] | None = None,
         on_connection_opened: Callable[[int], None] | None = None,
         on_connection_closed: Callable[[int, KafkaError | None], None] | None = None,
-        on_callback_error: Callable[[Exception], None] | None = None,
+        on_callback_error: Callable[[BaseException], None] | None = None,
         client_id: str | None = None,
         software_version: str = "unknown",
         authenticator: Callable[[Node], Authenticator] | None = None,
@@ -440,7 +440,7 @@ class NetworkClient:
         """ConnectionOwner: nothing of it is left in the loop."""
         self._forget_if_gone(connection)
 
-    def callback_failed(self, error: Exception) -> None:
+    def callback_failed(self, error: BaseException) -> None:
         """ConnectionOwner: a bug above the network. The connection goes on; the engine decides."""
         if self._on_callback_error is not None:
             self._on_callback_error(error)
@@ -473,8 +473,10 @@ class NetworkClient:
     def _deliver(self, on_done: OnDone, response: Response) -> None:
         try:
             on_done(response)
-        except Exception as error:
+        except BaseException as error:
             self.callback_failed(error)
+            if not isinstance(error, Exception):
+                raise  # of a signal handler, such as KeyboardInterrupt
 
     def _check_process(self) -> None:
         if os.getpid() != self._pid:

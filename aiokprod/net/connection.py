@@ -83,7 +83,7 @@ class ConnectionOwner(Protocol):
     def transport_closed(self, connection: Connection) -> None:
         """The transport is gone; nothing of this connection is left in the loop."""
 
-    def callback_failed(self, error: Exception) -> None:
+    def callback_failed(self, error: BaseException) -> None:
         """A completion callback raised: a bug above the network."""
 
 
@@ -362,8 +362,10 @@ class Connection(asyncio.Protocol):
         assert request.on_done is not None
         try:
             request.on_done(response)
-        except Exception as error:
+        except BaseException as error:
             self._owner.callback_failed(error)
+            if not isinstance(error, Exception):
+                raise  # of a signal handler, such as KeyboardInterrupt
 
     def _become_ready(self, event: Ready) -> None:
         lifetime = self.channel.session_lifetime_s

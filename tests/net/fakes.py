@@ -170,5 +170,5 @@ class Recorder:
     def transport_closed(self, connection: Any) -> None:
         self.log.append(("gone",))
 
-    def callback_failed(self, error: Exception) -> None:
+    def callback_failed(self, error: BaseException) -> None:
         self.log.append(("callback failed", error))

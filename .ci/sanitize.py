@@ -1,0 +1,145 @@
+"""The compiled core under AddressSanitizer and UndefinedBehaviorSanitizer.
+
+    python .ci/sanitize.py --fuzz 10000000 --interrupts 1000000
+
+Builds instrumented extensions in a copy of the tree (build/sanitize), so that the normal ones stay
+as they are, and runs there, in this order: tests/hot and tests/tables, the fuzzers, interrupted
+calls. Ends with 1 if one of them fails or a sanitizer reports anything, in whatever process.
+
+Needs gcc with its libasan and libubsan. Leaks are not looked for: CPython keeps memory until exit.
+Left out: tests/tables/test_libraries.py, because polars and duckdb bring allocators and exceptions
+of their own, which libasan does not know.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Final
+
+ROOT: Final = Path(__file__).resolve().parent.parent
+COPY: Final = ROOT / "build" / "sanitize"
+REPORTS: Final = COPY / "reports"
+PARTS: Final = ("aiokprod", "tests", "benchmarks", "examples", "docs")
+FILES: Final = ("conftest.py", "pyproject.toml", "setup.py", "README.md", "DESIGN.md")
+FLAGS: Final = "-O1 -g1 -fno-omit-frame-pointer -fsanitize=address,undefined " \
+    "-fno-sanitize-recover=undefined"  # fmt: skip
+PYTEST: Final = (
+    "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/hot", "tests/tables",
+    "--ignore=tests/tables/test_libraries.py",
+)  # fmt: skip
+
+
+def library(name: str) -> str:
+    """Where gcc has a library."""
+    found = subprocess.run(
+        ["gcc", f"-print-file-name={name}"], capture_output=True, text=True, check=True
+    ).stdout.strip()
+    if not os.path.isabs(found):
+        raise SystemExit(f"sanitize: gcc has no {name}: install its sanitizers (Debian: libasan8)")
+    return os.path.realpath(found)
+
+
+def copy_tree() -> None:
+    """What is in the work tree now, without built extensions. Unchanged files keep their times, so
+    that only what was edited is compiled again."""
+    for part in PARTS:
+        source, target = ROOT / part, COPY / part
+        wanted = set()
+        for path in source.rglob("*"):
+            relative = path.relative_to(source)
+            if path.suffix in (".c", ".so", ".pyc") or "__pycache__" in relative.parts:
+                continue
+            wanted.add(relative)
+            if path.is_file():
+                (target / relative).parent.mkdir(parents=True, exist_ok=True)
+                _copy(path, target / relative)
+        for path in target.rglob("*"):
+            built = path.suffix in (".c", ".so", ".pyc") or "__pycache__" in path.parts
+            if path.is_file() and not built and path.relative_to(target) not in wanted:
+                path.unlink()
+    for name in FILES:
+        _copy(ROOT / name, COPY / name)
+
+
+def _copy(source: Path, target: Path) -> None:
+    if not target.exists() or source.read_bytes() != target.read_bytes():
+        shutil.copyfile(source, target)
+
+
+def build() -> None:
+    """Compile the extensions with the sanitizers."""
+    environment = os.environ | {"AIOKPROD_CFLAGS": FLAGS, "LDFLAGS": "-fsanitize=address,undefined"}
+    command = [sys.executable, "setup.py", "--quiet", "build_ext", "--inplace", "--parallel", "2"]
+    subprocess.run(command, cwd=COPY, env=environment, check=True)
+
+
+def run(*arguments: str) -> bool:
+    """Run Python on the copy; True if it ended well and no sanitizer reported anything."""
+    started = time.monotonic()
+    preload = [library("libasan.so"), library("libubsan.so"), library("libstdc++.so")]
+    environment = os.environ | {
+        "LD_PRELOAD": ":".join(preload),
+        "PYTHONPATH": str(COPY),
+        "PYTHONMALLOC": "malloc",
+        "ASAN_OPTIONS": "detect_leaks=0:allocator_may_return_null=1:max_allocation_size_mb=65536:"
+        f"log_path={REPORTS}/asan",
+        "UBSAN_OPTIONS": f"print_stacktrace=1:halt_on_error=1:log_path={REPORTS}/ubsan",
+    }
+    print("sanitize: python", *arguments, flush=True)
+    done = subprocess.run([sys.executable, *arguments], cwd=COPY, env=environment)
+    reports = found_reports()
+    for report in reports:
+        print(f"sanitize: {report.name}\n{report.read_text(errors='replace')[:6000]}")
+    print(
+        f"sanitize: status {done.returncode}, {len(reports)} reports, "
+        f"{time.monotonic() - started:.0f} s",
+        flush=True,
+    )
+    return done.returncode == 0 and not reports
+
+
+def found_reports() -> list[Path]:
+    """Reports of errors. libasan also writes a warning for an allocation that it refuses, which
+    tests ask for on purpose."""
+    return [
+        path
+        for path in sorted(REPORTS.iterdir())
+        if "ERROR: " in (text := path.read_text(errors="replace")) or "runtime error" in text
+    ]
+
+
+def main() -> int:
+    """Run what the command line asks for."""
+    parser = argparse.ArgumentParser(description="the compiled core under the sanitizers")
+    parser.add_argument("--fuzz", type=int, default=10_000_000, help="damaged answers")
+    parser.add_argument("--interrupts", type=int, default=1_000_000, help="exceptions in calls")
+    parser.add_argument("--no-tests", action="store_true", help="only the two above")
+    parser.add_argument("--no-build", action="store_true", help="as it was built before")
+    arguments = parser.parse_args()
+    COPY.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(REPORTS, ignore_errors=True)
+    REPORTS.mkdir()
+    if not arguments.no_build:
+        copy_tree()
+        build()
+    runs = [] if arguments.no_tests else [PYTEST]
+    if arguments.fuzz:
+        runs.append(("-m", "tests.fuzz", "--executions", str(arguments.fuzz)))
+    if arguments.interrupts:
+        executions = ("--executions", str(arguments.interrupts))
+        runs.append(("-W", "ignore", "-m", "tests.hot.interrupts", *executions))
+    good = True
+    for run_arguments in runs:
+        good = run(*run_arguments) and good
+    print(f"sanitize: {'clean' if good else 'NOT clean'}")
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
