@@ -115,7 +115,7 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
             view = memoryview(data)
             while view:
                 try:
-                    written = self._tls.write(view)
+                    written = self._tls.write(view[:_SLICE])
                 except ssl.SSLWantReadError:
                     raise ConnectionError(
                         "the broker asks for TLS renegotiation, which is not supported"

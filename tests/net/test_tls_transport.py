@@ -138,6 +138,31 @@ def test_everything_written_arrives_in_order_and_answers_come_back(run, tmp_path
     run(main)
 
 
+def test_large_chunk_is_encrypted_and_handed_on_in_slices(run, tmp_path):
+    class Sizes:
+        """The plain transport, which notes what it is given."""
+
+        def __init__(self, plain: Any) -> None:
+            self.plain = plain
+            self.sizes: list[int] = []
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.plain, name)
+
+        def write(self, data: bytes) -> None:
+            self.sizes.append(len(data))
+            self.plain.write(data)
+
+    async def main() -> None:
+        async with session(tmp_path) as (transport, _, _):
+            transport._plain = plain = Sizes(transport._plain)
+            transport.write(bytes(4 << 20))
+            assert sum(plain.sizes) > 4 << 20
+            assert max(plain.sizes) < 300_000
+
+    run(main)
+
+
 def test_paused_means_that_ciphertext_waits_in_the_process(run, tmp_path):
     async def main() -> None:
         async with session(tmp_path) as (transport, protocol, peer):
