@@ -75,6 +75,8 @@ cdef class BatchCore:
                         int32_t first, int32_t stop, set skip) except -1
     cdef int release_buffer(self) except -1
     cdef list divide(self, bytes payload, list bounds, list offsets)
+    cdef bint take_out(self, int32_t index) except -1
+    cdef int tell_if_emptied(self) except -1
     cdef int watch(self, Delivery delivery) except -1
     cdef int wake(self) except -1
     cdef BatchCore locate(self, int32_t* index)

@@ -130,8 +130,8 @@ cdef class Reservation:
     an interrupted caller still holds is given back when the object is dropped.
     """
 
-    def __init__(self, MemoryBudget budget not None):
-        self.budget = budget
+    def __cinit__(self, MemoryBudget budget not None):
+        self.budget = budget  # not in `__init__`: `grant` writes to it without a look
 
     def grant(self, int64_t size):
         """Take `size` bytes of the budget."""
@@ -146,8 +146,8 @@ cdef class Reservation:
         return size
 
     def __del__(self):
-        self.budget.used -= self.size
-        self.size = 0
+        if self.size:  # else it may have been refused, and has no budget
+            self.give_back()
 
 
 cdef Py_ssize_t headers_encoded_size(object headers, int32_t* count) except -2:
@@ -512,14 +512,24 @@ cdef class BatchCore:
         False if it is too late, or if the batch is a part of another: brokers may know its records
         by their sequence numbers.
         """
+        if not self.take_out(index):
+            return False
+        self.tell_if_emptied()
+        return True
+
+    cdef bint take_out(self, int32_t index) except -1:
+        """The step of `withdraw` that nothing can interrupt."""
         if self.state > S_SEALED or self.is_part:
             return False
         if self.withdrawn is None:
             self.withdrawn = []
         insort(self.withdrawn, index)
+        return True
+
+    cdef int tell_if_emptied(self) except -1:
         if self.owner is not None and len(self.withdrawn) == self.count:
             self.owner.on_emptied()
-        return True
+        return 0
 
     cdef int release_buffer(self) except -1:
         Py_XDECREF(self.buffer)
@@ -742,13 +752,17 @@ cdef class Delivery:
         cdef Callbacks callbacks
         if self.done():
             return False
-        self.is_cancelled = True
-        self.is_withdrawn = self.core.withdraw(self.index)
         callbacks = Callbacks(self.core.loop)
+        self.is_withdrawn = self.core.take_out(self.index)
+        self.is_cancelled = True
         try:
-            self.settle(callbacks)
-        finally:
-            callbacks.schedule()
+            if self.is_withdrawn:
+                self.core.tell_if_emptied()
+        finally:  # a signal handler may have raised: those who wait must wake all the same
+            try:
+                self.settle(callbacks)
+            finally:
+                callbacks.schedule()
         return True
 
     cdef int settle(self, Callbacks due) except -1:

@@ -9,6 +9,8 @@ import textwrap
 
 import pytest
 
+from aiokprod.hot.core import Reservation
+
 MODULES = [
     "append", "arrow", "bulk", "callbacks", "core", "decoders", "encoders", "histogram",
     "readback", "table", "turns", "wakeup",
@@ -70,6 +72,20 @@ def test_object_made_by_new_alone_crashes_in_no_method(module: str) -> None:
         capture_output=True, text=True, timeout=120,
     )  # fmt: skip
     assert done.stdout.endswith("fine\n"), done.stdout[-300:] + done.stderr[-1500:]
+
+
+def test_reservation_is_never_without_a_budget() -> None:
+    """Its methods would write past the end of None, without a crash."""
+
+    class Own(Reservation):
+        def __init__(self) -> None: ...
+
+    with pytest.raises(TypeError):
+        Reservation.__new__(Reservation)
+    with pytest.raises(TypeError):
+        Own()
+    with pytest.raises(TypeError):
+        Reservation(None)  # type: ignore[arg-type]
 
 
 def test_list_of_modules_is_complete() -> None:

@@ -1155,6 +1155,30 @@ async def test_cancelling_the_task_that_awaits_withdraws_the_record() -> None:
 
 
 @on_both_loops
+async def test_interrupted_withdrawal_wakes_those_who_wait_and_says_what_became_of_it() -> None:
+    class Interrupted(BaseException):
+        pass
+
+    class Owner:
+        def on_emptied(self) -> None:
+            raise Interrupted  # as a signal handler may in the accumulator
+
+    desk = Desk()
+    delivery = desk.append()
+    desk.core.owner = Owner()
+    told: list[object] = []
+    delivery.set_hook(lambda metadata, error: told.append(error))
+    task = asyncio.ensure_future(_await(delivery))
+    await asyncio.sleep(0)
+    with pytest.raises(Interrupted):
+        delivery.cancel()
+    assert delivery.withdrawn
+    assert len(told) == 1
+    with pytest.raises(asyncio.CancelledError, match="not in the log"):
+        await asyncio.wait_for(task, 5)
+
+
+@on_both_loops
 async def test_cancelling_the_task_of_a_record_in_flight_says_unknown() -> None:
     desk = Desk()
     delivery = desk.append()
