@@ -117,12 +117,13 @@ bench-core: $(VENV)/.bench
 bench-columns: $(VENV)/.bench
 	$(PY) -m benchmarks.columns --check
 
-# Seeded runs of the whole producer in virtual time (a-b, b excluded), see RELIABILITY.md.
+# Seeded runs of the whole producer in virtual time (a-b, b excluded), see RELIABILITY.md. A run that
+# was stopped goes on after its last whole slice of 1000 seeds (.cache/simulation.jsonl).
 SEEDS      := 0-2000
 EXECUTIONS := 10000000
 
 simulate: $(VENV)/.test
-	$(PY) -m tests.faults.simulation --seeds $(SEEDS)
+	$(PY) -m tests.faults.simulation --seeds $(SEEDS) --journal .cache/simulation.jsonl
 
 detection: $(VENV)/.test
 	$(PY) -m tests.faults.detection

@@ -14,8 +14,17 @@ import numpy as np
 from confluent_kafka import Consumer, TopicPartition
 from numpy.typing import NDArray
 
+from aiokprod.hot.core import murmur2
 from tests.chaos.values import SIZE, read
-from tests.chaos.worker import ABSENT, ACKNOWLEDGED, KEYS, OPEN, UNKNOWN
+from tests.chaos.worker import (
+    ABSENT,
+    ACKNOWLEDGED,
+    KEYS,
+    OPEN,
+    STAMPS,
+    UNKNOWN,
+    headers_of,
+)
 
 READ_TIMEOUT = 60.0
 UNKNOWN_OFFSETS = 0.001
@@ -28,7 +37,11 @@ Array = NDArray[Any]
 
 @dataclass
 class Log:
-    """Everything in a topic, by partition in order of offsets: arrays of equal length."""
+    """Everything in a topic, by partition in order of offsets: arrays of equal length.
+
+    Attributes:
+        first: what has to be added to a sequence to have that of the worker.
+    """
 
     partition: Array
     offset: Array
@@ -38,6 +51,7 @@ class Log:
     true: Array
     strange: int = 0
     probes: int = 0
+    first: int = 0
 
     def part(self, first: int, stop: int) -> Log:
         """The records with these sequences, counted from 0."""
@@ -49,11 +63,16 @@ class Log:
             self.sequence[chosen] - first,
             self.asked[chosen],
             self.true[chosen],
+            first=self.first + first,
         )
 
 
-def read_log(servers: str, topic: str) -> Log:
-    """All records of a topic that begins at offset 0."""
+def read_log(servers: str, topic: str, *, bare: bool = False) -> Log:
+    """All records of a topic that begins at offset 0.
+
+    Args:
+        bare: their writer gave them no headers and no timestamps.
+    """
     consumer = Consumer(
         {
             "bootstrap.servers": servers,
@@ -66,7 +85,7 @@ def read_log(servers: str, topic: str) -> Log:
             "log_level": 0,
         }
     )
-    reader = _Reader(topic)
+    reader = _Reader(topic, bare=bare)
     try:
         partitions = sorted(consumer.list_topics(topic, timeout=30).topics[topic].partitions)
         left = 0
@@ -90,8 +109,9 @@ def read_log(servers: str, topic: str) -> Log:
 
 
 class _Reader:
-    def __init__(self, topic: str) -> None:
+    def __init__(self, topic: str, *, bare: bool = False) -> None:
         self._topic = topic
+        self._bare = bare
         self._parts: list[tuple[Array, ...]] = []
         self._strange = self._probes = 0
 
@@ -107,6 +127,11 @@ class _Reader:
         rows, true = read(self._topic, [values[n] for n in kept])
         keys = (messages[n].key() for n in kept)
         true &= np.fromiter(map(operator.eq, keys, _keys_of(rows)), bool, len(kept))
+        if not self._bare:
+            headers = (messages[n].headers() or [] for n in kept)
+            true &= np.fromiter(map(operator.eq, headers, _headers_of(rows)), bool, len(kept))
+            stamps = np.array([messages[n].timestamp()[1] for n in kept], np.int64)
+            true &= stamps % STAMPS == rows["sequence"].astype(np.int64) % STAMPS
         where = np.array([messages[n].partition() for n in kept], np.int32)
         offset = np.array([messages[n].offset() for n in kept], np.int64)
         self._parts.append((where, offset, rows["producer"], rows["sequence"], rows["asked"], true))
@@ -134,6 +159,11 @@ def _keys_of(rows: Array) -> list[bytes | None]:
     """Those the worker gives to records that ask for no partition."""
     numbers = zip((rows["sequence"] % len(KEYS)).tolist(), rows["asked"].tolist(), strict=True)
     return [KEYS[number] if asked < 0 else None for number, asked in numbers]
+
+
+def _headers_of(rows: Array) -> list[list[tuple[str, bytes]]]:
+    """Those the worker gives to its records."""
+    return [list(headers_of(number)) for number in rows["sequence"].tolist()]
 
 
 @dataclass
@@ -177,6 +207,7 @@ def judge(
     *,
     topic_made_at: float | None = None,
     grown: bool = False,
+    partitions: int,
 ) -> Verdict:
     """One producer's promises (arrays of its ledger) against the log.
 
@@ -184,6 +215,8 @@ def judge(
         topic_made_at: the topic was deleted, and made anew at this instant: what was acknowledged
             before may be gone with the old one.
         grown: its partitions were doubled: a key may have a second place.
+        partitions: how many the topic had at first. A key lies where murmur2 puts it among those,
+            or among twice as many once they were doubled.
     """
     verdict = Verdict(records=len(told["state"]))
     state = told["state"]
@@ -210,7 +243,9 @@ def judge(
     _example(verdict, "duplicates", np.flatnonzero(copies > 1))
     _count(verdict, "definite_but_present", np.flatnonzero((state == ABSENT) & (copies > 0)))
     _count(verdict, "wrong_place", sequence[(asked >= 0) & (asked != where)])
-    verdict.wrong_place += _strayed_keys(where[asked < 0], sequence[asked < 0], 1 + grown)
+    keyed = asked < 0
+    counts = (partitions, 2 * partitions) if grown else (partitions,)
+    verdict.wrong_place += _strayed_keys(where[keyed], log.first + sequence[keyed], counts)
     _offsets(verdict, told, acked & (copies > 0), (where, offset, sequence))
     _order(verdict, acked, where, sequence)
     return verdict
@@ -226,10 +261,14 @@ def _example(verdict: Verdict, name: str, found: Array) -> None:
         verdict.examples.append(f"{name}: {len(found)}, first {found[:5].tolist()}")
 
 
-def _strayed_keys(where: Array, sequence: Array, places: int) -> int:
-    """Keys whose records lie in more than so many partitions."""
-    pairs = np.unique(np.stack((sequence % len(KEYS), where)), axis=1)
-    return int(np.count_nonzero(np.bincount(pairs[0], minlength=1) > places))
+def _strayed_keys(where: Array, sequence: Array, counts: tuple[int, ...]) -> int:
+    """Records that do not lie where their key belongs, whichever of these numbers of partitions the
+    producer knew."""
+    hashes = np.array([murmur2(key) & 0x7FFFFFFF for key in KEYS], np.int64)[sequence % len(KEYS)]
+    fits = np.zeros(len(where), bool)
+    for count in counts:
+        fits |= hashes % count == where
+    return int(np.count_nonzero(~fits))
 
 
 def _offsets(

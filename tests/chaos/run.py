@@ -99,6 +99,7 @@ async def play(
     options = {
         "topic_made_at": acts[-1].scene.topic_made_at,
         "grown": acts[-1].scene.grown_at is not None,
+        "partitions": PARTITIONS,
     }
     wanted = min(HELD, NEARLY * rate * len(workers))
     together = [sum(_rate(promises, *act.quiet) for promises in told) for act in acts]

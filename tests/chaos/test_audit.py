@@ -10,13 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from aiokprod.hot.core import murmur2
 from tests.chaos.audit import Log, Verdict, _Reader, _strayed_keys, judge
 from tests.chaos.probe import Availability
 from tests.chaos.report import broken, load, summary, table
 from tests.chaos.run import SETTLED, Act, _gaps, _grew, _rate, _strange, _wrong
 from tests.chaos.spans import common, length
 from tests.chaos.values import NOT_ASKED, SIZE, make, read
-from tests.chaos.worker import ABSENT, KEYS, OPEN, UNKNOWN
+from tests.chaos.worker import ABSENT, KEYS, OPEN, UNKNOWN, headers_of, timestamp_of
 from tests.soak.trend import trend
 
 TOPIC = "t"
@@ -31,7 +32,8 @@ class World:
         numbers = np.arange(COUNT)
         self.asked = np.where(numbers % 2, numbers // 2 % PARTITIONS, NOT_ASKED).astype(np.int16)
         self.values = make(TOPIC, 3, 0, self.asked)
-        partition = np.where(self.asked < 0, numbers // 2 % PARTITIONS, self.asked)
+        keyed = [murmur2(KEYS[number % 997]) % 2**31 % PARTITIONS for number in range(COUNT)]
+        partition = np.where(self.asked < 0, keyed, self.asked)
         self.rows = [(int(p), int(n)) for n, p in zip(numbers, partition, strict=True)]
         self.told = {
             "state": np.ones(COUNT, np.uint8),
@@ -44,7 +46,7 @@ class World:
             self.told["offset"][partition == where] = np.arange((partition == where).sum())
 
     def verdict(self, **options: float) -> Verdict:
-        return judge(self.log(), 3, self.told, **options)
+        return judge(self.log(), 3, self.told, partitions=PARTITIONS, **options)
 
     def log(self) -> Log:
         """Rows of one partition lie in their order, from offset 0 on."""
@@ -90,7 +92,8 @@ def test_judge_finds_what_was_spoilt(seed: int) -> None:
     elif kind == "duplicates":
         world.rows.append(world.rows[victim])
     elif kind == "inversions":
-        other = victim + 2 * PARTITIONS  # same partition
+        victim |= 1
+        other = victim + 2 * PARTITIONS  # both asked for the same partition
         world.rows[victim], world.rows[other] = world.rows[other], world.rows[victim]
     elif kind == "wrong_place":
         victim |= 1  # one that asked for a partition
@@ -139,22 +142,59 @@ def test_record_with_the_key_of_another_is_corrupt() -> None:
         ([None, KEYS[1], KEYS[2]], [False, False, True]),
     ):
         messages = [
-            SimpleNamespace(
-                error=lambda: None, value=lambda v=value: v, key=lambda k=key: k,
-                partition=lambda: 4, offset=lambda n=number: n,
-            )
+            _message(number, value, key)
             for number, (value, key) in enumerate(zip(values, keys, strict=True))
-        ]  # fmt: skip
+        ]
         reader = _Reader(TOPIC)
         reader.take(messages)
         assert reader.log().true.tolist() == true
 
 
-def test_key_has_one_place_or_two_where_partitions_were_added() -> None:
-    where, sequence = np.array([1, 2, 3, 1]), np.array([5, 5 + 997, 6, 5 + 2 * 997])
-    assert _strayed_keys(where, sequence, 1) == 1
-    assert _strayed_keys(where, sequence, 2) == 0
-    assert _strayed_keys(where[:0], sequence[:0], 1) == 0
+def _message(
+    number: int, value: bytes, key: bytes | None, *, headers: Any = "own", stamp: int = 0
+) -> Any:
+    """As confluent-kafka gives it; what the worker would send unless told otherwise."""
+    own = list(headers_of(number)) or None
+    return SimpleNamespace(
+        error=lambda: None, value=lambda: value, key=lambda: key, partition=lambda: 4,
+        offset=lambda: number, headers=lambda: own if headers == "own" else headers,
+        timestamp=lambda: (1, timestamp_of(number) + stamp),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("spoilt", "true"),
+    [
+        ({}, [True, True]),
+        ({"headers": None}, [False, True]),
+        ({"headers": [("number", b"1")]}, [False, False]),
+        ({"stamp": 1}, [False, False]),
+    ],
+)
+def test_record_with_headers_or_the_timestamp_of_another_is_corrupt(
+    spoilt: dict[str, Any], true: list[bool]
+) -> None:
+    values = make(TOPIC, 3, 0, np.array([4, 4], np.int16))
+    reader = _Reader(TOPIC)
+    reader.take([_message(n, value, None, **spoilt) for n, value in enumerate(values)])
+    assert reader.log().true.tolist() == true
+
+
+def test_key_lies_where_its_hash_puts_it_among_the_partitions_there_were() -> None:
+    sequence = np.arange(60)
+    hashes = np.array([murmur2(KEYS[n]) % 2**31 for n in sequence])
+    assert _strayed_keys(hashes % 6, sequence, (6,)) == 0
+    assert _strayed_keys(hashes % 12, sequence, (6,)) == np.count_nonzero(hashes % 12 >= 6) > 0
+    assert _strayed_keys(hashes % 12, sequence, (6, 12)) == 0
+    assert _strayed_keys(np.zeros(60, int), sequence, (6,)) == np.count_nonzero(hashes % 6) > 0
+    assert _strayed_keys(hashes[:0], sequence[:0], (6,)) == 0
+
+
+def test_part_of_a_log_knows_the_keys_of_its_records() -> None:
+    world = World()
+    part = {name: column[101:300] for name, column in world.told.items()}
+    verdict = judge(world.log().part(101, 300), 3, part, partitions=PARTITIONS)
+    assert verdict.wrong() == []
 
 
 def test_acknowledged_records_have_offsets_but_for_a_few() -> None:
@@ -202,7 +242,7 @@ def test_judge_of_a_part_sees_that_part_only() -> None:
     log = world.log()
     for first, stop, wrong in ((0, 300, []), (300, COUNT, ["lost", "wrong_offset"])):
         part = {name: column[first:stop] for name, column in world.told.items()}
-        assert judge(log.part(first, stop), 3, part).wrong() == wrong
+        assert judge(log.part(first, stop), 3, part, partitions=PARTITIONS).wrong() == wrong
 
 
 def test_trend_tells_growth_from_noise() -> None:

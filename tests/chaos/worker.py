@@ -35,8 +35,21 @@ CHUNK = 1_000
 KEEP_EVERY = 100
 """Every so many records the handle is kept until the end."""
 KEYS = [b"key-%d" % number for number in range(997)]
+STAMPS = 100_000
+"""Timestamps of so many records in a row differ."""
 DRAIN = 60.0
 CLOSE = 20.0
+
+
+def headers_of(sequence: int) -> tuple[tuple[str, bytes], ...]:
+    """Every fifth record has one."""
+    return () if sequence % 5 else (("number", b"%d" % sequence),)
+
+
+def timestamp_of(sequence: int) -> int:
+    """Asked for, ms: its last digits are those of the sequence, so that a reader can tell; the
+    others are today's, because brokers refuse what is far ahead and delete what is old."""
+    return time.time_ns() // 1_000_000 // STAMPS * STAMPS + sequence % STAMPS
 
 
 @dataclass
@@ -231,6 +244,8 @@ class _Load:
                 self._values[at],
                 key=KEYS[sequence % 997] if asked < 0 else None,
                 partition=None if asked < 0 else asked,
+                timestamp_ms=timestamp_of(sequence),
+                headers=headers_of(sequence),
             )
         except KafkaError as error:
             self._ledger.failed(sequence, error)

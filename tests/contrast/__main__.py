@@ -24,7 +24,7 @@ import numpy as np
 
 from tests.chaos.audit import Verdict, judge, read_log
 from tests.chaos.cluster import ChaosCluster
-from tests.contrast.broker import TOPIC, ScriptedBroker
+from tests.contrast.broker import PARTITIONS, TOPIC, ScriptedBroker
 from tests.contrast.clients import ACKNOWLEDGED, CLIENTS
 from tests.contrast.scenarios import SCENARIOS, Scenario, Stage
 
@@ -70,12 +70,16 @@ async def play(scenario: Scenario, client: str, cluster: ChaosCluster | None) ->
         statistics = json.loads(out.splitlines()[-1])
         told = dict(np.load(orders["result"]))
         if cluster is not None:
-            log = await asyncio.to_thread(read_log, cluster.bootstrap_servers, topic)
+            log = await asyncio.to_thread(
+                read_log, cluster.bootstrap_servers, topic, bare=True
+            )
             await cluster.delete_topic(topic)
         else:
             assert broker is not None
             log = broker.log()
-        verdict = judge(log, 0, told, topic_made_at=stage.topic_made_at)
+        verdict = judge(
+            log, 0, told, topic_made_at=stage.topic_made_at, partitions=PARTITIONS
+        )
         late = told["handed"] > ended + 1.0
         after = told["state"][late] == ACKNOWLEDGED
     return {

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from aiokprod.testing.fake_cluster import profiles as fake_profiles
-from tests.faults.simulation.batch import Totals, outcomes, parsed
+from tests.faults.simulation.batch import Journal, Totals, outcomes, parsed, slices
 from tests.faults.simulation.exemptions import EXEMPTIONS, MOST_SEEDS
 from tests.faults.simulation.run import run_seed
 from tests.faults.simulation.seeds import MENU, TEMPERAMENTS, plan_of
@@ -86,6 +86,33 @@ def test_mild_judgments_are_counted_by_name():
     assert totals.too_mild() == []
     totals.mild_seeds["copies"] = 81
     assert totals.too_mild() == ["copies"]
+
+
+def test_slices_begin_at_multiples_of_their_size():
+    assert slices(range(2_500), 1_000) == [
+        range(1_000), range(1_000, 2_000), range(2_000, 2_500),
+    ]  # fmt: skip
+    assert slices(range(700, 1_100), 500) == [range(700, 1_000), range(1_000, 1_100)]
+    assert slices(range(7, 8), 1_000) == [range(7, 8)]
+
+
+def test_a_journal_remembers_slices_of_the_same_code(tmp_path, monkeypatch):
+    path = tmp_path / "deep" / "journal"
+    totals, whole = Totals(), Totals()
+    for seed, found in outcomes(range(50, 53), jobs=1):
+        totals.add(seed, found)
+    totals.add(53, "promise broken")
+    journal = Journal(path)
+    assert journal.find(range(50, 54)) is None
+    journal.add(range(50, 54), totals, 1.5)
+    with path.open("a") as file:
+        file.write('{"code":')  # the run was stopped in the middle of a line
+    assert Journal(path).find(range(50, 54)) == (totals, 1.5)
+    assert Journal(path).find(range(50, 55)) is None
+    whole.merge(totals)
+    assert whole == totals
+    monkeypatch.setattr("tests.faults.simulation.batch.fingerprint", lambda: 7)
+    assert Journal(path).find(range(50, 54)) is None
 
 
 def test_a_broken_seed_is_reported_with_its_plan(monkeypatch):

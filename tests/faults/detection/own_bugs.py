@@ -142,7 +142,7 @@ def lower_epochs_never_believed(patch: Patch) -> None:
     )
 
 
-@found_by("tests/faults/test_strange_metadata.py")
+@found_by("tests/engine/test_metadata_updater.py")
 def slow_broker_is_not_asked_for_metadata(patch: Patch) -> None:
     """D8: brokers that cannot be reached were waited for rather than a slow one asked."""
 

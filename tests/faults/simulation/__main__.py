@@ -1,7 +1,8 @@
 """`python -m tests.faults.simulation --seeds 0-2000 --jobs 2`: many seeds, and what they came to.
 
 Ends with 1 if a seed broke a promise, or if the judge had to be mild too often. `--seeds N` alone
-runs that one again.
+runs that one again. Seeds are run in slices, with a line for each; `--journal` keeps them in a
+file, and the same command goes on after the last whole slice if it was stopped.
 """
 
 from __future__ import annotations
@@ -10,8 +11,9 @@ import argparse
 import multiprocessing
 import sys
 import time
+from pathlib import Path
 
-from tests.faults.simulation.batch import Totals, outcomes, parsed
+from tests.faults.simulation.batch import Journal, Totals, outcomes, parsed, slices
 from tests.faults.simulation.exemptions import EXEMPTIONS, MOST_SEEDS
 
 
@@ -20,19 +22,54 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="seeded simulation of producer and cluster")
     parser.add_argument("--seeds", type=parsed, default=range(2_000), help="a-b, b excluded")
     parser.add_argument("--jobs", type=int, default=multiprocessing.cpu_count())
-    parser.add_argument("--limit", type=float, default=float("inf"), help="seconds to stop after")
+    text = "seconds after which no slice is begun"
+    parser.add_argument("--limit", type=float, default=float("inf"), help=text)
+    parser.add_argument("--slice", type=int, default=1_000, help="seeds of a summary line")
+    parser.add_argument("--journal", type=Path, help="file that remembers slices")
     arguments = parser.parse_args()
+    journal = None if arguments.journal is None else Journal(arguments.journal)
     start = time.monotonic()
+    spent = 0.0
     totals = Totals()
-    for seed, found in outcomes(arguments.seeds, arguments.jobs):
+    for part in slices(arguments.seeds, arguments.slice):
+        known = None if journal is None else journal.find(part)
+        if known is not None:
+            found, seconds = known
+        elif time.monotonic() - start > arguments.limit:
+            print(f"stopped after {arguments.limit:.0f} s, before seed {part.start}")
+            break
+        else:
+            began = time.monotonic()
+            found = run_slice(part, arguments.jobs)
+            seconds = time.monotonic() - began
+            if journal is not None:
+                journal.add(part, found, seconds)
+        spent += seconds
+        totals.merge(found)
+        show_slice(part, found, seconds, again=known is None)
+    show(totals, spent, arguments.jobs)
+    return 1 if totals.broken or totals.too_mild() else 0
+
+
+def run_slice(seeds: range, jobs: int) -> Totals:
+    """Run some seeds; those that break a promise are shown at once."""
+    totals = Totals()
+    for seed, found in outcomes(seeds, jobs):
         totals.add(seed, found)
         if isinstance(found, str):
             print(f"--- seed {seed}\n{found}", flush=True)
-        if time.monotonic() - start > arguments.limit:
-            print(f"stopped after {arguments.limit:.0f} s")
-            break
-    show(totals, time.monotonic() - start, arguments.jobs)
-    return 1 if totals.broken or totals.too_mild() else 0
+    return totals
+
+
+def show_slice(seeds: range, totals: Totals, seconds: float, *, again: bool) -> None:
+    """One line."""
+    mild = " ".join(f"{name.replace(' ', '-')}={totals.mild_seeds[name]}" for name in EXEMPTIONS)
+    print(
+        f"slice {seeds.start}-{seeds.stop}: {len(totals.broken)} violations "
+        f"{sorted(totals.broken)[:5] or ''} {totals.records} records, seeds with exemptions: "
+        f"{mild}; {seconds:.1f} s{'' if again else ' (run before)'}",
+        flush=True,
+    )
 
 
 def show(totals: Totals, seconds: float, jobs: int) -> None:

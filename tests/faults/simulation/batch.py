@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import gc
+import itertools
+import json
 import multiprocessing
 import traceback
+import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 from tests.faults.simulation.exemptions import MOST_SEEDS
 from tests.faults.simulation.run import Report, run_seed
@@ -59,6 +64,32 @@ class Totals:
                 examples.append(seed)
         self.hash ^= found.trace * (2 * seed + 1) % 2**64  # in whatever order seeds end
 
+    def merge(self, other: Totals) -> None:
+        """Add the sum of other seeds."""
+        self.seeds += other.seeds
+        self.records += other.records
+        self.acknowledged += other.acknowledged
+        self.virtual_s += other.virtual_s
+        self.faults.update(other.faults)
+        self.exemptions.update(other.exemptions)
+        self.mild_seeds.update(other.mild_seeds)
+        self.hash ^= other.hash
+        for name, seeds in other.mild_at.items():
+            examples = self.mild_at.setdefault(name, [])
+            examples += seeds[: EXAMPLES - len(examples)]
+        self.broken.update(other.broken)
+
+    def to_json(self) -> dict[str, Any]:
+        """As `from_json` reads it."""
+        return dict(vars(self))
+
+    @classmethod
+    def from_json(cls, fields: dict[str, Any]) -> Totals:
+        """What `to_json` gave, after a way through JSON."""
+        counters = {name: Counter(fields[name]) for name in ("faults", "exemptions", "mild_seeds")}
+        broken = {int(seed): text for seed, text in fields["broken"].items()}
+        return cls(**{**fields, **counters, "broken": broken})
+
     def too_mild(self) -> list[str]:
         """Exemptions needed by more seeds than they should be, once there are many seeds."""
         if self.seeds < MANY:
@@ -93,6 +124,57 @@ def outcomes(seeds: Iterable[int], jobs: int) -> Iterator[tuple[int, Report | st
     with multiprocessing.get_context("spawn").Pool(jobs) as pool:
         for found in pool.imap_unordered(run_chunk, chunks):
             yield from found
+
+
+class Journal:
+    """Slices that were run to their end, one line of JSON each, so that a long run goes on where it
+    was stopped. Lines of other code count for nothing."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._code = fingerprint()
+        self._known: dict[tuple[int, int], tuple[Totals, float]] = {}
+        lines = path.read_text().splitlines() if path.exists() else []
+        for line in lines:
+            try:
+                entry = json.loads(line)
+            except ValueError:
+                continue  # cut off when the run was stopped
+            if entry["code"] == self._code:
+                totals = Totals.from_json(entry["totals"])
+                self._known[entry["first"], entry["last"]] = totals, entry["seconds"]
+
+    def find(self, seeds: range) -> tuple[Totals, float] | None:
+        """What a slice came to, and the seconds it took, if it was run before."""
+        return self._known.get((seeds.start, seeds.stop))
+
+    def add(self, seeds: range, totals: Totals, seconds: float) -> None:
+        """Note a slice that has been run."""
+        entry = {
+            "code": self._code, "first": seeds.start, "last": seeds.stop, "seconds": seconds,
+            "totals": totals.to_json(),
+        }  # fmt: skip
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        with self._path.open("a") as file:
+            file.write(json.dumps(entry) + "\n")
+
+
+def fingerprint() -> int:
+    """A checksum over the sources of the package and of the simulation."""
+    root = Path(__file__).parents[3]
+    checksum = 0
+    for folder in ("aiokprod", "tests/faults/simulation"):
+        for path in sorted((root / folder).rglob("*.py*")):
+            if path.suffix in (".py", ".pyx", ".pxd"):
+                checksum = zlib.crc32(path.read_bytes(), zlib.crc32(path.name.encode(), checksum))
+    return checksum
+
+
+def slices(seeds: range, size: int) -> list[range]:
+    """Consecutive parts of a range; they begin at multiples of their size, whatever was asked."""
+    cuts = range(seeds.start // size * size + size, seeds.stop, size)
+    bounds = [seeds.start, *cuts, seeds.stop]
+    return [range(first, last) for first, last in itertools.pairwise(bounds)]
 
 
 def parsed(text: str) -> range:

@@ -120,6 +120,9 @@ def _temperaments(
     if "slow_handshakes" in drawn:
         options["socket_connection_setup_timeout_ms"] = 500
         options["socket_connection_setup_timeout_max_ms"] = 4_000
+        # Records and callers outlive a handshake that fails and one that succeeds.
+        options["delivery_timeout_ms"] = max(15_000, options["delivery_timeout_ms"])
+        options["max_block_ms"] = 20_000
     if "old_versions" in drawn:
         cluster["version_profile"] = profile = rng.choice(OLD_PROFILES)
         if profile != "2.4" and options["compression_type"] == "zstd":
