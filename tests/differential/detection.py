@@ -34,7 +34,7 @@ class Defect:
     """A defect.
 
     Attributes:
-        families: of scripts, in which it is looked for.
+        families: of scripts, or beginnings of names, in which it is looked for.
         put_back: patches the producer in this process.
     """
 
@@ -115,7 +115,7 @@ def partition_without_leader_waits_for_ever(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Sender, "_refresh_leaderless", late)
 
 
-@defect("odd-metadata")
+@defect("epochs")
 def epoch_minus_1_is_older_than_any(patch: pytest.MonkeyPatch) -> None:
     """Answers without leader epochs, after one with an epoch, never moved a leader."""
     patch.setattr(ResponseMerger, "_lags", lambda self, known, epoch: epoch < known.leader_epoch)
@@ -140,13 +140,13 @@ def backoff_without_jitter_at_its_maximum(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(backoff.ExponentialBackoff, "after", after)
 
 
-@defect("produce-codes")
+@defect("produce/31", "produce/35")
 def refusals_end_a_producer_without_idempotence(patch: pytest.MonkeyPatch) -> None:
     """CLUSTER_AUTHORIZATION_FAILED and UNSUPPORTED_VERSION ended producers of any kind."""
     patch.setattr(NonIdempotent, "on_fatal", WithoutTransactions.on_fatal)
 
 
-@defect("produce-codes")
+@defect("produce/47")
 def invalid_producer_epoch_fails_the_batch_and_no_bump(patch: pytest.MonkeyPatch) -> None:
     """INVALID_PRODUCER_EPOCH without transactions and without a new epoch."""
     advise = Idempotent.advise
@@ -192,7 +192,12 @@ async def detect(names: list[str], jobs: int, most: int = MOST) -> list[str]:
 
 def _chosen(defect: Defect) -> list[Script]:
     everything = scripts()
-    return [one for family in defect.families for one in everything if one.family == family]
+    return [
+        one
+        for family in defect.families
+        for one in everything
+        if one.family == family or one.name.startswith(f"{family}/")
+    ]
 
 
 async def _search(playing: Campaign, chosen: list[Script]) -> tuple[int, Result | None]:
