@@ -311,6 +311,7 @@ class Metadata:
             misses=self._topics.misses,
             lower_epochs=self._topics.lower_epochs,
             reliable_epochs=reliable_epochs,
+            complained=self._schedule.wrong,
         )
         merged = merger.merge(partial=partial, asked=self._asked or ())
         snapshot = merged.snapshot

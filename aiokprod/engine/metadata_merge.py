@@ -3,7 +3,8 @@
 Rules beyond Java, each because one broker's answer is not a verdict on a cluster: a topic with no
 partitions, an omitted partition, an omitted topic, a retriable topic error and a leader epoch lower
 than the known one leave the known view in place until they have been repeated
-`MISSES_BEFORE_FORGETTING` times in a row.
+`MISSES_BEFORE_FORGETTING` times in a row; lower epochs count only while the view is known to be
+wrong.
 
 Source: Java `Metadata.handleMetadataResponse`, `updateLatestMetadata`, `updatePartitionLeadership`,
 `MetadataSnapshot.mergeWith`; KIP-951.
@@ -43,7 +44,8 @@ class Merged:
         snapshot: the new view.
         answered: error code of each topic the answer was asked about, 0 if none.
         misses: answers in a row that lacked something of the topic; absent = none.
-        lower_epochs: answers in a row with a leader epoch below the known one; absent = none.
+        lower_epochs: answers in a row with a leader epoch below the known one, those apart that
+            were asked for without a complaint; absent = none.
         stale: something in the answer calls for another one.
     """
 
@@ -64,6 +66,7 @@ class ResponseMerger:
         misses, lower_epochs: as in `Merged`, from the answers before.
         reliable_epochs: False for answers below version 9, whose leader epochs may be older than
             the leaders beside them.
+        complained: something, as a refused Produce request, has proved the present view wrong.
     """
 
     def __init__(
@@ -75,6 +78,7 @@ class ResponseMerger:
         misses: Mapping[str, int],
         lower_epochs: Mapping[TopicPartition, int],
         reliable_epochs: bool = True,
+        complained: bool = True,
     ) -> None:
         self._old = old
         self._response = response
@@ -82,6 +86,7 @@ class ResponseMerger:
         self._old_misses = misses
         self._lower_epochs = dict(lower_epochs)
         self._reliable_epochs = reliable_epochs
+        self._complained = complained
         self._nodes = {b.node_id: Node(b.node_id, b.host, b.port, b.rack) for b in response.brokers}
         self._other_cluster = old.cluster_id is not None and response.cluster_id not in (
             None,
@@ -287,11 +292,16 @@ class ResponseMerger:
         """True if the answer is older than the known leader: a broker that lags behind must not
         roll the leader back (F56). -1 is no epoch: the leader beside it is taken as told (Java
         `Metadata.updateLatestMetadata`, KIP-320). Epochs that stay lower belong to a topic that
-        was deleted and created again where answers carry no topic ids (Kafka below 2.8)."""
+        was deleted and created again where answers carry no topic ids (Kafka below 2.8). Then the
+        known leader is wrong, and requests to it fail. While they succeed, the answers are those of
+        a broker that is cut off from the controller; as it leads nothing it is idle, and so it may
+        be the one that is asked each time."""
         if not 0 <= epoch < known.leader_epoch:
             if self._lower_epochs:
                 self._lower_epochs.pop(known.topic_partition, None)
             return False
+        if not self._complained:
+            return True
         key = known.topic_partition
         count = self._lower_epochs.pop(key, 0) + 1
         if count < MISSES_BEFORE_FORGETTING:

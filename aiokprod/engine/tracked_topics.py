@@ -21,7 +21,8 @@ class TrackedTopics:
         eager: new names that no request asked for yet; they pass the backoff, once: until a request
             has asked for them, or could not.
         misses: answers in a row that lacked something of a topic; absent = none.
-        lower_epochs: answers in a row with a leader epoch below the known one; absent = none.
+        lower_epochs: answers in a row with a leader epoch below the known one, those apart that
+            were asked for without a complaint; absent = none.
     """
 
     __slots__ = (

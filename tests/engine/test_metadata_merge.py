@@ -38,6 +38,7 @@ def merge(
     lower_epochs: dict[TopicPartition, int] | None = None,
     retain: Callable[[str], bool] = everything,
     reliable_epochs: bool = True,
+    complained: bool = True,
 ) -> Merged:
     merger = ResponseMerger(
         old,
@@ -46,6 +47,7 @@ def merge(
         misses=misses or {},
         lower_epochs=lower_epochs or {},
         reliable_epochs=reliable_epochs,
+        complained=complained,
     )
     return merger.merge(partial=partial, asked=asked)
 
@@ -372,6 +374,22 @@ def test_lower_epochs_in_answers_in_a_row_are_believed(caplog: pytest.LogCapture
     assert merged.snapshot.leader_of(T1) == 1
     assert merged.lower_epochs == {}
     assert "t-0: leader epoch 0 instead of 5" in caplog.text
+
+
+def test_lower_epochs_are_not_counted_while_nothing_proves_the_view_wrong() -> None:
+    old = merged = merge(ClusterSnapshot(), answer(topic("t", [partition(0, 1, 5)])))
+    lower = answer(topic("t", [partition(0, 2, 4)]))
+    merged = merge(merged.snapshot, lower)
+    for _ in range(2 * MISSES_BEFORE_FORGETTING):
+        merged = merge(
+            merged.snapshot, lower, lower_epochs=merged.lower_epochs, complained=False
+        )
+        assert merged.snapshot.topics["t"] is old.snapshot.topics["t"]
+        assert merged.lower_epochs == {T0: 1}
+    for _ in range(MISSES_BEFORE_FORGETTING - 1):
+        assert merged.snapshot.leader_of(T0) == 1
+        merged = merge(merged.snapshot, lower, lower_epochs=merged.lower_epochs)
+    assert merged.snapshot.leader_of(T0) == 2
 
 
 @pytest.mark.parametrize("epoch", [5, 6, -1])

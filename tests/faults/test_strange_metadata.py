@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from aiokprod.testing.fake_cluster.control import edit
+from aiokprod.testing.fake_cluster.control import Reaction, edit
 from aiokprod.wire.messages.metadata import MetadataResponse
 from aiokprod.wire.messages.produce import ProduceResponse
 from tests.faults.kit import now, scenario
@@ -105,6 +105,35 @@ def test_topic_created_anew_without_topic_ids_is_found_again(idempotent):
         assert stored == [attempt.value for attempt in history.attempts[-2:]]
 
     play()
+
+
+@scenario(
+    partitions=1,
+    brokers=2,
+    delivery_timeout_ms=20_000,
+    request_timeout_ms=5_000,
+    linger_ms=0,
+    metadata_max_age_ms=1_000,
+)
+async def test_old_answers_of_one_broker_do_not_bring_the_old_leader_back(
+    cluster, producer, history
+):
+    """It is cut off from the controller and answers what it knew. As it leads nothing it is idle,
+    and so it is asked first each time."""
+    await history.send()
+    before = cluster.topics["t"].partitions[0]
+    old, epoch = before.leader, before.leader_epoch
+    cluster.move_leader("t", 0)
+    await history.send()
+    cluster.control(PRODUCE, Reaction(edit=without_leader_hints, after_s=0.3))
+    asked = cluster.count(METADATA, broker_id=old)
+    what_it_knew = edit(each_partition(leader_id=old, leader_epoch=epoch))
+    cluster.control(METADATA, what_it_knew, broker_id=old)
+    await history.submit_many(100, every=0.1)
+    await history.settle()
+    history.all_acked(refusals=True)
+    assert len(cluster.refusals) == 1
+    assert cluster.count(METADATA, broker_id=old) - asked > 5
 
 
 @scenario(
