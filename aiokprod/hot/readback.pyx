@@ -408,8 +408,10 @@ cdef class RowHashes:
         cdef View bits = View(validity)
         cdef View content = View(data)
         cdef Py_ssize_t row, place
+        cdef int16_t half
         cdef int64_t value
-        if start < 0 or width not in (2, 4, 8) or content.size < (start + self.count) * width:
+        if not 0 <= start <= MAX_ROWS or width not in (2, 4, 8) or \
+                content.size < (start + self.count) * width:
             raise ValueError("the data buffer is too small")
         if validity is not None and bits.size * 8 < start + self.count:
             raise ValueError("the validity buffer is too small")
@@ -419,14 +421,15 @@ cdef class RowHashes:
                 self._rows[row] = _mix(self._rows[row] + 1)
                 continue
             if width == 2:
-                value = (<const int16_t *>content.data)[place]
+                memcpy(&half, content.data + 2 * place, 2)
+                value = half
             elif width == 4:
-                value = (<const int32_t *>content.data)[place]
+                value = _load32(content.data + 4 * place)
             else:
-                value = (<const int64_t *>content.data)[place]
+                value = _load64(content.data + 8 * place)
             self._rows[row] = _hash(<const uint8_t *>&value, 8, self._rows[row])
 
-    def lists(self, validity, Py_ssize_t start, offsets, int width, RowHashes elements,
+    def lists(self, validity, Py_ssize_t start, offsets, int width, RowHashes elements not None,
               int64_t first):
         """A column of lists, given the hashes of their elements, of which the first has the number
         `first` in the offsets. Other arguments as for `binary`.
@@ -439,7 +442,8 @@ cdef class RowHashes:
         cdef Py_ssize_t row, place
         cdef int64_t low, high, element
         cdef uint64_t state
-        if start < 0 or width not in (4, 8) or ends.size < (start + self.count + 1) * width:
+        if not 0 <= start <= MAX_ROWS or width not in (4, 8) or \
+                ends.size < (start + self.count + 1) * width:
             raise ValueError("the offsets buffer is too small")
         if validity is not None and bits.size * 8 < start + self.count:
             raise ValueError("the validity buffer is too small")
@@ -449,12 +453,13 @@ cdef class RowHashes:
                 self._rows[row] = _mix(self._rows[row] + 1)
                 continue
             if width == 4:
-                low = (<const int32_t *>ends.data)[place]
-                high = (<const int32_t *>ends.data)[place + 1]
+                low = _load32(ends.data + 4 * place)
+                high = _load32(ends.data + 4 * place + 4)
             else:
-                low = (<const int64_t *>ends.data)[place]
-                high = (<const int64_t *>ends.data)[place + 1]
-            if low < first or high < low or high - first > elements.count:
+                low = _load64(ends.data + 8 * place)
+                high = _load64(ends.data + 8 * place + 8)
+            # In this order: the difference fits into 64 bits if nothing is negative.
+            if not 0 <= first <= low <= high or high - first > elements.count:
                 raise ValueError("an offset is outside of the elements")
             state = _mix(self._rows[row] ^ (<uint64_t>(high - low) * <uint64_t>0x9E3779B97F4A7C15))
             for element in range(low - first, high - first):

@@ -171,3 +171,33 @@ def test_row_hashes_of_impossible_sizes_are_refused_and_unaligned_buffers_read()
             hashes.binary(None, 0, ends, width, b"xyz")
             totals.add(hashes.total())
     assert len(totals) == 1
+
+
+def test_integers_and_lists_of_impossible_positions_are_refused_unaligned_ones_read() -> None:
+    one = RowHashes(1)
+    for start in (2**58 + 1, 2**61 + 2**40, 2**62, 2**63 - 1):
+        with pytest.raises(ValueError, match="data buffer is too small"):
+            one.fixed(b"", start, b"", 8)
+        with pytest.raises(ValueError, match="offsets buffer is too small"):
+            one.lists(b"", start, b"", 8, RowHashes(1), 0)
+    for first, low, high in ((-(2**63), 0, 2**62), (-1, -1, 0), (-(2**63), -(2**63), 2**63 - 1)):
+        with pytest.raises(ValueError, match="outside of the elements"):
+            one.lists(None, 0, struct.pack("=2q", low, high), 8, RowHashes(1), first)
+    with pytest.raises(TypeError):
+        one.lists(None, 0, bytes(16), 8, None, 0)  # type: ignore[arg-type]
+    totals = set()
+    for shift in range(8):
+        for width, code in ((2, "h"), (4, "i"), (8, "q")):
+            data = memoryview(bytes(shift) + struct.pack(f"=2{code}", -1, 7))[shift:]
+            hashes = RowHashes(2)
+            hashes.fixed(None, 0, data, width)
+            totals.add(hashes.total())
+    assert len(totals) == 1
+    totals = set()
+    for shift in range(8):
+        for width, code in ((4, "i"), (8, "q")):
+            ends = memoryview(bytes(shift) + struct.pack(f"=3{code}", 5, 6, 8))[shift:]
+            hashes = RowHashes(2)
+            hashes.lists(None, 0, ends, width, RowHashes(3), 5)
+            totals.add(hashes.total())
+    assert len(totals) == 1
