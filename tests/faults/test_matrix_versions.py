@@ -86,7 +86,7 @@ def test_versions_of_init_producer_id(version):
         async with world() as (cluster, producer, _):
             only_version(cluster, init_producer_id=version)
             await round_trip(producer, cluster)
-            assert cluster.log("t", 0)[0].producer_id > 0
+            assert cluster.log("t", 0)[0].producer_id >= 0
 
     play(main)
 
