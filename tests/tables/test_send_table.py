@@ -667,3 +667,68 @@ def test_reader_closed_during_a_read_gives_all_back(kind: str) -> None:
     gc.collect()
     assert exported.released == 1
     assert tables[0].released == ["schema", "array"]
+
+
+# -- hand-over without the wait for outcomes (the Spark sink) --------------------------------------
+
+
+NAMES = {
+    name: name for name in ("key", "value", "headers", "timestamp", "partition", "topic")
+}  # fmt: skip
+
+
+@scenario(partitions=1, max_request_size=3000)
+async def test_hand_over_returns_before_outcomes_and_tells_refused_rows(cluster, producer, history):
+    await producer.warm(["t"])
+    cluster.pause(1)
+    table = pa.table({"value": pa.array([b"a", b"x" * 9000, b"c"], pa.binary())})
+    sender = producer.table_sender()
+    await sender.hand_over("t", table, NAMES)
+    assert sorted(sender.refused) == [1]
+    assert isinstance(sender.refused[1], RecordTooLarge)
+    assert sender.tracker.count == 2
+    assert sender.interrupted is None
+    cluster.resume(1)
+    await producer.flush()
+    assert sender.tracker.failed() == []
+    assert cluster.values("t", 0) == [b"a", b"c"]
+
+
+@scenario(partitions=1, max_request_size=3000, transactional_id="x")
+async def test_hand_over_with_a_refused_row_spoils_the_transaction(cluster, producer, history):
+    await producer.start()
+    await producer.begin_transaction()
+    table = pa.table({"value": pa.array([b"a", b"x" * 9000], pa.binary())})
+    await producer.table_sender().hand_over("t", table, NAMES)
+    with pytest.raises(AbortableTransactionError):
+        await producer.commit_transaction()
+    await producer.abort_transaction()
+
+
+@scenario(partitions=1)
+async def test_row_for_which_there_is_no_memory_is_refused_alone(
+    cluster, producer, history
+):
+    """On the slow path, which reads the row into objects."""
+    await producer.warm(["t"])
+    producer._runtime.appender.enabled = False
+
+    class Chunk:
+        """Three rows, the second of which does not fit into memory."""
+
+        def __len__(self) -> int:
+            return 3
+
+        def row(self, index: int) -> Any:
+            if index == 1:
+                raise MemoryError
+            return None, b"%d" % index, None, None, None, ()
+
+    sender = producer.table_sender()
+    while sender._position < 3:
+        await sender._advance_table(None, Chunk(), "t", 0)
+    assert sorted(sender.refused) == [1]
+    assert sender.refused[1].outcome is Outcome.NOT_SENT
+    assert isinstance(sender.refused[1].__cause__, MemoryError)
+    await producer.flush()
+    assert cluster.values("t", 0) == [b"0", b"2"]
