@@ -71,7 +71,8 @@ lint: $(VENV)/.test
 
 # What proves the measured modules; the rest runs without the tracer. Both use both cores.
 # `coverage run` and not pytest-cov: it sees the lines that run while pytest loads its plug-ins.
-MEASURED := tests/engine tests/net tests/faults
+MEASURED := tests/engine tests/net tests/faults tests/transactions tests/security tests/foundation \
+    tests/tables
 
 unit: $(VENV)/.test
 	$(PY) -m coverage erase

@@ -1,56 +1,79 @@
 """Fails when a module that must be proven in virtual time is not covered well enough.
 
-Reads the JSON report of coverage.py. Thresholds: 95 % of lines, 90 % of branches.
+Reads the JSON report of coverage.py. Thresholds: 95 % of lines, 90 % of branches, for every module
+of the client, `engine` and `net`; a new module is measured without being named here.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 LINES, BRANCHES = 95.0, 90.0
-MODULES = (
-    "aiokprod/engine/metadata.py",
-    "aiokprod/engine/accumulator.py",
-    "aiokprod/engine/sender.py",
-    "aiokprod/engine/settlement.py",
-    "aiokprod/engine/outcome.py",
-    "aiokprod/engine/producer_state.py",
-    "aiokprod/engine/idempotence.py",
-    "aiokprod/net/channel.py",
-)
+PACKAGE: Final = Path("aiokprod")
+FOLDERS: Final = ("", "engine", "net", "net/security")
+"""Folders of PACKAGE whose modules are measured. `wire` is held by golden bytes and peers, `spark`
+by its own brokers, `hot` is compiled, `testing` is the kit."""
+
+LOWER: Final[Mapping[str, tuple[float, float, str]]] = {}
+"""Module -> (lines, branches, why its tests cannot be among the measured ones)."""
+
+
+def modules(package: Path = PACKAGE) -> list[str]:
+    """Every module of the measured folders."""
+    found = [path for folder in FOLDERS for path in (package / folder).glob("*.py")]
+    return sorted(path.as_posix() for path in found)
 
 
 def percent(part: int, whole: int) -> float:
     return 100.0 if whole == 0 else 100.0 * part / whole
 
 
-def main(path: str) -> int:
-    files: dict[str, dict[str, Any]] = {
-        Path(name).as_posix(): entry
-        for name, entry in json.loads(Path(path).read_text())["files"].items()
-    }
+def check(
+    files: Mapping[str, dict[str, Any]],
+    wanted: Iterable[str],
+    lower: Mapping[str, tuple[float, float, str]] = LOWER,
+) -> int:
+    """Print a line for each module; 1 if one is covered too little or was not measured."""
     worst = 0
-    print(f"{'module':40} {'lines':>8} {'branches':>9}")
-    for module in MODULES:
+    wanted = list(wanted)
+    print(f"{'module':44} {'lines':>8} {'branches':>9}")
+    for module in wanted:
         if module not in files:
-            print(f"{module:40} not measured")
+            print(f"{module:44} not measured")
             worst = 1
             continue
         summary = files[module]["summary"]
         lines = percent(summary["covered_lines"], summary["num_statements"])
         branches = percent(summary["covered_branches"], summary["num_branches"])
-        enough = lines >= LINES and branches >= BRANCHES
-        print(f"{module:40} {lines:7.1f}% {branches:8.1f}%{'' if enough else '  TOO LOW'}")
+        least, least_branches, why = lower.get(module, (LINES, BRANCHES, ""))
+        enough = lines >= least and branches >= least_branches
+        note = f"  ({why})" if why else ""
+        print(f"{module:44} {lines:7.1f}% {branches:8.1f}%{note if enough else '  TOO LOW'}")
         if not enough:
             worst = 1
             print(f"    missing lines: {files[module]['missing_lines']}")
             print(f"    missing branches: {files[module]['missing_branches']}")
+    for module in sorted(set(lower) - set(wanted)):
+        print(f"{module:44} has an exception, but is no module")
+        worst = 1
+    if not wanted:
+        print("there is no module to check")
+        worst = 1
     if worst:
         print(f"at least {LINES:.0f} % of lines and {BRANCHES:.0f} % of branches are required")
     return worst
+
+
+def main(path: str) -> int:
+    files = {
+        Path(name).as_posix(): entry
+        for name, entry in json.loads(Path(path).read_text())["files"].items()
+    }
+    return check(files, modules())
 
 
 if __name__ == "__main__":

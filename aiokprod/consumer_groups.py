@@ -74,8 +74,8 @@ def group_metadata(source: Any) -> GroupMetadata:
 
 
 def _of_confluent(data: bytes) -> GroupMetadata:
-    """Magic, generation in the machine's byte order, group id, a flag for the instance id, the
-    instance id unless the flag is set, member id; texts end in a zero byte."""
+    """Magic, generation in the machine's byte order, group id, member id, a flag, and the instance
+    id unless the flag is set; texts end in a zero byte."""
     try:
         if not data.startswith(_CONFLUENT_MAGIC):
             raise ValueError
