@@ -4,7 +4,7 @@
 
 Builds instrumented extensions in a copy of the tree (build/sanitize), so that the normal ones stay
 as they are, and runs there, in this order: tests/hot and tests/tables, the fuzzers, interrupted
-calls. Ends with 1 if one of them fails or a sanitizer reports anything, in whatever process.
+calls. Ends with 1 if one of them fails, or a sanitizer reports anything in whatever process.
 
 Needs gcc with its libasan and libubsan. Leaks are not looked for: CPython keeps memory until exit.
 Left out: tests/tables/test_libraries.py, because polars and duckdb bring allocators and exceptions
@@ -29,9 +29,9 @@ PARTS: Final = ("aiokprod", "tests", "benchmarks", "examples", "docs")
 FILES: Final = ("conftest.py", "pyproject.toml", "setup.py", "README.md", "DESIGN.md")
 FLAGS: Final = "-O1 -g1 -fno-omit-frame-pointer -fsanitize=address,undefined " \
     "-fno-sanitize-recover=undefined"  # fmt: skip
+TESTS: Final = ("tests/hot", "tests/tables")
 PYTEST: Final = (
-    "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/hot", "tests/tables",
-    "--ignore=tests/tables/test_libraries.py",
+    "-m", "pytest", "-q", "-p", "no:cacheprovider", "--ignore=tests/tables/test_libraries.py",
 )  # fmt: skip
 
 
@@ -119,7 +119,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="the compiled core under the sanitizers")
     parser.add_argument("--fuzz", type=int, default=10_000_000, help="damaged answers")
     parser.add_argument("--interrupts", type=int, default=1_000_000, help="exceptions in calls")
-    parser.add_argument("--no-tests", action="store_true", help="only the two above")
+    parser.add_argument("--tests", nargs="*", default=TESTS, help="paths; none: no tests")
     parser.add_argument("--no-build", action="store_true", help="as it was built before")
     arguments = parser.parse_args()
     COPY.mkdir(parents=True, exist_ok=True)
@@ -128,7 +128,7 @@ def main() -> int:
     if not arguments.no_build:
         copy_tree()
         build()
-    runs = [] if arguments.no_tests else [PYTEST]
+    runs = [(*PYTEST, *arguments.tests)] if arguments.tests else []
     if arguments.fuzz:
         runs.append(("-m", "tests.fuzz", "--executions", str(arguments.fuzz)))
     if arguments.interrupts:

@@ -129,7 +129,7 @@ cdef class IntDecoder(Decoder):
 
     cdef int width
 
-    def __init__(self, str code):
+    def __cinit__(self, str code not None):
         self.min_size = self.width = calcsize(">" + code)
 
     cdef object read(self, Cursor cursor):

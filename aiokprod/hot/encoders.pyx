@@ -126,7 +126,7 @@ cdef class IntEncoder(Encoder):
 
     cdef int width
 
-    def __init__(self, str code):
+    def __cinit__(self, str code not None):
         self.width = calcsize(">" + code)
 
     cdef int write(self, Sink sink, object value) except -1:

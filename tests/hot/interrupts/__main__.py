@@ -10,9 +10,11 @@ memory is held, and the producer goes on. Ends with 1 at the first finding, and 
 from __future__ import annotations
 
 import argparse
+import itertools
 import multiprocessing
 import sys
 import time
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 
 from tests.hot.interrupts.batch import Figures, every_bytecode, run_task
 from tests.hot.interrupts.inject import KINDS
@@ -38,25 +40,28 @@ def main() -> int:
     arguments = parser.parse_args()
     started = time.monotonic()
     total = Figures()
-    with multiprocessing.get_context("spawn").Pool(arguments.jobs) as pool:
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(arguments.jobs, mp_context=spawn) as pool:  # a crash does not hang it
         if arguments.every:
             combinations = [
                 (options, scene, kind)
                 for options in OPTIONS for scene in SCENES for kind in range(len(KINDS))
             ]  # fmt: skip
-            for figures in pool.imap_unordered(_every, combinations):
+            for figures in pool.map(_every, combinations):
                 total.add(figures)
         else:
             size = min(CHUNK, max(1, arguments.executions // arguments.jobs))
-            chunks = (
-                (arguments.seed * 1_000_000 + number, size, number % ALARMS == ALARMS - 1)
-                for number in range(10 * arguments.executions // size + 1)
-            )
-            for figures in pool.imap_unordered(run_task, chunks):
-                total.add(figures)
-                if total.raised >= arguments.executions:
-                    pool.terminate()
-                    break
+            numbers = itertools.count()
+            running: set[Future[Figures]] = set()
+            while total.raised < arguments.executions:
+                while len(running) < arguments.jobs:
+                    number = next(numbers)
+                    seed = arguments.seed * 1_000_000 + number
+                    alarm = number % ALARMS == ALARMS - 1
+                    running.add(pool.submit(run_task, (seed, size, alarm)))
+                done, running = wait(running, return_when=FIRST_COMPLETED)
+                for future in done:
+                    total.add(future.result())
     seconds = time.monotonic() - started
     print(
         f"{total.raised} exceptions in {total.calls} calls, at {len(total.places)} places, "
