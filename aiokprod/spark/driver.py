@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from aiokprod.consumer_groups import GroupMetadata
 from aiokprod.engine import transaction_requests as requests
-from aiokprod.engine.coordinators import CoordinatorKind
+from aiokprod.engine.coordinators import CoordinatorKind, VersionedRequest
+from aiokprod.engine.transaction_states import Call, may_be_carried_out
 from aiokprod.errors import Code, KafkaError, ProducerFenced, UnsupportedVersion, error_code
 from aiokprod.producer import Producer
 from aiokprod.spark.failures import CheckpointRolledBack, NonDeterministicReplay, rolled_back
@@ -54,7 +55,7 @@ _GONE: Final = frozenset(
 
 _REPLAYED: Final = "Spark replays the batch; tasks that are committed are skipped then"
 _PARTS: Final = (
-    "Other tasks of this job may be committed, and stay so: look (read_committed) before you run "
+    "Tasks of this job may be committed, and stay so: look (read_committed) before you run "
     "it again, a new run writes all rows again"
 )
 
@@ -299,21 +300,43 @@ class TransactionEnder:
     async def _end(
         self, session: Session, task: Prepared, deadline: float, *, commit: bool
     ) -> None:
-        request = requests.end(
+        end = requests.end(
             task.transactional_id, task.producer_id, task.epoch,
             commit=commit, tv2=task.second_protocol,
         )  # fmt: skip
+        unanswered = 0
+        in_doubt = False
+
+        def build(version: int) -> Any:
+            nonlocal unanswered
+            unanswered += 1
+            return end(version)
+
+        def code_of(body: Any) -> int:
+            nonlocal unanswered, in_doubt
+            unanswered -= 1
+            in_doubt = in_doubt or may_be_carried_out(Call.END, body.error_code)
+            return int(body.error_code)
+
         body = await session.coordinate(
-            CoordinatorKind.TRANSACTION, task.transactional_id, request, deadline
+            CoordinatorKind.TRANSACTION,
+            task.transactional_id,
+            VersionedRequest(end.api_key, build, end.max_version),
+            deadline,
+            code_of,
         )
         code = body.error_code
         if code == Code.NONE or (not commit and code in _GONE):
             return  # an abort of what is committed, or was fenced, changes nothing
         found = error_code(code)
-        why = TIMED_OUT if code in _GONE else found.text
+        # A refusal says nothing about an earlier attempt that the coordinator may have carried out.
+        if in_doubt or unanswered:
+            what, why = "may be committed", found.text
+        else:
+            what, why = "was not committed", TIMED_OUT if code in _GONE else found.text
         raise CommitFailed(
-            f"aiokprod: transaction {task.transactional_id} of task {task.partition} was not "
-            f"committed: {found.name}: {why}. {_REPLAYED if self._exactly_once else _PARTS}"
+            f"aiokprod: transaction {task.transactional_id} of task {task.partition} {what}: "
+            f"{found.name}: {why}. {_REPLAYED if self._exactly_once else _PARTS}"
         )
 
     # -- orphans --------------------------------------------------------------------------------

@@ -103,6 +103,37 @@ def test_job_of_which_one_transaction_was_fenced_stays_invisible(
     run(body)
 
 
+@pytest.mark.parametrize(
+    ("answers", "what", "committed"),
+    [
+        ([Reaction(process=True, error=-1)], "0 may be committed: UNKNOWN_SERVER_ERROR", [0, 1]),
+        (
+            [Reaction(silent=True, close=True), refuse(47)],
+            "0 may be committed: INVALID_PRODUCER_EPOCH",
+            [0, 1],
+        ),
+        ([refuse(47)], "0 was not committed: INVALID_PRODUCER_EPOCH", []),
+    ],
+    ids=["carried out, unknown code", "answer lost, then refused", "refused"],
+)
+def test_refused_commit_is_definite_only_if_no_attempt_can_have_been_carried_out(
+    monkeypatch: pytest.MonkeyPatch, answers: list[Reaction], what: str, committed: list[int]
+) -> None:
+    async def body() -> None:
+        cluster = SparkCluster()
+        query = Query(monkeypatch, cluster, **JOB)
+        messages = await query.tasks(None, [rows(0, 1)])
+        left = iter(answers)
+        cluster.control(END_TXN, lambda request: next(left, None))
+        with pytest.raises(CommitFailed, match=what):
+            await query.commit(messages)
+        await query.abort(messages)
+        assert cluster.committed("t") == values(*committed)
+        await query.restart()
+
+    run(body)
+
+
 @pytest.mark.parametrize("profile", ["3.9", "4.3"])
 def test_producer_id_zero_is_verified_and_committed_as_any_other(
     profile: str, monkeypatch: pytest.MonkeyPatch
