@@ -116,9 +116,12 @@ class Pipe:
         if self._is_cut:
             return
         size = self.chunk or len(view)
-        for start in range(0, len(view), size):
-            part = view[start : start + size]
-            self._pieces.append(_Piece(handed, part, self._arrival(len(part))))
+        if size >= len(view):
+            self._pieces.append(_Piece(handed, view, self._arrival(len(view))))
+        else:
+            for start in range(0, len(view), size):
+                part = view[start : start + size]
+                self._pieces.append(_Piece(handed, part, self._arrival(len(part))))
         self._under_way += len(view)
         self._plan()
 

@@ -17,6 +17,7 @@ import pytest
 from aiokprod.testing.fake_cluster import profiles as fake_profiles
 from tests.faults.simulation.batch import Journal, Totals, outcomes, parsed, slices
 from tests.faults.simulation.exemptions import EXEMPTIONS, MOST_SEEDS
+from tests.faults.simulation.misfortunes import Misfortunes
 from tests.faults.simulation.run import run_seed
 from tests.faults.simulation.seeds import MENU, TEMPERAMENTS, plan_of
 from tests.faults.simulation.temperaments import LEGALITY
@@ -86,6 +87,15 @@ def test_mild_judgments_are_counted_by_name():
     assert totals.too_mild() == []
     totals.mild_seeds["copies"] = 81
     assert totals.too_mild() == ["copies"]
+
+
+def test_a_stall_is_slack_only_for_what_it_delayed():
+    fate = object.__new__(Misfortunes)
+    fate.stalls = [(10.0, 50.0), (60.0, 64.0)]
+    assert fate.stalled_s() == 44.0
+    assert fate.stalled_s(50.0, 60.0) == 0.0, "neither of them was then"
+    assert fate.stalled_s(45.0, 62.0) == 7.0, "no more of them than there was"
+    assert fate.stalled_s(61.0, 100.0) == 3.0
 
 
 def test_slices_begin_at_multiples_of_their_size():

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from aiokprod.testing.virtual import VirtualTimeError
-from tests.faults.detection import own_bugs  # noqa: F401  (enters them)
+from tests.faults.detection import excuses, own_bugs  # noqa: F401  (enter theirs)
 from tests.faults.detection.bugs import BUGS, SIMULATION, TRANSACTIONS, WHERE
 from tests.faults.simulation.judge import Violation
 from tests.faults.simulation.run import run_seed

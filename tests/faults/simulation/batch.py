@@ -17,7 +17,7 @@ from typing import Any
 from tests.faults.simulation.exemptions import MOST_SEEDS
 from tests.faults.simulation.run import Report, run_seed
 
-CHUNK = 20
+CHUNK = 40
 """Seeds between two collections of garbage, which would take a third of the time."""
 
 

@@ -75,7 +75,8 @@ class Wire:
 
     def __init__(self) -> None:
         self._recordings: list[Recording] = []
-        self._exchanges: list[Exchange] | None = None
+        self._requests: list[list[Exchange]] | None = None
+        self._is_heard = False
         self._attempts: dict[bytes, list[Attempt]] | None = None
 
     def follow(self, link: Link) -> None:
@@ -85,11 +86,19 @@ class Wire:
 
     def exchanges(self) -> list[Exchange]:
         """All requests with their answers, connection after connection. Read once."""
-        if self._exchanges is None:
-            self._exchanges = [
-                each for recording in self._recordings for each in _exchanges(recording)
-            ]
-        return self._exchanges
+        requests = self.requests()
+        if not self._is_heard:
+            self._is_heard = True
+            assert self._requests is not None
+            for recording, sent in zip(self._recordings, self._requests, strict=True):
+                _hear(recording, sent)
+        return requests
+
+    def requests(self) -> list[Exchange]:
+        """As `exchanges`; answers may be left out, which take most of the time to read."""
+        if self._requests is None:
+            self._requests = [_requests(recording) for recording in self._recordings]
+        return [each for sent in self._requests for each in sent]
 
     def attempts(self, value: bytes) -> list[Attempt]:
         """The Produce requests that held the record with this value."""
@@ -104,17 +113,18 @@ class Wire:
         """Requests of an API that left within less than the shortest backoff after one before them
         for the same thing, and all of its requests. An answer that asks for haste excuses."""
         before: dict[Any, Exchange] = {}
-        hasty = count = 0
-        mine = [each for each in self.exchanges() if each.api_key == api_key]
+        repeated = []
+        mine = [each for each in self.requests() if each.api_key == api_key]
         for each in sorted(mine, key=lambda one: one.sent_at):
             subject = _subject(each)
             last = before.get(subject)
             before[subject] = each
-            count += 1
             if last is not None and each.sent_at - last.sent_at < LEAST_BACKOFF_S:
-                answered = getattr(last.answer, "error_code", None)
-                hasty += answered != Code.CONCURRENT_TRANSACTIONS
-        return hasty, count
+                repeated.append(last)
+        if repeated:
+            self.exchanges()
+        answered = [getattr(one.answer, "error_code", None) for one in repeated]
+        return sum(code != Code.CONCURRENT_TRANSACTIONS for code in answered), len(mine)
 
     def _note_records(self, exchange: Exchange) -> None:
         assert self._attempts is not None
@@ -158,12 +168,18 @@ def _codes(answer: Any, version: int) -> dict[tuple[Any, int], int]:
     return found
 
 
-def _exchanges(recording: Recording) -> list[Exchange]:
-    """The exchanges of one connection. Whatever cannot be read ends it, as it ends the client's."""
+def _requests(recording: Recording) -> list[Exchange]:
+    """The requests of one connection."""
     found = []
     for at, frame in _frames(recording.sent, first_byte=True):
         _, api_key, version, correlation_id = _FIXED.unpack_from(frame)
         found.append(Exchange(api_key, version, correlation_id, at, frame))
+    return found
+
+
+def _hear(recording: Recording, found: list[Exchange]) -> None:
+    """Add the answers to the requests of a connection. Whatever cannot be read ends it, as it ends
+    the client's."""
     produced = next((one for one in found if one.api_key == PRODUCE), None)
     silent = produced is not None and _acks(produced) == 0  # a producer has one acks setting
     waiting = iter([one for one in found if not (silent and one.api_key == PRODUCE)])
@@ -183,7 +199,6 @@ def _exchanges(recording: Recording) -> list[Exchange]:
         except Exception:
             break
         exchange.heard_at, exchange.answer = at, answer
-    return found
 
 
 def _acks(exchange: Exchange) -> int:

@@ -1,0 +1,108 @@
+"""Faults that a milder judge excused, put back one at a time: each proves one excuse gone.
+
+Nobody has been seen to make them; what they do is what the excuse would have let pass.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from aiokprod.engine import batch, outcome, settlement
+from aiokprod.engine.metadata_schedule import UpdateSchedule
+from aiokprod.engine.outcome import Action
+from aiokprod.engine.transaction_driver import TransactionDriver
+from aiokprod.errors import Code, Outcome, error_code
+from aiokprod.producer_life import ProducerLife
+from aiokprod.runtime import Runtime
+from tests.faults.detection.bugs import TRANSACTIONS, Patch, bug, found_by
+
+
+@bug
+def batch_that_is_too_large_is_not_divided(patch: Patch) -> None:
+    """MESSAGE_TOO_LARGE was a code that may end a record."""
+    decide = settlement.decide
+
+    def whole(code: Any, **options: Any) -> Action:
+        action = decide(code, **options)
+        return Action.FAIL if action is Action.SPLIT else action
+
+    patch.setattr(settlement, "decide", whole)
+
+
+@bug
+def every_failure_called_unknown(patch: Patch) -> None:
+    """UNKNOWN was never questioned."""
+    patch.setattr(outcome, "outcome_of", lambda batch: Outcome.UNKNOWN)
+
+
+@bug
+def failure_has_the_code_of_another(patch: Patch) -> None:
+    """A code that ends records was believed whatever the broker had answered."""
+    batch_error = settlement.batch_error
+
+    def wrong(code: Any, *args: Any) -> Any:
+        if code.number in (32, 44):
+            code = error_code(Code.INVALID_RECORD)
+        return batch_error(code, *args)
+
+    patch.setattr(settlement, "batch_error", wrong)
+
+
+@bug
+def timestamps_are_a_second_late(patch: Patch) -> None:
+    """Timestamps were not judged."""
+    header = batch.batch_header
+
+    def late(payload: Any, **fields: Any) -> bytes:
+        fields["base_timestamp"] += 1_000
+        return header(payload, **fields)
+
+    patch.setattr(batch, "batch_header", late)
+
+
+@bug
+def close_takes_three_seconds_more(patch: Patch) -> None:
+    """All stalls of a seed were slack for its close (`test_simulation` holds how they count)."""
+    close = ProducerLife.close
+
+    async def slow(self: Any, timeout: float | None = None) -> Any:
+        await asyncio.sleep(3.0)
+        return await close(self, timeout)
+
+    patch.setattr(ProducerLife, "close", slow)
+
+
+@bug
+def metadata_at_twice_their_rate(patch: Patch) -> None:
+    """20 metadata requests a second were within the limit."""
+    ended = UpdateSchedule._ended
+
+    def sooner(self: Any, now: float, steps: int) -> None:
+        ended(self, now, steps)
+        self._allowed_at = now + (self._allowed_at - now) / 2
+
+    patch.setattr(UpdateSchedule, "_ended", sooner)
+
+
+@bug
+def producer_ids_asked_for_without_backoff(patch: Patch) -> None:
+    """12 InitProducerId requests a second were within the limit."""
+    after = Runtime._backoff
+    patch.setattr(Runtime, "_backoff", lambda self, attempts: after(self, attempts) / 20)
+
+
+@found_by(TRANSACTIONS)
+def coordinators_asked_at_twice_their_rate(patch: Patch) -> None:
+    """FindCoordinator requests were not counted."""
+    init = TransactionDriver.__init__
+
+    def hasty(
+        self: Any, manager: Any, coordinators: Any, *, loop: Any, timeout_ms: int, backoff: Any
+    ) -> None:
+        def half(attempts: int) -> float:
+            return float(backoff(attempts) / 2)
+
+        init(self, manager, coordinators, loop=loop, timeout_ms=timeout_ms, backoff=half)
+
+    patch.setattr(TransactionDriver, "__init__", hasty)
