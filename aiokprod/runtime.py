@@ -400,11 +400,13 @@ class Runtime:
         """The append path's view of a topic the snapshot knows."""
         slot = self.appender.topics.get(topic)
         if slot is None:
-            slot = self.appender.topics[topic] = TopicSlot(topic)
-            self._refresh_slot(snapshot, topic, slot)
+            made = TopicSlot(topic)
+            self._refresh_slot(snapshot, topic, made)
             now = self.loop.time()
-            for queue in slot.slots:
+            for queue in made.slots:
                 self.accumulator.follow_leader(queue, snapshot, now)
+            # Published once it is whole: a signal handler may raise or submit at any point above.
+            slot = self.appender.topics.setdefault(topic, made)
         return slot
 
     def _several_nodes(self) -> bool:

@@ -85,7 +85,7 @@ def test_mild_judgments_are_counted_by_name():
         assert 40 <= totals.mild_at[name][0] < 60
     totals.seeds = 2_000
     assert totals.too_mild() == []
-    totals.mild_seeds["copies"] = 81
+    totals.mild_seeds["copies"] = 121
     assert totals.too_mild() == ["copies"]
 
 

@@ -169,7 +169,7 @@ class World:
 
     def reaction(self, api: int) -> Reaction | None:
         codes = self.processed_errors.get(api)
-        if codes is not None and self.nature.random() < 0.1:
+        if codes is not None and self.nature.random() < 0.3:
             return Reaction(process=self.nature.random() < 0.8, error=self.nature.choice(codes))
         if self.dice.random() > 0.2:
             return None

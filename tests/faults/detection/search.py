@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import inspect
 import subprocess
@@ -17,6 +18,7 @@ from tests.faults.detection import excuses, own_bugs  # noqa: F401  (enter their
 from tests.faults.detection.bugs import BUGS, SIMULATION, TRANSACTIONS, WHERE
 from tests.faults.simulation.judge import Violation
 from tests.faults.simulation.run import run_seed
+from tests.next_look import check_passes
 from tests.transactions import test_simulation as transactions
 
 
@@ -131,6 +133,9 @@ def verdict_on(seed: int, where: str = SIMULATION) -> str | None:
         return f"{type(error).__name__}: {error}".splitlines()[0]
     except AssertionError as error:
         return f"AssertionError: {str(error) or 'promise broken'}".splitlines()[0]
+    finally:
+        with contextlib.suppress(AssertionError):
+            check_passes()  # what a bug left behind is no other test's
     return None
 
 
