@@ -96,7 +96,7 @@ release-checks: $(VENV)/.test
 	$(MAKE) test
 	$(MAKE) kerberos
 	$(PY) -m pytest tests/integration
-	$(MAKE) simulate detection differential mutants in-flight fuzz -j 1
+	$(MAKE) simulate detection differential mutants in-flight fuzz interrupts sanitize -j 1
 	$(MAKE) transactions chaos soak -j 1
 	$(MAKE) spark-test spark-campaign -j 1
 	$(PY) .ci/check_dist.py
