@@ -106,7 +106,7 @@ class World:
         self.wakeups = 0
         self.disconnects: list[tuple[int, KafkaError]] = []
         self.throttles: list[tuple[int, float]] = []
-        self.callback_errors: list[Exception] = []
+        self.callback_errors: list[BaseException] = []
         self.opened: list[int] = []
         self.closed: list[tuple[int, KafkaError | None]] = []
         options = {
