@@ -109,9 +109,10 @@ class Wire:
                     self._note_records(each)
         return self._attempts.get(value, [])
 
-    def hasty(self, api_key: int) -> tuple[int, int]:
+    def hasty(self, api_key: int, *, granted: bool = False) -> tuple[int, int]:
         """Requests of an API that left within less than the shortest backoff after one before them
-        for the same thing, and all of its requests. An answer that asks for haste excuses."""
+        for the same thing, and all of its requests. An answer that asks for haste excuses; with
+        `granted`, one without an error does as well."""
         before: dict[Any, Exchange] = {}
         repeated = []
         mine = [each for each in self.requests() if each.api_key == api_key]
@@ -124,7 +125,8 @@ class Wire:
         if repeated:
             self.exchanges()
         answered = [getattr(one.answer, "error_code", None) for one in repeated]
-        return sum(code != Code.CONCURRENT_TRANSACTIONS for code in answered), len(mine)
+        excused = {Code.CONCURRENT_TRANSACTIONS, *([Code.NONE] if granted else [])}
+        return sum(code not in excused for code in answered), len(mine)
 
     def _note_records(self, exchange: Exchange) -> None:
         assert self._attempts is not None
