@@ -1,4 +1,4 @@
-"""Chaos: real brokers, real faults, two producers under load, every record accounted for.
+"""Chaos: real brokers, real faults, three producers under load, every record accounted for.
 
     python -m tests.chaos                                   every fault, three runs
     python -m tests.chaos --faults all-down,blackhole       some
@@ -35,7 +35,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--first", type=int, default=0, help="number of the first run")
     parser.add_argument("--nodes", type=int, default=3, help="3 is what the promises are about")
-    parser.add_argument("--rate", type=int, default=12_000, help="records/s of each producer")
+    parser.add_argument("--rate", type=int, default=12_000, help="records/s, see `run`")
     parser.add_argument("--out", type=Path, default=OUT)
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no run after")
     parser.add_argument("--resume", action="store_true", help="leave out what --out has")
@@ -124,9 +124,14 @@ def _line(result: dict[str, Any]) -> str:
         f"{verdict['records']:,} records, {verdict['duplicates']} doubled, held "
         f"{result['rate_held']:,}/s ({result['rate_together']:,}/s both), unavailable "
         f"{result['unavailable_s']} s (brokers {result['broker_s']} s, excess "
-        f"{result['excess_s']} s, alone {result['alone_s']} s), metadata "
+        f"{result['excess_s']} s, alone {result['alone_s']} s), {_commit(result)}metadata "
         f"{result['metadata_most_per_second']}/s"
     )
+
+
+def _commit(result: dict[str, Any]) -> str:
+    recovered = result["recovered_s"]
+    return "" if recovered is None else f"first commit after {recovered} s, "
 
 
 def main() -> int:

@@ -11,15 +11,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, TopicPartition
 from numpy.typing import NDArray
 
 from aiokprod.hot.core import murmur2
 from tests.chaos.values import SIZE, read
 from tests.chaos.worker import (
+    ABORTED,
     ABSENT,
     ACKNOWLEDGED,
     KEYS,
+    NO_TRANSACTION,
     OPEN,
     STAMPS,
     UNKNOWN,
@@ -68,16 +70,24 @@ class Log:
 
 
 def read_log(servers: str, topic: str, *, bare: bool = False) -> Log:
-    """All records of a topic that begins at offset 0.
+    """All records of a topic that begins at offset 0, without those of aborted transactions.
+
+    An AssertionError tells that a partition cannot be read to its end, for example because a
+    transaction was left open.
 
     Args:
         bare: their writer gave them no headers and no timestamps.
     """
+    reader = _Reader(topic, bare=bare)
+    ends = _end_offsets(servers, topic)
     consumer = Consumer(
         {
             "bootstrap.servers": servers,
             "group.id": "chaos-audit",
             "enable.auto.commit": False,
+            "isolation.level": "read_committed",
+            # Records cannot be counted down to an end offset: control records take offsets as well.
+            "enable.partition.eof": True,
             "check.crcs": True,
             "fetch.wait.max.ms": 20,
             "fetch.min.bytes": 1,
@@ -85,27 +95,45 @@ def read_log(servers: str, topic: str, *, bare: bool = False) -> Log:
             "log_level": 0,
         }
     )
-    reader = _Reader(topic, bare=bare)
     try:
-        partitions = sorted(consumer.list_topics(topic, timeout=30).topics[topic].partitions)
-        left = 0
-        for partition in partitions:
-            low, high = consumer.get_watermark_offsets(TopicPartition(topic, partition), 30)
-            assert low == 0, f"{topic}-{partition} begins at {low}"
-            left += high
-        consumer.assign([TopicPartition(topic, partition, 0) for partition in partitions])
+        consumer.assign([TopicPartition(topic, partition, 0) for partition in ends])
         heard = time.monotonic()
-        while left > 0:
+        while ends:
             messages = consumer.consume(20_000, timeout=0.5)
             now = time.monotonic()
-            assert messages or now - heard < READ_TIMEOUT, f"{left} records cannot be read"
-            if messages:
+            assert messages or now - heard < READ_TIMEOUT, (
+                f"{topic} cannot be read up to offsets {ends}"
+            )
+            for message in messages:
+                if _is_end(message) and message.offset() >= ends.get(message.partition(), 0):
+                    ends.pop(message.partition(), None)
+            records = [message for message in messages if not _is_end(message)]
+            if records:
                 heard = now
-                left -= len(messages)
-                reader.take(messages)
+                reader.take(records)
     finally:
         consumer.close()
     return reader.log()
+
+
+def _end_offsets(servers: str, topic: str) -> dict[int, int]:
+    """The high watermark of each partition. With `read_committed` a consumer gets the last stable
+    offset instead, which would hide an open transaction."""
+    consumer = Consumer({"bootstrap.servers": servers, "group.id": "chaos-audit", "log_level": 0})
+    try:
+        ends = {}
+        for partition in sorted(consumer.list_topics(topic, timeout=30).topics[topic].partitions):
+            low, high = consumer.get_watermark_offsets(TopicPartition(topic, partition), 30)
+            assert low == 0, f"{topic}-{partition} begins at {low}"
+            ends[partition] = high
+        return ends
+    finally:
+        consumer.close()
+
+
+def _is_end(message: Any) -> bool:
+    error = message.error()
+    return error is not None and error.code() == KafkaError._PARTITION_EOF
 
 
 class _Reader:
@@ -168,7 +196,8 @@ def _headers_of(rows: Array) -> list[list[tuple[str, bytes]]]:
 
 @dataclass
 class Verdict:
-    """Counts of one producer; `examples` names some of what is wrong."""
+    """Counts of one producer; `examples` names some of what is wrong. `torn` counts transactions of
+    which readers see a part."""
 
     records: int = 0
     acknowledged: int = 0
@@ -184,6 +213,8 @@ class Verdict:
     unknown_present: int = 0
     unknown_absent: int = 0
     rejected: int = 0
+    aborted: int = 0
+    torn: int = 0
     offset_unknown: int = 0
     gone_with_the_topic: int = 0
     examples: list[str] = field(default_factory=list)
@@ -191,7 +222,7 @@ class Verdict:
     def wrong(self, *, duplicates_allowed: bool = False) -> list[str]:
         """Names of the broken promises."""
         checked = ["lost", "inversions", "wrong_place", "wrong_offset"]
-        checked += ["definite_but_present", "corrupt", "unsettled"]
+        checked += ["definite_but_present", "corrupt", "unsettled", "torn"]
         if not duplicates_allowed:
             checked.append("duplicates")
         wrong = [name for name in checked if getattr(self, name)]
@@ -231,17 +262,22 @@ def judge(
     verdict.acknowledged = int(np.count_nonzero(acked))
     verdict.unsettled = int(np.count_nonzero(state == OPEN))
     verdict.rejected = int(np.count_nonzero(state == ABSENT))
+    verdict.aborted = int(np.count_nonzero(state == ABORTED))
     verdict.unknown_present = int(np.count_nonzero((state == UNKNOWN) & (copies > 0)))
     verdict.unknown_absent = int(np.count_nonzero((state == UNKNOWN) & (copies == 0)))
     missing = acked & (copies == 0)
+    gone = np.zeros(len(state), bool)
     if topic_made_at is not None:
-        old = missing & (told["settled"] < topic_made_at)
-        verdict.gone_with_the_topic = int(np.count_nonzero(old))
-        missing &= ~old
+        gone = missing & (told["settled"] < topic_made_at)
+        verdict.gone_with_the_topic = int(np.count_nonzero(gone))
+        missing &= ~gone
     _count(verdict, "lost", np.flatnonzero(missing))
     verdict.duplicates = int(np.maximum(copies - 1, 0).sum())
     _example(verdict, "duplicates", np.flatnonzero(copies > 1))
-    _count(verdict, "definite_but_present", np.flatnonzero((state == ABSENT) & (copies > 0)))
+    absent = (state == ABSENT) | (state == ABORTED)
+    _count(verdict, "definite_but_present", np.flatnonzero(absent & (copies > 0)))
+    if "transaction" in told:
+        _count(verdict, "torn", _torn(told["transaction"][~gone], copies[~gone]))
     _count(verdict, "wrong_place", sequence[(asked >= 0) & (asked != where)])
     keyed = asked < 0
     counts = (partitions, 2 * partitions) if grown else (partitions,)
@@ -259,6 +295,14 @@ def _count(verdict: Verdict, name: str, found: Array) -> None:
 def _example(verdict: Verdict, name: str, found: Array) -> None:
     if len(found):
         verdict.examples.append(f"{name}: {len(found)}, first {found[:5].tolist()}")
+
+
+def _torn(transaction: Array, copies: Array) -> Array:
+    """Numbers of the transactions of which some records are in the log and some are not, however
+    they ended."""
+    present = np.unique(transaction[copies > 0])
+    both = np.intersect1d(present, transaction[copies == 0])
+    return both[both != NO_TRANSACTION]
 
 
 def _strayed_keys(where: Array, sequence: Array, counts: tuple[int, ...]) -> int:

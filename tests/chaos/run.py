@@ -1,4 +1,4 @@
-"""One run: a topic, two producers under load, a fault, and the verdict on both."""
+"""One run: a topic, three producers under load, a fault, and the verdict on each."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SETTLED = 2.0
 GRACE = 2.0
 """Seconds a producer may be unavailable longer than the brokers or the network."""
 HELD = 10_000
-"""Records per second of both producers that must get through while nothing is broken; of what is
+"""Records per second of all producers that must get through while nothing is broken; of what is
 offered, if that is less, nearly all."""
 NEARLY = 0.8
 READY_WITHIN = 60.0
@@ -50,7 +50,14 @@ WORKLOADS: dict[str, dict[str, Any]] = {
     "idempotent": {"enable_idempotence": True},
     # In order without idempotence: one request in flight per connection.
     "plain": {"enable_idempotence": False, "max_in_flight_requests_per_connection": 1},
+    # Gets a `transactional_id` of its own in each run.
+    "transactional": {},
 }
+TRANSACTIONS_PER_SECOND = 10
+TRANSACTIONAL_SHARE = 6
+"""The transactional producer is offered one record where the others are offered so many."""
+RECOVERS = 10.0
+"""Seconds after a fault within which a transaction commits."""
 
 
 @dataclass
@@ -95,16 +102,17 @@ async def play(
                 await _perform(act)
             statistics = await asyncio.gather(*(worker.finish() for worker in workers))
         told = [dict(np.load(worker.orders.result)) for worker in workers]
+        commits = [promises.pop("commits") for promises in told]
     log = await asyncio.to_thread(read_log, cluster.bootstrap_servers, topic)
     options = {
         "topic_made_at": acts[-1].scene.topic_made_at,
         "grown": acts[-1].scene.grown_at is not None,
         "partitions": PARTITIONS,
     }
-    wanted = min(HELD, NEARLY * rate * len(workers))
+    wanted = min(HELD, NEARLY * sum(worker.orders.rate for worker in workers))
     together = [sum(_rate(promises, *act.quiet) for promises in told) for act in acts]
     results = []
-    for worker, stats, promises in zip(workers, statistics, told, strict=True):
+    for worker, stats, promises, committed in zip(workers, statistics, told, commits, strict=True):
         metadata = promises.pop("metadata")
         whole = judge(log, worker.number, promises, **options)
         cuts = np.searchsorted(promises["handed"], [act.end for act in acts[:-1]])
@@ -114,7 +122,8 @@ async def play(
             part = {name: column[first:stop] for name, column in promises.items()}
             verdict = judge(log.part(first, stop), worker.number, part, **options)
             gaps = _gaps(promises, probe, act)
-            wrong = _wrong(worker.name, verdict, whole, gaps) + _strange(stats)
+            recovered = _recovered(committed, act) if worker.orders.transaction else None
+            wrong = _wrong(worker.name, verdict, whole, gaps, recovered) + _strange(stats)
             if of_both < wanted:
                 wrong.append("rate")
             if not _grew(promises, act.scene):
@@ -126,13 +135,14 @@ async def play(
                     "turn": act.turn,
                     "workload": worker.name,
                     "nodes": len(cluster.node_ids),
-                    "offered_rate": rate,
+                    "offered_rate": worker.orders.rate,
                     "fault_s": round(act.ended - act.began, 2),
                     "wrong": wrong,
                     "rate_held": round(_rate(promises, *act.quiet)),
                     "rate_together": round(of_both),
                     "metadata_most_per_second": busiest_second(now.tolist()),
                     **gaps,
+                    "recovered_s": recovered,
                     "series": stats,
                     "verdict": asdict(verdict),
                 }
@@ -161,6 +171,12 @@ def _orders(
     rate: int,
     folder: Path,
 ) -> Orders:
+    settings = {**COMMON, **WORKLOADS[name], **entry.settings}
+    records = 0
+    if name == "transactional":
+        settings["transactional_id"] = f"{topic}-{number}"
+        rate //= TRANSACTIONAL_SHARE
+        records = rate // TRANSACTIONS_PER_SECOND
     return Orders(
         bootstrap=cluster.proxied_servers if entry.network else cluster.bootstrap_servers,
         topic=topic,
@@ -168,18 +184,39 @@ def _orders(
         rate=rate,
         partitions=PARTITIONS,
         result=str(folder / f"{name}.npz"),
-        settings={**COMMON, **WORKLOADS[name], **entry.settings},
+        transaction=records,
+        settings=settings,
     )
 
 
-def _wrong(workload: str, verdict: Verdict, whole: Verdict, gaps: dict[str, float]) -> list[str]:
-    """What this fault broke; what only the whole series shows is held against every fault."""
+def _recovered(commits: NDArray[Any], act: Act) -> float:
+    """Seconds from the end of the fault to the next commit; `inf` if there was none."""
+    later = commits[commits >= act.ended]
+    return round(float(later[0] - act.ended), 2) if len(later) else float("inf")
+
+
+def _wrong(
+    workload: str,
+    verdict: Verdict,
+    whole: Verdict,
+    gaps: dict[str, float],
+    recovered: float | None,
+) -> list[str]:
+    """What this fault broke; what only the whole series shows is held against every fault.
+
+    Args:
+        recovered: seconds to the first commit after the fault; None without transactions. Their
+            records wait for the transaction coordinator as well, of which `gaps` knows nothing.
+    """
     allowed = workload == "plain"
     wrong = verdict.wrong(duplicates_allowed=allowed)
     wrong += [name for name in whole.wrong(duplicates_allowed=allowed) if name not in wrong]
-    if whole.acknowledged < whole.records:
+    if whole.acknowledged + whole.aborted < whole.records:
         wrong.append("failed")  # each fault is shorter than the delivery timeout
-    if gaps["excess_s"] > GRACE:
+    if recovered is None:
+        if gaps["excess_s"] > GRACE:
+            wrong.append("slow recovery")
+    elif recovered > RECOVERS:
         wrong.append("slow recovery")
     return wrong
 

@@ -14,10 +14,31 @@ from aiokprod.hot.core import murmur2
 from tests.chaos.audit import Log, Verdict, _Reader, _strayed_keys, judge
 from tests.chaos.probe import Availability
 from tests.chaos.report import broken, load, summary, table
-from tests.chaos.run import SETTLED, Act, _gaps, _grew, _rate, _strange, _wrong
+from tests.chaos.run import (
+    RECOVERS,
+    SETTLED,
+    Act,
+    _gaps,
+    _grew,
+    _rate,
+    _recovered,
+    _strange,
+    _wrong,
+)
 from tests.chaos.spans import common, length
 from tests.chaos.values import NOT_ASKED, SIZE, make, read
-from tests.chaos.worker import ABSENT, KEYS, OPEN, UNKNOWN, headers_of, timestamp_of
+from tests.chaos.worker import (
+    ABORTED,
+    ABSENT,
+    ACKNOWLEDGED,
+    KEYS,
+    NO_TRANSACTION,
+    OPEN,
+    UNKNOWN,
+    Ledger,
+    headers_of,
+    timestamp_of,
+)
 from tests.soak.trend import trend
 
 TOPIC = "t"
@@ -212,14 +233,74 @@ def test_series_is_wrong_if_a_record_failed_or_the_producer_did_strange_things()
     world = World()
     verdict = world.verdict()
     gaps = {"excess_s": 0.0}
-    assert _wrong("idempotent", verdict, verdict, gaps) == []
+    assert _wrong("idempotent", verdict, verdict, gaps, None) == []
     world.told["state"][20] = UNKNOWN
-    assert _wrong("idempotent", verdict, world.verdict(), gaps) == ["failed"]
+    assert _wrong("idempotent", verdict, world.verdict(), gaps, None) == ["failed"]
     fine = {"close_hung": False, "changed_its_mind": 0, "unhandled": []}
     assert _strange(fine) == []
     assert _strange(fine | {"unhandled": ["boom"], "changed_its_mind": 1}) == [
         "another outcome later", "unhandled error",
     ]  # fmt: skip
+
+
+def test_transactional_producer_is_judged_by_its_commits() -> None:
+    verdict = World().verdict()
+    late = {"excess_s": 2.5}
+    assert _wrong("plain", verdict, verdict, late, None) == ["slow recovery"]
+    assert _wrong("transactional", verdict, verdict, late, RECOVERS) == []
+    assert _wrong("transactional", verdict, verdict, late, RECOVERS + 0.1) == ["slow recovery"]
+    act = Act("cuts", 0, None, start=0.0, began=1.0, ended=4.0, end=8.0)  # type: ignore[arg-type]
+    assert _recovered(np.array([0.5, 3.9, 4.25, 5.0]), act) == 0.25
+    assert _recovered(np.array([0.5, 3.9]), act) == float("inf")
+
+
+def test_judge_of_transactions_finds_aborted_records_and_parts_of_transactions() -> None:
+    world = World()
+    world.told["transaction"] = np.arange(COUNT, dtype=np.int32) // 50
+    first = world.told["transaction"] == 0
+    world.told["state"][first] = ABORTED
+    verdict = world.verdict()
+    assert verdict.wrong() == ["definite_but_present"]
+    assert (verdict.aborted, verdict.definite_but_present) == (50, 50)
+    world.rows = world.rows[50:]
+    for where in range(PARTITIONS):
+        kept = (world.told["partition"] == where) & ~first
+        world.told["offset"][kept] = np.arange(kept.sum())
+    assert world.verdict().wrong() == []
+    doubtful = world.told["transaction"] == 11  # the last, so that no offset moves
+    world.told["state"][doubtful] = UNKNOWN
+    assert world.verdict().wrong() == [], "all of it is visible"
+    world.rows.pop()
+    assert world.verdict().wrong() == ["torn"]
+    world.rows = world.rows[:-49]
+    assert world.verdict().wrong() == [], "nothing of it is visible"
+    world.told["transaction"][:] = NO_TRANSACTION
+    world.rows.append((int(world.told["partition"][599]), 599))
+    assert world.verdict().wrong() == [], "these are not of a transaction"
+
+
+def test_ledger_promises_what_a_commit_promised() -> None:
+    ledger = Ledger()
+    ledger.transaction = 7
+    records = [ledger.open() for _ in range(3)]
+    for number in records[:2]:
+        ledger.done(number, _acknowledged(partition=4, offset=number))
+    assert list(ledger.states) == [OPEN] * 3, "nothing is promised before the commit"
+    ledger.end_transaction(0, ACKNOWLEDGED)
+    assert list(ledger.states) == [ACKNOWLEDGED, ACKNOWLEDGED, OPEN], "committed without an answer"
+    assert len(ledger.commits) == 1
+    assert ledger.transaction == NO_TRANSACTION
+    ledger.transaction = 8
+    ledger.done(ledger.open(), _acknowledged(partition=4, offset=9))
+    ledger.end_transaction(3, ABORTED)
+    assert list(ledger.states)[3:] == [ABORTED]
+    assert list(ledger.transactions) == [7, 7, 7, 8]
+    assert len(ledger.commits) == 1
+
+
+def _acknowledged(partition: int, offset: int) -> Any:
+    told = SimpleNamespace(partition=partition, offset=offset)
+    return SimpleNamespace(exception=lambda: None, result=lambda: told)
 
 
 def test_partitions_that_were_added_must_be_used_soon() -> None:
@@ -281,7 +362,7 @@ def test_rates_are_told_of_each_producer_and_of_both(tmp_path) -> None:
     base = {
         "turn": 0, "metadata_most_per_second": 1, "wrong": [], "unavailable_s": 0.0,
         "broker_s": 0.0, "excess_s": 0.5, "verdict": vars(Verdict()),
-        "series": {"loop_lag_max_s": 0.25},
+        "series": {"loop_lag_max_s": 0.25}, "recovered_s": None,
     }  # fmt: skip
     runs = [
         {"fault": "blackhole", "workload": "idempotent", "rate_held": 6_000},
@@ -300,9 +381,17 @@ def test_rates_are_told_of_each_producer_and_of_both(tmp_path) -> None:
     assert broken(results) == ["cuts#0: not played, it broke"]
     text = summary(results)
     assert "broken promises: cuts#0: not played, it broke" in text
-    assert "both producers together 11,500 records/s" in text
+    assert "all producers together 11,500 records/s" in text
     assert "the idempotent one 6,000, the plain one 5,500; 1 of 3 held 10,000 alone" in text
     assert "at most 0.250 s late, by work of its own thread at most ? s" in text
+    assert "transactions: not played" in text
+    committed = {"workload": "transactional", "rate_held": 1_900, "recovered_s": 1.25}
+    counts = vars(Verdict(acknowledged=900, aborted=100))
+    results.append(base | committed | {"fault": "cuts", "rate_together": 9, "verdict": counts})
+    assert (
+        "transactions: 900 records committed, 100 aborted on purpose, 0 because of an error, "
+        "0 transactions seen in part, the first commit at most 1.2 s after a fault"
+    ) in summary(results)
     row = next(line for line in table(results).splitlines() if "| plain |" in line)
     assert "| 5,500/s | 11,500/s |" in row
 

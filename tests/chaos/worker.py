@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 from array import array
+from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any
@@ -22,12 +23,25 @@ from typing import Any
 import numpy as np
 import uvloop
 
-from aiokprod import Delivery, Environment, KafkaError, Outcome, Producer
+from aiokprod import (
+    AbortableTransactionError,
+    Delivery,
+    Environment,
+    KafkaError,
+    KafkaTimeout,
+    Outcome,
+    Producer,
+)
 from aiokprod.net.dialer import TcpDialer
 from tests.chaos.values import NOT_ASKED, make
 from tests.integration.spy import METADATA, SpyDialer, busiest_second
 
-OPEN, ACKNOWLEDGED, ABSENT, UNKNOWN = 0, 1, 2, 3
+OPEN, ACKNOWLEDGED, ABSENT, UNKNOWN, ABORTED = 0, 1, 2, 3, 4
+"""States of a record. With transactions, ACKNOWLEDGED means committed, ABSENT aborted because of an
+error, UNKNOWN that no commit or abort had a definite answer, ABORTED aborted on purpose."""
+NO_TRANSACTION = -1
+ABORT_EVERY = 10
+"""One transaction in so many is aborted on purpose."""
 STEP = 0.02
 CATCH_UP = 1.0
 """Seconds of load a stalled worker makes up for."""
@@ -58,7 +72,8 @@ class Orders:
 
     Attributes:
         number: tells the records of this producer from others'.
-        rate: records per second, handed over in steps of 20 ms.
+        rate: records per second, handed over in steps of 20 ms, or by transactions.
+        transaction: records per transaction, 0 for none. Takes a `transactional_id` in `settings`.
         partitions: every other record asks for one of these, in turn; the rest have keys.
         settings: of the `Producer`.
         result: path of the .npz file.
@@ -70,11 +85,21 @@ class Orders:
     rate: int
     partitions: int
     result: str
+    transaction: int = 0
     settings: dict[str, Any] = field(default_factory=dict)
 
 
 class Ledger:
-    """What was handed over and what was promised, by sequence."""
+    """What was handed over and what was promised, by sequence.
+
+    With transactions the promise is the commit: acknowledged records stay OPEN until
+    `end_transaction`.
+
+    Attributes:
+        transactions: number of the transaction of each record, or NO_TRANSACTION.
+        commits: instants at which a commit returned.
+        transaction: number of the transaction that is open, or NO_TRANSACTION.
+    """
 
     def __init__(self) -> None:
         self.states = bytearray()
@@ -84,6 +109,9 @@ class Ledger:
         self.settled = array("d")
         self.kept: list[tuple[int, Delivery]] = []
         self.errors: dict[str, int] = {}
+        self.transactions = array("i")
+        self.commits = array("d")
+        self.transaction = NO_TRANSACTION
 
     def open(self) -> int:
         sequence = len(self.states)
@@ -92,6 +120,7 @@ class Ledger:
         self.offsets.append(-1)
         self.handed.append(time.monotonic())
         self.settled.append(float("nan"))
+        self.transactions.append(self.transaction)
         return sequence
 
     def done(self, sequence: int, delivery: Delivery) -> None:
@@ -100,7 +129,8 @@ class Ledger:
             self.failed(sequence, error)
             return
         metadata = delivery.result()
-        self.states[sequence] = ACKNOWLEDGED
+        if self.transactions[sequence] == NO_TRANSACTION:
+            self.states[sequence] = ACKNOWLEDGED
         self.partitions[sequence] = metadata.partition
         self.offsets[sequence] = -1 if metadata.offset is None else metadata.offset
         self.settled[sequence] = time.monotonic()
@@ -108,6 +138,23 @@ class Ledger:
     def failed(self, sequence: int, error: KafkaError) -> None:
         self.states[sequence] = UNKNOWN if error.outcome is Outcome.UNKNOWN else ABSENT
         self.settled[sequence] = time.monotonic()
+        self.note(error)
+
+    def end_transaction(self, first: int, state: int) -> None:
+        """The open transaction, whose first record is `first`, ended in this state.
+
+        A commit promises the records that were acknowledged; one that was not stays OPEN or failed,
+        which the audit holds against the producer. An abort promises the absence of all.
+        """
+        if state == ACKNOWLEDGED:
+            self.commits.append(time.monotonic())
+        for sequence in range(first, len(self.states)):
+            if state != ACKNOWLEDGED or self.partitions[sequence] >= 0:
+                self.states[sequence] = state
+        self.transaction = NO_TRANSACTION
+
+    def note(self, error: KafkaError) -> None:
+        """Count an error by its text."""
         text = f"{type(error).__name__} [{error.outcome.name}]: {error}"[:300]
         if text in self.errors or len(self.errors) < 20:
             self.errors[text] = self.errors.get(text, 0) + 1
@@ -116,12 +163,13 @@ class Ledger:
         """Records whose handle tells something else now than it did when it settled."""
         wrong = 0
         for sequence, delivery in self.kept:
+            # A record that settled without an error has its partition here, committed or not.
             if not delivery.done() or delivery.exception() is not None:
-                wrong += self.states[sequence] == ACKNOWLEDGED
+                wrong += self.partitions[sequence] >= 0
                 continue
             told = delivery.result()
-            now = ACKNOWLEDGED, told.partition, -1 if told.offset is None else told.offset
-            before = self.states[sequence], self.partitions[sequence], self.offsets[sequence]
+            now = told.partition, -1 if told.offset is None else told.offset
+            before = self.partitions[sequence], self.offsets[sequence]
             wrong += now != before
         return wrong
 
@@ -129,6 +177,8 @@ class Ledger:
         np.savez(
             path,
             metadata=np.array(metadata),
+            commits=np.frombuffer(self.commits),
+            transaction=np.frombuffer(self.transactions, np.int32),
             state=np.frombuffer(bytes(self.states), np.uint8),
             partition=np.frombuffer(self.partitions, np.int32),
             offset=np.frombuffer(self.offsets, np.int64),
@@ -154,7 +204,7 @@ async def work(orders: Orders) -> dict[str, Any]:
         client_id=f"chaos-{orders.number}",
         **orders.settings,
     )
-    load = _Load(orders, ledger, producer)
+    load = (_TransactionalLoad if orders.transaction else _Load)(orders, ledger, producer)
     await load.prove()
     print("ready", flush=True)
     thread.start()
@@ -224,12 +274,15 @@ class _Load:
                     break
                 await self._hand_over()
             due = max(due + STEP, loop.time() - CATCH_UP)
-            pause = max(0.0, due - loop.time())
-            before, worked = loop.time(), time.thread_time()
-            await asyncio.sleep(pause)
-            self.lag = max(self.lag, loop.time() - before - pause)
-            # What of it is the producer's doing: others take no time of this thread.
-            self.own_lag = max(self.own_lag, time.thread_time() - worked - pause)
+            await self._sleep(max(0.0, due - loop.time()))
+
+    async def _sleep(self, pause: float) -> None:
+        loop = asyncio.get_running_loop()
+        before, worked = loop.time(), time.thread_time()
+        await asyncio.sleep(pause)
+        self.lag = max(self.lag, loop.time() - before - pause)
+        # What of it is the producer's doing: others take no time of this thread.
+        self.own_lag = max(self.own_lag, time.thread_time() - worked - pause)
 
     async def _hand_over(self) -> None:
         sequence = self._ledger.open()
@@ -261,6 +314,61 @@ class _Load:
         self._values = make(self._orders.topic, self._orders.number, first, asked)
         self._asked = asked.tolist()
         self._first = first
+
+
+class _TransactionalLoad(_Load):
+    """The same records in transactions, one after the other. Every tenth is aborted on purpose."""
+
+    _begun = 0
+
+    async def prove(self) -> None:
+        await self._producer.start()
+        await self._transaction(abort=False)
+
+    async def run(self, stop: asyncio.Event) -> None:
+        loop = asyncio.get_running_loop()
+        lasts = self._orders.transaction / self._orders.rate
+        due = loop.time()
+        while not stop.is_set():
+            await self._transaction(abort=self._begun % ABORT_EVERY == 0)
+            due = max(due + lasts, loop.time() - CATCH_UP)
+            await self._sleep(max(0.0, due - loop.time()))
+
+    async def _transaction(self, *, abort: bool) -> None:
+        """One transaction, and its end in the ledger. An application that follows the README: an
+        abortable error is answered by an abort, a timeout of the commit by another commit."""
+        self._begun += 1
+        ledger, producer = self._ledger, self._producer
+        await self._until_answered(producer.begin_transaction)
+        first, ledger.transaction = len(ledger.states), self._begun
+        state = UNKNOWN
+        try:
+            for _ in range(self._orders.transaction):
+                await self._hand_over()
+            if abort:
+                await self._until_answered(producer.abort_transaction)
+                state = ABORTED
+            else:
+                await self._until_answered(producer.commit_transaction)
+                state = ACKNOWLEDGED
+            await asyncio.sleep(0)  # for the callbacks of the last acknowledgments
+        except AbortableTransactionError as error:
+            ledger.note(error)
+            await self._until_answered(producer.abort_transaction)
+            state = ABSENT
+        finally:
+            ledger.end_transaction(first, state)
+
+    async def _until_answered(self, call: Callable[[], Awaitable[None]]) -> None:
+        ends = time.monotonic() + DRAIN
+        while True:
+            try:
+                return await call()
+            except KafkaTimeout as error:
+                self._ledger.note(error)
+                if time.monotonic() > ends:
+                    print(f"{error}: {self._producer.health()}", file=sys.stderr)
+                    raise
 
 
 def main() -> None:

@@ -27,12 +27,13 @@ def test_chaos_smoke_leader_killed_and_connections_reset(folder: Path) -> None:
             return results + await play(cluster, [("leader-killed", 1)], RATE, folder)
 
     results = asyncio.run(scenario())
-    assert len(results) == 4
+    assert len(results) == 6
     for result in results:
         print(result)
         assert not result["wrong"], result
         verdict = result["verdict"]
-        assert verdict["acknowledged"] == verdict["records"] > 5 * RATE
+        least = 5 * result["offered_rate"] / (4 if result["workload"] == "transactional" else 1)
+        assert verdict["acknowledged"] + verdict["aborted"] == verdict["records"] > least
         assert result["metadata_most_per_second"] <= 20
-    assert all(result["series"]["connections_closed"] > 3 for result in results[:2]), "not reset"
-    assert all(result["unavailable_s"] > 1 for result in results[2:]), "nobody was killed"
+    assert all(result["series"]["connections_closed"] > 3 for result in results[:3]), "not reset"
+    assert all(result["unavailable_s"] > 1 for result in results[3:]), "nobody was killed"
