@@ -250,12 +250,10 @@ class RecordAccumulator:
         self._drop(batch)
 
     def _drop(self, batch: ProducerBatch) -> None:
-        """Forget a batch without records."""
+        """Forget a batch without records. It gets no outcome: no call may wait for one."""
         queue = batch.queue
         if queue.core is batch.core:
             queue.core = None
-        if not batch.core.count:
-            batch.core.settle(-1)  # a bulk call may have noted it
         self.settle(batch)
         if batch in queue.batches:
             queue.batches.remove(batch)

@@ -13,6 +13,7 @@ cdef class BulkTracker:
 
     cdef int reserve(self, Py_ssize_t capacity) except -1
     cdef int enter(self, BatchCore core) except -1
+    cdef int leave(self, BatchCore core) except -1
     cdef int add(self, BatchCore core, int32_t index) except -1
 
     cdef inline int prepare(self, Py_ssize_t records) except -1:

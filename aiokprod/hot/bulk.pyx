@@ -49,6 +49,13 @@ cdef class BulkTracker:
         core.bulk_number = <int32_t>(len(self.cores) - 1)
         return 0
 
+    cdef int leave(self, BatchCore core) except -1:
+        """Forget the batch entered last, of which no record was noted: it may be dropped without
+        an outcome, and the call would wait for one for ever."""
+        self.cores.pop()
+        core.bulk_owner = 0
+        return 0
+
     cdef int add(self, BatchCore core, int32_t index) except -1:
         self.prepare(1)
         if core.bulk_owner != self.identity:

@@ -99,7 +99,7 @@ cdef class TableAppender:
         cdef bint by_column = topic is None
         # Of one topic; those of several differ, so that their hashes are divided one by one.
         cdef uint32_t total = 0 if by_column else <uint32_t>PyList_GET_SIZE(topic.slots)
-        cdef bint sticky
+        cdef bint sticky, entered
         cdef int64_t timestamp, number, bound
         cdef int32_t partition
         cdef Py_ssize_t end = chunk.rows, hashed = row, size, body
@@ -148,10 +148,13 @@ cdef class TableAppender:
                                   &cells, &body)
                 if held is NULL:
                     break
-            if (<BatchCore>held).bulk_owner != tracker.identity:
+            entered = (<BatchCore>held).bulk_owner != tracker.identity
+            if entered:
                 tracker.enter(<BatchCore>held)
             size = write_record(held, chunk, timestamp, &cells, body)
             if size < 0:
+                if entered:
+                    tracker.leave(<BatchCore>held)
                 break
             (<BatchCore>held).charged += size
             memory.used += size

@@ -4,18 +4,25 @@ What matters here is what AddressSanitizer would see (`make sanitize`)."""
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import struct
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
+from aiokprod.engine import accumulator
+from aiokprod.engine.batch import ProducerBatch
+from aiokprod.errors import RecordTooLarge
 from aiokprod.hot.arrow import DamagedTable, open_table
 from aiokprod.hot.bulk import BulkTracker
+from aiokprod.hot.core import Delivery
 from aiokprod.hot.readback import RowHashes
 from aiokprod.hot.table import TableAppender
+from tests.faults.kit import play, world
 from tests.hot.desk import idle_desk
 from tests.tables.capsules import ARRAY_RELEASE, STREAM_RELEASE, Batches, Column, binary, table
 from tests.tables.test_append import append, bound
@@ -75,28 +82,62 @@ def test_table_whose_position_does_not_fit_is_refused() -> None:
         stream.next()
 
 
-def test_headers_that_grow_while_a_batch_is_opened_are_a_bad_row() -> None:
-    """Another thread may write to the memory of a table: what is measured is measured again."""
-    names, values = b"h", b"v" * 4000
+def row_whose_header_can_grow() -> tuple[Column, Callable[[], None]]:
+    """A table of one row with a header, and what makes the header's value longer."""
     ends = ctypes.create_string_buffer(struct.pack("=2i", 0, 1), 8)
-    entries = Column(
-        "entries", "+s", 1, [None],
-        [binary("key", names, format="u"), Column("value", "z", 1, [None, bytes(ends), values])],
-    )  # fmt: skip
+    value = Column("value", "z", 1, [None, bytes(ends), b"v" * 4000])
+    entries = Column("entries", "+s", 1, [None], [binary("key", b"h", format="u"), value])
     headers = Column("headers", "+l", 1, [None, struct.pack("=2i", 0, 1)], [entries])
-    exported = table(binary("value", b"x"), headers)
-    inner = entries.kept[0][1]
-    place = ctypes.cast(inner.array.buffers, ctypes.POINTER(ctypes.c_void_p))[1]
+    place = ctypes.cast(value.array.buffers, ctypes.POINTER(ctypes.c_void_p))[1]
 
     def grow() -> None:
         ctypes.memmove(place, struct.pack("=2i", 0, 4000), 8)
 
+    return table(binary("value", b"x"), headers), grow
+
+
+def test_headers_that_grow_while_a_batch_is_opened_are_a_bad_row() -> None:
+    """Another thread may write to the memory of a table: what is measured is measured again."""
+    exported, grow = row_whose_header_can_grow()
     desk = idle_desk(limit=200)
     desk.on_roll = grow
     done, tracker = append(desk, exported)
     assert done == tracker.count == 0
     assert desk.core.size == desk.core.count == 0
     assert desk.memory.used == 0
+    assert tracker.cores == [], "the call waits for every batch it has entered"
+
+
+def test_row_that_changes_while_it_is_written_does_not_wait_for_a_batch_of_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Another caller's record comes into the batch that is opened for the row. When it is withdrawn
+    the batch is dropped, without an outcome that the table's call could wait for."""
+    exported, grow = row_whose_header_can_grow()
+    others: list[Delivery] = []
+
+    async def main() -> None:
+        slow = {"linger_ms": 100, "adaptive_linger": False}
+        async with world(max_request_size=3000, **slow) as (_, producer, _):
+            await producer.send("t", b"first")
+
+            def race(*arguments: Any) -> ProducerBatch:
+                grow()
+                if not others:
+                    others.append(None)
+                    others[0] = producer.try_submit("t", b"other", partition=0)
+                return ProducerBatch(*arguments)
+
+            monkeypatch.setattr(accumulator, "ProducerBatch", race)
+            sending = asyncio.ensure_future(producer.send_table("t", exported))
+            while not others:
+                await asyncio.sleep(0)
+            assert others[0].cancel()
+            assert others[0].withdrawn
+            result = await sending
+            assert isinstance(result.errors[0], RecordTooLarge)
+
+    play(main)
 
 
 def test_chunk_whose_release_closes_it_again_is_released_once() -> None:
