@@ -284,7 +284,9 @@ class Producer(TransactionalCalls, Generic[K, V]):
         WrongLoop is raised at the call.
 
         Counts as a coroutine function for `inspect` (3.12 and newer) and `asyncio`, so that
-        frameworks which run plain functions in threads await it on the loop.
+        frameworks which run plain functions in threads await it on the loop. For the same reason
+        the loop's debug mode refuses it as a callback (`call_soon`, `call_later`), where nothing
+        would await the record's admission: use `try_submit` there.
         """
         runtime = self._runtime
         if runtime is None:

@@ -142,3 +142,21 @@ def test_submit_counts_as_a_coroutine_function_before_and_after_the_start():
             assert not look(producer.try_submit)
 
     run_with_producer(main)
+
+
+@pytest.mark.parametrize("schedule", ["call_soon", "call_soon_threadsafe", "call_later"])
+def test_debug_mode_refuses_submit_as_a_callback_and_takes_try_submit(schedule):
+    """The loop awaits nothing that a callback returns: a record on the slow path would be lost."""
+
+    async def main(producer, cluster):
+        loop = asyncio.get_running_loop()
+        loop.set_debug(True)
+        when = (0,) if schedule == "call_later" else ()
+        with pytest.raises(TypeError, match="coroutines cannot be used"):
+            getattr(loop, schedule)(*when, producer.submit, "t", b"refused")
+        getattr(loop, schedule)(*when, producer.try_submit, "t", b"taken")
+        await asyncio.sleep(0.01)
+        await producer.flush()
+        assert values_of(cluster) == [b"taken"]
+
+    run_with_producer(main)

@@ -45,6 +45,7 @@ class Injector:
     def _call(self, frame: FrameType, event: str, argument: Any) -> Any:
         if frame.f_globals.get("__name__", "").startswith("tests."):
             return None
+        frame.f_trace = self._opcode  # first: else 3.13 does not see the bytecodes of this frame
         frame.f_trace_opcodes = True
         frame.f_trace_lines = False
         return self._opcode
