@@ -364,7 +364,7 @@ class TransactionDriver:
             # A partition left out of the answer may or may not have been taken: ask again.
             found = [answered.get(key, Code.NETWORK_EXCEPTION) for key in expected]
             result.lost = result.lost or any(key not in answered for key in expected)
-        result.in_doubt = result.in_doubt or any(may_be_carried_out(call, code) for code in found)
+        result.in_doubt = any(may_be_carried_out(code, earlier=result.in_doubt) for code in found)
         result.code = min(found, key=lambda code: _PRECEDENCE.index(verdict(call, code)))
         result.verdict = verdict(call, result.code)
         result.lost = result.lost or result.verdict is Verdict.LOST

@@ -154,11 +154,19 @@ and the next coordinator goes by what is in the log. Source: Kafka
 """
 
 
-def may_be_carried_out(call: Call, number: int) -> bool:
-    """Can a request that was answered with this error code have changed the transaction?"""
-    if call is Call.END and number == Code.CONCURRENT_TRANSACTIONS:
-        return True  # also the answer while an earlier copy of this EndTxn is being carried out
-    return number != Code.NONE and number not in _REFUSED_BEFORE_WRITING
+def may_be_carried_out(number: int, *, earlier: bool) -> bool:
+    """Can a request that was answered with this error code, or an earlier copy of it, have changed
+    the transaction?
+
+    Args:
+        earlier: some copy sent before was not answered, or was answered with a code for which this
+            is True. No later refusal takes that back: CONCURRENT_TRANSACTIONS at EndTxn refuses a
+            first copy before the write (the markers of another transaction or producer are being
+            written), but after a copy in doubt what is being written may be that copy.
+
+    Source: Kafka `TransactionCoordinator.endTransaction`.
+    """
+    return earlier or (number != Code.NONE and number not in _REFUSED_BEFORE_WRITING)
 
 
 FATAL_PRODUCE_CODES: Final = frozenset(

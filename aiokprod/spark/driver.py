@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 from aiokprod.consumer_groups import GroupMetadata
 from aiokprod.engine import transaction_requests as requests
 from aiokprod.engine.coordinators import CoordinatorKind, VersionedRequest
-from aiokprod.engine.transaction_states import Call, may_be_carried_out
+from aiokprod.engine.transaction_states import may_be_carried_out
 from aiokprod.errors import Code, KafkaError, ProducerFenced, UnsupportedVersion, error_code
 from aiokprod.producer import Producer
 from aiokprod.spark.failures import CheckpointRolledBack, NonDeterministicReplay, rolled_back
@@ -315,7 +315,7 @@ class TransactionEnder:
         def code_of(body: Any) -> int:
             nonlocal unanswered, in_doubt
             unanswered -= 1
-            in_doubt = in_doubt or may_be_carried_out(Call.END, body.error_code)
+            in_doubt = may_be_carried_out(body.error_code, earlier=in_doubt)
             return int(body.error_code)
 
         body = await session.coordinate(

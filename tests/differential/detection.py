@@ -18,6 +18,7 @@ from aiokprod.engine.metadata_merge import ResponseMerger
 from aiokprod.engine.outcome import SequenceAdvice
 from aiokprod.engine.producer_state import NonIdempotent, WithoutTransactions
 from aiokprod.engine.sender import Sender
+from aiokprod.engine.transaction_driver import TransactionDriver
 from aiokprod.engine.transaction_states import Call
 from aiokprod.errors import Code, NetworkError, Outcome
 from tests.differential.campaign import Campaign, Result, campaign
@@ -89,12 +90,14 @@ def transaction_opened_in_doubt_never_ended(patch: pytest.MonkeyPatch) -> None:
 
 
 def _undoubted(patch: pytest.MonkeyPatch, forgotten: Call) -> None:
-    doubted = transaction_driver.may_be_carried_out
+    read = TransactionDriver._read
 
-    def certain(call: Call, number: int) -> bool:
-        return call is not forgotten and doubted(call, number)
+    def certain(call: Call, reply: Any, result: Any, *rest: Any) -> None:
+        read(call, reply, result, *rest)
+        if call is forgotten:
+            result.in_doubt = result.lost
 
-    patch.setattr(transaction_driver, "may_be_carried_out", certain)
+    patch.setattr(TransactionDriver, "_read", staticmethod(certain))
 
 
 @defect("odd-metadata")

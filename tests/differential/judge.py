@@ -30,7 +30,7 @@ CHECKED_BEFORE_APPEND: Final = frozenset(
 """Codes that every broker version answers only before it appends: a script that appends and
 answers one of them plays a broker that lies, which nothing defends against."""
 
-CHECKED_BEFORE_END: Final = frozenset({29, 30, 31, 35, 42, 47, 48, 49, 53, 55, 90, 120})
+CHECKED_BEFORE_END: Final = frozenset({29, 30, 31, 35, 42, 47, 48, 49, 51, 53, 55, 90, 120})
 """Codes that a transaction coordinator answers only before it writes to its log, or that say by
 themselves that nothing was attempted."""
 
@@ -38,7 +38,6 @@ FORGETFUL: Final = frozenset({"forget-producers", "retain", "recreate", "recreat
 """What makes brokers forget the producers that they know duplicates by."""
 
 DUPLICATE_SEQUENCE: Final = 46
-CONCURRENT_TRANSACTIONS: Final = 51
 
 
 @dataclass(frozen=True)
@@ -96,11 +95,7 @@ def lies_about_transaction(script: Script, *apis: int) -> bool:
         isinstance(fault, ApiCode)
         and fault.api in apis
         and fault.process
-        and (
-            fault.code in CHECKED_BEFORE_END
-            # EndTxn gets it also while an earlier copy is being carried out.
-            or (fault.code == CONCURRENT_TRANSACTIONS and fault.api != END_TXN)
-        )
+        and fault.code in CHECKED_BEFORE_END
         for fault in script.faults
     )
 

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from confluent_kafka import Consumer, TopicPartition
 
-from aiokprod import KafkaError, Producer, ProducerFenced
+from aiokprod import KafkaError, Outcome, Producer, ProducerFenced
 from aiokprod.testing.kafka_cluster import KafkaCluster
 from aiokprod.testing.mock_cluster import MockCluster
 from tests.integration.checker import History, check
@@ -197,7 +197,7 @@ def test_second_producer_of_a_transactional_id_fences_the_first(
     if broker.name == "librdkafka-mock":
         pytest.skip("the mock cluster of librdkafka does not fence older producers")
 
-    async def scenario() -> None:
+    async def scenario() -> Outcome:
         name = f"x-{uuid.uuid4().hex}"
         async with producer_of(broker, transactional_id=name) as first:
             await first.begin_transaction()
@@ -205,12 +205,11 @@ def test_second_producer_of_a_transactional_id_fences_the_first(
             async with producer_of(broker, transactional_id=name) as second:
                 async with second.transaction():
                     await second.send(topic, b"second", partition=0)
-                # Not necessarily definite: a coordinator that is still writing the markers of the
-                # second answers CONCURRENT_TRANSACTIONS first, which leaves EndTxn in doubt.
-                with pytest.raises(ProducerFenced):
+                with pytest.raises(ProducerFenced) as refused:
                     await first.commit_transaction()
+        return refused.value.outcome
 
-    run(scenario())
+    assert run(scenario()).definite
     assert read_committed(broker.bootstrap_servers, topic)[0] == [b"second"]
 
 

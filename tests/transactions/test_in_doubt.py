@@ -85,6 +85,40 @@ async def test_end_carried_out_answered_with_a_write_error_then_fenced_is_in_dou
     assert committed(cluster) == [b"v"]
 
 
+@pytest.mark.parametrize("commit", [True, False], ids=["commit", "abort"])
+@transactional()
+async def test_end_answered_with_concurrent_transactions_then_fenced_is_rejected(
+    cluster: FakeCluster, producer: Producer[Any, Any], commit: bool
+) -> None:
+    """Kafka 4.3 answers so while the markers of the other producer are written."""
+    await producer.begin_transaction()
+    await producer.send("t", b"v", partition=0)
+    cluster.control(END, Reaction(process=False, error=51), times=3)
+    cluster.control(END, Reaction(process=False, error=90), times=1)
+    with pytest.raises(ProducerFenced) as caught:
+        await (producer.commit_transaction() if commit else producer.abort_transaction())
+    assert caught.value.outcome is Outcome.REJECTED
+    assert cluster.count(END) == 4
+    assert committed(cluster) == []
+
+
+@pytest.mark.parametrize("processed", [True, False], ids=["answer-lost", "request-lost"])
+@transactional(request_timeout_ms=2_000)
+async def test_end_in_doubt_stays_so_after_concurrent_transactions(
+    cluster: FakeCluster, producer: Producer[Any, Any], processed: bool
+) -> None:
+    """What is concurrent may be the first copy of this EndTxn."""
+    await producer.begin_transaction()
+    await producer.send("t", b"v", partition=0)
+    cluster.control(END, lose_answer() if processed else lose_request(), times=1)
+    cluster.control(END, Reaction(process=False, error=51), times=2)
+    cluster.control(END, Reaction(process=False, error=90), times=1)
+    with pytest.raises(ProducerFenced) as caught:
+        await producer.commit_transaction()
+    assert caught.value.outcome is Outcome.UNKNOWN
+    assert committed(cluster) == ([b"v"] if processed else [])
+
+
 @pytest.mark.parametrize("code", [47, 53, 90, 48, 31, 42, 35])
 @transactional()
 async def test_end_refused_before_any_write_is_rejected(

@@ -19,6 +19,7 @@ from aiokprod.engine.metadata_merge import ResponseMerger
 from aiokprod.engine.metadata_updater import MetadataUpdater
 from aiokprod.engine.outcome import SequenceAdvice
 from aiokprod.engine.shares import NodeShares
+from aiokprod.engine.transaction_driver import TransactionDriver
 from aiokprod.engine.transaction_states import Call
 from aiokprod.errors import AuthenticationError, Code, NetworkError
 from aiokprod.hot.core import BatchCore
@@ -189,12 +190,14 @@ def no_jitter_at_the_maximum(patch: Patch) -> None:
 
 
 def _without_doubt(patch: Patch, calls: set[Call]) -> None:
-    original = transaction_driver.may_be_carried_out
-    patch.setattr(
-        transaction_driver,
-        "may_be_carried_out",
-        lambda call, number: call not in calls and original(call, number),
-    )
+    original = TransactionDriver._read
+
+    def certain(call: Call, reply: Any, result: Any, *rest: Any) -> None:
+        original(call, reply, result, *rest)
+        if call in calls:
+            result.in_doubt = result.lost
+
+    patch.setattr(TransactionDriver, "_read", staticmethod(certain))
 
 
 @found_by(TRANSACTIONS)
