@@ -196,9 +196,12 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
             self._below().close()
             self._refuse(error)
         else:
-            self._hand_on()
+            # The first request leaves in one write with our certificate. In a write of its own it
+            # could meet the reset of a broker that has refused the certificate, and a failed write
+            # drops what was received but not yet read: the alert that tells why.
             self._protocol = protocol = self._factory()
             protocol.connection_made(self)
+            self._hand_on()
             if not self._connected.done():
                 self._connected.set_result(protocol)
 

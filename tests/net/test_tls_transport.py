@@ -8,6 +8,7 @@ import hashlib
 import random
 import socket
 import ssl
+import struct
 from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -305,6 +306,61 @@ def test_refused_certificate_is_left_to_the_caller_and_alerted_to_the_broker(run
                     await TlsPeer(accepted, server).handshake()
                 with pytest.raises(ssl.SSLCertVerificationError):
                     await dialling
+
+    run(main)
+
+
+def test_alert_that_refuses_our_certificate_is_read_although_the_broker_resets(run, tmp_path):
+    """In TLS 1.3 our side of the handshake is complete before the broker has seen the certificate.
+    A broker that is quick enough resets the connection before the first request is written."""
+    connections: list[tuple[socket.socket, TlsPeer]] = []
+
+    def refuse() -> None:
+        accepted, peer = connections[0]
+        if accepted.fileno() < 0:
+            return
+        with contextlib.suppress(BlockingIOError):
+            peer.incoming.write(accepted.recv(1 << 16))
+            with pytest.raises(ssl.SSLError, match=r"(?i)certificate"):
+                peer.tls.do_handshake()
+            accepted.send(peer.outgoing.read())
+            accepted.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            accepted.close()
+
+    class Requesting(Noted):
+        def connection_made(self, transport: Any) -> None:
+            super().connection_made(transport)
+            refuse()
+            transport.write(b"request")
+            refuse()
+
+    async def main() -> None:
+        client, server = contexts(tmp_path)
+        server.verify_mode = ssl.CERT_REQUIRED
+        server.load_verify_locations(cadata=CA.pem)
+        loop = asyncio.get_running_loop()
+        async with listener() as (sock, port):
+            dialling = asyncio.ensure_future(
+                TcpDialer().connect(
+                    Requesting, "127.0.0.1", port, tls=client, server_hostname="broker.test"
+                )
+            )
+            accepted, _ = await loop.sock_accept(sock)
+            accepted.setblocking(False)
+            peer = TlsPeer(accepted, server)
+            connections.append((accepted, peer))
+            peer.incoming.write(await loop.sock_recv(accepted, 1 << 16))
+            with pytest.raises(ssl.SSLWantReadError):
+                peer.tls.do_handshake()
+            await loop.sock_sendall(accepted, peer.outgoing.read())
+            _, protocol = await dialling
+            assert isinstance(protocol, Requesting)
+            while not protocol.lost.done():
+                refuse()  # uvloop writes at the end of the pass
+                await asyncio.sleep(0)
+            error = await protocol.lost
+            assert isinstance(error, ssl.SSLError), repr(error)
+            assert "CERTIFICATE_REQUIRED" in str(error)
 
     run(main)
 

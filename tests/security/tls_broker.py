@@ -17,6 +17,7 @@ from aiokprod import Producer
 from aiokprod.environment import Environment
 from aiokprod.net.dialer import TcpDialer
 from aiokprod.testing.memory import MemoryNetwork
+from tests.hang import HANG_S
 from tests.net.scripted_broker import ScriptedBroker, Session
 from tests.security.certs import Issued
 
@@ -107,14 +108,14 @@ async def tls_broker(context: ssl.SSLContext | None) -> AsyncIterator[TlsBroker]
 
 @contextlib.asynccontextmanager
 async def producer(port: int, host: str = "broker.test", **settings: Any) -> AsyncIterator[Any]:
-    """A producer with `.dialer`, of short patience."""
+    """A producer and its dialer."""
     dialer = LocalDialer()
     defaults = {
         "bootstrap_servers": f"{host}:{port}",
         "security_protocol": "SSL",
         "enable_idempotence": False,
-        "max_block_ms": 4_000,
-        "socket_connection_setup_timeout_ms": 2_000,
+        "max_block_ms": int(HANG_S * 1000),
+        "socket_connection_setup_timeout_ms": int(HANG_S * 1000) // 2,
         "reconnect_backoff_ms": 100,
         "reconnect_backoff_max_ms": 400,
     }
@@ -134,9 +135,20 @@ def alerting_server(context: ssl.SSLContext) -> Iterator[int]:
         with contextlib.suppress(OSError):
             while True:
                 raw, _ = listener.accept()
-                raw.settimeout(2)
-                with contextlib.suppress(OSError), context.wrap_socket(raw, server_side=True) as s:
-                    s.recv(1000)
+                with contextlib.suppress(OSError):
+                    answer(raw)
+
+    def answer(raw: socket.socket) -> None:
+        raw.settimeout(HANG_S)
+        with context.wrap_socket(raw, server_side=True, do_handshake_on_connect=False) as tls:
+            try:
+                tls.do_handshake()
+            finally:
+                # The alert arrives for certain only if the socket is closed with nothing unread:
+                # otherwise the kernel resets the connection.
+                tls.shutdown(socket.SHUT_WR)
+                while tls.recv(1 << 16):
+                    pass
 
     thread = threading.Thread(target=serve)
     thread.start()

@@ -55,18 +55,20 @@ class Injector:
             self.count += 1
             if self.count == self.target:
                 self.place = f"{frame.f_code.co_qualname}:{frame.f_lineno}"
-                sys.settrace(None)
+                sys.settrace(None)  # not into `raise` and its handlers; `call` restores
                 raise self.kind(self.place)
         return self._opcode
 
     def call(self, function: Callable[[], T]) -> T:
-        """Run a function under the injector."""
+        """Run a function under the injector; a tracer that was there, such as that of coverage,
+        comes back at the end."""
+        before = sys.gettrace()
         if not self.place:
             sys.settrace(self._call)
         try:
             return function()
         finally:
-            sys.settrace(None)
+            sys.settrace(before)
 
 
 class Alarm:

@@ -1,0 +1,35 @@
+"""Waits in real time. Their bound tells a hang from progress and measures nothing: on a loaded
+machine every step may take seconds. What is about durations is tested in virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Final
+
+HANG_S: Final = 60.0
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Run the loop until the condition holds.
+
+    Raises:
+        TimeoutError: it did not within `HANG_S`.
+    """
+    async with asyncio.timeout(HANG_S):
+        while not condition():  # noqa: ASYNC110 - other threads and the kernel set no Event
+            await asyncio.sleep(0.005)
+
+
+def wait_until(condition: Callable[[], object]) -> None:
+    """The same outside of a loop.
+
+    Raises:
+        TimeoutError: it did not within `HANG_S`.
+    """
+    give_up = time.monotonic() + HANG_S
+    while not condition():
+        if time.monotonic() > give_up:
+            raise TimeoutError("the condition does not hold")
+        time.sleep(0.005)
