@@ -160,7 +160,7 @@ def test_loop_lag_notes_who_holds_the_loop_and_who_only_waits() -> None:
     async def main() -> tuple[LoopLag, LoopLag]:
         with LoopLag() as blocked:
             await asyncio.sleep(0.01)
-            time.sleep(0.05)  # noqa: ASYNC251 - late, but no processor time
+            time.sleep(0.5)  # noqa: ASYNC251 - late, but no processor time
         with LoopLag(0.001) as busy:
             started = time.thread_time()
             while time.thread_time() - started < 0.03:
@@ -168,8 +168,8 @@ def test_loop_lag_notes_who_holds_the_loop_and_who_only_waits() -> None:
         return blocked, busy
 
     blocked, busy = asyncio.run(main())
-    assert blocked.worst >= 0.04
-    assert blocked.held < 0.03
+    assert blocked.worst >= 0.4
+    assert blocked.held < 0.4
     assert busy.held >= 0.03
 
 
@@ -178,14 +178,14 @@ def test_pauses_of_the_collector_are_told_apart() -> None:
         with CollectorTime() as collector, LoopLag(0.001, collector) as lag:
             await asyncio.sleep(0.002)
             collector._note("start", {})
-            time.sleep(0.04)  # noqa: ASYNC251
+            time.sleep(0.5)  # noqa: ASYNC251
             collector._note("stop", {})
             await asyncio.sleep(0.002)
         return lag
 
     lag = asyncio.run(main())
-    assert lag.worst >= 0.03
-    assert lag.apart <= lag.worst - 0.03
+    assert lag.worst >= 0.4
+    assert lag.apart <= lag.worst - 0.4
     with CollectorTime() as collector:
         gc.collect()
     assert collector.since(0.0) > 0

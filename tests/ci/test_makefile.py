@@ -15,7 +15,7 @@ def commands(target: str) -> list[str]:
     """What `make` would run, continued lines joined."""
     answer = subprocess.run(
         ["make", "--dry-run", "--no-print-directory", target],
-        cwd=ROOT, capture_output=True, text=True, timeout=60, check=True,
+        cwd=ROOT, capture_output=True, text=True, timeout=300, check=True,
     )  # fmt: skip
     return answer.stdout.replace("\\\n", " ").splitlines()
 

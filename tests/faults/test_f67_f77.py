@@ -39,6 +39,7 @@ from tests.faults.kit import (
     scenario,
     until,
 )
+from tests.hang import HANG_S
 
 TP = ("t", 0)
 
@@ -957,7 +958,7 @@ def test_wrong_loop_is_refused_at_once():
 
         thread = threading.Thread(target=in_thread)
         thread.start()
-        thread.join(20)
+        thread.join(HANG_S)
         assert not thread.is_alive()
         assert [type(error) for error in kept[1]] == [WrongLoop] * 5
         await producer.send("t", b"2", partition=0)

@@ -6,6 +6,9 @@ The suite takes a sample; `python -m tests.hot.interrupts --every` takes every b
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import sys
+import textwrap
 from typing import Any
 
 import pytest
@@ -14,7 +17,7 @@ from aiokprod import KafkaError, Outcome, ProducerFailed
 from aiokprod.engine.settlement import Settlement
 from aiokprod.testing.virtual import UnhandledError, run
 from tests.hot.interrupts.batch import draw, every_bytecode
-from tests.hot.interrupts.inject import KINDS, Interrupted
+from tests.hot.interrupts.inject import KINDS, Injector, Interrupted
 from tests.hot.interrupts.scenes import SCENES, TOPIC, World
 
 pytestmark = pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")
@@ -109,3 +112,22 @@ def test_batch_that_an_interrupted_callback_lost_expires() -> None:
         await world.producer.close()
 
     run(main, debug=False, collect_garbage=False)
+
+
+@pytest.mark.parametrize("target", [0, 1], ids=["counts", "raises"])
+def test_injector_leaves_the_tracer_that_was_there(target: int) -> None:
+    """Without it, coverage measures nothing more in the process."""
+
+    def tracer(frame: object, event: str, argument: object) -> None:
+        return None
+
+    before = sys.gettrace()
+    sys.settrace(tracer)
+    try:
+        injector = Injector(target)
+        with contextlib.suppress(Interrupted):
+            injector.call(lambda: textwrap.dedent(" x"))
+        assert bool(injector.place) == bool(target)
+        assert sys.gettrace() is tracer
+    finally:
+        sys.settrace(before)

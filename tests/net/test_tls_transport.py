@@ -21,6 +21,7 @@ from aiokprod.net.dialer import TcpDialer
 from aiokprod.net.tls_transport import _records
 from aiokprod.testing.fake_cluster import FakeCluster, serve_tcp
 from aiokprod.testing.fake_cluster.topology import TopicConfig
+from tests.hang import HANG_S, until
 from tests.net.test_transports import CA, LOOPS, TlsPeer, contexts
 
 Run = Callable[[Callable[[], Coroutine[Any, Any, None]]], None]
@@ -30,7 +31,7 @@ Run = Callable[[Callable[[], Coroutine[Any, Any, None]]], None]
 def run(request: pytest.FixtureRequest) -> Run:
     def run_on_loop(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
         async def bounded() -> None:
-            async with asyncio.timeout(30.0):
+            async with asyncio.timeout(HANG_S):
                 await main()
 
         with asyncio.Runner(loop_factory=LOOPS[request.param]) as runner:
@@ -399,7 +400,7 @@ def test_dial_ends_with_the_connection_if_connection_made_raises(run, tmp_path):
         serving = await loop.create_server(asyncio.Protocol, "127.0.0.1", 0, ssl=server)
         port = serving.sockets[0].getsockname()[1]
         with pytest.raises((DialError, RuntimeError)):
-            async with asyncio.timeout(5.0):
+            async with asyncio.timeout(HANG_S):
                 await TcpDialer().connect(
                     Raising, "127.0.0.1", port, tls=client, server_hostname="broker.test"
                 )
@@ -470,11 +471,7 @@ async def acks0(
 
 
 async def stored(cluster: FakeCluster, count: int) -> None:
-    for _ in range(1000):
-        if len(cluster.values("t", 0)) == count:
-            return
-        await asyncio.sleep(0.01)
-    raise AssertionError(f"{len(cluster.values('t', 0))} of {count} records stored")
+    await until(lambda: len(cluster.values("t", 0)) == count)
 
 
 @pytest.mark.parametrize("tls", [False, True])
@@ -486,7 +483,7 @@ def test_acks0_futures_resolve_when_the_bytes_have_left_the_process(run, tmp_pat
             assert not any(send.done() for send in sends)
             resume()
             await asyncio.gather(*sends)
-            assert (await producer.close(20)).complete
+            assert (await producer.close(HANG_S)).complete
             await stored(cluster, 4)
 
     run(main)
@@ -498,11 +495,11 @@ def test_close_waits_until_the_bytes_have_left_the_process(run, tmp_path, tls):
         async with acks0(tmp_path, tls=tls) as (cluster, producer, resume):
             for _ in range(3):
                 await producer.submit("t", RECORD)
-            asyncio.get_running_loop().call_later(1.5, resume)
-            start = asyncio.get_running_loop().time()
-            report = await producer.close(20)
-            assert report.complete
-            assert asyncio.get_running_loop().time() - start > 1.2
+            closing = asyncio.ensure_future(producer.close(HANG_S))
+            await asyncio.sleep(1.0)
+            assert not closing.done()
+            resume()
+            assert (await closing).complete
             await stored(cluster, 4)
 
     run(main)

@@ -28,6 +28,7 @@ from aiokprod.wire.messages.produce import (
     ProduceResponse,
     TopicProduceData,
 )
+from tests.hang import HANG_S
 from tests.net.fakes import Recorder
 from tests.net.wire_helpers import answer, requests_in, versions_answer
 from tests.security.certs import Authority
@@ -207,7 +208,7 @@ def tls(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
 def run(request: pytest.FixtureRequest, tls: Any) -> Iterator[Callable[..., None]]:
     def run_on_loop(main: Callable[[Pair], Coroutine[Any, Any, None]]) -> None:
         async def session() -> None:
-            async with asyncio.timeout(30.0), Pair(tls) as pair:
+            async with asyncio.timeout(HANG_S), Pair(tls) as pair:
                 await main(pair)
 
         with asyncio.Runner(loop_factory=LOOPS[request.param]) as runner:

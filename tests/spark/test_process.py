@@ -20,6 +20,7 @@ from aiokprod.spark.feed import Feed
 from aiokprod.spark.lifeline import Lifeline, TaskCancelled
 from aiokprod.spark.process import loop_thread
 from aiokprod.spark.redaction import redacted
+from tests.hang import HANG_S
 
 
 class Item:
@@ -60,10 +61,13 @@ def test_loop_thread_in_a_forked_child_is_a_new_one() -> None:
 LEAVING = """
 import asyncio, ctypes, sys
 from aiokprod.spark.process import loop_thread
+from tests.hang import HANG_S
+
 
 class Item:
     async def close(self, timeout=None):
         print("closed", flush=True)
+        asyncio.get_running_loop().call_later(float(sys.argv[3]), print, "too late")
         await asyncio.sleep(float(sys.argv[2]))
 
 async def wait():
@@ -83,7 +87,6 @@ thread = loop_thread(sys.argv[1])
 thread.run(keep(thread))
 thread.start(wait())
 thread.run(asyncio.sleep(0))
-thread.loop.call_soon_threadsafe(thread.loop.call_later, float(sys.argv[3]), print, "too late")
 # Something of C holds up the process after the interpreter has gone, until the input ends.
 libc = ctypes.CDLL(None)
 libc.__cxa_atexit(ctypes.cast(libc.getchar, ctypes.c_void_p), None, None)
@@ -93,16 +96,16 @@ libc.__cxa_atexit(ctypes.cast(libc.getchar, ctypes.c_void_p), None, None)
 @pytest.mark.parametrize("closing", [0, 60], ids=["at once", "slowly"])
 @pytest.mark.parametrize("kind", ["asyncio", "uvloop"])
 def test_loop_thread_ends_with_the_interpreter(kind: str, closing: int) -> None:
+    late = 2.0 + (process.EXIT_SECONDS if closing else 0.0)
     with subprocess.Popen(
-        [sys.executable, "-W", "error", "-c", LEAVING, kind, str(closing),
-         str(process.EXIT_SECONDS + 0.3 if closing else 0.05)],
+        [sys.executable, "-W", "error", "-c", LEAVING, kind, str(closing), str(late)],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     ) as leaving:  # fmt: skip
         assert leaving.stdin is not None
         assert leaving.stdout is not None
         assert [leaving.stdout.readline(), leaving.stdout.readline()] == ["cancelled\n", "closed\n"]
         with pytest.raises(subprocess.TimeoutExpired):
-            leaving.wait(0.5 + (closing and 2 * process.EXIT_SECONDS))
+            leaving.wait(late + 1.0)
         out, err = leaving.communicate("")
     assert (leaving.returncode, out, err) == (0, "", "")
 
@@ -155,7 +158,7 @@ def test_borrowed_item_is_closed_when_unused(monkeypatch: pytest.MonkeyPatch) ->
 
     item = thread.run(use())
 
-    assert item.ended.wait(5)
+    assert item.ended.wait(HANG_S)
     assert "idle" not in thread.kept
 
 

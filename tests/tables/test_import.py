@@ -20,6 +20,7 @@ from aiokprod.hot.arrow import (
     exports_array,
     open_table,
 )
+from tests.hang import HANG_S
 from tests.tables.capsules import (
     ARRAY_RELEASE,
     SCHEMA_RELEASE,
@@ -117,7 +118,7 @@ def test_stream_closed_while_it_is_read_is_released_when_the_read_ends() -> None
 
     def wait() -> None:
         entered.set()
-        assert leave.wait(10)
+        assert leave.wait(HANG_S)
 
     batch = table(binary("value", b"a"))
     exported = Batches(batch, on_next=wait)
@@ -125,13 +126,13 @@ def test_stream_closed_while_it_is_read_is_released_when_the_read_ends() -> None
     results: list[Any] = []
     reader = threading.Thread(target=lambda: results.append(stream.next()))
     reader.start()
-    assert entered.wait(10)
+    assert entered.wait(HANG_S)
     with pytest.raises(RuntimeError, match="being read"):
         stream.next()
     stream.close()
     assert exported.released == 0
     leave.set()
-    reader.join(10)
+    reader.join(HANG_S)
     assert results == [None]
     assert exported.released == 1
     assert batch.released == ["schema", "array"]

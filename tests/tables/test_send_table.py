@@ -36,6 +36,7 @@ from aiokprod.testing import fake_cluster as faults
 from aiokprod.testing.fake_cluster import FakeCluster
 from aiokprod.testing.memory import MemoryNetwork
 from tests.faults.kit import clock, make_producer, now, play, scenario
+from tests.hang import HANG_S
 from tests.hot.desk import LOOPS
 from tests.tables import capsules
 from tests.tables.capsules import Batches, Column, binary
@@ -645,7 +646,7 @@ def test_reader_closed_during_a_read_gives_all_back(kind: str) -> None:
 
     def wait() -> None:
         entered.set()
-        assert leave.wait(10)
+        assert leave.wait(HANG_S)
 
     tables = [capsules.table(binary("value", b"a"))]
     exported = Batches(*tables, on_next=wait)
@@ -654,7 +655,7 @@ def test_reader_closed_during_a_read_gives_all_back(kind: str) -> None:
         loop = asyncio.get_running_loop()
         reader = await TableReader.open(exported, loop)
         reading = asyncio.ensure_future(reader.next(None))
-        await loop.run_in_executor(None, entered.wait, 10)
+        await loop.run_in_executor(None, entered.wait, HANG_S)
         reading.cancel()
         with pytest.raises(asyncio.CancelledError):
             await reading

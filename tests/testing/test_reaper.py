@@ -9,6 +9,7 @@ from pathlib import Path
 
 from aiokprod.testing.kafka_node import free_ports
 from aiokprod.testing.reaper import Reaper, serve
+from tests.hang import HANG_S
 
 # Ends by itself when its parent's pipe closes, so that a failed test leaves nothing behind.
 WAITS = [sys.executable, "-c", "import sys; sys.stdin.read()"]
@@ -31,7 +32,7 @@ def test_reaper_owner_gone_kills_listed_and_removes_folders(tmp_path: Path) -> N
         reaper.add_folder(kept)
         reaper.forget_folder(kept)
         reaper.close()
-        assert listed.wait(timeout=30) < 0
+        assert listed.wait(timeout=HANG_S) < 0
         assert forgotten.poll() is None
     assert not folder.exists()
     assert kept.exists()

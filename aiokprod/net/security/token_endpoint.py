@@ -208,9 +208,11 @@ async def _ended(exchange: HttpsExchange, deadline: float) -> bool:
             loop.call_soon_threadsafe(ended.set)
 
     exchange.answer.add_done_callback(wake)
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout_at(deadline):
-            await ended.wait()
+    timer = loop.call_at(deadline, ended.set)
+    try:
+        await ended.wait()
+    finally:
+        timer.cancel()
     return not exchange.running
 
 
