@@ -7,6 +7,7 @@ a request still used it put records into other topics).
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import OrderedDict
 from typing import TYPE_CHECKING
 
@@ -39,6 +40,7 @@ class BufferMemory(MemoryBudget):
         self._waiters: OrderedDict[_Waiter, None] = OrderedDict()  # leaving is O(1)
         self._on_exhausted = on_exhausted
         self._closed: KafkaError | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None  # of those who wait
 
     @property
     def waiting(self) -> int:
@@ -70,12 +72,13 @@ class BufferMemory(MemoryBudget):
             raise self._closed.copy()
         if self.try_reserve(size, reservation):
             return
-        loop = asyncio.get_running_loop()
+        self._loop = loop = asyncio.get_running_loop()
         waiter = _Waiter(size, reservation, loop.create_future())
         timer = loop.call_at(deadline, self._expire, waiter)
         try:
             self._waiters[waiter] = None
             self.has_waiters = True
+            self._grant()  # a reservation may have been dropped since we looked
             self._on_exhausted()
             await waiter.future
         finally:
@@ -92,6 +95,13 @@ class BufferMemory(MemoryBudget):
         assert self.used >= 0, "more bytes released than reserved"
         if self._waiters:
             self._grant()
+
+    def on_dropped(self) -> None:
+        """An interrupted caller dropped its reservation: wake those who wait, in the loop's next
+        pass, because a finalizer may run in any thread and within `_grant`."""
+        assert self._loop is not None, "called only while somebody waits"
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            self._loop.call_soon_threadsafe(self.returned)
 
     def close(self, error: KafkaError) -> None:
         """Fail everyone who waits, now and later, with a copy of `error`."""

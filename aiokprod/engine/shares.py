@@ -7,6 +7,7 @@ waits in line until some of them are settled. Clusters of one broker have no lim
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 from collections import OrderedDict
 from operator import attrgetter
@@ -59,7 +60,8 @@ class Place:
         self.has_turn = False
 
     def __del__(self) -> None:
-        self._shares.end_turn(self)
+        if self.has_turn:
+            self._shares.on_dropped(self)
 
 
 _Line = OrderedDict[Place, None]
@@ -171,6 +173,14 @@ class NodeShares:
             self._turns.discard(place.node)
             place.has_turn = False
             self.let_through(place.node)
+
+    def on_dropped(self, place: Place) -> None:
+        """A caller was interrupted while it had the turn: the next one gets it, in the loop's next
+        pass, because a finalizer may run in any thread and within any other call."""
+        node = place.node
+        self._turns.discard(node)
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            place.waiter.get_loop().call_soon_threadsafe(self.let_through, node)
 
     async def wait(self, queue: HasLeader, deadline: float, place: Place | None = None) -> Place:
         """Wait in line until it is our turn to open a batch for the leader of `queue`'s partition;

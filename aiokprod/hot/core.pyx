@@ -114,6 +114,10 @@ cdef class MemoryBudget:
         self.used = 0
         self.has_waiters = False
 
+    def on_dropped(self):
+        """A reservation that still had bytes was dropped while somebody waits. Called by its
+        finalizer: in any thread, within any other call."""
+
 
 cdef class ByteCount:
     """A count of bytes that several objects share."""
@@ -148,6 +152,8 @@ cdef class Reservation:
     def __del__(self):
         if self.size:  # else it may have been refused, and has no budget
             self.give_back()
+            if self.budget.has_waiters:
+                self.budget.on_dropped()
 
 
 cdef Py_ssize_t headers_encoded_size(object headers, int32_t* count) except -2:

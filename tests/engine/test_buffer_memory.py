@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import threading
 
 import pytest
 
@@ -11,6 +12,7 @@ from aiokprod.engine.buffer_memory import BufferMemory
 from aiokprod.errors import BufferTimeout, Outcome, ProducerClosed
 from aiokprod.hot.core import Reservation
 from tests.engine.world import CROWD, crowd, quiet, virtual
+from tests.hot.desk import LOOPS
 
 
 class Exhausted:
@@ -93,6 +95,80 @@ async def test_reservation_that_is_dropped_gives_its_bytes_back() -> None:
     assert memory.used == 60
     assert reservation.size == 60
     del reservation
+    assert memory.used == 0
+
+
+@virtual
+async def test_reservation_that_is_dropped_wakes_those_who_wait() -> None:
+    """As that of a call whose `finally` a signal handler interrupted."""
+    memory, _ = budget()
+    dropped = Reservation(memory)
+    assert memory.try_reserve(100, dropped)
+    waiters = [start(memory, 60), start(memory, 40)]
+    await quiet()
+    assert memory.waiting == 2
+    del dropped
+    await quiet()
+    assert all(waiter.done() for waiter in waiters)
+    assert memory.used == 100
+    assert not memory.has_waiters
+
+
+@pytest.mark.parametrize("kind", LOOPS)
+def test_reservation_dropped_in_another_thread_wakes_the_loop(kind: str) -> None:
+    """The garbage collector may find it there, in the traceback of the call it was made for."""
+
+    async def main() -> None:
+        memory, _ = budget()
+        held = [Reservation(memory)]
+        assert memory.try_reserve(100, held[0])
+        waiter = start(memory, 60)
+        await asyncio.sleep(0)
+        assert memory.waiting == 1
+        threading.Timer(0.05, held.clear).start()
+        await asyncio.wait_for(waiter, 30)
+        assert memory.used == 60
+
+    with asyncio.Runner(loop_factory=LOOPS[kind], debug=True) as runner:
+        runner.run(main())
+
+
+@virtual
+async def test_reservation_dropped_between_look_and_wait_is_not_missed() -> None:
+    """A garbage collection while the future is made that is waited for."""
+    memory, _ = budget()
+    held = [Reservation(memory)]
+    assert memory.try_reserve(100, held[0])
+    loop = asyncio.get_running_loop()
+    create_future = loop.create_future
+
+    def collect() -> asyncio.Future[None]:
+        held.clear()
+        return create_future()
+
+    loop.create_future = collect  # type: ignore[method-assign]
+    try:
+        waiter = start(memory, 60)
+        await quiet()
+    finally:
+        loop.create_future = create_future  # type: ignore[method-assign]
+    assert waiter.done()
+    assert memory.used == 60
+    assert not memory.has_waiters
+
+
+def test_reservation_dropped_after_its_loop_was_closed_is_given_back() -> None:
+    memory, _ = budget()
+    dropped = Reservation(memory)
+    assert memory.try_reserve(100, dropped)
+
+    async def leave() -> None:
+        start(memory, 1)
+        await asyncio.sleep(0)
+
+    asyncio.run(leave())
+    memory.has_waiters = True  # as if the call that waited had never been ended
+    del dropped
     assert memory.used == 0
 
 

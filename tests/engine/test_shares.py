@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import threading
 from dataclasses import dataclass
 
 import pytest
@@ -13,6 +14,7 @@ from aiokprod.errors import BufferTimeout, Outcome, ProducerClosed
 from aiokprod.hot.append import PartitionSlot
 from aiokprod.hot.core import BatchCore, MemoryBudget
 from tests.engine.world import CROWD, crowd, quiet, virtual
+from tests.hot.desk import LOOPS
 
 
 def two_brokers(memory: int = 100) -> NodeShares:
@@ -94,6 +96,26 @@ async def test_turn_that_is_dropped_ends() -> None:
     assert shares.has_waiters(1)
     del place
     assert not shares.has_waiters(1)
+
+
+@pytest.mark.parametrize("kind", LOOPS)
+def test_turn_dropped_in_another_thread_passes_to_the_next_one(kind: str) -> None:
+    """The garbage collector may find it there, in the traceback of an interrupted call."""
+
+    async def main() -> None:
+        shares = two_brokers()
+        held = [await shares.wait(Queue(1), forever())]
+        assert held[0].has_turn
+        waiter = start(shares)
+        await asyncio.sleep(0)
+        assert shares.waiting == 1
+        threading.Timer(0.05, held.clear).start()
+        place = await asyncio.wait_for(waiter, 30)
+        assert place.has_turn
+        shares.end_turn(place)
+
+    with asyncio.Runner(loop_factory=LOOPS[kind], debug=True) as runner:
+        runner.run(main())
 
 
 @virtual
