@@ -65,6 +65,11 @@ class Admission:
         self._interceptors = interceptors
         self._check = check
 
+    @property
+    def plain(self) -> bool:
+        """Keys and values are bytes, sent as they are."""
+        return self._serializers.plain
+
     async def admit(
         self,
         record: ProducerRecord[Any, Any],

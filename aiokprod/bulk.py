@@ -39,8 +39,9 @@ class BulkResult:
     """The outcomes of a `send_many` or `send_table` call, by position of the record in it.
 
     Nothing per record exists until it is asked for. `offsets` and `errors` walk all records:
-    keep the result if you need them twice. Failures are not raised: look at `ok` or `errors`, or
-    call `raise_for_errors`; if the result is dropped before, they go to the observer and the log.
+    keep the result if you need them twice. Failures of records are not raised: look at `ok` or
+    `errors`, or call `raise_for_errors`; if the result is dropped before, they go to the observer
+    and the log.
 
     Attributes:
         interrupted: why a table or an iterable of records was not read to its end, so that later

@@ -21,6 +21,7 @@ from aiokprod.errors import (
 from aiokprod.hot.bulk import BulkTracker
 from aiokprod.hot.core import Reservation
 from aiokprod.records import ProducerRecord, validate_partition, validate_topic
+from aiokprod.serializers import WrongType
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -36,7 +37,8 @@ class BulkSender:
     """One `send_many` call.
 
     A record that cannot be admitted gets its error in the result, also if there is no memory for
-    it; only an error that ends the producer ends the call. What one record has waited for in vain
+    it; only an error that ends the producer ends the call, and an error in the program: that of the
+    first record is raised if all records have a wrong type. What one record has waited for in vain
     no later one waits for: a topic as long as the metadata lack it, room until one got in again.
 
     Attributes:
@@ -59,6 +61,7 @@ class BulkSender:
         self.tracker = BulkTracker()
         self.refused: dict[int, KafkaError] = {}
         self.interrupted: KafkaError | None = None
+        self._wrong_types = 0  # records refused for that
         self._no_room_since = -1  # so many were admitted when one waited for room in vain
         self._missing: dict[str, tuple[int | None, KafkaError]] = {}
 
@@ -81,9 +84,21 @@ class BulkSender:
             try:
                 while self._position < end:
                     await self._advance(topic, partition, columns)
+                    if self._wrong_types == self._position == 1 and self._all_like_first(columns):
+                        break
             except KafkaError as error:
                 self._refuse(range(self._position, end), error)
             return await self._finish()
+
+    def _all_like_first(self, columns: Columns) -> bool:
+        """The first record has a wrong type, and so have all others: each need not be tried. Types
+        alone decide that only without serializers, which may look at contents."""
+        keys = columns.keys or ()
+        return (
+            self._admission.plain
+            and len(set(map(type, columns.values))) == 1
+            and len(set(map(type, keys))) <= 1
+        )
 
     @contextlib.contextmanager
     def awaiting(self) -> Iterator[None]:
@@ -172,6 +187,9 @@ class BulkSender:
             self.refused[number] = ConfigError(
                 f"send_many: entry {number} is {type(record).__name__}, not ProducerRecord"
             )
+            self._wrong_types += 1
+            if not number & 255:
+                await asyncio.sleep(0)
             return
         self._check()
         appender = self._runtime.appender
@@ -202,6 +220,7 @@ class BulkSender:
             delivery = await self._admission.admit(record, deadline, reservation)
         except KafkaError as error:
             self.refused[position] = error
+            self._wrong_types += isinstance(error.__cause__, WrongType)
             if isinstance(error, BufferTimeout):
                 self._no_room_since = self.tracker.count
             # Any other, such as that of a bad timestamp, tells nothing of the topic.
@@ -271,6 +290,8 @@ class BulkSender:
     async def _finish(self) -> BulkResult:
         await wait_settled(self.tracker.cores)
         self._tell_refused()
+        if self.refused and self._wrong_types == self._position and self.interrupted is None:
+            raise next(iter(self.refused.values()))
         return BulkResult(
             self.tracker, self.refused, self.interrupted, self._runtime.on_unretrieved_bulk
         )

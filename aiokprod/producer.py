@@ -422,6 +422,9 @@ class Producer(TransactionalCalls, Generic[K, V]):
 
         Raises:
             ConfigError: columns differ in length, or the arguments fit neither form.
+            SerializationError, ConfigError: of the first record, if every record of the call has a
+                wrong type: a key or value that its serializer does not take (without one: no
+                bytes), an entry that is no ProducerRecord. Nothing was sent.
             ProducerClosed, ProducerFailed, WrongLoop, ForkedProcess: before anything was sent.
 
         Cancellation: stops handing over; what was admitted is delivered all the same.

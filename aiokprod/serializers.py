@@ -41,8 +41,9 @@ AnySerializer: TypeAlias = Serializer[Any] | Callable[[Any], Any]
 """What users may pass as key_serializer and value_serializer."""
 
 
-class _WrongType(TypeError):
-    """A refusal of ours: its text names types, never what is in them."""
+class WrongType(TypeError):
+    """The cause of a `SerializationError` for data of a type that is not taken, or a serializer's
+    result of such a type: its text names types, never what is in them."""
 
 
 class BytesSerializer:
@@ -56,7 +57,7 @@ class BytesSerializer:
             return data
         if isinstance(data, (bytearray, memoryview)):
             return bytes(data)
-        raise _WrongType(
+        raise WrongType(
             f"expected bytes, bytearray or memoryview, not {type(data).__name__}; "
             "encode it or pass a serializer"
         )
@@ -75,7 +76,7 @@ class StringSerializer:
     def serialize(self, topic: str, headers: Sequence[Header], data: str) -> bytes:
         """The encoded text; raises what `str.encode` raises."""
         if not isinstance(data, str):
-            raise _WrongType(f"expected str, not {type(data).__name__}")
+            raise WrongType(f"expected str, not {type(data).__name__}")
         return data.encode(self.encoding)
 
 
@@ -96,7 +97,7 @@ class IntSerializer:
     def serialize(self, topic: str, headers: Sequence[Header], data: int) -> bytes:
         """The bytes; a number out of range raises."""
         if isinstance(data, bool) or not isinstance(data, int):
-            raise _WrongType(f"expected int, not {type(data).__name__}")
+            raise WrongType(f"expected int, not {type(data).__name__}")
         return self._format.pack(data)
 
 
@@ -193,13 +194,13 @@ class BoundSerializer:
             return result
         if isinstance(result, (bytes, bytearray, memoryview)):
             return bytes(result)
-        problem = _WrongType(f"it returned {type(result).__name__} instead of bytes or None")
+        problem = WrongType(f"it returned {type(result).__name__} instead of bytes or None")
         raise self._failure(topic, data, problem) from problem
 
     def _failure(self, topic: str, data: Any, error: Exception) -> SerializationError:
         # The error's own text may quote the record, so it is only chained, never repeated here;
         # ours about types are safe.
-        own = isinstance(error, _WrongType)
+        own = isinstance(error, WrongType)
         detail = f": {error}" if own else f" ({type(error).__name__})"
         return SerializationError(
             f"topic {topic!r}: {self.field}_serializer {self.name} failed on a {self.field} of "

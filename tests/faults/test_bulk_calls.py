@@ -12,10 +12,12 @@ import aiokprod.engine.accumulator as accumulator_module
 from aiokprod.errors import (
     AbortableTransactionError,
     BufferTimeout,
+    ConfigError,
     KafkaError,
     MetadataTimeout,
     Outcome,
     ProducerClosed,
+    RecordTooLarge,
     SerializationError,
 )
 from aiokprod.hot.append import Appender
@@ -270,7 +272,7 @@ def test_refused_records_of_a_dropped_result_are_logged(caplog):
     async def main():
         async with world() as (_, producer, _):
             await producer.warm(["t"])
-            await producer.send_many("t", ["a", "b"])  # str without a serializer
+            await producer.send_many("t", [b"a", b"b"], timestamps_ms=[-1, -2])
             await asyncio.sleep(0)
             assert producer.metrics()["records_unretrieved"] == 2
 
@@ -303,3 +305,134 @@ def test_failures_after_a_cancelled_call_are_logged(call, caplog):
 
     play(main)
     assert sum("nobody was waiting for them" in r.getMessage() for r in caplog.records) == 1
+
+
+class Hearing:
+    """An interceptor that counts."""
+
+    def __init__(self):
+        self.sent = 0
+        self.refused = []
+
+    def on_send(self, record):
+        self.sent += 1
+        return record
+
+    def on_acknowledgement(self, metadata, error):
+        self.refused.append(type(error))
+
+    def close(self):
+        pass
+
+
+WRONG = {
+    "str": (lambda p: p.send_many("t", ["a", "b"]), SerializationError, "not str; encode it"),
+    "mixed": (lambda p: p.send_many("t", ["a", 1]), SerializationError, "not str; encode it"),
+    "keys": (
+        lambda p: p.send_many("t", [b"a", b"b"], keys=["k", "l"]), SerializationError, "key_seri",
+    ),
+    "tuples": (
+        lambda p: p.send_many([("t", b"x"), ("t", b"y")]), ConfigError, "entry 0 is tuple",
+    ),
+    "records": (
+        lambda p: p.send_many(ProducerRecord("t", "x") for _ in range(3)),
+        SerializationError, "not str; encode it",
+    ),
+    "records and others": (
+        lambda p: p.send_many([ProducerRecord("t", "x"), "y"]), SerializationError, "not str",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("call", WRONG)
+def test_call_of_which_every_record_has_a_wrong_type_raises(call, caplog):
+    async def main():
+        async with world() as (cluster, producer, _):
+            await producer.warm(["t"])
+            make, kind, text = WRONG[call]
+            with pytest.raises(kind, match=text) as info:
+                await make(producer)
+            assert info.value.outcome is Outcome.NOT_SENT
+            assert cluster.values("t", 0) == []
+            del info
+
+    play(main)
+    assert not caplog.records, "raised, so there is nothing to log"
+
+
+@pytest.mark.parametrize("good", [0, 1, 2])
+def test_one_record_of_a_right_type_keeps_the_result(good):
+    async def main():
+        async with world() as (cluster, producer, _):
+            values = ["x"] * 3
+            values[good] = b"good"
+            for result in (
+                await producer.send_many("t", values),
+                await producer.send_many([ProducerRecord("t", value) for value in values]),
+            ):
+                assert sorted(result.errors) == sorted({0, 1, 2} - {good})
+            assert cluster.values("t", 0) == [b"good"] * 2
+
+    play(main)
+
+
+def test_records_that_fail_for_what_is_in_them_never_raise():
+    """A program that looks at the errors of its records finds those of a single one there too."""
+
+    def upper(value):
+        if value == "bad":
+            raise ValueError("what the serializer says")
+        return value.encode()
+
+    async def main():
+        async with world(max_request_size=9_000, value_serializer=upper) as (_, producer, _):
+            bad = await producer.send_many("t", ["bad"])
+            assert isinstance(bad.errors[0], SerializationError)
+            large = await producer.send_many("t", ["x" * 10_000])
+            assert isinstance(large.errors[0], RecordTooLarge)
+            early = await producer.send_many("t", ["x"], timestamps_ms=[-1])
+            assert isinstance(early.errors[0], ConfigError)
+
+    play(main)
+
+
+def test_column_of_one_wrong_type_is_refused_at_once():
+    hearing = Hearing()
+
+    async def main():
+        async with world(interceptors=[hearing]) as (_, producer, _):
+            with pytest.raises(SerializationError):
+                await producer.send_many("t", ["x"] * 100_000)
+            assert hearing.sent == 1
+            assert hearing.refused == [SerializationError]
+
+    play(main)
+
+
+def test_serializer_that_refuses_some_contents_is_asked_for_each():
+    """Types alone say nothing of what a serializer of one's own returns."""
+
+    async def main():
+        options = {"value_serializer": lambda text: text if text == "bad" else text.encode()}
+        async with world(**options) as (cluster, producer, _):
+            result = await producer.send_many("t", ["bad", "good"])
+            assert isinstance(result.errors[0], SerializationError)
+            assert cluster.values("t", 0) == [b"good"]
+            with pytest.raises(SerializationError, match="returned str instead of bytes"):
+                await producer.send_many("t", ["bad", "bad"])
+
+    play(main)
+
+
+def test_transaction_that_lacks_records_of_a_wrong_type_can_only_be_aborted():
+    async def main():
+        async with world(transactional_id="x") as (cluster, producer, _):
+            await producer.begin_transaction()
+            with pytest.raises(SerializationError):
+                await producer.send_many("t", ["a", "b"])
+            with pytest.raises(AbortableTransactionError):
+                await producer.commit_transaction()
+            await producer.abort_transaction()
+            assert cluster.committed_values("t", 0) == []
+
+    play(main)
