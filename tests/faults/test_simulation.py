@@ -15,11 +15,12 @@ from pathlib import Path
 import pytest
 
 from aiokprod.testing.fake_cluster import profiles as fake_profiles
+from tests.faults.detection.search import put_back, verdict_on
 from tests.faults.simulation.batch import Journal, Totals, outcomes, parsed, slices
 from tests.faults.simulation.exemptions import EXEMPTIONS, MOST_SEEDS
 from tests.faults.simulation.misfortunes import Misfortunes
 from tests.faults.simulation.run import run_seed
-from tests.faults.simulation.seeds import MENU, TEMPERAMENTS, plan_of
+from tests.faults.simulation.seeds import LAST_FAULTS, MENU, TEMPERAMENTS, plan_of
 from tests.faults.simulation.temperaments import LEGALITY
 
 ROOT = Path(__file__).parent.parent.parent
@@ -71,6 +72,25 @@ def test_temperaments_are_drawn_alone_and_together_and_say_why_they_are_legal():
     assert all(len(text.split()) > 10 for text in LEGALITY.values())
     profiles = {plan_of(seed).cluster["version_profile"] for seed in range(600)}
     assert profiles == set(fake_profiles.PROFILES)
+
+
+LAST_FAULT_BUGS = {
+    "frozen_leader": "waiter-stays-in-the-line-of-the-old-leader",
+    "far_broker": "slow-broker-is-not-asked-for-metadata",
+    "refused_connections": "no-jitter-at-the-maximum",
+}
+
+
+@pytest.mark.parametrize("name", LAST_FAULTS)
+def test_last_fault_passes_without_its_bug_and_finds_it(name, monkeypatch):
+    seeds = [seed for seed in range(300) if plan_of(seed).last_fault == name]
+    verdicts = []
+    for seed in seeds[:4]:
+        assert verdict_on(seed) is None
+        with monkeypatch.context() as patch:
+            put_back(LAST_FAULT_BUGS[name], patch)
+            verdicts.append(verdict_on(seed))
+    assert any(verdicts), verdicts
 
 
 def test_mild_judgments_are_counted_by_name():

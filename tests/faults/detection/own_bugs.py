@@ -113,7 +113,7 @@ def batch_opened_before_it_is_known(patch: Patch) -> None:
     patch.setattr(RecordAccumulator, "_open", opened)
 
 
-@found_by("tests/faults/test_broker_lines.py")
+@bug
 def waiter_stays_in_the_line_of_the_old_leader(patch: Patch) -> None:
     """D5: a caller waits for a broker that does not lead its partition any more."""
     patch.setattr(NodeShares, "follow", lambda self, nodes: None)
@@ -143,7 +143,7 @@ def lower_epochs_never_believed(patch: Patch) -> None:
     )
 
 
-@found_by("tests/engine/test_metadata_updater.py")
+@bug
 def slow_broker_is_not_asked_for_metadata(patch: Patch) -> None:
     """D8: brokers that cannot be reached were waited for rather than a slow one asked."""
 
@@ -174,7 +174,7 @@ def slow_handshake_gets_no_more_time(patch: Patch) -> None:
     patch.setattr(ClusterConnectionStates, "disconnected", forgiven)
 
 
-@found_by("tests/foundation/test_backoff.py")
+@bug
 def no_jitter_at_the_maximum(patch: Patch) -> None:
     """B3: backoffs that grow beyond their maximum before it cuts them all end there."""
 

@@ -142,6 +142,12 @@ class Load:
         """What has no outcome yet."""
         return [attempt for attempt in self.attempts if attempt.result is None]
 
+    def submit_later(self, topic: str, partition: int, size: int | None = None) -> Attempt:
+        """Hand one record over in a task of its own."""
+        attempt = self._new(topic, partition, size)
+        attempt.task = self._spawn(self._submit(attempt))
+        return attempt
+
     # -- calls within calls ---------------------------------------------------------------------
 
     def interrupt(self, step: int, error: type[BaseException]) -> None:
@@ -316,13 +322,17 @@ class Load:
         if attempt.result is None:
             self._end(attempt, asyncio.CancelledError())
 
-    def _new(self, topic: str | None = None, partition: int | None = None) -> Attempt:
+    def _new(
+        self, topic: str | None = None, partition: int | None = None, size: int | None = None
+    ) -> Attempt:
         if topic is None:
             topic = self.rng.choice(TOPICS)
             partition = self.rng.choice((None, *range(PARTITIONS), *range(PARTITIONS)))
         number = len(self.attempts)
         head = f"{self.plan.seed}/{topic}/{'?' if partition is None else partition}/{number}/"
-        value = head.encode().ljust(self.rng.choice((0, 0, 200, 1_500)), b".")
+        if size is None:
+            size = self.rng.choice((0, 0, 200, 1_500))
+        value = head.encode().ljust(size, b".")
         value += b"%08x" % zlib.crc32(value)
         attempt = Attempt(number, topic, partition, value, next(self._events), now())
         self.attempts.append(attempt)

@@ -26,6 +26,7 @@ from tests.faults.simulation.judge import (
     check_idle,
     longest,
 )
+from tests.faults.simulation.last_faults import LastFault
 from tests.faults.simulation.load import Attempt, Habit, Load
 from tests.faults.simulation.misfortunes import Misfortunes
 from tests.faults.simulation.seeds import PARTITIONS, TOPICS, Plan, plan_of
@@ -167,6 +168,10 @@ class Simulation:
             self.misfortunes.heal_for_good()
             await self._settle_down()
             await self._fresh_records()
+            if self.plan.last_fault:
+                await LastFault(self).strike()
+                await self._settle_down()
+                await self.fresh(TOPICS[0], 0)
             await self.producer.flush(self.plan.delivery_s)  # what hooks of fresh records sent
             await self._all_settled(0.0)
             check_idle(self.producer.metrics())
@@ -257,11 +262,11 @@ class Simulation:
             if link.is_open:
                 link.reset()
         # Partitions that the producer has not heard of take metadata, for max_block_ms at most.
-        time_to_learn = self.plan.block_s >= self._recovery_s()
+        time_to_learn = self.plan.block_s >= self.recovery_s()
         for topic in TOPICS:
             count = len(self.cluster.topics[topic].partitions) if time_to_learn else PARTITIONS
             for partition in range(count):
-                await self._fresh(topic, partition)
+                await self.fresh(topic, partition)
         if self.plan.options["acks"] == 0:
             await asyncio.sleep(1.0)
 
@@ -270,25 +275,27 @@ class Simulation:
         await self.load._send(attempt)
         return attempt
 
-    async def _fresh(self, topic: str, partition: int) -> None:
+    async def fresh(self, topic: str, partition: int) -> None:
+        """One more record, which must be acknowledged in time."""
         began = now()
         attempt = await self._lone(topic, partition)
         while (
             isinstance(attempt.result, BaseException)
             and self.plan.options["retries"] < FEW_RETRIES
-            and now() - began <= self._recovery_s()
+            and now() - began <= self.recovery_s()
         ):
             attempt = await self._lone(topic, partition)
         took = attempt.settled_at - began
         good = not isinstance(attempt.result, BaseException)
-        _demand(good and took <= self._recovery_s(), f"a fresh record took {took} s: {attempt}")
+        _demand(good and took <= self.recovery_s(), f"a fresh record took {took} s: {attempt}")
 
     def _connecting_s(self) -> float:
         """What slow handshakes add: one that is too short, a pause, one that succeeds, and the same
         again for the leader that the metadata name."""
         return 4 * self.temperaments.handshake_s
 
-    def _recovery_s(self) -> float:
+    def recovery_s(self) -> float:
+        """Within which a record is acknowledged once everything is well (P11)."""
         slow_s: float = self.plan.cluster["replication_s"]
         throttle_s = self.temperaments.throttle_ms / 1000
         late_s = 10 * self.plan.late_timers_s

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 TOPICS = ("t", "u")
@@ -33,6 +33,14 @@ MENU = (
 """Names of methods of `Misfortunes`; each seed draws a subset of them (swarm testing)."""
 
 
+LAST_FAULTS = ("frozen_leader", "far_broker", "refused_connections")
+"""Names of methods of `LastFault`. One seed in `LAST_FAULT_EVERY` has one of them."""
+LAST_FAULT_EVERY = 12
+
+MOST_LATE_S = 0.05
+"""Timers of such a seed are late by no more: the fault is judged by how long something takes."""
+
+
 @dataclass(frozen=True)
 class Plan:
     """One seed, drawn in full before anything happens.
@@ -45,6 +53,7 @@ class Plan:
             "stranger" (somebody cancels one of its tasks).
         producer_epoch: epoch of the first producer id.
         temperaments: names of methods of `Temperaments`.
+        last_fault: name of a method of `LastFault`, or "".
         habit: "serializer" or "interceptor" if the application's own one submits now and then.
     """
 
@@ -59,6 +68,7 @@ class Plan:
     producer_epoch: int
     temperaments: tuple[str, ...] = ()
     habit: str = ""
+    last_fault: str = ""
 
     @property
     def idempotent(self) -> bool:
@@ -96,7 +106,7 @@ def plan_of(seed: int) -> Plan:
         options["request_timeout_ms"] = 3_000
     temperaments = _temperaments(seed, options, cluster)
     menu = rng.sample(MENU, rng.randrange(3, len(MENU) * 2 // 3))
-    return Plan(
+    plan = Plan(
         seed=seed,
         options=options,
         cluster=cluster,
@@ -108,6 +118,37 @@ def plan_of(seed: int) -> Plan:
         producer_epoch=rng.choice((0, 0, 0, 32_765)),
         temperaments=temperaments,
         habit=random.Random(seed * 61 + 5).choice(HABITS),
+    )
+    return _with_last_fault(plan)
+
+
+def _with_last_fault(plan: Plan) -> Plan:
+    """Drawn from dice of their own, so that seeds without such a fault stay what they are. Options
+    that would hide the fault are replaced."""
+    rng = random.Random(plan.seed * 67 + 3)
+    if rng.randrange(LAST_FAULT_EVERY) or plan.ending != "heal":
+        return plan
+    name = rng.choice(LAST_FAULTS)
+    options, cluster = dict(plan.options), dict(plan.cluster)
+    options["delivery_timeout_ms"] = 60_000
+    if name != "refused_connections" and options["acks"] == 0:
+        options["acks"] = 1  # without answers nothing is in flight
+    if name == "frozen_leader":
+        options.update(max_block_ms=20_000, buffer_memory=1_000_000, compression_type="none")
+        cluster["brokers"] = max(2, cluster["brokers"])
+    elif name == "far_broker":
+        if cluster["version_profile"] == "0.11":
+            return plan  # must be asked one request at a time (`_temperaments`)
+        options.update(
+            max_block_ms=20_000,
+            request_timeout_ms=10_000,
+            metadata_max_age_ms=300_000,
+            max_in_flight_requests_per_connection=5,
+        )
+        cluster["brokers"] = max(3, cluster["brokers"])
+    late_timers_s = min(plan.late_timers_s, MOST_LATE_S)
+    return replace(
+        plan, options=options, cluster=cluster, late_timers_s=late_timers_s, last_fault=name
     )
 
 
