@@ -2,10 +2,10 @@
 
     python -m tests.mutants --count 500 --seed 1 --jobs 2
 
-A seeded sample of mutants, Cython included. Each meets the tests that run its line, those of its
-module first, then wider ones (a part of the simulation, the whole of a group's tests). The first
-run records which test runs which line, which takes as long as the tests under coverage do.
-Results are kept in .cache/mutants, so that a run that was interrupted goes on where it stopped.
+A seeded sample of mutants, Cython included. Each meets tests that run its line, those of its module
+and the quick ones first. Those that survive meet what else runs the line, then a part of the
+simulation. The first run records which test runs which line. All of it is kept in .cache/mutants,
+so that a run that was interrupted goes on where it stopped.
 """
 
 from __future__ import annotations
@@ -15,69 +15,110 @@ import hashlib
 import json
 import os
 import shutil
-import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from queue import Queue
 from typing import Any, Final
 
-from tests.mutants.contexts import DURATIONS, TestMap
+from tests.mutants.contexts import TestMap, record
 from tests.mutants.operators import Mutation
 from tests.mutants.plan import GROUPS, ROOT, Group, sample
-from tests.mutants.report import reasons, report
+from tests.mutants.report import REASONS, reasons, report, stale
+from tests.mutants.server import Command, Server
 from tests.mutants.trial import Bench
 
 CACHE: Final = ROOT / ".cache" / "mutants"
-MAPPED: Final = ("engine", "net", "faults", "transactions", "security", "foundation", "spark",
-                 "tables", "hot", "wire")  # fmt: skip
-# They run the whole tool chain again, or prove something about the tests themselves.
-NOT_MAPPED: Final = ("tests/spark/integration",)
+MAPPED: Final = ("engine", "net", "transactions", "security", "foundation", "spark", "tables",
+                 "faults")  # fmt: skip
+_SEARCHES: Final = ("test_detection.py", "test_simulation.py")
+"""Not mapped: they start many processes. The simulation is one of the wider rounds."""
 _LEFT_OUT: Final = shutil.ignore_patterns(
     ".git", ".venv", ".cache", "__pycache__", ".mypy_cache", ".hypothesis", ".pytest_cache",
-    ".ruff_cache",
+    ".ruff_cache", "*.c",
 )  # fmt: skip
 
 
-def tests_by_line(*, fresh: bool) -> TestMap:
-    """The map of the repository's tests, recorded if there is none."""
-    data, durations = CACHE / "coverage", CACHE / "durations"
-    if fresh or not (data.exists() and durations.exists()):
-        CACHE.mkdir(parents=True, exist_ok=True)
-        for old in CACHE.glob("coverage*"):
-            old.unlink()
-        durations.unlink(missing_ok=True)
-        configuration = CACHE / "coveragerc"
-        configuration.write_text(f"[run]\nsource = aiokprod\ndata_file = {data}\n")
-        environment = {**os.environ, DURATIONS: str(durations)}
-        for part in MAPPED:
-            print(f"recording which lines the tests of {part} run", flush=True)
-            done = subprocess.run(
-                [sys.executable, "-m", "coverage", "run", "--append", f"--rcfile={configuration}",
-                 "-m", "pytest", "-q", "-p", "tests.mutants.contexts", f"tests/{part}",
-                 *(f"--ignore={path}" for path in NOT_MAPPED)],
-                cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True, check=False,
-            )  # fmt: skip
-            if done.returncode:
-                durations.unlink(missing_ok=True)
-                sys.exit(f"the tests of {part} fail without a mutant:\n{done.stdout[-4000:]}")
-    return TestMap(data, durations)
+def tests_by_line(tree: Path) -> TestMap:
+    """The map of the repository's tests, as far as it is not recorded yet."""
+    found = [
+        path.relative_to(ROOT)
+        for folder in MAPPED
+        for path in sorted((ROOT / "tests" / folder).glob("test_*.py"))
+        if path.name not in _SEARCHES
+    ]
+    return record(tree, found, CACHE)
+
+
+def copies(count: int) -> list[Path]:
+    """Copies of the repository. They stay: what is compiled in them is used again."""
+    trees = []
+    for number in range(count):
+        tree = CACHE / "trees" / str(number)
+        for path in list(tree.rglob("*.py")):
+            if not (ROOT / path.relative_to(tree)).exists():
+                path.unlink()
+        shutil.copytree(ROOT, tree, ignore=_LEFT_OUT, symlinks=True, dirs_exist_ok=True)
+        server = Server(tree)
+        output = tree / ".mutant-output"
+        arguments = ("-m", "pytest", "-q", "--collect-only", "-p", "no:cacheprovider", "tests")
+        ended = server.run(Command(arguments, str(output), bytecode=True))
+        server.close()
+        if ended.status:
+            sys.exit(f"the tests cannot be collected:\n{output.read_text()[-4000:]}")
+        trees.append(tree)
+    return trees
 
 
 @contextmanager
-def benches(jobs: int, tests: TestMap) -> Iterator[Queue[Bench]]:
-    """Copies of the repository, one for each job."""
-    with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
-        free: Queue[Bench] = Queue()
-        for number in range(jobs):
-            tree = Path(folder) / str(number)
-            shutil.copytree(ROOT, tree, ignore=_LEFT_OUT, symlinks=True)
-            free.put(Bench(tree, tests))
+def benches(trees: Sequence[Path], tests: TestMap) -> Iterator[Queue[Bench]]:
+    """A bench in each tree."""
+    free: Queue[Bench] = Queue()
+    made = [Bench(tree, tests) for tree in trees]
+    for bench in made:
+        free.put(bench)
+    try:
         yield free
+    finally:
+        for bench in made:
+            bench.close()
+
+
+class Journal:
+    """Results by the identity of the mutant, in a file that grows."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._entries: dict[str, dict[str, Any]] = {}
+        if path.exists():
+            for line in path.read_text().splitlines():
+                entry = json.loads(line)
+                self._entries[entry["id"]] = entry
+
+    def result(self, mutation: Mutation) -> str:
+        """What became of the mutant, "" if it was not run."""
+        return self._entries.get(identity(mutation), {"result": ""})["result"]
+
+    def add(self, entry: dict[str, Any]) -> None:
+        """The result of a mutant, instead of the one before."""
+        self._entries[entry["id"]] = entry
+        with self._path.open("a") as file:
+            file.write(json.dumps(entry) + "\n")
+
+    def of(self, chosen: Sequence[tuple[Group, Mutation]]) -> list[dict[str, Any]]:
+        """The results of these mutants, as far as there are any."""
+        known = [self._entries.get(identity(mutation)) for _, mutation in chosen]
+        return [entry for entry in known if entry is not None]
+
+
+def identity(mutation: Mutation) -> str:
+    """Of the mutant in this state of its file: a file that changed has new mutants."""
+    content = (ROOT / mutation.path).read_bytes()
+    what = f"{mutation.key} {mutation.text} {mutation.start}".encode()
+    return hashlib.sha256(content + what).hexdigest()[:24]
 
 
 def main() -> int:
@@ -87,7 +128,8 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--group", choices=[group.name for group in GROUPS], help="only this one")
     parser.add_argument("--minutes", type=float, help="begin no mutant after so many minutes")
-    parser.add_argument("--fresh", action="store_true", help="record the map of tests again")
+    text = "run survivors again: there are new tests"
+    parser.add_argument("--again", action="store_true", help=text)
     parser.add_argument("--report", action="store_true", help="print the results so far")
     options = parser.parse_args()
 
@@ -95,60 +137,64 @@ def main() -> int:
         pair for pair in sample(options.count, options.seed)
         if options.group in (None, pair[0].name)
     ]  # fmt: skip
-    kept = CACHE / f"results-{options.seed}.jsonl"
-    done = _read(kept)
+    CACHE.mkdir(parents=True, exist_ok=True)
+    journal = Journal(CACHE / f"results-{options.seed}.jsonl")
     if not options.report:
-        tests = tests_by_line(fresh=options.fresh)
         until = time.monotonic() + 60 * (options.minutes or 1e9)
-        todo = [pair for pair in chosen if _identity(pair[1]) not in done]
-        with benches(options.jobs, tests) as free, kept.open("a") as file:
-
-            def one(pair: tuple[Group, Mutation]) -> None:
-                if time.monotonic() > until:
-                    return
-                group, mutation = pair
-                bench = free.get()
-                try:
-                    verdict = bench.judge(group, mutation)
-                finally:
-                    free.put(bench)
-                entry = {
-                    "id": _identity(mutation),
-                    "group": group.name,
-                    "key": mutation.key,
-                    "text": mutation.text,
-                    "line": mutation.line,
-                    **verdict.__dict__,
-                }
-                done[entry["id"]] = entry
-                file.write(json.dumps(entry) + "\n")
-                file.flush()
-                print(f"{len(done)}/{len(chosen)} {verdict.result} {verdict.seconds:.0f} s "
-                      f"{mutation.path}:{mutation.line} {mutation.kind} {verdict.by}", flush=True)
-
-            with ThreadPoolExecutor(options.jobs) as pool:
-                list(pool.map(one, todo))
-    results = [done[_identity(m)] for _, m in chosen if _identity(m) in done]
-    text, good = report(results, reasons())
+        run(chosen, journal, options.jobs, until, again=options.again)
+    known = reasons()
+    results = journal.of(chosen)
+    text, good = report(results, known)
     print(text)
+    for key in stale(known):
+        good = False
+        print(f"{REASONS.name} names a mutant that does not exist: {key}")
     if len(results) < len(chosen):
+        good = False
         print(f"{len(chosen) - len(results)} mutants were not run")
-        return 1
     return 0 if good else 1
 
 
-def _identity(mutation: Mutation) -> str:
-    """Of the mutant in this state of its file: a file that changed has new mutants."""
-    content = (ROOT / mutation.path).read_bytes()
-    what = f"{mutation.key} {mutation.text} {mutation.start}".encode()
-    return hashlib.sha256(content + what).hexdigest()[:24]
+def run(
+    chosen: Sequence[tuple[Group, Mutation]],
+    journal: Journal,
+    jobs: int,
+    until: float,
+    *,
+    again: bool,
+) -> None:
+    """The first round of every mutant, then the wider ones of those that survived it."""
+    trees = copies(jobs)
+    tests = tests_by_line(trees[0])
+    for name in tests.failed:
+        print(f"not used, fails without a mutant: {name}")
+    with benches(trees, tests) as free, ThreadPoolExecutor(jobs) as pool:
+        for first, results in ((True, {"", "survived"} if again else {""}), (False, {"open"})):
+            todo = [pair for pair in chosen if journal.result(pair[1]) in results]
 
+            def one(numbered: tuple[int, tuple[Group, Mutation]]) -> None:
+                number, (group, mutation) = numbered
+                if time.monotonic() > until:
+                    return
+                bench = free.get()
+                try:
+                    verdict = bench.judge(group, mutation, first=first)  # noqa: B023
+                finally:
+                    free.put(bench)
+                journal.add(
+                    {
+                        "id": identity(mutation),
+                        "group": group.name,
+                        "key": mutation.key,
+                        "text": mutation.text,
+                        "line": mutation.line,
+                        **verdict.__dict__,
+                    }
+                )
+                print(f"{number}/{len(todo)} {verdict.result} {verdict.seconds:.1f} s "  # noqa: B023
+                      f"{mutation.path}:{mutation.line} {mutation.kind} {verdict.by}", flush=True)
 
-def _read(path: Path) -> dict[str, dict[str, Any]]:
-    if not path.exists():
-        return {}
-    entries = [json.loads(line) for line in path.read_text().splitlines()]
-    return {entry["id"]: entry for entry in entries}
+            list(pool.map(one, enumerate(todo, 1)))
 
 
 if __name__ == "__main__":

@@ -165,6 +165,8 @@ class _PythonSites:
             yield self._replace(node, ast.Constant(other), "constant", scope)
 
     def _call(self, node: ast.Call, scope: tuple[str, ...]) -> Iterator[Mutation]:
+        if isinstance(node.func, ast.Name) and node.func.id in ("min", "max"):
+            return  # symmetric
         if len(node.args) >= 2 and not any(isinstance(a, ast.Starred) for a in node.args[:2]):
             first, second, *rest = node.args
             swapped = ast.Call(node.func, [second, first, *rest], node.keywords)
@@ -179,10 +181,8 @@ class _PythonSites:
             yield self._replace(node, ast.Pass(), "statement-dropped", scope)
         elif isinstance(node, ast.Continue | ast.Break):
             yield self._replace(node, ast.Pass(), "jump-dropped", scope)
-        elif isinstance(node, ast.Return) and node.value is not None:
-            value = node.value
-            if not (isinstance(value, ast.Constant) and value.value is None):
-                yield self._replace(node, ast.Return(ast.Constant(None)), "return-none", scope)
+        elif isinstance(node, ast.Return) and not isinstance(node.value, ast.Constant | None):
+            yield self._replace(node, ast.Return(ast.Constant(None)), "return-none", scope)
         if isinstance(node, ast.AugAssign) and isinstance(node.op, ast.Add | ast.Sub):
             arithmetic = ast.Sub() if isinstance(node.op, ast.Add) else ast.Add()
             changed = ast.AugAssign(node.target, arithmetic, node.value)

@@ -21,8 +21,8 @@ class Group:
         patterns: files, relative to the repository.
         left_out: files of `patterns` that belong to another group.
         share: mutants of each hundred.
-        own: tests that run in full where no map by lines exists (Cython).
-        wider: what a mutant meets that survived all tests of its lines.
+        own: folders whose tests run in full where no map by lines exists (Cython).
+        wider: what a mutant meets that survived the tests of its lines.
     """
 
     name: str
@@ -34,8 +34,7 @@ class Group:
 
 
 SEEDS: Final = ("-m", "tests.faults.simulation", "--jobs", "1", "--seeds")
-_SIMULATION: Final = ((*SEEDS, "0-120"),)
-_TRANSACTIONS: Final = (("-m", "pytest", "-q", "-x", "tests/transactions"),)
+_SIMULATION: Final = ((*SEEDS, "0-60"),)
 
 GROUPS: Final = (
     Group(
@@ -57,7 +56,7 @@ GROUPS: Final = (
         (),
         12,
         (),
-        _TRANSACTIONS,
+        (),
     ),
     Group("net", ("aiokprod/net/*.py", "aiokprod/net/security/*.py"), (), 20, (), _SIMULATION),
     Group("client side", ("aiokprod/*.py",), ("__init__.py", "version.py"), 16, (), _SIMULATION),
@@ -67,11 +66,8 @@ GROUPS: Final = (
         ("aiokprod/hot/*.pyx",),
         (),
         14,
-        ("tests/hot", "tests/tables", "tests/wire"),
-        (
-            (*SEEDS, "0-60"),
-            ("-m", "pytest", "-q", "-x", "tests/fuzz", "tests/spark/test_readback.py"),
-        ),
+        ("tests/hot", "tests/tables", "tests/wire", "tests/spark"),
+        _SIMULATION,
     ),
 )
 

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import ast
+import shutil
+import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.mutants.contexts import record
 from tests.mutants.operators import sites
-from tests.mutants.plan import GROUPS, ROOT, sample
-from tests.mutants.report import report
+from tests.mutants.plan import GROUPS, ROOT, Group, sample
+from tests.mutants.report import reasons, report, stale
+from tests.mutants.server import Command, Server
+from tests.mutants.trial import Bench
 
 SOURCE = '''
 import logging
@@ -25,11 +30,11 @@ class Limit:
     def take(self, a: int, b: int) -> int | None:
         logger.info("taking %d", a + b)
         if a < b and not self.top:
-            self.top = max(a, b)
+            self.top = self.take(a, b) or max(a, b)
             return a - 1
         for i in (True, 7):
             continue
-        return None
+        return False
 '''
 
 
@@ -46,13 +51,16 @@ def test_python_operators_change_what_their_names_say() -> None:
     found = changed_lines("x.py", SOURCE)
     assert found == {
         "condition-negated": {"if (not (a < b and (not self.top))):"},
-        "and-or": {"if (a < b or not self.top):"},
+        "and-or": {
+            "if (a < b or not self.top):",
+            "self.top = (self.take(a, b) and max(a, b))",
+        },
         "comparison": {"if (a <= b) and not self.top:"},
         "not-dropped": {"if a < b and (self.top):"},
         "statement-dropped": {"pass"},
-        "arguments-swapped": {"self.top = (max(b, a))"},
+        "arguments-swapped": {"self.top = (self.take(b, a)) or max(a, b)"},
         "plus-minus": {"return (a + 1)"},
-        "constant": {"return a - 0", "for i in (False, 7):", "for i in (True, 15):"},
+        "constant": {"return a - 0", "return True", "for i in (False, 7):", "for i in (True, 15):"},
         "return-none": {"return None"},
         "jump-dropped": {"pass"},
     }
@@ -113,7 +121,8 @@ def test_sample_is_the_same_for_the_same_seed_and_keeps_the_shares() -> None:
     assert counts == {group.name: group.share for group in GROUPS}
 
 
-def entry(result: str, key: str = "a") -> dict[str, Any]:
+def entry(result: str, key: str = "") -> dict[str, Any]:
+    key = key or ("b" if result in ("killed", "hung") else "a")
     return {"group": "net", "result": result, "key": key, "text": "pass", "tests": 3}
 
 
@@ -137,15 +146,134 @@ def test_run_is_good_if_enough_are_noticed_and_survivors_have_reasons(
     assert ("NO REASON" in text) is (entry("survived") in results and not known)
 
 
+def test_survivor_with_a_reason_that_is_noticed_makes_the_run_fail() -> None:
+    results = [entry("killed")] * 19 + [entry("killed", "c")]
+    text, good = report(results, {"c": "equivalent"})
+    assert not good
+    assert "noticed, although survivors.toml says why not: c" in text
+
+
+def test_mutant_that_met_the_first_round_only_makes_the_run_fail() -> None:
+    text, good = report([entry("killed")] * 19 + [entry("open")], {"a": "equivalent"})
+    assert not good
+    assert "noticed: 95.0% of 20" in text
+    assert "not finished: a" in text
+
+
 def test_reasons_belong_to_mutants_that_exist() -> None:
     """A reason for a line that changed excuses nothing any more and has to go."""
-    from tests.mutants.report import reasons
+    known = reasons()
+    assert stale(known) == []
+    path = "aiokprod/engine/accumulator.py"
+    real = sites(path, (ROOT / path).read_text())[0].key
+    gone = [real.replace("accumulator.py", "no_such_module.py"), real + "0"]
+    assert stale([real, *gone]) == gone
 
-    keys: dict[str, set[str]] = {}
-    for key in reasons():
-        path = key.split(" | ")[0]
-        if path not in keys:
-            source = (ROOT / path).read_text()
-            keys[path] = {mutant.key for mutant in sites(path, source)}
-        assert key in keys[path], key
-    assert Path(ROOT / "aiokprod").is_dir()
+
+# -- a run in a small repository ------------------------------------------------------------
+
+LIMIT = """\
+def taken(size: int, room: int) -> bool:
+    if size < room:
+        return True
+    return False
+
+
+def waited(size: int) -> int:
+    return -size if size > 3 else 7
+"""
+TESTS = """\
+import pytest
+from aiokprod.limit import taken, waited
+
+@pytest.mark.parametrize("size", range(9))
+def test_taken(size):
+    assert taken(size, 9)
+
+def test_waited():
+    assert (waited(3), waited(4)) == (7, -4)
+
+def test_that_fails():
+    assert taken(9, 9)
+"""
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """A repository with one module, its tests and this package."""
+    tree = tmp_path / "tree"
+    for path in ("aiokprod/__init__.py", "tests/limit/test_limit.py", "tests/mutants/x"):
+        (tree / path).parent.mkdir(parents=True)
+    (tree / "aiokprod/__init__.py").touch()
+    (tree / "aiokprod/limit.py").write_text(LIMIT)
+    (tree / "tests/limit/test_limit.py").write_text(TESTS)
+    (tree / "pyproject.toml").write_text(
+        '[tool.pytest.ini_options]\naddopts = ["--import-mode=importlib"]\n'
+        'pythonpath = ["."]\nmarkers = ["slow: x"]\n'
+    )
+    for path in Path(__file__).parent.glob("*.py"):
+        shutil.copy2(path, tree / "tests/mutants")
+    return tree
+
+
+def test_record_and_judge(tree: Path) -> None:
+    """Recorded once; mutants are killed, hang or survive, and the file is as before."""
+    cache = tree.parent / "cache"
+    files = [Path("tests/limit/test_limit.py")]
+    tests = record(tree, files, cache)
+    taken = "tests/limit/test_limit.py::test_taken"
+    waited = "tests/limit/test_limit.py::test_waited"
+    assert sorted(tests.tests) == [f"{taken}[{n}]" for n in (0, 4, 8)] + [waited]
+    assert {test.cases for test in tests.tests.values() if test.function == taken} == {9}
+    assert tests.failed == ["tests/limit/test_limit.py::test_that_fails"]
+    assert tests.covering("aiokprod/limit.py", 7, 8) == {waited}
+    assert tests.covering("aiokprod/limit.py", 4, 4) == set()
+
+    before = {path: path.stat().st_mtime_ns for path in cache.rglob("*.json")}
+    assert record(tree, files, cache).tests == tests.tests
+    assert {path: path.stat().st_mtime_ns for path in cache.rglob("*.json")} == before
+
+    group = Group("limit", (), (), 100, (), ())
+    bench = Bench(tree, tests)
+    found: dict[tuple[str, int], list[str]] = {}
+    try:
+        for mutation in sites("aiokprod/limit.py", LIMIT):
+            if mutation.kind in ("condition-negated", "comparison", "constant"):
+                first = bench.judge(group, mutation, first=True)
+                last = bench.judge(group, mutation, first=False)
+                found.setdefault((mutation.kind, mutation.line), []).append(first.result)
+                assert last.result == ("survived" if first.result == "open" else first.result)
+                assert (tree / "aiokprod/limit.py").read_text() == LIMIT
+    finally:
+        bench.close()
+    assert found == {
+        ("comparison", 2): ["open"],
+        ("condition-negated", 2): ["killed"],
+        ("constant", 3): ["killed"],
+        ("constant", 4): ["open"],
+        ("comparison", 8): ["killed"],
+        ("condition-negated", 8): ["killed"],
+        ("constant", 8): ["killed", "killed"],
+    }
+
+
+def test_child_that_uses_up_its_time_or_none_has_hung(tree: Path) -> None:
+    """And so are the processes it started; the next command runs as if nothing had been."""
+    server = Server(tree)
+    output = tree / "output"
+    (tree / "spin.py").write_text("while True: pass")
+    (tree / "wait.py").write_text(
+        "import subprocess\nsubprocess.run(['sleep', '1000'])\n"
+    )
+    (tree / "fail.py").write_text("print('seen'); raise SystemExit(3)")
+    try:
+        spun = server.run(Command(("-m", "spin"), str(output), cpu=1))
+        assert (spun.hung, spun.status) == (True, -signal.SIGXCPU)
+        assert spun.cpu >= 0.9
+        waited = server.run(Command(("-m", "wait"), str(output), idle=2.0))
+        assert (waited.hung, waited.status) == (True, -signal.SIGKILL)
+        failed = server.run(Command(("-m", "fail"), str(output)))
+        assert (failed.hung, failed.status) == (False, 3)
+        assert output.read_text() == "seen\n"
+    finally:
+        server.close()

@@ -2,27 +2,47 @@
 
 from __future__ import annotations
 
-import os
-import signal
+import shutil
 import subprocess
 import sys
-import time
-from collections.abc import Sequence
+import sysconfig
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from tests.mutants.contexts import TestMap
+from tests.mutants.contexts import Recorded, TestMap
 from tests.mutants.operators import Mutation
 from tests.mutants.plan import Group
+from tests.mutants.server import Command, Server
 
-FIRST_S: Final = 12.0
-"""Seconds that the first round of tests takes without a mutant; most mutants end there."""
-SECOND_S: Final = 60.0
+NEAR_S: Final = 8.0
+"""CPU seconds that the first round of tests takes without a mutant, under the tracer."""
+FAR_S: Final = 40.0
 """The same for the second round."""
-WIDER_S: Final = 400.0
-"""Longest time for one command of the last round."""
+_SLACK: Final = 2
+_START_S: Final = 10
+"""CPU seconds that a round may take: so many times what was recorded, and a start."""
+_WIDER_S: Final = 600
 _NO_TESTS: Final = 5
+_PYTEST: Final = ("-m", "pytest", "-q", "-x", "--no-header", "-p", "no:cacheprovider",
+                  "-m", "not slow")  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Round:
+    """Tests that run in one process.
+
+    Attributes:
+        name: for the report.
+        arguments: of the interpreter.
+        cpu: seconds after which they hang.
+    """
+
+    name: str
+    arguments: tuple[str, ...]
+    cpu: int
 
 
 @dataclass(frozen=True)
@@ -30,11 +50,12 @@ class Verdict:
     """What became of a mutant.
 
     Attributes:
-        result: "killed", "hung" (killed by a test that did not end), "survived" or "invalid" (it
-            cannot be compiled, so it is no mutant).
+        result: "killed", "hung" (killed by a test that did not end), "survived", "open" (as
+            "survived", but only the first round has run) or "invalid" (it cannot be compiled, so
+            it is no mutant).
         by: the round and the first test that failed.
-        tests: how many tests run the mutated line.
-        seconds: how long all rounds took.
+        tests: how many tests run the mutated line; of Cython -1, it is not recorded.
+        seconds: CPU time of all rounds.
     """
 
     result: str
@@ -49,101 +70,135 @@ class Bench:
     def __init__(self, tree: Path, tests: TestMap) -> None:
         self._tree = tree
         self._tests = tests
+        self._server = Server(tree)
+        self._output = tree / ".mutant-output"
 
-    def judge(self, group: Group, mutation: Mutation) -> Verdict:
-        started = time.monotonic()
-        path = self._tree / mutation.path
-        source = path.read_bytes()
-        covering = self._tests.covering(mutation.path, mutation.line, mutation.last_line)
-        path.write_bytes(mutation.apply(source))
-        try:
-            result, by = self._rounds(group, mutation, covering)
-        finally:
-            path.write_bytes(source)
-            if path.suffix == ".pyx":
-                self._compile()
-        return Verdict(result, by, len(covering), time.monotonic() - started)
+    def close(self) -> None:
+        """End the process in the tree."""
+        self._server.close()
 
-    def _rounds(self, group: Group, mutation: Mutation, covering: set[str]) -> tuple[str, str]:
-        if mutation.path.endswith(".pyx"):
-            if self._compile():
-                return "invalid", "does not compile"
-            first: list[str] = []
-            rounds = [("own", [path], WIDER_S) for path in group.own]
+    def judge(self, group: Group, mutation: Mutation, *, first: bool) -> Verdict:
+        """Run the first round, or all the others."""
+        covering: set[str] | None = None
+        if not mutation.path.endswith(".pyx"):
+            covering = self._tests.covering(mutation.path, mutation.line, mutation.last_line)
+        near, wider = self._rounds(group, mutation, covering)
+        count = -1 if covering is None else len(covering)
+        seconds = 0.0
+        with self._put(mutation) as valid:
+            if not valid:
+                return Verdict("invalid", "does not compile", count, seconds)
+            for one in near if first else wider:
+                ended = self._server.run(Command(one.arguments, str(self._output), cpu=one.cpu))
+                seconds += ended.cpu
+                if ended.hung:
+                    return Verdict("hung", one.name, count, seconds)
+                if ended.status not in (0, _NO_TESTS):
+                    told = _first_failure(self._output.read_text(errors="replace"))
+                    by = f"{one.name}: {told or f'exit status {ended.status}'}"
+                    return Verdict("killed", by, count, seconds)
+        return Verdict("open" if first else "survived", "", count, seconds)
+
+    # -- rounds ---------------------------------------------------------------------------------
+
+    def _rounds(
+        self, group: Group, mutation: Mutation, covering: set[str] | None
+    ) -> tuple[list[Round], list[Round]]:
+        """The first one, if a test runs the line, and the wider ones."""
+        if covering is None:
+            near, far = self._test_files(group, mutation)
+            near_limit = far_limit = _WIDER_S
         else:
             ordered = self._ordered(mutation, covering)
-            first = self._take(ordered, FIRST_S)
-            second = self._take(ordered[len(first) :], SECOND_S)
-            rounds = [("first", first, 4 * FIRST_S + 30), ("second", second, 3 * SECOND_S + 30)]
-        for name, tests, limit in rounds:
-            if tests:
-                arguments = ("-m", "pytest", "-q", "-x", "--no-header", "-p", "no:cacheprovider")
-                result, by = self._run((*arguments, *tests), limit)
-                if result != "survived":
-                    return result, f"{name}: {by}"
-        for command in group.wider:
-            result, by = self._run(command, WIDER_S)
-            if result != "survived":
-                return result, f"wider: {by}"
-        return "survived", ""
+            near = _within(NEAR_S, [(test.name, test.seconds) for test in ordered])
+            # The cases that were not recorded run the line as well, or its neighbours.
+            functions = {test.function: test.seconds * test.cases for test in ordered}
+            far = _within(FAR_S, list(functions.items()))
+            near_limit, far_limit = _limit(NEAR_S), _limit(FAR_S)
+        first = [Round("near", (*_PYTEST, *near), near_limit)] if near else []
+        wider = [Round("far", (*_PYTEST, *far), far_limit)] if far else []
+        return first, wider + [Round("wider", command, _WIDER_S) for command in group.wider]
 
-    def _ordered(self, mutation: Mutation, covering: set[str]) -> list[str]:
-        """Tests of the module itself first, then the quick ones."""
+    def _ordered(self, mutation: Mutation, covering: set[str]) -> list[Recorded]:
+        """Tests of the module itself first, then the quick ones; first one case of each."""
         stem = Path(mutation.path).stem
+        seen: dict[str, int] = {}
+        ranked = []
+        for test in sorted(map(self._tests.tests.__getitem__, covering), key=lambda t: t.name):
+            place = seen[test.function] = seen.get(test.function, 0) + 1
+            near = stem in Path(test.file).stem
+            ranked.append(((place, not near, test.seconds), test))
+        return [test for _, test in sorted(ranked, key=lambda pair: pair[0])]
 
-        def rank(test: str) -> tuple[bool, float]:
-            return stem not in Path(test.split("::")[0]).stem, self._tests.durations[test]
+    def _test_files(self, group: Group, mutation: Mutation) -> tuple[list[str], list[str]]:
+        """Of a compiled module: the files that name it, then the other ones of its group."""
+        stem = Path(mutation.path).stem
+        near, far = [], []
+        for folder in group.own:
+            for path in sorted((self._tree / folder).glob("test_*.py")):
+                named = stem in path.stem or f"hot.{stem} " in path.read_text()
+                (near if named else far).append(path.relative_to(self._tree).as_posix())
+        return (near, far) if near else (far, [])
 
-        return sorted(covering, key=rank)
+    # -- the mutant -----------------------------------------------------------------------------
 
-    def _take(self, tests: Sequence[str], seconds: float) -> list[str]:
-        taken = []
-        for test in tests:
-            seconds -= self._tests.durations[test]
-            if seconds < 0:
-                break
-            taken.append(test)
-        return taken
-
-    def _compile(self) -> bool:
-        """Build the extensions again; True if that failed."""
-        command = [sys.executable, "setup.py", "--quiet", "build_ext", "--inplace"]
-        environment = {**os.environ, "CFLAGS": "-O0 -g0"}
-        done = subprocess.run(
-            command, cwd=self._tree, env=environment, capture_output=True, check=False
-        )
-        return done.returncode != 0
-
-    def _run(self, arguments: Sequence[str], limit: float) -> tuple[str, str]:
-        environment = {
-            **os.environ,
-            "PYTHONPATH": str(self._tree),
-            "PYTHONDONTWRITEBYTECODE": "1",
-            "HYPOTHESIS_STORAGE_DIRECTORY": str(self._tree / ".hypothesis"),
-        }
-        process = subprocess.Popen(
-            [sys.executable, *arguments],
-            cwd=self._tree,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
+    @contextmanager
+    def _put(self, mutation: Mutation) -> Iterator[bool]:
+        """The tree with the mutant in it; yields False if it does not compile."""
+        path = self._tree / mutation.path
+        kept = {file: file.with_name(file.name + ".kept") for file in self._files(path)}
+        for file, copy in kept.items():
+            shutil.copy2(file, copy)
+        path.write_bytes(mutation.apply(path.read_bytes()))
         try:
-            output, _ = process.communicate(timeout=limit)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.communicate()
-            return "hung", " ".join(arguments[-1:])
-        if process.returncode in (0, _NO_TESTS):
-            return "survived", ""
-        return "killed", _first_failure(output) or f"exit status {process.returncode}"
+            yield path.suffix != ".pyx" or self._compiled(path)
+        finally:
+            for file, copy in kept.items():
+                copy.replace(file)
+
+    def _files(self, path: Path) -> list[Path]:
+        """The source, and the compiled module. Compiled Python is taken away for good: a mutant of
+        the same size, written in the same second, would pass for it."""
+        for cached in (path.parent / "__pycache__").glob(f"{path.stem}.*"):
+            cached.unlink()
+        return [path, *self._extension(path)] if path.suffix == ".pyx" else [path]
+
+    @staticmethod
+    def _extension(path: Path) -> list[Path]:
+        return [path.with_name(path.stem + sysconfig.get_config_var("EXT_SUFFIX"))]
+
+    def _compiled(self, path: Path) -> bool:
+        """Compile one module without optimisation, which takes most of the time."""
+        source = path.with_suffix(".c")
+        cython = [sys.executable, "-m", "cython", "-3", path.relative_to(self._tree).as_posix(),
+                  "-o", str(source)]  # fmt: skip
+        compiler = [
+            *sysconfig.get_config_var("CC").split(), "-shared", "-fPIC", "-O0", "-g0", "-w",
+            f"-I{sysconfig.get_path('include')}", str(source), "-o", str(self._extension(path)[0]),
+        ]  # fmt: skip
+        for command in (cython, compiler):
+            done = subprocess.run(command, cwd=self._tree, capture_output=True, check=False)
+            if done.returncode:
+                return False
+        return True
+
+
+def _within(seconds: float, tests: Sequence[tuple[str, float]]) -> list[str]:
+    """The first ones that take so long together, and as many shorter ones after them."""
+    taken = []
+    for name, each in tests:
+        if each <= seconds:
+            taken.append(name)
+            seconds -= each
+    return taken
+
+
+def _limit(seconds: float) -> int:
+    return round(_START_S + _SLACK * seconds)
 
 
 def _first_failure(output: str) -> str:
     for line in output.splitlines():
-        if line.startswith(("FAILED ", "ERROR ")):
+        if line.startswith(("FAILED tests/", "ERROR tests/")):
             return line.split(" - ")[0].split(" ", 1)[1]
     return ""
