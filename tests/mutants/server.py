@@ -109,20 +109,23 @@ def serve() -> None:
         importlib.import_module(name)
     if "aiokprod" in sys.modules:
         raise RuntimeError("a preloaded module imported the package: mutants would have no effect")
+    parent = os.getppid()
     for line in sys.stdin:
         command = Command(**json.loads(line))
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         child = os.fork()
         if child == 0:
             _work(command)
-        status, hung = _watch(child, command.idle)
+        status, hung = _watch(child, command.idle, parent)
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
         print(json.dumps(asdict(Ended(status, hung, cpu))), flush=True)
 
 
-def _watch(child: int, idle: float) -> tuple[int, bool]:
-    """Wait for the child and end what it left behind; its exit status, and whether it hung."""
+def _watch(child: int, idle: float, parent: int) -> tuple[int, bool]:
+    """Wait for the child and end what it left behind; its exit status, and whether it hung.
+
+    Ends the child and this process if `parent` is gone."""
     ticks, since, idled = -1, time.monotonic(), False
     looked = since
     while True:
@@ -132,6 +135,9 @@ def _watch(child: int, idle: float) -> tuple[int, bool]:
         now = time.monotonic()
         if now - looked >= _LOOK_S:
             looked = now
+            if os.getppid() != parent:
+                _kill(child)
+                sys.exit("the process that asked has ended")
             used = _ticks(child)
             if used != ticks:
                 ticks, since = used, now

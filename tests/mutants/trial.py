@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 import subprocess
 import sys
@@ -21,9 +22,10 @@ NEAR_S: Final = 8.0
 """CPU seconds that the first round of tests takes without a mutant, under the tracer."""
 FAR_S: Final = 40.0
 """The same for the second round."""
-_SLACK: Final = 2
-_START_S: Final = 10
-"""CPU seconds that a round may take: so many times what was recorded, and a start."""
+_SLACK: Final = 1.5
+_START_S: Final = 6.0
+"""CPU seconds that a round may take: so many times what was recorded, and a start. The tracer takes
+half of what was recorded, so that this is about three times what the tests need."""
 _WIDER_S: Final = 600
 _NO_TESTS: Final = 5
 _PYTEST: Final = ("-m", "pytest", "-q", "-x", "--no-header", "-p", "no:cacheprovider",
@@ -110,11 +112,10 @@ class Bench:
             near_limit = far_limit = _WIDER_S
         else:
             ordered = self._ordered(mutation, covering)
-            near = _within(NEAR_S, [(test.name, test.seconds) for test in ordered])
+            near, near_limit = _within(NEAR_S, [(test.name, test.seconds) for test in ordered])
             # The cases that were not recorded run the line as well, or its neighbours.
             functions = {test.function: test.seconds * test.cases for test in ordered}
-            far = _within(FAR_S, list(functions.items()))
-            near_limit, far_limit = _limit(NEAR_S), _limit(FAR_S)
+            far, far_limit = _within(FAR_S, list(functions.items()))
         first = [Round("near", (*_PYTEST, *near), near_limit)] if near else []
         wider = [Round("far", (*_PYTEST, *far), far_limit)] if far else []
         return first, wider + [Round("wider", command, _WIDER_S) for command in group.wider]
@@ -183,18 +184,14 @@ class Bench:
         return True
 
 
-def _within(seconds: float, tests: Sequence[tuple[str, float]]) -> list[str]:
-    """The first ones that take so long together, and as many shorter ones after them."""
-    taken = []
+def _within(seconds: float, tests: Sequence[tuple[str, float]]) -> tuple[list[str], int]:
+    """The first ones that fit into the time, and the CPU seconds after which they hang."""
+    taken, left = [], seconds
     for name, each in tests:
-        if each <= seconds:
+        if each <= left:
             taken.append(name)
-            seconds -= each
-    return taken
-
-
-def _limit(seconds: float) -> int:
-    return round(_START_S + _SLACK * seconds)
+            left -= each
+    return taken, math.ceil(_START_S + _SLACK * (seconds - left))
 
 
 def _first_failure(output: str) -> str:
