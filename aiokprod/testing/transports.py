@@ -6,6 +6,7 @@ A `Link` joins two `MemoryTransport`s by two pipes and is the place to break a c
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any, Literal
@@ -98,11 +99,15 @@ class Recording:
 
     What was handed over to a transport that had been closed already is there too: its user could
     not know.
+
+    Attributes:
+        ended_at: when its user was told that the connection is lost, inf if it never was.
     """
 
-    __slots__ = ("received", "sent")
+    __slots__ = ("ended_at", "received", "sent")
 
     def __init__(self) -> None:
+        self.ended_at = math.inf
         self.sent: list[tuple[float, Buffer]] = []
         self.received: list[tuple[float, bytes]] = []
 
@@ -317,6 +322,8 @@ class MemoryTransport(asyncio.Transport):
         if self.is_lost:
             return
         self.is_lost = True
+        if self.recording is not None:
+            self.recording.ended_at = self._loop.time()
         if error is None:
             self._outgoing.end()
         if isinstance(self._loop, VirtualLoop):

@@ -8,7 +8,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from aiokprod.engine import batch, outcome, settlement
+from aiokprod.engine import batch, outcome, sender, settlement
+from aiokprod.engine.idempotence import Idempotent
 from aiokprod.engine.metadata_schedule import UpdateSchedule
 from aiokprod.engine.outcome import Action
 from aiokprod.engine.transaction_driver import TransactionDriver
@@ -90,6 +91,75 @@ def producer_ids_asked_for_without_backoff(patch: Patch) -> None:
     """12 InitProducerId requests a second were within the limit."""
     after = Runtime._backoff
     patch.setattr(Runtime, "_backoff", lambda self, attempts: after(self, attempts) / 20)
+
+
+@bug
+def producer_id_given_up_unused(patch: Patch) -> None:
+    """A producer id that was given was no reason to wait where ids have few epochs."""
+    on_body = Idempotent._on_body
+    given = 0
+
+    def again(self: Any, body: Any, now: float) -> None:
+        nonlocal given
+        given += 1
+        on_body(self, body, now)
+        if given % 2:
+            self.producer_id = -1
+
+    patch.setattr(Idempotent, "_on_body", again)
+
+
+@bug
+def record_kept_a_second_past_its_time(patch: Patch) -> None:
+    """An answer after the expiry counted as one before it: how late the outcome came must be judged
+    all the same."""
+    init = batch.ProducerBatch.__init__
+
+    def later(
+        self: Any, core: Any, queue: Any, order: int, created_at: float, deadline: float
+    ) -> None:
+        init(self, core, queue, order, created_at, deadline + 1.0)
+
+    patch.setattr(batch.ProducerBatch, "__init__", later)
+
+
+@bug
+def expired_record_called_unknown(patch: Patch) -> None:
+    """The outcome of an expired record was not questioned if a refusal came after its time: one
+    whose attempts were all refused before must be definite."""
+    expired = sender.delivery_timeout_error
+
+    def doubtful(batch: Any, now: float, network: Any) -> Any:
+        error = expired(batch, now, network)
+        if batch.seen:
+            error.outcome = Outcome.UNKNOWN
+        return error
+
+    patch.setattr(sender, "delivery_timeout_error", doubtful)
+
+
+@bug
+def failed_record_kept_none_of_its_retries(patch: Patch) -> None:
+    """With few `retries` a fresh record could fail as often as it liked."""
+    decide = settlement.decide
+
+    def impatient(code: Any, *, attempts: int, retries: int, **options: Any) -> Action:
+        few = 0 < retries < 100
+        return decide(code, attempts=attempts + few, retries=retries, **options)
+
+    patch.setattr(settlement, "decide", impatient)
+
+
+@bug
+def metadata_asked_for_again_at_once_after_a_failure(patch: Patch) -> None:
+    """Any three Metadata requests could leave in haste."""
+    failed = UpdateSchedule.failed
+
+    def at_once(self: Any, now: float) -> None:
+        failed(self, now)
+        self._allowed_at = now
+
+    patch.setattr(UpdateSchedule, "failed", at_once)
 
 
 @found_by(TRANSACTIONS)

@@ -284,9 +284,7 @@ class Judge:
 
     def _check_outcome(self, attempt: Attempt, error: KafkaError) -> None:
         """What an error says of the log follows from what the client was told of each attempt."""
-        attempts = [
-            one for one in self.wire.attempts(attempt.value) if one.sent_at <= attempt.settled_at
-        ]
+        attempts = self._sent(attempt)
         if error.outcome is Outcome.NOT_SENT:
             _demand(not attempts, "was sent: {} {}", attempt, attempts)
             return
@@ -303,6 +301,20 @@ class Judge:
         else:
             in_doubt = [one for one in open_still if self._may_be_appended(one)]
             _demand(not in_doubt, "definite, yet in doubt: {} {}", attempt, in_doubt)
+
+    def _sent(self, attempt: Attempt) -> list[Sent]:
+        """The requests that held a record before it had its outcome."""
+        return [
+            one for one in self.wire.attempts(attempt.value) if one.sent_at <= attempt.settled_at
+        ]
+
+    def check_used_up(self, attempt: Attempt) -> None:
+        """A record that failed although everything was healed: only because brokers refused each
+        attempt at it, one more than `retries`."""
+        sent = self._sent(attempt)
+        refused = [one for one in sent if one.code and one.heard_at <= attempt.settled_at]
+        most = self.plan.options["retries"] + 1
+        _demand(len(refused) == len(sent) == most, "a fresh record failed: {} {}", attempt, sent)
 
     @staticmethod
     def _tells(sent: Sent, settled_at: float) -> bool:
@@ -392,7 +404,7 @@ class Judge:
             return
         self._check_told(attempt, error)
         if took < self.plan.delivery_s:
-            given_up = self.plan.options["retries"] < 100
+            given_up = len(self._sent(attempt)) > self.plan.options["retries"]
             code = -2 if error.code is None else error.code.number
             sequence = code in (Code.OUT_OF_ORDER_SEQUENCE_NUMBER, Code.INVALID_PRODUCER_EPOCH)
             in_doubt = sequence and not error.outcome.definite
@@ -414,9 +426,7 @@ class Judge:
         """The code of an error is one that the client was told for this very record, or that tells
         how an attempt at it went without an answer."""
         number = None if error.code is None else error.code.number
-        attempts = [
-            one for one in self.wire.attempts(attempt.value) if one.sent_at <= attempt.settled_at
-        ]
+        attempts = self._sent(attempt)
         heard = [one for one in attempts if one.heard_at <= attempt.settled_at]
         if any(one.code == number for one in heard):
             return
@@ -499,22 +509,21 @@ class Judge:
 
 
 HASTE = {
-    METADATA: (3, 0.06), FIND_COORDINATOR: (5, 0.06), INIT_PRODUCER_ID: (4, 0.06),
+    METADATA: (1, 0.0), FIND_COORDINATOR: (5, 0.06), INIT_PRODUCER_ID: (1, 0.0),
 }  # fmt: skip
 """Requests that may leave before the backoff of the one before them is over: so many, and this
-share of all. A second broker is asked beside a slow one, a connection that cannot be read is asked
-again, the ids of used-up epochs are asked for as they are needed. 200 seeds needed 1, 4 and 3."""
+share of all: a connection that cannot be read is asked again. 200 seeds needed 0, 4 and 0, and in
+transactions what `more` allows."""
 
 
-def check_haste(wire: Wire, more: int = 0, *, epochs_end: bool = False) -> None:
+def check_haste(wire: Wire, more: int = 0) -> None:
     """Requests that are repeated keep to their backoff, so that twice their rate is noticed.
 
     `more`: requests of successive producers, none of which knows of the one before.
-    `epochs_end`: producer ids come with almost no epochs left, so that every second bump needs a
-    new one; an id that was given is then no reason to wait.
     """
     for api_key, (few, share) in HASTE.items():
-        hasty, count = wire.hasty(api_key, granted=epochs_end and api_key == INIT_PRODUCER_ID)
+        is_metadata = api_key == METADATA
+        hasty, count = wire.hasty_metadata() if is_metadata else wire.hasty(api_key)
         most = few + more + share * count
         _demand(hasty <= most, "{} of {} requests of API {} in haste", hasty, count, api_key)
 

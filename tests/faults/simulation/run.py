@@ -35,8 +35,6 @@ from tests.faults.simulation.watch import EpochWatch
 from tests.faults.simulation.wire import Wire
 
 STEPS = 30
-FEW_RETRIES = 100
-"""Below, `retries` may be used up by a single move of a leader."""
 STUCK_S = 6.0
 """Once everything is healed, no partition with records waiting may go longer without an outcome:
 three backoffs of 1 s each with jitter, and what the cluster needs."""
@@ -121,6 +119,7 @@ class Simulation:
         self.misfortunes = Misfortunes(plan, self.cluster, self.load, self.rng, self.temperaments)
         self.started_at = 0.0
         self.ended_at = float("inf")
+        self.refused_fresh: list[Attempt] = []
         self.exemptions: Counter[str] = Counter()
 
     def _wall_ms(self) -> int:
@@ -279,11 +278,8 @@ class Simulation:
         """One more record, which must be acknowledged in time."""
         began = now()
         attempt = await self._lone(topic, partition)
-        while (
-            isinstance(attempt.result, BaseException)
-            and self.plan.options["retries"] < FEW_RETRIES
-            and now() - began <= self.recovery_s()
-        ):
+        while isinstance(attempt.result, BaseException) and now() - began <= self.recovery_s():
+            self.refused_fresh.append(attempt)  # must have used up its retries
             attempt = await self._lone(topic, partition)
         took = attempt.settled_at - began
         good = not isinstance(attempt.result, BaseException)
@@ -309,11 +305,13 @@ class Simulation:
 
     def _judge(self) -> None:
         check_counts(self.cluster, self.plan, now() - self.started_at)
-        check_haste(self.wire, epochs_end=self.plan.producer_epoch > 0)
+        check_haste(self.wire)
         judge = Judge(
             self.plan, self.cluster, self.load, self.misfortunes, self.wire, self.ended_at
         )
         judge.check()
+        for attempt in self.refused_fresh:
+            judge.check_used_up(attempt)
         self.exemptions = judge.used
 
     def _report(self) -> Report:

@@ -11,7 +11,7 @@ import struct
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any, Final
 
 from aiokprod.error_codes import Code
@@ -43,6 +43,7 @@ class Exchange:
         sent_at: when it was handed to the connection, loop time in s.
         heard_at: when the last byte of an answer that can be read was there; inf if none came.
         frame: the request, with its length. answer: the body of the answer.
+        broker: address of the connection. lost_at: when the connection was lost; inf if never.
     """
 
     api_key: int
@@ -50,8 +51,14 @@ class Exchange:
     correlation_id: int
     sent_at: float
     frame: bytes
+    broker: tuple[str, int]
+    lost_at: float
     heard_at: float = math.inf
     answer: Any = None
+
+    def is_open(self, at: float) -> bool:
+        """Its answer could still come at this instant."""
+        return min(self.heard_at, self.lost_at) > at
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,14 +82,17 @@ class Wire:
 
     def __init__(self) -> None:
         self._recordings: list[Recording] = []
+        self._brokers: list[tuple[str, int]] = []
         self._requests: list[list[Exchange]] | None = None
         self._is_heard = False
         self._attempts: dict[bytes, list[Attempt]] | None = None
+        self._stamped: dict[int, list[float]] = {}  # producer id -> when batches with it left
 
     def follow(self, link: Link) -> None:
         """Record a new connection; for `MemoryNetwork.on_link`."""
         recording = link.client.recording = Recording()
         self._recordings.append(recording)
+        self._brokers.append(link.names[1])
 
     def exchanges(self) -> list[Exchange]:
         """All requests with their answers, connection after connection. Read once."""
@@ -97,7 +107,7 @@ class Wire:
     def requests(self) -> list[Exchange]:
         """As `exchanges`; answers may be left out, which take most of the time to read."""
         if self._requests is None:
-            self._requests = [_requests(recording) for recording in self._recordings]
+            self._requests = list(map(_requests, self._recordings, self._brokers))
         return [each for sent in self._requests for each in sent]
 
     def attempts(self, value: bytes) -> list[Attempt]:
@@ -109,10 +119,11 @@ class Wire:
                     self._note_records(each)
         return self._attempts.get(value, [])
 
-    def hasty(self, api_key: int, *, granted: bool = False) -> tuple[int, int]:
+    def hasty(self, api_key: int) -> tuple[int, int]:
         """Requests of an API that left within less than the shortest backoff after one before them
-        for the same thing, and all of its requests. An answer that asks for haste excuses; with
-        `granted`, one without an error does as well."""
+        for the same thing, and all of its requests. An answer that asks for haste excuses, and so
+        does a producer id that was given, was sent with records, and is given up already because
+        it has no epochs left."""
         before: dict[Any, Exchange] = {}
         repeated = []
         mine = [each for each in self.requests() if each.api_key == api_key]
@@ -121,12 +132,53 @@ class Wire:
             last = before.get(subject)
             before[subject] = each
             if last is not None and each.sent_at - last.sent_at < LEAST_BACKOFF_S:
-                repeated.append(last)
+                repeated.append((last, each))
         if repeated:
             self.exchanges()
-        answered = [getattr(one.answer, "error_code", None) for one in repeated]
-        excused = {Code.CONCURRENT_TRANSACTIONS, *([Code.NONE] if granted else [])}
-        return sum(code not in excused for code in answered), len(mine)
+        hasty = 0
+        for last, each in repeated:
+            code = getattr(last.answer, "error_code", None)
+            used = code == Code.NONE and api_key == INIT_PRODUCER_ID and self._used(last, each)
+            hasty += code != Code.CONCURRENT_TRANSACTIONS and not used
+        return hasty, len(mine)
+
+    def _used(self, granted: Exchange, until: Exchange) -> bool:
+        """Records were sent with the producer id that was granted before another was asked for."""
+        self.attempts(b"")
+        sent = self._stamped.get(granted.answer.producer_id, [])
+        return any(granted.heard_at <= at <= until.sent_at for at in sent)
+
+    def hasty_metadata(self) -> tuple[int, int]:
+        """Metadata requests that left within less than the shortest backoff after the one before
+        them, and all of them. Two kinds need no backoff: one that names a topic for the first time,
+        and the same question to a broker that has not got it yet, while another one that has may
+        still answer (`MetadataUpdater` asks beside a slow broker, not after one)."""
+        mine = sorted(
+            (each for each in self.requests() if each.api_key == METADATA),
+            key=lambda one: one.sent_at,
+        )
+        if all(later.sent_at - one.sent_at >= LEAST_BACKOFF_S for one, later in pairwise(mine)):
+            return 0, len(mine)
+        self.exchanges()
+        named: set[str] = set()
+        asked: list[Exchange] = []  # with one question
+        question: frozenset[str] = frozenset()
+        last_at = -math.inf
+        hasty = 0
+        for each in mine:
+            topics = _topics(each)
+            if (
+                topics == question
+                and each.broker not in {one.broker for one in asked}
+                and any(one.is_open(each.sent_at) for one in asked)
+            ):
+                asked.append(each)
+            else:
+                hasty += topics <= named and each.sent_at - last_at < LEAST_BACKOFF_S
+                question, asked = topics, [each]
+            named |= topics
+            last_at = each.sent_at
+        return hasty, len(mine)
 
     def _note_records(self, exchange: Exchange) -> None:
         assert self._attempts is not None
@@ -147,6 +199,7 @@ class Wire:
                     batch = read_batch(bytes(item.records), produce_version=exchange.version)
                 except BatchRefused:
                     continue
+                self._stamped.setdefault(batch.producer_id, []).append(exchange.sent_at)
                 for record in batch.records:
                     self._attempts.setdefault(record.value or b"", []).append(attempt)
 
@@ -160,6 +213,13 @@ def _subject(exchange: Exchange) -> Any:
     return request.key_type, request.key, tuple(request.coordinator_keys)
 
 
+def _topics(exchange: Exchange) -> frozenset[str]:
+    """The names in a Metadata request."""
+    _, body = decode_request_header(exchange.frame[4:])
+    request: Any = REQUESTS[METADATA].decode(body, exchange.version)
+    return frozenset(topic.name for topic in request.topics or ())
+
+
 def _codes(answer: Any, version: int) -> dict[tuple[Any, int], int]:
     """Error codes of a Produce answer by topic and partition; the first of several counts."""
     found: dict[tuple[Any, int], int] = {}
@@ -170,12 +230,14 @@ def _codes(answer: Any, version: int) -> dict[tuple[Any, int], int]:
     return found
 
 
-def _requests(recording: Recording) -> list[Exchange]:
+def _requests(recording: Recording, broker: tuple[str, int]) -> list[Exchange]:
     """The requests of one connection."""
     found = []
     for at, frame in _frames(recording.sent, first_byte=True):
         _, api_key, version, correlation_id = _FIXED.unpack_from(frame)
-        found.append(Exchange(api_key, version, correlation_id, at, frame))
+        found.append(
+            Exchange(api_key, version, correlation_id, at, frame, broker, recording.ended_at)
+        )
     return found
 
 
