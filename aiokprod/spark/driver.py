@@ -318,13 +318,21 @@ class TransactionEnder:
             in_doubt = may_be_carried_out(body.error_code, earlier=in_doubt)
             return int(body.error_code)
 
-        body = await session.coordinate(
-            CoordinatorKind.TRANSACTION,
-            task.transactional_id,
-            VersionedRequest(end.api_key, build, end.max_version),
-            deadline,
-            code_of,
-        )
+        where = f"aiokprod: transaction {task.transactional_id} of task {task.partition}"
+        next_step = _REPLAYED if self._exactly_once else _PARTS
+        try:
+            body = await session.coordinate(
+                CoordinatorKind.TRANSACTION,
+                task.transactional_id,
+                VersionedRequest(end.api_key, build, end.max_version),
+                deadline,
+                code_of,
+            )
+        except BaseException as error:  # interrupted, or no definite answer
+            if commit and (in_doubt or unanswered):
+                why = str(error) or "the commit was interrupted"
+                logger.warning("%s may be committed: %s. %s", where, why, next_step)
+            raise
         code = body.error_code
         if code == Code.NONE or (not commit and code in _GONE):
             return  # an abort of what is committed, or was fenced, changes nothing
@@ -335,8 +343,7 @@ class TransactionEnder:
         else:
             what, why = "was not committed", TIMED_OUT if code in _GONE else found.text
         raise CommitFailed(
-            f"aiokprod: transaction {task.transactional_id} of task {task.partition} {what}: "
-            f"{found.name}: {why}. {_REPLAYED if self._exactly_once else _PARTS}"
+            f"{where} {what}: {found.name}: {why}. {next_step}"
         )
 
     # -- orphans --------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from aiokprod.arguments import tcp_environment
 from aiokprod.backoff import ExponentialBackoff
+from aiokprod.cluster import Node
 from aiokprod.engine.coordinators import CoordinatorKind, VersionedRequest
 from aiokprod.engine.metadata import Metadata
 from aiokprod.engine.metadata_updater import MetadataUpdater
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 _LOOK_AGAIN: Final = 0.25
 """Seconds; the metadata may have brought another broker in the meantime."""
 _BATCHED_FROM: Final = 4
+_PORTS: Final = 1 << 16
 _LOOKUP: Final = frozenset({Code.NOT_COORDINATOR, Code.COORDINATOR_NOT_AVAILABLE})
 
 
@@ -68,7 +70,9 @@ class Session:
         environment = environment or tcp_environment(config)
         self._rng = environment.rng
         self._waiting: set[Wakeup] = set()
-        self._coordinators: dict[tuple[CoordinatorKind, str], int] = {}
+        self._coordinators: dict[tuple[CoordinatorKind, str], Node] = {}
+        self._asked: list[Node] = []  # coordinators that a request waits for or is sent to
+        self._ended: dict[int, KafkaError] = {}  # how a broker's last connection or dial ended
         self._retry = ExponentialBackoff(
             config.retry_backoff_ms / 1000, config.retry_backoff_max_ms / 1000
         )
@@ -99,6 +103,7 @@ class Session:
 
     def _on_disconnect(self, node_id: int, error: KafkaError) -> None:
         self._outside.lost(node_id, error, self.loop.time())
+        self._ended[node_id] = error
         self._updater.on_disconnect(node_id, error)
         self._on_network()
 
@@ -136,16 +141,33 @@ class Session:
     # -- requests -------------------------------------------------------------------------------
 
     async def ask(
-        self, node_id: int | None, request: Message | VersionedRequest, deadline: float
+        self, where: int | Node | None, request: Message | VersionedRequest, deadline: float
     ) -> Response:
-        """One request to a broker, any one if `node_id` is None.
+        """One request to a broker.
+
+        Args:
+            where: a broker of the metadata; a coordinator at the address that FindCoordinator
+                named, whatever the metadata say of it; None is any broker.
 
         Raises:
             AuthenticationError: the broker, or every one, refuses us.
             KafkaTimeout: no connection until `deadline`.
-            KafkaError: the connection ended or the answer was none.
+            NetworkError: the connection ended; a coordinator could not be connected.
+            KafkaError: the answer was none.
         """
-        node = await self._connected(node_id, deadline)
+        if not isinstance(where, Node):
+            return await self._ask(where, request, deadline)
+        self._asked.append(where)
+        try:
+            self.client.set_coordinators([*self._coordinators.values(), *self._asked])
+            return await self._ask(where, request, deadline)
+        finally:
+            self._asked.remove(where)
+
+    async def _ask(
+        self, where: int | Node | None, request: Message | VersionedRequest, deadline: float
+    ) -> Response:
+        node = await self._connected(where, deadline)
         done: asyncio.Future[Response] = self.loop.create_future()
 
         def on_done(response: Response) -> None:
@@ -161,14 +183,24 @@ class Session:
             raise response.error
         return response
 
-    async def _connected(self, node_id: int | None, deadline: float) -> int:
+    async def _connected(self, where: int | Node | None, deadline: float) -> int:
+        """The id of a broker's connection once it takes a request."""
+        node_id: int | None
         wakeup = Wakeup(self.loop)
         began = self.loop.time()
+        before = dict(self._ended)
         self._waiting.add(wakeup)
         try:
             while True:
                 wakeup.clear()
                 now = self.loop.time()
+                if isinstance(where, Node):
+                    node_id = self.client.coordinator_id(where)  # until the metadata list it
+                    ended = self._ended.get(node_id)
+                    if isinstance(ended, NetworkError) and ended is not before.get(node_id):
+                        raise ended.copy()  # another broker may be the coordinator by now
+                else:
+                    node_id = where
                 node = self.client.least_loaded(now) if node_id is None else node_id
                 if node is not None and self.client.ready(node, now):
                     return node
@@ -284,8 +316,8 @@ class Session:
 
     async def _located(
         self, kind: CoordinatorKind, keys: list[str], deadline: float
-    ) -> tuple[dict[int, list[str]], str]:
-        """The keys whose coordinator is known by now, by its node id, and why others are not."""
+    ) -> tuple[dict[Node, list[str]], str]:
+        """The keys whose coordinator is known by now, by coordinator, and why others are not."""
         unknown = [key for key in keys if (kind, key) not in self._coordinators]
         last = "no broker answered"
         try:
@@ -293,10 +325,14 @@ class Session:
                 answers = await self._find(kind, unknown, deadline)
                 unknown = [key for key in unknown if key not in answers]
                 for key, answer in answers.items():
-                    if answer.error_code == Code.NONE:
-                        self._coordinators[kind, key] = int(answer.node_id)
-                        continue
-                    found = error_code(answer.error_code)
+                    code = answer.error_code
+                    if code == Code.NONE:
+                        node = Node(answer.node_id, answer.host, answer.port)
+                        if node.id >= 0 and node.host and 0 < node.port < _PORTS:
+                            self._coordinators[kind, key] = node
+                            continue
+                        code = Code.COORDINATOR_NOT_AVAILABLE  # it names none
+                    found = error_code(code)
                     if not found.retriable:
                         raise KafkaError(
                             f"coordinator of {kind.name.lower()} {key}: {found.text}", code=found
@@ -304,11 +340,11 @@ class Session:
                     last = found.name
         except NetworkError as error:
             last = error.message
-        groups: dict[int, list[str]] = {}
+        groups: dict[Node, list[str]] = {}
         for key in keys:
-            node = self._coordinators.get((kind, key))
-            if node is not None:
-                groups.setdefault(node, []).append(key)
+            known = self._coordinators.get((kind, key))
+            if known is not None:
+                groups.setdefault(known, []).append(key)
         return groups, last
 
     async def _find(
@@ -325,7 +361,12 @@ class Session:
         response = await self.ask(None, request, deadline)
         if response.version < _BATCHED_FROM:
             return {keys[0]: response.body}
-        answered = {answer.key: answer for answer in response.body.coordinators}
-        if not answered.keys() & set(keys):
-            raise KafkaError("FindCoordinator: the answer names none of the keys asked for")
-        return answered
+        found = response.body.coordinators
+        if len(keys) == len(found) == 1:
+            return {keys[0]: found[0]}  # gateways leave its name out, or return one of their own
+        answered = {answer.key: answer for answer in found if answer.key in keys}
+        if answered:
+            return answered
+        if len(keys) > 1:
+            return await self._find(kind, keys[:1], deadline)
+        raise KafkaError(f"FindCoordinator: {len(found)} answers for one key, none of them for it")

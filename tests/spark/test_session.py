@@ -69,7 +69,7 @@ class World:
             CoordinatorKind.TRANSACTION, key, METADATA, deadline, lambda body: 0
         )
         (node,) = self.session._coordinators.values()
-        return node
+        return node.id
 
 
 METADATA = VersionedRequest(MetadataRequest.api_key, lambda version: MetadataRequest(topics=[]), 9)

@@ -16,12 +16,13 @@ from aiokprod.spark.driver import CommitFailed, TransactionEnder
 from aiokprod.spark.failures import CheckpointRolledBack, NonDeterministicReplay, SinkError
 from aiokprod.spark.markers import Marker, read_marker
 from aiokprod.spark.messages import TaskReport
-from aiokprod.testing.fake_cluster.control import Reaction, answer_late, close, refuse
+from aiokprod.testing.fake_cluster.control import Reaction, answer, answer_late, close, refuse
 from aiokprod.testing.fake_cluster.framing import Request
 from aiokprod.wire.messages.describe_transactions import (
     DescribeTransactionsResponse,
     TransactionState,
 )
+from aiokprod.wire.messages.find_coordinator import Coordinator, FindCoordinatorResponse
 from tests.spark.cluster import (
     DESCRIBE_TRANSACTIONS,
     END_TXN,
@@ -130,6 +131,167 @@ def test_refused_commit_is_definite_only_if_no_attempt_can_have_been_carried_out
         await query.abort(messages)
         assert cluster.committed("t") == values(*committed)
         await query.restart()
+
+    run(body)
+
+
+@pytest.mark.parametrize("carried_out", [True, False])
+@pytest.mark.parametrize("delivery", ["transactional", "exactly_once"])
+def test_commit_that_is_cancelled_while_its_end_is_on_the_wire_is_in_doubt(
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    delivery: str,
+    carried_out: bool,
+) -> None:
+    async def body() -> None:
+        cluster = SparkCluster()
+        query = Query(monkeypatch, cluster, **(JOB | {"delivery": delivery}))
+        batch = None if delivery == "transactional" else 0
+        messages = await query.tasks(batch, [rows(0, 1), rows(2, 3)])
+        first = messages[0].transactional_id
+        seen = asyncio.Event()
+
+        def hold(request: Request) -> Reaction | None:
+            if request.body.transactional_id != first:
+                return None
+            seen.set()
+            return Reaction(process=carried_out, silent=True)
+
+        unhold = cluster.control(END_TXN, hold)
+        commit = asyncio.ensure_future(query.commit(messages, batch))
+        await seen.wait()
+        commit.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await commit
+        assert cluster.committed("t") == (values(0, 1) if carried_out else [])
+        unhold()
+        await query.abort(messages, batch)
+        assert cluster.committed("t") == (values(0, 1) if carried_out else [])
+        if batch is not None:  # Spark replays the batch
+            await query.run(batch, [rows(0, 1), rows(2, 3)])
+            assert cluster.committed("t") == values(0, 1, 2, 3)
+        await ended(query)
+
+    run(body)
+    told = [record.getMessage() for record in caplog.records if record.name == "aiokprod.spark"]
+    (doubt,) = [text for text in told if "of task 0" in text]
+    assert "may be committed: the commit was interrupted" in doubt
+    assert not any("not committed" in text for text in told)
+
+
+def test_commit_that_is_cancelled_before_its_end_is_sent_is_not_in_doubt(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def body() -> None:
+        cluster = SparkCluster()
+        query = Query(monkeypatch, cluster, **JOB)
+        messages = await query.tasks(None, [rows(0, 1)])
+        await query.restart()
+        seen = asyncio.Event()
+
+        def hold(request: Request) -> Reaction:
+            seen.set()
+            return Reaction(silent=True)
+
+        unhold = cluster.control(FIND_COORDINATOR, hold)
+        commit = asyncio.ensure_future(query.commit(messages))
+        await seen.wait()
+        commit.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await commit
+        unhold()
+        await query.abort(messages)
+        assert cluster.committed("t") == []
+        await ended(query)
+
+    run(body)
+    assert not [record for record in caplog.records if "may be committed" in record.getMessage()]
+
+
+def hide(cluster: SparkCluster, broker: int) -> None:
+    """It coordinates everything, and the metadata never list it."""
+    cluster.coordinator_ids = (broker,)
+    for topic in cluster.topics.values():
+        for partition in topic.partitions:
+            if partition.leader == broker:
+                partition.elect(broker % 3 + 1)
+    cluster.brokers[broker].is_listed = False
+
+
+@pytest.mark.parametrize("profile", ["3.9", "4.3"])
+def test_coordinator_that_the_metadata_do_not_list_ends_the_transactions(
+    profile: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def body() -> None:
+        cluster = SparkCluster(version_profile=profile)
+        cluster.create_topic("t", 3)
+        hide(cluster, 2)
+        query = Query(monkeypatch, cluster, topic="t")
+        for batch in range(2):
+            await query.run(batch, [rows(10 * batch, 10 * batch + 1), rows(10 * batch + 2)])
+        assert cluster.committed("t") == values(0, 1, 2, 10, 11, 12)
+        messages = await query.tasks(2, [rows(20)])
+        await query.abort(messages, 2)
+        assert cluster.committed("t") == values(0, 1, 2, 10, 11, 12)
+        await ended(query)
+
+    run(body)
+
+
+def test_coordinator_that_moves_between_address_and_metadata_is_followed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The one that was named is gone when the commit wants to connect to it."""
+
+    async def body() -> None:
+        cluster = SparkCluster()
+        cluster.create_topic("t", 3)
+        hide(cluster, 2)
+        query = Query(monkeypatch, cluster, topic="t")
+        await query.run(0, [rows(0)])
+        messages = await query.tasks(1, [rows(1)])
+        for connection in list(cluster.brokers[2].connections):
+            connection.reset()
+        cluster.pause(2)
+        cluster.coordinator_ids = (3,)
+        await query.commit(messages, 1)
+        assert cluster.committed("t") == values(0, 1)
+        cluster.resume(2)
+        await ended(query)
+
+    run(body)
+
+
+def test_gateway_that_names_keys_otherwise_is_asked_for_one_at_a_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def body() -> None:
+        cluster = SparkCluster()
+        cluster.create_topic("t", 3)
+        query = Query(monkeypatch, cluster, **JOB)
+        messages = await query.tasks(None, four_tasks())
+        await query.restart()
+
+        def rename(request: Request) -> Reaction:
+            keys = request.body.coordinator_keys
+            broker = cluster.brokers[cluster.coordinator_ids[0]]
+            return answer(
+                FindCoordinatorResponse(
+                    coordinators=[
+                        Coordinator(
+                            key="gateway." + key, node_id=broker.broker_id, host=broker.host,
+                            port=broker.port, error_code=0, error_message=None,
+                        )
+                        for key in keys
+                    ]
+                )
+            )  # fmt: skip
+
+        cluster.coordinator_ids = (2,)
+        cluster.control(FIND_COORDINATOR, rename)
+        await query.commit(messages)
+        assert cluster.committed("t") == values(*range(8))
+        await ended(query)
 
     run(body)
 
