@@ -47,7 +47,8 @@ class Handed:
     __slots__ = ("checksum", "view")
 
     def __init__(self, data: Buffer) -> None:
-        self.view = memoryview(data).cast("B")
+        view = memoryview(data)
+        self.view = view if view.format == "B" and view.c_contiguous else view.cast("B")
         self.checksum = zlib.crc32(self.view)
 
     def is_unchanged(self) -> bool:
@@ -141,11 +142,14 @@ class Pipe:
 
     def _arrival(self, size: int) -> float:
         now = self._loop.time()
-        self._sent_until = max(self._sent_until, now)
+        if now > self._sent_until:
+            self._sent_until = now
         if self.bytes_per_s is not None:
             self._sent_until += size / self.bytes_per_s
         latency = self.latency_s() if callable(self.latency_s) else self.latency_s
-        self._arrives_until = max(self._arrives_until, self._sent_until + latency)
+        arrives_at = self._sent_until + latency
+        if arrives_at > self._arrives_until:
+            self._arrives_until = arrives_at
         return self._arrives_until
 
     # -- the receiver's side --------------------------------------------------------------------
@@ -177,8 +181,7 @@ class Pipe:
             when = self._arrives_until
         else:
             return
-        when = max(when, self._loop.time())
-        self._event = world_at(self._loop, when, self._deliver)
+        self._event = world_at(self._loop, max(when, self._loop.time()), self._deliver)
 
     def _deliver(self) -> None:
         self._event = None

@@ -62,21 +62,20 @@ class Ledger:
     def check(self, batch: Batch) -> None:
         """Raise BatchRefused unless the batch is the next of its producer."""
         entry = self._entries.get(batch.producer_id)
-        who = f"producer {batch.producer_id} epoch {batch.epoch} sequence {batch.base_sequence}"
         if entry is None:
             if self.strict and batch.base_sequence != 0:
-                raise BatchRefused(Code.UNKNOWN_PRODUCER_ID, f"{who}: no such producer here")
+                raise _refused(Code.UNKNOWN_PRODUCER_ID, batch, "no such producer here")
             return
         if batch.epoch < entry.epoch:
-            raise BatchRefused(Code.INVALID_PRODUCER_EPOCH, f"{who}: epoch is {entry.epoch}")
+            raise _refused(Code.INVALID_PRODUCER_EPOCH, batch, f"epoch is {entry.epoch}")
         if batch.epoch > entry.epoch:
             if batch.base_sequence != 0:
-                raise BatchRefused(Code.OUT_OF_ORDER_SEQUENCE_NUMBER, f"{who}: new epoch, want 0")
+                raise _refused(Code.OUT_OF_ORDER_SEQUENCE_NUMBER, batch, "new epoch, want 0")
             return
         # An epoch known from a marker alone has no batch yet: its first one has sequence 0.
         expected = (entry.window[-1].last_sequence + 1) % 2**31 if entry.window else 0
         if batch.base_sequence != expected:
-            raise BatchRefused(Code.OUT_OF_ORDER_SEQUENCE_NUMBER, f"{who}: want {expected}")
+            raise _refused(Code.OUT_OF_ORDER_SEQUENCE_NUMBER, batch, f"want {expected}")
 
     def knows(self, producer_id: int) -> bool:
         """The producer wrote here, or its epoch is known from a marker."""
@@ -114,3 +113,8 @@ class Ledger:
         self._entries.clear()
         for producer_id, remembered in batches:
             self.restore(producer_id, remembered)
+
+
+def _refused(code: Code, batch: Batch, reason: str) -> BatchRefused:
+    producer = f"producer {batch.producer_id} epoch {batch.epoch} sequence {batch.base_sequence}"
+    return BatchRefused(code, f"{producer}: {reason}")

@@ -5,6 +5,7 @@ Each module has `handle(broker, request) -> Answer` and `error(broker, request, 
 
 from __future__ import annotations
 
+import functools
 import importlib
 from typing import Any
 
@@ -25,6 +26,7 @@ _MODULES = {
 }
 
 
+@functools.cache
 def api(api_key: int) -> Any:
     """The module that serves an API. Raises KeyError for APIs that are not modelled."""
     return importlib.import_module(f"{__name__}.{_MODULES[api_key]}")
