@@ -6,6 +6,9 @@
     python -m tests.differential --script NAME -v         one script, with all that happened
     python -m tests.differential --detect                 known defects put back, one at a time
 
+What clients did is kept in .cache/differential.journal: a campaign that was interrupted resumes,
+and another judge judges what was played before. `--fresh` plays everything anew.
+
 Ends with 1 if a rule is broken or a difference is in no row of docs/differences.md.
 """
 
@@ -17,15 +20,18 @@ import logging
 import sys
 import time
 from collections import Counter
+from pathlib import Path
 
 import uvloop
 
 from tests.differential.campaign import Result, campaign
 from tests.differential.catalogue import scripts
-from tests.differential.clients import CLIENTS
+from tests.differential.clients import CLIENTS, JAVA, OURS
 from tests.differential.detection import detect
 from tests.differential.differences import ROWS, documented
 from tests.differential.generator import composed, generated
+from tests.differential.journal import PATH, Journal
+from tests.differential.judge import second_opinion
 from tests.differential.script import Script
 
 
@@ -41,11 +47,20 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=24, help="scripts at a time")
     parser.add_argument("--repeats", type=int, default=3, help="plays of a script with findings")
     parser.add_argument("--most", type=int, default=40, help="findings that are printed")
+    parser.add_argument("--fresh", action="store_true", help="forget the journal")
+    parser.add_argument("--replay", action="store_true", help="play the chosen scripts anew")
+    parser.add_argument(
+        "--older", action="store_true", help="count what other sources of aiokprod did before"
+    )
+    parser.add_argument("--journal", type=Path, default=PATH, help="file of the journal")
     parser.add_argument("-v", "--verbose", action="store_true", help="print what happened")
     arguments = parser.parse_args()
     logging.disable(logging.CRITICAL)
+    if arguments.fresh:
+        arguments.journal.unlink(missing_ok=True)
+    journal = Journal(arguments.journal, older=arguments.older, replay=arguments.replay)
     if arguments.detect is not None:
-        survived = uvloop.run(detect(arguments.detect, arguments.jobs))
+        survived = uvloop.run(detect(arguments.detect, arguments.jobs, journal))
         print("survived:", ", ".join(survived) or "none")
         return 1 if survived else 0
     chosen = chosen_scripts(arguments)
@@ -53,7 +68,7 @@ def main() -> int:
     if undocumented:
         print("only in docs/differences.md or only in differences.py:", sorted(undocumented))
         return 1
-    return uvloop.run(run(chosen, arguments))
+    return uvloop.run(run(chosen, arguments, journal))
 
 
 def chosen_scripts(arguments: argparse.Namespace) -> list[Script]:
@@ -75,16 +90,20 @@ def chosen_scripts(arguments: argparse.Namespace) -> list[Script]:
     return found[:: arguments.every]
 
 
-async def run(chosen: list[Script], arguments: argparse.Namespace) -> int:
+async def run(chosen: list[Script], arguments: argparse.Namespace, journal: Journal) -> int:
     """Play the scripts and print what was found."""
     part = arguments.only or arguments.script or arguments.every > 1 or arguments.generated
     whole = not part
     bad: list[Result] = []
     unsteady: Counter[str] = Counter()
+    opinions: Counter[tuple[str, str]] = Counter()
     done = 0
+    started = counted = time.monotonic()
+    name = f"{arguments.seed if arguments.generated else 'catalogue'}"
+    seconds = 0.0
 
     def finished(result: Result) -> None:
-        nonlocal done
+        nonlocal done, counted, seconds
         done += 1
         if result.unexplained:
             bad.append(result)
@@ -93,25 +112,35 @@ async def run(chosen: list[Script], arguments: argparse.Namespace) -> int:
         elif arguments.verbose:
             show(result, True)
         unsteady.update(f"{one.client} {one.kind}" for one in result.unsteady)
+        opinions.update(
+            {(row.id, second_opinion(one, result.evidence)) for one, row in result.explained}
+        )
+        if done % 100 == 0 or done == len(chosen):
+            now = time.monotonic()
+            seconds = journal.add_seconds(name, now - counted)
+            counted = now
         if done % 500 == 0:
             rate = done / (time.monotonic() - started)
             print(f"-- {done} of {len(chosen)} scripts, {rate:.1f} a second", flush=True)
 
-    async with campaign(arguments.jobs, CLIENTS, arguments.repeats) as playing:
-        started = time.monotonic()
+    playing_them = campaign(arguments.jobs, CLIENTS, arguments.repeats, journal)
+    async with playing_them as playing:
+        started = counted = time.monotonic()
         matched = await playing.run(chosen, finished)
-    seconds = time.monotonic() - started
+    print(f"{'':40} scripts; librdkafka ended like aiokprod, like Java")
     for row in ROWS:
-        print(f"{row.id:40} {matched[row.id]:6} scripts")
+        like = [opinions[row.id, client] for client in (OURS, JAVA)]
+        print(f"{row.id:40} {matched[row.id]:7} {like[0]:6} {like[1]:6}")
     unused = [row.id for row in ROWS if not matched[row.id]]
     if unused and whole:
         print("rows of docs/differences.md that explained nothing:", ", ".join(unused))
     if unsteady:
         print("seen once and not in repetitions:", dict(unsteady))
     kinds = Counter(f"{one.client} {one.kind}" for result in bad for one in result.unexplained)
+    now = time.monotonic() - started
     print(
-        f"{done} scripts in {seconds:.0f} s ({done / seconds:.1f} a second), "
-        f"{len(bad)} with unexplained findings: {dict(kinds)}"
+        f"{done} scripts in {now:.0f} s ({done / now:.1f} a second), in all calls of this kind "
+        f"{seconds:.0f} s; {len(bad)} with unexplained findings: {dict(kinds)}"
     )
     return 1 if bad or (whole and unused) else 0
 

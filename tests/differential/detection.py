@@ -24,6 +24,7 @@ from aiokprod.errors import Code, NetworkError, Outcome
 from tests.differential.campaign import Campaign, Result, campaign
 from tests.differential.catalogue import scripts
 from tests.differential.clients import JAVA, OURS
+from tests.differential.journal import Journal
 from tests.differential.script import Script
 
 MOST: Final = 2_000
@@ -172,11 +173,13 @@ def damaged_answer_ends_a_transactional_producer(patch: pytest.MonkeyPatch) -> N
     )
 
 
-async def detect(names: list[str], jobs: int, most: int = MOST) -> list[str]:
+async def detect(
+    names: list[str], jobs: int, journal: Journal | None = None, most: int = MOST
+) -> list[str]:
     """Put each defect back and look for it; prints the first script that finds it. Returns the
-    names of those that survived."""
+    names of those that survived. The journal serves for Java only."""
     survived = []
-    async with campaign(jobs, (OURS, JAVA)) as playing:
+    async with campaign(jobs, (OURS, JAVA), journal=journal, journaled=(JAVA,)) as playing:
         for name in names or list(DEFECTS):
             started = time.monotonic()
             with pytest.MonkeyPatch.context() as patch:

@@ -37,6 +37,9 @@ from tests.differential.script import (
     When,
 )
 
+GENERATED: Final = "generated"
+"""Family of these scripts; names are generated/SEED/NUMBER."""
+
 LEGAL_PRODUCE: Final = (3, 5, 6, 7, 9, 13, 19, 20, 56, 72, 74)
 """Codes that a broker may answer before or after the append, weighted double."""
 
@@ -78,8 +81,8 @@ def composed(seed: int, number: int) -> Script:
         settings = (*settings, ("retries", str(rng.randint(1, 3))))
         racy = "which attempt is the last one depends on what comes first"
     return Script(
-        f"generated/{seed}/{number}",
-        "generated",
+        f"{GENERATED}/{seed}/{number}",
+        GENERATED,
         mode,
         tuple(steps),
         settings,

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from tests.differential.clients import GONE, HUNG, JAVA, OURS, Report
+from tests.differential.clients import GONE, HUNG, JAVA, LIBRDKAFKA, OURS, Report
 from tests.differential.script import (
     ADD_OFFSETS,
     ADD_PARTITIONS,
@@ -374,3 +374,18 @@ def findings(evidence: dict[str, Evidence]) -> list[Finding]:
     if OURS in evidence and JAVA in evidence and not evidence[OURS].script.racy:
         found += compare(evidence[OURS], evidence[JAVA])
     return found
+
+
+def second_opinion(finding: Finding, evidence: dict[str, Evidence]) -> str:
+    """The client that librdkafka agrees with where the other two differ; "" if that is not known.
+    Compared: whether the record was acknowledged, and whether a fresh one arrives."""
+    if LIBRDKAFKA not in evidence or finding.client != OURS:
+        return ""
+    other = evidence[LIBRDKAFKA]
+    if finding.kind in ("alive", "dead"):
+        return OURS if other.alive == (finding.kind == "alive") else JAVA
+    if finding.kind in ("record-acked", "record-failed"):
+        for sent in other.sent:
+            if sent.value == finding.what:
+                return OURS if _report(sent).ok == (finding.kind == "record-acked") else JAVA
+    return ""

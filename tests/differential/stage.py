@@ -180,6 +180,7 @@ class _Play:
         settings = settings_of(self._script)
         if evidence.client == JAVA:
             settings["enable.metrics.push"] = "false"
+            settings["metric.reporters"] = ""
         arguments = [f"{name}={value}" for name, value in settings.items()]
         self._cluster.control(None, self._watch)
         report = await self._within(
