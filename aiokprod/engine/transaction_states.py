@@ -103,8 +103,12 @@ _OWN: Final[Mapping[Call, Mapping[int, Verdict]]] = {
         Code.CLUSTER_AUTHORIZATION_FAILED: _V.ABORT,
         Code.INVALID_PRODUCER_ID_MAPPING: _V.FATAL,
     },
-    Call.ADD_PARTITIONS: {Code.OPERATION_NOT_ATTEMPTED: _V.ABORT},
-    Call.ADD_OFFSETS: {},
+    Call.ADD_PARTITIONS: {
+        Code.INVALID_TXN_STATE: _V.FATAL,
+        Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: _V.FATAL,
+    },
+    # The producer id expired, by the name that brokers before 2.5 give it.
+    Call.ADD_OFFSETS: {Code.UNKNOWN_PRODUCER_ID: _V.ABORT},
     Call.COMMIT_OFFSETS: {
         Code.REQUEST_TIMED_OUT: _V.LOOKUP,
         Code.ILLEGAL_GENERATION: _V.ABORT,
@@ -121,11 +125,17 @@ _OWN: Final[Mapping[Call, Mapping[int, Verdict]]] = {
 
 
 def verdict(call: Call, number: int) -> Verdict:
-    """What error code `number` in the answer to `call` means; unknown codes are fatal."""
+    """What error code `number` in the answer to `call` means.
+
+    Codes that are in no table are fatal, except in answers to AddPartitionsToTxn: the abort that
+    follows settles whether the partitions were added. Source: Java `AddPartitionsToTxnHandler`.
+    """
     own = _OWN[call].get(number) or _COMMON.get(number)
     if own is not None:
         return own
-    return _V.RETRY if error_code(number).retriable else _V.FATAL
+    if error_code(number).retriable:
+        return _V.RETRY
+    return _V.ABORT if call is Call.ADD_PARTITIONS else _V.FATAL
 
 
 _REFUSED_BEFORE_WRITING: Final = frozenset(

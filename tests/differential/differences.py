@@ -304,18 +304,6 @@ def _unknown_producer_id(finding: Finding, evidence: dict[str, Evidence]) -> boo
     )
 
 
-@row("unexpected-answer-to-add-partitions", follows=True)
-def _unexpected_add_partitions(finding: Finding, evidence: dict[str, Evidence]) -> bool:
-    """A code that AddPartitionsToTxn does not have: Java's transaction is aborted, ours ends the
-    producer."""
-    return (
-        finding.kind in ("call-failed", "dead")
-        and _names(_script(evidence), ADD_PARTITIONS)
-        and finding.ours is not None
-        and finding.ours.error == "FatalTransactionError"
-    )
-
-
 @row("coordinator-without-address", follows=True)
 def _no_address(finding: Finding, evidence: dict[str, Evidence]) -> bool:
     """FindCoordinator names a node without a host: Java takes its connection to that node."""
@@ -341,18 +329,6 @@ def _fenced_by_old(finding: Finding, evidence: dict[str, Evidence]) -> bool:
 def _no_producer_ids(finding: Finding, evidence: dict[str, Evidence]) -> bool:
     """Brokers that do not offer InitProducerId: ours is told to turn idempotence off."""
     return finding.ours is not None and "older than Kafka 0.11" in finding.ours.message
-
-
-@row("final-codes-in-metadata", follows=True)
-def _final_codes(finding: Finding, evidence: dict[str, Evidence]) -> bool:
-    """Metadata answered with a code about credentials or versions: ours fails what waits, Java asks
-    again."""
-    return (
-        finding.kind == "record-failed"
-        and finding.ours is not None
-        and finding.ours.error in ("AuthenticationError", "UnsupportedVersion")
-        and _names(_script(evidence), METADATA)
-    )
 
 
 @row("after-a-false-refusal", follows=True)
