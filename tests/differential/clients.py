@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import itertools
 import sys
 import tempfile
@@ -266,24 +267,33 @@ def _parsed(part: list[str]) -> Report:
     return Report(label=label, error=error, message=message)
 
 
-def java_command(scratch: Path) -> list[str]:
-    """Compile the harness into `scratch`; how to start it. Raises MissingTool without a JDK."""
+def java_command() -> list[str]:
+    """How to start the harness, which is compiled if it has changed. Raises MissingTool without a
+    JDK."""
     import subprocess
 
     java = find_java()
     if java is None:
         raise MissingTool("the differential oracle needs a JDK of version 17 or newer")
     jars = class_path(KAFKA_4)
-    compiler = Path(java).with_name("javac")
-    tool = str(compiler) if compiler.exists() else "javac"
-    subprocess.run(
-        [tool, "-nowarn", "-d", str(scratch), "-cp", jars, str(_HERE / "Harness.java")],
-        check=True,
-        timeout=120,
-    )
+    source = _HERE / "Harness.java"
+    digest = hashlib.sha256(source.read_bytes() + jars.encode()).hexdigest()[:16]
+    classes = _HERE.parents[1] / ".cache" / "differential" / digest
+    if not classes.exists():
+        compiler = Path(java).with_name("javac")
+        tool = str(compiler) if compiler.exists() else "javac"
+        classes.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=classes.parent) as scratch:
+            subprocess.run(
+                [tool, "-nowarn", "-d", f"{scratch}/classes", "-cp", jars, str(source)],
+                check=True,
+                timeout=300,
+            )
+            with contextlib.suppress(OSError):  # another process was quicker
+                Path(scratch, "classes").rename(classes)
     return [
         java, "-Xms256m", "-Xmx1g", "-Xss512k", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1",
-        "-Dorg.slf4j.simpleLogger.defaultLogLevel=off", "-cp", f"{scratch}:{jars}", "Harness",
+        "-Dorg.slf4j.simpleLogger.defaultLogLevel=off", "-cp", f"{classes}:{jars}", "Harness",
     ]  # fmt: skip
 
 
@@ -291,17 +301,15 @@ def java_command(scratch: Path) -> list[str]:
 async def processes(clients: tuple[str, ...] = CLIENTS) -> AsyncIterator[dict[str, Process]]:
     """The processes of the clients that need one."""
     running: dict[str, Process] = {}
-    with tempfile.TemporaryDirectory() as scratch:
-        try:
-            if JAVA in clients:
-                command = await asyncio.to_thread(java_command, Path(scratch))
-                running[JAVA] = Process(command)
-            if LIBRDKAFKA in clients:
-                module = "tests.differential.librdkafka_harness"
-                running[LIBRDKAFKA] = Process([sys.executable, "-m", module])
-            for process in running.values():
-                await process.start()
-            yield running
-        finally:
-            for process in running.values():
-                await process.end()
+    try:
+        if JAVA in clients:
+            running[JAVA] = Process(await asyncio.to_thread(java_command))
+        if LIBRDKAFKA in clients:
+            module = "tests.differential.librdkafka_harness"
+            running[LIBRDKAFKA] = Process([sys.executable, "-m", module])
+        for process in running.values():
+            await process.start()
+        yield running
+    finally:
+        for process in running.values():
+            await process.end()

@@ -4,6 +4,7 @@ judge or of the table of differences is tried on what was played before."""
 from __future__ import annotations
 
 import hashlib
+import os
 import pickle
 import zlib
 from collections.abc import Iterable
@@ -86,15 +87,13 @@ class Journal:
         self._replay = replay
         self._seconds: dict[str, float] = {}
         path.parent.mkdir(parents=True, exist_ok=True)
-        complete = self._read(path, older)
-        self._file = path.open("ab")
-        self._file.truncate(complete)
+        path.touch()
+        os.truncate(path, self._read(path, older))
+        self._path = path
 
     def _read(self, path: Path, older: bool) -> int:
         """Load the entries that hold; returns the length of all whole entries."""
         complete = 0
-        if not path.exists():
-            return complete
         with path.open("rb") as file:
             while True:
                 try:
@@ -135,5 +134,5 @@ class Journal:
         return self._seconds[run]
 
     def _write(self, key: object, producer: str, value: object) -> None:
-        pickle.dump((key, producer, value), self._file)
-        self._file.flush()
+        with self._path.open("ab") as file:
+            file.write(pickle.dumps((key, producer, value)))

@@ -42,6 +42,9 @@ CLOSE_MS: Final = 3000
 GRACE_S: Final = 6.0
 """Seconds beyond its deadline after which a call counts as hung. Far from any busy machine's."""
 
+OPEN_S: Final = 120.0
+"""More seconds for `open`, which includes the start of another client's process."""
+
 FRESH_TRIES: Final = 3
 _FETCH: Final = 1
 _GARBAGE: Final = b"\x7f\xff\xff\xff" + b"\xde\xad" * 16
@@ -184,7 +187,8 @@ class _Play:
         arguments = [f"{name}={value}" for name, value in settings.items()]
         self._cluster.control(None, self._watch)
         report = await self._within(
-            self._client.begin("open", f"bootstrap.servers={bootstrap}", *arguments)
+            self._client.begin("open", f"bootstrap.servers={bootstrap}", *arguments),
+            extra_s=OPEN_S,
         )
         if report.label == GONE:
             evidence.calls.append(Called("open", report, -1, False))

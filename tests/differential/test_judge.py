@@ -8,9 +8,9 @@ import pytest
 
 from aiokprod.errors import DeliveryTimeout, broker_error
 from tests.differential.catalogue import scripts
-from tests.differential.clients import HUNG, JAVA, OURS, Report, report_of
+from tests.differential.clients import HUNG, JAVA, LIBRDKAFKA, OURS, Report, report_of
 from tests.differential.differences import ROWS, documented
-from tests.differential.judge import broken_rules, compare
+from tests.differential.judge import Finding, broken_rules, compare, second_opinion
 from tests.differential.script import Call, ProduceCode, Script, Send
 from tests.differential.stage import Called, Evidence, Sent
 
@@ -193,3 +193,14 @@ def test_error_is_named_by_the_first_code_of_its_chain():
     assert report_of(broker_error(19, "t-0")).label == "code 19"
     assert report_of(broker_error(19, "t-0")).outcome == "rejected"
     assert report_of(DeliveryTimeout("late")).label == "timeout"
+
+
+@pytest.mark.parametrize("kind", ["record-acked", "record-failed"])
+@pytest.mark.parametrize("ok", [True, False])
+def test_second_opinion_is_librdkafkas_outcome_of_the_same_record(kind, ok):
+    other = evidence(client=LIBRDKAFKA)
+    other.sent[1].report = Report(0, 1) if ok else failed()
+    finding = Finding(kind, OURS, "", hard=False, what="r1")
+    both = {LIBRDKAFKA: other}
+    assert second_opinion(finding, both) == (OURS if ok == (kind == "record-acked") else JAVA)
+    assert second_opinion(finding, {}) == ""
