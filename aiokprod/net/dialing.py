@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+import traceback
 from collections.abc import Callable
 
 from aiokprod.cluster import Node
@@ -104,12 +105,23 @@ class DialTasks:
         self._on_end(connection)
 
 
+def _clear_frames(error: BaseException | None) -> None:
+    """Drop the local variables of an error's frames. They lead to the connection, which keeps the
+    error: a cycle for the garbage collector, with a socket in it, for each dial that fails."""
+    if error is not None:
+        traceback.clear_frames(error.__traceback__)
+        _clear_frames(error.__cause__)
+        if error.__context__ is not error.__cause__:
+            _clear_frames(error.__context__)
+
+
 def _failure(task: asyncio.Task[None], peer: str) -> KafkaError | None:
     if task.cancelled():
         return DialError(f"{peer}: the attempt to connect was cancelled")
     error = task.exception()
     if error is None:
         return None
+    _clear_frames(error)
     if isinstance(error, KafkaError):
         failure: KafkaError = type(error)(f"{peer}: {error.message}")
     else:

@@ -59,7 +59,7 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
         self._lost = False
         self._error: Exception | None = None
         loop = asyncio.get_running_loop()
-        self._connected: asyncio.Future[asyncio.Protocol] = loop.create_future()
+        self._connected: asyncio.Future[asyncio.Protocol] | None = loop.create_future()
 
     def __repr__(self) -> str:
         state = "closing" if self._closing else "open" if self._protocol else "handshaking"
@@ -74,11 +74,16 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
 
         Cancellation and every error abort the connection.
         """
+        assert self._connected is not None, "a handshake is waited for once"
         try:
             return await self._connected
         except BaseException:
             self.abort()
             raise
+        finally:
+            # Its error has this frame in its traceback: a cycle for the garbage collector, with a
+            # socket in it, for each handshake that fails.
+            self._connected = None
 
     # -- the transport that the protocol sees -----------------------------------------------------
 
@@ -202,13 +207,15 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
             self._protocol = protocol = self._factory()
             protocol.connection_made(self)
             self._hand_on()
-            if not self._connected.done():
+            if self._connected is not None and not self._connected.done():
                 self._connected.set_result(protocol)
 
     def _refuse(self, error: Exception) -> None:
-        if not self._connected.done():
-            self._connected.set_exception(error)
-            self._connected.exception()  # a dial that was cancelled does not retrieve it
+        waiting = self._connected
+        if waiting is not None and not waiting.done():
+            # Nor may frames of this object stay with an error that nobody retrieves.
+            waiting.set_exception(error.with_traceback(None))
+            waiting.exception()  # a dial that was cancelled does not retrieve it
 
     def _read(self, protocol: asyncio.Protocol) -> None:
         chunks = []

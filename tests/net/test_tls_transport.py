@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import hashlib
 import random
 import socket
 import ssl
 import struct
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +19,9 @@ import pytest
 
 from aiokprod import KafkaError, Producer
 from aiokprod.errors import DialError
+from aiokprod.net.connection import Connection
 from aiokprod.net.dialer import TcpDialer
-from aiokprod.net.tls_transport import _records
+from aiokprod.net.tls_transport import TlsTransport, _records
 from aiokprod.testing.fake_cluster import FakeCluster, serve_tcp
 from aiokprod.testing.fake_cluster.topology import TopicConfig
 from tests.hang import HANG_S, until
@@ -515,5 +518,84 @@ def test_close_reports_bytes_that_did_not_leave_within_its_timeout(run, tmp_path
             assert not report.complete
             ends = await asyncio.gather(*sends, return_exceptions=True)
             assert any(isinstance(end, KafkaError) for end in ends)
+
+    run(main)
+
+
+@contextlib.contextmanager
+def no_garbage_of(*kinds: type) -> Iterator[None]:
+    """What the block makes of these types is freed without the garbage collector."""
+    gc.collect()
+    before = Counter(type(thing) for thing in gc.get_objects())
+    gc.disable()
+    try:
+        yield
+        after = Counter(type(thing) for thing in gc.get_objects())
+    finally:
+        gc.enable()
+    left = {kind: after[kind] - before[kind] for kind in kinds}
+    assert all(number <= 0 for number in left.values()), left
+
+
+REFUSALS = {
+    "closes": b"",
+    "is no TLS listener": b"HTTP/1.1 400 Bad Request\r\n\r\n",
+    "alert": b"\x15\x03\x03\x00\x02\x02\x28",
+}
+
+
+@contextlib.asynccontextmanager
+async def refusing(answer: bytes) -> AsyncIterator[tuple[int, list[None]]]:
+    """A listener that ends every handshake; its port, and an entry for each."""
+    ended: list[None] = []
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(4096)
+        writer.write(answer)
+        with contextlib.suppress(ConnectionError):
+            await writer.drain()
+        writer.close()
+        ended.append(None)
+
+    async with await asyncio.start_server(handle, "127.0.0.1", 0) as server:
+        yield server.sockets[0].getsockname()[1], ended
+
+
+@pytest.mark.parametrize("how", REFUSALS)
+def test_handshake_that_fails_leaves_nothing_to_the_garbage_collector(run, tmp_path, how):
+    """A broker whose certificate is wrong is tried again for hours."""
+    client, _ = contexts(tmp_path)
+
+    async def main():
+        async with refusing(REFUSALS[how]) as (port, _):
+            with no_garbage_of(TlsTransport, Noted):
+                for _ in range(3):
+                    with pytest.raises((ssl.SSLError, DialError)):
+                        await TcpDialer().connect(
+                            Noted, "127.0.0.1", port, tls=client, server_hostname="broker.test"
+                        )
+                await asyncio.sleep(0.05)
+
+    run(main)
+
+
+@pytest.mark.parametrize("how", REFUSALS)
+def test_producer_whose_handshakes_fail_leaves_nothing_to_the_garbage_collector(run, how):
+    async def main():
+        async with refusing(REFUSALS[how]) as (port, ended), Producer(
+            bootstrap_servers=f"127.0.0.1:{port}",
+            security_protocol="SSL",
+            ssl_truststore_certificates=CA.pem,
+            reconnect_backoff_ms=1,
+            reconnect_backoff_max_ms=1,
+        ) as producer:
+            sending = asyncio.ensure_future(producer.send("t", b"v"))
+            await until(lambda: len(ended) > 1)
+            with no_garbage_of(TlsTransport, Connection):
+                seen = len(ended)
+                await until(lambda: len(ended) > seen + 2)
+                sending.cancel()
+                await producer.close(0)
+                await asyncio.sleep(0.05)
 
     run(main)
