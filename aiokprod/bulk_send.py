@@ -242,9 +242,12 @@ class BulkSender:
             await asyncio.sleep(0)
 
     def _note(self, position: int, delivery: Delivery) -> None:
+        before = self.tracker.count
         try:
             self.tracker.add_delivery(delivery)
         except MemoryError as error:
+            if self.tracker.count > before:
+                return  # raised by a signal handler, after the record was noted
             own = KafkaError(
                 f"record {position} was handed over, but there was no memory to note where",
                 outcome=Outcome.UNKNOWN,

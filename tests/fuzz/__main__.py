@@ -1,6 +1,8 @@
 """`python -m tests.fuzz`: decoders, frame reader and the live client under damaged bytes.
 
 Ends with 1 at the first finding; its text holds the bytes, which belong into a test of their own.
+With `--journal` and the same seed, a run goes on after the last whole chunks of one that was
+stopped.
 """
 
 from __future__ import annotations
@@ -9,8 +11,9 @@ import argparse
 import multiprocessing
 import sys
 import time
-from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
 
+from tests.campaign import Journal, fingerprint, results
 from tests.fuzz.batch import TARGETS, run_task, tasks
 from tests.fuzz.decoders import Figures
 
@@ -20,21 +23,27 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="fuzz what reads the network")
     parser.add_argument("targets", nargs="*", help=f"of: {', '.join(TARGETS)}")
     parser.add_argument("--executions", type=int, default=10_000_000)
-    parser.add_argument("--seed", type=int, default=int(time.time()) % 10**6)
+    parser.add_argument("--seed", type=int, help="of the time, or of the code for a journal")
     parser.add_argument("--jobs", type=int, default=multiprocessing.cpu_count())
+    parser.add_argument("--journal", type=Path, help="file that remembers chunks")
     arguments = parser.parse_args()
+    seed = arguments.seed
+    if seed is None:
+        seed = int(time.time() if arguments.journal is None else fingerprint()) % 10**6
     names = arguments.targets or list(TARGETS)
     started = time.monotonic()
     total = Figures()
-    spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(arguments.jobs, mp_context=spawn) as pool:  # a crash does not hang it
-        chunks = tasks(names, arguments.executions, arguments.seed)
-        for figures in pool.map(run_task, chunks):
-            total.add(figures)
+    journal = None
+    if arguments.journal is not None:
+        journal = Journal(arguments.journal, lambda found: Figures(**found))
+    chunks = tasks(names, arguments.executions, seed)
+    for figures in results(chunks, run_task, arguments.jobs, journal, vars):
+        total.add(figures)
     seconds = time.monotonic() - started
     print(
-        f"{total.executions} executions in {seconds:.0f} s "
-        f"({total.executions / seconds:.0f}/s, seed {arguments.seed}): "
+        f"{total.executions} executions in {total.seconds:.0f} s of processor time "
+        f"({total.executions / max(total.seconds, 1e-9):.0f}/s), {seconds:.0f} s since the start, "
+        f"seed {seed}: "
         + ", ".join(f"{name} {count}" for name, count in sorted(total.per_target.items()))
     )
     print(

@@ -13,7 +13,7 @@ TARGETS: dict[str, Callable[[int, int], Figures]] = {
     "client": fuzz_client,
 }
 SHARES = {"decoders": 0.9, "frames": 0.098, "client": 0.002}
-CHUNKS = {"decoders": 200_000, "frames": 50_000, "client": 500}
+CHUNKS = {"decoders": 50_000, "frames": 20_000, "client": 500}
 
 
 def run_task(task: tuple[str, int, int]) -> Figures:
@@ -23,13 +23,16 @@ def run_task(task: tuple[str, int, int]) -> Figures:
 
 
 def tasks(names: list[str], executions: int, seed: int) -> list[tuple[str, int, int]]:
-    """Chunks of all targets, each with a seed of its own."""
+    """Chunks of all targets, each with a seed of its own. More executions begin with the chunks of
+    fewer, but for those cut short."""
     total = sum(SHARES[name] for name in names)
     found = []
     for name in names:
         left = round(executions * SHARES[name] / total)
+        own = seed * len(TARGETS) * 1_000_000 + list(TARGETS).index(name)
         while left > 0:
             size = min(left, CHUNKS[name])
-            found.append((name, size, seed + len(found)))
+            found.append((name, size, own))
             left -= size
+            own += len(TARGETS)
     return found

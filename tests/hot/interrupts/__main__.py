@@ -4,7 +4,9 @@
     python -m tests.hot.interrupts --every            # each bytecode of each scene, once
 
 After every exception each accepted record has its outcome, a true one, `flush` and `close` end, no
-memory is held, and the producer goes on. Ends with 1 at the first finding, and names its seed.
+memory is held, and the producer goes on. Most calls are interrupted in bursts (`bursts`), some one
+by one (`batch`). Ends with 1 at the first finding, and names its seed. With `--journal` and the
+same seed, a run goes on after the last whole slices of a run that was stopped.
 """
 
 from __future__ import annotations
@@ -14,20 +16,14 @@ import itertools
 import multiprocessing
 import sys
 import time
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
 
-from tests.hot.interrupts.batch import Figures, every_bytecode, run_task
+from tests.campaign import Journal, fingerprint, results
+from tests.hot.interrupts.batch import Figures
 from tests.hot.interrupts.inject import KINDS
 from tests.hot.interrupts.scenes import OPTIONS, SCENES
-
-CHUNK = 1_000
-ALARMS = 10
-"""One chunk of so many has real signals; most of those come too late or early to count."""
-
-
-def _every(task: tuple[str, str, int]) -> Figures:
-    options, scene, kind = task
-    return every_bytecode(options, scene, KINDS[kind])
+from tests.hot.interrupts.slices import run_every, run_slice
 
 
 def main() -> int:
@@ -35,38 +31,40 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="interrupt the calls of a producer")
     parser.add_argument("--executions", type=int, default=1_000_000, help="exceptions raised")
     parser.add_argument("--every", action="store_true", help="each bytecode of each scene instead")
-    parser.add_argument("--seed", type=int, default=int(time.time()) % 10**6)
+    parser.add_argument("--seed", type=int, help="of the time, or of the code for a journal")
     parser.add_argument("--jobs", type=int, default=multiprocessing.cpu_count())
+    parser.add_argument("--journal", type=Path, help="file that remembers slices")
     arguments = parser.parse_args()
+    seed = arguments.seed
+    if seed is None:
+        seed = int(time.time() if arguments.journal is None else fingerprint()) % 10**6
     started = time.monotonic()
     total = Figures()
-    spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(arguments.jobs, mp_context=spawn) as pool:  # a crash does not hang it
-        if arguments.every:
+    if arguments.every:
+        spawn = multiprocessing.get_context("spawn")
+        with ProcessPoolExecutor(arguments.jobs, mp_context=spawn) as pool:
             combinations = [
                 (options, scene, kind)
                 for options in OPTIONS for scene in SCENES for kind in range(len(KINDS))
             ]  # fmt: skip
-            for figures in pool.map(_every, combinations):
+            for figures in pool.map(run_every, combinations):
                 total.add(figures)
-        else:
-            size = min(CHUNK, max(1, arguments.executions // arguments.jobs))
-            numbers = itertools.count()
-            running: set[Future[Figures]] = set()
-            while total.raised < arguments.executions:
-                while len(running) < arguments.jobs:
-                    number = next(numbers)
-                    seed = arguments.seed * 1_000_000 + number
-                    alarm = number % ALARMS == ALARMS - 1
-                    running.add(pool.submit(run_task, (seed, size, alarm)))
-                done, running = wait(running, return_when=FIRST_COMPLETED)
-                for future in done:
-                    total.add(future.result())
-    seconds = time.monotonic() - started
+    else:
+        journal = None
+        if arguments.journal is not None:
+            journal = Journal(arguments.journal, Figures.from_json)
+        slices = ((seed, number) for number in itertools.count())
+        for figures in results(slices, run_slice, arguments.jobs, journal, vars):
+            total.add(figures)
+            if total.raised >= arguments.executions:
+                break
     print(
         f"{total.raised} exceptions in {total.calls} calls, at {len(total.places)} places, "
-        f"{seconds:.0f} s ({total.raised / seconds:.0f}/s, seed {arguments.seed}): no finding"
+        f"{total.seconds:.0f} s of processor time "
+        f"({total.raised / max(total.seconds, 1e-9):.0f}/s), {time.monotonic() - started:.0f} s "
+        f"since the start, seed {seed}: no finding"
     )
+    print(", ".join(f"{name} {count}" for name, count in total.shapes.most_common()))
     return 0
 
 

@@ -8,6 +8,7 @@ import contextlib
 import logging
 import random
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,16 +23,42 @@ ROUND = 200
 
 @dataclass
 class Figures:
-    """What was done: calls, exceptions raised in them, and where."""
+    """What was done: calls, exceptions raised in them, where and in what; processor time."""
 
     calls: int = 0
     raised: int = 0
+    seconds: float = 0.0
     places: collections.Counter[str] = field(default_factory=collections.Counter)
+    shapes: collections.Counter[str] = field(default_factory=collections.Counter)
 
     def add(self, other: Figures) -> None:
         self.calls += other.calls
         self.raised += other.raised
+        self.seconds += other.seconds
         self.places.update(other.places)
+        self.shapes.update(other.shapes)
+
+    @classmethod
+    def from_json(cls, found: dict[str, Any]) -> Figures:
+        counters = {name: collections.Counter(found[name]) for name in ("places", "shapes")}
+        return cls(**found | counters)
+
+    def note(self, shape: str, place: str) -> None:
+        """A call has been made; it was interrupted there, or not at all ("")."""
+        self.calls += 1
+        if place:
+            self.raised += 1
+            self.places[place] += 1
+            self.shapes[shape] += 1
+
+    @contextlib.contextmanager
+    def timed(self) -> Iterator[None]:
+        """Adds the processor time of its block."""
+        before = time.process_time()
+        try:
+            yield
+        finally:
+            self.seconds += time.process_time() - before
 
 
 async def interrupt(world: World, scene: str, injector: Injector | Alarm) -> None:
@@ -87,13 +114,11 @@ def every_bytecode(options: str, scene: str, kind: type[BaseException], stride: 
             except BaseException as error:
                 error.add_note(f"{options} {scene} {kind.__name__} at {target}: {injector.place}")
                 raise
-            figures.calls += 1
-            figures.raised += bool(injector.place)
-            figures.places[injector.place] += 1
+            figures.note(scene, injector.place)
             target += stride
         await finish(world)
 
-    with quiet():
+    with quiet(), figures.timed():
         run(main, debug=False, collect_garbage=False)
     return figures
 
@@ -125,27 +150,19 @@ def _round(rng: random.Random, options: str, calls: int, seed: int, alarm: bool)
             if alarm:
                 injector = Alarm(rng.uniform(2e-6, 2e-4), kind)
                 doing.update(scene=scene, kind=kind.__name__, delay=injector.delay)
-                with injector.installed():
+                with Alarm.installed():
                     await interrupt(world, scene, injector)
             else:
                 injector = Injector(rng.randint(1, lengths[scene]), kind)
                 doing.update(scene=scene, kind=kind.__name__, target=injector.target)
                 await interrupt(world, scene, injector)
-            figures.calls += 1
-            figures.raised += bool(injector.place)
-            figures.places[injector.place] += 1
+            figures.note(scene, injector.place)
         await finish(world)
 
-    with quiet():
+    with quiet(), figures.timed():
         try:
             run(main, debug=False, collect_garbage=False)
         except BaseException as error:
             error.add_note(f"seed {seed}, {options}, call {figures.calls} of its round: {doing}")
             raise
     return figures
-
-
-def run_task(task: tuple[int, int, bool]) -> Figures:
-    """For a pool of processes."""
-    seed, calls, alarm = task
-    return draw(seed, calls, alarm=alarm)

@@ -15,12 +15,14 @@ from aiokprod.interceptors import ProducerInterceptor
 from aiokprod.testing.fake_cluster import FakeCluster
 from aiokprod.testing.memory import MemoryNetwork
 from tests.faults.kit import make_producer
-from tests.hot.interrupts.inject import Alarm, Injector, Stepped
+from tests.hot.interrupts.inject import NEVER, Alarm, Injector, Stepped
 
 TOPIC = "t"
 PARTITIONS = 3
 BATCH = 2_000
 BUFFER = 40_000
+SETTLED_S = 2.0
+"""Virtual seconds in which a healthy cluster acknowledges what is buffered."""
 
 
 class Watching(ProducerInterceptor):
@@ -75,19 +77,28 @@ class World:
     async def step(self, injector: Injector | Alarm, coroutine: Any) -> Any:
         return await Stepped(injector, coroutine)
 
-    def try_submit(self, injector: Injector | Alarm, size: int, **options: Any) -> None:
+    def try_submit(
+        self,
+        injector: Injector | Alarm,
+        size: int,
+        *,
+        expected: tuple[type[KafkaError], ...] = (),
+        **options: Any,
+    ) -> None:
         value = self.value(size)
-        with self.refusal(value, injector):
+        with self.refusal(value, injector, expected):
             handle = injector.call(lambda: self.producer.try_submit(TOPIC, value, **options))
             self.handles.append((value, handle))
 
     @contextlib.contextmanager
-    def refusal(self, value: bytes, injector: Injector | Alarm) -> Iterator[None]:
+    def refusal(
+        self, value: bytes, injector: Injector | Alarm, expected: tuple[type[KafkaError], ...] = ()
+    ) -> Iterator[None]:
         """An error that the library made of the exception must be true as well."""
         try:
             yield
         except KafkaError as error:
-            if not injector.place:
+            if not injector.place and not isinstance(error, expected):
                 raise
             self.results.append((value, error))
 
@@ -137,6 +148,39 @@ class World:
         metadata = await asyncio.wait_for(producer.send(TOPIC, after), 1.0)
         self._read_logs()
         assert self.known[after] == (metadata.partition, metadata.offset)
+        self._judge_records()
+        self._look_for_remains()
+        assert not self.cluster.violations, self.cluster.violations
+        assert not self.cluster.refusals, self.cluster.refusals
+        for queue in runtime.accumulator._queues.values():
+            assert not queue.batches
+            assert queue.held == queue.on_wire == 0
+
+    async def settled(self) -> None:
+        """Everything that was accepted since the last look is acknowledged in time, without a
+        flush or another call that wakes the sender. The cluster is well, so an error, or what
+        waits until the delivery timeout, is a consequence of an exception."""
+        runtime = self.producer._runtime
+        try:
+            async with asyncio.timeout(SETTLED_S):
+                for _, delivery in self.handles:
+                    if not delivery.done():
+                        await asyncio.wait([delivery])
+                while runtime.accumulator.incomplete:  # noqa: ASYNC110  # of interrupted calls
+                    await asyncio.sleep(0.001)
+        except TimeoutError:
+            pending = [value[:20] for value, delivery in self.handles if not delivery.done()]
+            raise AssertionError(
+                f"no outcome: {pending}, incomplete: {list(runtime.accumulator.incomplete)}"
+            ) from None
+        for value, delivery in self.handles:
+            assert delivery.exception() is None, f"{value[:20]!r}: {delivery.exception()!r}"
+        assert self.producer.health().ok, self.producer.health()
+        self._read_logs()
+        self._judge_records()
+        self._look_for_remains()
+
+    def _judge_records(self) -> None:
         for value, delivery in self.handles:
             assert delivery.done(), f"no outcome: {value[:20]!r}"
             self._judge(value, delivery.exception() or delivery.result())
@@ -155,6 +199,9 @@ class World:
         self.handles.clear()
         self.results.clear()
         self.bulks.clear()
+
+    def _look_for_remains(self) -> None:
+        runtime = self.producer._runtime
         if runtime.memory.used:
             gc.collect()  # the traceback of the exception may hold a reservation
         assert runtime.memory.used == 0, runtime.memory.used
@@ -164,20 +211,15 @@ class World:
         assert not any(count.bytes for count in runtime.shares._held.values())
         assert not runtime.flushes.active
         assert not runtime.appender.turns.waiting
-        assert not self.cluster.violations, self.cluster.violations
-        assert not self.cluster.refusals, self.cluster.refusals
-        for queue in runtime.accumulator._queues.values():
-            assert not queue.batches
-            assert queue.held == queue.on_wire == 0
 
     def _read_logs(self) -> None:
         for partition in range(PARTITIONS):
             batches = self.cluster.topics[TOPIC].partitions[partition].log.batches
             for stored in batches[self.read[partition]:]:
-                for record in stored.records():
+                for offset, record in enumerate(stored.batch.records, stored.base_offset):
                     assert record.value is not None
                     assert record.value not in self.known, f"stored twice: {record.value[:20]!r}"
-                    self.known[record.value] = (partition, record.offset)
+                    self.known[record.value] = (partition, offset)
             self.read[partition] = len(batches)
 
     def _judge(self, value: bytes, result: Any) -> None:
@@ -293,8 +335,6 @@ async def on_the_way(world: World, injector: Injector | Alarm) -> None:
     await asyncio.sleep(world.rng.choice((0.0, 0.001, 0.002)))
     await world.submit(injector, 900, partition=0)
 
-
-NEVER = Injector(0)
 
 SCENES: dict[str, Scene] = {
     scene.__name__: scene
