@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import inspect
 import itertools
 import re
@@ -123,10 +122,9 @@ def test_batch_opened_before_the_sender_knows_is_found_and_narrowed_down(
         draw_rounds(20)
     with contextlib.suppress(AssertionError):
         check_passes()  # forgets what this test made
-    assert re.match("[1-3] exceptions suffice", found.value.__notes__[-1])
-    del found
-    with quiet():
-        gc.collect()  # bulk results of failed rounds, which log their failures
+    suffice = re.match(r"(\d+) exceptions suffice", found.value.__notes__[-1])
+    assert suffice is not None
+    assert int(suffice[1]) < 20, "of 180"
 
 
 def draw_rounds(count: int) -> None:

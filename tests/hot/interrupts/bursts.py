@@ -209,8 +209,9 @@ def play(drawn: Round, only: Collection[int] | None = None) -> Figures:
         try:
             await judged(world)
         except BaseException:
-            with contextlib.suppress(Exception):  # no warning that nobody closed it
+            with contextlib.suppress(Exception):  # no warnings of what is left without a look
                 await asyncio.wait_for(world.producer.close(0), 10)
+            world.bulks.clear()
             raise
 
     async def judged(world: World) -> None:
