@@ -25,8 +25,11 @@ from aiokprod.errors import AuthenticationError, Code, NetworkError
 from aiokprod.hot.core import BatchCore
 from aiokprod.net.connection import Connection
 from aiokprod.net.connection_states import ClusterConnectionStates
+from aiokprod.net.tls_transport import TlsTransport
 from aiokprod.wire.record_batch import HEADER_SIZE
 from tests.faults.detection.bugs import TRANSACTIONS, Patch, bug, found_by, rated
+
+WRITTEN = "test_acks0_futures_resolve_when_the_bytes_have_left_the_process"
 
 # -- records --------------------------------------------------------------------------------------
 
@@ -172,6 +175,14 @@ def slow_handshake_gets_no_more_time(patch: Patch) -> None:
 
     patch.setattr(Connection, "begin_setup", hurried)
     patch.setattr(ClusterConnectionStates, "disconnected", forgiven)
+
+
+@found_by("tests/net/test_tls_transport.py::" + WRITTEN)
+def encrypted_bytes_count_as_written(patch: Patch) -> None:
+    """B1: the TLS layer counted what was not yet encrypted. What waited below it in the process was
+    taken for written: records of acks=0 succeeded, and `close` lost them."""
+    patch.setattr(TlsTransport, "get_write_buffer_size", lambda self: 0)
+    patch.setattr(TlsTransport, "pause_writing", lambda self: None)
 
 
 @bug
