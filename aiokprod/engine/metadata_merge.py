@@ -1,10 +1,10 @@
 """From one snapshot of the cluster to the next: pure functions, no time, no waiting.
 
 Rules beyond Java, each because one broker's answer is not a verdict on a cluster: a topic with no
-partitions, an omitted partition, an omitted topic, a retriable topic error and a leader epoch lower
-than the known one leave the known view in place until they have been repeated
-`MISSES_BEFORE_FORGETTING` times in a row; lower epochs count only while the view is known to be
-wrong.
+partitions, an omitted partition, an omitted topic and a retriable topic error leave the known view
+in place until they have been repeated `MISSES_BEFORE_FORGETTING` times in a row. A leader epoch
+lower than the known one is never believed of a topic that is known by its id; without ids it may
+belong to a new topic, and is believed after as many answers while the view is known to be wrong.
 
 Source: Java `Metadata.handleMetadataResponse`, `updateLatestMetadata`, `updatePartitionLeadership`,
 `MetadataSnapshot.mergeWith`; KIP-951.
@@ -44,8 +44,8 @@ class Merged:
         snapshot: the new view.
         answered: error code of each topic the answer was asked about, 0 if none.
         misses: answers in a row that lacked something of the topic; absent = none.
-        lower_epochs: answers in a row with a leader epoch below the known one, those apart that
-            were asked for without a complaint; absent = none.
+        lower_epochs: answers in a row without a topic id and with a leader epoch below the known
+            one, those apart that were asked for without a complaint; absent = none.
         stale: something in the answer calls for another one.
     """
 
@@ -205,7 +205,8 @@ class ResponseMerger:
         if known is not None and self._is_another(known, topic):
             known = None
         before = known.partitions if known is not None else ()
-        entries = self._entries(name, topic, before)
+        same_id = known is not None and bytes(topic.topic_id) == known.topic_id != ZERO_TOPIC_ID
+        entries = self._entries(name, topic, before, same_id=same_id)
         if not entries:
             return None
         if self._fill_gaps(name, entries, before):
@@ -229,7 +230,12 @@ class ResponseMerger:
         return True
 
     def _entries(
-        self, name: str, topic: MetadataResponseTopic, before: tuple[PartitionInfo, ...]
+        self,
+        name: str,
+        topic: MetadataResponseTopic,
+        before: tuple[PartitionInfo, ...],
+        *,
+        same_id: bool,
     ) -> dict[int, PartitionInfo]:
         # Kafka numbers partitions without gaps. An index far beyond the number of entries is
         # garbage, and filling the gap below it would cost what a hostile broker likes.
@@ -242,7 +248,7 @@ class ResponseMerger:
                 self._result.stale = True
                 continue
             known = before[index] if index < len(before) else None
-            entries[index] = self._partition_info(name, partition, known)
+            entries[index] = self._partition_info(name, partition, known, same_id=same_id)
         return entries
 
     def _fill_gaps(
@@ -261,12 +267,17 @@ class ResponseMerger:
         return bool(missing or gaps)
 
     def _partition_info(
-        self, name: str, new: MetadataResponsePartition, known: PartitionInfo | None
+        self,
+        name: str,
+        new: MetadataResponsePartition,
+        known: PartitionInfo | None,
+        *,
+        same_id: bool,
     ) -> PartitionInfo:
         epoch = new.leader_epoch if self._reliable_epochs else -1
         if new.error_code and error_code(new.error_code).refresh_metadata:
             self._result.stale = True
-        if known is not None and self._lags(known, epoch):
+        if known is not None and self._lags(known, epoch, same_id=same_id):
             return self._live(known)
         leader = new.leader_id if new.leader_id in self._nodes else None
         if leader is None and new.leader_id >= 0:
@@ -288,19 +299,20 @@ class ResponseMerger:
             name, new.partition_index, leader, epoch, replicas, isr, offline, new.error_code
         )
 
-    def _lags(self, known: PartitionInfo, epoch: int) -> bool:
+    def _lags(self, known: PartitionInfo, epoch: int, *, same_id: bool) -> bool:
         """True if the answer is older than the known leader: a broker that lags behind must not
         roll the leader back (F56). -1 is no epoch: the leader beside it is taken as told (Java
-        `Metadata.updateLatestMetadata`, KIP-320). Epochs that stay lower belong to a topic that
-        was deleted and created again where answers carry no topic ids (Kafka below 2.8). Then the
-        known leader is wrong, and requests to it fail. While they succeed, the answers are those of
-        a broker that is cut off from the controller; as it leads nothing it is idle, and so it may
-        be the one that is asked each time."""
+        `Metadata.updateLatestMetadata`, KIP-320). With `same_id` the topic is the known one, whose
+        epochs only grow: a lower one is never believed, as in Java, since the broker may be cut off
+        from the controller, and as it leads nothing it is idle, and so it may be the one that is
+        asked each time. Without ids (Kafka below 2.8) epochs that stay lower may belong to a topic
+        that was deleted and created again. Then the known leader is wrong, and requests to it
+        fail."""
         if not 0 <= epoch < known.leader_epoch:
             if self._lower_epochs:
                 self._lower_epochs.pop(known.topic_partition, None)
             return False
-        if not self._complained:
+        if same_id or not self._complained:
             return True
         key = known.topic_partition
         count = self._lower_epochs.pop(key, 0) + 1

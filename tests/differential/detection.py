@@ -122,14 +122,20 @@ def partition_without_leader_waits_for_ever(patch: pytest.MonkeyPatch) -> None:
 @defect("epochs")
 def epoch_minus_1_is_older_than_any(patch: pytest.MonkeyPatch) -> None:
     """Answers without leader epochs, after one with an epoch, never moved a leader."""
-    patch.setattr(ResponseMerger, "_lags", lambda self, known, epoch: epoch < known.leader_epoch)
+    patch.setattr(
+        ResponseMerger,
+        "_lags",
+        lambda self, known, epoch, *, same_id: epoch < known.leader_epoch,
+    )
 
 
 @defect("moves", "odd-metadata")
 def epochs_that_begin_anew_never_believed(patch: pytest.MonkeyPatch) -> None:
     """A topic created anew where answers carry no topic ids kept the leaders of the old one."""
     patch.setattr(
-        ResponseMerger, "_lags", lambda self, known, epoch: 0 <= epoch < known.leader_epoch
+        ResponseMerger,
+        "_lags",
+        lambda self, known, epoch, *, same_id: 0 <= epoch < known.leader_epoch,
     )
 
 

@@ -22,6 +22,8 @@ from typing import Any
 
 import pytest
 
+from aiokprod import Producer
+from aiokprod.records import TopicPartition
 from aiokprod.testing.fake_cluster import FakeCluster
 from aiokprod.testing.fake_cluster.control import Reaction, cut, edit_frame, garbage
 from aiokprod.testing.memory import MemoryNetwork
@@ -362,6 +364,7 @@ async def world_of(seed: int) -> None:
         cluster.script.clear()
         healed = now()
         await asyncio.sleep(0.3)  # what is on its way, and the elections of brokers just started
+        _outgrow_lies(cluster, producer)
         sends = [asyncio.ensure_future(_sent(history, p)) for p in range(PARTITIONS)]
         done, _ = await asyncio.wait(sends, timeout=HEALED_WITHIN_S)
         described = {b: (v.often, [t.__name__ for t in v.tricks]) for b, v in liars.items()}
@@ -376,6 +379,16 @@ async def world_of(seed: int) -> None:
         history.check(unique=sequenced, ordered=sequenced, refusals=True)
     finally:
         await producer.close(5.0)
+
+
+def _outgrow_lies(cluster: FakeCluster, producer: Producer[Any, Any]) -> None:
+    """A leader epoch from the future lasts until the true one has grown to it, as in Java: while
+    the topic id stays, older ones are those of brokers that lag behind."""
+    assert producer._runtime is not None
+    told = producer._runtime.metadata.snapshot
+    for partition in cluster.topics["t"].partitions:
+        known = told.leader_epoch_of(TopicPartition("t", partition.index))
+        partition.leader_epoch = max(partition.leader_epoch, -1 if known is None else known)
 
 
 async def _sent(history: History, partition: int) -> None:

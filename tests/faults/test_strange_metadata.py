@@ -137,6 +137,45 @@ async def test_old_answers_of_one_broker_do_not_bring_the_old_leader_back(
 
 
 @scenario(
+    partitions=2,
+    brokers=2,
+    delivery_timeout_ms=20_000,
+    request_timeout_ms=5_000,
+    linger_ms=0,
+    metadata_max_age_ms=1_000,
+)
+async def test_old_epochs_are_not_believed_while_another_partition_has_no_leader(
+    cluster, producer, history
+):
+    """Every answer then calls for another one, and the broker that is cut off from the controller
+    gives them all. Its epoch of the other partition stays older than the known one (Java
+    `Metadata.updateLatestMetadata`)."""
+    await history.send()
+    before = cluster.topics["t"].partitions[0]
+    old, epoch = before.leader, before.leader_epoch
+    cluster.move_leader("t", 0)
+    await history.send()
+    cluster.control(PRODUCE, Reaction(edit=without_leader_hints, after_s=0.3))
+
+    def what_it_knew(body: MetadataResponse) -> MetadataResponse:
+        def known(p: Any) -> Any:
+            if p.partition_index == 0:
+                return replace(p, leader_id=old, leader_epoch=epoch)
+            return replace(p, error_code=5, leader_id=-1)
+
+        topics = [replace(t, partitions=list(map(known, t.partitions))) for t in body.topics]
+        return replace(body, topics=topics)
+
+    asked = cluster.count(METADATA)
+    cluster.control(METADATA, edit(what_it_knew))
+    await history.submit_many(100, every=0.1)
+    await history.settle()
+    history.all_acked(refusals=True)
+    assert len(cluster.refusals) == 1
+    assert cluster.count(METADATA) - asked > 5
+
+
+@scenario(
     partitions=1,
     cluster={"replication_s": 1.3},
     bootstrap_servers="broker1:9092",

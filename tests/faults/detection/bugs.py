@@ -403,10 +403,10 @@ def answers_matched_by_position(patch: Patch) -> None:
 def _without_memory(patch: Patch, applies: Callable[[Any, Any], bool]) -> None:
     original = ResponseMerger._partition_info
 
-    def believe(self: Any, name: str, new: Any, known: Any) -> Any:
+    def believe(self: Any, name: str, new: Any, known: Any, *, same_id: bool) -> Any:
         if known is not None and applies(new, known):
             known = None
-        return original(self, name, new, known)
+        return original(self, name, new, known, same_id=same_id)
 
     patch.setattr(ResponseMerger, "_partition_info", believe)
 

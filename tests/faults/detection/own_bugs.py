@@ -130,10 +130,10 @@ def missing_epoch_is_older(patch: Patch) -> None:
     """D6: epoch -1 counted as older than any other: the old leader stays for ever."""
     lags = ResponseMerger._lags
 
-    def older(self: Any, known: Any, epoch: int) -> bool:
+    def older(self: Any, known: Any, epoch: int, *, same_id: bool) -> bool:
         if self._reliable_epochs and epoch < 0 <= known.leader_epoch:
             return True
-        return lags(self, known, epoch)
+        return lags(self, known, epoch, same_id=same_id)
 
     patch.setattr(ResponseMerger, "_lags", older)
 
@@ -142,7 +142,21 @@ def missing_epoch_is_older(patch: Patch) -> None:
 def lower_epochs_never_believed(patch: Patch) -> None:
     """D9: a topic without an id was created anew, its epochs begin at 0: the old leader stays."""
     patch.setattr(
-        ResponseMerger, "_lags", lambda self, known, epoch: 0 <= epoch < known.leader_epoch
+        ResponseMerger,
+        "_lags",
+        lambda self, known, epoch, *, same_id: 0 <= epoch < known.leader_epoch,
+    )
+
+
+@found_by("tests/faults/test_strange_metadata.py")
+def old_epochs_believed_while_anything_is_wrong(patch: Patch) -> None:
+    """A broker that was cut off, asked five times because of another partition, brought the old
+    leader back although the topic's id had not changed."""
+    lags = ResponseMerger._lags
+    patch.setattr(
+        ResponseMerger,
+        "_lags",
+        lambda self, known, epoch, *, same_id: lags(self, known, epoch, same_id=False),
     )
 
 
