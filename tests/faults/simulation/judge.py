@@ -358,6 +358,11 @@ class Judge:
     def _check_time(self, attempt: Attempt) -> None:
         took = attempt.settled_at - attempt.started_at
         stalled = self.misfortunes.stalled_s(attempt.started_at, attempt.settled_at)
+        if attempt.admitted_at is not None:
+            # It waits for no room any more: its batch has its deadline.
+            took_then = attempt.settled_at - attempt.admitted_at
+            most = self.plan.delivery_s + self.slack_s + stalled
+            _demand(took_then <= most, "took {} s, not {}: {}", took_then, most, attempt)
         limit = longest(self.plan, attempt, 1) + self.slack_s
         if took <= limit:
             return

@@ -45,6 +45,7 @@ class Attempt:
         partition: asked for; None: the producer's choice.
         began, admitted: numbers of the events "the call began" and "the record was taken over";
             what was admitted before another call began stands before it (P3).
+        admitted_at: when it was known to be taken over; None: it was not, or no call told.
         limit_s: the caller's own time limit.
         handle: its `Delivery`, where the way of sending gives one.
         task: where it was handed over; None: in the simulation's own task.
@@ -61,6 +62,7 @@ class Attempt:
     started_at: float
     limit_s: float | None = None
     admitted: int | None = None
+    admitted_at: float | None = None
     result: Result | None = None
     settled_at: float = 0.0
     handle: Delivery | None = None
@@ -192,8 +194,7 @@ class Load:
             if attempt.is_struck and injector is None:
                 raise  # through the call that this one is within
             return
-        attempt.admitted = next(self._events)
-        attempt.handle = handle
+        self._admit(attempt, handle)
         handle.add_done_callback(lambda done, a=attempt: self._from_handle(a))
 
     async def _submit_under(self, injector: Injector) -> None:
@@ -212,8 +213,7 @@ class Load:
                 if isinstance(error, asyncio.CancelledError):
                     return
                 continue
-            attempt.admitted = next(self._events)
-            attempt.handle = handle
+            self._admit(attempt, handle)
             handle.add_done_callback(lambda done, a=attempt: self._from_handle(a))
 
     # -- ways of sending ------------------------------------------------------------------------
@@ -282,8 +282,7 @@ class Load:
                 if isinstance(error, asyncio.CancelledError):
                     break
                 continue
-            attempt.admitted = next(self._events)
-            attempt.handle = handle
+            self._admit(attempt, handle)
             handle.add_done_callback(lambda done, a=attempt: self._from_handle(a))
             waits.append(handle)
         if waits and self.rng.random() < 0.3:
@@ -338,10 +337,14 @@ class Load:
         self.attempts.append(attempt)
         return attempt
 
+    def _admit(self, attempt: Attempt, handle: Delivery) -> None:
+        attempt.admitted = next(self._events)
+        attempt.admitted_at = now()
+        attempt.handle = handle
+
     async def _taken_over(self, attempt: Attempt, submitting: Any) -> RecordMetadata:
         handle: Delivery = await submitting
-        attempt.admitted = next(self._events)
-        attempt.handle = handle
+        self._admit(attempt, handle)
         metadata: RecordMetadata = await handle
         return metadata
 
