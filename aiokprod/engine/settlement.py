@@ -16,6 +16,7 @@ from aiokprod.engine.outcome import (
     SequenceAdvice,
     batch_error,
     decide,
+    delivery_timeout_error,
     given_up_error,
     record_errors,
 )
@@ -228,6 +229,9 @@ class Settlement:
             self._accumulator.reenqueue(batch, now, now + delay)
         elif action is Action.SPLIT and now < batch.deadline:
             self._split(batch, now)
+        elif action in (Action.RETRY, Action.SPLIT):
+            # Only its time is over: as if the answer had come a pass later, when it has expired.
+            self.fail(batch, delivery_timeout_error(batch, now, None))
         else:
             text = answer.error_message if answer is not None else None
             error = batch_error(code, batch, now, node_id, text, cause)

@@ -958,13 +958,33 @@ async def test_without_retries_the_first_error_is_the_last() -> None:
 
 
 @virtual
-async def test_retriable_answer_after_the_deadline_is_final() -> None:
+async def test_retriable_answer_after_the_deadline_is_a_delivery_timeout() -> None:
+    """As it is a pass later, once the batch has expired."""
     world = World(delivery_timeout_ms=30_000, request_timeout_ms=30_000)
     delivery = world.append(b"v")
     world.step()
     world.pass_time(30.0)
     world.brokers.last.refuse(Code.NOT_ENOUGH_REPLICAS)
-    assert error_of(delivery).outcome is Outcome.REJECTED
+    error = error_of(delivery)
+    assert isinstance(error, DeliveryTimeout)
+    assert error.outcome is Outcome.REJECTED
+    assert error.retriable
+    assert "1 attempts, last: NOT_ENOUGH_REPLICAS" in str(error)
+    world.step()
+    world.check_idle()
+
+
+@virtual
+async def test_request_lost_after_the_deadline_is_a_delivery_timeout_in_doubt() -> None:
+    world = World(delivery_timeout_ms=30_000, request_timeout_ms=30_000)
+    delivery = world.append(b"v")
+    world.step()
+    world.pass_time(30.0)
+    world.brokers.last.lose()
+    error = error_of(delivery)
+    assert isinstance(error, DeliveryTimeout)
+    assert error.outcome is Outcome.UNKNOWN
+    assert "last: NETWORK_EXCEPTION" in str(error)
     world.step()
     world.check_idle()
 
@@ -1053,7 +1073,10 @@ async def test_batch_too_large_past_its_deadline_fails_instead_of_being_split() 
     world.step()
     world.pass_time(30.0)
     world.brokers.last.refuse(Code.MESSAGE_TOO_LARGE)
-    assert all(error_of(d).code.number == Code.MESSAGE_TOO_LARGE for d in deliveries)  # type: ignore[union-attr]
+    for error in map(error_of, deliveries):  # the records are not too large, their batch was
+        assert isinstance(error, DeliveryTimeout)
+        assert error.outcome is Outcome.REJECTED
+        assert "last: MESSAGE_TOO_LARGE" in str(error)
     world.step()
     world.check_idle()
 

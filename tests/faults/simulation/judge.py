@@ -408,24 +408,19 @@ class Judge:
             _demand(struck, "no serializer raises: {} {!r}", attempt, error)
             return
         self._check_told(attempt, error)
-        if took < self.plan.delivery_s:
-            given_up = len(self._sent(attempt)) > self.plan.options["retries"]
-            code = -2 if error.code is None else error.code.number
-            sequence = code in (Code.OUT_OF_ORDER_SEQUENCE_NUMBER, Code.INVALID_PRODUCER_EPOCH)
-            in_doubt = sequence and not error.outcome.definite
-            ends = code in ENDS or in_doubt
-            if code == Code.MESSAGE_TOO_LARGE and not error.outcome.definite:
-                # An earlier attempt may be in the log (`_check_outcome` has seen it): the parts
-                # would be stored beside it.
-                self.used["whole"] += 1
-                return
-            if given_up or ends:
-                self.used["codes" if ends else "retries"] += 1
-                return
-            # Its batch was due, which ends with the last answer instead of another attempt.
-            older = self._batch_is_older(attempt)
-            _demand(older, "failed without a reason: {} {!r}", attempt, error)
-            self.used["batch age"] += 1
+        given_up = len(self._sent(attempt)) > self.plan.options["retries"]
+        code = -2 if error.code is None else error.code.number
+        sequence = code in (Code.OUT_OF_ORDER_SEQUENCE_NUMBER, Code.INVALID_PRODUCER_EPOCH)
+        in_doubt = sequence and not error.outcome.definite
+        ends = code in ENDS or in_doubt
+        if code == Code.MESSAGE_TOO_LARGE and not error.outcome.definite:
+            # An earlier attempt may be in the log (`_check_outcome` has seen it): the parts would
+            # be stored beside it.
+            self.used["whole"] += 1
+            return
+        # One whose time is over has another class, whatever was answered last.
+        _demand(given_up or ends, "failed without a reason: {} {!r}", attempt, error)
+        self.used["codes" if ends else "retries"] += 1
 
     def _check_told(self, attempt: Attempt, error: KafkaError) -> None:
         """The code of an error is one that the client was told for this very record, or that tells
