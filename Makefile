@@ -2,7 +2,8 @@
 #   make demo                       flights -> embedded broker -> read back and verified
 #   make demo BOOTSTRAP=host:port   the same against your own cluster
 #   make demo KAFKA=1               the same against three real Kafka nodes (JDK 17+, Maven)
-#   make test                       lint + unit tests + coverage thresholds
+#   make test                       lint + unit tests + coverage thresholds; six minutes
+#   make matrices                   the long matrices of the unit tests, every case and seed
 #   make bench                      aiokprod beside aiokafka, confluent-kafka and Java; half an hour
 #   make bench-core                 three promises beside aiokafka, kept or broken; four minutes
 #   make bench-columns              Arrow columns to record batches, beside memcpy; a minute
@@ -34,7 +35,7 @@ PIP    := $(PY) -m pip --disable-pip-version-check --quiet
 INPUTS := pyproject.toml setup.py $(wildcard aiokprod/hot/*.pyx aiokprod/hot/*.pxd)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint unit bench integration supply release-checks kerberos reauth \
+.PHONY: help demo test lint unit matrices bench integration supply release-checks kerberos reauth \
     simulate detection mutants in-flight fuzz interrupts sanitize chaos soak contrast transactions spark-test spark-campaign spark-demo bench-spark \
     bench-core bench-columns clean
 
@@ -69,18 +70,22 @@ lint: $(VENV)/.test
 	$(PY) -m ruff check .
 	$(PY) -m mypy
 
-# What proves the measured modules; the rest runs without the tracer. Both use both cores.
+# What proves the measured modules; the rest runs without the tracer. Both use both cores. Tests with
+# the marker `matrix` are the long ones: the thresholds hold without them.
 # `coverage run` and not pytest-cov: it sees the lines that run while pytest loads its plug-ins.
 MEASURED := tests/engine tests/net tests/faults tests/transactions tests/security tests/foundation \
     tests/tables
 
 unit: $(VENV)/.test
 	$(PY) -m coverage erase
-	$(PY) -m coverage run -m pytest -n 2 $(MEASURED)
+	$(PY) -m coverage run -m pytest -n 2 -m "not matrix" $(MEASURED)
 	$(PY) -m coverage combine --quiet
 	$(PY) -m coverage json --quiet -o coverage.json
 	$(PY) .ci/check_coverage.py coverage.json
-	$(PY) -m pytest -n 2 $(foreach path,$(MEASURED),--ignore $(path))
+	$(PY) -m pytest -n 2 -m "not matrix" $(foreach path,$(MEASURED),--ignore $(path))
+
+matrices: $(VENV)/.test
+	$(PY) -m pytest -n 2 -m matrix
 
 integration: $(VENV)/.test
 	$(PY) -m pytest tests/integration
@@ -93,7 +98,7 @@ supply: $(VENV)/.test
 # Before a release: also what `.ci/run` leaves out as slow, the campaigns, and an audit that tolerates
 # nothing. One after the other, since several of them measure time.
 release-checks: $(VENV)/.test
-	$(MAKE) test
+	$(MAKE) test matrices -j 1
 	$(MAKE) kerberos
 	$(PY) -m pytest tests/integration
 	$(MAKE) simulate detection differential mutants in-flight fuzz interrupts sanitize -j 1

@@ -29,6 +29,7 @@ def release() -> list[str]:
     "words",
     [
         r"pytest -n 2 .*tests/engine",
+        r"pytest -n 2 -m matrix$",
         r"pytest tests/integration$",
         r"pytest tests/spark/integration",
         r"tests\.faults\.simulation --seeds",
@@ -63,3 +64,13 @@ def test_what_the_other_targets_skip_is_named_here() -> None:
     }
     assert marked <= {"integration", "spark", "chaos", "ci"}
     assert "not slow" in (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+
+
+def test_matrices_are_all_that_the_unit_tests_skip() -> None:
+    """`make matrices` takes every folder that pytest searches; `.ci/run` runs it."""
+    runs = [line for line in commands("unit") if "-m pytest" in line]
+    assert runs
+    assert all('-m "not matrix"' in line for line in runs)
+    [rest] = [line for line in commands("matrices") if "-m pytest" in line]
+    assert rest.endswith("-m pytest -n 2 -m matrix")
+    assert "make matrices" in (ROOT / ".ci" / "run").read_text(encoding="utf-8")

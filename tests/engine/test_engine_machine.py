@@ -27,6 +27,8 @@ from hypothesis.stateful import (
 
 from tests.engine.simulation import BROKERS, PARTITIONS, Simulation
 
+pytestmark = pytest.mark.matrix
+
 KINDS: dict[str, dict[str, Any]] = {
     "idempotent": {},
     "plain, one in flight": {"idempotent": False, "in_flight": 1},

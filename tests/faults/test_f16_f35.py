@@ -261,6 +261,7 @@ async def test_f25_corrupt_message_is_retried(cluster, producer, history):
     history.all_acked()
 
 
+@pytest.mark.matrix
 @scenario(partitions=1)
 @pytest.mark.parametrize("idempotent", [True, False])
 @pytest.mark.parametrize("code", [17, 18, 21, 32, 44, 76, 87, 43, 42])
@@ -293,6 +294,7 @@ async def replaced(cluster, producer, history, **options):
     return history.producer
 
 
+@pytest.mark.matrix
 @scenario(partitions=1)
 @pytest.mark.parametrize("code", [-1, 200, 999, 32767, -2])
 @pytest.mark.parametrize("append", [True, False])

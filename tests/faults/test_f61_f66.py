@@ -50,6 +50,7 @@ async def test_f61_answer_to_a_later_request_is_not_matched_by_position(cluster,
     history.all_acked()
 
 
+@pytest.mark.matrix
 @scenario(partitions=1)
 @pytest.mark.parametrize(
     "size", [-1, -(2**31), 0, 1, 3, 2**31 - 1, 16 * 1024 * 1024 + 1, 352_518_912]
@@ -83,6 +84,7 @@ async def test_f62_announced_length_is_not_allocated(cluster, producer, history)
     history.all_acked()
 
 
+@pytest.mark.matrix
 @scenario(partitions=1)
 @pytest.mark.parametrize("api_key", [0, 3, 18, 22])
 @pytest.mark.parametrize("spoil", ["short", "trailing", "array", "zeros", "ones", "empty"])

@@ -11,6 +11,8 @@ from aiokprod.errors import KafkaError
 from tests.faults.kit import play, world
 from tests.faults.simulation.interrupts import Injector, Interrupt
 
+pytestmark = pytest.mark.matrix
+
 MOST = 3_000
 """More bytecodes than the first record of a topic takes."""
 

@@ -8,6 +8,8 @@ from aiokprod.errors import NetworkError, Outcome
 from aiokprod.testing import fake_cluster as faults
 from tests.faults.kit import RECOVERY, error_of, play, world
 
+pytestmark = pytest.mark.matrix
+
 PLAIN = {"enable_idempotence": False, "retries": 0}
 LAST = -1
 

@@ -11,6 +11,8 @@ from aiokprod.errors import Code, KafkaError, Outcome
 from aiokprod.testing import fake_cluster as faults
 from tests.faults.kit import RECOVERY, TICK, error_of, now, play, world
 
+pytestmark = pytest.mark.matrix
+
 TP = ("t", 0)
 
 UNKNOWN_CODES = (-2, 134, 500)

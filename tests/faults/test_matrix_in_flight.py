@@ -16,6 +16,8 @@ import pytest
 from aiokprod.testing import fake_cluster as faults
 from tests.faults.kit import TICK, now, play, world
 
+pytestmark = pytest.mark.matrix
+
 TP = ("t", 0)
 FATES = (6, 7, 20, 45, 46, 59, "cut")
 APPENDING = {7, 20, 46}

@@ -35,6 +35,8 @@ from aiokprod.wire.messages.metadata import (
 )
 from tests.faults.kit import History, make_producer, now, play
 
+pytestmark = pytest.mark.matrix
+
 METADATA = 3
 PRODUCE = 0
 API_VERSIONS = 18

@@ -19,6 +19,7 @@ from tests.fuzz.live import fuzz_client
 from tests.fuzz.mutations import Sample, corpus, responses
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("seed", range(4))
 def test_mutated_answers_are_decoded_or_refused(seed):
     figures = fuzz_decoders(50_000, seed)
@@ -37,6 +38,7 @@ def test_client_survives_damaged_answers(seed):
     assert fuzz_client(150, seed).executions >= 150
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     ("message", "version"), list(responses()), ids=lambda value: getattr(value, "__name__", None)
 )

@@ -17,6 +17,7 @@ MODULES = [
 ]  # fmt: skip
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("module", MODULES)
 def test_object_made_by_new_alone_crashes_in_no_method(module: str) -> None:
     """In a process of its own: the failure would be a segmentation fault."""

@@ -115,6 +115,7 @@ async def test_group_shrinks_while_it_takes_long_but_not_below_a_round() -> None
     assert loop.scheduled == [], "nobody waits, so nothing is scheduled"
 
 
+@pytest.mark.matrix
 @virtual
 @pytest.mark.parametrize("before", [1, 511, 1023, 5000])
 @pytest.mark.parametrize("behind", [0, 50])
@@ -233,6 +234,7 @@ async def test_clock_that_fails_in_a_release_strands_nobody(failures: int) -> No
     assert all(place.done() for place in places)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("seed", range(10))
 @virtual
 async def test_random_use_forgets_nobody(seed: int) -> None:

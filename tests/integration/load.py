@@ -9,6 +9,7 @@ from typing import Any
 
 from aiokprod import AuthenticationError, Delivery, KafkaError, Producer
 from aiokprod.testing.kafka_cluster import KafkaCluster
+from tests.hang import HANG_S
 from tests.integration.checker import History, check
 
 TASKS = 512
@@ -196,8 +197,8 @@ async def _all_there(cluster: KafkaCluster, topic: str, history: History) -> Non
 
 
 async def refused(producer: Producer[bytes, bytes], topic: str, text: str) -> None:
-    """All waiting calls are refused in time, with `text` (or one of several, between bars)."""
-    async with asyncio.timeout(11):
+    """All waiting calls are refused, with `text` (or one of several, between bars)."""
+    async with asyncio.timeout(HANG_S):
         found = await asyncio.gather(
             *(producer.send(topic, b"v") for _ in range(10)), return_exceptions=True
         )
@@ -208,7 +209,7 @@ async def refused(producer: Producer[bytes, bytes], topic: str, text: str) -> No
 
 async def healed(producer: Producer[bytes, bytes], topic: str) -> None:
     """A producer that was refused gets in without a restart."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(HANG_S):
         while True:
             try:
                 await producer.send(topic, b"v")

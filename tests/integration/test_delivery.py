@@ -82,6 +82,7 @@ def test_delivery_acks_without_idempotence_all_arrive(
     assert report.in_log == 20_000
 
 
+@pytest.mark.slow  # not for its length: it measures time, on a quiet machine
 def test_lone_send_within_a_round_trip_and_a_millisecond(
     kafka_cluster: KafkaCluster, run: Callable, topic: str
 ) -> None:

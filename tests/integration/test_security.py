@@ -206,7 +206,7 @@ def test_security_refusal_is_named_to_all_waiting_calls_in_time(
     async def scenario() -> list[BaseException]:
         producer = Producer(bootstrap_servers=secure_cluster.listener(name), **settings)
         try:
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 calls = (producer.send(topic, b"v") for _ in range(10))
                 return list(await asyncio.gather(*calls, return_exceptions=True))
         finally:

@@ -487,6 +487,7 @@ def test_brokers_before_3_0_are_not_asked_and_a_job_is_told_what_that_means(
 # -- a replay is compared with the decision ------------------------------------------------------
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     ("replay", "how"),
     [

@@ -8,6 +8,8 @@ import pytest
 from aiokprod.engine.metadata_schedule import UpdateSchedule
 from tests.faults.detection.search import BUGS, put_back, search, verdict_on
 
+pytestmark = pytest.mark.matrix
+
 QUICK = (
     "concurrent-batches-share-a-sequence",
     "disconnect-called-definite",

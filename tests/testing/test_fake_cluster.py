@@ -128,6 +128,7 @@ async def test_produce_appends_and_returns_offsets(cluster):
     await client.close()
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("version", range(3, 14))
 def test_produce_every_version(version):
     async def main() -> None:
@@ -392,6 +393,7 @@ async def test_garbage_closes_the_connection(cluster):
     assert len(cluster.violations) == 3
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("version", range(14))
 def test_metadata_every_version(version):
     async def main() -> None:

@@ -13,6 +13,8 @@ from aiokprod.testing.fake_cluster import FakeCluster, Reaction, Request, lose_r
 from tests.faults.kit import make_producer, now, until
 from tests.transactions.kit import ID, Machine, committed, full, one, stable, transactional
 
+pytestmark = pytest.mark.matrix
+
 TIMEOUT_S = 10.0
 
 

@@ -12,6 +12,8 @@ from aiokprod.testing.fake_cluster import FakeCluster, cut
 from aiokprod.testing.fake_cluster.apis.find_coordinator import coordinator_of
 from tests.transactions.kit import END, ID, committed, one, stable, transactional
 
+pytestmark = pytest.mark.matrix
+
 ANSWER = 32
 """No answer to EndTxn is longer, length field included."""
 

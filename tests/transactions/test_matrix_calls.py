@@ -30,6 +30,8 @@ from tests.transactions.kit import (
     transactional,
 )
 
+pytestmark = pytest.mark.matrix
+
 CALLS = {
     "FindCoordinator": FIND, "InitProducerId": INIT, "AddPartitionsToTxn": ADD_PARTITIONS,
     "AddOffsetsToTxn": ADD_OFFSETS, "TxnOffsetCommit": COMMIT_OFFSETS, "EndTxn": END,

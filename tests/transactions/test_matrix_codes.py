@@ -28,6 +28,8 @@ from tests.transactions.kit import (
     stable,
 )
 
+pytestmark = pytest.mark.matrix
+
 CALLS = {
     "FindCoordinator": FIND, "InitProducerId": INIT, "AddPartitionsToTxn": ADD_PARTITIONS,
     "AddOffsetsToTxn": ADD_OFFSETS, "TxnOffsetCommit": COMMIT_OFFSETS, "EndTxn": END,

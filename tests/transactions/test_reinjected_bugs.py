@@ -21,6 +21,8 @@ from aiokprod.testing.fake_cluster import FakeCluster, delay, lose_request, refu
 from tests.transactions.kit import END, PRODUCE, committed, one, transactional
 from tests.transactions.test_simulation import play
 
+pytestmark = pytest.mark.matrix
+
 CHANCES = 60
 """Seeds of the simulation within which each bug must show; the slowest took 17."""
 

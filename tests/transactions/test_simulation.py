@@ -47,6 +47,8 @@ from tests.transactions.kit import (
     Machine,
 )
 
+pytestmark = pytest.mark.matrix
+
 SEEDS = int(os.environ.get("AIOKPROD_TXN_SEEDS", "60"))
 TRANSACTIONS = 12
 

@@ -65,6 +65,7 @@ def pairs() -> list[tuple[TxnState, TxnState]]:
     return [(before, after) for before in S for after in S]
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(("before", "after"), pairs(), ids=lambda state: state.name)
 def test_step_legal_ones_are_taken_all_others_refused(before: TxnState, after: TxnState) -> None:
     async def main() -> None:

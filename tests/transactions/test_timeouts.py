@@ -40,6 +40,8 @@ from tests.transactions.kit import (
     transactional,
 )
 
+pytestmark = pytest.mark.matrix
+
 TICK = 0.001
 TIMEOUTS = [0.0, 3.0]
 APIS = {"FindCoordinator": FIND, "InitProducerId": INIT, "AddPartitionsToTxn": ADD_PARTITIONS,

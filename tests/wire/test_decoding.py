@@ -18,6 +18,7 @@ from aiokprod.wire.messages.sasl_handshake import SaslHandshakeResponse
 from tests.wire.strategies import MESSAGES, VERSIONED, filled, versioned_id
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(("message", "version"), VERSIONED, ids=versioned_id)
 def test_decode_refuses_every_truncation(message: type[Message], version: int) -> None:
     encoded = filled(message, version).encode(version)
@@ -45,6 +46,7 @@ def test_second_tag_section_of_librdkafkas_mock_brokers_is_tolerated() -> None:
         MetadataResponse.decode(MetadataResponse().encode(8) + b"\0", 8)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(("message", "version"), VERSIONED, ids=versioned_id)
 def test_decode_survives_every_single_byte_change(message: type[Message], version: int) -> None:
     encoded = filled(message, version).encode(version)
