@@ -125,6 +125,7 @@ class TransactionCore(Idempotent):
         prepared: the open transaction is complete, and ended by somebody else.
         unmapped: the coordinator does not know this producer id any more.
         confirmed: the coordinator has begun the open transaction.
+        can_bump: the coordinator can bump the epoch (Kafka 2.5, KIP-360).
         awaits_markers: nothing is sent before those of the transaction before are written.
     """
 
@@ -147,6 +148,7 @@ class TransactionCore(Idempotent):
         self.state = TxnState.UNINITIALIZED
         self.error: AbortableTransactionError | None = None
         self.tv2 = False
+        self.can_bump = False
         self.to_add: dict[TopicPartition, None] = {}
         self.members: set[TopicPartition] = set()
         self.offsets: deque[OffsetsJob] = deque()
@@ -166,6 +168,7 @@ class TransactionCore(Idempotent):
         self._drop = drop
         self._reserved = reserved
         self._touched: set[TopicPartition] = set()
+        self._forgotten: set[TopicPartition] = set()  # of topics no longer in use
         self._needs_bump = False
         self._discard: KafkaError | None = None
         self._init: Result = loop.create_future()
@@ -299,13 +302,26 @@ class TransactionCore(Idempotent):
             self.abort_with(error)
 
     def on_topic_forgotten(self, topic: str, partitions: int) -> None:
-        """Only the coordinator bumps the epoch: sequences under an older one may go. The others go
-        on if the topic returns."""
+        """Drop the sequences of a topic that is not in use any more, once they are those of an
+        older epoch: until then they go on if the topic returns. Only the coordinator bumps it."""
         for partition in range(partitions):
             key = TopicPartition(topic, partition)
-            entry = self._partitions.get(key)
-            if entry is not None and not entry.open and self._stale(entry):
-                del self._partitions[key]
+            if key in self._partitions and not self._drop_stale(key):
+                self._forgotten.add(key)
+
+    def _drop_stale(self, key: TopicPartition) -> bool:
+        """Drop sequences that would start at 0 again; False if they go on."""
+        entry = self._partitions[key]
+        if entry.open or not self._stale(entry):
+            return False
+        del self._partitions[key]
+        self._forgotten.discard(key)
+        self._touched.discard(key)
+        return True
+
+    def _on_new_epoch(self) -> None:
+        for key in list(self._forgotten):
+            self._drop_stale(key)
 
     def on_topic_recreated(self, topic: str) -> None:
         """Nothing to restart: the next transaction has sequences of its own."""

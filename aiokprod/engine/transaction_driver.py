@@ -70,6 +70,7 @@ class _Exchange:
         error: of the client, instead of a code.
         lost: some attempt may have been carried out without an answer, or may still arrive.
         in_doubt: some attempt may have been carried out, answered with an error or not at all.
+        version: of the request that was sent last, -1 if none was.
     """
 
     verdict: Verdict | None = None
@@ -78,6 +79,7 @@ class _Exchange:
     error: KafkaError | None = None
     lost: bool = False
     in_doubt: bool = False
+    version: int = -1
 
 
 class TransactionDriver:
@@ -135,6 +137,7 @@ class TransactionDriver:
             requests.init(self._id, self._timeout_ms, manager.producer_id, manager.epoch),
         )
         if result.verdict is Verdict.OK:
+            manager.can_bump = result.version >= requests.EPOCH_BUMP_FROM
             manager.initialised(result.body.producer_id, result.body.producer_epoch)
         elif result.verdict is Verdict.ABORT:
             manager.init_refused(self._error(Call.INIT, result))
@@ -350,6 +353,7 @@ class TransactionDriver:
         if reply is None:
             result.verdict = Verdict.LOOKUP  # could not be reached
             return
+        result.version = reply.version
         if reply.body is None:
             result.error = reply.error
             result.lost = result.lost or reply.maybe_written

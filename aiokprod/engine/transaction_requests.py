@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from aiokprod.consumer_groups import GroupMetadata, Offset
 
-_EPOCH_BUMP_FROM: Final = 3
+EPOCH_BUMP_FROM: Final = 3
 _LAST_CLIENT_ADD: Final = 3
 _LAST_FIRST_PROTOCOL_END: Final = 4
 _LAST_FIRST_PROTOCOL_OFFSETS: Final = 4
@@ -43,7 +43,7 @@ def init(transactional_id: str, timeout_ms: int, producer_id: int, epoch: int) -
             return InitProducerIdRequest(
                 transactional_id=transactional_id, transaction_timeout_ms=timeout_ms
             )
-        if version < _EPOCH_BUMP_FROM:
+        if version < EPOCH_BUMP_FROM:
             raise UnsupportedVersion(
                 "after a failed transaction the epoch must be bumped, which brokers before Kafka "
                 "2.5 cannot do: close the producer and create a new one"

@@ -41,6 +41,8 @@ logger = logging.getLogger(__name__)
 
 TRANSACTION_FEATURE: Final = "transaction.version"
 SECOND_PROTOCOL: Final = 2
+FORGOTTEN_PARTITIONS: Final = 1000
+"""Partitions no longer in use whose sequences are kept at most until a transaction ends."""
 
 
 class TransactionManager(TransactionCore):
@@ -231,6 +233,7 @@ class TransactionManager(TransactionCore):
     def initialised(self, producer_id: int, epoch: int) -> None:
         """The coordinator gave id and epoch."""
         self.producer_id, self.epoch = producer_id, epoch
+        self._on_new_epoch()
         self._become(TxnState.READY)
         resolve(self._init, None)
 
@@ -263,9 +266,12 @@ class TransactionManager(TransactionCore):
         """The coordinator's definite answer; id and epoch of the next transaction, if it told."""
         ending = self.ending
         assert ending is not None, "only an ending ends"
-        bump = self.started and (ending.lost or self._needs_bump)
+        # Without a bump the first protocol has to keep the sequences of every topic ever used.
+        many = self.can_bump and len(self._forgotten) >= FORGOTTEN_PARTITIONS
+        bump = self.started and (ending.lost or self._needs_bump or many)
         if producer_id >= 0:
             self.producer_id, self.epoch = producer_id, epoch
+            self._on_new_epoch()
             bump = False
         if self.uncertain:
             bump = bump or producer_id < 0

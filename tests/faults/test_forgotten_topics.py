@@ -6,9 +6,11 @@ import asyncio
 
 import pytest
 
+from aiokprod.engine import transactions
 from aiokprod.errors import Code, ProducerClosed
 from tests.faults.kit import TICK, now, play, until, world
 
+INIT_PRODUCER_ID = 22
 IDLE = {"metadata_max_idle_ms": 5_000, "metadata_max_age_ms": 2_000}
 
 
@@ -131,5 +133,70 @@ def test_send_that_waits_for_a_topic_hears_of_a_close_at_once():
             assert report.complete
             await history.settle()
             history.all_acked()
+
+    play(main)
+
+
+@pytest.mark.parametrize("profile", ["0.11", "2.4", "2.8", "3.9", "4.3"])
+def test_transactional_producer_keeps_few_sequences_of_topics_it_used_once(profile, monkeypatch):
+    """Under the first protocol commits do not change the epoch, and sequences of the present one
+    have to be kept: from time to time the end of a transaction asks for a new epoch. Brokers before
+    2.5 have none to give, and would take a second batch 0 for a copy of the first."""
+    monkeypatch.setattr(transactions, "FORGOTTEN_PARTITIONS", 20)
+
+    async def main():
+        made = {"version_profile": profile}
+        async with world(cluster=made, transactional_id="x", **IDLE) as (cluster, producer, _):
+            await producer.start()
+            sequences = producer._runtime.state._partitions
+            began = cluster.count(INIT_PRODUCER_ID)
+            most = 0
+            for number in range(30):
+                names = [f"job-{number}-{place}" for place in range(4)]
+                async with producer.transaction():
+                    for name in names:
+                        cluster.create_topic(name, 1)
+                        await producer.send(name, b"v")
+                most = max(most, len(sequences))
+                await asyncio.sleep(10)
+            inits = cluster.count(INIT_PRODUCER_ID) - began
+            if profile in ("0.11", "2.4"):
+                assert (most, inits) == (30 * 4, 0)
+            else:
+                assert most <= 20 + 2 * 4
+                assert (inits == 0) if profile == "4.3" else (1 <= inits <= 6)
+            for number in range(30):
+                for place in range(4):
+                    assert cluster.committed_values(f"job-{number}-{place}", 0) == [b"v"]
+            async with producer.transaction():  # topics that return
+                await producer.send("job-0-0", b"w")
+                await producer.send("job-29-0", b"w")
+            assert cluster.committed_values("job-0-0", 0) == [b"v", b"w"]
+            assert cluster.committed_values("job-29-0", 0) == [b"v", b"w"]
+            assert cluster.violations == []
+
+    play(main)
+
+
+@pytest.mark.parametrize("profile", ["3.9", "4.3"])
+def test_topic_forgotten_in_an_open_transaction_and_used_again_goes_on(profile):
+    async def main():
+        made = {"version_profile": profile}
+        async with world(cluster=made, transactional_id="x", **IDLE) as (cluster, producer, _):
+            await producer.begin_transaction()
+            await producer.send("t", b"0")
+            await asyncio.sleep(20)
+            assert "t" not in producer._runtime.appender.topics
+            await producer.send("t", b"1")
+            await producer.commit_transaction()
+            assert cluster.committed_values("t", 0) == [b"0", b"1"]
+            await asyncio.sleep(20)
+            cluster.create_topic("other", 1)
+            for _ in range(2):
+                async with producer.transaction():
+                    await producer.send("other", b"v")
+            known = [key.topic for key in producer._runtime.state._partitions]
+            assert known == (["t", "other"] if profile == "3.9" else ["other"])
+            assert cluster.violations == []
 
     play(main)
