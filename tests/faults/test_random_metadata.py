@@ -62,6 +62,9 @@ CODES = [-77, -1, 2, 3, 5, 6, 7, 8, 9, 13, 14, 15, 16, 19, 29, 41, 44, 56, 72, 1
 SEEDS = int(os.environ.get("AIOKPROD_METADATA_SEEDS", "40"))
 CHUNK = 10
 
+_AFTER_THROTTLE = 13
+"""Length, correlation id, tagged fields of the header and throttle time of a Metadata answer."""
+
 Topics = list[MetadataResponseTopic]
 
 
@@ -103,11 +106,13 @@ class Liar:
         return Reaction(edit=self._change)
 
     def _scramble(self, frame: bytes) -> bytes:
-        """Nulls and lengths where they do not belong."""
+        """Nulls and lengths where they do not belong. The throttle time in front is left alone: one
+        of weeks is obeyed, whatever heals."""
         self.scrambled = True
         changed = bytearray(frame)
         for _ in range(3):
-            changed[self.rng.randrange(8, len(changed))] = self.rng.choice((0, 1, 0x7F, 0xFF))
+            at = self.rng.randrange(_AFTER_THROTTLE, len(changed))
+            changed[at] = self.rng.choice((0, 1, 0x7F, 0xFF))
         return bytes(changed)
 
     def _change(self, body: MetadataResponse) -> MetadataResponse:
