@@ -11,7 +11,7 @@ import socket
 import ssl
 import struct
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -90,32 +90,40 @@ async def listener() -> AsyncIterator[tuple[socket.socket, int]]:
 
 
 @contextlib.asynccontextmanager
-async def session(folder: Path) -> AsyncIterator[tuple[Any, Noted, TlsPeer]]:
-    """A connected client's transport and protocol, and the broker's end."""
-    client, server = contexts(folder)
-    loop = asyncio.get_running_loop()
+async def dial(
+    client: ssl.SSLContext,
+) -> AsyncIterator[tuple[asyncio.Future[tuple[Any, Any]], socket.socket]]:
+    """A dial to "broker.test" whose handshake has not begun at the broker's end, and that end."""
     async with listener() as (sock, port):
-        accepting = asyncio.ensure_future(loop.sock_accept(sock))
+        accepting = asyncio.ensure_future(asyncio.get_running_loop().sock_accept(sock))
         dialling = asyncio.ensure_future(
             TcpDialer().connect(Noted, "127.0.0.1", port, tls=client, server_hostname="broker.test")
         )
         accepted, _ = await accepting
+        accepted.setblocking(False)
         with accepted:
-            accepted.setblocking(False)
-            peer = TlsPeer(accepted, server)
-            await peer.handshake()
-            transport, protocol = await dialling
-            assert isinstance(protocol, Noted)
-            # As after every versions exchange, nothing of the handshake (session tickets) is
-            # unread: a socket closed before it is read resets the connection.
-            await peer.sendall(b"!")
-            await protocol.until(lambda: protocol.received == b"!")
-            protocol.received.clear()
-            try:
-                yield transport, protocol, peer
-            finally:
-                transport.abort()
-                await protocol.lost
+            yield dialling, accepted
+
+
+@contextlib.asynccontextmanager
+async def session(folder: Path) -> AsyncIterator[tuple[Any, Noted, TlsPeer]]:
+    """A connected client's transport and protocol, and the broker's end."""
+    client, server = contexts(folder)
+    async with dial(client) as (dialling, accepted):
+        peer = TlsPeer(accepted, server)
+        await peer.handshake()
+        transport, protocol = await dialling
+        assert isinstance(protocol, Noted)
+        # As after every versions exchange, nothing of the handshake (session tickets) is
+        # unread: a socket closed before it is read resets the connection.
+        await peer.sendall(b"!")
+        await protocol.until(lambda: protocol.received == b"!")
+        protocol.received.clear()
+        try:
+            yield transport, protocol, peer
+        finally:
+            transport.abort()
+            await protocol.lost
 
 
 def test_everything_written_arrives_in_order_and_answers_come_back(run, tmp_path):
@@ -276,12 +284,7 @@ def test_f65_connection_ended_in_the_tls_handshake_says_so(run, tmp_path, how):
     async def main() -> None:
         client, _ = contexts(tmp_path)
         loop = asyncio.get_running_loop()
-        async with listener() as (sock, port):
-            accepting = asyncio.ensure_future(loop.sock_accept(sock))
-            dialling = asyncio.ensure_future(
-                TcpDialer().connect(Noted, "127.0.0.1", port, tls=client, server_hostname="b")
-            )
-            accepted, _ = await accepting
+        async with dial(client) as (dialling, accepted):
             if how == "eof":
                 await loop.sock_recv(accepted, 1 << 16)
             accepted.close()
@@ -295,21 +298,11 @@ def test_refused_certificate_is_left_to_the_caller_and_alerted_to_the_broker(run
     async def main() -> None:
         _, server = contexts(tmp_path)
         client = ssl.create_default_context()  # does not trust the test CA
-        loop = asyncio.get_running_loop()
-        async with listener() as (sock, port):
-            accepting = asyncio.ensure_future(loop.sock_accept(sock))
-            dialling = asyncio.ensure_future(
-                TcpDialer().connect(
-                    Noted, "127.0.0.1", port, tls=client, server_hostname="broker.test"
-                )
-            )
-            accepted, _ = await accepting
-            accepted.setblocking(False)
-            with accepted:
-                with pytest.raises(ssl.SSLError, match=r"(?i)unknown.ca"):
-                    await TlsPeer(accepted, server).handshake()
-                with pytest.raises(ssl.SSLCertVerificationError):
-                    await dialling
+        async with dial(client) as (dialling, accepted):
+            with pytest.raises(ssl.SSLError, match=r"(?i)unknown.ca"):
+                await TlsPeer(accepted, server).handshake()
+            with pytest.raises(ssl.SSLCertVerificationError):
+                await dialling
 
     run(main)
 
@@ -373,20 +366,13 @@ def test_cancelled_handshake_closes_the_socket(run, tmp_path):
     async def main() -> None:
         client, _ = contexts(tmp_path)
         loop = asyncio.get_running_loop()
-        async with listener() as (sock, port):
-            accepting = asyncio.ensure_future(loop.sock_accept(sock))
-            dialling = asyncio.ensure_future(
-                TcpDialer().connect(Noted, "127.0.0.1", port, tls=client, server_hostname="b")
-            )
-            accepted, _ = await accepting
-            accepted.setblocking(False)
-            with accepted:
-                assert await loop.sock_recv(accepted, 1 << 16)
-                dialling.cancel()
-                with pytest.raises(asyncio.CancelledError):
-                    await dialling
-                with contextlib.suppress(ConnectionError):
-                    assert await loop.sock_recv(accepted, 1 << 16) == b""
+        async with dial(client) as (dialling, accepted):
+            assert await loop.sock_recv(accepted, 1 << 16)
+            dialling.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await dialling
+            with contextlib.suppress(ConnectionError):
+                assert await loop.sock_recv(accepted, 1 << 16) == b""
 
     run(main)
 
@@ -522,19 +508,23 @@ def test_close_reports_bytes_that_did_not_leave_within_its_timeout(run, tmp_path
     run(main)
 
 
-@contextlib.contextmanager
-def no_garbage_of(*kinds: type) -> Iterator[None]:
-    """What the block makes of these types is freed without the garbage collector."""
+@contextlib.asynccontextmanager
+async def no_garbage_of(*kinds: type) -> AsyncIterator[None]:
+    """What the block makes of these types is freed without the garbage collector, once what it
+    has begun to close is closed."""
+
+    def alive() -> list[int]:
+        found = Counter(type(thing) for thing in gc.get_objects())
+        return [found[kind] for kind in kinds]
+
     gc.collect()
-    before = Counter(type(thing) for thing in gc.get_objects())
+    before = alive()
     gc.disable()
     try:
         yield
-        after = Counter(type(thing) for thing in gc.get_objects())
+        await until(lambda: all(now <= then for now, then in zip(alive(), before, strict=True)))
     finally:
         gc.enable()
-    left = {kind: after[kind] - before[kind] for kind in kinds}
-    assert all(number <= 0 for number in left.values()), left
 
 
 REFUSALS = {
@@ -567,14 +557,12 @@ def test_handshake_that_fails_leaves_nothing_to_the_garbage_collector(run, tmp_p
     client, _ = contexts(tmp_path)
 
     async def main():
-        async with refusing(REFUSALS[how]) as (port, _):
-            with no_garbage_of(TlsTransport, Noted):
-                for _ in range(3):
-                    with pytest.raises((ssl.SSLError, DialError)):
-                        await TcpDialer().connect(
-                            Noted, "127.0.0.1", port, tls=client, server_hostname="broker.test"
-                        )
-                await asyncio.sleep(0.05)
+        async with refusing(REFUSALS[how]) as (port, _), no_garbage_of(TlsTransport, Noted):
+            for _ in range(3):
+                with pytest.raises((ssl.SSLError, DialError)):
+                    await TcpDialer().connect(
+                        Noted, "127.0.0.1", port, tls=client, server_hostname="broker.test"
+                    )
 
     run(main)
 
@@ -591,11 +579,10 @@ def test_producer_whose_handshakes_fail_leaves_nothing_to_the_garbage_collector(
         ) as producer:
             sending = asyncio.ensure_future(producer.send("t", b"v"))
             await until(lambda: len(ended) > 1)
-            with no_garbage_of(TlsTransport, Connection):
+            async with no_garbage_of(TlsTransport, Connection):
                 seen = len(ended)
                 await until(lambda: len(ended) > seen + 2)
                 sending.cancel()
                 await producer.close(0)
-                await asyncio.sleep(0.05)
 
     run(main)
