@@ -33,7 +33,9 @@ JOURNALS: Final = ROOT / ".cache" / "sanitize"
 PARTS: Final = ("aiokprod", "tests", "benchmarks", "examples", "docs")
 FILES: Final = ("conftest.py", "pyproject.toml", "setup.py", "README.md", "DESIGN.md")
 FLAGS: Final = "-O1 -g1 -fno-omit-frame-pointer -fsanitize=address,undefined " \
-    "-fno-sanitize-recover=undefined"  # fmt: skip
+    "-fno-sanitize-recover=undefined -fno-wrapv"  # fmt: skip
+"""CPython's own flags have -fwrapv, with which no signed overflow is reported."""
+STAMP: Final = COPY / "flags"
 TESTS: Final = ("tests/hot", "tests/tables")
 ASAN: Final = (
     "detect_leaks=0", "allocator_may_return_null=1", "max_allocation_size_mb=65536",
@@ -84,10 +86,15 @@ def _copy(source: Path, target: Path) -> None:
 
 
 def build() -> None:
-    """Compile the extensions with the sanitizers."""
+    """Compile the extensions with the sanitizers, all of them if the flags are others."""
     environment = os.environ | {"AIOKPROD_CFLAGS": FLAGS, "LDFLAGS": "-fsanitize=address,undefined"}
     command = [sys.executable, "setup.py", "--quiet", "build_ext", "--inplace", "--parallel", "2"]
+    if not STAMP.exists() or STAMP.read_text() != FLAGS:
+        STAMP.unlink(missing_ok=True)
+        shutil.rmtree(JOURNALS, ignore_errors=True)  # of code compiled in another way
+        command.append("--force")
     subprocess.run(command, cwd=COPY, env=environment, check=True)
+    STAMP.write_text(FLAGS)
 
 
 def run(*arguments: str) -> bool:
