@@ -135,13 +135,18 @@ class TestMap:
             self.failed += told["failed"]
 
     def covering(self, path: str, first: int, last: int) -> set[str]:
-        """Tests that run a line of `first` to `last` of the file, by the path in the repository."""
+        """Tests that run a line of `first` to `last` of the file, by the path in the repository.
+
+        Of lines that run when the module is imported, all tests that run something of the file.
+        """
         lines = self._lines.get(path)
         if lines is None:
             lines = self._lines[path] = self._read(path)
         found: set[str] = set()
         for number in range(first, last + 1):
             found |= lines.get(number, set())
+        if "" in found:
+            found = set().union(*lines.values())
         return found & self.tests.keys()
 
     def files(self) -> dict[str, float]:

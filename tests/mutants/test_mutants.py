@@ -230,8 +230,9 @@ def test_record_and_judge(tree: Path) -> None:
     assert sorted(tests.tests) == [f"{taken}[{n}]" for n in (0, 4, 8)] + [waited]
     assert {test.cases for test in tests.tests.values() if test.function == taken} == {9}
     assert tests.failed == ["tests/limit/test_limit.py::test_that_fails"]
-    assert tests.covering("aiokprod/limit.py", 7, 8) == {waited}
+    assert tests.covering("aiokprod/limit.py", 8, 8) == {waited}
     assert tests.covering("aiokprod/limit.py", 4, 4) == set()
+    assert tests.covering("aiokprod/limit.py", 7, 7) == set(tests.tests), "runs at import"
 
     before = {path: path.stat().st_mtime_ns for path in cache.rglob("*.json")}
     assert record(tree, files, cache).tests == tests.tests

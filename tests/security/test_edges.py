@@ -157,6 +157,17 @@ def test_client_key_where_memory_files_do_not_exist_is_readable_by_its_user_alon
     assert list(tmp_path.iterdir()) == []
 
 
+def test_without_a_truststore_the_authorities_of_the_system_are_trusted(
+    monkeypatch, tmp_path
+) -> None:
+    system = tmp_path / "system.pem"
+    system.write_text(PEM)
+    monkeypatch.setenv("SSL_CERT_FILE", str(system))
+    monkeypatch.setenv("SSL_CERT_DIR", str(tmp_path / "nothing"))
+    (authority,) = asyncio.run(TlsContexts(config()).get()).get_ca_certs()
+    assert ((("commonName", "edges CA"),),) == authority["subject"]
+
+
 @pytest.mark.parametrize(
     ("reason", "text"),
     [

@@ -17,7 +17,7 @@ import pytest
 
 from aiokprod.config import ProducerConfig
 from aiokprod.errors import ConfigError
-from aiokprod.net.security.gssapi import Gssapi, KerberosLogin
+from aiokprod.net.security.gssapi import Gssapi, KerberosLogin, _reason
 from aiokprod.testing.memory import MemoryNetwork
 from aiokprod.wire.messages.sasl_authenticate import SaslAuthenticateResponse
 from tests.security.sasl_broker import AUTHENTICATE, Refused, SaslBroker, new_producer
@@ -228,6 +228,17 @@ async def test_s5_gssapi_broker_that_skips_its_proof_is_refused(library):
     await refused(made, "did not prove itself")
     assert broker.count(3) == 0
     await made.close(0)
+
+
+@pytest.mark.parametrize(
+    ("major", "minor", "text"),
+    [(1, 2, "major: no ticket"), (1, 0, "major"), (13 << 16, 2, "no ticket"), (13 << 16, 0, "major")],
+)
+def test_gssapi_unspecified_failure_is_told_by_its_minor_code_alone(major, minor, text):
+    """GSS_S_FAILURE (RFC 2744, 3.9.1) says nothing beside a minor code."""
+    error = GSSError("no ticket")
+    error.maj_code, error.min_code = major, minor
+    assert _reason(error) == text
 
 
 @in_virtual_time
