@@ -550,6 +550,18 @@ async def test_moved_partition_keeps_its_order_and_its_linger() -> None:
 
 
 @virtual
+async def test_linger_is_noted_once_however_often_the_partition_moves() -> None:
+    """Else the heap of instants would grow with every change of leaders."""
+    world = World(brokers=2, linger_ms=100, adaptive_linger=False)
+    start = world.now
+    world.append(b"1")
+    for move in range(10):
+        world.move(0, 2 - move % 2)
+        assert world.accumulator.next_due() == start + 0.1
+    assert len(world.accumulator._due) == 1
+
+
+@virtual
 async def test_backoff_stays_if_the_leader_is_no_newer() -> None:
     world = World(brokers=2)
     world.append(b"v")

@@ -7,7 +7,8 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,9 +20,12 @@ from tests.mutants.plan import Group
 from tests.mutants.server import Command, Server
 
 NEAR_S: Final = 8.0
-"""CPU seconds that the first round of tests takes without a mutant, under the tracer."""
+"""CPU seconds that each part of the first round takes without a mutant, under the tracer."""
+NEAR_FILES: Final = 6
+"""Test files, besides those of the module itself, that the first round takes tests from: those with
+the most tests that run the line. Collecting a file takes longer than many tests."""
 FAR_S: Final = 40.0
-"""The same for the second round."""
+"""As `NEAR_S`, for the second round."""
 _SLACK: Final = 1.5
 _START_S: Final = 6.0
 """CPU seconds that a round may take: so many times what was recorded, and a start. The tracer takes
@@ -84,13 +88,13 @@ class Bench:
         covering: set[str] | None = None
         if not mutation.path.endswith(".pyx"):
             covering = self._tests.covering(mutation.path, mutation.line, mutation.last_line)
-        near, wider = self._rounds(group, mutation, covering)
+        quick, wider = self._rounds(group, mutation, covering)
         count = -1 if covering is None else len(covering)
         seconds = 0.0
         with self._put(mutation) as valid:
             if not valid:
                 return Verdict("invalid", "does not compile", count, seconds)
-            for one in near if first else wider:
+            for one in quick if first else wider:
                 ended = self._server.run(Command(one.arguments, str(self._output), cpu=one.cpu))
                 seconds += ended.cpu
                 if ended.hung:
@@ -106,30 +110,26 @@ class Bench:
     def _rounds(
         self, group: Group, mutation: Mutation, covering: set[str] | None
     ) -> tuple[list[Round], list[Round]]:
-        """The first one, if a test runs the line, and the wider ones."""
+        """The quick ones, as far as tests run the line, and the wider ones."""
+        wider = [Round("wider", command, _WIDER_S) for command in group.wider]
         if covering is None:
-            near, far = self._test_files(group, mutation)
-            near_limit = far_limit = _WIDER_S
-        else:
-            ordered = self._ordered(mutation, covering)
-            near, near_limit = _within(NEAR_S, [(test.name, test.seconds) for test in ordered])
-            # The cases that were not recorded run the line as well, or its neighbours.
-            functions = {test.function: test.seconds * test.cases for test in ordered}
-            far, far_limit = _within(FAR_S, list(functions.items()))
-        first = [Round("near", (*_PYTEST, *near), near_limit)] if near else []
-        wider = [Round("far", (*_PYTEST, *far), far_limit)] if far else []
-        return first, wider + [Round("wider", command, _WIDER_S) for command in group.wider]
-
-    def _ordered(self, mutation: Mutation, covering: set[str]) -> list[Recorded]:
-        """Tests of the module itself first, then the quick ones; first one case of each."""
+            naming, others = self._test_files(group, mutation)
+            first = [Round("own", (*_PYTEST, *naming), _WIDER_S)]
+            rest = [Round("others", (*_PYTEST, *others), _WIDER_S)] if others else []
+            return first, rest + wider
         stem = Path(mutation.path).stem
-        seen: dict[str, int] = {}
-        ranked = []
-        for test in sorted(map(self._tests.tests.__getitem__, covering), key=lambda t: t.name):
-            place = seen[test.function] = seen.get(test.function, 0) + 1
-            near = stem in Path(test.file).stem
-            ranked.append(((place, not near, test.seconds), test))
-        return [test for _, test in sorted(ranked, key=lambda pair: pair[0])]
+        tests = [self._tests.tests[name] for name in covering]
+        own = _ordered(test for test in tests if stem in Path(test.file).stem)
+        files = Counter(test.file for test in tests if stem not in Path(test.file).stem)
+        nearest = dict(files.most_common(NEAR_FILES))
+        near = _ordered(test for test in tests if test.file in nearest)
+        # The cases that were not recorded run the line as well, or its neighbours.
+        functions = {t.function: t.seconds * t.cases for t in [*own, *_ordered(tests)]}
+        first = [
+            *_round("own", NEAR_S, [(test.name, test.seconds) for test in own]),
+            *_round("near", NEAR_S, [(test.name, test.seconds) for test in near]),
+        ]
+        return first, [*_round("far", FAR_S, list(functions.items())), *wider]
 
     def _test_files(self, group: Group, mutation: Mutation) -> tuple[list[str], list[str]]:
         """Of a compiled module: the files that name it, then the other ones of its group."""
@@ -139,6 +139,7 @@ class Bench:
             for path in sorted((self._tree / folder).glob("test_*.py")):
                 named = stem in path.stem or f"hot.{stem} " in path.read_text()
                 (near if named else far).append(path.relative_to(self._tree).as_posix())
+        near.sort(key=lambda name: stem not in Path(name).stem)
         return (near, far) if near else (far, [])
 
     # -- the mutant -----------------------------------------------------------------------------
@@ -184,14 +185,25 @@ class Bench:
         return True
 
 
-def _within(seconds: float, tests: Sequence[tuple[str, float]]) -> tuple[list[str], int]:
-    """The first ones that fit into the time, and the CPU seconds after which they hang."""
+def _ordered(tests: Iterable[Recorded]) -> list[Recorded]:
+    """First one case of each test, the quick ones first."""
+    seen: Counter[str] = Counter()
+    ranked = []
+    for test in sorted(tests, key=lambda test: test.name):
+        seen[test.function] += 1
+        ranked.append((seen[test.function], test.seconds, test))
+    return [test for _, _, test in sorted(ranked, key=lambda rank: rank[:2])]
+
+
+def _round(name: str, seconds: float, tests: Sequence[tuple[str, float]]) -> list[Round]:
+    """The first ones that fit into the time, and shorter ones; nothing if there are none."""
     taken, left = [], seconds
-    for name, each in tests:
+    for test, each in tests:
         if each <= left:
-            taken.append(name)
+            taken.append(test)
             left -= each
-    return taken, math.ceil(_START_S + _SLACK * (seconds - left))
+    limit = math.ceil(_START_S + _SLACK * (seconds - left))
+    return [Round(name, (*_PYTEST, *taken), limit)] if taken else []
 
 
 def _first_failure(output: str) -> str:
