@@ -232,7 +232,12 @@ async def test_s5_gssapi_broker_that_skips_its_proof_is_refused(library):
 
 @pytest.mark.parametrize(
     ("major", "minor", "text"),
-    [(1, 2, "major: no ticket"), (1, 0, "major"), (13 << 16, 2, "no ticket"), (13 << 16, 0, "major")],
+    [
+        (1, 2, "major: no ticket"),
+        (1, 0, "major"),
+        (13 << 16, 2, "no ticket"),
+        (13 << 16, 0, "major"),
+    ],
 )
 def test_gssapi_unspecified_failure_is_told_by_its_minor_code_alone(major, minor, text):
     """GSS_S_FAILURE (RFC 2744, 3.9.1) says nothing beside a minor code."""
