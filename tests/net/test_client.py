@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 import math
 import os
 from collections.abc import Callable, Coroutine
@@ -580,6 +581,39 @@ async def test_f1_killed_broker_fails_requests_and_is_dialled_again_after_the_ba
     broker.start()
     await world.connect()
     await world.close()
+
+
+def test_broker_that_is_away_is_warned_of_twice_a_minute_and_after_each_connection(caplog):
+    caplog.set_level(logging.DEBUG)
+    at: list[tuple[float, int]] = []
+
+    async def main() -> None:
+        world = World()
+        broker = world.broker()
+
+        def note(record: logging.LogRecord) -> bool:
+            if record.getMessage().startswith("connection closed ("):
+                at.append((round(world.now - start), record.levelno))
+            return True
+
+        caplog.handler.addFilter(note)
+        for up_at in (0.0, 45.0):
+            await world.connect()
+            broker.stop()
+            start = world.now - up_at
+            while world.now < start + up_at + 40.0:
+                world.client.ready(-1, world.now)
+                await asyncio.sleep(0.5)
+            broker.start()
+        caplog.handler.removeFilter(note)
+        await world.close()
+
+    run(main, limit_s=7200.0)
+    assert [second for second, level in at if level == logging.INFO] == [0, 45]
+    first, *others = [second for second, level in at if level == logging.WARNING]
+    assert first <= 2
+    assert [second - first for second in others] == [30, 45, 75]
+    assert len([level for _, level in at if level == logging.DEBUG]) > 40
 
 
 @in_virtual_time
