@@ -89,9 +89,11 @@ def build() -> None:
     """Compile the extensions with the sanitizers, all of them if the flags are others."""
     environment = os.environ | {"AIOKPROD_CFLAGS": FLAGS, "LDFLAGS": "-fsanitize=address,undefined"}
     command = [sys.executable, "setup.py", "--quiet", "build_ext", "--inplace", "--parallel", "2"]
-    if not STAMP.exists() or STAMP.read_text() != FLAGS:
+    before = STAMP.read_text() if STAMP.exists() else None
+    if before != FLAGS:
+        if before is not None:
+            shutil.rmtree(JOURNALS, ignore_errors=True)  # of code compiled in another way
         STAMP.unlink(missing_ok=True)
-        shutil.rmtree(JOURNALS, ignore_errors=True)  # of code compiled in another way
         command.append("--force")
     subprocess.run(command, cwd=COPY, env=environment, check=True)
     STAMP.write_text(FLAGS)
