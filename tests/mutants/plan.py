@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import random
+import hashlib
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 from typing import Final
 
@@ -77,20 +78,25 @@ def sample(
 ) -> list[tuple[Group, Mutation]]:
     """`count` mutants by the shares of the groups, in random order; the same for the same seed.
 
-    Within a group every site is as likely as any other, so large modules get more.
+    Within a group every site is as likely as any other, so large modules get more. Each has a rank
+    of its own: a change of the code replaces the mutants of the lines that it touches and a few
+    more, so that results for files that stayed as they were are still of use.
     """
-    rng = random.Random(seed)
     total = sum(group.share for group in groups)
-    chosen: list[tuple[Group, Mutation]] = []
+    chosen: list[tuple[str, Group, Mutation]] = []
     for group in groups:
         found = [
-            mutation
+            (_rank(seed, mutation), group, mutation)
             for pattern in group.patterns
             for path in sorted(ROOT.glob(pattern))
             if not any(path.match(other) for other in group.left_out)
             for mutation in sites(path.relative_to(ROOT).as_posix(), path.read_text())
         ]
-        wanted = min(round(count * group.share / total), len(found))
-        chosen += [(group, mutation) for mutation in rng.sample(found, wanted)]
-    rng.shuffle(chosen)
-    return chosen
+        found.sort(key=itemgetter(0))
+        chosen += found[: round(count * group.share / total)]
+    chosen.sort(key=itemgetter(0))
+    return [(group, mutation) for _, group, mutation in chosen]
+
+
+def _rank(seed: int, mutation: Mutation) -> str:
+    return hashlib.sha256(f"{seed} {mutation.key} {mutation.text}".encode()).hexdigest()

@@ -123,6 +123,8 @@ def test_sample_is_the_same_for_the_same_seed_and_keeps_the_shares() -> None:
     assert [m for _, m in first] != [m for _, m in sample(100, 4)]
     counts = {group.name: sum(g is group for g, _ in first) for group in GROUPS}
     assert counts == {group.name: group.share for group in GROUPS}
+    larger = [m for _, m in sample(200, 3)]
+    assert all(mutation in larger for _, mutation in first), "a smaller sample is part of it"
 
 
 def entry(result: str, key: str = "") -> dict[str, Any]:
