@@ -37,9 +37,8 @@ _LATE_S: Final = 0.3
 """Lateness of a timer beyond which fewer scripts are played at a time: on a busy machine the
 deadlines of the scripts must not come near because of other scripts."""
 
-_STALL_S: Final = 0.8
-"""Lateness of a timer that spoils what was played meanwhile: it is a whole deadline of some
-scripts."""
+_SPOILT_S: Final = 0.5
+"""Sum of such lateness that spoils what was played meanwhile: near a deadline of some scripts."""
 
 _FEWEST: Final = 4
 _MOST_SPOILT: Final = 5
@@ -91,7 +90,7 @@ class Campaign:
         self._journaled = journaled
         self._limit = min(_FEWEST, jobs)
         self._active = 0
-        self._stalls = 0
+        self._lateness = 0.0
         self._room = asyncio.Event()
 
     async def run(self, scripts: Iterable[Script], done: Callable[[Result], None]) -> Counter[str]:
@@ -132,10 +131,11 @@ class Campaign:
             begun = loop.time()
             await asyncio.sleep(_TICK_S)
             late = loop.time() - begun - _TICK_S
-            self._stalls += late > _STALL_S
+            if late > _LATE_S / 3:
+                self._lateness += late
             if late > _LATE_S:
                 self._limit = max(fewest, self._limit * 2 // 3)
-            elif late < _LATE_S / 3:
+            elif late <= _LATE_S / 3:
                 self._limit = min(self._jobs, self._limit + 1)
                 self._room.set()
 
@@ -169,9 +169,9 @@ class Campaign:
         if known is not None:
             return known
         for _ in range(_MOST_SPOILT):
-            before = self._stalls
+            before = self._lateness
             evidence = await self._attempted(script, name)
-            if self._stalls == before:
+            if self._lateness - before < _SPOILT_S:
                 break
         if journal is not None and not evidence.gone:
             journal.put(script, number, evidence)

@@ -17,7 +17,7 @@ from tests.differential.stage import Evidence
 
 ROOT: Final = Path(__file__).parents[2]
 PATH: Final = ROOT / ".cache" / "differential.journal"
-_STAGE: Final = ("aiokprod/testing", "aiokprod/wire", "tests/differential")
+_STAGE: Final = ("aiokprod/testing/fake_cluster", "aiokprod/wire", "tests/differential")
 _JUDGE: Final = frozenset(
     {
         "__main__.py",

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from aiokprod.testing.fake_cluster import FakeCluster, Reaction, Request, edit, serve_tcp
-from aiokprod.testing.fake_cluster.control import ProduceFault
+from aiokprod.testing.fake_cluster.batches import read_batch
+from aiokprod.testing.fake_cluster.control import ProduceFault, ProduceScript
 from aiokprod.testing.fake_cluster.transactions import Phase
 from tests.differential.clients import GONE, HUNG, JAVA, LIBRDKAFKA, TIMEOUT, Client, Report
 from tests.differential.oddities import ACTIONS, EDITS, TRANSACTIONAL_ID, every_log
@@ -97,6 +98,8 @@ class Evidence:
             transaction open.
         pauses: s between Produce requests that followed each other.
         left_open: connections the brokers still held after close.
+        met: (number of the fault in the script, what it met) in order: the values of records, or
+            the name of the request.
     """
 
     client: str
@@ -116,6 +119,7 @@ class Evidence:
     fresh_tries: int = 0
     left_open: int = 0
     seconds: float = 0.0
+    met: list[tuple[int, tuple[str, ...]]] = field(default_factory=list)
 
     @property
     def gone(self) -> bool:
@@ -139,6 +143,7 @@ class Evidence:
         return (
             f"  {self.client}: {sent}\n    calls {calls}\n    logs {logs}\n    requests {counts}"
             f" alive {self.alive} after {self.fresh_tries} tries, {self.seconds:.2f} s"
+            + f"\n    faults met {self.met}"
             + (f"\n    violations {self.violations}" if self.violations else "")
         )
 
@@ -166,6 +171,25 @@ async def play(script: Script, name: str, client: Client) -> Evidence:
     return evidence
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _NumberedFault(ProduceFault):
+    number: int
+
+
+class _NotingScript(ProduceScript):
+    """Tells `met` the number of each fault that a batch gets, and the batch's partition."""
+
+    def __init__(self, met: Callable[[int, int], None]) -> None:
+        super().__init__()
+        self._met = met
+
+    def take(self, where: tuple[str, int]) -> ProduceFault | None:
+        fault = super().take(where)
+        if isinstance(fault, _NumberedFault):
+            self._met(fault.number, where[1])
+        return fault
+
+
 class _Play:
     def __init__(self, script: Script, name: str, client: Client, cluster: FakeCluster) -> None:
         self._script = script
@@ -177,6 +201,9 @@ class _Play:
         self._in_transaction = False
         self._fresh = False
         self._watchers: list[list[Any]] = []
+        self._faults = itertools.count()
+        self._request: Request | None = None  # the one that a broker is processing
+        cluster.produce_script = _NotingScript(self._meet)
 
     async def run(self, bootstrap: str) -> Evidence:
         evidence = self._evidence
@@ -383,30 +410,54 @@ class _Play:
 
     def _watch(self, request: Request) -> None:
         """Count requests for what is to happen at the n-th; never reacts."""
+        self._request = request
         for watcher in list(self._watchers):
             if watcher[0] == request.api_key:
                 watcher[1] -= 1
                 if watcher[1] == 0:
                     self._watchers.remove(watcher)
+                    self._meet(watcher[3])
                     self._do(watcher[2])
 
     def _do(self, do: Do) -> None:
         ACTIONS[do.what](self._cluster, do)
         if do.what == "take-leader":
             # Whoever asks a second time finds one.
-            self._watchers.append([METADATA, 2, Do("give-leader", do.partition)])
+            self._watchers.append([METADATA, 2, Do("give-leader", do.partition), None])
+
+    def _meet(self, number: int | None, partition: int | None = None) -> None:
+        """Note what a fault meets: the request that is being processed, or its batch for a
+        partition."""
+        request = self._request
+        if request is None or number is None:
+            return
+        met: tuple[str, ...] = (API_NAMES.get(request.api_key, str(request.api_key)),)
+        if request.api_key == PRODUCE:
+            met = tuple(
+                _plain(record.value)
+                for topic in request.body.topic_data
+                for item in topic.partition_data
+                if partition in (None, item.index)
+                for record in read_batch(bytes(item.records or b""), produce_version=13).records
+            )
+        self._evidence.met.append((number, met))
 
     def _install(self, fault: Any) -> None:
         cluster = self._cluster
+        number = next(self._faults)
         if isinstance(fault, When):
-            self._watchers.append([fault.api, fault.number, fault.do])
+            self._watchers.append([fault.api, fault.number, fault.do, number])
         elif isinstance(fault, ProduceCode):
             where = TOPIC, fault.partition
             if fault.skip:
                 cluster.produce_script.add(where, None, fault.skip)
             errors = ((0, "refused"),) if fault.records else ()
-            made = ProduceFault(
-                code=fault.code, append=fault.append, leader_hint=fault.hint, record_errors=errors
+            made = _NumberedFault(
+                number=number,
+                code=fault.code,
+                append=fault.append,
+                leader_hint=fault.hint,
+                record_errors=errors,
             )
             cluster.produce_script.add(where, made, fault.times)
         elif isinstance(fault, Throttle):
@@ -420,20 +471,24 @@ class _Play:
             cluster.control(fault.api, edit(throttled), times=fault.times)
         elif isinstance(fault, ApiCode):
             reaction = Reaction(process=fault.process, error=fault.code)
-            self._control(fault.api, lambda request: reaction, fault)
+            self._control(fault.api, lambda request: reaction, fault, number)
         elif isinstance(fault, Break):
             broken = _breaking(fault)
-            self._control(fault.api, lambda request: broken, fault)
+            self._control(fault.api, lambda request: broken, fault, number)
         elif isinstance(fault, Odd):
             api, function = EDITS[fault.what]
 
             def edited(request: Request) -> Reaction:
                 return edit(lambda message: function(cluster, request, message, fault.value))
 
-            self._control(api, edited, fault)
+            self._control(api, edited, fault, number)
 
     def _control(
-        self, api: int, make: Callable[[Request], Reaction], fault: ApiCode | Break | Odd
+        self,
+        api: int,
+        make: Callable[[Request], Reaction],
+        fault: ApiCode | Break | Odd,
+        number: int,
     ) -> None:
         waiting = [fault.skip]
 
@@ -441,6 +496,7 @@ class _Play:
             if waiting[0] > 0:
                 waiting[0] -= 1
                 return None
+            self._meet(number)
             return make(request)
 
         self._cluster.control(api, after_skipping, times=fault.times)
