@@ -25,7 +25,7 @@ from tests.differential.clients import (
 from tests.differential.differences import ROWS, Row
 from tests.differential.generator import GENERATED
 from tests.differential.journal import Journal
-from tests.differential.judge import Finding, findings
+from tests.differential.judge import AGAINST_US, Finding, findings
 from tests.differential.script import MODES, Call, Script, Send, Step, Wait
 from tests.differential.stage import Evidence, play
 
@@ -211,11 +211,23 @@ def _sort(result: Result, evidence: dict[str, Evidence]) -> list[Finding]:
             rest.append(finding)
         else:
             result.explained.append((finding, row))
-    cause = next((row for _, row in result.explained if row.follows), None)
-    if cause is None:
-        return rest
-    result.explained += [(finding, cause) for finding in rest if not finding.hard]
-    return [finding for finding in rest if finding.hard]
+    causes = [(cause, row) for cause, row in result.explained if row.follows]
+    unexplained = []
+    for finding in rest:
+        row = next((row for cause, row in causes if can_follow(finding, cause)), None)
+        if row is None:
+            unexplained.append(finding)
+        else:
+            result.explained.append((finding, row))
+    return unexplained
+
+
+def can_follow(finding: Finding, cause: Finding) -> bool:
+    """Can a difference follow from another one of the same script? Ours fails where Java's does
+    not only in the transaction of the first difference and those after it."""
+    if finding.hard:
+        return False
+    return finding.kind not in AGAINST_US or 0 <= cause.transaction <= finding.transaction
 
 
 @asynccontextmanager

@@ -6,9 +6,18 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final, TypeGuard
 
 from tests.differential.clients import HUNG, JAVA, LIBRDKAFKA, OURS, TIMEOUT, Report
-from tests.differential.judge import FORGETFUL, Finding, deeds, endless, lies_about_append
+from tests.differential.judge import (
+    FORGETFUL,
+    Finding,
+    deeds,
+    endless,
+    is_false_refusal,
+    met_by,
+    met_differently,
+)
 from tests.differential.oddities import EDITS
 from tests.differential.script import (
     ADD_OFFSETS,
@@ -19,8 +28,11 @@ from tests.differential.script import (
     INIT_PRODUCER_ID,
     METADATA,
     TXN_OFFSET_COMMIT,
+    ApiCode,
     Break,
+    Fault,
     Odd,
+    ProduceCode,
     Script,
 )
 from tests.differential.stage import Evidence
@@ -120,10 +132,32 @@ def _timeout_or_last_answer(finding: Finding, evidence: dict[str, Evidence]) -> 
 # -- ours goes on, Java's does not ----------------------------------------------------------------
 
 
+FENCING: Final = frozenset({47, 90})
+"""A producer that goes on after one of these in a transaction would be a defect of ours."""
+
+JAVA_STOPS_SENDING: Final = frozenset({"produce-strangers", "produce-other-partition"})
+"""Answers that end a pass of Java's sender with an exception: with one request in flight the
+partition stays muted."""
+
+
 @row("java-is-dead", follows=True)
 def _java_is_dead(finding: Finding, evidence: dict[str, Evidence]) -> bool:
-    """A code that Java does not expect ends its producer."""
-    return finding.kind == "alive"
+    """A code that Java does not expect ends its producer, or an answer its partition."""
+    if finding.kind != "alive":
+        return False
+    script, java = _script(evidence), evidence[JAVA]
+    reports = [one.report for one in (*java.sent, *java.calls) if one.fresh]
+    failed = {one.label for one in reports if one is not None and not one.ok}
+    fatal = {
+        f"code {fault.code}"
+        for fault in script.faults
+        if isinstance(fault, (ApiCode, ProduceCode))
+        and not (script.transactional and fault.code in FENCING)
+    }
+    if "fence" not in deeds(script) and failed & fatal:
+        return True
+    odd = {fault.what for fault in script.faults if isinstance(fault, Odd)}
+    return failed <= {TIMEOUT, HUNG} and bool(odd & JAVA_STOPS_SENDING)
 
 
 @row("java-waits-for-coordinator", follows=True)
@@ -295,12 +329,25 @@ def _deadline_without_id(finding: Finding, evidence: dict[str, Evidence]) -> boo
 
 @row("unknown-producer-id-in-transaction", follows=True)
 def _unknown_producer_id(finding: Finding, evidence: dict[str, Evidence]) -> bool:
-    """UNKNOWN_PRODUCER_ID: Java repeats the batch in the transaction, ours has it aborted."""
-    script = _script(evidence)
+    """UNKNOWN_PRODUCER_ID to Produce in a transaction: Java repeats the batch in it."""
+
+    def forgets(fault: Fault) -> bool:
+        return isinstance(fault, ProduceCode) and fault.code == 59
+
     return (
         finding.kind in ("call-failed", "call-order", "record-failed")
-        and script.transactional
-        and "code 59" in _codes(script)
+        and _script(evidence).transactional
+        and _concerns(finding, evidence, met_by(evidence[OURS], forgets))
+    )
+
+
+@row("unknown-producer-id-of-coordinators", follows=True)
+def _unknown_at_coordinator(finding: Finding, evidence: dict[str, Evidence]) -> bool:
+    """UNKNOWN_PRODUCER_ID to EndTxn or TxnOffsetCommit: Java's transaction is aborted."""
+    told = {fault.api for fault in _script(evidence).faults if _is_code(fault, 59)}
+    return (
+        finding.kind in ("call-failed", "dead")
+        and bool(told & {END_TXN, TXN_OFFSET_COMMIT})
     )
 
 
@@ -328,15 +375,32 @@ def _fenced_by_old(finding: Finding, evidence: dict[str, Evidence]) -> bool:
 @row("brokers-without-producer-ids", follows=True)
 def _no_producer_ids(finding: Finding, evidence: dict[str, Evidence]) -> bool:
     """Brokers that do not offer InitProducerId: ours is told to turn idempotence off."""
-    return finding.ours is not None and "older than Kafka 0.11" in finding.ours.message
+    return (
+        finding.ours is not None
+        and "older than Kafka 0.11" in finding.ours.message
+        and _names(_script(evidence), API_VERSIONS)
+    )
 
 
 @row("after-a-false-refusal", follows=True)
 def _after_a_lie(finding: Finding, evidence: dict[str, Evidence]) -> bool:
     """A broker that appended a batch answered with a code that brokers check before the append:
-    whatever follows from the second copy."""
+    whatever follows from the second copy, for the records of its partition."""
+    if _script(evidence).mode == "plain":
+        return False
     kinds = ("call-failed", "call-order", "call-ok", "record-failed", "record-acked")
-    return finding.kind in kinds and lies_about_append(_script(evidence))
+    met = {v for one in evidence.values() for v in met_by(one, is_false_refusal)}
+    sent = {s.value: s.partition for one in evidence.values() for s in one.sent}
+    partitions = {sent[value] for value in met}
+    behind = {value for value, partition in sent.items() if partition in partitions}
+    return finding.kind in kinds and _concerns(finding, evidence, behind)
+
+
+@row("fault-met-other-records")
+def _met_others(finding: Finding, evidence: dict[str, Evidence]) -> bool:
+    """The n-th batch or request that a fault waits for has other records at each client."""
+    others = met_differently(evidence[OURS], evidence[JAVA])
+    return bool(others) and _concerns(finding, evidence, others)
 
 
 # -- requests -------------------------------------------------------------------------------------
@@ -350,8 +414,23 @@ def _backoff_grows(finding: Finding, evidence: dict[str, Evidence]) -> bool:
 
 @row("failed-record-in-log")
 def _failed_in_log(finding: Finding, evidence: dict[str, Evidence]) -> bool:
-    """A record that both reported as failed is in one log and not in the other."""
-    return finding.kind in ("log-failed", "committed-failed")
+    """A record that both reported as failed is in one log and not in the other: it expired, or its
+    transaction was given up, before or after it was written."""
+    if finding.kind not in ("log-failed", "committed-failed"):
+        return False
+    return all(_in_doubt(finding.kind, value, evidence) for value in finding.records)
+
+
+def _in_doubt(kind: str, value: str, evidence: dict[str, Evidence]) -> bool:
+    """The record expired, or nobody can know what became of its transaction."""
+    found = [(one, s) for one in (evidence[OURS], evidence[JAVA]) for s in one.sent]
+    found = [(one, sent) for one, sent in found if sent.value == value]
+    if any(sent.report is not None and sent.report.label == TIMEOUT for _, sent in found):
+        return True
+    verdicts = [one.verdicts.get(sent.transaction) for one, sent in found]
+    if kind == "committed-failed":
+        return "unknown" in verdicts
+    return all(verdict not in (None, "committed") for verdict in verdicts)
 
 
 # -- rules that others break ----------------------------------------------------------------------
@@ -381,6 +460,24 @@ def _java_twice(finding: Finding, evidence: dict[str, Evidence]) -> bool:
 @row("librdkafka-breaks-rules")
 def _librdkafka(finding: Finding, evidence: dict[str, Evidence]) -> bool:
     return finding.client == LIBRDKAFKA
+
+
+def _is_code(fault: Fault, code: int) -> TypeGuard[ApiCode]:
+    return isinstance(fault, ApiCode) and fault.code == code
+
+
+def _concerns(finding: Finding, evidence: dict[str, Evidence], values: set[str]) -> bool:
+    """Is the finding about one of these records, or about a transaction with one of them?"""
+    if finding.kind.endswith("-failed") and finding.records:
+        return finding.records <= values
+    if finding.transaction < 0:
+        return finding.what in values
+    return any(
+        sent.value in values
+        for client in (OURS, JAVA)
+        for sent in evidence[client].sent
+        if sent.transaction == finding.transaction
+    )
 
 
 def _codes(script: Script) -> set[str]:

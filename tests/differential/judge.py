@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -15,13 +15,15 @@ from tests.differential.script import (
     API_VERSIONS,
     COMMON,
     END_TXN,
+    PRODUCE,
     ApiCode,
     Do,
+    Fault,
     ProduceCode,
     Script,
     When,
 )
-from tests.differential.stage import Evidence, Sent
+from tests.differential.stage import Called, Evidence, Sent
 
 CHECKED_BEFORE_APPEND: Final = frozenset(
     {2, 10, 17, 18, 19, 21, 29, 31, 32, 35, 42, 43, 44, 45, 47, 48, 49, 51, 53, 55, 59, 76, 87, 90}
@@ -37,6 +39,9 @@ themselves that nothing was attempted."""
 FORGETFUL: Final = frozenset({"forget-producers", "retain", "recreate", "recreate-elsewhere"})
 """What makes brokers forget the producers that they know duplicates by."""
 
+AGAINST_US: Final = frozenset({"record-failed", "call-failed", "dead"})
+"""Differences in which ours fails and Java's does not."""
+
 DUPLICATE_SEQUENCE: Final = 46
 
 
@@ -50,6 +55,8 @@ class Finding:
         hard: needs no comparison.
         ours, java: of a difference between two calls or records.
         what: the record's value or the call's name.
+        transaction: of the record or call, -1 outside of one.
+        records: values that stand in one log only.
     """
 
     kind: str
@@ -59,6 +66,8 @@ class Finding:
     ours: Report | None = None
     java: Report | None = None
     what: str = ""
+    transaction: int = -1
+    records: frozenset[str] = frozenset()
 
     def __str__(self) -> str:
         return f"{'RULE' if self.hard else 'difference'} {self.kind} [{self.client}]: {self.text}"
@@ -77,16 +86,42 @@ def endless(script: Script) -> bool:
 
 def lies_about_append(script: Script) -> bool:
     """Brokers append a batch and say that they did not."""
-    return any(
-        isinstance(fault, ProduceCode) and fault.append and fault.code in CHECKED_BEFORE_APPEND
-        for fault in script.faults
-    ) or any(
-        isinstance(fault, ApiCode)
-        and fault.api == 0
-        and fault.process
-        and fault.code in CHECKED_BEFORE_APPEND
-        for fault in script.faults
-    )
+    return any(is_false_refusal(fault) for fault in script.faults)
+
+
+def is_false_refusal(fault: Fault) -> bool:
+    """A batch is appended and answered with a code that brokers check before the append."""
+    if isinstance(fault, ProduceCode):
+        return fault.append and fault.code in CHECKED_BEFORE_APPEND
+    if isinstance(fault, ApiCode) and fault.api == PRODUCE:
+        return fault.process and fault.code in CHECKED_BEFORE_APPEND
+    return False
+
+
+def met_by(evidence: Evidence, chosen: Callable[[Fault], bool]) -> set[str]:
+    """Values of the records that some of these faults met."""
+    faults = evidence.script.faults
+    return {
+        value for number, values in evidence.met if chosen(faults[number]) for value in values
+    }
+
+
+def met_differently(ours: Evidence, java: Evidence) -> set[str]:
+    """Values of records that faults met at one client and not, or later, at the other.
+
+    A fault is for the n-th request or batch; clients share records out in other ways. Only faults
+    that end are looked at: one that lasts meets everybody.
+    """
+    found: set[str] = set()
+    for number, fault in enumerate(ours.script.faults):
+        if getattr(fault, "times", 1) is None:
+            continue
+        one, two = ([m for n, m in client.met if n == number] for client in (ours, java))
+        same = 0
+        while same < min(len(one), len(two)) and one[same] == two[same]:
+            same += 1
+        found.update(value for values in (*one[same:], *two[same:]) for value in values)
+    return found & {sent.value for sent in (*ours.sent, *java.sent)}
 
 
 def lies_about_transaction(script: Script, *apis: int) -> bool:
@@ -271,16 +306,19 @@ def _tidy(evidence: Evidence) -> Found:
 
 def compare(ours: Evidence, java: Evidence) -> list[Finding]:
     """Where our producer and Java's ended differently."""
-    found = [*_logs(ours, java), *_life(ours, java), *_requests(ours, java)]
+    found = [*_life(ours, java), *_requests(ours, java)]
     return [
         *_calls(ours, java),
         *_records(ours, java),
+        *_logs(ours, java),
         *[Finding(kind, OURS, text, hard=False) for kind, text in found],
     ]
 
 
-def _difference(kind: str, what: str, ours: Report, java: Report) -> Finding:
-    return Finding(kind, OURS, f"{what}: {ours}, java {java}", False, ours, java, what)
+def _difference(kind: str, one: Sent | Called, ours: Report, java: Report) -> Finding:
+    what = one.value if isinstance(one, Sent) else one.name
+    text = f"{what}: {ours}, java {java}"
+    return Finding(kind, OURS, text, False, ours, java, what, one.transaction)
 
 
 def _records(ours: Evidence, java: Evidence) -> Iterator[Finding]:
@@ -289,11 +327,11 @@ def _records(ours: Evidence, java: Evidence) -> Iterator[Finding]:
             return
         one, two = _report(mine), _report(other)
         if one.ok and not two.ok:
-            yield _difference("record-acked", mine.value, one, two)
+            yield _difference("record-acked", mine, one, two)
         elif two.ok and not one.ok:
-            yield _difference("record-failed", mine.value, one, two)
+            yield _difference("record-failed", mine, one, two)
         elif not one.ok and one.label != two.label:
-            yield _difference("record-error", mine.value, one, two)
+            yield _difference("record-error", mine, one, two)
 
 
 def _calls(ours: Evidence, java: Evidence) -> Iterator[Finding]:
@@ -302,20 +340,22 @@ def _calls(ours: Evidence, java: Evidence) -> Iterator[Finding]:
     for one, two in zip(mine, others, strict=False):
         if one.name != two.name:
             text = f"{one.name}, java {two.name}"
-            yield Finding("call-order", OURS, text, hard=False, what=one.name)
+            yield Finding(
+                "call-order", OURS, text, hard=False, what=one.name, transaction=one.transaction
+            )
             return
         if one.report.ok != two.report.ok:
             kind = "call-ok" if one.report.ok else "call-failed"
-            yield _difference(kind, one.name, one.report, two.report)
+            yield _difference(kind, one, one.report, two.report)
             return
         if one.report.label != two.report.label:
-            yield _difference("call-error", one.name, one.report, two.report)
+            yield _difference("call-error", one, one.report, two.report)
     if len(mine) != len(others):
         text = f"{[c.name for c in mine]}, java {[c.name for c in others]}"
         yield Finding("call-order", OURS, text, hard=False)
 
 
-def _logs(ours: Evidence, java: Evidence) -> Found:
+def _logs(ours: Evidence, java: Evidence) -> Iterator[Finding]:
     """Logs of clients that reported the same: the acknowledged records, and the failed ones."""
     mine = {sent.value: _report(sent).ok for sent in ours.sent if not sent.fresh}
     others = {sent.value: _report(sent).ok for sent in java.sent if not sent.fresh}
@@ -326,12 +366,16 @@ def _logs(ours: Evidence, java: Evidence) -> Found:
         for name, committed in (("log", False), ("committed", True)):
             one = list(dict.fromkeys(ours.values(partition, committed=committed)))
             two = list(dict.fromkeys(java.values(partition, committed=committed)))
+            text = f"partition {partition}: {one}, java {two}"
             if [v for v in one if v in acknowledged] != [v for v in two if v in acknowledged]:
-                yield name, f"partition {partition}: {one}, java {two}"
+                yield Finding(name, OURS, text, hard=False)
             elif one != two:
-                yield f"{name}-failed", f"partition {partition}: {one}, java {two}"
+                moved = {v for pair in zip(one, two, strict=False) for v in pair}
+                only = frozenset(one) ^ frozenset(two) or frozenset(moved - acknowledged)
+                yield Finding(f"{name}-failed", OURS, text, hard=False, records=only)
     if ours.script.transactional and ours.group_offsets != java.group_offsets:
-        yield "offsets", f"{ours.group_offsets}, java {java.group_offsets}"
+        text = f"{ours.group_offsets}, java {java.group_offsets}"
+        yield Finding("offsets", OURS, text, hard=False)
 
 
 def _life(ours: Evidence, java: Evidence) -> Found:

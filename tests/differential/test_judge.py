@@ -7,11 +7,21 @@ import dataclasses
 import pytest
 
 from aiokprod.errors import DeliveryTimeout, broker_error
+from tests.differential.campaign import can_follow
 from tests.differential.catalogue import scripts
 from tests.differential.clients import HUNG, JAVA, LIBRDKAFKA, OURS, Report, report_of
 from tests.differential.differences import ROWS, documented
 from tests.differential.judge import Finding, broken_rules, compare, second_opinion
-from tests.differential.script import Call, ProduceCode, Script, Send
+from tests.differential.script import (
+    END_TXN,
+    ApiCode,
+    Call,
+    Do,
+    ProduceCode,
+    Script,
+    Send,
+    When,
+)
 from tests.differential.stage import Called, Evidence, Sent
 
 PLAIN = Script("s", "f", "idempotent", (Send(0, 2),))
@@ -204,3 +214,73 @@ def test_second_opinion_is_librdkafkas_outcome_of_the_same_record(kind, ok):
     both = {LIBRDKAFKA: other}
     assert second_opinion(finding, both) == (OURS if ok == (kind == "record-acked") else JAVA)
     assert second_opinion(finding, {}) == ""
+
+
+def rows_of(finding, ours, java):
+    return [row.id for row in ROWS if row.explains(finding, {OURS: ours, JAVA: java})]
+
+
+def played(steps, mode="idempotent", **changes):
+    """Both clients' evidence of a script with these steps."""
+    script = dataclasses.replace(PLAIN, mode=mode, steps=steps)
+    return evidence(script, **changes), evidence(script, JAVA)
+
+
+@pytest.mark.parametrize(
+    ("mode", "fault", "explained"),
+    [
+        ("idempotent", ProduceCode(53), True),
+        ("tv2", ApiCode(END_TXN, 110), True),
+        ("tv2", ProduceCode(47), False),
+        ("tv2", ApiCode(END_TXN, 90), False),
+        ("tv2", When(END_TXN, Do("fence")), False),
+    ],
+)
+def test_producer_that_goes_on_is_explained_unless_it_was_fenced(mode, fault, explained):
+    ours, java = played((fault, Send(0, 2)), mode)
+    code = getattr(fault, "code", 90)
+    java.alive = False
+    java.sent.append(Sent(2, "z2", "t", 0, -1, True, failed(f"code {code}")))
+    [finding] = [one for one in compare(ours, java) if one.kind == "alive"]
+    assert rows_of(finding, ours, java) == (["java-is-dead"] if explained else [])
+
+
+@pytest.mark.parametrize(
+    ("label", "verdict", "explained"),
+    [
+        ("timeout", "none", True),
+        ("code 10", "aborted", True),
+        ("code 10", "committed", False),
+        ("code 10", None, False),
+    ],
+)
+def test_failed_record_in_one_log_is_explained_by_a_deadline_or_an_abort(label, verdict, explained):
+    ours, java = played((Send(0, 2),), "idempotent" if verdict is None else "tv2")
+    for one in (ours, java):
+        one.sent[1].report = failed(label)
+        one.verdicts = {} if verdict is None else {0: verdict}
+    java.logs = [("t", 0, {0: "r0"})]
+    [finding] = [one for one in compare(ours, java) if one.kind == "log-failed"]
+    assert finding.records == {"r1"}
+    assert rows_of(finding, ours, java) == (["failed-record-in-log"] if explained else [])
+
+
+def test_failure_is_explained_if_the_fault_met_other_records_at_the_other_client():
+    ours, java = played((ProduceCode(10, times=2), Send(0, 2)))
+    ours.sent[1].report = failed("code 10")
+    java.sent[0].report = failed("code 10")
+    ours.met, java.met = [(0, ("r1",)), (0, ("r1",))], [(0, ("r0",))]
+    kinds_of = {one.what: rows_of(one, ours, java) for one in compare(ours, java) if one.what}
+    assert kinds_of["r1"] == ["fault-met-other-records"]
+    java.met = [(0, ("r1",)), (0, ("r1",))]
+    kinds_of = {one.what: rows_of(one, ours, java) for one in compare(ours, java) if one.what}
+    assert kinds_of["r1"] == []
+
+
+@pytest.mark.parametrize(("cause", "failure", "follows"), [(0, 1, True), (1, 0, False), (-1, 0, 0)])
+def test_failure_of_ours_follows_only_in_later_transactions(cause, failure, follows):
+    first = Finding("call-ok", OURS, "", hard=False, transaction=cause)
+    second = Finding("record-failed", OURS, "", hard=False, transaction=failure)
+    assert can_follow(second, first) == bool(follows)
+    assert can_follow(dataclasses.replace(second, kind="record-acked"), first)
+    assert not can_follow(dataclasses.replace(second, kind="lost", hard=True), first)
