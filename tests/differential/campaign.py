@@ -40,6 +40,10 @@ deadlines of the scripts must not come near because of other scripts."""
 _SPOILT_S: Final = 0.5
 """Sum of such lateness that spoils what was played meanwhile: near a deadline of some scripts."""
 
+_CALM_TICKS: Final = 4
+"""Timers in time, one after the other, until something spoilt is played again."""
+
+_PATIENCE_S: Final = 120.0
 _FEWEST: Final = 4
 _MOST_SPOILT: Final = 5
 
@@ -91,6 +95,7 @@ class Campaign:
         self._limit = min(_FEWEST, jobs)
         self._active = 0
         self._lateness = 0.0
+        self._calm = asyncio.Event()
         self._room = asyncio.Event()
 
     async def run(self, scripts: Iterable[Script], done: Callable[[Result], None]) -> Counter[str]:
@@ -127,12 +132,18 @@ class Campaign:
         """Play fewer scripts at a time while timers are late, and more while they are not."""
         loop = asyncio.get_running_loop()
         fewest = min(_FEWEST, self._jobs)
+        calm = 0
         while True:
             begun = loop.time()
             await asyncio.sleep(_TICK_S)
             late = loop.time() - begun - _TICK_S
+            calm += 1
             if late > _LATE_S / 3:
                 self._lateness += late
+                calm = 0
+                self._calm.clear()
+            if calm >= _CALM_TICKS:
+                self._calm.set()
             if late > _LATE_S:
                 self._limit = max(fewest, self._limit * 2 // 3)
             elif late <= _LATE_S / 3:
@@ -173,6 +184,8 @@ class Campaign:
             evidence = await self._attempted(script, name)
             if self._lateness - before < _SPOILT_S:
                 break
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._calm.wait(), _PATIENCE_S)
         if journal is not None and not evidence.gone:
             journal.put(script, number, evidence)
         return evidence
