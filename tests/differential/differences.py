@@ -146,7 +146,8 @@ def _java_is_dead(finding: Finding, evidence: dict[str, Evidence]) -> bool:
     if finding.kind != "alive":
         return False
     script, java = _script(evidence), evidence[JAVA]
-    reports = [one.report for one in (*java.sent, *java.calls) if one.fresh]
+    reports = [sent.report for sent in java.sent if sent.fresh]
+    reports += [called.report for called in java.calls if called.fresh]
     failed = {one.label for one in reports if one is not None and not one.ok}
     fatal = {
         f"code {fault.code}"
