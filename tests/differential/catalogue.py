@@ -602,10 +602,12 @@ def odd_metadata() -> Iterator[Script]:
                             Wait(),
                         ),
                         (("delivery.timeout.ms", "2500"), ("request.timeout.ms", "800")),
-                        delivers=True,
+                        # Lower epochs of one topic id are not believed, by Java neither; those of
+                        # topics without ids are played in `moves`.
+                        delivers=epoch != 0 or event == "recreate-elsewhere",
                     )
     for times in (1, 2):
-        # Epochs that one answer counts higher than those after it.
+        # Epochs that one answer counts higher than those after it: not believed either.
         yield Script(
             f"epochs/higher/{_count(times)}",
             "odd-metadata",
@@ -620,7 +622,6 @@ def odd_metadata() -> Iterator[Script]:
                 Wait(),
             ),
             (("delivery.timeout.ms", "2500"), ("request.timeout.ms", "800")),
-            delivers=True,
         )
 
 

@@ -148,14 +148,17 @@ def _java_is_dead(finding: Finding, evidence: dict[str, Evidence]) -> bool:
     script, java = _script(evidence), evidence[JAVA]
     reports = [sent.report for sent in java.sent if sent.fresh]
     reports += [called.report for called in java.calls if called.fresh]
-    failed = {one.label for one in reports if one is not None and not one.ok}
+    wrong = [one for one in reports if one is not None and not one.ok]
+    failed = {one.label for one in wrong}
     fatal = {
         f"code {fault.code}"
         for fault in script.faults
         if isinstance(fault, (ApiCode, ProduceCode))
         and not (script.transactional and fault.code in FENCING)
     }
-    if "fence" not in deeds(script) and failed & fatal:
+    if "fence" not in deeds(script) and (
+        failed & fatal or (fatal and all("in an error state" in one.message for one in wrong))
+    ):
         return True
     odd = {fault.what for fault in script.faults if isinstance(fault, Odd)}
     return failed <= {TIMEOUT, HUNG} and bool(odd & JAVA_STOPS_SENDING)

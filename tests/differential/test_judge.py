@@ -243,6 +243,10 @@ def test_producer_that_goes_on_is_explained_unless_it_was_fenced(mode, fault, ex
     java.sent.append(Sent(2, "z2", "t", 0, -1, True, failed(f"code {code}")))
     [finding] = [one for one in compare(ours, java) if one.kind == "alive"]
     assert rows_of(finding, ours, java) == (["java-is-dead"] if explained else [])
+    java.sent[-1].report = Report(label="K", error="K", message="K: we are in an error state")
+    assert rows_of(finding, ours, java) == (["java-is-dead"] if explained else [])
+    java.sent[-1].report = failed("timeout")
+    assert rows_of(finding, ours, java) == []
 
 
 @pytest.mark.parametrize(
@@ -283,4 +287,5 @@ def test_failure_of_ours_follows_only_in_later_transactions(cause, failure, foll
     second = Finding("record-failed", OURS, "", hard=False, transaction=failure)
     assert can_follow(second, first) == bool(follows)
     assert can_follow(dataclasses.replace(second, kind="record-acked"), first)
+    assert not can_follow(Finding("undelivered", OURS, "", hard=False), first)
     assert not can_follow(dataclasses.replace(second, kind="lost", hard=True), first)
