@@ -2,7 +2,7 @@
 #   make demo                       flights -> embedded broker -> read back and verified
 #   make demo BOOTSTRAP=host:port   the same against your own cluster
 #   make demo KAFKA=1               the same against three real Kafka nodes (JDK 17+, Maven)
-#   make test                       lint + unit tests + coverage thresholds; six minutes
+#   make test                       lint + unit tests + coverage thresholds; eight minutes
 #   make matrices                   the long matrices of the unit tests, every case and seed
 #   make bench                      aiokprod beside aiokafka, confluent-kafka and Java; half an hour
 #   make bench-core                 three promises beside aiokafka, kept or broken; four minutes

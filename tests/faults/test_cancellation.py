@@ -136,7 +136,6 @@ async def sweep_one(name, state, number, late_s):
         return reached
 
 
-@pytest.mark.matrix
 @pytest.mark.parametrize("state", [COLD, WARM, FULL, SLOW, ERRORS])
 @pytest.mark.parametrize("name", list(CALLS))
 def test_cancelled_at_every_await_leaves_the_producer_whole(name, state):

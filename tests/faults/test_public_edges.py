@@ -225,6 +225,43 @@ def test_interceptor_hears_of_a_record_that_try_submit_had_no_room_for():
     play(main)
 
 
+class Alarm(BaseException):
+    """As a signal handler of a job runner may raise it."""
+
+
+async def try_submitted(producer):
+    producer.try_submit("t", b"alarm", partition=0)
+
+
+CALLS = {
+    "try_submit": try_submitted,
+    "submit": lambda producer: producer.submit("t", b"alarm", partition=0),
+}
+
+
+@pytest.mark.parametrize("way", CALLS)
+def test_exception_of_a_signal_handler_in_a_serializer_ends_the_record(way):
+    """It leaves the call as it is, interceptors get to know of it, and the producer works on."""
+
+    def interrupted(value):
+        if value == b"alarm":
+            raise Alarm
+        return value
+
+    async def main():
+        ledger = Ledger()
+        async with world(interceptors=[ledger], value_serializer=interrupted) as (_, producer, _):
+            await producer.warm(["t"])
+            with pytest.raises(Alarm):
+                await CALLS[way](producer)
+            assert ledger.errors() == [KafkaError]
+            assert ledger.heard[0][1].outcome is Outcome.NOT_SENT
+            assert (await producer.try_submit("t", b"fine", partition=0)).offset == 0
+        assert len(ledger.heard) == ledger.sent == 2
+
+    play(main)
+
+
 def test_interceptors_change_records_in_turn():
     class Add(Ledger):
         def __init__(self, text):
