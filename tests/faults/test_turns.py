@@ -134,7 +134,6 @@ def test_full_memory_and_silent_brokers_hold_nobody_for_ever_in_line():
     assert set(outcomes_seen) <= {Outcome.NOT_SENT, Outcome.UNKNOWN}
 
 
-@pytest.mark.matrix
 def test_simulation_in_which_senders_wait_in_line(monkeypatch):
     releases = []
 
