@@ -78,7 +78,7 @@ def test_objects_of_what_is_there_may_take_ten_times_the_bytes(times, found):
 
     sample = corpus(random_each=0)[0]
     with pytest.raises(Finding) if found else contextlib.nullcontext():
-        measured(Sample(Objects, sample.version, sample.data), bytes(4096), times)
+        measured(Sample(Objects, sample.version, sample.data), bytes(16_384), times)
 
 
 def test_undamaged_answers_take_at_most_ten_times_their_bytes():

@@ -276,7 +276,7 @@ def test_child_that_uses_up_its_time_or_none_has_hung(tree: Path) -> None:
     try:
         spun = server.run(Command(("-m", "spin"), str(output), cpu=1))
         assert (spun.hung, spun.status) == (True, -signal.SIGXCPU)
-        assert spun.cpu >= 0.9
+        assert spun.cpu > 0.5
         waited = server.run(Command(("-m", "wait"), str(output), idle=2.0))
         assert (waited.hung, waited.status) == (True, -signal.SIGKILL)
         failed = server.run(Command(("-m", "fail"), str(output)))
