@@ -48,6 +48,8 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=24, help="scripts at a time")
     parser.add_argument("--repeats", type=int, default=3, help="plays of a script with findings")
     parser.add_argument("--most", type=int, default=40, help="findings that are printed")
+    parser.add_argument("--clients", default=",".join(CLIENTS), help="aiokprod alone: rules only")
+    parser.add_argument("--tcp", action="store_true", help="aiokprod over TCP, in real time")
     parser.add_argument("--fresh", action="store_true", help="forget the journal")
     parser.add_argument("--replay", action="store_true", help="play the chosen scripts anew")
     parser.add_argument(
@@ -95,7 +97,7 @@ def chosen_scripts(arguments: argparse.Namespace) -> list[Script]:
 async def run(chosen: list[Script], arguments: argparse.Namespace, journal: Journal) -> int:
     """Play the scripts and print what was found."""
     part = arguments.only or arguments.script or arguments.every > 1 or arguments.generated
-    whole = not part and arguments.shard == "0/1"
+    whole = not part and arguments.shard == "0/1" and JAVA in arguments.clients
     bad: list[Result] = []
     unsteady: Counter[str] = Counter()
     opinions: Counter[tuple[str, str]] = Counter()
@@ -125,7 +127,11 @@ async def run(chosen: list[Script], arguments: argparse.Namespace, journal: Jour
             rate = done / (time.monotonic() - started)
             print(f"-- {done} of {len(chosen)} scripts, {rate:.1f} a second", flush=True)
 
-    playing_them = campaign(arguments.jobs, CLIENTS, arguments.repeats, journal)
+    clients = tuple(arguments.clients.split(","))
+    journaled = CLIENTS if not arguments.tcp else tuple(set(CLIENTS) - {OURS})
+    playing_them = campaign(
+        arguments.jobs, clients, arguments.repeats, journal, journaled, arguments.tcp
+    )
     async with playing_them as playing:
         started = counted = time.monotonic()
         matched = await playing.run(chosen, finished)

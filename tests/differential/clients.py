@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from aiokprod.config import ProducerConfig
+from aiokprod.environment import Environment
 from aiokprod.errors import KafkaError, KafkaTimeout
 from aiokprod.producer import Producer
 from aiokprod.testing.kafka_artifacts import KAFKA_4, MissingTool, class_path, find_java
@@ -79,9 +80,14 @@ class Client(ABC):
 
 
 class Ours(Client):
-    """An aiokprod producer on the loop of the brokers."""
+    """An aiokprod producer on the loop of the brokers.
 
-    def __init__(self) -> None:
+    Args:
+        environment: of a cluster in memory; None: TCP.
+    """
+
+    def __init__(self, environment: Environment | None = None) -> None:
+        self._environment = environment
         self._loop = asyncio.get_running_loop()
         self._producer: Producer[bytes, bytes]
         self._commands: asyncio.Queue[tuple[str, tuple[str, ...], asyncio.Future[Report]] | None]
@@ -121,7 +127,7 @@ class Ours(Client):
         if command == "open":
             pairs = dict(text.split("=", 1) for text in arguments)
             config = ProducerConfig.from_mapping({**pairs, "adaptive_linger": "false"})
-            self._producer = Producer(config)
+            self._producer = Producer(config, environment=self._environment)
         elif command == "init":
             await self._producer.start()
         elif command == "begin":

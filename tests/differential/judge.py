@@ -46,6 +46,7 @@ LEFT_TO_CHANCE: Final = frozenset({"no-jitter", "undelivered"})
 """Rules that a busy machine can break, by a deadline: they must be broken more than once."""
 
 DUPLICATE_SEQUENCE: Final = 46
+INVALID_PRODUCER_ID_MAPPING: Final = 49
 
 
 @dataclass(frozen=True)
@@ -128,11 +129,12 @@ def met_differently(ours: Evidence, java: Evidence) -> set[str]:
 
 
 def lies_about_transaction(script: Script, *apis: int) -> bool:
-    """A coordinator carries out a request and answers what says that it did not."""
+    """A coordinator carries out a request and answers what says that it did not, or denies the
+    producer id of a transaction that is open."""
     return any(
         isinstance(fault, ApiCode)
         and fault.api in apis
-        and fault.process
+        and (fault.process or fault.code == INVALID_PRODUCER_ID_MAPPING)
         and fault.code in CHECKED_BEFORE_END
         for fault in script.faults
     )

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from aiokprod.testing.fake_cluster import FakeCluster, Request
 from aiokprod.testing.fake_cluster.apis.find_coordinator import coordinator_of
+from aiokprod.testing.fake_cluster.apis.produce import HINTS_FROM
 from aiokprod.testing.fake_cluster.log import PartitionLog
 from aiokprod.wire.message import Message
 from tests.differential.script import (
@@ -360,6 +361,8 @@ def _produce_offset_minus_1(
 @_edit(PRODUCE, "produce-no-hints")
 def _produce_no_hints(cluster: FakeCluster, request: Request, message: Any, value: int) -> Any:
     """Agents without KIP-951."""
+    if request.version < HINTS_FROM:
+        return message
     return replace(
         _each_answer(message, lambda p: replace(p, current_leader=type(p.current_leader)())),
         node_endpoints=[],
@@ -371,6 +374,8 @@ def _produce_hint_unknown_node(
     cluster: FakeCluster, request: Request, message: Any, value: int
 ) -> Any:
     """NOT_LEADER with a hint at a node whose address is not told."""
+    if request.version < HINTS_FROM:
+        return message
     return replace(
         _each_answer(
             message,

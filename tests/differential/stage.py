@@ -9,11 +9,22 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
+from aiokprod.testing import virtual
 from aiokprod.testing.fake_cluster import FakeCluster, Reaction, Request, edit, serve_tcp
 from aiokprod.testing.fake_cluster.batches import read_batch
 from aiokprod.testing.fake_cluster.control import ProduceFault, ProduceScript
 from aiokprod.testing.fake_cluster.transactions import Phase
-from tests.differential.clients import GONE, HUNG, JAVA, LIBRDKAFKA, TIMEOUT, Client, Report
+from tests.differential.clients import (
+    GONE,
+    HUNG,
+    JAVA,
+    LIBRDKAFKA,
+    OURS,
+    TIMEOUT,
+    Client,
+    Ours,
+    Report,
+)
 from tests.differential.oddities import ACTIONS, EDITS, TRANSACTIONAL_ID, every_log
 from tests.differential.script import (
     API_NAMES,
@@ -149,7 +160,37 @@ class Evidence:
 
 
 async def play(script: Script, name: str, client: Client) -> Evidence:
-    """Play a script to a client that has not been opened."""
+    """Play a script over TCP to a client that has not been opened."""
+    cluster = _cluster(script, name)
+    loop = asyncio.get_running_loop()
+    start = loop.time()
+    async with serve_tcp(cluster) as bootstrap:
+        evidence = await _Play(script, name, client, cluster).run(bootstrap)
+    evidence.seconds = loop.time() - start
+    return evidence
+
+
+def play_in_memory(script: Script, seed: int) -> Evidence:
+    """Play a script to aiokprod in virtual time: no deadline comes near because the machine is
+    busy, and none is waited for.
+
+    Args:
+        seed: of the jitter, and of the order of tasks that are ready at the same time.
+    """
+
+    async def main() -> Evidence:
+        cluster = _cluster(script, OURS)
+        loop = asyncio.get_running_loop()
+        start = loop.time()
+        client = Ours(cluster.environment(seed))
+        evidence = await _Play(script, OURS, client, cluster).run(cluster.bootstrap_servers)
+        evidence.seconds = loop.time() - start
+        return evidence
+
+    return virtual.run(main, seed=seed, debug=False, check_leaks=False, collect_garbage=False)
+
+
+def _cluster(script: Script, name: str) -> FakeCluster:
     cluster = FakeCluster(
         script.brokers,
         version_profile=script.profile,
@@ -163,12 +204,7 @@ async def play(script: Script, name: str, client: Client) -> Evidence:
             ranges = {**broker.profile.ranges, _FETCH: (4, 11)}
             broker.profile = replace(broker.profile, ranges=ranges)
     cluster.create_topic(TOPIC, PARTITIONS)
-    loop = asyncio.get_running_loop()
-    start = loop.time()
-    async with serve_tcp(cluster) as bootstrap:
-        evidence = await _Play(script, name, client, cluster).run(bootstrap)
-    evidence.seconds = loop.time() - start
-    return evidence
+    return cluster
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -39,7 +39,7 @@ def test_sampled_scripts_end_as_with_java_or_as_documented():
         quick = [script for script in everything if script.settings != SHORT]
         named = [script for script in everything if script.name in NAMED]
         assert {script.name for script in named} == NAMED
-        async with campaign(jobs=12) as playing:
+        async with campaign(jobs=12, tcp=True) as playing:
             await playing.run([*named, *quick[:: len(quick) // 60]], found.append)
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

@@ -255,10 +255,10 @@ class ServerConnection(asyncio.Protocol):
         if self.link is None or not isinstance(self._transport, MemoryTransport):
             self._transport.write(frame[:size])
             self._transport.abort()
-        elif size <= 0:
-            self.link.reset()
+        elif not frame[:size]:
+            self.link.reset()  # also where there is no answer to cut
         else:
-            self.link.down.cut_at = self.link.down.taken + size
+            self.link.down.cut_at = self.link.down.taken + min(size, len(frame))
             self._transport.write(frame)
 
     def _later(self, seconds: float, function: Callable[..., object], *args: Any) -> None:
