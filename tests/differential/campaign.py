@@ -232,7 +232,7 @@ def _key(finding: Finding) -> tuple[str, str]:
 def _sort(result: Result, evidence: dict[str, Evidence]) -> list[Finding]:
     """Enter the explained findings into the result; returns the others."""
     rest = []
-    rows = ROWS if JAVA in evidence else []
+    rows = ROWS if {OURS, JAVA} <= evidence.keys() else []
     for finding in findings(evidence):
         row = next((row for row in rows if row.explains(finding, evidence)), None)
         if row is None:
