@@ -524,6 +524,17 @@ def test_control_cuts_the_answer(size):
 
 
 @scenario
+async def test_control_cuts_a_connection_whose_request_is_not_answered(cluster):
+    client = await RawClient.connect(cluster)
+    cluster.control(0, faults.cut(8, process=False), times=1)
+    client.send(produce("t", 0, batch(b"a")), 9)
+    with pytest.raises(Closed) as info:
+        await client.frame()
+    assert info.value.args[0] == b""
+    assert cluster.open_connections() == 0
+
+
+@scenario
 async def test_control_closes_without_processing(cluster):
     client = await RawClient.connect(cluster)
     cluster.control(None, faults.close())
