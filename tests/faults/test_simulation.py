@@ -6,6 +6,8 @@ thousands. `AIOKPROD_SEEDS=100-2000` chooses others; a failure names its seed.
 
 from __future__ import annotations
 
+import asyncio
+import itertools
 import os
 import random
 import subprocess
@@ -14,12 +16,17 @@ from pathlib import Path
 
 import pytest
 
+from aiokprod.errors import ProducerFailed
+from aiokprod.producer import Producer
 from aiokprod.testing.fake_cluster import profiles as fake_profiles
+from aiokprod.testing.virtual import LivelockError, VirtualTimeLimit
 from tests.faults.detection.search import put_back, verdict_on
+from tests.faults.simulation import run as run_module
 from tests.faults.simulation.batch import Journal, Totals, outcomes, parsed, slices
 from tests.faults.simulation.exemptions import EXEMPTIONS, MOST_SEEDS
+from tests.faults.simulation.judge import Violation
 from tests.faults.simulation.misfortunes import Misfortunes
-from tests.faults.simulation.run import run_seed
+from tests.faults.simulation.run import Simulation, run_seed
 from tests.faults.simulation.seeds import LAST_FAULTS, MENU, TEMPERAMENTS, plan_of
 from tests.faults.simulation.temperaments import LEGALITY
 
@@ -91,6 +98,62 @@ def test_last_fault_passes_without_its_bug_and_finds_it(name, monkeypatch):
             put_back(LAST_FAULT_BUGS[name], patch)
             verdicts.append(verdict_on(seed))
     assert any(verdicts), verdicts
+
+
+def test_bug_that_an_exception_within_a_call_brings_out_is_found(monkeypatch):
+    """The injector strikes in the function that takes the place of the package's own, too."""
+    seeds = [seed for seed in range(300) if "interrupt" in plan_of(seed).menu]
+
+    def finds(seed):
+        with monkeypatch.context() as patch:
+            put_back("batch-opened-before-it-is-known", patch)
+            verdict = verdict_on(seed)
+        return verdict is not None and verdict_on(seed) is None
+
+    assert any(finds(seed) for seed in seeds[:60])
+
+
+# -- seeds that would not end ---------------------------------------------------------------------
+
+
+def healing_seed():
+    return next(s for s in range(100) if plan_of(s).ending == "heal" and not plan_of(s).last_fault)
+
+
+async def sleep_for_ever(step_s):
+    for _ in itertools.count():
+        await asyncio.sleep(step_s)
+
+
+def test_seed_whose_records_are_refused_at_once_ends(monkeypatch):
+    """No time passes in a call that a failed producer refuses."""
+
+    async def refused(self, *args, **options):
+        raise ProducerFailed("the producer failed and cannot be used any more")
+
+    monkeypatch.setattr(Producer, "send", refused)
+    with pytest.raises(Violation, match="a fresh record took"):
+        run_seed(healing_seed())
+
+
+def test_seed_that_never_ends_is_ended_by_its_virtual_time(monkeypatch):
+    monkeypatch.setattr(Simulation, "_fresh_records", lambda self: sleep_for_ever(1.0))
+    with pytest.raises(VirtualTimeLimit, match="still running at virtual time"):
+        run_seed(healing_seed())
+
+
+def test_seed_whose_clock_creeps_is_ended_by_its_passes(monkeypatch):
+    monkeypatch.setattr(run_module, "MOST_PASSES", 30_000)
+    monkeypatch.setattr(Simulation, "_fresh_records", lambda self: sleep_for_ever(1e-6))
+    with pytest.raises(LivelockError, match="30000 loop passes until virtual time"):
+        run_seed(healing_seed())
+
+
+def test_healthy_seeds_stay_far_from_what_ends_them(monkeypatch):
+    monkeypatch.setattr(run_module, "MOST_PASSES", run_module.MOST_PASSES // 10)
+    monkeypatch.setattr(run_module, "LONGEST_S", run_module.LONGEST_S / 10)
+    for seed in range(24, 36):
+        run_seed(seed)
 
 
 def test_mild_judgments_are_counted_by_name():

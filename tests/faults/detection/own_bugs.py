@@ -94,11 +94,11 @@ def leaderless_looked_at_too_early(patch: Patch) -> None:
 
 @bug
 def batch_opened_before_it_is_known(patch: Patch) -> None:
-    """H1: the append path had the open batch before anybody else did. An exception of a signal
-    handler in between left records in a batch that is in no set, and nobody was woken."""
+    """H1: the append path had the open batch before anything else did. An exception of a signal
+    handler in between left it in no queue and in no set, without a deadline, or nobody was woken:
+    records of later calls went into it and never got an outcome."""
 
     def opened(self: Any, queue: Any) -> bool:
-        before = queue.opened
         self._admit(queue.topic_partition)
         now = self._loop.time()
         limit = max(1, self._batch_size - HEADER_SIZE)
@@ -107,11 +107,13 @@ def batch_opened_before_it_is_known(patch: Patch) -> None:
         )
         deadline = now + self._delivery_timeout
         batch = ProducerBatch(core, queue, (next(self._orders),), now, deadline)
-        is_open = queue.open(core, before, batch, queue.batches, self.incomplete)
+        queue.core = core
+        queue.batches.append(batch)
+        self.incomplete[batch] = None
         self.expires_at = min(self.expires_at, deadline)
-        self._changed[queue] = None
+        self.place(queue, now)
         self._wakeup()
-        return bool(is_open)
+        return True
 
     patch.setattr(RecordAccumulator, "_open", opened)
 

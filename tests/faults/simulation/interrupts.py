@@ -22,6 +22,8 @@ T = TypeVar("T")
 
 PACKAGE = str(Path(aiokprod.__file__).parent)
 TESTING = str(Path(PACKAGE) / "testing")
+BUGS = str(Path(__file__).parent.parent / "detection")
+"""Functions of bugs that are put back stand here and take the place of some of the package."""
 
 
 class Interrupt(BaseException):
@@ -63,7 +65,8 @@ class Injector:
         ours = self._ours.get(code)
         if ours is None:
             name = code.co_filename
-            ours = self._ours[code] = name.startswith(PACKAGE) and not name.startswith(TESTING)
+            ours = name.startswith((PACKAGE, BUGS)) and not name.startswith(TESTING)
+            self._ours[code] = ours
         if not ours:
             return None
         frame.f_trace_opcodes = True

@@ -16,7 +16,7 @@ from aiokprod.errors import KafkaError, ProducerClosed, ProducerFailed
 from aiokprod.producer import Producer
 from aiokprod.testing.fake_cluster import FakeCluster, TopicConfig
 from aiokprod.testing.memory import MemoryNetwork
-from aiokprod.testing.virtual import run
+from aiokprod.testing.virtual import LivelockError, VirtualLoop, WorldHandle, run
 from tests.faults.kit import RECOVERY, TICK, clock, make_producer, now
 from tests.faults.simulation.judge import (
     Judge,
@@ -35,6 +35,10 @@ from tests.faults.simulation.watch import EpochWatch
 from tests.faults.simulation.wire import Wire
 
 STEPS = 30
+LONGEST_S = 3_600.0
+"""Virtual seconds after which a seed counts as hanging; healthy ones take some hundred at most."""
+MOST_PASSES = 200_000
+"""Passes of the loop after which a seed counts as hanging; healthy ones make some thousand."""
 STUCK_S = 6.0
 """Once everything is healed, no partition with records waiting may go longer without an outcome:
 three backoffs of 1 s each with jitter, and what the cluster needs."""
@@ -84,10 +88,28 @@ def _run(plan: Plan, seed: int) -> Report:
     return run(
         lambda: Simulation(plan).main(),
         seed=seed,
+        limit_s=LONGEST_S,
         late_timers_s=plan.late_timers_s,
         debug=False,
         collect_garbage=False,
     )
+
+
+def bound_passes(loop: VirtualLoop) -> None:
+    """Let the loop raise LivelockError once it has made `MOST_PASSES`: one whose clock creeps would
+    reach neither its limit of idle passes nor its limit of virtual time."""
+    advance = loop._advance
+
+    def bounded(timeout: float | None) -> list[WorldHandle]:
+        if loop.passes >= MOST_PASSES:
+            del loop._advance  # what clears up after the run makes passes of its own
+            raise LivelockError(
+                f"{MOST_PASSES} loop passes until virtual time {loop.time():.3f}\n"
+                + loop.describe_tasks()
+            )
+        return advance(timeout)
+
+    setattr(loop, "_advance", bounded)  # noqa: B010  (mypy takes an assignment for a mistake)
 
 
 class Simulation:
@@ -128,6 +150,7 @@ class Simulation:
     async def main(self) -> Report:
         """The run; returns when the producer is closed and everything is judged."""
         loop = clock()
+        bound_passes(loop)
         loop.executor_delay_s = self.plan.executor_delay_s
         self.started_at = now()
         await self.producer.start()
@@ -280,6 +303,8 @@ class Simulation:
         attempt = await self._lone(topic, partition)
         while isinstance(attempt.result, BaseException) and now() - began <= self.recovery_s():
             self.refused_fresh.append(attempt)  # must have used up its retries
+            if attempt.settled_at == attempt.started_at:
+                await asyncio.sleep(TICK)  # refused at once: time passes, or this never ends
             attempt = await self._lone(topic, partition)
         took = attempt.settled_at - began
         good = not isinstance(attempt.result, BaseException)
