@@ -118,9 +118,12 @@ async def test_call_refused_as_the_table_says(
 
 
 @pytest.mark.parametrize("call", list(Call), ids=lambda call: call.value)
-def test_table_every_code_has_a_meaning_unknown_ones_are_fatal(call: Call) -> None:
+def test_every_code_has_a_verdict_and_unknown_ones_end_the_producer(call: Call) -> None:
+    """But for AddPartitionsToTxn, where any other code aborts the transaction, as in Java's
+    AddPartitionsToTxnHandler."""
     assert all(isinstance(verdict(call, number), Verdict) for number in Code)
-    assert verdict(call, 999) is Verdict.FATAL
+    unknown = Verdict.ABORT if call is Call.ADD_PARTITIONS else Verdict.FATAL
+    assert verdict(call, 999) is unknown
 
 
 @pytest.mark.parametrize("commit", [True, False], ids=["commit", "abort"])
