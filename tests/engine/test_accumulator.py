@@ -510,6 +510,21 @@ async def test_expired_batches_come_in_order_until_they_have_an_outcome() -> Non
 
 
 @virtual
+async def test_expired_parts_come_before_a_batch_that_was_opened_after_theirs() -> None:
+    world = World()
+    world.append(b"1")
+    world.append(b"2")
+    world.step()
+    world.pass_time(1)
+    world.append(b"3")
+    (later,) = world.queued()
+    world.brokers.last.refuse(Code.MESSAGE_TOO_LARGE)
+    found = world.accumulator.expired(math.inf)
+    assert len(found) == 3
+    assert found == [*world.queued()[:2], later]
+
+
+@virtual
 async def test_settled_batches_do_not_pile_up_behind_a_stuck_one() -> None:
     world = World(partitions=2, brokers=2)
     world.brokers.busy.add(2)

@@ -682,6 +682,25 @@ def test_run_fetches_for_a_waiter() -> None:
     running(scenario)
 
 
+def test_run_wakes_although_an_earlier_wakeup_was_interrupted() -> None:
+    """A signal handler that raises can leave an asyncio.Event set, and those who wait asleep."""
+
+    async def scenario(world: World, task: asyncio.Task[None]) -> None:
+        now = asyncio.get_running_loop().time()
+        world.client.sent[-1].succeed(answer())
+        for _ in range(5):
+            await asyncio.sleep(0)
+        world.updater._wake._value = True
+        waiter = asyncio.create_task(world.metadata.wait_for_topic("t", deadline=now + 60))
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert world.client.sent[-1].topics == ["t"]
+        world.client.sent[-1].succeed(answer(topic("t", 2)))
+        assert (await waiter).partition_count("t") == 2
+
+    running(scenario)
+
+
 def test_run_refreshes_by_age_and_sleeps_in_between_P12() -> None:
     async def scenario(world: World, task: asyncio.Task[None]) -> None:
         passes = 0

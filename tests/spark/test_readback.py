@@ -101,6 +101,20 @@ def test_readback_takes_the_range_only_and_starts_afresh() -> None:
     assert record_batch("t", 0, columns.take()).column("offset").to_pylist() == [9]
 
 
+def test_readback_headers_start_afresh_after_they_were_taken() -> None:
+    rows: list[tuple[int, bytes | None, bytes | None, list]] = [
+        (1, b"k", b"v", [("a", b"1"), ("b", None)]),
+        (2, b"k", b"v", [("c", b"3")]),
+    ]
+    (batch,) = read_batches(built(rows))
+    columns = RecordColumns()
+    for _ in range(2):
+        add(columns, batch)
+        headers = record_batch("t", 0, columns.take()).column("headers").to_pylist()
+        found = [[(header["key"], header["value"]) for header in row] for row in headers]
+        assert found == [row[3] for row in rows]
+
+
 @pytest.mark.parametrize("cut", [1, 3, 7])
 def test_readback_of_cut_payload_is_refused(cut: int) -> None:
     (batch,) = read_batches(built([(1, b"k", b"v", [("h", b"x")])]))
