@@ -342,6 +342,7 @@ async def test_close_fails_everyone_with_a_copy_now_and_later() -> None:
     assert all(isinstance(e, ProducerClosed) and e is not error for e in errors)
     assert errors[0] is not errors[1]
     assert waiters[2].cancelled()
+    assert not memory.has_waiters
     with pytest.raises(ProducerClosed):
         await reserve(memory, 1, forever())
     release(memory, 100)

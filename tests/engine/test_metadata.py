@@ -12,6 +12,7 @@ import pytest
 
 from aiokprod.cluster import ClusterSnapshot, Node
 from aiokprod.engine.metadata import Metadata, UpdatePlan
+from aiokprod.engine.metadata_merge import MISSES_BEFORE_FORGETTING
 from aiokprod.errors import (
     AuthenticationError,
     AuthorizationError,
@@ -162,6 +163,15 @@ def test_omitted_new_topic_is_asked_for_again_after_the_backoff() -> None:
     assert NOW < cache.next_update_at(NOW) < NOW + 0.2
     assert cache.topic_error("u") == Code.UNKNOWN_TOPIC_OR_PARTITION
     assert cache.lookup("t") is not None
+
+
+def test_topic_is_forgotten_once_so_many_answers_in_a_row_lacked_it() -> None:
+    cache = known()
+    for miss in range(MISSES_BEFORE_FORGETTING):
+        assert cache.lookup("t") is not None, f"after {miss} misses"
+        cache.request_update()
+        refresh(cache, answer(), NOW + miss)
+    assert cache.lookup("t") is None
 
 
 def test_request_update_does_nothing_if_the_cache_is_newer_than_what_was_seen() -> None:
