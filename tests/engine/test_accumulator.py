@@ -15,6 +15,7 @@ from aiokprod.records import TopicPartition
 from aiokprod.testing.virtual import VirtualLoop
 from aiokprod.wire.compression import codec_for
 from aiokprod.wire.messages.produce import NodeEndpoint
+from aiokprod.wire.record_batch import HEADER_SIZE
 from tests.engine.world import (
     BACKOFF,
     World,
@@ -161,6 +162,37 @@ async def test_batch_that_waits_behind_another_one_grows() -> None:
         for sent in list(world.brokers.waiting):
             sent.ack()
     assert len(world.brokers.log(T0).records()) == 80
+
+
+@virtual
+@pytest.mark.parametrize(("age", "grows"), [(1.9, True), (2.1, False)])
+async def test_batch_grows_until_a_sixteenth_of_its_time_is_over(age: float, grows: bool) -> None:
+    """What waits for so long must not become larger, and later, still."""
+    world = World(batch_size=1000, elastic_batch_size=3000, delivery_timeout_ms=32_000)
+    world.brokers.busy.add(1)
+    append_many(world, 10)
+    assert len(world.queued(0)) == 2
+    world.pass_time(age)
+    append_many(world, 12)
+    assert (world.queued(0)[1].core.size > 1000) is grows
+
+
+@virtual
+async def test_parts_of_a_batch_that_grew_are_no_larger_than_batch_size() -> None:
+    world = World(batch_size=1000, elastic_batch_size=6000)
+    world.brokers.busy.add(1)
+    append_many(world, 60)
+    world.brokers.busy.clear()
+    world.step()
+    world.brokers.last.ack()
+    world.step()
+    grown = len(world.brokers.last.values)
+    assert grown > 30
+    others = len(world.queued(0))
+    world.brokers.last.refuse(Code.MESSAGE_TOO_LARGE)
+    parts = world.queued(0)[: len(world.queued(0)) - others]
+    assert sum(part.core.record_count for part in parts) == grown
+    assert max(part.core.size for part in parts) <= 1000 - HEADER_SIZE
 
 
 @virtual
