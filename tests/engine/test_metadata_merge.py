@@ -295,6 +295,15 @@ def test_partition_expansion_is_taken_over_F53() -> None:
     assert not merged.stale
 
 
+def test_partition_that_was_known_is_taken_from_an_answer_with_few_others() -> None:
+    old = view(topic("t", 200))
+    merged = merge(old, answer(topic("t", [partition(199, leader=2)])), asked=["t"])
+    info = merged.snapshot.partition("t", 199)
+    assert info is not None
+    assert info.leader == 2
+    assert merged.snapshot.partition_count("t") == 200
+
+
 @pytest.mark.parametrize("index", [-1, 1000, 2**31 - 1])
 def test_partition_index_without_sense_is_ignored(index: int) -> None:
     merged = merge(ClusterSnapshot(), answer(topic("t", [partition(0), partition(index)])))

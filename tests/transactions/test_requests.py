@@ -20,10 +20,11 @@ def test_first_init_has_no_producer_id_in_any_version(version: int) -> None:
     assert (made.producer_id, made.producer_epoch) == (-1, -1)
 
 
-def test_epoch_bump_names_its_producer_id_and_needs_version_3() -> None:
-    request = requests.init("x", 60_000, 7, 2)
+@pytest.mark.parametrize("producer_id", [0, 7])
+def test_epoch_bump_names_its_producer_id_and_needs_version_3(producer_id: int) -> None:
+    request = requests.init("x", 60_000, producer_id, 2)
     made = request(3)
-    assert (made.producer_id, made.producer_epoch) == (7, 2)
+    assert (made.producer_id, made.producer_epoch) == (producer_id, 2)
     with pytest.raises(UnsupportedVersion, match=r"before Kafka 2\.5"):
         request(2)
 
