@@ -408,7 +408,9 @@ class Judge:
             _demand(struck, "no serializer raises: {} {!r}", attempt, error)
             return
         self._check_told(attempt, error)
-        given_up = len(self._sent(attempt)) > self.plan.options["retries"]
+        # An attempt is not on the wire if its connection broke before.
+        most = len(self._sent(attempt)) + self.wire.lost(attempt.started_at, attempt.settled_at)
+        given_up = most > self.plan.options["retries"]
         code = -2 if error.code is None else error.code.number
         sequence = code in (Code.OUT_OF_ORDER_SEQUENCE_NUMBER, Code.INVALID_PRODUCER_EPOCH)
         in_doubt = sequence and not error.outcome.definite

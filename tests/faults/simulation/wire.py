@@ -94,6 +94,11 @@ class Wire:
         self._recordings.append(recording)
         self._brokers.append(link.names[1])
 
+    def lost(self, since: float, until: float) -> int:
+        """How many connections broke in a time: requests that were handed to one of them and did
+        not reach it count as attempts of the client."""
+        return sum(since <= recording.ended_at <= until for recording in self._recordings)
+
     def exchanges(self) -> list[Exchange]:
         """All requests with their answers, connection after connection. Read once."""
         requests = self.requests()
