@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import errno
 import functools
+import gc
 import importlib.util
 import json
 import os
 import pickle
 import socket
 import ssl
+import struct
 import threading
 import time
 import traceback
@@ -28,7 +31,6 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
 from aiokprod import AuthenticationError, ConfigError, Secret
-from aiokprod.net.security import https
 from aiokprod.net.security.https import HttpsExchange
 from aiokprod.net.security.jwt_bearer import GRANT, JwtBearerTokens
 from aiokprod.net.security.msk_iam import AwsCredentials, MskIamTokens
@@ -567,15 +569,15 @@ def test_token_endpoint_that_drips_is_given_up_after_the_timeout(dripping):
     assert all_end(token_threads())
 
 
-def test_connect_that_the_system_gives_up_is_told_as_no_answer(monkeypatch):
+def test_connect_that_the_system_gives_up_is_told_as_no_answer():
     """ETIMEDOUT of the kernel, long before the timeout of the request."""
 
-    class Unreachable(socket.socket):
+    class Unreachable(ssl.SSLSocket):
         def connect(self, address: Any) -> None:
             raise TimeoutError(errno.ETIMEDOUT, "Connection timed out")
 
-    monkeypatch.setattr(https.socket, "socket", Unreachable)
     tls = ssl.create_default_context(cadata=CA.pem)
+    tls.sslsocket_class = Unreachable
     tokens = OidcTokens(
         "https://127.0.0.1:1/token", "me", "canary-secret", tls=tls, timeout_s=HANG_S
     )
@@ -604,6 +606,34 @@ def test_cancelled_token_requests_leave_no_thread_and_no_connection(dripping):
     for _ in range(10):
         assert dripping.ended.acquire(timeout=HANG_S)
     assert all_end(token_threads())
+
+
+def test_connection_reset_before_its_tls_socket_exists_leaves_no_socket():
+    """A request that is aborted while the endpoint resets the connection: `getpeername` and `recv`
+    of the socket then fail in the middle of `SSLContext.wrap_socket`."""
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def reset_the_connection() -> None:
+        peer, _ = listener.accept()
+        peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        peer.close()
+
+    class Late(ssl.SSLContext):
+        def wrap_socket(self, sock: socket.socket, *args: Any, **options: Any) -> ssl.SSLSocket:
+            with contextlib.suppress(OSError):  # not connected: not yet, or no longer
+                while sock.getpeername():
+                    time.sleep(0.001)
+            return super().wrap_socket(sock, *args, **options)
+
+    endpoint = f"https://127.0.0.1:{listener.getsockname()[1]}/token"
+    tls = Late(ssl.PROTOCOL_TLS_CLIENT)
+    tokens = OidcTokens(endpoint, "me", "canary-secret", tls=tls, timeout_s=HANG_S)
+    thread = threading.Thread(target=reset_the_connection)
+    thread.start()
+    with listener, pytest.raises(AuthenticationError, match="cannot be asked"):
+        asyncio.run(tokens.token())
+    assert all_end([thread, *token_threads()])
+    gc.collect()  # a socket that was not closed would warn, which fails the test
 
 
 def test_stuck_name_resolution_keeps_one_thread_however_often_a_token_is_asked_for(monkeypatch):

@@ -117,31 +117,26 @@ class HttpsExchange:
         failure = OSError("the name has no address")
         found = socket.getaddrinfo(request.host, request.port, type=socket.SOCK_STREAM)
         for number, (family, kind, protocol, _, address) in enumerate(found):
-            plain = socket.socket(family, kind, protocol)
+            # Wrapped before it is connected: `wrap_socket` of a connected socket whose peer resets
+            # the connection in that moment raises and leaves a socket that cannot be closed.
+            tls = context.wrap_socket(
+                socket.socket(family, kind, protocol),
+                server_hostname=request.host,
+                do_handshake_on_connect=False,
+            )
+            self._own(tls)
             try:
-                self._own(plain)
                 # An address that does not answer leaves time for the others.
-                plain.settimeout(self.remaining() / (len(found) - number))
-                plain.connect(address)
+                tls.settimeout(self.remaining() / (len(found) - number))
+                tls.connect(address)
             except OSError as error:
-                plain.close()
+                tls.close()
                 failure = error
                 continue
-            return self._handshake(plain, context)
+            tls.settimeout(self.remaining())
+            tls.do_handshake()
+            return tls
         raise failure
-
-    def _handshake(self, plain: socket.socket, context: ssl.SSLContext) -> ssl.SSLSocket:
-        try:
-            tls = context.wrap_socket(
-                plain, server_hostname=self._request.host, do_handshake_on_connect=False
-            )
-        except BaseException:
-            plain.close()
-            raise
-        self._own(tls)
-        tls.settimeout(self.remaining())
-        tls.do_handshake()
-        return tls
 
     def _own(self, one: socket.socket) -> None:
         """From now on this is the socket that `abort` ends."""
