@@ -47,8 +47,7 @@ class Handed:
     __slots__ = ("checksum", "view")
 
     def __init__(self, data: Buffer) -> None:
-        view = memoryview(data)
-        self.view = view if view.format == "B" and view.c_contiguous else view.cast("B")
+        self.view = memoryview(data).cast("B")
         self.checksum = zlib.crc32(self.view)
 
     def is_unchanged(self) -> bool:
@@ -142,14 +141,11 @@ class Pipe:
 
     def _arrival(self, size: int) -> float:
         now = self._loop.time()
-        if now > self._sent_until:
-            self._sent_until = now
+        self._sent_until = max(self._sent_until, now)
         if self.bytes_per_s is not None:
             self._sent_until += size / self.bytes_per_s
         latency = self.latency_s() if callable(self.latency_s) else self.latency_s
-        arrives_at = self._sent_until + latency
-        if arrives_at > self._arrives_until:
-            self._arrives_until = arrives_at
+        self._arrives_until = max(self._arrives_until, self._sent_until + latency)
         return self._arrives_until
 
     # -- the receiver's side --------------------------------------------------------------------
@@ -181,7 +177,8 @@ class Pipe:
             when = self._arrives_until
         else:
             return
-        self._event = world_at(self._loop, max(when, self._loop.time()), self._deliver)
+        when = max(when, self._loop.time())
+        self._event = world_at(self._loop, when, self._deliver)
 
     def _deliver(self) -> None:
         self._event = None

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import contextvars
 import gc
 import heapq
 import itertools
@@ -17,7 +16,7 @@ import math
 import random
 from asyncio import base_events
 from collections import deque
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Executor
 from typing import Any, TypeVar
 
@@ -27,9 +26,6 @@ START_TIME = 1000.0
 """First reading of the clock, s. Not zero, so that code taking 0 for "unset" is found out."""
 
 DAY = 86_400.0
-
-_MANY_TIMERS = 100
-"""Above it asyncio may drop cancelled timers in the middle of the heap."""
 
 
 class VirtualTimeError(Exception):
@@ -61,52 +57,19 @@ class UnhandledError(VirtualTimeError):
 
 
 class WorldHandle:
-    """A cancellable event of the simulated outside world (bytes arriving, a broker's delay). Due
-    events stand among the loop's ready handles."""
+    """A cancellable event of the simulated outside world (bytes arriving, a broker's delay)."""
 
-    __slots__ = ("_args", "_callback", "_cancelled", "_loop")
+    __slots__ = ("args", "callback", "cancelled_flag", "when")
 
-    def __init__(
-        self, loop: VirtualLoop, callback: Callable[..., object], args: tuple[Any, ...]
-    ) -> None:
-        self._loop = loop
-        self._callback = callback
-        self._args = args
-        self._cancelled = False
+    def __init__(self, when: float, callback: Callable[..., object], args: tuple[Any, ...]) -> None:
+        self.when = when
+        self.callback = callback
+        self.args = args
+        self.cancelled_flag = False
 
     def cancel(self) -> None:
         """Forget the event. Harmless when it already happened."""
-        self._cancelled = True
-
-    def _run(self) -> None:
-        try:
-            self._callback(*self._args)
-        except (SystemExit, KeyboardInterrupt):
-            raise
-        except BaseException as error:
-            message = f"exception in an event of the outside world: {self._callback!r}"
-            self._loop.call_exception_handler({"message": message, "exception": error})
-
-
-class _Handle(asyncio.Handle):
-    """Without the look at debug mode, which is off where it is made."""
-
-    __slots__ = ()
-
-    def __init__(
-        self,
-        callback: Callable[..., object],
-        args: Sequence[Any],
-        loop: asyncio.AbstractEventLoop,
-        context: contextvars.Context | None,
-    ) -> None:
-        self._context = contextvars.copy_context() if context is None else context
-        self._loop = loop
-        self._callback = callback
-        self._args = args
-        self._cancelled = False
-        self._repr = None
-        self._source_traceback = None
+        self.cancelled_flag = True
 
 
 class _VirtualSelector:
@@ -136,13 +99,9 @@ class VirtualLoop(base_events.BaseEventLoop):
     before it judges a timeout can be tested (`stall`).
     """
 
-    _ready: deque[Any]
+    _ready: deque[asyncio.Handle]
     _scheduled: list[asyncio.TimerHandle]
     _clock_resolution: float
-    _stopping: bool
-    _closed: bool
-    _debug: bool
-    _timer_cancelled_count: int
 
     def __init__(
         self,
@@ -187,46 +146,9 @@ class VirtualLoop(base_events.BaseEventLoop):
 
     def world_at(self, when: float, callback: Callable[..., object], *args: Any) -> WorldHandle:
         """Call back at `when` (s of this clock) as an I/O event: before timers, and not a leak."""
-        handle = WorldHandle(self, callback, args)
+        handle = WorldHandle(when, callback, args)
         heapq.heappush(self._world, (when, next(self._world_order), handle))
         return handle
-
-    # -- passes ---------------------------------------------------------------------------------
-
-    def call_soon(  # type: ignore[override]
-        self,
-        callback: Callable[..., object],
-        *args: Any,
-        context: contextvars.Context | None = None,
-    ) -> asyncio.Handle:
-        """As every loop's."""
-        if self._debug or self._closed:
-            return super().call_soon(callback, *args, context=context)
-        handle = _Handle(callback, args, self, context)
-        self._ready.append(handle)
-        return handle
-
-    def _run_once(self) -> None:
-        """One pass, as `BaseEventLoop._run_once` makes it in debug mode. Simulations are made of
-        short passes, and what that one does around the handles took longer than most of them."""
-        scheduled, ready = self._scheduled, self._ready
-        if self._debug or len(scheduled) > _MANY_TIMERS:
-            super()._run_once()  # type: ignore[misc]
-            return
-        while scheduled and scheduled[0]._cancelled:
-            self._timer_cancelled_count -= 1
-            heapq.heappop(scheduled)._scheduled = False  # type: ignore[attr-defined]
-        is_ready = ready or self._stopping or (scheduled and scheduled[0].when() <= self._now)
-        ready.extend(self._advance(0 if is_ready else None))
-        end = self._now + self._clock_resolution
-        while scheduled and scheduled[0].when() < end:
-            timer = heapq.heappop(scheduled)
-            timer._scheduled = False  # type: ignore[attr-defined]
-            ready.append(timer)
-        for _ in range(len(ready)):
-            handle = ready.popleft()
-            if not handle._cancelled:
-                handle._run()
 
     # -- the clock ------------------------------------------------------------------------------
 
@@ -247,12 +169,12 @@ class VirtualLoop(base_events.BaseEventLoop):
         due: list[WorldHandle] = []
         while self._world and self._world[0][0] <= self._now:
             handle = heapq.heappop(self._world)[2]
-            if not handle._cancelled:
+            if not handle.cancelled_flag:
                 due.append(handle)
         return due
 
     def _jump(self) -> None:
-        while self._world and self._world[0][2]._cancelled:
+        while self._world and self._world[0][2].cancelled_flag:
             heapq.heappop(self._world)
         timer = self._scheduled[0].when() if self._scheduled else math.inf
         world = self._world[0][0] if self._world else math.inf
@@ -290,7 +212,8 @@ class VirtualLoop(base_events.BaseEventLoop):
             self._ready[index] = step
 
     def _process_events(self, event_list: list[WorldHandle]) -> None:
-        self._ready.extend(event_list)
+        for event in event_list:
+            self._ready.append(asyncio.Handle(_happen, [event], self))
 
     def _write_to_self(self) -> None:
         """No selector to wake: a pass never blocks."""
@@ -441,6 +364,11 @@ def _latest_before(heap: list[asyncio.TimerHandle], limit: float, latest: float)
             latest = max(latest, when)
             below += (2 * place + 1, 2 * place + 2)
     return latest
+
+
+def _happen(event: WorldHandle) -> None:
+    if not event.cancelled_flag:
+        event.callback(*event.args)
 
 
 def _settle(future: asyncio.Future[T], result: T, error: Exception | None) -> None:

@@ -189,11 +189,6 @@ class _Cursor:
         self.at = 0
 
     def varint(self, most: int = 5) -> int:
-        if self.at < len(self.data):
-            byte = self.data[self.at]
-            if byte < 0x80:  # most of them have one byte
-                self.at += 1
-                return (byte >> 1) ^ -(byte & 1)
         value = shift = 0
         for _ in range(most * 2):
             if self.at >= len(self.data):
