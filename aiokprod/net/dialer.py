@@ -80,7 +80,11 @@ class TcpDialer:
             # A name with the root's dot is valid in DNS, and in no certificate.
             name = (server_hostname or "").rstrip(".")
             secured = TlsTransport(tls, name, protocol_factory)
-            await loop.create_connection(lambda: secured, sock=sock)
+            try:
+                await loop.create_connection(lambda: secured, sock=sock)
+            except BaseException:
+                secured.drop_plain()
+                raise
             sock = None
             return secured, await secured.handshake()
         except ssl.SSLError:

@@ -145,6 +145,16 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
         if not self._lost:
             self._below().abort()
 
+    def drop_plain(self) -> None:
+        """`create_connection` has failed or was cancelled: abort the plain transport and drop the
+        reference to it. If it was cancelled after `connection_made`, uvloop closes the socket
+        without calling `connection_lost`, and its transport keeps its protocol, this object: a
+        reference cycle."""
+        plain, self._plain = self._plain, None
+        self._closing = self._lost = True
+        if plain is not None:
+            plain.abort()
+
     # -- the protocol that the plain transport sees -----------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:

@@ -567,7 +567,64 @@ def test_handshake_that_fails_leaves_nothing_to_the_garbage_collector(run, tmp_p
     run(main)
 
 
-@pytest.mark.parametrize("how", ["closes", "is no TLS listener"])
+@pytest.mark.parametrize("complete", [False, True])
+@pytest.mark.parametrize("when", ["during connection_made", "after connection_made"])
+def test_dial_cancelled_before_create_connection_returns_leaves_nothing_to_the_garbage_collector(
+    run, tmp_path, when, complete
+):
+    """`close` and the setup timeout cancel dials at any await. In this one the plain transport and
+    the TLS transport know each other already, and uvloop does not call `connection_lost`."""
+    client, _ = contexts(tmp_path)
+
+    class Cancelling(ssl.SSLObject):
+        def do_handshake(self) -> None:
+            if when == "during connection_made":
+                dials[0].cancel()
+            else:
+                asyncio.get_running_loop().call_soon(dials[0].cancel)
+            if not complete:  # else as if the broker had answered within the same loop pass
+                super().do_handshake()
+
+    class Keeping(asyncio.Protocol):
+        """Keeps its transport until its dial has failed, as `Connection` does."""
+
+        def connection_made(self, transport: Any) -> None:
+            kept.append(transport)
+
+    client.sslobject_class = Cancelling
+    dials: list[asyncio.Future[Any]] = []
+    kept: list[Any] = []
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        async with listener() as (sock, port), no_garbage_of(TlsTransport, Cancelling, Keeping):
+            dials.append(
+                asyncio.ensure_future(
+                    TcpDialer().connect(
+                        Keeping, "127.0.0.1", port, tls=client, server_hostname="broker.test"
+                    )
+                )
+            )
+            accepted, _ = await loop.sock_accept(sock)
+            with accepted:
+                accepted.setblocking(False)
+                with pytest.raises(asyncio.CancelledError):
+                    await dials[0]
+                with contextlib.suppress(ConnectionError):
+                    while await loop.sock_recv(accepted, 1 << 16):
+                        pass  # a ClientHello may have left
+            assert len(kept) == complete
+            while kept:
+                kept[0].write(b"too late")
+                kept[0].close()
+                kept[0].abort()
+                assert kept.pop().is_closing()
+            dials.clear()
+
+    run(main)
+
+
+@pytest.mark.parametrize("how", REFUSALS)
 def test_producer_whose_handshakes_fail_leaves_nothing_to_the_garbage_collector(run, how):
     async def main():
         async with refusing(REFUSALS[how]) as (port, ended), Producer(
