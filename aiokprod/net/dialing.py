@@ -105,14 +105,22 @@ class DialTasks:
         self._on_end(connection)
 
 
-def _clear_frames(error: BaseException | None) -> None:
-    """Drop the local variables of an error's frames. They lead to the connection, which keeps the
-    error: a cycle for the garbage collector, with a socket in it, for each dial that fails."""
-    if error is not None:
-        traceback.clear_frames(error.__traceback__)
-        _clear_frames(error.__cause__)
-        if error.__context__ is not error.__cause__:
-            _clear_frames(error.__context__)
+def _clear_frames(error: BaseException) -> None:
+    """Drop the local variables of the frames of an error and of the errors it came from. They lead
+    to the connection, which keeps the error: a cycle for the garbage collector, with a socket in
+    it, for each dial that fails."""
+    seen: set[int] = set()
+    rest: list[BaseException | None] = [error]
+    while rest:
+        one = rest.pop()
+        # A chain may have a cycle, or more links than the interpreter has stack frames.
+        if one is None or id(one) in seen:
+            continue
+        seen.add(id(one))
+        traceback.clear_frames(one.__traceback__)
+        rest += [one.__cause__, one.__context__]
+        if isinstance(one, BaseExceptionGroup):
+            rest += one.exceptions
 
 
 def _failure(task: asyncio.Task[None], peer: str) -> KafkaError | None:

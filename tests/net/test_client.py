@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import itertools
 import logging
 import math
@@ -327,6 +328,73 @@ async def test_unexpected_exception_of_a_dialer_is_a_failed_attempt():
     assert "bug in a dialer" in world.disconnects[0][1].message
     assert isinstance(world.disconnects[0][1].__cause__, RuntimeError)
     await world.close()
+
+
+class Local:
+    """A local variable of the frames of an error."""
+
+
+def raised(failure: BaseException) -> BaseException:
+    """The same error with a traceback, and a frame in it with a local variable."""
+    local = Local()
+    try:
+        raise failure
+    except BaseException as error:
+        assert local is not None
+        return error
+
+
+def chain_of(count: int, attribute: str) -> list[BaseException]:
+    """Raised errors, each the cause or the context of the next."""
+    errors = [raised(RuntimeError(f"link {number}")) for number in range(count)]
+    for before, error in itertools.pairwise(errors):
+        setattr(error, attribute, before)
+    return errors
+
+
+def chain_with_a_cycle(attribute: str) -> BaseException:
+    errors = chain_of(5, attribute)
+    setattr(errors[0], attribute, errors[3])
+    return errors[-1]
+
+
+CHAINS: dict[str, Callable[[], BaseException]] = {
+    "cycle of contexts": lambda: chain_with_a_cycle("__context__"),
+    "cycle of causes": lambda: chain_with_a_cycle("__cause__"),
+    "5000 contexts": lambda: chain_of(5000, "__context__")[-1],
+    "5000 causes": lambda: chain_of(5000, "__cause__")[-1],
+    "group": lambda: raised(ExceptionGroup("both", chain_of(2, "__cause__"))),
+}
+
+
+@pytest.mark.parametrize("how", CHAINS)
+def test_dial_error_of_any_chain_is_a_failed_attempt_and_keeps_no_local_variables(how: str) -> None:
+    """The connection keeps the error, and variables of its frames lead back to the connection."""
+
+    async def main() -> None:
+        world = World()
+        dials = []
+
+        async def broken(*args: Any) -> Any:
+            dials.append(None)
+            raise CHAINS[how]()
+
+        world.network.connect = broken  # type: ignore[method-assign]
+        gc.collect()
+        gc.disable()
+        try:
+            for count in (1, 2):
+                world.client.ready(-1, world.now)
+                await world.until(lambda n=count: len(world.disconnects) == n)
+                await asyncio.sleep(world.client.retry_at(-1, world.now) - world.now)
+            assert len(dials) == 2
+            assert isinstance(world.disconnects[0][1], DialError)
+            assert not any(isinstance(thing, Local) for thing in gc.get_objects())
+        finally:
+            gc.enable()
+        await world.close()
+
+    run(main, limit_s=7200.0)
 
 
 @in_virtual_time
