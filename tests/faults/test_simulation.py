@@ -8,27 +8,36 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 import os
 import random
 import subprocess
 import sys
+import types
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from aiokprod.errors import ProducerFailed
+from aiokprod.engine import settlement
+from aiokprod.errors import Code, KafkaError, ProducerFailed
 from aiokprod.producer import Producer
+from aiokprod.testing.fake_cluster import FakeCluster
 from aiokprod.testing.fake_cluster import profiles as fake_profiles
+from aiokprod.testing.memory import MemoryNetwork
 from aiokprod.testing.virtual import LivelockError, VirtualTimeLimit
 from tests.faults.detection.search import put_back, verdict_on
+from tests.faults.kit import clock, make_producer, now, play
 from tests.faults.simulation import run as run_module
 from tests.faults.simulation.batch import Journal, Totals, outcomes, parsed, slices
 from tests.faults.simulation.exemptions import EXEMPTIONS, MOST_SEEDS
-from tests.faults.simulation.judge import Violation
+from tests.faults.simulation.judge import Judge, Violation
+from tests.faults.simulation.load import Attempt
 from tests.faults.simulation.misfortunes import Misfortunes
 from tests.faults.simulation.run import Simulation, run_seed
 from tests.faults.simulation.seeds import LAST_FAULTS, MENU, TEMPERAMENTS, plan_of
 from tests.faults.simulation.temperaments import LEGALITY
+from tests.faults.simulation.wire import Wire
 
 ROOT = Path(__file__).parent.parent.parent
 PROGRAM = """
@@ -111,6 +120,104 @@ def test_bug_that_an_exception_within_a_call_brings_out_is_found(monkeypatch):
         return verdict is not None and verdict_on(seed) is None
 
     assert any(finds(seed) for seed in seeds[:60])
+
+
+# -- attempts that `retries` allows ---------------------------------------------------------------
+
+
+def break_now(links):
+    """Before the sender's pass, so that its request meets a transport that is closing."""
+    for link in links:
+        link.reset()
+
+
+def break_in_the_backoff(links):
+    """The first attempt has been answered, the second one has not left."""
+    clock().call_later(0.05, break_now, links)
+
+
+def break_nothing(links):
+    pass
+
+
+def judged_attempts(breaks, *, records=1, divide=False):
+    """Let a broker refuse each attempt at `records` records of one batch, with `retries=2`, and
+    judge that: how many requests that held the first record were written, and how many not."""
+    plan = plan_of(0)
+    plan = replace(plan, options={**plan.options, "retries": 2})
+
+    async def main():
+        wire = Wire()
+        network = MemoryNetwork()
+        network.on_link = wire.follow
+        cluster = FakeCluster(brokers=1, network=network)
+        cluster.create_topic("t", 1)
+        async with make_producer(cluster, retries=2, linger_ms=0) as producer:
+            await producer.send("t", b"warm", partition=0)
+            if divide:
+                cluster.fail_produce(("t", 0), Code.MESSAGE_TOO_LARGE)
+            cluster.fail_produce(("t", 0), Code.NOT_ENOUGH_REPLICAS, times=None)
+            attempts = [
+                Attempt(number, "t", 0, b"%d" % number, began=number, started_at=now())
+                for number in range(records)
+            ]
+            with wire.watch_unwritten():
+                for attempt in attempts:
+                    attempt.handle = producer.try_submit("t", attempt.value, partition=0)
+                breaks([link for link in network.links if link.is_open])
+                for attempt in attempts:
+                    with pytest.raises(KafkaError) as failure:
+                        await attempt.handle
+                    attempt.result, attempt.settled_at = failure.value, now()
+        load = types.SimpleNamespace(attempts=attempts)
+        judge = Judge(plan, cluster, load, types.SimpleNamespace(), wire, math.inf)
+        for attempt in attempts:
+            judge._check_tries(attempt)
+            judge._check_reason(attempt)
+            judge.check_used_up(attempt)
+        return len(wire.attempts(b"0")), len(wire.unwritten_attempts(b"0"))
+
+    return play(main)
+
+
+def with_retries(monkeypatch, more):
+    decide = settlement.decide
+    monkeypatch.setattr(
+        settlement,
+        "decide",
+        lambda code, *, retries, **options: decide(code, retries=retries + more, **options),
+    )
+
+
+ENDS_OF_CONNECTIONS = [
+    (break_nothing, (3, 0)), (break_in_the_backoff, (3, 0)), (break_now, (2, 1)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("breaks", "attempts"), ENDS_OF_CONNECTIONS)
+def test_request_that_meets_a_broken_connection_counts_against_retries(breaks, attempts):
+    assert judged_attempts(breaks) == attempts
+
+
+@pytest.mark.parametrize("breaks", [breaks for breaks, _ in ENDS_OF_CONNECTIONS])
+def test_record_given_up_an_attempt_too_early_is_found_whatever_broke(breaks, monkeypatch):
+    with_retries(monkeypatch, -1)
+    with pytest.raises(Violation, match="failed without a reason"):
+        judged_attempts(breaks)
+
+
+@pytest.mark.parametrize("breaks", [breaks for breaks, _ in ENDS_OF_CONNECTIONS])
+def test_attempt_that_retries_does_not_allow_is_found_whatever_broke(breaks, monkeypatch):
+    with_retries(monkeypatch, 1)
+    with pytest.raises(Violation, match="4 attempts, 3 are allowed"):
+        judged_attempts(breaks)
+
+
+def test_attempt_that_divides_a_batch_does_not_count_against_retries(monkeypatch):
+    assert judged_attempts(break_nothing, records=2, divide=True) == (4, 0)
+    with_retries(monkeypatch, -1)
+    with pytest.raises(Violation, match="failed without a reason"):
+        judged_attempts(break_nothing, records=2, divide=True)
 
 
 # -- seeds that would not end ---------------------------------------------------------------------

@@ -151,6 +151,32 @@ def failed_record_kept_none_of_its_retries(patch: Patch) -> None:
 
 
 @bug
+def attempt_without_an_answer_counts_twice(patch: Patch) -> None:
+    """Each connection that broke while a record was under way excused an attempt that no request
+    held."""
+    failed = settlement.Settlement._on_request_failed
+
+    def hasty(self: Any, node_id: int, call: Any, response: Any, error: Any, now: float) -> None:
+        for lost in call.batches.values():
+            lost.attempts += 1
+        failed(self, node_id, call, response, error, now)
+
+    patch.setattr(settlement.Settlement, "_on_request_failed", hasty)
+
+
+@bug
+def one_attempt_more_than_retries_allow(patch: Patch) -> None:
+    """The attempts were only counted for records that failed, and any number above `retries` was
+    enough."""
+    decide = settlement.decide
+
+    def stubborn(code: Any, *, retries: int, **options: Any) -> Action:
+        return decide(code, retries=retries + 1, **options)
+
+    patch.setattr(settlement, "decide", stubborn)
+
+
+@bug
 def metadata_asked_for_again_at_once_after_a_failure(patch: Patch) -> None:
     """Any three Metadata requests could leave in haste."""
     failed = UpdateSchedule.failed

@@ -52,6 +52,8 @@ AFTER_APPEND = {-1, 3, 7, 13, 20, 56, *UNKNOWN_CODES}
 """Codes that some broker answers after it has appended: they tell nothing about the log."""
 AFTER_REPLICATION = {6}
 """As these, but only where an answer waits for the replicas (acks=all)."""
+TOO_LARGE = {10, 18}
+"""Codes by which a batch is divided; such an attempt does not count against `retries`."""
 
 
 PRODUCE = 0
@@ -129,6 +131,7 @@ class Judge:
             self._check_place(attempt)
             self._check_answer(attempt)
             self._check_time(attempt)
+            self._check_tries(attempt)
             self._check_reason(attempt)
         if self.plan.ordered:
             self._check_order()
@@ -308,13 +311,32 @@ class Judge:
             one for one in self.wire.attempts(attempt.value) if one.sent_at <= attempt.settled_at
         ]
 
+    def _unwritten(self, attempt: Attempt) -> list[Sent]:
+        """As `_sent`, of the requests whose connection had just broken: no byte was written."""
+        return [
+            one
+            for one in self.wire.unwritten_attempts(attempt.value)
+            if one.sent_at <= attempt.settled_at
+        ]
+
+    def _tries(self, attempt: Attempt) -> int:
+        """The attempts at a record that count against `retries`."""
+        sent = self._sent(attempt)
+        divided = sum(one.code in TOO_LARGE and one.heard_at <= attempt.settled_at for one in sent)
+        return len(sent) + len(self._unwritten(attempt)) - divided
+
+    def _check_tries(self, attempt: Attempt) -> None:
+        tries, most = self._tries(attempt), self.plan.options["retries"] + 1
+        _demand(tries <= most, "{} attempts, {} are allowed: {}", tries, most, attempt)
+
     def check_used_up(self, attempt: Attempt) -> None:
-        """A record that failed although everything was healed: only because brokers refused each
-        attempt at it, one more than `retries`."""
+        """A record that failed although everything was healed: only because each attempt at it that
+        was written was refused, and there was one more than `retries`."""
         sent = self._sent(attempt)
         refused = [one for one in sent if one.code and one.heard_at <= attempt.settled_at]
-        most = self.plan.options["retries"] + 1
-        _demand(len(refused) == len(sent) == most, "a fresh record failed: {} {}", attempt, sent)
+        used_up = self._tries(attempt) == self.plan.options["retries"] + 1
+        fits = used_up and len(refused) == len(sent)
+        _demand(fits, "a fresh record failed: {} {}", attempt, sent)
 
     @staticmethod
     def _tells(sent: Sent, settled_at: float) -> bool:
@@ -408,9 +430,7 @@ class Judge:
             _demand(struck, "no serializer raises: {} {!r}", attempt, error)
             return
         self._check_told(attempt, error)
-        # An attempt is not on the wire if its connection broke before.
-        most = len(self._sent(attempt)) + self.wire.lost(attempt.started_at, attempt.settled_at)
-        given_up = most > self.plan.options["retries"]
+        given_up = self._tries(attempt) == self.plan.options["retries"] + 1
         code = -2 if error.code is None else error.code.number
         sequence = code in (Code.OUT_OF_ORDER_SEQUENCE_NUMBER, Code.INVALID_PRODUCER_EPOCH)
         in_doubt = sequence and not error.outcome.definite

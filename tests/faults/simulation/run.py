@@ -157,10 +157,11 @@ class Simulation:
         watch = EpochWatch(self.misfortunes, self.wire)
         watch.follow(self.producer)
         try:
-            remove = self.cluster.control(None, self.misfortunes.unreliable)
-            await self._bad_times()
-            remove()
-            await self._ending()
+            with self.wire.watch_unwritten():
+                remove = self.cluster.control(None, self.misfortunes.unreliable)
+                await self._bad_times()
+                remove()
+                await self._ending()
             self._judge()
             watch.check()
         finally:

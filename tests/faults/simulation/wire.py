@@ -6,6 +6,7 @@ told for each attempt: what an error says of a record can be compared with what 
 
 from __future__ import annotations
 
+import contextlib
 import math
 import struct
 from bisect import bisect_left
@@ -15,7 +16,8 @@ from itertools import accumulate, pairwise
 from typing import Any, Final
 
 from aiokprod.error_codes import Code
-from aiokprod.testing.fake_cluster.batches import BatchRefused, read_batch
+from aiokprod.net.connection import Connection
+from aiokprod.testing.fake_cluster.batches import Batch, BatchRefused, read_batch
 from aiokprod.testing.transports import Link, Recording
 from aiokprod.wire.headers import decode_request_header, decode_response_header
 from aiokprod.wire.messages import REQUESTS, RESPONSES
@@ -66,6 +68,7 @@ class Attempt:
     """A record in a Produce request.
 
     Attributes:
+        heard_at: inf without an answer.
         code: what the client was told for its partition; None without an answer, or if the answer
             left the partition out.
     """
@@ -86,6 +89,8 @@ class Wire:
         self._requests: list[list[Exchange]] | None = None
         self._is_heard = False
         self._attempts: dict[bytes, list[Attempt]] | None = None
+        self._unwritten: list[Exchange] = []
+        self._unwritten_attempts: dict[bytes, list[Attempt]] | None = None
         self._stamped: dict[int, list[float]] = {}  # producer id -> when batches with it left
 
     def follow(self, link: Link) -> None:
@@ -94,10 +99,32 @@ class Wire:
         self._recordings.append(recording)
         self._brokers.append(link.names[1])
 
-    def lost(self, since: float, until: float) -> int:
-        """How many connections broke in a time: requests that were handed to one of them and did
-        not reach it count as attempts of the client."""
-        return sum(since <= recording.ended_at <= until for recording in self._recordings)
+    @contextlib.contextmanager
+    def watch_unwritten(self) -> Iterator[None]:
+        """Note the requests that are sent on a connection which broke in the same pass of the loop.
+
+        `Connection` writes nothing to a transport that is closing already, so no recording holds
+        them. All the same each of them is an attempt: it is in flight until `connection_lost` ends
+        it (Java `NetworkClient.cancelInFlightRequests`, `Sender.reenqueueBatch`).
+        """
+        send = Connection.send
+
+        def watched(connection: Connection, *args: Any, **options: Any) -> None:
+            channel = connection.channel
+            before = len(channel._outgoing)  # left by earlier requests of the same pass
+            send(connection, *args, **options)
+            transport = connection._transport
+            left = b"".join(channel._outgoing[before:])
+            if left and transport is not None and transport.is_closing():
+                at = connection._loop.time()
+                broker = transport.get_extra_info("peername")
+                self._unwritten.append(_exchange(at, left, broker, at))
+
+        setattr(Connection, "send", watched)  # noqa: B010  (mypy takes an assignment for a mistake)
+        try:
+            yield
+        finally:
+            setattr(Connection, "send", send)  # noqa: B010
 
     def exchanges(self) -> list[Exchange]:
         """All requests with their answers, connection after connection. Read once."""
@@ -121,8 +148,21 @@ class Wire:
             self._attempts = {}
             for each in self.exchanges():
                 if each.api_key == PRODUCE:
-                    self._note_records(each)
+                    for batch, attempt in _batches(each):
+                        self._stamped.setdefault(batch.producer_id, []).append(each.sent_at)
+                        _note_records(self._attempts, batch, attempt)
         return self._attempts.get(value, [])
+
+    def unwritten_attempts(self, value: bytes) -> list[Attempt]:
+        """As `attempts`, of the requests that were sent on a connection which had just broken: no
+        byte of them was written (`watch_unwritten`)."""
+        if self._unwritten_attempts is None:
+            self._unwritten_attempts = {}
+            for each in self._unwritten:
+                if each.api_key == PRODUCE:
+                    for batch, attempt in _batches(each):
+                        _note_records(self._unwritten_attempts, batch, attempt)
+        return self._unwritten_attempts.get(value, [])
 
     def hasty(self, api_key: int) -> tuple[int, int]:
         """Requests of an API that left within less than the shortest backoff after one before them
@@ -185,28 +225,31 @@ class Wire:
             last_at = each.sent_at
         return hasty, len(mine)
 
-    def _note_records(self, exchange: Exchange) -> None:
-        assert self._attempts is not None
-        _, body = decode_request_header(exchange.frame[4:])
-        request: Any = REQUESTS[PRODUCE].decode(body, exchange.version)
-        codes = _codes(exchange.answer, exchange.version)
-        for topic in request.topic_data:
-            name = bytes(topic.topic_id) if exchange.version >= BY_ID else topic.name
-            for item in topic.partition_data:
-                attempt = Attempt(
-                    exchange.sent_at,
-                    exchange.heard_at,
-                    exchange.version,
-                    request.acks,
-                    codes.get((name, item.index)),
-                )
-                try:
-                    batch = read_batch(bytes(item.records), produce_version=exchange.version)
-                except BatchRefused:
-                    continue
-                self._stamped.setdefault(batch.producer_id, []).append(exchange.sent_at)
-                for record in batch.records:
-                    self._attempts.setdefault(record.value or b"", []).append(attempt)
+
+def _batches(exchange: Exchange) -> Iterator[tuple[Batch, Attempt]]:
+    """The batches of a Produce request that can be read, and what became of each."""
+    _, body = decode_request_header(exchange.frame[4:])
+    request: Any = REQUESTS[PRODUCE].decode(body, exchange.version)
+    codes = _codes(exchange.answer, exchange.version)
+    for topic in request.topic_data:
+        name = bytes(topic.topic_id) if exchange.version >= BY_ID else topic.name
+        for item in topic.partition_data:
+            attempt = Attempt(
+                exchange.sent_at,
+                exchange.heard_at,
+                exchange.version,
+                request.acks,
+                codes.get((name, item.index)),
+            )
+            try:
+                yield read_batch(bytes(item.records), produce_version=exchange.version), attempt
+            except BatchRefused:
+                continue
+
+
+def _note_records(found: dict[bytes, list[Attempt]], batch: Batch, attempt: Attempt) -> None:
+    for record in batch.records:
+        found.setdefault(record.value or b"", []).append(attempt)
 
 
 def _subject(exchange: Exchange) -> Any:
@@ -237,13 +280,16 @@ def _codes(answer: Any, version: int) -> dict[tuple[Any, int], int]:
 
 def _requests(recording: Recording, broker: tuple[str, int]) -> list[Exchange]:
     """The requests of one connection."""
-    found = []
-    for at, frame in _frames(recording.sent, first_byte=True):
-        _, api_key, version, correlation_id = _FIXED.unpack_from(frame)
-        found.append(
-            Exchange(api_key, version, correlation_id, at, frame, broker, recording.ended_at)
-        )
-    return found
+    return [
+        _exchange(at, frame, broker, recording.ended_at)
+        for at, frame in _frames(recording.sent, first_byte=True)
+    ]
+
+
+def _exchange(at: float, frame: bytes, broker: tuple[str, int], lost_at: float) -> Exchange:
+    """A request without its answer."""
+    _, api_key, version, correlation_id = _FIXED.unpack_from(frame)
+    return Exchange(api_key, version, correlation_id, at, frame, broker, lost_at)
 
 
 def _hear(recording: Recording, found: list[Exchange]) -> None:
