@@ -186,7 +186,11 @@ class Campaign:
             return known
         if name == OURS and not self._tcp:
             async with self._in_memory:
-                evidence = await asyncio.to_thread(play_in_memory, script, number)
+                try:
+                    evidence = await asyncio.to_thread(play_in_memory, script, number)
+                except Exception as error:
+                    error.add_note(f"in script {script.name}")
+                    raise
         else:
             evidence = await self._unspoilt(script, name)
         if journal is not None and not evidence.gone:

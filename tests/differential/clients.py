@@ -215,8 +215,11 @@ class Process:
     async def start(self) -> None:
         """Start it, or start it again if it has ended (librdkafka has assertions that fail)."""
         async with self._starting:
-            if self._reader is not None and not self._reader.done():
-                return
+            if self._reader is not None:
+                assert self._process.stdin is not None
+                if not self._reader.done() and not self._process.stdin.is_closing():
+                    return
+                await self._reader
             pipe = asyncio.subprocess.PIPE
             self._process = await asyncio.create_subprocess_exec(
                 *self._command, stdin=pipe, stdout=pipe, cwd=_HERE.parents[1]
@@ -227,13 +230,14 @@ class Process:
         """Write a command; the future gets its report."""
         number = str(next(self._numbers))
         future: asyncio.Future[Report] = asyncio.get_running_loop().create_future()
-        if self._reader is None or self._reader.done():
+        stdin = None if self._reader is None or self._reader.done() else self._process.stdin
+        # Its input may be known as closed before the end of its output has been read.
+        if stdin is None or stdin.is_closing():
             future.set_result(Report(label=GONE, error=GONE, message="the process has ended"))
             return future
         self._waiting[number] = future
-        assert self._process.stdin is not None
         line = "\t".join((name, number, command, *arguments))
-        self._process.stdin.write(line.encode() + b"\n")
+        stdin.write(line.encode() + b"\n")
         return future
 
     async def _read(self) -> None:

@@ -35,7 +35,7 @@ from tests.differential.script import (
     ProduceCode,
     Script,
 )
-from tests.differential.stage import Evidence
+from tests.differential.stage import Called, Evidence
 
 Predicate = Callable[[Finding, dict[str, Evidence]], bool]
 
@@ -135,9 +135,23 @@ def _timeout_or_last_answer(finding: Finding, evidence: dict[str, Evidence]) -> 
 FENCING: Final = frozenset({47, 90})
 """A producer that goes on after one of these in a transaction would be a defect of ours."""
 
-JAVA_STOPS_SENDING: Final = frozenset({"produce-strangers", "produce-other-partition"})
-"""Answers that end a pass of Java's sender with an exception: with one request in flight the
-partition stays muted."""
+JAVA_STOPS_SENDING: Final = frozenset(
+    {
+        "produce-strangers",
+        "produce-other-partition",
+        "produce-empty",
+        "produce-no-partitions",
+    }
+)
+"""Answers without the partition of the request: Java never completes the batch, and with one
+request in flight per partition sends no other one."""
+
+JAVA_IS_IN_AN_ERROR_STATE: Final = (
+    "in an error state",
+    "Invalid transition attempted",
+    "cannot execute transactional method because",
+)
+"""Of these texts Java's errors have one when its transaction manager takes no further call."""
 
 
 @row("java-is-dead", follows=True)
@@ -150,18 +164,108 @@ def _java_is_dead(finding: Finding, evidence: dict[str, Evidence]) -> bool:
     reports += [called.report for called in java.calls if called.fresh]
     wrong = [one for one in reports if one is not None and not one.ok]
     failed = {one.label for one in wrong}
-    fatal = {
-        f"code {fault.code}"
-        for fault in script.faults
-        if isinstance(fault, (ApiCode, ProduceCode))
-        and not (script.transactional and fault.code in FENCING)
-    }
-    if "fence" not in deeds(script) and (
-        failed & fatal or (fatal and all("in an error state" in one.message for one in wrong))
-    ):
+    fatal = {label for fault in script.faults for label in _ends_java(fault, script)}
+    if "forget-transactions" in deeds(script):
+        fatal.add("code 49")  # INVALID_PRODUCER_ID_MAPPING
+    is_in_an_error_state = all(
+        any(text in one.message for text in JAVA_IS_IN_AN_ERROR_STATE) for one in wrong
+    )
+    if "fence" not in deeds(script) and fatal and (failed & fatal or is_in_an_error_state):
         return True
     odd = {fault.what for fault in script.faults if isinstance(fault, Odd)}
     return failed <= {TIMEOUT, HUNG} and bool(odd & JAVA_STOPS_SENDING)
+
+
+def _ends_java(fault: Fault, script: Script) -> set[str]:
+    """The labels under which Java's producer fails for good after this fault."""
+    if isinstance(fault, ProduceCode) and fault.code == 46 and not fault.append:
+        return {"code 45", "code 46"}  # it believes that the broker has these sequences
+    if isinstance(fault, Odd) and fault.what == "add-partitions-empty":
+        return {"code 90"}  # as after UNKNOWN_PRODUCER_ID, see below
+    if not isinstance(fault, (ApiCode, ProduceCode)):
+        return set()
+    if fault.code not in FENCING:
+        labels = {f"code {fault.code}"}
+        if isinstance(fault, ApiCode) and fault.process and fault.code == 59:
+            if fault.api in (ADD_PARTITIONS, ADD_OFFSETS):
+                # It asks for a new epoch while the coordinator has the transaction open.
+                labels.add("code 90")
+        return labels
+    if script.transactional:
+        return set()
+    # Java reports INVALID_PRODUCER_EPOCH of InitProducerId as PRODUCER_FENCED.
+    return {f"code {fault.code}", "code 90"}
+
+
+@row("java-takes-minus-1-for-a-producer-id", follows=True)
+def _java_takes_minus_1(finding: Finding, evidence: dict[str, Evidence]) -> bool:
+    """InitProducerId answered with producer id -1 and no error: Java goes on with it."""
+    faults = _script(evidence).faults
+    asked_again = finding.kind == "call-failed" and finding.what == "init"
+    return (finding.kind == "alive" or asked_again) and any(
+        isinstance(fault, Odd) and fault.what == "producer-id-minus-1" for fault in faults
+    )
+
+
+@row("java-sends-what-it-refused")
+def _java_sends_refused(finding: Finding, evidence: dict[str, Evidence]) -> bool:
+    """Records that Java refused with IllegalStateException, since no transaction was open, stay in
+    its accumulator and leave with the next transaction."""
+    if finding.kind not in ("log-failed", "committed-failed") or finding.client != OURS:
+        return False
+    logs = (values for _, _, values in evidence[OURS].logs)
+    stored = {value for values in logs for value in values.values()}
+    refused = {
+        sent.value
+        for sent in evidence[JAVA].sent
+        if sent.report is not None and sent.report.error == "IllegalStateException"
+    }
+    return bool(finding.records) and finding.records <= refused - stored
+
+
+@row("abort-without-a-transaction")
+def _abort_without_a_transaction(finding: Finding, evidence: dict[str, Evidence]) -> bool:
+    """`begin_transaction` failed in both clients: Java's abort then only forgets the error."""
+    if finding.kind != "call-failed" or finding.what != "abort" or finding.ours is None:
+        return False
+    calls = (*evidence[OURS].calls, *evidence[JAVA].calls)
+    began = any(call.report.ok for call in calls if _begins(call))
+    return "no transaction is open" in finding.ours.message and not began
+
+
+def _begins(call: Called) -> bool:
+    return call.name == "begin" and not call.fresh
+
+
+@row("java-has-its-metadata-already", follows=True)
+def _java_has_its_metadata(finding: Finding, evidence: dict[str, Evidence]) -> bool:
+    """Brokers cease to offer Metadata: Java asked when it was created, before that."""
+    return (
+        finding.kind in ("record-failed", "dead")
+        and any(
+            isinstance(fault, Odd)
+            and (fault.what, fault.value, fault.times) == ("without-api", METADATA, None)
+            for fault in _script(evidence).faults
+        )
+        and not evidence[OURS].requests[METADATA]
+        and evidence[JAVA].requests[METADATA] > 0
+    )
+
+
+@row("asked-by-chance")
+def _asked_by_chance(finding: Finding, evidence: dict[str, Evidence]) -> bool:
+    """Each broker lists itself alone: whether the new leader is found depends on which broker the
+    first refresh asks, which Java decides by chance."""
+    lists_itself = any(
+        isinstance(fault, Odd) and fault.what == "only-this-broker" and fault.times is None
+        for fault in _script(evidence).faults
+    )
+    reports = (finding.ours, finding.java)
+    return (
+        lists_itself
+        and finding.kind in ("record-failed", "record-acked")
+        and any(report is not None and report.label == TIMEOUT for report in reports)
+    )
 
 
 @row("java-waits-for-coordinator", follows=True)
@@ -213,11 +317,13 @@ def _overtaken(finding: Finding, evidence: dict[str, Evidence]) -> bool:
 def _java_garbage(finding: Finding, evidence: dict[str, Evidence]) -> bool:
     """Bytes that are no answer end Java's sender, or are waited for until memory runs out."""
     broken = {fault.how for fault in _script(evidence).faults if isinstance(fault, Break)}
-    return (
-        finding.client == JAVA
-        and finding.kind in ("hung", "close")
-        and bool(broken & {"garbage", "correlation"})
-    )
+    if not broken & {"garbage", "correlation"}:
+        return False
+    if finding.client == JAVA:
+        return finding.kind in ("hung", "close")
+    fresh = [sent.report for sent in evidence[JAVA].sent if sent.fresh]
+    failed = {one.label for one in fresh if one is not None and not one.ok}
+    return finding.kind == "alive" and failed <= {TIMEOUT, HUNG}
 
 
 @row("java-waits-in-commit", follows=True)
@@ -338,9 +444,13 @@ def _unknown_producer_id(finding: Finding, evidence: dict[str, Evidence]) -> boo
     def forgets(fault: Fault) -> bool:
         return isinstance(fault, ProduceCode) and fault.code == 59
 
+    script = _script(evidence)
+    if finding.kind == "dead":
+        # The epoch would have to be bumped before the next transaction.
+        return script.transactional and before_2_5(script) and any(map(forgets, script.faults))
     return (
         finding.kind in ("call-failed", "call-order", "record-failed")
-        and _script(evidence).transactional
+        and script.transactional
         and _concerns(finding, evidence, met_by(evidence[OURS], forgets))
     )
 
@@ -371,17 +481,24 @@ def _fenced_by_old(finding: Finding, evidence: dict[str, Evidence]) -> bool:
     return (
         finding.kind in ("dead", "call-failed")
         and script.transactional
-        and script.profile in ("1.0", "2.1")
+        and before_2_5(script)
         and "code 47" in _codes(script)
     )
+
+
+def before_2_5(script: Script) -> bool:
+    """Brokers that cannot bump an epoch (KIP-360)."""
+    return script.profile in ("1.0", "2.1")
 
 
 @row("brokers-without-producer-ids", follows=True)
 def _no_producer_ids(finding: Finding, evidence: dict[str, Evidence]) -> bool:
     """Brokers that do not offer InitProducerId: ours is told to turn idempotence off."""
+    fresh = [sent.report for sent in evidence[OURS].sent if sent.fresh]
+    reports = fresh if finding.kind == "dead" else [finding.ours]
     return (
-        finding.ours is not None
-        and "older than Kafka 0.11" in finding.ours.message
+        bool(reports)
+        and all(one is not None and "older than Kafka 0.11" in one.message for one in reports)
         and _names(_script(evidence), API_VERSIONS)
     )
 

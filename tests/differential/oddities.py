@@ -425,7 +425,8 @@ def _move_leader(cluster: FakeCluster, do: Do) -> None:
 def _move_leader_quietly(cluster: FakeCluster, do: Do) -> None:
     """The leader moves without a new epoch, as where epochs are not counted."""
     partition = cluster.topics[TOPIC].partitions[do.partition]
-    partition.leader = next(node for node in partition.isr if node != partition.leader)
+    old = partition.leader
+    partition.leader = next((node for node in partition.isr if node != old), old)
 
 
 @_action("take-leader")
