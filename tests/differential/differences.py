@@ -186,10 +186,10 @@ def _ends_java(fault: Fault, script: Script) -> set[str]:
         return set()
     if fault.code not in FENCING:
         labels = {f"code {fault.code}"}
-        if isinstance(fault, ApiCode) and fault.process and fault.code == 59:
-            if fault.api in (ADD_PARTITIONS, ADD_OFFSETS):
-                # It asks for a new epoch while the coordinator has the transaction open.
-                labels.add("code 90")
+        adds = (ADD_PARTITIONS, ADD_OFFSETS)
+        if _is_code(fault, 59) and fault.api in adds and fault.process:
+            # It asks for a new epoch while the coordinator has the transaction open.
+            labels.add("code 90")
         return labels
     if script.transactional:
         return set()

@@ -13,10 +13,15 @@ from tests.differential.clients import HUNG, JAVA, LIBRDKAFKA, OURS, Report, rep
 from tests.differential.differences import ROWS, documented
 from tests.differential.judge import Finding, broken_rules, compare, second_opinion
 from tests.differential.script import (
+    ADD_PARTITIONS,
     END_TXN,
+    INIT_PRODUCER_ID,
+    METADATA,
     ApiCode,
+    Break,
     Call,
     Do,
+    Odd,
     ProduceCode,
     Script,
     Send,
@@ -247,6 +252,87 @@ def test_producer_that_goes_on_is_explained_unless_it_was_fenced(mode, fault, ex
     assert rows_of(finding, ours, java) == (["java-is-dead"] if explained else [])
     java.sent[-1].report = failed("timeout")
     assert rows_of(finding, ours, java) == []
+
+
+@pytest.mark.parametrize(
+    ("mode", "fault", "label", "explained"),
+    [
+        ("idempotent", ApiCode(INIT_PRODUCER_ID, 47), "code 90", True),
+        ("tv2", ApiCode(INIT_PRODUCER_ID, 47), "code 90", False),
+        ("tv1", ProduceCode(46, append=False), "code 45", True),
+        ("tv1", ProduceCode(46, append=True), "code 45", False),
+        ("tv1", ApiCode(ADD_PARTITIONS, 59, process=True), "code 90", True),
+        ("tv1", ApiCode(ADD_PARTITIONS, 59, process=False), "code 90", False),
+        ("tv1", ApiCode(END_TXN, 59, process=True), "code 90", False),
+        ("tv1", Odd("add-partitions-empty"), "code 90", True),
+        ("tv1", Do("forget-transactions"), "code 49", True),
+        ("tv1", Do("forget-producers"), "code 49", False),
+        ("plain", Odd("produce-empty", times=None), "timeout", True),
+        ("plain", Odd("produce-null-message", times=None), "timeout", False),
+    ],
+)
+def test_end_of_javas_producer_is_explained_by_what_ends_it(mode, fault, label, explained):
+    ours, java = played((fault, Send(0, 2)), mode)
+    java.alive = False
+    java.sent.append(Sent(2, "z2", "t", 0, -1, True, failed(label)))
+    [finding] = [one for one in compare(ours, java) if one.kind == "alive"]
+    assert rows_of(finding, ours, java) == (["java-is-dead"] if explained else [])
+
+
+@pytest.mark.parametrize(
+    ("how", "label", "explained"),
+    [("garbage", "timeout", True), ("garbage", "code 6", False), ("reset", "timeout", False)],
+)
+def test_sender_that_hangs_on_garbage_is_explained(how, label, explained):
+    ours, java = played((Break(METADATA, how, times=None), Send(0, 2)))
+    java.alive = False
+    java.sent.append(Sent(2, "z2", "t", 0, -1, True, failed(label)))
+    [finding] = [one for one in compare(ours, java) if one.kind == "alive"]
+    assert rows_of(finding, ours, java) == (["java-hangs-on-garbage"] if explained else [])
+
+
+def test_requests_of_an_endless_fault_are_bounded_by_the_backoff_and_the_time_it_took():
+    ours, java = played((Break(METADATA, "reset", times=None), Send(0, 2)))
+    ours.fresh_tries = 1
+    ours.requests[METADATA], java.requests[METADATA] = 61, 23
+    ours.seconds = 3.2
+    assert kinds(compare(ours, java)) == set()
+    ours.seconds = 1.6
+    assert kinds(compare(ours, java)) == {"more-metadata"}
+
+
+def test_records_that_java_refused_and_stored_are_explained():
+    ours, java = played((Send(0, 2),))
+    ours.logs, ours.committed = [("t", 0, {2: "z2"})], [("t", 0, ["z2"])]
+    ours.sent[0].report = ours.sent[1].report = failed("TransactionError")
+    refused = Report(label="IllegalStateException", error="IllegalStateException")
+    java.sent[0].report = java.sent[1].report = refused
+    [finding] = [one for one in compare(ours, java) if one.kind == "log-failed"]
+    assert rows_of(finding, ours, java) == ["java-sends-what-it-refused"]
+    java.sent[1].report = failed("code 31")
+    assert rows_of(finding, ours, java) == []
+
+
+@pytest.mark.parametrize("began", [False, True])
+def test_abort_that_fails_is_explained_if_no_transaction_was_begun(began):
+    ours, java = played((Call("begin"), Call("end")), "tv2")
+    message = "no transaction is open: call begin_transaction() first"
+    refused = Report(label="TransactionError", error="TransactionError", message=message)
+    for one, report in ((ours, refused), (java, Report())):
+        begin = Report() if began else failed("code 30")
+        one.calls = [Called("begin", begin, 0, False), Called("abort", report, 0, False), CLOSED]
+    [finding] = [one for one in compare(ours, java) if one.kind == "call-failed"]
+    assert rows_of(finding, ours, java) == ([] if began else ["abort-without-a-transaction"])
+
+
+def test_producer_of_old_brokers_that_cannot_bump_its_epoch_is_explained():
+    for profile, explained in (("2.1", True), ("2.8", False)):
+        ours, java = played((ProduceCode(59, append=True), Send(0, 2)), "tv1")
+        ours.script = java.script = dataclasses.replace(ours.script, profile=profile)
+        ours.alive = False
+        [finding] = [one for one in compare(ours, java) if one.kind == "dead"]
+        rows = ["unknown-producer-id-in-transaction"] if explained else []
+        assert rows_of(finding, ours, java) == rows
 
 
 @pytest.mark.parametrize(
