@@ -111,6 +111,7 @@ class NetworkClient:
         self._throttle_timers: dict[int, asyncio.TimerHandle] = {}
         self._features = NO_FEATURES
         self._closed = False
+        self._sought: int | None = None  # the node to dial that `least_loaded` chose last
         self._warn_again: dict[int, float] = {}  # node id -> when its next warning may come
         self._none_left = asyncio.Event()
         self._none_left.set()
@@ -221,7 +222,10 @@ class NetworkClient:
         if self._closed:
             return None
         brokers = [broker for _, broker in self._listed()]
-        return least_loaded(brokers, self._states, self._rng, now)
+        chosen = least_loaded(brokers, self._states, self._rng, now)
+        dialable = chosen is not None and self._brokers[chosen].connection is None
+        self._sought = chosen if dialable else None
+        return chosen
 
     def version_range(self, node_id: int, api_key: int) -> tuple[int, int] | None:
         """Versions both sides know; None if not connected or not supported."""
@@ -345,7 +349,9 @@ class NetworkClient:
     def _dial(self, broker: Broker, now: float) -> None:
         node = broker.node
         connection = self._connection(node)
-        connection.begin_setup(now, self._states.connecting(node.id, now, (node.host, node.port)))
+        sought, self._sought = node.id == self._sought, None
+        name = node.host, node.port
+        connection.begin_setup(now, self._states.connecting(node.id, now, name, sought=sought))
         connection.throttled_until = self._states.throttled_until(node.id)
         # Known before dialling ends: completion may come inside the dial call.
         broker.connection = connection

@@ -31,6 +31,7 @@ class NodeConnectionState:
         throttled_until: instant the broker's throttle ends; survives reconnects.
         addresses: resolved and not yet used up; `index` is the one to dial.
         last_address: the one dialled last, to be avoided after the next look-up.
+        sought: the last dial was one in search of any broker that answers.
     """
 
     failures: int = 0
@@ -41,6 +42,7 @@ class NodeConnectionState:
     addresses: tuple[Address, ...] = ()
     index: int = 0
     last_address: Address | None = None
+    sought: bool = False
 
 
 _SEARCH_FAILURES: Final = 10
@@ -101,8 +103,9 @@ class ClusterConnectionStates:
         return now >= self.not_before(node_id)
 
     def may_search(self, now: float) -> bool:
-        """Few attempts have failed lately: any node may be dialled in search of one that answers.
-        Nodes that are needed for themselves have only their own backoff."""
+        """Few dials in search of any broker that answers have failed lately: another node may be
+        dialled. Nodes that are needed for themselves have only their own backoff, and do not count:
+        a dead leader that is dialled again and again would end the search for a living broker."""
         failures = self._failed_at
         return len(failures) < _SEARCH_FAILURES or failures[0] + _SEARCH_WINDOW_S <= now
 
@@ -125,13 +128,17 @@ class ClusterConnectionStates:
         record.throttled_until = max(record.throttled_until, until)
         return record.throttled_until
 
-    def connecting(self, node_id: int, now: float, name: Address) -> float:
+    def connecting(
+        self, node_id: int, now: float, name: Address, *, sought: bool = False
+    ) -> float:
         """Note an attempt; returns its setup timeout in seconds.
 
         Args:
             name: host and port as the broker or the configuration gave them.
+            sought: any broker that answers is wanted, not this one.
         """
         record = self._record(node_id)
+        record.sought = sought
         record.last_attempt = now
         record.name = name
         return self._setup.after(self._setup_failures.get(name, 0), self._rng)
@@ -183,7 +190,8 @@ class ClusterConnectionStates:
             record.index += 1
         if was_ready:
             return
-        self._failed_at.append(now)
+        if record.sought:
+            self._failed_at.append(now)
         if record.name is not None:
             if len(self._setup_failures) >= _MAX_NAMES:
                 self._setup_failures.clear()

@@ -1227,6 +1227,33 @@ async def test_least_loaded_takes_the_node_tried_longest_ago_whose_backoff_is_ov
 
 
 @in_virtual_time
+async def test_a_dead_node_that_is_dialled_for_its_data_does_not_end_the_search_for_a_living_one():
+    world = World("b:1,c:1", reconnect_backoff_ms=1, reconnect_backoff_max_ms=10)
+    world.broker("c")
+    for _ in range(40):
+        world.client.ready(-1, world.now)
+        await asyncio.sleep(0.02)
+    assert world.client.least_loaded(world.now) == -2
+    await world.connect(-2)
+    await world.close()
+
+
+@in_virtual_time
+async def test_search_dials_ten_dead_nodes_a_second():
+    nodes = ",".join(f"b{number}:1" for number in range(30))
+    world = World(nodes, reconnect_backoff_ms=1, reconnect_backoff_max_ms=10)
+    start, dials = world.now, 0
+    while world.now < start + 0.9:
+        chosen = world.client.least_loaded(world.now)
+        if chosen is not None and world.client.in_flight_count(chosen) == 0:
+            world.client.ready(chosen, world.now)
+            dials += 1
+        await asyncio.sleep(0.01)
+    assert dials == 10
+    await world.close()
+
+
+@in_virtual_time
 async def test_least_loaded_is_none_when_all_are_busy():
     world = World(max_in_flight_requests_per_connection=1)
     world.broker().silence(3)

@@ -226,13 +226,23 @@ def test_search_pauses_after_ten_failures_within_a_second():
     states = new_states()
     for node in range(10):
         assert states.may_search(node * 0.01)
+        states.connecting(node, node * 0.01, HOST, sought=True)
         states.disconnected(node, node * 0.01, was_up=False, was_ready=False)
     assert not states.may_search(0.1)
     assert not states.may_search(0.999)
     assert states.may_search(1.0)
+    states.connecting(10, 1.0, HOST, sought=True)
     states.disconnected(10, 1.0, was_up=False, was_ready=False)
     assert not states.may_search(1.0), "the second failure was 0.99 s ago"
     assert states.may_search(1.01)
+
+
+def test_failures_of_nodes_that_are_needed_for_themselves_do_not_stop_the_search():
+    states = new_states()
+    for number in range(20):
+        states.connecting(1, number * 0.01, HOST)
+        states.disconnected(1, number * 0.01, was_up=False, was_ready=False)
+    assert states.may_search(0.2)
 
 
 def test_lost_connections_do_not_stop_the_search():
