@@ -31,7 +31,11 @@ LATEST: Final = -1
 FETCH_BYTES: Final = 4 * 1024 * 1024
 """Asked for at once; a larger batch comes all the same."""
 PATIENCE: Final = 60.0
-"""Seconds without progress before reading fails: leaders move, brokers restart."""
+"""Seconds without progress after which the next failure ends reading: leaders move, brokers
+restart."""
+_REQUEST_SECONDS: Final = 10.0
+"""For one request, also for the last one: with less, the error would be that of its timeout and not
+the broker's reason."""
 
 _NAMES_UNTIL: Final = 12  # Fetch by topic name
 _MAX_WAIT_MS: Final = 500
@@ -84,7 +88,8 @@ async def _ask_leader(
             raise KafkaTimeout(f"{topic}-{partition}: no leader for {PATIENCE:.0f} s")
         return None
     try:
-        response = await session.ask(leaders[0], request, min(give_up, session.loop.time() + 10.0))
+        deadline = session.loop.time() + _REQUEST_SECONDS
+        response = await session.ask(leaders[0], request, deadline)
     except (NetworkError, KafkaTimeout):
         if session.loop.time() > give_up:
             raise

@@ -72,8 +72,10 @@ class _Served(Script):
         serve = self._cluster.serving.get(request.api_key)
         if serve is None or found != Reaction():
             return found
-        message = serve(request)
-        return found if message is None else answer(message)
+        reply = serve(request)
+        if reply is None:
+            return found
+        return reply if isinstance(reply, Reaction) else answer(reply)
 
 
 class SparkCluster(FakeCluster):
@@ -87,7 +89,7 @@ class SparkCluster(FakeCluster):
         super().__init__(brokers, version_profile=version_profile)
         self.order = 1
         self.script = _Served(self)
-        self.serving: dict[int, Callable[[Request], Message | None]] = {
+        self.serving: dict[int, Callable[[Request], Message | Reaction | None]] = {
             TXN_OFFSET_COMMIT: self._remember,
             OFFSET_FETCH: self._offsets,
             DESCRIBE_TRANSACTIONS: self._describe,

@@ -1,17 +1,575 @@
-"""Reading ranges back: patience has an end."""
+"""Reading ranges back, over the byte-level fake cluster: what is seen, and when patience ends."""
 
 from __future__ import annotations
 
 import asyncio
+import dataclasses
+import itertools
+import struct
 from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from aiokprod.errors import KafkaTimeout
-from aiokprod.spark.audit_fetch import EARLIEST, PATIENCE, RangeReader, list_offset
+from aiokprod.config import ProducerConfig
+from aiokprod.errors import Code, DecodeError, KafkaError, KafkaTimeout, NetworkError
+from aiokprod.spark.audit_fetch import (
+    EARLIEST,
+    FETCH_BYTES,
+    LATEST,
+    PATIENCE,
+    RangeReader,
+    list_offset,
+)
+from aiokprod.spark.session import Session
+from aiokprod.testing.fake_cluster.control import (
+    Reaction,
+    answer,
+    close,
+    lose_request,
+)
+from aiokprod.testing.fake_cluster.framing import Request
 from aiokprod.testing.virtual import run
+from tests.spark.logs import (
+    FETCH,
+    FIRST,
+    LIST_OFFSETS,
+    NEXT,
+    WHEN,
+    ReadableCluster,
+    fetch_answer,
+    offsets_answer,
+)
+
+MAX_REQUEST_S = 10.0
+"""How long one request waits for its answer."""
+
+
+class World:
+    """A cluster with one readable partition, and a session with it."""
+
+    def __init__(self, **versions: int) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.cluster = ReadableCluster(**versions)
+        self.log = self.cluster.make_log()
+
+    async def __aenter__(self) -> World:
+        config = ProducerConfig.from_mapping({"bootstrap.servers": self.cluster.bootstrap_servers})
+        self.session = Session(config, self.cluster.environment())
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.session.close(1.0)
+        assert self.cluster.violations == []
+
+    def reader(self, start: int = 0, end: int | None = None, **how: Any) -> RangeReader:
+        how = {"committed": True, "values": True, "headers": True} | how
+        return RangeReader(
+            self.session, "t", 0, start, self.log.end if end is None else end, **how
+        )
+
+    async def columns(
+        self, start: int = 0, end: int | None = None, **how: Any
+    ) -> list[dict[str, Any]]:
+        """All that is read, one for each call."""
+        reader = self.reader(start, end, **how)
+        found = []
+        while (columns := await reader.read()) is not None:
+            found.append(columns)
+        assert await reader.read() is None, "the end stays the end"
+        return found
+
+    async def read(self, start: int = 0, end: int | None = None, **how: Any) -> list[str]:
+        """"offset:value" of each record."""
+        return [text for one in await self.columns(start, end, **how) for text in texts(one)]
+
+    async def offset(self, timestamp: int, *, committed: bool = True, partition: int = 0) -> int:
+        return await list_offset(
+            self.session, "t", partition, timestamp=timestamp, committed=committed
+        )
+
+
+def longs(data: bytes) -> list[int]:
+    return list(struct.unpack(f"={len(data) // 8}q", data))
+
+
+def ints(data: bytes) -> list[int]:
+    return list(struct.unpack(f"={len(data) // 4}i", data))
+
+
+def strings(column: tuple[bytes, bytes, bytes, int]) -> list[str]:
+    _, offsets, data, nulls = column
+    assert nulls == 0
+    ends = ints(offsets)
+    return [data[a:b].decode() for a, b in itertools.pairwise(ends)]
+
+
+def texts(columns: dict[str, Any]) -> list[str]:
+    offsets, values = longs(columns["offset"]), strings(columns["value"])
+    assert columns["count"] == len(offsets)
+    assert strings(columns["key"]) == [f"k-{value}" for value in values]
+    return [f"{offset}:{value}" for offset, value in zip(offsets, values, strict=True)]
+
+
+def in_virtual_time(function: Callable[..., Awaitable[None]]) -> Any:
+    """Runs an asynchronous test, whose only argument of pytest is `case`, if any."""
+    if function.__code__.co_argcount:
+
+        def with_case(case: Any) -> None:
+            run(lambda: function(case))
+
+        with_case.__name__ = function.__name__
+        return with_case
+
+    def plain() -> None:
+        run(function)
+
+    plain.__name__ = function.__name__
+    return plain
+
+
+# -- what is read ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", range(5), ids=["none", "gzip", "snappy", "lz4", "zstd"])
+@in_virtual_time
+async def test_records_of_every_codec_are_read(case: int) -> None:
+    async with World() as world:
+        world.log.write("a", "b", codec=case)
+        world.log.write("c")
+        world.log.write("d", "e", codec=case)
+        assert await world.read() == ["0:a", "1:b", "2:c", "3:d", "4:e"]
+
+
+@in_virtual_time
+async def test_columns_tell_what_the_batch_says() -> None:
+    async with World() as world:
+        world.log.write("a", "b", producer=7, epoch=3, sequence=40, codec=1)
+        (found,) = await world.columns()
+        assert longs(found["timestamp"]) == [WHEN, WHEN + 1]
+        assert longs(found["producerId"]) == [7, 7]
+        assert ints(found["producerEpoch"]) == [3, 3]
+        assert ints(found["sequence"]) == [40, 41]
+        assert ints(found["attributes"]) == [1, 1]
+        offsets, keys, values = found["headers"]
+        assert (ints(offsets), strings(keys), strings(values)) == ([0, 1, 2], ["h"] * 2, ["a", "b"])
+
+
+@in_virtual_time
+async def test_time_of_the_append_is_that_of_every_record() -> None:
+    async with World() as world:
+        world.log.write("a", "b", append_time=WHEN + 500)
+        world.log.write("c", "d")
+        (found,) = await world.columns()
+        assert longs(found["timestamp"]) == [WHEN + 500, WHEN + 500, WHEN, WHEN + 1]
+
+
+@in_virtual_time
+async def test_columns_that_are_not_wanted_are_left_out() -> None:
+    async with World() as world:
+        world.log.write("a")
+        (plain,) = await world.columns(values=False, headers=False)
+        assert plain.keys().isdisjoint({"value", "headers"})
+        (values,) = await world.columns(headers=False)
+        assert "value" in values
+        assert "headers" not in values
+        (headers,) = await world.columns(values=False)
+        assert "headers" in headers
+        assert "value" not in headers
+
+
+@pytest.mark.parametrize(
+    "case",
+    [(0, 6), (0, 1), (1, 2), (1, 5), (2, 3), (2, 6), (3, 4), (5, 6), (2, 2), (4, 5)],
+    ids=lambda case: f"{case[0]}-{case[1]}",
+)
+@in_virtual_time
+async def test_range_begins_and_ends_within_batches(case: tuple[int, int]) -> None:
+    """The broker sends whole batches, from the one that has the first offset on."""
+    async with World() as world:
+        for batch in ("ab", "c", "def"):
+            world.log.write(*batch)
+        expected = [f"{offset}:{'abcdef'[offset]}" for offset in range(*case)]
+        for limit in (1, 1 << 20):
+            world.log.limit = limit
+            assert await world.read(*case) == expected
+
+
+@pytest.mark.parametrize("case", [1, 2, 3])
+@in_virtual_time
+async def test_batches_before_the_range_are_passed_over(case: int) -> None:
+    """Tiered storage and old segments begin an answer before the offset asked for."""
+    async with World() as world:
+        for batch in ("ab", "cd", "ef", "gh"):
+            world.log.write(*batch)
+        world.log.early = case
+        world.log.limit = 1
+        assert await world.read(3, 7) == ["3:d", "4:e", "5:f", "6:g"]
+
+
+@in_virtual_time
+async def test_records_of_several_answers_come_call_by_call() -> None:
+    async with World() as world:
+        for batch in ("ab", "cd", "ef"):
+            world.log.write(*batch)
+        world.log.limit = 1
+        found = [texts(one) for one in await world.columns()]
+        assert found == [["0:a", "1:b"], ["2:c", "3:d"], ["4:e", "5:f"]]
+        assert [offset for _, _, offset, _ in world.cluster.fetched] == [0, 2, 4]
+
+
+@in_virtual_time
+async def test_batch_that_is_cut_off_is_fetched_again() -> None:
+    async with World() as world:
+        for batch in ("ab", "cd"):
+            world.log.write(*batch)
+        world.log.limit = len(world.log.batches[0].data) + 30
+        assert [texts(one) for one in await world.columns()] == [["0:a", "1:b"], ["2:c", "3:d"]]
+        assert [offset for _, _, offset, _ in world.cluster.fetched] == [0, 2]
+
+
+@in_virtual_time
+async def test_offsets_that_compaction_took_are_no_reason_to_wait() -> None:
+    """Also at the end of the range, where the next batch lies behind it."""
+    async with World() as world:
+        world.log.write("a")
+        world.log.skip(3)
+        world.log.write("b", "c")
+        world.log.skip(5)
+        world.log.write("d")
+        assert await world.read(0, 2) == ["0:a"]
+        assert await world.read(0, 4) == ["0:a"]
+        assert await world.read(1, 11) == ["4:b", "5:c"]
+        assert await world.read() == ["0:a", "4:b", "5:c", "11:d"]
+        assert world.loop.time() < 1001.0
+        world.log.limit = 1
+        world.cluster.fetched.clear()
+        assert await world.read(6, 10) == []
+        assert len(world.cluster.fetched) == 1, "the batch behind the range ends it"
+
+
+@in_virtual_time
+async def test_requests_name_the_isolation_and_the_sizes() -> None:
+    async with World() as world:
+        seen: list[Any] = []
+
+        def look(request: Request) -> None:
+            seen.append((request.version, request.body))
+
+        world.cluster.control(FETCH, look)
+        world.log.write("a")
+        await world.read(committed=True)
+        await world.read(committed=False)
+        assert [body.isolation_level for _, body in seen] == [1, 0]
+        for version, body in seen:
+            assert version == 12, "the last one that names topics"
+            assert (body.replica_id, body.min_bytes, body.max_bytes) == (-1, 1, FETCH_BYTES)
+            assert 0 < body.max_wait_ms < 1000 * MAX_REQUEST_S
+            assert body.topics[0].partitions[0].partition_max_bytes == FETCH_BYTES
+
+
+# -- transactions ----------------------------------------------------------------------------------
+
+
+def transactions(world: World) -> None:
+    """Offsets: 0 plain, 1-2 committed by 5, 3 and 5 aborted by 6, 4 by 7, which commits; then the
+    same producers the other way round."""
+    log = world.log
+    log.write("plain")
+    log.write("a1", "a2", producer=5, transactional=True)
+    log.write("x1", producer=6, transactional=True)
+    log.write("b1", producer=7, transactional=True)
+    log.write("x2", producer=6, transactional=True)
+    log.mark(5, commit=True)  # 6
+    log.mark(6, commit=False)  # 7
+    log.write("between", producer=6)  # 8: of no transaction
+    log.mark(7, commit=True)  # 9
+    log.write("c1", producer=6, transactional=True)  # 10
+    log.write("y1", "y2", producer=5, transactional=True)  # 11-12
+    log.mark(6, commit=True)  # 13
+    log.write("y3", producer=5, transactional=True)  # 14
+    log.mark(5, commit=False)  # 15
+    log.write("d1", producer=5, transactional=True)  # 16
+    log.mark(5, commit=True)  # 17
+    log.write("last")  # 18
+
+
+COMMITTED = ["0:plain", "1:a1", "2:a2", "4:b1", "8:between", "10:c1", "16:d1", "18:last"]
+ALL = ["0:plain", "1:a1", "2:a2", "3:x1", "4:b1", "5:x2", "8:between", "10:c1", "11:y1", "12:y2",
+       "14:y3", "16:d1", "18:last"]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", [1, 1 << 20], ids=["batch by batch", "at once"])
+@in_virtual_time
+async def test_records_of_aborted_transactions_are_for_read_uncommitted_only(case: int) -> None:
+    async with World() as world:
+        transactions(world)
+        world.log.limit = case
+        assert await world.read(committed=True) == COMMITTED
+        assert await world.read(committed=False) == ALL
+        for start in range(19):
+            expected = [one for one in COMMITTED if int(one.split(":")[0]) >= start]
+            assert await world.read(start, committed=True) == expected
+
+
+@in_virtual_time
+async def test_read_committed_ends_before_open_transactions() -> None:
+    async with World() as world:
+        world.log.write("a")
+        world.log.write("open", producer=5, transactional=True)
+        world.log.write("b")
+        assert await world.offset(LATEST, committed=True) == 1
+        assert await world.offset(LATEST, committed=False) == 3
+        assert await world.read(0, 1) == ["0:a"]
+        assert await world.read(0, 3, committed=False) == ["0:a", "1:open", "2:b"]
+
+
+@in_virtual_time
+async def test_range_of_nothing_but_aborted_records_and_markers_is_empty() -> None:
+    async with World() as world:
+        for _ in range(3):
+            world.log.write("x", producer=5, transactional=True)
+            world.log.mark(5, commit=False)
+        world.log.limit = 1
+        assert await world.read() == []
+        assert len(world.cluster.fetched) == 6
+
+
+@in_virtual_time
+async def test_answers_without_records_for_the_reader_count_as_progress() -> None:
+    """Ten of them, each later than a sixth of the patience."""
+    async with World() as world:
+        for _ in range(5):
+            world.log.write("x", producer=5, transactional=True)
+            world.log.mark(5, commit=False)
+        world.log.write("a")
+        world.log.limit = 1
+        delayed = slow(world.cluster, MAX_REQUEST_S - 1.0)
+        started = world.loop.time()
+        assert await world.read() == ["10:a"]
+        assert world.loop.time() - started > PATIENCE
+        assert delayed() == 11
+
+
+def slow(cluster: ReadableCluster, seconds: float) -> Callable[[], int]:
+    """Answers of Fetch leave so much later; returns how many there were."""
+    plain = cluster.serving[FETCH]
+    count = 0
+
+    def serve(request: Request) -> Any:
+        nonlocal count
+        count += 1
+        reply: Any = plain(request)
+        assert not isinstance(reply, Reaction) or reply.after_s == 0.0
+        message = reply.answer if isinstance(reply, Reaction) else reply
+        return Reaction(process=False, answer=message, after_s=seconds)
+
+    cluster.serving[FETCH] = serve
+    return lambda: count
+
+
+# -- damage ----------------------------------------------------------------------------------------
+
+
+@in_virtual_time
+async def test_batch_with_a_wrong_checksum_is_no_data() -> None:
+    async with World() as world:
+        world.log.write("a")
+        (batch,) = world.log.batches
+        spoilt = batch.data[:-1] + bytes([batch.data[-1] ^ 1])
+        world.log.batches[0] = dataclasses.replace(batch, data=spoilt)
+        with pytest.raises(DecodeError, match="CRC"):
+            await world.read()
+
+
+@in_virtual_time
+async def test_records_that_are_none_are_told_with_the_place() -> None:
+    async with World() as world:
+        world.log.write("a")
+        world.log.write("b", "c", payload=b"\x02\x00")
+        with pytest.raises(DecodeError, match=r"^t-0: batch at offset 1: "):
+            await world.read()
+
+
+@in_virtual_time
+async def test_payload_that_cannot_be_decompressed_is_an_error() -> None:
+    async with World() as world:
+        world.log.write("a", codec=1, payload=b"no gzip")
+        with pytest.raises(DecodeError, match="gzip"):
+            await world.read()
+
+
+# -- refusals and lost answers ---------------------------------------------------------------------
+
+
+async def offset_of(world: World) -> object:
+    return await world.offset(LATEST)
+
+
+async def range_of(world: World) -> object:
+    return len(await world.read(0, 1))
+
+
+def refuse_with(world: World, code: int, *, times: int | None) -> None:
+    world.cluster.control(FETCH, answer(fetch_answer("t", 0, code)), times=times)
+    world.cluster.control(LIST_OFFSETS, answer(offsets_answer("t", 0, code)), times=times)
+
+
+Reading = Callable[[World], Awaitable[object]]
+BOTH = pytest.mark.parametrize("case", [offset_of, range_of], ids=["list_offset", "read"])
+PASSING = (Code.LEADER_NOT_AVAILABLE, Code.NOT_LEADER_OR_FOLLOWER, Code.FENCED_LEADER_EPOCH,
+           Code.UNKNOWN_TOPIC_OR_PARTITION, Code.OFFSET_NOT_AVAILABLE)  # fmt: skip
+
+
+@BOTH
+@in_virtual_time
+async def test_refusal_that_passes_is_outlasted(case: Reading) -> None:
+    async with World() as world:
+        world.log.write("a")
+        for code in PASSING:
+            refuse_with(world, code, times=2)
+            started = world.loop.time()
+            assert await case(world) == 1
+            assert 0.2 <= world.loop.time() - started < 2.0
+
+
+@BOTH
+@in_virtual_time
+async def test_refusal_that_does_not_pass_ends_after_the_patience(case: Reading) -> None:
+    async with World() as world:
+        world.log.write("a")
+        refuse_with(world, Code.LEADER_NOT_AVAILABLE, times=None)
+        started = world.loop.time()
+        with pytest.raises(KafkaError, match=r"^t-0: ") as caught:
+            await case(world)
+        assert caught.value.code is not None
+        assert caught.value.code.number == Code.LEADER_NOT_AVAILABLE
+        assert PATIENCE <= world.loop.time() - started < PATIENCE + 1.0
+
+
+@BOTH
+@in_virtual_time
+async def test_refusal_for_good_is_told_at_once(case: Reading) -> None:
+    async with World() as world:
+        world.log.write("a")
+        refuse_with(world, Code.TOPIC_AUTHORIZATION_FAILED, times=1)
+        started = world.loop.time()
+        with pytest.raises(KafkaError, match=r"^t-0: ") as caught:
+            await case(world)
+        assert caught.value.code is not None
+        assert caught.value.code.number == Code.TOPIC_AUTHORIZATION_FAILED
+        assert world.loop.time() - started < 1.0
+
+
+@in_virtual_time
+async def test_range_that_retention_took_is_told_as_deleted() -> None:
+    async with World() as world:
+        world.log.write("a", "b")
+        world.log.start = 1
+        assert await world.offset(EARLIEST) == 1
+        with pytest.raises(KafkaError, match=r"^t-0: .*deleted meanwhile \(retention\)") as caught:
+            await world.read()
+        assert caught.value.code is not None
+        assert caught.value.code.number == Code.OFFSET_OUT_OF_RANGE
+
+
+@BOTH
+@in_virtual_time
+async def test_leader_that_moved_is_found(case: Reading) -> None:
+    async with World() as world:
+        world.log.write("a")
+        assert await case(world) == 1
+        old = world.cluster.leader_of("t", 0).broker_id
+        new = world.cluster.move_leader("t", 0)
+        assert new != old
+        assert await case(world) == 1
+        world.cluster.kill(new)
+        assert await case(world) == 1
+
+
+@BOTH
+@in_virtual_time
+async def test_connection_that_ends_is_replaced(case: Reading) -> None:
+    async with World() as world:
+        world.log.write("a")
+        for api_key in (FETCH, LIST_OFFSETS):
+            world.cluster.control(api_key, close(), times=2)
+        assert await case(world) == 1
+        assert world.loop.time() < 1000.0 + MAX_REQUEST_S
+
+
+@BOTH
+@in_virtual_time
+async def test_lost_request_is_repeated_after_ten_seconds(case: Reading) -> None:
+    async with World() as world:
+        world.log.write("a")
+        for api_key in (FETCH, LIST_OFFSETS):
+            world.cluster.control(api_key, lose_request(), times=1)
+        started = world.loop.time()
+        assert await case(world) == 1
+        assert MAX_REQUEST_S <= world.loop.time() - started < MAX_REQUEST_S + 2.0
+
+
+@BOTH
+@in_virtual_time
+async def test_leader_that_never_answers_is_given_up(case: Reading) -> None:
+    async with World() as world:
+        world.log.write("a")
+        for api_key in (FETCH, LIST_OFFSETS):
+            world.cluster.control(api_key, lose_request())
+        started = world.loop.time()
+        with pytest.raises((NetworkError, KafkaTimeout)):
+            await case(world)
+        assert PATIENCE <= world.loop.time() - started < PATIENCE + MAX_REQUEST_S + 2.0
+
+
+@in_virtual_time
+async def test_partition_that_does_not_exist_is_named() -> None:
+    async with World() as world:
+        with pytest.raises(KafkaError, match="topic 't' has no partition 7"):
+            await world.offset(EARLIEST, partition=7)
+
+
+@in_virtual_time
+async def test_log_that_ends_before_the_range_is_given_up() -> None:
+    """Of an unclean election. What is there comes first."""
+    async with World() as world:
+        world.log.write("a", "b")
+        reader = world.reader(0, 9)
+        first = await reader.read()
+        assert first is not None
+        assert texts(first) == ["0:a", "1:b"]
+        started = world.loop.time()
+        with pytest.raises(
+            KafkaTimeout, match=r"^t-0: nothing at offset 2, although the log goes on to 9$"
+        ):
+            await reader.read()
+        assert PATIENCE <= world.loop.time() - started < PATIENCE + 2.0
+
+
+# -- offsets ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", [1, 2, 11])
+@in_virtual_time
+async def test_first_and_next_offset_of_a_partition(case: int) -> None:
+    """Brokers before ListOffsets v2 know no last stable offset: they have no transactions."""
+    async with World(list_offsets=case) as world:
+        seen: list[Any] = []
+        world.cluster.control(LIST_OFFSETS, lambda request: seen.append(request))  # type: ignore[arg-type]
+        for batch in ("abc", "de"):
+            world.log.write(*batch)
+        world.log.start = 2
+        for committed in (True, False):
+            assert await world.offset(EARLIEST, committed=committed) == 2
+            assert await world.offset(LATEST, committed=committed) == 5
+        wanted = [one.body.topics[0].partitions[0].timestamp for one in seen]
+        assert wanted == [FIRST, NEXT] * 2
+        assert {one.body.replica_id for one in seen} == {-1}
+        assert max(one.version for one in seen) == min(case, 6)
+        if case >= 2:
+            assert [one.body.isolation_level for one in seen] == [1, 1, 0, 0]
 
 
 class Leaderless:
