@@ -202,16 +202,16 @@ class _Process:
             if thread.usable:
                 thread.stop(EXIT_SECONDS)
 
-    def forget(self) -> None:
-        """In a child: threads and connections stayed with the parent."""
+    def renew_lock(self) -> None:
+        """In a child: another thread of the parent may have held the lock. The threads, which
+        stayed with the parent, are replaced when one is asked for: they are not `usable` here."""
         self._lock = threading.Lock()
-        self._threads = {}
 
 
 _process = _Process()
 atexit.register(_process.stop)
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_process.forget)
+    os.register_at_fork(after_in_child=_process.renew_lock)
 
 
 def loop_thread(kind: str = "auto") -> LoopThread:

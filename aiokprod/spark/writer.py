@@ -101,8 +101,7 @@ class AiokprodWriter(DataSourceStreamWriter, DataSourceArrowWriter):
             options = SinkOptions.parse(self._options)
             prepared = [one for one in messages if isinstance(one, Prepared) and not one.skipped]
             if prepared:
-                batch_id = options.batch_id if batchId is None else batchId
-                ender = TransactionEnder(options, batch_id)
+                ender = TransactionEnder(options, batch_id=None)  # only a commit needs it
                 loop_thread(options.loop).run(ender.abort(prepared))
         except BaseException as error:
             logger.warning("aborting the transactions failed: %s: %s", type(error).__name__, error)

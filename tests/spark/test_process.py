@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from aiokprod.errors import ConfigError
 from aiokprod.spark import process
 from aiokprod.spark.feed import Feed
 from aiokprod.spark.lifeline import Lifeline, TaskCancelled
@@ -118,6 +119,144 @@ def test_stop_does_not_wait_for_a_loop_that_is_held_up() -> None:
     assert thread.usable
     held.set()
     thread._thread.join()
+
+
+class Slow(Item):
+    """Closing it takes `seconds`."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__()
+        self.seconds = seconds
+
+    async def close(self, timeout: float | None = None) -> None:
+        await asyncio.sleep(self.seconds)
+        await super().close(timeout)
+
+
+def keep(thread: process.LoopThread, key: object, item: Item) -> None:
+    """Lend the item and leave it with the thread."""
+
+    async def make() -> Item:
+        return item
+
+    async def use() -> None:
+        async with thread.borrowed(key, make, keep=True):
+            pass
+
+    thread.run(use())
+
+
+def test_stop_cancels_what_runs_closes_what_is_kept_and_waits_for_the_thread() -> None:
+    thread = process.LoopThread("asyncio")
+    items = [Slow(0.1), Slow(0.1)]
+    for number, item in enumerate(items):
+        keep(thread, number, item)
+    order: list[str] = []
+
+    async def work() -> None:
+        try:
+            await asyncio.sleep(HANG_S)
+        finally:
+            order.append(f"cancelled, {sum(item.closed for item in items)} closed")
+
+    async def spawn() -> None:
+        async def beside() -> None:
+            try:
+                await asyncio.sleep(HANG_S)
+            finally:
+                order.append(f"other task, {sum(item.closed for item in items)} closed")
+
+        keeping.append(asyncio.create_task(beside()))
+
+    keeping: list[asyncio.Task[None]] = []
+    work_done = thread.start(work())
+    thread.run(spawn())
+    thread.run(asyncio.sleep(0))
+    thread.stop(HANG_S)
+    assert not thread.usable, "it waits until the thread has ended"
+    assert thread.loop.is_closed()
+    assert [item.closed for item in items] == [1, 1]
+    assert order == ["cancelled, 0 closed", "other task, 2 closed"]
+    assert work_done.cancelled()
+    assert thread.kept == {}
+    thread.stop(HANG_S)  # of a closed loop: nothing to do
+
+
+def test_stop_ends_a_thread_whose_items_do_not_close() -> None:
+    thread = process.LoopThread("asyncio")
+    item = Slow(HANG_S)
+    keep(thread, "k", item)
+    thread.stop(0.2)
+    thread._thread.join(HANG_S / 2)
+    assert not thread.usable
+    assert thread.loop.is_closed()
+    assert item.closed == 0
+
+
+def test_stop_of_the_process_ends_every_thread_that_is_alive() -> None:
+    own = process._Process()
+    threads = [own.loop_thread(kind) for kind in ("asyncio", "uvloop")]
+    gone = process.LoopThread("asyncio")
+    gone.stop(HANG_S)
+    own._threads["gone"] = gone
+    own.stop()
+    for thread in threads:
+        thread._thread.join(HANG_S)
+        assert not thread.usable
+        assert thread.loop.is_closed()
+    assert own.loop_thread("asyncio") not in threads
+    own.stop()
+
+
+def test_thread_that_ended_is_replaced() -> None:
+    own = process._Process()
+    first = own.loop_thread("asyncio")
+    assert own.loop_thread("asyncio") is first
+    first.stop(HANG_S)
+    second = own.loop_thread("asyncio")
+    assert second is not first
+    assert second.usable
+    own.stop()
+
+
+def test_child_does_not_wait_for_a_lock_that_its_parent_held() -> None:
+    own = process._Process()
+    assert own._lock.acquire(timeout=HANG_S)
+    own.renew_lock()
+    assert own._lock.acquire(blocking=False)
+
+
+def test_run_that_times_out_cancels_the_work() -> None:
+    thread = loop_thread("asyncio")
+    ended = threading.Event()
+
+    async def work() -> None:
+        try:
+            await asyncio.sleep(HANG_S)
+        finally:
+            ended.set()
+
+    with pytest.raises(TimeoutError):
+        thread.run(work(), 0.05)
+    assert ended.wait(HANG_S)
+
+
+def test_uvloop_is_a_choice_and_refused_by_name_if_it_is_missing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import uvloop
+
+    for kind, expected in (("auto", uvloop.Loop), ("uvloop", uvloop.Loop),
+                           ("asyncio", asyncio.SelectorEventLoop)):  # fmt: skip
+        loop = process._new_loop(kind)
+        assert type(loop) is expected
+        loop.close()
+    monkeypatch.setitem(sys.modules, "uvloop", None)
+    loop = process._new_loop("auto")
+    assert type(loop) is asyncio.SelectorEventLoop
+    loop.close()
+    with pytest.raises(ConfigError, match="option 'loop' is 'uvloop', which is not installed"):
+        process._new_loop("uvloop")
 
 
 def test_borrowed_item_is_kept_reused_and_dropped_after_an_error() -> None:

@@ -113,6 +113,38 @@ def test_schema_no_topic() -> None:
     )
 
 
+def test_schema_column_that_is_there_twice_is_refused() -> None:
+    """Spark allows it; which of them is meant cannot be told."""
+    value, key = t.StructField("value", t.BinaryType()), t.StructField("key", t.StringType())
+    with pytest.raises(ConfigError) as caught:
+        check_schema(t.StructType([value, key, key]), topic="t", unknown_columns="ignore")
+    assert str(caught.value) == "column 'key' is there twice: drop or rename one"
+
+
+def test_schema_without_columns_is_told_so() -> None:
+    with pytest.raises(ConfigError, match="the DataFrame has no columns: select"):
+        check()
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"key": t.BinaryType(), "value": t.BinaryType()},
+        {"key": t.StringType(), "value": t.StringType()},
+        {"Key": t.StringType(), "value": t.BinaryType()},
+        {"key": t.StringType()},
+        {"key": t.StringType(), "value": t.BinaryType(), "more": t.BinaryType()},
+    ],
+)
+def test_schema_headers_have_a_string_and_bytes_and_nothing_else(
+    fields: dict[str, t.DataType],
+) -> None:
+    with pytest.raises(ConfigError, match="column 'headers' has type array<struct<"):
+        check(value=t.StringType(), headers=t.ArrayType(schema(**fields)))
+    with pytest.raises(ConfigError, match="column 'headers' has type array<string>"):
+        check(value=t.StringType(), headers=t.ArrayType(t.StringType()))
+
+
 def test_schema_unknown_columns_ignored_on_demand() -> None:
     assert check(unknown="ignore", x=t.DateType(), value=t.StringType()).value == 1
 
