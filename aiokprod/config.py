@@ -87,10 +87,9 @@ class ProducerConfig:
             3.5 times the throughput; memory is counted here by bytes held, not by batch capacity.)
         elastic_batch_size: a batch that has to wait behind another one of its partition grows up
             to this, until its broker says that a batch of the topic is too large; 0, like any other
-            value up to batch_size: it does not. Must not exceed max.message.bytes of the topics: a
-            larger batch whose first answer was lost cannot be divided any more and fails. With a
-            transactional_id the default is 8 * batch_size, at most max_request_size: there such a
-            failure only aborts. (Java has no such setting.)
+            value up to batch_size: it does not. Should not exceed max.message.bytes of the topics:
+            a larger batch is refused and sent again in parts. With a transactional_id the default
+            is 8 * batch_size, at most max_request_size. (Java has no such setting.)
         buffer_memory: bytes that unsettled records may hold.
         max_block_ms: the longest a call waits for metadata and memory together.
         max_request_size: cap of a request and of one record.

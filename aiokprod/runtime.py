@@ -170,7 +170,7 @@ class Runtime:
             on_work=self._on_transaction_work,
             version=lambda: self.client.finalized_feature(TRANSACTION_FEATURE),
             incomplete=lambda: bool(self.accumulator.incomplete),
-            drop=lambda error, stamped: self.sender.fail_unsent(error, stamped=stamped),
+            drop=lambda error, doubtful: self.sender.fail_unsent(error, doubtful=doubtful),
             reserved=lambda: self._coordinators.waiting_for if self._coordinators else None,
         )
 

@@ -452,6 +452,8 @@ class RecordAccumulator:
             part.maybe_written = batch.maybe_written
             part.fate_open = batch.fate_open
             part.seen = batch.seen
+            part.lost = batch.lost
+            part.divided_in_doubt = batch.fate_open
             parts.append(part)
             self.incomplete[part] = None
         self.expires_at = min(self.expires_at, batch.deadline)

@@ -26,6 +26,10 @@ class ProducerBatch:
         maybe_written: some attempt ended without telling whether the broker appended it. Sticky:
             a later rejection says nothing about that attempt.
         fate_open: as `maybe_written`, until a sequence error proves that the log has it not.
+        lost: a request with it was not answered. A copy may still arrive at a broker, whatever
+            later attempts are answered.
+        divided_in_doubt: part of a batch whose fate was open when it was divided. A sequence error
+            proves nothing about it: brokers do not recognise parts of a batch that they have.
         seen: bytes of some attempt may have reached a broker, whatever it answered. From then on
             its sequence belongs to these records alone.
         closing: its payload is being compressed in a worker thread.
@@ -44,9 +48,11 @@ class ProducerBatch:
         "core",
         "created_at",
         "deadline",
+        "divided_in_doubt",
         "fate_open",
         "last_failure",
         "leader_epoch",
+        "lost",
         "maybe_written",
         "not_before",
         "on_wire",
@@ -87,6 +93,8 @@ class ProducerBatch:
         self.on_wire = False
         self.maybe_written = False
         self.fate_open = False
+        self.lost = False
+        self.divided_in_doubt = False
         self.closing = False
         self.seen = False
         self.payload: bytes | None = None
@@ -127,9 +135,11 @@ class ProducerBatch:
         )
         return header, self.payload
 
-    def note_unknown(self) -> None:
-        """An attempt ended without telling whether the broker appended the batch."""
+    def note_unknown(self, *, lost: bool = False) -> None:
+        """An attempt ended without telling whether the broker appended the batch; `lost` if it was
+        not answered at all."""
         self.seen = True
+        self.lost = self.lost or lost
         self.maybe_written = True
         self.fate_open = True
 

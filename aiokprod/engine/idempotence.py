@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any, Final
 
-from aiokprod.engine.outcome import SPLIT_CODES, SequenceAdvice
+from aiokprod.engine.outcome import SequenceAdvice
 from aiokprod.engine.producer_state import StateRequest, WithoutTransactions
 from aiokprod.errors import Code, KafkaError, ProducerFailed, broker_error, error_code
 from aiokprod.records import TopicPartition
@@ -40,11 +40,12 @@ class PartitionSequences:
         window: all batches stamped since the oldest open one, those with an outcome included.
         last_acked: highest acknowledged sequence, -1 if none in this epoch.
         unresolved: a batch was given up whose fate the broker alone knows, or that left a gap.
+        lost: a copy of a batch that was given up in this epoch may still be under way.
         bump_planned: the partition must restart at 0 under a higher epoch.
     """
 
-    __slots__ = ("bump_planned", "epoch", "last_acked", "last_acked_offset", "next", "open",
-                 "producer_id", "unresolved", "window")  # fmt: skip
+    __slots__ = ("bump_planned", "epoch", "last_acked", "last_acked_offset", "lost", "next",
+                 "open", "producer_id", "unresolved", "window")  # fmt: skip
 
     def __init__(self, producer_id: int, epoch: int) -> None:
         self.open: list[ProducerBatch] = []
@@ -59,9 +60,11 @@ class PartitionSequences:
         self.next = 0
         self.last_acked = NO_SEQUENCE
         self.unresolved = False
+        self.lost = False
         self.bump_planned = False
         for batch in self.open:
             batch.sequence_reset = True
+            batch.lost = batch.divided_in_doubt = False  # copies are of the older epoch
             self.number(batch)
         self.window = list(self.open)
 
@@ -173,8 +176,6 @@ class Idempotent(WithoutTransactions):
         """Java `TransactionManager.canRetry` for the idempotent producer."""
         if code == Code.DUPLICATE_SEQUENCE_NUMBER:
             return SequenceAdvice.DUPLICATE
-        if code in SPLIT_CODES and batch.fate_open:
-            return SequenceAdvice.WHOLE
         if code == Code.INVALID_PRODUCER_EPOCH:
             self._plan(batch.topic_partition)  # whatever follows needs a higher one
             # A broker that knows a higher epoch does not look for copies under this one: it says
@@ -183,7 +184,11 @@ class Idempotent(WithoutTransactions):
         if code not in (Code.OUT_OF_ORDER_SEQUENCE_NUMBER, Code.UNKNOWN_PRODUCER_ID):
             return SequenceAdvice.NONE
         entry = self._partitions[batch.topic_partition]
-        in_doubt = entry.unresolved and batch.fate_open
+        if batch.divided_in_doubt:
+            # The log may have the batch that it is a part of: under a new number it would be stored
+            # twice.
+            self._plan(batch.topic_partition)
+            return SequenceAdvice.NONE
         batch.fate_open = False  # the broker would have known it
         if code == Code.UNKNOWN_PRODUCER_ID:
             # At sequence 0 a second bump would change nothing.
@@ -192,9 +197,10 @@ class Idempotent(WithoutTransactions):
         elif entry.is_next(batch.base_sequence) or (entry.open and entry.open[0] is batch):
             # Nothing older is open, so what is missing before this batch will not be sent again.
             self._plan(batch.topic_partition)
-            if in_doubt:
+            if entry.lost and batch.lost:
                 # But it may still arrive from a connection that was given up, and the lost copy of
-                # this batch right behind it: under a new number it would be stored twice.
+                # this batch right behind it: under a new number it would be stored twice. Attempts
+                # that were answered leave no such copies.
                 return SequenceAdvice.NONE
         return SequenceAdvice.RETRY
 
@@ -229,6 +235,7 @@ class Idempotent(WithoutTransactions):
         key = batch.topic_partition
         entry = self._partitions[key]
         entry.remove(batch)
+        entry.lost = entry.lost or batch.lost
         if unknown:
             entry.unresolved = True
         elif not entry.open and self._may_reuse(entry, batch):

@@ -38,7 +38,6 @@ class SequenceAdvice(enum.Enum):
     NONE = "none"  # not its business
     RETRY = "retry"  # same or new sequence, as it decided
     DUPLICATE = "duplicate"  # the log has the batch already
-    WHOLE = "whole"  # an earlier attempt may be in the log: parts of it would be stored twice
 
 
 FATAL_CODES: Final = frozenset({Code.CLUSTER_AUTHORIZATION_FAILED, Code.UNSUPPORTED_VERSION})
@@ -57,7 +56,7 @@ def decide(
     number = code.number
     if number == Code.NONE or advice is SequenceAdvice.DUPLICATE:
         return Action.ACKNOWLEDGE
-    if number in SPLIT_CODES and records > 1 and advice is not SequenceAdvice.WHOLE:
+    if number in SPLIT_CODES and records > 1:
         return Action.SPLIT
     if number in FATAL_CODES:
         return Action.FATAL

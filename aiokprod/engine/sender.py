@@ -309,9 +309,9 @@ class Sender:
         self._expiry_noticed = False
         for batch in accumulator.expired(now):
             if batch.on_wire:
-                batch.note_unknown()
+                batch.note_unknown(lost=True)
             elif not accumulator.remove(batch) and batch.attempts:
-                batch.note_unknown()  # the callback with its answer was interrupted
+                batch.note_unknown(lost=True)  # the callback with its answer was interrupted
             error = delivery_timeout_error(batch, now, self._metadata.last_error)
             self._settlement.fail(batch, error)
         return accumulator.next_expiry()
@@ -331,13 +331,13 @@ class Sender:
                 self._accumulator.settle(batch)  # the callback that settled it was interrupted
                 continue
             if batch.on_wire or (not self._accumulator.remove(batch) and batch.attempts):
-                batch.note_unknown()
+                batch.note_unknown(lost=True)
             self._settlement.fail(batch, given_up_error(batch, error))
 
-    def fail_unsent(self, error: KafkaError, *, stamped: bool) -> None:
-        """Fail what was never sent; with `stamped` also what waits for another attempt."""
+    def fail_unsent(self, error: KafkaError, *, doubtful: bool) -> None:
+        """Fail what waits to be sent and is not in the log; with `doubtful` also what may be."""
         for batch in list(self._accumulator.incomplete):
-            if batch.on_wire or batch.core.settled or (batch.stamped and not stamped):
+            if batch.on_wire or batch.core.settled or (batch.fate_open and not doubtful):
                 continue
             self._accumulator.remove(batch)
             self._settlement.fail(batch, given_up_error(batch, error))

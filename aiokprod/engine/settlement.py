@@ -114,7 +114,7 @@ class Settlement:
             code = error_code(Code.NETWORK_EXCEPTION)
         if response.maybe_written:
             for batch in call.batches.values():
-                batch.note_unknown()
+                batch.note_unknown(lost=True)
         if code.refresh_metadata or code.number == Code.REQUEST_TIMED_OUT:
             self._metadata.request_update(call.generation)
         for batch in call.batches.values():

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 from aiokprod.engine.idempotence import Idempotent
 from aiokprod.engine.marker_pace import MarkerPace
 from aiokprod.engine.openings import Openings
-from aiokprod.engine.outcome import SPLIT_CODES, SequenceAdvice
+from aiokprod.engine.outcome import SequenceAdvice
 from aiokprod.engine.producer_state import StateRequest
 from aiokprod.engine.transaction_states import FATAL_PRODUCE_CODES, TRANSITIONS, TxnState
 from aiokprod.errors import (
@@ -111,8 +111,8 @@ class Ending:
 class TransactionCore(Idempotent):
     """`version()` is the finalised level of transaction.version, `on_gate(open,
     ending)` tells whether records are taken and whether linger is void, `on_work` wakes the
-    driver, `incomplete()` says whether batches without outcome exist, `drop(error, stamped)` fails
-    those that were never sent (with `stamped` also those that are not on the wire).
+    driver, `incomplete()` says whether batches without outcome exist, `drop(error, doubtful)` fails
+    those that are neither on the wire nor in the log (with `doubtful` also what may be in it).
 
     Attributes:
         state: changed by `_become` only.
@@ -259,8 +259,6 @@ class TransactionCore(Idempotent):
         """Java `TransactionManager.canRetry`: no bump within a transaction; a real gap aborts."""
         if code == Code.DUPLICATE_SEQUENCE_NUMBER:
             return SequenceAdvice.DUPLICATE
-        if code in SPLIT_CODES and batch.fate_open:
-            return SequenceAdvice.WHOLE
         if self.state not in OPEN:
             return SequenceAdvice.NONE
         entry = self._partitions[batch.topic_partition]

@@ -99,12 +99,6 @@ def test_decide_retries_what_the_sequences_say_can_be_healed(code: int) -> None:
     assert verdict(code, advice=SequenceAdvice.RETRY, attempts=11) is Action.FAIL
 
 
-@pytest.mark.parametrize("code", sorted(SPLIT))
-def test_decide_never_splits_what_may_be_in_the_log(code: int) -> None:
-    assert verdict(code, records=9) is Action.SPLIT
-    assert verdict(code, records=9, advice=SequenceAdvice.WHOLE) is Action.FAIL
-
-
 # -- every code through the sender ----------------------------------------------------------------
 
 

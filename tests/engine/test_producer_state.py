@@ -942,9 +942,9 @@ async def test_split_part_refused_for_good_restarts_the_rest() -> None:
 
 
 @virtual
-async def test_batch_that_may_be_in_the_log_is_not_split() -> None:
+async def test_parts_of_a_batch_that_is_in_the_log_are_not_stored_beside_it() -> None:
     """The limit was lowered between two attempts; brokers look at the size before they look for
-    duplicates. Parts would get sequences of their own, and be stored a second time."""
+    duplicates, and they find none of a part. Under new numbers the parts would be stored twice."""
     world = World()
     acknowledged(world)
     deliveries = [world.append(b"a"), world.append(b"b")]
@@ -953,11 +953,87 @@ async def test_batch_that_may_be_in_the_log_is_not_split() -> None:
     world.publish()
     world.later()
     world.brokers.last.refuse(Code.MESSAGE_TOO_LARGE)
+    deliver_all(world)
     assert [error_of(d).outcome for d in deliveries] == [Outcome.UNKNOWN] * 2
     follower = world.append(b"follower")
     deliver_all(world)
     assert offset_of(follower) == 3
     assert world.brokers.stored(T0) == [b"first", b"a", b"b", b"follower"]
+
+
+@virtual
+async def test_parts_of_a_batch_in_doubt_that_is_not_in_the_log_are_delivered() -> None:
+    world = World()
+    acknowledged(world)
+    deliveries = [world.append(b"%d" % i) for i in range(4)]
+    world.step()
+    world.brokers.last.lose(stored=False)
+    world.publish()
+    world.later()
+    world.brokers.last.refuse(Code.MESSAGE_TOO_LARGE)
+    follower = world.append(b"follower")
+    deliver_all(world)
+    assert [offset_of(d) for d in [*deliveries, follower]] == [1, 2, 3, 4, 5]
+    assert sequences(world)[1:] == [(0, 1), (0, 1), (0, 1), (0, 3), (0, 5)]
+    assert world.brokers.stored(T0) == [b"first", b"0", b"1", b"2", b"3", b"follower"]
+
+
+@virtual
+async def test_rest_of_a_batch_in_doubt_keeps_its_sequence_when_a_part_fails() -> None:
+    """The first part fails; the whole may still be in the log, and the second part with it."""
+    world = World()
+    acknowledged(world)
+    first, second = world.append(b"a"), world.append(b"b")
+    world.step()
+    world.brokers.last.lose(stored=True)
+    world.publish()
+    world.later()
+    world.brokers.last.refuse(Code.MESSAGE_TOO_LARGE)
+    world.step()
+    world.brokers.last.refuse(Code.MESSAGE_TOO_LARGE)
+    deliver_all(world)
+    assert [error_of(d).outcome for d in (first, second)] == [Outcome.UNKNOWN] * 2
+    assert sequences(world)[-1] == (0, 2)
+    follower = world.append(b"follower")
+    deliver_all(world)
+    assert sequences(world)[-1] == (1, 0)
+    assert offset_of(follower) == 3
+    assert world.brokers.stored(T0) == [b"first", b"a", b"b", b"follower"]
+
+
+@pytest.mark.parametrize(
+    ("first_lost", "second_lost", "delivered"),
+    [(False, False, True), (True, False, True), (False, True, True), (True, True, False)],
+    ids=["answered", "first-lost", "second-lost", "both-lost"],
+)
+@virtual
+async def test_gap_of_a_record_in_doubt_ends_the_next_one_only_if_copies_of_both_may_arrive(
+    first_lost: bool, second_lost: bool, delivered: bool
+) -> None:
+    """A broker that has answered keeps no copy to itself; one that has not may still read it."""
+    world = World()
+    acknowledged(world)
+    first = world.append(b"a")
+    world.close_open()
+    second = world.append(b"b")
+    world.step()
+    attempts = list(world.brokers.waiting)
+    for attempt, lost in zip(attempts, (first_lost, second_lost), strict=True):
+        if lost:
+            attempt.lose(stored=False)
+        else:
+            attempt.refuse(Code.NOT_LEADER_OR_FOLLOWER)
+    world.publish()
+    world.later()
+    world.brokers.last.refuse(Code.INVALID_RECORD)
+    deliver_all(world)
+    assert error_of(first).outcome is Outcome.UNKNOWN
+    if delivered:
+        assert offset_of(second) == 1
+        assert world.brokers.stored(T0) == [b"first", b"b"]
+    else:
+        assert error_of(second).outcome is Outcome.UNKNOWN
+        assert world.brokers.stored(T0) == [b"first"]
 
 
 @pytest.mark.parametrize("withdrawn", [[0], [0, 1], [2, 3], [0, 1, 2, 3]])

@@ -1290,25 +1290,31 @@ async def test_fail_all_keeps_the_memory_of_what_is_on_the_wire() -> None:
     world.check_idle()
 
 
-@pytest.mark.parametrize("stamped", [False, True])
+@pytest.mark.parametrize("doubtful", [False, True])
 @virtual
-async def test_fail_unsent_leaves_what_is_on_the_wire(stamped: bool) -> None:
-    world = World(partitions=3)
+async def test_fail_unsent_leaves_what_is_on_the_wire_and_what_may_be_in_the_log(
+    doubtful: bool,
+) -> None:
+    world = World(partitions=4)
     refused = world.append(b"refused", 0)
     world.step()
     world.brokers.last.refuse(Code.NOT_ENOUGH_REPLICAS)
+    appended = world.append(b"appended", 3)
+    world.step()
+    world.brokers.last.refuse(Code.NOT_ENOUGH_REPLICAS_AFTER_APPEND)
     on_wire = world.append(b"on the wire", 1)
     world.step()
     queued = world.append(b"queued", 2)
-    world.sender.fail_unsent(ProducerClosed("over"), stamped=stamped)
+    world.sender.fail_unsent(ProducerClosed("over"), doubtful=doubtful)
     assert error_of(queued).outcome is Outcome.NOT_SENT
-    assert refused.done() == stamped
+    assert error_of(refused).outcome is Outcome.REJECTED
+    assert appended.done() == doubtful
     assert not on_wire.done()
-    if stamped:
-        assert error_of(refused).outcome is Outcome.REJECTED
+    if doubtful:
+        assert error_of(appended).outcome is Outcome.UNKNOWN
     world.brokers.last.ack()
     assert offset_of(on_wire) == 0
-    if not stamped:
+    if not doubtful:
         world.later()
         world.brokers.last.ack()
     world.step()

@@ -11,11 +11,12 @@ from aiokprod import Producer
 from aiokprod.engine.outcome import SequenceAdvice
 from aiokprod.engine.transaction_states import TxnState
 from aiokprod.error_codes import Code
+from aiokprod.errors import KafkaError, Outcome
 from aiokprod.records import TopicPartition
 from aiokprod.testing.fake_cluster import FakeCluster
 from aiokprod.testing.virtual import run
 from tests.engine.world import World
-from tests.transactions.kit import committed, one, stable, transactional
+from tests.transactions.kit import PRODUCE, committed, one, stable, transactional
 from tests.transactions.test_states import manager
 
 COUNT = 40
@@ -49,6 +50,40 @@ async def test_parts_of_a_divided_batch_carry_the_transactional_flag(
     assert committed(cluster) == expected
     await one(producer, b"next")
     assert committed(cluster) == [*expected, b"next"]
+    assert stable(cluster)
+
+
+@transactional(linger_ms=50)
+async def test_batch_in_doubt_that_is_too_large_is_divided_and_committed(
+    cluster: FakeCluster, producer: Producer[Any, Any]
+) -> None:
+    await producer.begin_transaction()
+    cluster.fail_produce(("t", 0), Code.NOT_LEADER_OR_FOLLOWER)
+    cluster.fail_produce(("t", 0), Code.MESSAGE_TOO_LARGE)
+    values = [b"%d" % number for number in range(4)]
+    handles = [await producer.submit("t", value, partition=0) for value in values]
+    assert [(await handle).offset for handle in handles] == [0, 1, 2, 3]
+    await producer.commit_transaction()
+    assert committed(cluster) == values
+    assert stable(cluster)
+
+
+@transactional(linger_ms=50)
+async def test_rest_of_a_divided_batch_is_not_sent_once_a_part_has_failed(
+    cluster: FakeCluster, producer: Producer[Any, Any]
+) -> None:
+    """It never left under its own sequence, and brokers that verify a transaction refuse it."""
+    await producer.begin_transaction()
+    cluster.fail_produce(("t", 0), Code.MESSAGE_TOO_LARGE, times=2)
+    first, second = [await producer.submit("t", b"%d" % n, partition=0) for n in range(2)]
+    for handle in (first, second):
+        with pytest.raises(KafkaError) as found:
+            await handle
+        assert found.value.outcome is Outcome.REJECTED
+    assert cluster.count(PRODUCE) == 2
+    await producer.abort_transaction()
+    await one(producer, b"next")
+    assert committed(cluster) == [b"next"]
     assert stable(cluster)
 
 

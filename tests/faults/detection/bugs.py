@@ -341,7 +341,7 @@ def server_error_called_definite(patch: Patch) -> None:
 def disconnect_called_definite(patch: Patch) -> None:
     """The request was written, the answer lost, and the record "failed"."""
 
-    def note(self: Any) -> None:
+    def note(self: Any, *, lost: bool = False) -> None:
         self.fate_open = True
 
     patch.setattr(ProducerBatch, "note_unknown", note)

@@ -435,11 +435,6 @@ class Judge:
         sequence = code in (Code.OUT_OF_ORDER_SEQUENCE_NUMBER, Code.INVALID_PRODUCER_EPOCH)
         in_doubt = sequence and not error.outcome.definite
         ends = code in ENDS or in_doubt
-        if code == Code.MESSAGE_TOO_LARGE and not error.outcome.definite:
-            # An earlier attempt may be in the log (`_check_outcome` has seen it): the parts would
-            # be stored beside it.
-            self.used["whole"] += 1
-            return
         # One whose time is over has another class, whatever was answered last.
         _demand(given_up or ends, "failed without a reason: {} {!r}", attempt, error)
         self.used["codes" if ends else "retries"] += 1
