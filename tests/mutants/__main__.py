@@ -4,7 +4,9 @@
 
 A seeded sample of mutants, Cython included. Each meets tests that run its line, those of its module
 and the quick ones first. Those that survive meet what else runs the line, then a part of the
-simulation. The first run records which test runs which line. All of it is kept in .cache/mutants,
+simulation. Mutants of code that only Spark can run meet their Spark tests (PySpark and Java; a
+survivor whose Spark tests were not run is reported with the reason). The first run records which
+test runs which line. All of it is kept in .cache/mutants,
 so that a run that was interrupted goes on where it stopped.
 """
 

@@ -34,6 +34,14 @@ class Group:
     wider: tuple[tuple[str, ...], ...]
 
 
+SPARK_TESTS: Final = {
+    "aiokprod/spark/audit_jobs.py": "tests/spark/integration/test_audit_jobs.py",
+}
+"""Modules whose code only Spark can run: the test file that does (PySpark and Java, no broker).
+
+Their mutants meet that file besides the tests of the map, which does not have it: see
+`trial.Bench`."""
+
 SEEDS: Final = ("-m", "tests.faults.simulation", "--jobs", "1", "--seeds")
 _SIMULATION: Final = ((*SEEDS, "0-60"),)
 

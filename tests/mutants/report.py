@@ -63,7 +63,8 @@ def report(results: Sequence[Mapping[str, Any]], known: Mapping[str, str]) -> tu
             reason = known.get(entry["key"])
             unexplained += reason is None
             lines.append(f"survived: {entry['key']} -> {entry['text']}\n"
-                         f"    {reason or 'NO REASON'} ({entry['tests']} tests run the line)")
+                         f"    {reason or 'NO REASON'} ({entry['tests']} tests run the line"
+                         f"{'; ' + entry['by'] if entry.get('by') else ''})")
     if unexplained:
         lines.append(f"{unexplained} survivors without a reason in {REASONS.name}")
     return "\n".join(lines), valid > 0 and rate >= NEEDED and not (unexplained or refuted)

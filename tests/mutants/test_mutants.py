@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib.util
 import os
 import shutil
 import signal
@@ -14,9 +15,10 @@ from typing import Any
 
 import pytest
 
+from tests.mutants import trial
 from tests.mutants.contexts import record
 from tests.mutants.operators import sites
-from tests.mutants.plan import GROUPS, ROOT, Group, sample
+from tests.mutants.plan import GROUPS, ROOT, SPARK_TESTS, Group, sample
 from tests.mutants.report import reasons, report, stale
 from tests.mutants.server import Command, Server
 from tests.mutants.trial import Bench
@@ -262,6 +264,111 @@ def test_record_and_judge(tree: Path) -> None:
         ("condition-negated", 8): ["killed"],
         ("constant", 8): ["killed", "killed"],
     }
+
+
+SPARK_CASES = """\
+import os
+from pathlib import Path
+
+import pytest
+
+from aiokprod.limit import taken, waited
+
+
+@pytest.fixture(scope="session")
+def spark():
+    \"\"\"Fails to start as a JVM would, where its file says so.\"\"\"
+    if Path("no-jvm").exists():
+        raise OSError("the JVM did not start")
+
+
+@pytest.mark.slow
+def test_size_that_has_room(spark):
+    if Path("killed").exists():
+        os._exit(137)
+    assert not Path("flaky").exists(), "a reason of its own"
+    assert taken(0, 9)
+
+
+def test_sizes(spark):
+    assert [waited(size) for size in (3, 4)] == [7, -4]
+"""
+
+
+@pytest.mark.parametrize(
+    ("state", "expected"),
+    [
+        ("", ("killed", "spark: tests/spark/test_limit.py::test_size_that_has_room")),
+        (
+            "flaky",
+            (
+                "survived",
+                "spark: fails without it too, tests/spark/test_limit.py::test_size_that_has_room",
+            ),
+        ),
+        (
+            "no-jvm",
+            (
+                "survived",
+                "spark: no test failed, tests/spark/test_limit.py::test_size_that_has_room",
+            ),
+        ),
+        ("killed", ("survived", "spark: no test failed, status 137")),
+        ("not installed", ("survived", "spark: not run, PySpark is not installed")),
+    ],
+    ids=lambda case: case if isinstance(case, str) else "",
+)
+def test_mutant_of_spark_code_is_noticed_only_if_its_test_fails_because_of_it(
+    tree: Path, state: str, expected: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not if Spark is missing, does not start, is killed or fails for another reason."""
+    files = [Path("tests/limit/test_limit.py")]
+    (tree / "tests/limit/test_limit.py").write_text("def test_nothing():\n    pass\n")
+    (tree / "tests/spark").mkdir()
+    (tree / "tests/spark/test_limit.py").write_text(SPARK_CASES)
+    missing = "PySpark is not installed" if state == "not installed" else ""
+    monkeypatch.setattr(trial, "missing_for_spark", lambda: missing)
+    if state in ("flaky", "no-jvm", "killed"):
+        (tree / state).touch()
+    tests = record(tree, files, tree.parent / "cache")
+    bench = Bench(tree, tests, {"aiokprod/limit.py": "tests/spark/test_limit.py"})
+    group = Group("limit", (), (), 100, (), ())
+    mutants = {(one.kind, one.line): one for one in sites("aiokprod/limit.py", LIMIT)}
+    try:
+        noticed, unnoticed = mutants["condition-negated", 2], mutants["comparison", 2]
+        assert bench.judge(group, noticed, first=True).result == "open", "no test of the map"
+        verdict = bench.judge(group, noticed, first=False)
+        assert (verdict.result, verdict.by) == expected
+        if not state:
+            assert bench.judge(group, unnoticed, first=False).result == "survived"
+        assert (tree / "aiokprod/limit.py").read_text() == LIMIT
+    finally:
+        bench.close()
+
+
+def test_what_spark_needs_is_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "which", lambda name: "/usr/bin/java")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
+    assert trial.missing_for_spark() == ""
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    assert trial.missing_for_spark() == "there is no Java"
+    monkeypatch.setenv("JAVA_HOME", "/opt/java")
+    assert trial.missing_for_spark() == ""
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert trial.missing_for_spark() == "PySpark is not installed"
+
+
+def test_survivor_whose_spark_tests_were_not_run_says_so() -> None:
+    found = entry("survived") | {"by": "spark: not run, there is no Java"}
+    text, _ = report([entry("killed")] * 19 + [found], {})
+    assert "NO REASON (3 tests run the line; spark: not run, there is no Java)" in text
+
+
+def test_spark_tests_exist_for_modules_that_exist() -> None:
+    for module, tests in SPARK_TESTS.items():
+        assert sites(module, (ROOT / module).read_text())
+        assert (ROOT / tests).exists()
 
 
 def test_child_that_uses_up_its_time_or_none_has_hung(tree: Path) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import importlib.util
 import math
+import os
 import shutil
 import subprocess
 import sys
 import sysconfig
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,8 +18,8 @@ from typing import Final
 
 from tests.mutants.contexts import Recorded, TestMap
 from tests.mutants.operators import Mutation
-from tests.mutants.plan import Group
-from tests.mutants.server import Command, Server
+from tests.mutants.plan import SPARK_TESTS, Group
+from tests.mutants.server import Command, Ended, Server
 
 NEAR_S: Final = 8.0
 """CPU seconds that each part of the first round takes without a mutant, under the tracer."""
@@ -31,9 +33,11 @@ _START_S: Final = 6.0
 """CPU seconds that a round may take: so many times what was recorded, and a start. The tracer takes
 half of what was recorded, so that this is about three times what the tests need."""
 _WIDER_S: Final = 600
+_SPARK_IDLE_S: Final = 300.0
+_TESTS_FAILED: Final = 1
 _NO_TESTS: Final = 5
-_PYTEST: Final = ("-m", "pytest", "-q", "-x", "--no-header", "-p", "no:cacheprovider",
-                  "-m", "not slow")  # fmt: skip
+_ALL: Final = ("-m", "pytest", "-q", "-x", "--no-header", "-p", "no:cacheprovider")
+_PYTEST: Final = (*_ALL, "-m", "not slow")
 
 
 @dataclass(frozen=True)
@@ -59,7 +63,8 @@ class Verdict:
         result: "killed", "hung" (killed by a test that did not end), "survived", "open" (as
             "survived", but only the first round has run) or "invalid" (it cannot be compiled, so
             it is no mutant).
-        by: the round and the first test that failed.
+        by: the round and the first test that failed; of a survivor, why its Spark round did not
+            judge, if so.
         tests: how many tests run the mutated line; of Cython -1, it is not recorded.
         seconds: CPU time of all rounds.
     """
@@ -73,7 +78,10 @@ class Verdict:
 class Bench:
     """A copy of the repository in which one mutant at a time is put."""
 
-    def __init__(self, tree: Path, tests: TestMap) -> None:
+    def __init__(
+        self, tree: Path, tests: TestMap, spark_tests: Mapping[str, str] = SPARK_TESTS
+    ) -> None:
+        self._spark_tests = spark_tests
         self._tree = tree
         self._tests = tests
         self._server = Server(tree)
@@ -103,7 +111,43 @@ class Bench:
                     told = _first_failure(self._output.read_text(errors="replace"))
                     by = f"{one.name}: {told or f'exit status {ended.status}'}"
                     return Verdict("killed", by, count, seconds)
-        return Verdict("open" if first else "survived", "", count, seconds)
+        if first:
+            return Verdict("open", "", count, seconds)
+        if mutation.path in self._spark_tests:
+            return self._judge_on_spark(mutation, count, seconds)
+        return Verdict("survived", "", count, seconds)
+
+    def _judge_on_spark(self, mutation: Mutation, count: int, seconds: float) -> Verdict:
+        """Run the module's Spark tests.
+
+        A JVM may fail to start, run out of memory or be killed for reasons of its own. So the
+        mutant counts as noticed only if a test fails with it and passes without it, and no verdict
+        is made of anything else: no error of a fixture, no process that does not end.
+        """
+        missing = missing_for_spark()
+        if missing:
+            return Verdict("survived", f"spark: not run, {missing}", count, seconds)
+        with self._put(mutation):
+            ended = self._on_spark(self._spark_tests[mutation.path])
+        seconds += ended.cpu
+        if ended.status == 0:
+            return Verdict("survived", "", count, seconds)
+        output = self._output.read_text(errors="replace")
+        failed = _first_failure(output, kinds=("FAILED",))
+        if ended.hung or ended.status != _TESTS_FAILED or not failed:
+            why = "hung" if ended.hung else _first_failure(output) or f"status {ended.status}"
+            return Verdict("survived", f"spark: no test failed, {why}", count, seconds)
+        without = self._on_spark(failed)
+        seconds += without.cpu
+        if without.status != 0:
+            return Verdict("survived", f"spark: fails without it too, {failed}", count, seconds)
+        return Verdict("killed", f"spark: {failed}", count, seconds)
+
+    def _on_spark(self, tests: str) -> Ended:
+        arguments = (*_ALL, tests)
+        return self._server.run(
+            Command(arguments, str(self._output), cpu=_WIDER_S, idle=_SPARK_IDLE_S)
+        )
 
     # -- rounds ---------------------------------------------------------------------------------
 
@@ -206,8 +250,18 @@ def _round(name: str, seconds: float, tests: Sequence[tuple[str, float]]) -> lis
     return [Round(name, (*_PYTEST, *taken), limit)] if taken else []
 
 
-def _first_failure(output: str) -> str:
+def _first_failure(output: str, kinds: Sequence[str] = ("FAILED", "ERROR")) -> str:
+    """The first test that pytest's summary names with one of these words."""
     for line in output.splitlines():
-        if line.startswith(("FAILED tests/", "ERROR tests/")):
+        if line.startswith(tuple(f"{kind} tests/" for kind in kinds)):
             return line.split(" - ")[0].split(" ", 1)[1]
+    return ""
+
+
+def missing_for_spark() -> str:
+    """What Spark needs and this machine lacks, "" if nothing."""
+    if importlib.util.find_spec("pyspark") is None:
+        return "PySpark is not installed"
+    if shutil.which("java") is None and "JAVA_HOME" not in os.environ:
+        return "there is no Java"
     return ""
