@@ -1106,6 +1106,36 @@ async def test_answer_that_arrived_during_a_stall_is_read_before_the_record_expi
 
 
 @virtual
+async def test_each_deadline_waits_for_the_sockets_to_be_read_anew() -> None:
+    """The pass in which an earlier record expired has read nothing of what arrived since."""
+    world = World(delivery_timeout_ms=30_000, request_timeout_ms=30_000, partitions=2)
+    first = world.append(b"1")
+    world.step()
+    world.pass_time(10.0)
+    second = world.append(b"2", 1)
+    world.step()
+    world.refresh()
+    world.step()
+    answer = world.brokers.last
+    assert answer.values == [b"2"]
+    world.pass_time(20.0)
+    assert world.sender.run_once(world.now) == world.now, "read the sockets, and come again"
+    assert outcome_of(first) is None
+    assert world.sender.run_once(world.now) > world.now
+    assert error_of(first).outcome is Outcome.UNKNOWN
+    world.pass_time(10.0)
+    assert world.sender.run_once(world.now) == world.now
+    assert outcome_of(second) is None
+    answer.ack()
+    assert offset_of(second) == 0
+    third = world.append(b"3", 1)
+    world.step()
+    world.pass_time(30.0)
+    assert world.sender.run_once(world.now) == world.now, "also after a deadline that was met"
+    assert outcome_of(third) is None
+
+
+@virtual
 async def test_many_batches_expire_in_one_pass() -> None:
     world = World(delivery_timeout_ms=30_000, request_timeout_ms=30_000, partitions=3)
     world.move(0, None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import functools
 
 import pyarrow as pa
@@ -12,6 +13,7 @@ import aiokprod.engine.accumulator as accumulator_module
 from aiokprod.errors import (
     AbortableTransactionError,
     BufferTimeout,
+    Code,
     ConfigError,
     KafkaError,
     MetadataTimeout,
@@ -19,6 +21,7 @@ from aiokprod.errors import (
     ProducerClosed,
     RecordTooLarge,
     SerializationError,
+    broker_error,
 )
 from aiokprod.hot.append import Appender
 from aiokprod.records import ProducerRecord
@@ -141,6 +144,38 @@ async def test_missing_partitions_of_records_cost_one_wait_in_all(cluster, produ
     assert list(result.errors) == [number for number in range(400) if number % 4 > 1]
     assert all(isinstance(error, MetadataTimeout) for error in result.errors.values())
     assert [len(log) for log in cluster.logs("t")] == [100, 100]
+
+
+@pytest.mark.parametrize("code", [Code.INVALID_TOPIC_EXCEPTION, Code.TOPIC_AUTHORIZATION_FAILED])
+def test_topic_refused_for_one_record_is_not_asked_for_again_in_the_call(code):
+    """Not even if the metadata say no more by then that it is refused, but that it is missing."""
+    answers = iter([code])
+
+    def refuse_once(message):
+        def refused(topic):
+            if topic.name != "refused":
+                return topic
+            return dataclasses.replace(topic, error_code=next(answers, 3), partitions=[])
+
+        return dataclasses.replace(message, topics=[refused(topic) for topic in message.topics])
+
+    async def main():
+        options = {"max_block_ms": 1_000, "metadata_max_age_ms": 300}
+        async with world(cluster={"auto_create": False}, **options) as (cluster, producer, _):
+            await producer.warm(["t"])
+            cluster.control(3, faults.edit(refuse_once))
+            names = ["refused", "missing", "refused", "t", "refused"]
+            started = now()
+            result = await producer.send_many([ProducerRecord(name, b"x") for name in names])
+            assert now() - started < 1 + 2 * TICK, "one wait, for the missing topic"
+            assert next(answers, None) is None
+            kind = type(broker_error(code, "x"))
+            assert [type(result.errors.get(number)) for number in range(5)] == [
+                kind, MetadataTimeout, kind, type(None), kind
+            ]  # fmt: skip
+            assert {error.outcome for error in result.errors.values()} == {Outcome.NOT_SENT}
+
+    play(main)
 
 
 def test_missing_topics_are_waited_for_one_by_one_and_interceptors_hear_of_all():

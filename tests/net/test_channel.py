@@ -603,6 +603,21 @@ def test_eof_reason_tells_where_the_connection_was(state, with_eof, with_error):
     assert event.error.__cause__ is cause
 
 
+def test_text_of_a_lost_connection_tells_a_close_from_an_error():
+    channel = new_channel()
+    channel.state = State.READY
+    channel.receive_eof()
+    error = closed(channel).error
+    assert error is not None
+    assert error.message == f"{channel.peer}: closed the connection"
+    channel = new_channel()
+    channel.state = State.READY
+    channel.receive_eof(ConnectionResetError("reset by peer"))
+    error = closed(channel).error
+    assert error is not None
+    assert error.message == f"{channel.peer}: connection broken: reset by peer"
+
+
 def test_f65_eof_before_the_first_answer_hints_at_the_listener():
     channel = new_channel()
     channel.transport_up(1.0, 11.0)

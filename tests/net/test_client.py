@@ -527,6 +527,7 @@ async def test_request_that_cannot_be_encoded_ends_as_not_sent():
     assert response.error.outcome is Outcome.NOT_SENT
     assert response.version == MetadataRequest.max_version
     assert not response.maybe_written
+    assert (response.latency, response.throttle_ms) == (0.0, 0)
     assert (await world.send()).error is None
     await world.close()
 

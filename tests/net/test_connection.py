@@ -458,17 +458,27 @@ def test_answered_requests_cost_no_timer_work_and_leave_no_timer():
     assert setup.loop.armed == []
 
 
-def test_timer_that_fires_early_is_set_again():
+@pytest.mark.parametrize("early", [20.0, 0.5, 0.01])
+def test_timer_set_for_an_answered_exchange_is_set_again(early):
+    """That of the versions exchange, at 110, is not moved when its answer comes."""
     setup = Setup()
-    done = setup.send()
-    timer = [t for t in setup.loop.timers if not t.is_cancelled][-1]
-    setup.loop.now = 129.0
-    timer.callback()
-    setup.loop.timers.remove(timer)
-    setup.loop.settle()
+    assert setup.loop.armed == [110.0]
+    done = setup.send(deadline=110.0 + early)
+    setup.loop.advance_to(110.0)
     assert done == []
-    setup.loop.advance_to(130.0)
-    assert len(done) == 1
+    assert setup.loop.armed == [110.0 + early]
+    setup.loop.advance_to(109.995 + early)
+    assert done == []
+    setup.loop.advance_to(110.0 + early)
+    assert isinstance(done[0].error, RequestTimedOut)
+
+
+def test_timer_rounded_down_to_a_millisecond_is_not_set_again():
+    """As uvloop does it: a deadline within that counts as reached."""
+    setup = Setup()
+    done = setup.send(deadline=110.0009)
+    setup.loop.advance_to(110.0)
+    assert isinstance(done[0].error, RequestTimedOut)
 
 
 def test_f66_trickling_peer_still_times_out():

@@ -420,6 +420,23 @@ def test_jwt_bearer_takes_a_ready_assertion_from_a_file(endpoint, tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("name", "low", "high"), [("lifetime_s", 1, 86_400), ("skew_s", 0, 3_600)]
+)
+def test_jwt_bearer_takes_seconds_up_to_both_bounds(name, low, high):
+    key = pem(signing_key("ES256"))
+
+    def made(seconds):
+        settings = {"key": key, "algorithm": "ES256", **WHO, name: seconds}
+        return JwtBearerTokens("https://idp.example/token", **settings)
+
+    made(low)
+    made(high)
+    for seconds in (low - 1, high + 1, True, float(low), str(low)):
+        with pytest.raises(ConfigError, match=f"{name}={seconds!r}: use an int of {low} to {high}"):
+            made(seconds)
+
+
+@pytest.mark.parametrize(
     ("settings", "text"),
     [
         ({}, "either key"),

@@ -4,6 +4,7 @@ whom an error reaches."""
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import functools
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 
 from aiokprod import AuthenticationError, FatalTransactionError, Outcome, Producer
+from aiokprod.engine import transactions
 from aiokprod.engine.batch import ProducerBatch
 from aiokprod.engine.outcome import SequenceAdvice
 from aiokprod.engine.transaction_requests import end
@@ -23,7 +25,7 @@ from aiokprod.testing.fake_cluster import FakeCluster
 from aiokprod.testing.virtual import run
 from tests.engine.world import World
 from tests.faults.kit import play, world
-from tests.transactions.kit import committed, one, transactional
+from tests.transactions.kit import INIT, committed, one, transactional
 from tests.transactions.test_states import manager
 
 KEY = TopicPartition("t", 0)
@@ -168,6 +170,39 @@ def test_old_brokers_commit_and_abort(profile: str) -> None:
             cluster, producer, _,
         ):  # fmt: skip
             await old_broker(cluster, producer, bumps=profile in ("2.8", "3.9"))
+        assert cluster.violations == []
+
+    play(main)
+
+
+@pytest.mark.parametrize(("highest", "bumps"), [(1, 0), (2, 0), (3, 1), (4, 1)])
+def test_many_sequences_of_unused_topics_end_with_an_epoch_where_there_is_one(
+    highest: int, bumps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once they are too many, and not before: InitProducerId takes an epoch from version 3 on."""
+    monkeypatch.setattr(transactions, "FORGOTTEN_PARTITIONS", 2)
+
+    async def main() -> None:
+        made = {"version_profile": "2.8"}
+        async with world(cluster=made, transactional_id="x") as (cluster, producer, _):
+            for broker in cluster.brokers.values():
+                ranges = {**broker.profile.ranges, INIT: (0, highest)}
+                broker.profile = dataclasses.replace(broker.profile, ranges=ranges)
+            cluster.create_topic("s", 2)
+            for topic, index in (("t", 0), ("s", 0), ("s", 1)):
+                async with producer.transaction():
+                    await producer.send(topic, b"v", partition=index)
+            state = producer._runtime.state
+            began = cluster.count(INIT)
+            state.on_topic_forgotten("s", 1)
+            await one(producer, b"1")
+            assert cluster.count(INIT) == began
+            state.on_topic_forgotten("s", 2)
+            await one(producer, b"2")
+            await one(producer, b"3")
+            assert cluster.count(INIT) == began + bumps
+            assert committed(cluster) == [b"v", b"1", b"2", b"3"]
+            assert committed(cluster, "s") == [b"v", b"v"]
         assert cluster.violations == []
 
     play(main)
