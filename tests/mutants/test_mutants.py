@@ -181,6 +181,9 @@ def test_reasons_belong_to_mutants_that_exist() -> None:
 # -- a run in a small repository ------------------------------------------------------------
 
 LIMIT = """\
+ROOM = 9
+
+
 def taken(size: int, room: int) -> bool:
     if size < room:
         return True
@@ -189,10 +192,16 @@ def taken(size: int, room: int) -> bool:
 
 def waited(size: int) -> int:
     return -size if size > 3 else 7
+
+
+def length(value: object) -> int:
+    if isinstance(value, str):
+        return 2 + 2
+    return 0
 """
 TESTS = """\
 import pytest
-from aiokprod.limit import taken, waited
+from aiokprod.limit import ROOM, length, taken, waited
 
 @pytest.mark.parametrize("size", range(9))
 def test_taken(size):
@@ -200,6 +209,13 @@ def test_taken(size):
 
 def test_waited():
     assert (waited(3), waited(4)) == (7, -4)
+
+def test_room_which_runs_no_line():
+    assert ROOM == 9
+
+@pytest.mark.parametrize("value", [1, 2, 3, "text", 5])
+def test_length_whose_unrecorded_case_runs_the_line(value):
+    assert length(value) == (4 if value == "text" else 0)
 
 def test_that_fails():
     assert taken(9, 9)
@@ -231,12 +247,16 @@ def test_record_and_judge(tree: Path) -> None:
     tests = record(tree, files, cache)
     taken = "tests/limit/test_limit.py::test_taken"
     waited = "tests/limit/test_limit.py::test_waited"
-    assert sorted(tests.tests) == [f"{taken}[{n}]" for n in (0, 4, 8)] + [waited]
+    room = "tests/limit/test_limit.py::test_room_which_runs_no_line"
+    assert {name for name in tests.tests if "length" not in name} == {
+        f"{taken}[0]", f"{taken}[4]", f"{taken}[8]", waited, room
+    }  # fmt: skip
     assert {test.cases for test in tests.tests.values() if test.function == taken} == {9}
     assert tests.failed == ["tests/limit/test_limit.py::test_that_fails"]
-    assert tests.covering("aiokprod/limit.py", 8, 8) == {waited}
-    assert tests.covering("aiokprod/limit.py", 4, 4) == set()
-    assert tests.covering("aiokprod/limit.py", 7, 7) == set(tests.tests), "runs at import"
+    assert tests.covering("aiokprod/limit.py", 11, 11) == {waited}
+    assert tests.covering("aiokprod/limit.py", 7, 7) == set()
+    assert tests.covering("aiokprod/limit.py", 16, 16) == set()
+    assert tests.covering("aiokprod/limit.py", 10, 10) == set(tests.tests) - {room}, "at import"
 
     before = {path: path.stat().st_mtime_ns for path in cache.rglob("*.json")}
     assert record(tree, files, cache).tests == tests.tests
@@ -245,24 +265,37 @@ def test_record_and_judge(tree: Path) -> None:
     group = Group("limit", (), (), 100, (), ())
     bench = Bench(tree, tests)
     found: dict[tuple[str, int], list[str]] = {}
+    later: dict[int, str] = {}
     try:
         for mutation in sites("aiokprod/limit.py", LIMIT):
             if mutation.kind in ("condition-negated", "comparison", "constant"):
                 first = bench.judge(group, mutation, first=True)
                 found.setdefault((mutation.kind, mutation.line), []).append(first.result)
                 if first.result == "open":
-                    assert bench.judge(group, mutation, first=False).result == "survived"
+                    second = bench.judge(group, mutation, first=False)
+                    later[mutation.line] = f"{second.result} {second.by}"
                 assert (tree / "aiokprod/limit.py").read_text() == LIMIT
     finally:
         bench.close()
     assert found == {
-        ("comparison", 2): ["open"],
-        ("condition-negated", 2): ["killed"],
-        ("constant", 3): ["killed"],
-        ("constant", 4): ["open"],
-        ("comparison", 8): ["killed"],
-        ("condition-negated", 8): ["killed"],
-        ("constant", 8): ["killed", "killed"],
+        ("constant", 1): ["open"],
+        ("comparison", 5): ["open"],
+        ("condition-negated", 5): ["killed"],
+        ("constant", 6): ["killed"],
+        ("constant", 7): ["open"],
+        ("comparison", 11): ["killed"],
+        ("condition-negated", 11): ["killed"],
+        ("constant", 11): ["killed", "killed"],
+        ("condition-negated", 15): ["killed"],
+        ("constant", 16): ["open", "open"],
+        ("constant", 17): ["killed"],
+    }
+    length = "tests/limit/test_limit.py::test_length_whose_unrecorded_case_runs_the_line"
+    assert later == {
+        1: f"killed files: {room}",
+        5: "survived ",
+        7: "survived ",
+        16: f"killed files: {length}[text]",
     }
 
 

@@ -27,7 +27,7 @@ NEAR_FILES: Final = 6
 """Test files, besides those of the module itself, that the first round takes tests from: those with
 the most tests that run the line. Collecting a file takes longer than many tests."""
 FAR_S: Final = 40.0
-"""As `NEAR_S`, for the second round."""
+"""As `NEAR_S`, for each part of the second round."""
 _SLACK: Final = 1.5
 _START_S: Final = 6.0
 """CPU seconds that a round may take: so many times what was recorded, and a start. The tracer takes
@@ -173,7 +173,25 @@ class Bench:
             *_round("own", NEAR_S, [(test.name, test.seconds) for test in own]),
             *_round("near", NEAR_S, [(test.name, test.seconds) for test in near]),
         ]
-        return first, [*_round("far", FAR_S, list(functions.items())), *wider]
+        files_first = [*self._named_after(stem), *nearest]
+        return first, [
+            *self._whole_files(files_first),
+            *_round("far", FAR_S, list(functions.items())),
+            *wider,
+        ]
+
+    def _named_after(self, stem: str) -> list[str]:
+        return sorted(name for name in self._tests.files() if stem in Path(name).stem)
+
+    def _whole_files(self, names: list[str]) -> list[Round]:
+        """Test files in full, as far as they fit: the map lacks the tests of which only cases that
+        were not recorded run the line, and those that read a constant and run no line at all."""
+        seconds = self._tests.files()
+        failing = [f"--deselect={name}" for name in self._tests.failed]
+        return [
+            Round(one.name, (*one.arguments, *failing), one.cpu)
+            for one in _round("files", FAR_S, [(name, seconds[name]) for name in names])
+        ]
 
     def _test_files(self, group: Group, mutation: Mutation) -> tuple[list[str], list[str]]:
         """Of a compiled module: the files that name it, then the other ones of its group."""
