@@ -77,15 +77,19 @@ def main() -> int:
 
 def chosen_scripts(arguments: argparse.Namespace) -> list[Script]:
     """What the arguments choose of the catalogue."""
-    if arguments.generated:
+    if arguments.generated and not arguments.script:
         return list(generated(arguments.generated, arguments.seed))[:: arguments.every]
-    found = scripts()
+    found = []
     if arguments.script:
+        # Composed one by one: no other script of the seed is needed.
         names = [name.split("/") for name in arguments.script if name.startswith("generated/")]
-        found = [one for one in found if one.name in arguments.script]
-        found += [composed(int(seed), int(number)) for _, seed, number in names]
+        found = [composed(int(seed), int(number)) for _, seed, number in names]
+        if len(names) < len(arguments.script):
+            found += [one for one in scripts() if one.name in arguments.script]
         if not found:
             raise SystemExit(f"no script has the name {arguments.script}")
+    else:
+        found = scripts()
     if arguments.only:
         pattern = arguments.only
         found = [
@@ -104,6 +108,8 @@ async def run(chosen: list[Script], arguments: argparse.Namespace, journal: Jour
     done = 0
     started = counted = time.monotonic()
     name = f"{arguments.seed if arguments.generated else 'catalogue'}"
+    if arguments.script or arguments.only:
+        name = "parts"
     seconds = 0.0
 
     def finished(result: Result) -> None:

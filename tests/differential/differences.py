@@ -23,10 +23,13 @@ from tests.differential.script import (
     ADD_OFFSETS,
     ADD_PARTITIONS,
     API_VERSIONS,
+    COMMON,
     END_TXN,
     FIND_COORDINATOR,
     INIT_PRODUCER_ID,
     METADATA,
+    PRODUCE,
+    TOPIC,
     TXN_OFFSET_COMMIT,
     ApiCode,
     Break,
@@ -34,6 +37,7 @@ from tests.differential.script import (
     Odd,
     ProduceCode,
     Script,
+    When,
 )
 from tests.differential.stage import Called, Evidence
 
@@ -304,12 +308,46 @@ def _overtaken(finding: Finding, evidence: dict[str, Evidence]) -> bool:
     """A broker takes any first sequence of a producer that it does not know: Java's second batch
     gets into the log before the first one, which then is out of sequence until its deadline."""
     java = evidence[JAVA]
+    if finding.kind in ("log", "committed"):
+        # The first one was repeated in time.
+        committed = finding.kind == "committed"
+        begins_late = f"('{TOPIC}', {finding.partition}): producer"
+        return (
+            any(text.startswith(begins_late) and "begins at" in text for text in java.violations)
+            and _in_order(evidence[OURS], finding.partition, committed=committed)
+            and not _in_order(java, finding.partition, committed=committed)
+        )
     late = [sent for sent in java.sent if sent.report and sent.report.label == TIMEOUT]
     return finding.kind in ("record-acked", "call-ok", "call-order") and any(
         one.partition == other.partition and one.number < other.number
         for one in late
         for other in java.sent
         if other.report and other.report.ok and not other.fresh
+    )
+
+
+def _in_order(evidence: Evidence, partition: int, *, committed: bool) -> bool:
+    """The first copies of a partition's records stand in the order of hand-over."""
+    numbers = {sent.value: sent.number for sent in evidence.sent}
+    found = dict.fromkeys(evidence.values(partition, committed=committed))
+    order = [numbers[value] for value in found]
+    return order == sorted(order)
+
+
+@row("java-drops-answers-with-strangers")
+def _java_drops_answers(finding: Finding, evidence: dict[str, Evidence]) -> bool:
+    """An answer that Java's sender does not survive had an error code for the record."""
+
+    def ends_the_pass(fault: Fault) -> bool:
+        return isinstance(fault, Odd) and fault.what in JAVA_STOPS_SENDING
+
+    return (
+        finding.kind == "record-error"
+        and finding.ours is not None
+        and finding.java is not None
+        and _has_code(finding.ours)
+        and finding.java.label == TIMEOUT
+        and finding.what in met_by(evidence[JAVA], ends_the_pass)
     )
 
 
@@ -329,10 +367,15 @@ def _java_garbage(finding: Finding, evidence: dict[str, Evidence]) -> bool:
 @row("java-waits-in-commit", follows=True)
 def _java_waits_in_commit(finding: Finding, evidence: dict[str, Evidence]) -> bool:
     """A commit that cannot succeed any more: ours says so at once, Java's call times out first."""
-    commits = [one.report for one in evidence[JAVA].calls if one.name == "commit"]
+    mine, others = (
+        [one.report for one in evidence[client].calls if one.name == "commit" and not one.fresh]
+        for client in (OURS, JAVA)
+    )
     return (
         finding.kind == "call-order"
-        and TIMEOUT in {report.label for report in commits}
+        and TIMEOUT in {report.label for report in others}
+        # A producer that is of no more use is another matter.
+        and all(one.ok or one.error == "AbortableTransactionError" for one in mine)
         and not any(
             ours == "committed" and evidence[JAVA].verdicts.get(number) != "committed"
             for number, ours in evidence[OURS].verdicts.items()
@@ -398,6 +441,16 @@ def _lost_anyway(finding: Finding, evidence: dict[str, Evidence]) -> bool:
         return False
     if finding.kind == "record-failed":
         numbers = {s.transaction for s in evidence[OURS].sent if s.value == finding.what}
+    elif finding.kind == "record-acked" and finding.java is not None:
+        # It left before another record failed; in Java that one's error is its own.
+        failed = [
+            sent
+            for sent in evidence[JAVA].sent
+            if sent.transaction == finding.transaction and sent.value != finding.what
+        ]
+        if finding.java.label not in {sent.report.label for sent in failed if sent.report}:
+            return False
+        numbers = {finding.transaction}
     elif finding.kind == "call-failed" and finding.what == "offsets":
         numbers = {
             one.transaction
@@ -503,6 +556,80 @@ def _no_producer_ids(finding: Finding, evidence: dict[str, Evidence]) -> bool:
     )
 
 
+@row("gap-behind-a-lost-request")
+def _gap_behind_lost(finding: Finding, evidence: dict[str, Evidence]) -> bool:
+    """OUT_OF_ORDER_SEQUENCE_NUMBER behind a record in doubt, after requests were lost: ours does
+    not know whether copies of both will arrive, Java numbers the record anew."""
+    ours = evidence[OURS]
+    script = ours.script
+
+    def loses(fault: Fault) -> bool:
+        if isinstance(fault, Break):
+            return fault.api == PRODUCE
+        return isinstance(fault, When) and fault.do.what in CUTTING
+
+    if finding.kind != "record-failed" or script.mode != "idempotent" or finding.ours is None:
+        return False
+    if finding.ours.label != "code 45" or finding.ours.outcome != "unknown":
+        return False
+    record = next(sent for sent in ours.sent if sent.value == finding.what)
+    older = [
+        sent.report
+        for sent in ours.sent
+        if sent.partition == record.partition and sent.number < record.number
+    ]
+    return (
+        "code 45" not in _codes(script)
+        and bool(met_by(ours, loses))
+        and any(one is not None and one.outcome == "unknown" for one in older)
+    )
+
+
+CUTTING: Final = frozenset({"disconnect", "kill-leader"})
+"""What ends connections with requests that are not answered."""
+
+
+@row("divided-although-stored")
+def _divided(finding: Finding, evidence: dict[str, Evidence]) -> bool:
+    """MESSAGE_TOO_LARGE for a batch that is in the log: ours divides it, Java sends a batch that is
+    no larger than batch.size as it is."""
+    ours = evidence[OURS]
+
+    def stores(fault: Fault) -> bool:
+        return isinstance(fault, ProduceCode) and fault.append
+
+    def divides(fault: Fault) -> bool:
+        return isinstance(fault, ProduceCode) and fault.code in (10, 18) and not fault.append
+
+    return (
+        finding.kind in ("record-failed", "call-failed")
+        and ours.script.mode != "plain"
+        and finding.ours is not None
+        and finding.ours.label == "code 45"
+        and _concerns(finding, evidence, met_by(ours, stores) & met_by(ours, divides))
+    )
+
+
+@row("answer-lost-with-the-cluster")
+def _answer_lost(finding: Finding, evidence: dict[str, Evidence]) -> bool:
+    """All brokers were killed while the answer for a stored record was under way."""
+    ours = evidence[OURS]
+    faults = ours.script.faults
+    killed = [n for n, _ in ours.met if isinstance(faults[n], When) and _kills(faults[n])]
+    return (
+        finding.kind == "record-failed"
+        and finding.ours is not None
+        and finding.ours.label == TIMEOUT
+        and finding.ours.outcome == "unknown"
+        and any(finding.what in values.values() for _, _, values in ours.logs)
+        and len(killed) >= ours.script.brokers
+    )
+
+
+def _kills(fault: Fault) -> bool:
+    return isinstance(fault, When) and fault.do.what == "kill-leader"
+
+
 @row("after-a-false-refusal", follows=True)
 def _after_a_lie(finding: Finding, evidence: dict[str, Evidence]) -> bool:
     """A broker that appended a batch answered with a code that brokers check before the append:
@@ -520,8 +647,29 @@ def _after_a_lie(finding: Finding, evidence: dict[str, Evidence]) -> bool:
 @row("fault-met-other-records")
 def _met_others(finding: Finding, evidence: dict[str, Evidence]) -> bool:
     """The n-th batch or request that a fault waits for has other records at each client."""
+    if finding.kind == "dead":
+        return _ended_by_fault_that_missed_java(evidence)
     others = met_differently(evidence[OURS], evidence[JAVA])
     return bool(others) and _concerns(finding, evidence, others)
+
+
+FATAL_IN_BOTH: Final = frozenset({31, 35, 53})
+"""Answered to Produce in a transaction these end both producers (Java
+`TransactionManager.maybeTransitionToErrorState`)."""
+
+
+def _ended_by_fault_that_missed_java(evidence: dict[str, Evidence]) -> bool:
+    ours, java = evidence[OURS], evidence[JAVA]
+    faults = ours.script.faults
+    met, met_by_java = ({number for number, _ in one.met} for one in (ours, java))
+    fatal = {
+        f"code {fault.code}"
+        for number in met - met_by_java
+        if isinstance(fault := faults[number], ProduceCode) and fault.code in FATAL_IN_BOTH
+    }
+    reports = [called.report for called in ours.calls if called.fresh and called.name != "close"]
+    failed = {report.label for report in reports if not report.ok}
+    return ours.script.transactional and bool(failed) and failed <= fatal
 
 
 # -- requests -------------------------------------------------------------------------------------
@@ -531,6 +679,32 @@ def _met_others(finding: Finding, evidence: dict[str, Evidence]) -> bool:
 def _backoff_grows(finding: Finding, evidence: dict[str, Evidence]) -> bool:
     """Java repeats requests to coordinators, and for producer ids, after retry.backoff.ms each."""
     return finding.kind.startswith("fewer-")
+
+
+@row("metadata-are-asked-for-less-often")
+def _misled_for_longer(finding: Finding, evidence: dict[str, Evidence]) -> bool:
+    """Metadata named wrong leaders: batches are repeated, each with its growing backoff, until the
+    next ones, which ours asks for 50 ms later at the earliest."""
+    ours, java = evidence[OURS], evidence[JAVA]
+    if finding.kind != "more-produce" or not met_by(ours, _misleads):
+        return False
+    refused = sum(text.startswith("NOT_LEADER_OR_FOLLOWER") for text in ours.refusals)
+    excess = ours.requests[PRODUCE] - 1.6 * java.requests[PRODUCE] - 4
+    return excess <= refused <= len(ours.sent) * _attempts_within(ours.seconds)
+
+
+def _misleads(fault: Fault) -> bool:
+    return isinstance(fault, Odd) and fault.what == "leader-other"
+
+
+def _attempts_within(seconds: float) -> int:
+    """The most attempts at one batch that its backoff allows."""
+    first, longest = (int(COMMON[f"retry.backoff.{key}"]) for key in ("ms", "max.ms"))
+    attempts, spent_ms = 1, 0.0
+    while spent_ms < seconds * 1000:
+        spent_ms += 0.8 * min(longest, first * 2 ** (attempts - 1))
+        attempts += 1
+    return attempts
 
 
 @row("failed-record-in-log")
@@ -560,9 +734,25 @@ def _in_doubt(kind: str, value: str, evidence: dict[str, Evidence]) -> bool:
 @row("java-reuses-sequences")
 def _java_reuses(finding: Finding, evidence: dict[str, Evidence]) -> bool:
     """Java gives the sequence of a batch out again that failed with a code it takes for final."""
+    if finding.kind == "alive":
+        return _restarts_below_the_log(evidence[JAVA])
     return finding.client == JAVA and finding.kind in (
         "lost", "misplaced", "order", "commit-lost", "commit-part"
     )  # fmt: skip
+
+
+def _restarts_below_the_log(java: Evidence) -> bool:
+    """Each transaction begins with sequence 0 under the epoch of a failed batch that was stored:
+    it is out of sequence for ever."""
+    stored = {value for partition in range(3) for value in java.values(partition)}
+    failed = {sent.value for sent in java.sent if sent.report is not None and not sent.report.ok}
+    fresh = {sent.report.label for sent in java.sent if sent.fresh and sent.report is not None}
+    return (
+        java.script.transactional
+        and bool(stored & failed)
+        and fresh == {"code 45"}
+        and any(re.search(r" sequence 0: want [1-9]", text) for text in java.refusals)
+    )
 
 
 @row("java-trusts-refusals")

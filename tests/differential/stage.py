@@ -308,11 +308,13 @@ class _Play:
         return sent
 
     async def _settle(self) -> None:
-        """Wait for the outcome of all records; who takes far too long counts as hung."""
+        """Wait for the outcome of all records; one that takes far too long counts as hung. Calls
+        run one after the other, and each may block for max.block.ms."""
         waiting = {one.waits: one for one in self._evidence.sent if one.waits and not one.report}
         if not waiting:
             return
-        limit = (self._script.deadline_ms + self._script.block_ms) / 1000 + GRACE_S
+        blocked_ms = len(waiting) * self._script.block_ms
+        limit = (self._script.deadline_ms + blocked_ms) / 1000 + GRACE_S
         done, _ = await asyncio.wait(waiting, timeout=limit)
         for future, sent in waiting.items():
             sent.report = future.result() if future in done else _hung("send", limit)

@@ -17,6 +17,7 @@ from tests.differential.script import (
     END_TXN,
     INIT_PRODUCER_ID,
     METADATA,
+    PRODUCE,
     ApiCode,
     Break,
     Call,
@@ -375,3 +376,223 @@ def test_failure_of_ours_follows_only_in_later_transactions(cause, failure, foll
     assert can_follow(dataclasses.replace(second, kind="record-acked"), first)
     assert not can_follow(Finding("undelivered", OURS, "", hard=False), first)
     assert not can_follow(dataclasses.replace(second, kind="lost", hard=True), first)
+
+
+@pytest.mark.parametrize(
+    ("first", "excused"),
+    [("unknown", True), ("rejected", False), (None, False)],
+)
+def test_first_sequence_above_zero_is_excused_behind_records_given_up_in_doubt(
+    first, excused
+):
+    made = evidence(violations=["('t', 0): producer 0 begins at 1"])
+    made.logs = [("t", 0, {0: "r1"})]
+    made.sent[0].report = Report(0, 0) if first is None else failed(outcome=first)
+    made.sent[1].report = Report(0, 0)
+    assert ("violation" in kinds(broken_rules(made))) != excused
+    made.violations = ["('t', 1): producer 0 begins at 1"]
+    assert "violation" in kinds(broken_rules(made)), "nothing of that partition failed"
+
+
+@pytest.mark.parametrize("begins_late", [False, True])
+@pytest.mark.parametrize("ours_in_order", [False, True])
+def test_order_of_logs_is_explained_if_java_alone_overtook_its_first_batch(
+    begins_late, ours_in_order
+):
+    ours, java = evidence(), evidence(client=JAVA)
+    overtaken = [("t", 0, {0: "r1", 1: "r0"})]
+    if ours_in_order:
+        java.logs = overtaken
+    else:
+        ours.logs = overtaken
+    if begins_late:
+        java.violations = ["('t', 0): producer 0 begins at 1"]
+    [finding] = [one for one in compare(ours, java) if one.kind == "log"]
+    explained = begins_late and ours_in_order
+    assert rows_of(finding, ours, java) == (["java-first-batch-overtaken"] if explained else [])
+    java.violations = ["('t', 1): producer 0 begins at 1"]
+    assert rows_of(finding, ours, java) == []
+
+
+@pytest.mark.parametrize(
+    ("what", "met", "explained"),
+    [
+        ("produce-strangers", ("r1",), True),
+        ("produce-strangers", ("r0",), False),
+        ("produce-twice", ("r1",), False),
+    ],
+)
+def test_timeout_of_a_record_whose_answer_java_dropped_is_explained(what, met, explained):
+    ours, java = played((Odd(what), Send(0, 2)), "tv2")
+    ours.sent[1].report, java.sent[1].report = failed("code 76"), failed("timeout")
+    java.met = [(0, met)]
+    [finding] = [one for one in compare(ours, java) if one.kind == "record-error"]
+    rows = rows_of(finding, ours, java)
+    assert ("java-drops-answers-with-strangers" in rows) == explained
+    ours.sent[1].report = failed("RecordRejected")
+    [finding] = [one for one in compare(ours, java) if one.kind == "record-error"]
+    assert "java-drops-answers-with-strangers" not in rows_of(finding, ours, java)
+
+
+@pytest.mark.parametrize(
+    ("fault", "mode", "outcome", "older", "explained"),
+    [
+        (Break(PRODUCE, "reset"), "idempotent", "unknown", "unknown", True),
+        (When(PRODUCE, Do("disconnect")), "idempotent", "unknown", "unknown", True),
+        (When(PRODUCE, Do("move-leader")), "idempotent", "unknown", "unknown", False),
+        (Break(METADATA, "reset"), "idempotent", "unknown", "unknown", False),
+        (Break(PRODUCE, "reset"), "idempotent", "rejected", "unknown", False),
+        (Break(PRODUCE, "reset"), "idempotent", "unknown", "rejected", False),
+        (Break(PRODUCE, "reset"), "tv2", "unknown", "unknown", False),
+    ],
+)
+def test_gap_behind_a_lost_request_is_explained(fault, mode, outcome, older, explained):
+    ours, java = played((fault, Send(0, 2)), mode)
+    ours.met = java.met = [(0, ("r0",))]
+    ours.sent[0].report = failed("code 44", older)
+    ours.sent[1].report = failed("code 45", outcome)
+    [finding] = [one for one in compare(ours, java) if one.what == "r1"]
+    assert rows_of(finding, ours, java) == (["gap-behind-a-lost-request"] if explained else [])
+    ours.met = java.met = []
+    assert rows_of(finding, ours, java) == [], "no request was lost"
+
+
+@pytest.mark.parametrize(
+    ("stores", "divides", "label", "explained"),
+    [
+        (ProduceCode(15, append=True), ProduceCode(10), "code 45", True),
+        (ProduceCode(15, append=False), ProduceCode(10), "code 45", False),
+        (ProduceCode(15, append=True), ProduceCode(44), "code 45", False),
+        (ProduceCode(15, append=True), ProduceCode(10), "code 10", False),
+    ],
+)
+def test_parts_of_a_batch_that_was_stored_are_explained(stores, divides, label, explained):
+    ours, java = played((stores, divides, Send(0, 2)))
+    ours.sent[1].report = failed(label, "unknown")
+    ours.met = java.met = [(0, ("r0", "r1")), (1, ("r0", "r1"))]
+    [finding] = compare(ours, java)[:1]
+    assert rows_of(finding, ours, java) == (["divided-although-stored"] if explained else [])
+    ours.met = java.met = [(0, ("r0",)), (1, ("r1",))]
+    assert rows_of(finding, ours, java) == []
+
+
+@pytest.mark.parametrize(
+    ("killed", "outcome", "stored", "explained"),
+    [
+        (2, "unknown", True, True),
+        (1, "unknown", True, False),
+        (2, "not_sent", True, False),
+        (2, "unknown", False, False),
+    ],
+)
+def test_answer_lost_with_all_brokers_is_explained(killed, outcome, stored, explained):
+    kills = tuple(When(PRODUCE, Do("kill-leader", partition)) for partition in range(2))
+    ours, java = played((*kills, Send(0, 2)))
+    ours.sent[1].report = failed("timeout", outcome)
+    ours.met = java.met = [(number, ("r1",)) for number in range(killed)]
+    if not stored:
+        ours.logs = [("t", 0, {0: "r0"})]
+    [finding] = [one for one in compare(ours, java) if one.kind == "record-failed"]
+    assert rows_of(finding, ours, java) == (["answer-lost-with-the-cluster"] if explained else [])
+
+
+@pytest.mark.parametrize(
+    ("code", "met_by_java", "label", "explained"),
+    [
+        (53, False, "code 53", True),
+        (53, True, "code 53", False),
+        (44, False, "code 44", False),
+        (53, False, "code 45", False),
+    ],
+)
+def test_dead_producer_is_explained_by_a_fatal_code_that_missed_java(
+    code, met_by_java, label, explained
+):
+    ours, java = played((ProduceCode(code), Send(0, 2)), "tv2", alive=False)
+    ours.calls = [Called("begin", failed(label), 1, True), CLOSED]
+    ours.met = [(0, ("r1",))]
+    java.met = [(0, ("r1",))] if met_by_java else []
+    [finding] = [one for one in compare(ours, java) if one.kind == "dead"]
+    assert rows_of(finding, ours, java) == (["fault-met-other-records"] if explained else [])
+
+
+@pytest.mark.parametrize(
+    ("java_label", "verdict", "explained"),
+    [("code 47", "aborted", True), ("code 19", "aborted", False), ("code 47", "committed", False)],
+)
+def test_record_acknowledged_in_a_transaction_that_is_lost_anyway_is_explained(
+    java_label, verdict, explained
+):
+    ours, java = played((ProduceCode(47), Send(0, 2)), "tv2")
+    ours.sent[1].report = java.sent[1].report = failed("code 47")
+    java.sent[0].report = failed(java_label)
+    for one in (ours, java):
+        one.verdicts = {0: verdict}
+        for sent in one.sent:
+            sent.transaction = 0
+    [finding] = [one for one in compare(ours, java) if one.kind == "record-acked"]
+    assert rows_of(finding, ours, java) == (["transaction-is-lost-anyway"] if explained else [])
+
+
+@pytest.mark.parametrize(
+    ("fault", "refused", "seconds", "explained"),
+    [
+        (Odd("leader-other"), 18, 0.3, True),
+        (Odd("leader-other"), 18, 0.01, False),
+        (Odd("leader-other"), 8, 0.3, False),
+        (Odd("leader-minus-1"), 18, 0.3, False),
+    ],
+)
+def test_requests_to_wrong_leaders_are_explained_within_their_backoff(
+    fault, refused, seconds, explained
+):
+    ours, java = played((fault, Send(0, 2)), "plain", seconds=seconds)
+    ours.requests[PRODUCE], java.requests[PRODUCE] = 20, 4
+    ours.refusals = ["NOT_LEADER_OR_FOLLOWER: leader is 1"] * refused
+    ours.met = [(0, ("metadata",))]
+    [finding] = [one for one in compare(ours, java) if one.kind == "more-produce"]
+    rows = ["metadata-are-asked-for-less-often"] if explained else []
+    assert rows_of(finding, ours, java) == rows
+
+
+@pytest.mark.parametrize(
+    ("label", "stored", "want", "explained"),
+    [
+        ("code 45", True, 4, True),
+        ("code 45", False, 4, False),
+        ("code 45", True, 0, False),
+        ("code 29", True, 4, False),
+    ],
+)
+def test_java_that_restarts_its_sequences_below_the_log_is_explained(
+    label, stored, want, explained
+):
+    ours, java = played((ProduceCode(7, append=True), Send(0, 2)), "tv1")
+    java.alive = False
+    java.sent[1].report = failed("code 44")
+    if not stored:
+        java.logs = [("t", 0, {0: "r0"})]
+    java.sent.append(Sent(2, "z2", "t", 0, 1, True, failed(label)))
+    java.refusals = [f"OUT_OF_ORDER_SEQUENCE_NUMBER: producer 0 epoch 0 sequence 0: want {want}"]
+    [finding] = [one for one in compare(ours, java) if one.kind == "alive"]
+    assert rows_of(finding, ours, java) == (["java-reuses-sequences"] if explained else [])
+
+
+@pytest.mark.parametrize(
+    ("error", "label", "explained"),
+    [
+        ("AbortableTransactionError", "timeout", True),
+        ("FatalTransactionError", "timeout", False),
+        ("AbortableTransactionError", "code 19", False),
+    ],
+)
+def test_java_that_waits_in_commit_is_explained_by_an_abortable_error_of_ours(
+    error, label, explained
+):
+    ours, java = played((Call("begin"), Send(0, 2), Call("end")), "tv2", verdicts={0: "aborted"})
+    refused = Report(label="code 10", error=error)
+    ours.calls = [Called("commit", refused, 0, False), Called("abort", Report(), 0, False), CLOSED]
+    late = failed(label)
+    java.calls = [Called("commit", late, 0, False), Called("commit", late, 0, False), CLOSED]
+    [finding] = [one for one in compare(ours, java) if one.kind == "call-order"]
+    assert rows_of(finding, ours, java) == (["java-waits-in-commit"] if explained else [])
