@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -43,13 +43,19 @@ from aiokprod.wire.messages.list_transactions import TransactionState as Listed
 from aiokprod.wire.messages.offset_fetch import (
     OffsetFetchResponse,
     OffsetFetchResponseGroup,
+    OffsetFetchResponsePartition,
     OffsetFetchResponsePartitions,
+    OffsetFetchResponseTopic,
     OffsetFetchResponseTopics,
 )
 
 PRODUCE, FIND_COORDINATOR, OFFSET_FETCH, END_TXN, TXN_OFFSET_COMMIT = 0, 10, 9, 26, 28
 INIT_PRODUCER_ID = 22
 DESCRIBE_TRANSACTIONS, LIST_TRANSACTIONS = 65, 66
+GROUPS_FROM = 8
+"""OffsetFetch has groups since this version (KIP-709)."""
+GROUP_CODE_FROM = 2
+"""OffsetFetch has an error code of the group since this version (KIP-88)."""
 FIRST_WITH_STATES = "3.0"
 """The first release with DescribeTransactions and ListTransactions (KIP-664)."""
 
@@ -136,31 +142,30 @@ class SparkCluster(FakeCluster):
                 object.__setattr__(partition, "committed_offset", offset)
 
     def _offsets(self, request: Request) -> Message:
-        (wanted,) = request.body.groups
-        group = wanted.group_id
+        if request.version < GROUPS_FROM:
+            group, wanted = request.body.group_id, request.body.topics
+        else:
+            (asked,) = request.body.groups
+            group, wanted = asked.group_id, asked.topics
+        assert wanted is None, "all topics, whatever they are"
         code = int(refusal(self.brokers[request.broker_id], group))
-        if code:
-            return OffsetFetchResponse(
-                groups=[OffsetFetchResponseGroup(group_id=group, topics=[], error_code=code)]
-            )
         pending = {
             where
             for entry in self.transactions.ids.values()
             for where in entry.offsets.get(group, ())
         }
         committed = self.transactions.committed_offsets.get(group, {})
-        topics = []
-        for where in sorted(pending | committed.keys())[:: self.order]:
+        found: dict[str, OffsetFetchResponsePartitions] = {}
+        for where in [] if code else sorted(pending | committed.keys())[:: self.order]:
             offset = committed.get(where, _Offset(-1))
             unstable = request.body.require_stable and where in pending
-            partition = OffsetFetchResponsePartitions(
+            found[where[0]] = OffsetFetchResponsePartitions(
                 partition_index=where[1],
                 committed_offset=-1 if unstable else int(offset),
                 metadata=getattr(offset, "metadata", None),
                 error_code=int(Code.UNSTABLE_OFFSET_COMMIT) if unstable else 0,
             )
-            topics.append(OffsetFetchResponseTopics(name=where[0], partitions=[partition]))
-        return OffsetFetchResponse(groups=[OffsetFetchResponseGroup(group_id=group, topics=topics)])
+        return offsets_answer(group, found, code=code, version=request.version)
 
     def _describe(self, request: Request) -> Message:
         states = [self._state(request, name) for name in request.body.transactional_ids]
@@ -201,6 +206,38 @@ class SparkCluster(FakeCluster):
         return ListTransactionsResponse(
             error_code=0, unknown_state_filters=[], transaction_states=listed
         )
+
+
+def offsets_answer(
+    group: str,
+    partitions: Mapping[str, OffsetFetchResponsePartitions],
+    *,
+    code: int = 0,
+    version: int = GROUPS_FROM,
+) -> OffsetFetchResponse:
+    """OffsetFetch with one partition of each topic."""
+    if version >= GROUPS_FROM:
+        topics = [
+            OffsetFetchResponseTopics(name=name, partitions=[one])
+            for name, one in partitions.items()
+        ]
+        answered = OffsetFetchResponseGroup(group_id=group, topics=topics, error_code=code)
+        return OffsetFetchResponse(groups=[answered])
+    flat = [
+        OffsetFetchResponseTopic(
+            name=name,
+            partitions=[
+                OffsetFetchResponsePartition(
+                    partition_index=one.partition_index,
+                    committed_offset=one.committed_offset,
+                    metadata=one.metadata,
+                    error_code=one.error_code or (code if version < GROUP_CODE_FROM else 0),
+                )
+            ],
+        )
+        for name, one in partitions.items()
+    ]
+    return OffsetFetchResponse(topics=flat, error_code=code if version >= GROUP_CODE_FROM else 0)
 
 
 class _Loop(LoopThread):

@@ -34,6 +34,14 @@ def test_message_of_few_partitions_is_complete() -> None:
     assert pickle.loads(pickle.dumps(message)) == message
 
 
+def test_task_that_left_no_transaction_has_no_producer() -> None:
+    """Producer id 0 is a real one: the first of a cluster."""
+    found = Prepared(**report_fields(TASK, rows=0, size=0, ranges={}, seconds=0.5))
+    assert (found.producer_id, found.epoch, found.transactional_id) == (-1, -1, "")
+    assert (found.second_protocol, found.skipped, found.marked) == (False, False, ())
+    assert (found.row_hash, found.marked_rows, found.marked_hash) == (0, 0, 0)
+
+
 @pytest.mark.parametrize("length", [1, 249])
 def test_message_of_many_partitions_stays_below_64_kib(length: int) -> None:
     ranges = {}

@@ -205,6 +205,15 @@ def test_transactions_have_the_brokers_timeout() -> None:
     assert options.producer_config().transaction_timeout_ms == 900_000
 
 
+def test_sealed_options_are_a_mapping_of_lower_case_names() -> None:
+    sealed = SealedOptions({"Topic": "t", "kafka.linger.ms": "7"})
+    assert len(sealed) == 2
+    assert list(sealed) == ["topic", "kafka.linger.ms"]
+    assert (sealed["TOPIC"], sealed["topic"]) == ("t", "t")
+    with pytest.raises(KeyError):
+        sealed["other"]
+
+
 def test_sealed_options_show_no_secret_and_travel_with_all() -> None:
     values = {
         "kafka.sasl.password": "s3cret",

@@ -212,6 +212,17 @@ def test_topic_that_is_missing_is_refused(
     run(main)
 
 
+def test_topic_is_not_created_against_the_option(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        cluster = FakeCluster(create_s=0.1)
+        with pytest.raises(PreflightError, match=r"kafka\.allow\.auto\.create\.topics is false"):
+            await check(monkeypatch, cluster, kafka__allow__auto__create__topics="false")
+        await asyncio.sleep(1.0)
+        assert "t" not in cluster.topics
+
+    run(main)
+
+
 def test_topic_with_an_error_that_does_not_pass_is_refused_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

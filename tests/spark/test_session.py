@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -13,10 +14,15 @@ from aiokprod.engine.coordinators import CoordinatorKind, VersionedRequest
 from aiokprod.errors import AuthenticationError, KafkaTimeout
 from aiokprod.spark.session import Session
 from aiokprod.testing import virtual
+from aiokprod.testing.fake_cluster import FakeCluster
+from aiokprod.testing.fake_cluster.control import Reaction, answer
+from aiokprod.testing.fake_cluster.framing import Request
+from aiokprod.wire.messages.find_coordinator import Coordinator, FindCoordinatorResponse
 from aiokprod.wire.messages.metadata import MetadataRequest
 from tests.security.sasl_broker import PlainServer
 from tests.security.sasl_cluster import PASSWORD, USER, SaslCluster
 
+FIND_COORDINATOR = 10
 SETUP_S = 10.0
 """socket_connection_setup_timeout_ms by default."""
 
@@ -179,3 +185,48 @@ async def test_coordinator_that_refuses_us_for_long_fails_the_commit():
         with pytest.raises(AuthenticationError):
             await world.find_coordinator("x")
         assert SETUP_S <= world.loop.time() - started < SETUP_S + 5.0
+
+
+@pytest.mark.parametrize(
+    "place",
+    [{"node_id": -1}, {"host": ""}, {"port": 0}, {"port": -1}, {"port": 1 << 16}],
+    ids=lambda place: "{} {!r}".format(*next(iter(place.items()))),
+)
+@pytest.mark.parametrize("version", [3, 6])
+def test_coordinator_without_an_address_is_looked_for_again(
+    version: int, place: dict[str, Any]
+) -> None:
+    """As gateways name one while they have none, with no error code."""
+
+    async def main() -> None:
+        cluster = FakeCluster()
+        for broker in cluster.brokers.values():
+            ranges = broker.profile.ranges | {FIND_COORDINATOR: (0, version)}
+            broker.profile = dataclasses.replace(broker.profile, ranges=ranges)
+        found = {"node_id": 2, "host": "broker2", "port": 9092} | place
+
+        def nowhere(request: Request) -> Reaction:
+            if request.version < 4:
+                return answer(FindCoordinatorResponse(error_code=0, error_message=None, **found))
+            (key,) = request.body.coordinator_keys
+            named = Coordinator(key=key, error_code=0, error_message=None, **found)
+            return answer(FindCoordinatorResponse(coordinators=[named]))
+
+        cluster.control(FIND_COORDINATOR, nowhere, times=3)
+        config = ProducerConfig.from_mapping({"bootstrap.servers": cluster.bootstrap_servers})
+        session = Session(config, cluster.environment())
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + 30.0
+        body = await session.coordinate(
+            CoordinatorKind.TRANSACTION, "x", METADATA, deadline, lambda body: 0
+        )
+        assert body.brokers
+        assert cluster.count(FIND_COORDINATOR) == 4
+        cluster.control(FIND_COORDINATOR, nowhere)
+        with pytest.raises(KafkaTimeout, match="no definite answer in time: COORDINATOR_NOT_AVAIL"):
+            await session.coordinate(
+                CoordinatorKind.GROUP, "y", METADATA, loop.time() + 5.0, lambda body: 0
+            )
+        await session.close(1.0)
+
+    virtual.run(main)

@@ -9,9 +9,12 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from aiokprod.errors import Code
+from aiokprod.spark import tasks, transactional
+from aiokprod.spark.context import Task
 from aiokprod.spark.driver import CommitFailed, TransactionEnder
 from aiokprod.spark.failures import CheckpointRolledBack, NonDeterministicReplay, SinkError
 from aiokprod.spark.markers import Marker, read_marker
@@ -748,5 +751,51 @@ def test_newest_of_two_decisions_for_one_batch_is_valid(
             await query.run(0, one)
         assert cluster.committed(second) == values(3, 4)
         await ended(query)
+
+    run(body)
+
+
+# -- what a failed task tells ----------------------------------------------------------------------
+
+
+class Paced:
+    """A feed that gives each table a second after the one before."""
+
+    def __init__(self, *tables: Any) -> None:
+        self._tables = list(tables)
+
+    async def get(self) -> Any:
+        await asyncio.sleep(1.0)
+        return self._tables.pop(0) if self._tables else None
+
+
+def table(topic: str, count: int) -> Any:
+    return pa.RecordBatch.from_pydict(
+        {"value": pa.array([b"v"] * count, pa.binary()), "topic": pa.array([topic] * count)}
+    )
+
+
+@pytest.mark.parametrize("delivery", ["at_least_once", "transactional"])
+def test_failed_task_counts_the_rows_of_every_table(
+    delivery: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that were acknowledged long before, too."""
+
+    async def body() -> None:
+        cluster = SparkCluster()
+        cluster.create_topic("t", 1)
+        cluster.denied_topics.add("u")
+        query = Query(monkeypatch, cluster, delivery=delivery)
+        task = Task(0, 0, "host", None, None, None, speculation=False)
+        feed: Any = Paced(table("t", 2), table("t", 3), table("t", 4), table("u", 5))
+        work = (
+            tasks._run_plain(query.thread, query.options, task, feed, None)
+            if delivery == "at_least_once"
+            else transactional.run_transactional(query.thread, query.options, task, feed, "job")
+        )
+        with pytest.raises(SinkError) as caught:
+            await work
+        assert "9 acknowledged, 0 unknown, 5 unsent" in str(caught.value)
+        await query.restart()
 
     run(body)

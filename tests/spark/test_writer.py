@@ -214,6 +214,7 @@ def test_replayed_batch_is_skipped_and_committed_again(world: World) -> None:
     writer.commit([world.write(writer, "a", batch=0)], 0)
     again = world.write(writer, "a", batch=0)
     assert again.skipped
+    assert (again.producer_id, again.epoch) == (-1, -1), "it has no transaction"
     writer.commit([again], 0)
     writer.abort([again], 0)
     assert world.committed() == ["a"]
