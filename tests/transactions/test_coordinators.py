@@ -21,7 +21,7 @@ from aiokprod.errors import Disconnected, KafkaError, ProtocolError, Unsupported
 from aiokprod.testing.fake_cluster import FakeCluster, edit, refuse
 from aiokprod.testing.fake_cluster.apis.find_coordinator import coordinator_of
 from aiokprod.testing.fake_cluster.broker import FakeBroker
-from aiokprod.testing.fake_cluster.control import edit_frame, garbage
+from aiokprod.testing.fake_cluster.control import answer_late, edit_frame, garbage
 from aiokprod.wire.messages.find_coordinator import Coordinator, FindCoordinatorResponse
 from tests.faults.kit import now
 from tests.transactions.kit import (
@@ -101,6 +101,36 @@ async def test_throttled_coordinator_is_waited_for_and_not_looked_up(
     for task in loads:
         task.cancel()
     assert cluster.sends_while_throttled == 0
+
+
+@transactional(cluster={"brokers": 1}, linger_ms=0, max_in_flight_requests_per_connection=2)
+async def test_batch_follows_at_once_the_request_that_had_its_broker_reserved(
+    cluster: FakeCluster, producer: Producer[Any, Any], tv: int
+) -> None:
+    """The sender leaves a broker alone while a request waits for a place in flight there, here
+    AddPartitionsToTxn or FindCoordinator, but not until that one is answered."""
+    cluster.network.latency_s = 0.1
+    await producer.begin_transaction()
+    await producer.send("t", b"0", partition=0)
+    round_trip = await timed(producer.send("t", b"1", partition=0))
+    assert round_trip > 0.1
+    cluster.control(PRODUCE, answer_late(0.3), times=1)  # the second one is answered with it
+    handles = []
+    for value in (b"2", b"3"):
+        handles.append(await producer.submit("t", value, partition=0))
+        await asyncio.sleep(0.01)
+    start = now()
+    if tv == 1:
+        reserving: asyncio.Task[Any] = asyncio.ensure_future(producer.send("t", b"x", partition=1))
+    else:
+        reserving = asyncio.ensure_future(producer.send_offsets_to_transaction({("a", 0): 1}, "g"))
+    await asyncio.sleep(0.01)
+    await producer.send("t", b"4", partition=0)
+    assert all(handle.done() for handle in handles)
+    assert 0.3 + round_trip < now() - start < 0.3 + 2 * round_trip + 0.05
+    assert not reserving.done()
+    await reserving
+    await producer.commit_transaction()
 
 
 @transactional(request_timeout_ms=2_000, protocols=(1,))
