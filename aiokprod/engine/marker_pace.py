@@ -36,7 +36,7 @@ class MarkerPace:
         self._average: dict[bool, float] = {}  # by whether it waited; without waiting comes first
         self._since_other = 0
         self._ended_at = float("-inf")
-        self._waits = False
+        self._waits: bool  # from `begins` on; before that nothing is timed
         self._timing = False
         self._opened_at: float | None = None
 

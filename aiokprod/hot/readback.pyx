@@ -135,8 +135,6 @@ cdef class RecordColumns:
         self._header_values = Binary()
         self._with_values = values
         self._with_headers = headers
-        self.count = 0
-        self._headers = 0
 
     @property
     def size(self):

@@ -185,7 +185,6 @@ class ClusterConnectionStates:
         record.failures += 1
         if was_up:
             record.addresses = ()
-            record.index = 0
         else:
             record.index += 1
         if was_ready:
@@ -202,7 +201,6 @@ class ClusterConnectionStates:
         record = self._record(node_id)
         record.last_attempt = now
         record.addresses = ()
-        record.index = 0
 
     def forget(self, node_id: int) -> None:
         """The node vanished or moved to another host."""

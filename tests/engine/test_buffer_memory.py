@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import random
+import sys
 import threading
+from collections.abc import Callable
+from types import FrameType
+from typing import Any, TypeVar
 
 import pytest
 
@@ -13,6 +17,8 @@ from aiokprod.errors import BufferTimeout, Outcome, ProducerClosed
 from aiokprod.hot.core import Reservation
 from tests.engine.world import CROWD, crowd, quiet, virtual
 from tests.hot.desk import LOOPS
+
+T = TypeVar("T")
 
 
 class Exhausted:
@@ -155,6 +161,65 @@ async def test_reservation_dropped_between_look_and_wait_is_not_missed() -> None
     assert waiter.done()
     assert memory.used == 60
     assert not memory.has_waiters
+
+
+def at_bytecode(number: int, action: Callable[[], object], step: Callable[[], T]) -> tuple[T, bool]:
+    """Take a step, with `action` before a bytecode of the module: its result, and whether there
+    were so many."""
+    seen = 0
+
+    def trace(frame: FrameType, event: str, argument: object) -> Any:
+        nonlocal seen
+        if frame.f_code.co_filename != BufferMemory.reserve.__code__.co_filename:
+            return None
+        frame.f_trace = trace
+        frame.f_trace_opcodes = True
+        if event == "opcode":
+            seen += 1
+            if seen == number:
+                action()
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        return step(), seen >= number
+    finally:
+        sys.settrace(before)
+
+
+@virtual
+async def test_reservation_dropped_at_any_moment_of_a_call_that_begins_to_wait_is_not_missed() -> (
+    None
+):
+    """The call looks for room, stands in line, and looks again: by another thread, or by a garbage
+    collection, the room may come at every bytecode of that."""
+    number = moments = waited = 0
+    while number == moments:
+        number += 1
+        memory, _ = budget()
+        held = [Reservation(memory)]
+        assert memory.try_reserve(100, held[0])
+        call = memory.reserve(60, Reservation(memory), forever())
+
+        def step(call: Any = call) -> Any:
+            try:
+                return call.send(None)
+            except StopIteration:
+                return None
+
+        future, reached = at_bytecode(number, held.clear, step)
+        moments += reached
+        held.clear()
+        if future is not None:
+            waited += 1
+            await quiet()
+            assert future.done(), f"missed before bytecode {number}"
+            assert step() is None
+        assert memory.used == 0, "the reservation of the call, too, is dropped"
+        assert not memory.has_waiters
+    assert moments > 50
+    assert 0 < waited < moments
 
 
 def test_reservation_dropped_after_its_loop_was_closed_is_given_back() -> None:

@@ -445,33 +445,6 @@ async def test_error_says_what_to_do_and_where(cluster, producer, history):
     assert info.value.code.number == 44
 
 
-# -- many partitions ----------------------------------------------------------------------------
-
-
-@scenario(partitions=500)
-async def test_keyless_batches_of_a_wide_topic_look_at_a_sample(
-    cluster, producer, history, monkeypatch
-):
-    await producer.send("t", b"x")
-    runtime = producer._runtime
-    accumulator, slot = runtime.accumulator, runtime.appender.topics["t"]
-    looked_at = []
-    usable = accumulator.usable
-
-    def note(topic, partitions):
-        looked_at.append(len(partitions))
-        return usable(topic, partitions)
-
-    monkeypatch.setattr(accumulator, "usable", note)
-    chosen = [runtime._choose_sticky(slot) for _ in range(3000)]
-    assert max(looked_at) == 32
-    assert len(set(chosen)) > 450
-    assert max(map(chosen.count, set(chosen))) < 30
-    # Where the whole sample is in the way, everything is looked at.
-    monkeypatch.setattr(accumulator, "usable", lambda _, all_: [p for p in all_ if p == 499])
-    assert {runtime._choose_sticky(slot) for _ in range(50)} == {499}
-
-
 @pytest.mark.parametrize("end", ["acknowledged", "failed", "cancelled"])
 def test_handle_that_is_kept_keeps_no_engine(end):
     """It knows its batch and the loop; the garbage collector cannot look into it."""

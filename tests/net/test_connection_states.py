@@ -151,6 +151,26 @@ def test_lost_connection_forces_a_look_up_that_avoids_the_failed_address():
     assert states.address(1) == B
 
 
+@pytest.mark.parametrize("end", ["lost", "idle", "all failed"])
+def test_addresses_of_a_new_look_up_are_tried_from_the_first_one(end):
+    states = new_states()
+    states.resolved(1, [A, B])
+    assert states.address(1) == A
+    states.disconnected(1, 0.0, was_up=False, was_ready=False)
+    assert states.address(1) == B
+    if end == "lost":
+        states.disconnected(1, 0.0, was_up=True, was_ready=True)
+    elif end == "idle":
+        states.expired(1, 0.0)
+    else:
+        states.disconnected(1, 0.0, was_up=False, was_ready=False)
+    assert states.address(1) is None
+    states.resolved(1, [C, A])
+    assert states.address(1) == C
+    states.disconnected(1, 0.0, was_up=False, was_ready=False)
+    assert states.address(1) == A
+
+
 def test_only_address_is_used_again():
     states = new_states()
     states.resolved(1, [A])

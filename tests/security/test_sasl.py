@@ -572,6 +572,28 @@ def test_s8_broker_that_tells_our_secret_back_encoded_does_not_get_it_into_texts
     )
 
 
+@pytest.mark.canary_is_text  # the mechanism alone, without the seam around it
+@pytest.mark.parametrize(
+    "mechanism",
+    [Plain, lambda credentials: Scram("SCRAM-SHA-256", credentials, KeyCache())],
+    ids=["PLAIN", "SCRAM"],
+)
+def test_user_of_an_exchange_is_the_one_it_named(mechanism):
+    """Credentials that are replaced by those of another user cannot renew a session (KIP-368)."""
+    credentials = Credentials("u", PASSWORD)
+    exchange = mechanism(credentials)
+    assert not exchange.same_user(), "it has named none yet"
+    assert exchange.secrets() == ()
+    asyncio.run(exchange.first())
+    assert exchange.same_user()
+    assert exchange.secrets() == (PASSWORD,)
+    credentials.replace("u", "rotated")
+    assert exchange.same_user()
+    assert exchange.secrets() == (PASSWORD,), "what was sent is what must not be shown"
+    credentials.replace("v", "rotated")
+    assert not exchange.same_user()
+
+
 def test_s8_broker_that_lists_our_secret_as_a_mechanism_does_not_get_it_into_texts():
     """At a re-authentication it knows the password."""
     authenticator = SaslAuthenticator("broker b", lambda: Plain(Credentials("u", PASSWORD)))
