@@ -232,20 +232,30 @@ cdef class ViewDecoder(SizedDecoder):
 
 
 cdef class ArrayDecoder(SizedDecoder):
-    """Elements of one kind, as a tuple."""
+    """Elements of one kind, as a tuple.
+
+    Args:
+        width: as for `SizedDecoder`.
+        nullable: null becomes None; otherwise it becomes an empty tuple.
+        element: decoder of an element.
+    """
 
     cdef Decoder element
+    cdef object null
 
     def __init__(self, int width, bint nullable, Decoder element not None):
-        super().__init__(width, nullable)
+        # Some brokers send null for an array in a response with an error code. Read as empty, the
+        # rest of the response can be used; refused, the client would never learn the error code.
+        super().__init__(width, True)
         self.element = element
+        self.null = None if nullable else ()
 
     cdef object read(self, Cursor cursor):
         cdef Py_ssize_t size = self.length(cursor)
         cdef Py_ssize_t index
         cdef object value
         if size < 0:
-            return None
+            return self.null
         cursor.check_count(size, self.element.min_size)
         cdef tuple values = PyTuple_New(size)
         for index in range(size):

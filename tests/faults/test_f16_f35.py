@@ -544,6 +544,40 @@ async def test_f32_records_lost_by_the_log_do_not_stop_the_producer(cluster, pro
     assert len(cluster.log("t", 0)) == len(history.attempts) - before
 
 
+@scenario(partitions=1)
+async def test_f32_gap_reported_with_a_null_list_of_record_errors_is_healed(
+    cluster, producer, history
+):
+    """The schema allows no null there. A client that refuses the response never learns of the gap,
+    and every batch of the partition meets it again until its delivery timeout."""
+
+    def null_record_errors(request, message):
+        if request.api_key != 0:
+            return message
+        topics = [
+            dataclasses.replace(
+                topic,
+                partition_responses=[
+                    dataclasses.replace(p, record_errors=None) if p.error_code else p
+                    for p in topic.partition_responses
+                ],
+            )
+            for topic in message.responses
+        ]
+        return dataclasses.replace(message, responses=topics)
+
+    cluster.answer_filters.append(null_record_errors)
+    for _ in range(5):
+        await history.send()
+    cluster.topics["t"].partitions[0].log.truncate(3)
+    cluster.forgotten.add(TP)
+    await history.submit_many(5)
+    await history.settle()
+    assert [r.code for r in cluster.refusals] == [Code.OUT_OF_ORDER_SEQUENCE_NUMBER]
+    assert all(a.acked for a in history.attempts)
+    assert len(cluster.log("t", 0)) == 3 + 5
+
+
 @scenario(
     partitions=1, linger_ms=0, batch_size=1, request_timeout_ms=500, delivery_timeout_ms=20_000
 )

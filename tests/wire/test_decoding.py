@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from aiokprod.errors import DecodeError
 from aiokprod.wire.message import Message
 from aiokprod.wire.messages.api_versions import ApiVersion, ApiVersionsResponse
-from aiokprod.wire.messages.metadata import MetadataResponse
+from aiokprod.wire.messages.metadata import MetadataRequest, MetadataResponse
 from aiokprod.wire.messages.produce import ProduceResponse
 from aiokprod.wire.messages.sasl_handshake import SaslHandshakeResponse
 from tests.wire.strategies import MESSAGES, VERSIONED, filled, versioned_id
@@ -119,11 +119,24 @@ def test_decode_refuses_negative_counts_other_than_null(length: bytes) -> None:
         SaslHandshakeResponse.decode(b"\0\0" + length, 0)
 
 
-def test_decode_refuses_null_where_the_protocol_has_none() -> None:
+def test_decode_refuses_null_text_where_the_protocol_has_none() -> None:
     with pytest.raises(DecodeError, match="null"):
-        SaslHandshakeResponse.decode(b"\0\0\xff\xff\xff\xff", 0)
+        SaslHandshakeResponse.decode(b"\0\0\0\0\0\1\xff\xff", 0)
     with pytest.raises(DecodeError, match="null"):
-        ApiVersionsResponse.decode(b"\0\0" + b"\0" + b"\0\0\0\0" + b"\0", 3)
+        # The first tagged field: one supported feature with a compact name.
+        ApiVersionsResponse.decode(_api_versions(b"\1" + b"\0\7\2" + b"\0\0\0\0\0\0"), 3)
+
+
+def test_null_array_where_the_protocol_has_none_is_read_as_empty() -> None:
+    refused = SaslHandshakeResponse.decode(b"\0\x21\xff\xff\xff\xff", 0)
+    assert (refused.error_code, refused.mechanisms) == (33, ())
+    compact = ApiVersionsResponse.decode(b"\0\x23" + b"\0" + b"\0\0\0\7" + b"\0", 3)
+    assert (compact.error_code, compact.api_keys, compact.throttle_time_ms) == (35, (), 7)
+
+
+def test_null_array_is_none_where_the_protocol_allows_it() -> None:
+    request = MetadataRequest.decode(b"\xff\xff\xff\xff", 1)
+    assert request.topics is None
 
 
 def test_decode_refuses_text_that_is_not_utf8() -> None:
