@@ -290,20 +290,22 @@ class Idempotent(WithoutTransactions):
         self._planned.add(key)
 
     def apply_bumps(self) -> None:
-        """Bump the epoch once for all planned partitions that may be renumbered, and for those that
-        were forgotten. The bump is local (KIP-360): brokers take a higher epoch that starts at
-        sequence 0. Partitions that need none go on under the epoch they have."""
+        """Renumber the planned partitions that may be, and bump the epoch for them, and for those
+        that were forgotten, at most once. The bump is local (KIP-360): brokers take a higher epoch
+        that starts at sequence 0. Partitions that need none go on under the epoch they have."""
         if not self._planned and not self._has_forgotten:
             return
         ready = [key for key in self._planned if self._partitions[key].may_restart()]
         if not (ready or self._has_forgotten) or self.producer_id == NO_PRODUCER_ID:
             return
-        self._has_forgotten = False
-        if self.epoch >= MAX_EPOCH:
-            self.producer_id = NO_PRODUCER_ID  # epochs are used up: a new id, then bump
-            self.epoch = -1
-            return
-        self.epoch += 1
+        # A partition that was not numbered under the present epoch yet can start at 0 under it.
+        if self._has_forgotten or not all(self._stale(self._partitions[key]) for key in ready):
+            self._has_forgotten = False
+            if self.epoch >= MAX_EPOCH:
+                self.producer_id = NO_PRODUCER_ID  # epochs are used up: a new id, then bump
+                self.epoch = -1
+                return
+            self.epoch += 1
         for key in ready:
             self._planned.discard(key)
             entry = self._partitions[key]

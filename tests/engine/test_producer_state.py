@@ -535,6 +535,39 @@ async def test_nothing_new_leaves_between_a_gap_and_its_bump() -> None:
 
 
 @virtual
+async def test_partition_without_a_sequence_under_the_present_epoch_restarts_without_a_bump() -> (
+    None
+):
+    """A bump is for brokers that know a sequence under the epoch. Bumping for every partition of an
+    outage would use up the epochs."""
+    world = World(partitions=2)
+    for partition in (0, 1):
+        world.append(b"first", partition)
+    deliver_all(world)
+    for partition in (0, 1):
+        world.append(b"bad", partition)
+        world.step()
+    bad_0, bad_1 = world.brokers.waiting
+    bad_0.refuse(Code.INVALID_RECORD)
+    world.step()
+    assert state_of(world).epoch == 1
+    bad_1.refuse(Code.INVALID_RECORD)
+    good = [world.append(b"good", partition) for partition in (0, 1)]
+    deliver_all(world)
+    assert state_of(world).epoch == 1
+    assert [offset_of(one) for one in good] == [1, 1]
+    # Now both have sequences under it.
+    world.append(b"bad", 1)
+    world.step()
+    world.brokers.last.refuse(Code.INVALID_RECORD)
+    last = world.append(b"last", 1)
+    deliver_all(world)
+    assert offset_of(last) == 2
+    stored = [[(r.epoch, r.sequence) for r in world.brokers.log(tp).records()] for tp in (T0, T1)]
+    assert stored == [[(0, 0), (1, 0)], [(0, 0), (1, 0), (2, 0)]]
+
+
+@virtual
 async def test_bump_of_one_partition_leaves_another_one_its_epoch_and_its_pipeline() -> None:
     world = World(partitions=2)
     for partition in (0, 1):
@@ -1077,7 +1110,8 @@ async def test_epochs_used_up_get_a_new_producer_id() -> None:
     assert not world.brokers.waiting
     world.init_producer(PRODUCER_ID + 1)
     await quiet()
-    assert world.brokers.last.sequence == (PRODUCER_ID + 1, 1, 0)
+    # No partition has a sequence under the new id, so its first epoch needs no bump.
+    assert world.brokers.last.sequence == (PRODUCER_ID + 1, 0, 0)
     world.brokers.last.ack()
     await quiet()
     assert offset_of(waiting) == 1
