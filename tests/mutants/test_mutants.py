@@ -299,6 +299,44 @@ def test_record_and_judge(tree: Path) -> None:
     }
 
 
+FLAKY = """
+from pathlib import Path
+
+from aiokprod.limit import taken
+
+def test_flaky():
+    taken(3, 9)
+    if Path("once").exists():
+        Path("once").unlink()
+        raise AssertionError("a reason of its own")
+
+def test_behind_it():
+    sum(range(3_000_000))
+    assert taken(3, 9)
+"""
+
+
+def test_test_that_fails_once_for_another_reason_is_left_out(tree: Path) -> None:
+    """And the tests behind it are run all the same."""
+    (tree / "tests/limit/test_limit.py").write_text(FLAKY)
+    tests = record(tree, [Path("tests/limit/test_limit.py")], tree.parent / "cache")
+    bench = Bench(tree, tests)
+    group = Group("limit", (), (), 100, (), ())
+    mutants = {one.text: one for one in sites("aiokprod/limit.py", LIMIT)}
+    try:
+        (tree / "once").touch()
+        unnoticed = bench.judge(group, mutants["(size <= room)"], first=True)
+        assert not (tree / "once").exists(), "the test failed"
+        assert (unnoticed.result, unnoticed.by) == ("open", "")
+        (tree / "once").touch()
+        noticed = bench.judge(group, mutants["(not size < room)"], first=True)
+        assert not (tree / "once").exists(), "the test failed"
+        expected = "own: tests/limit/test_limit.py::test_behind_it"
+        assert (noticed.result, noticed.by) == ("killed", expected)
+    finally:
+        bench.close()
+
+
 SPARK_CASES = """\
 import os
 from pathlib import Path
@@ -366,9 +404,9 @@ def test_mutant_of_spark_code_is_noticed_only_if_its_test_fails_because_of_it(
     tests = record(tree, files, tree.parent / "cache")
     bench = Bench(tree, tests, {"aiokprod/limit.py": "tests/spark/test_limit.py"})
     group = Group("limit", (), (), 100, (), ())
-    mutants = {(one.kind, one.line): one for one in sites("aiokprod/limit.py", LIMIT)}
+    mutants = {one.text: one for one in sites("aiokprod/limit.py", LIMIT)}
     try:
-        noticed, unnoticed = mutants["condition-negated", 2], mutants["comparison", 2]
+        noticed, unnoticed = mutants["(not size < room)"], mutants["(size <= room)"]
         assert bench.judge(group, noticed, first=True).result == "open", "no test of the map"
         verdict = bench.judge(group, noticed, first=False)
         assert (verdict.result, verdict.by) == expected

@@ -103,19 +103,41 @@ class Bench:
             if not valid:
                 return Verdict("invalid", "does not compile", count, seconds)
             for one in quick if first else wider:
-                ended = self._server.run(Command(one.arguments, str(self._output), cpu=one.cpu))
-                seconds += ended.cpu
-                if ended.hung:
-                    return Verdict("hung", one.name, count, seconds)
-                if ended.status not in (0, _NO_TESTS):
-                    told = _first_failure(self._output.read_text(errors="replace"))
-                    by = f"{one.name}: {told or f'exit status {ended.status}'}"
-                    return Verdict("killed", by, count, seconds)
+                result, by, used = self._meet(one)
+                seconds += used
+                if result:
+                    return Verdict(result, by, count, seconds)
         if first:
             return Verdict("open", "", count, seconds)
         if mutation.path in self._spark_tests:
             return self._judge_on_spark(mutation, count, seconds)
         return Verdict("survived", "", count, seconds)
+
+    def _meet(self, one: Round) -> tuple[str, str, float]:
+        """What a round makes of the mutant in the tree ("" if nothing), by what, and CPU seconds.
+
+        A test that fails has to fail once more on its own. Otherwise the mutant was not the reason:
+        the test is left out, and the others are asked.
+        """
+        arguments, seconds = one.arguments, 0.0
+        while True:
+            ended = self._server.run(Command(arguments, str(self._output), cpu=one.cpu))
+            seconds += ended.cpu
+            if ended.hung:
+                return "hung", one.name, seconds
+            if ended.status in (0, _NO_TESTS):
+                return "", "", seconds
+            told = _first_failure(self._output.read_text(errors="replace"))
+            if "::" not in told:
+                by = told or f"exit status {ended.status}"
+                return "killed", f"{one.name}: {by}", seconds
+            alone = self._server.run(
+                Command((*_PYTEST, told), str(self._output), cpu=one.cpu)
+            )
+            seconds += alone.cpu
+            if alone.hung or alone.status not in (0, _NO_TESTS):
+                return "killed", f"{one.name}: {told}", seconds
+            arguments = (*arguments, "--deselect", told)
 
     def _judge_on_spark(self, mutation: Mutation, count: int, seconds: float) -> Verdict:
         """Run the module's Spark tests.
