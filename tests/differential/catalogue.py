@@ -94,6 +94,7 @@ def scripts() -> list[Script]:
         *producer_state(),
         *coordinators(),
         *backoffs(),
+        *found_by_the_generator(),
     ]
     names = [script.name for script in found]
     twice = (
@@ -876,3 +877,104 @@ def backoffs() -> Iterator[Script]:
                     ("request.timeout.ms", "2500"),
                 ),
             )
+
+
+def found_by_the_generator() -> Iterator[Script]:
+    """Random scripts that showed what no other one does, without what is of no account."""
+
+    def named(
+        name: str,
+        mode: Mode,
+        *steps: Step,
+        settings: tuple[tuple[str, str], ...] = (),
+        batching: bool = False,
+        delivers: bool = False,
+    ) -> Script:
+        return Script(
+            f"found/{name}", "found", mode, steps, settings, batching=batching, delivers=delivers
+        )
+
+    yield named(  # seed 1, 4207
+        "dead-leader-and-silent-metadata",
+        "plain",
+        Break(METADATA, "silent", 2, skip=1),
+        Send(2),
+        When(PRODUCE, Do("kill-leader"), 3),
+        Send(0, 2),
+        ProduceCode(100),
+        Send(0, 3),
+        Wait(),
+        settings=SILENT,
+        delivers=True,
+    )
+    yield named(  # seed 1, 4428
+        "parts-in-doubt",
+        "idempotent",
+        ProduceCode(10, 3),
+        Send(0, 3),
+        Break(PRODUCE, "close", 2, process=False, skip=1),
+        Send(0),
+        Wait(),
+        batching=True,
+    )
+    for how, fault in (
+        ("cut", Break(PRODUCE, "half", process=False)),
+        ("leader-moved", When(PRODUCE, Do("move-leader"))),
+    ):
+        for mode in MODES:
+            yield named(  # seed 1, 5347 and 5460
+                f"too-large-after-{how}/{mode}",
+                mode,
+                *((INIT, BEGIN) if mode in TXN_MODES else ()),
+                fault,
+                ProduceCode(10),
+                Send(0, 4),
+                END if mode in TXN_MODES else Wait(),
+                batching=True,
+                delivers=True,
+            )
+    yield named(  # seed 1, 18341
+        "too-large-after-append",
+        "tv2",
+        INIT,
+        ProduceCode(15, 2, append=True),
+        BEGIN,
+        Send(0, 2),
+        ProduceCode(10),
+        Wait(),
+        Send(2),
+        END,
+        batching=True,
+    )
+    yield named(  # seed 1, 6135
+        "gap-behind-a-cut",
+        "idempotent",
+        ProduceCode(43, 2, skip=2),
+        Send(0, 3),
+        When(PRODUCE, Do("move-leader"), 3),
+        Send(0, 4),
+        Break(PRODUCE, "half", 2, process=False, skip=1),
+        Wait(),
+    )
+    yield named(  # seed 1, 6599
+        "refusal-beside-a-stranger",
+        "tv1",
+        ProduceCode(18),
+        INIT,
+        BEGIN,
+        Send(0),
+        Odd("produce-strangers"),
+        Wait(),
+        OFFSETS,
+        Call("abort"),
+    )
+    yield named(  # seed 1, 15991
+        "wrong-leaders-twice",
+        "plain",
+        Send(2, 4),
+        Odd("leader-other", 2),
+        Pause(1),
+        Send(0),
+        Wait(),
+        batching=True,
+    )

@@ -54,11 +54,13 @@ class Row:
         follows: further differences of the same script follow from it: a producer that goes on
             where the other one is dead sends other requests and gets other answers. Rules that are
             broken are never explained by that.
+        by_timing: it depends on the timing of the other client, so that a run may see none.
     """
 
     id: str
     explains: Predicate
     follows: bool = False
+    by_timing: bool = False
 
 
 ROWS: list[Row] = []
@@ -70,11 +72,13 @@ def documented() -> list[str]:
     return re.findall(r"^\| `([a-z0-9-]+)` \|", TABLE.read_text(), re.MULTILINE)
 
 
-def row(name: str, *, follows: bool = False) -> Callable[[Predicate], Predicate]:
+def row(
+    name: str, *, follows: bool = False, by_timing: bool = False
+) -> Callable[[Predicate], Predicate]:
     """Enter a predicate under the id of its row."""
 
     def enter(function: Predicate) -> Predicate:
-        ROWS.append(Row(name, function, follows))
+        ROWS.append(Row(name, function, follows, by_timing))
         return function
 
     return enter
@@ -610,7 +614,7 @@ def _divided(finding: Finding, evidence: dict[str, Evidence]) -> bool:
     )
 
 
-@row("answer-lost-with-the-cluster")
+@row("answer-lost-with-the-cluster", by_timing=True)
 def _answer_lost(finding: Finding, evidence: dict[str, Evidence]) -> bool:
     """All brokers were killed while the answer for a stored record was under way."""
     ours = evidence[OURS]
