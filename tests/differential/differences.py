@@ -596,7 +596,7 @@ CUTTING: Final = frozenset({"disconnect", "kill-leader"})
 @row("divided-although-stored")
 def _divided(finding: Finding, evidence: dict[str, Evidence]) -> bool:
     """MESSAGE_TOO_LARGE for a batch that is in the log: ours divides it, Java sends a batch that is
-    no larger than batch.size as it is."""
+    no larger than batch.size as it is. After RECORD_LIST_TOO_LARGE Java fails it."""
     ours = evidence[OURS]
 
     def stores(fault: Fault) -> bool:
@@ -606,7 +606,7 @@ def _divided(finding: Finding, evidence: dict[str, Evidence]) -> bool:
         return isinstance(fault, ProduceCode) and fault.code in (10, 18) and not fault.append
 
     return (
-        finding.kind in ("record-failed", "call-failed")
+        finding.kind in ("record-failed", "call-failed", "record-error")
         and ours.script.mode != "plain"
         and finding.ours is not None
         and finding.ours.label == "code 45"

@@ -472,6 +472,9 @@ def test_parts_of_a_batch_that_was_stored_are_explained(stores, divides, label, 
     ours.met = java.met = [(0, ("r0", "r1")), (1, ("r0", "r1"))]
     [finding] = compare(ours, java)[:1]
     assert rows_of(finding, ours, java) == (["divided-although-stored"] if explained else [])
+    java.sent[1].report = failed("code 18")
+    [finding] = [one for one in compare(ours, java) if one.kind == "record-error"]
+    assert rows_of(finding, ours, java) == (["divided-although-stored"] if explained else [])
     ours.met = java.met = [(0, ("r0",)), (1, ("r1",))]
     assert rows_of(finding, ours, java) == []
 
