@@ -1069,6 +1069,37 @@ async def test_gap_of_a_record_in_doubt_ends_the_next_one_only_if_copies_of_both
         assert world.brokers.stored(T0) == [b"first"]
 
 
+@virtual
+async def test_copy_lost_under_an_older_epoch_is_no_doubt_behind_a_gap_of_the_next_one() -> None:
+    """The third record is lost under epoch 0, where the first one leaves a gap; the second one
+    leaves another under epoch 1. A copy that arrives late is refused for its epoch."""
+    world = World()
+    (first, second, third), attempts = three_in_flight(world)
+    attempts[0].refuse(Code.NOT_LEADER_OR_FOLLOWER)
+    attempts[1].refuse(Code.NOT_LEADER_OR_FOLLOWER)
+    attempts[2].lose(stored=False)
+    world.publish()
+    world.later()
+    world.brokers.last.refuse(Code.INVALID_RECORD)
+    for _ in range(5):
+        world.step()
+        if sequences(world)[-1] == (1, 0):
+            break
+        world.brokers.last.ack()
+        world.later()
+    assert world.brokers.last.values == [b"2"]
+    world.brokers.last.lose(stored=False)
+    world.publish()
+    world.later()
+    assert sequences(world)[-1] == (1, 0)
+    world.brokers.last.refuse(Code.INVALID_RECORD)
+    deliver_all(world)
+    assert [error_of(d).outcome for d in (first, second)] == [Outcome.UNKNOWN] * 2
+    assert offset_of(third) == 1
+    assert sequences(world)[-2:] == [(1, 1), (2, 0)]
+    assert world.brokers.stored(T0) == [b"first", b"3"]
+
+
 @pytest.mark.parametrize("withdrawn", [[0], [0, 1], [2, 3], [0, 1, 2, 3]])
 @virtual
 async def test_records_of_split_parts_have_numbers_and_cannot_be_withdrawn(

@@ -1,10 +1,38 @@
-"""`Runtime` by itself: which partitions a choice for keyless records compares."""
+"""`Runtime` by itself: its tasks, and which partitions a choice for keyless records compares."""
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
-from tests.faults.kit import play, world
+from aiokprod.errors import ProducerFailed
+from tests.faults.kit import TICK, now, play, world
+
+
+@pytest.mark.parametrize("task", ["sender", "metadata", "transactions"])
+def test_task_of_the_engine_that_somebody_cancels_ends_the_producer(task: str) -> None:
+    """Else every record would wait for its delivery deadline."""
+
+    async def main() -> None:
+        async with world(transactional_id="x") as (cluster, producer, _):
+            await producer.begin_transaction()
+            await producer.send("t", b"0")
+            for broker in (1, 2, 3):
+                cluster.pause(broker)
+            handle = await producer.submit("t", b"x")
+            await asyncio.sleep(0.1)
+            (found,) = (one for one in asyncio.all_tasks() if one.get_name() == f"aiokprod-{task}")
+            found.cancel()
+            started = now()
+            with pytest.raises(ProducerFailed, match=f"cancelled the task aiokprod-{task}"):
+                await handle
+            with pytest.raises(ProducerFailed, match="close it and create a new one"):
+                await producer.submit("t", b"y")
+            assert now() - started < TICK
+            assert producer.health().state == "failed"
+
+    play(main)
 
 
 @pytest.mark.parametrize(("width", "sample"), [(3, 3), (64, 64), (65, 32), (500, 32)])
