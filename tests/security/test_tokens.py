@@ -613,7 +613,8 @@ def test_cancelled_token_requests_leave_no_thread_and_no_connection(dripping):
         for number in range(1, 11):
             asking = asyncio.create_task(tokens.token())
             await until(lambda number=number: dripping.accepted >= number)
-            assert len(token_threads()) <= 1
+            # The thread of the request before has closed its connection, and may not have ended.
+            await until(lambda: len(token_threads()) <= 1)
             asking.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await asking
