@@ -40,7 +40,7 @@ def test_unusable_client_key_is_in_no_frame_of_the_error_a_send_raises(password)
         async with Producer(
             bootstrap_servers="127.0.0.1:1",
             security_protocol="SSL",
-            max_block_ms=1500,
+            max_block_ms=60_000,
             ssl_keystore_certificate_chain=CERTIFICATE.chain,
             ssl_keystore_key=key,
             ssl_key_password=password,
