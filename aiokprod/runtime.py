@@ -170,7 +170,9 @@ class Runtime:
             on_work=self._on_transaction_work,
             version=lambda: self.client.finalized_feature(TRANSACTION_FEATURE),
             incomplete=lambda: bool(self.accumulator.incomplete),
-            drop=lambda error, doubtful: self.sender.fail_unsent(error, doubtful=doubtful),
+            drop=lambda error, stamped, doubtful: self.sender.fail_unsent(
+                error, stamped=stamped, doubtful=doubtful
+            ),
             reserved=lambda: self._coordinators.waiting_for if self._coordinators else None,
         )
 

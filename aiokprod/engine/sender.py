@@ -334,10 +334,17 @@ class Sender:
                 batch.note_unknown(lost=True)
             self._settlement.fail(batch, given_up_error(batch, error))
 
-    def fail_unsent(self, error: KafkaError, *, doubtful: bool) -> None:
-        """Fail what waits to be sent and is not in the log; with `doubtful` also what may be."""
+    def fail_unsent(self, error: KafkaError, *, stamped: bool, doubtful: bool) -> None:
+        """Fail what waits to be sent and has no sequence.
+
+        Args:
+            stamped: also what has one and is certainly not in the log. It leaves a gap.
+            doubtful: also what has one and may be in the log.
+        """
         for batch in list(self._accumulator.incomplete):
-            if batch.on_wire or batch.core.settled or (batch.fate_open and not doubtful):
+            if batch.on_wire or batch.core.settled:
+                continue
+            if batch.stamped and not (doubtful if batch.fate_open else stamped):
                 continue
             self._accumulator.remove(batch)
             self._settlement.fail(batch, given_up_error(batch, error))

@@ -111,8 +111,8 @@ class Ending:
 class TransactionCore(Idempotent):
     """`version()` is the finalised level of transaction.version, `on_gate(open,
     ending)` tells whether records are taken and whether linger is void, `on_work` wakes the
-    driver, `incomplete()` says whether batches without outcome exist, `drop(error, doubtful)` fails
-    those that are neither on the wire nor in the log (with `doubtful` also what may be in it).
+    driver, `incomplete()` says whether batches without outcome exist, `drop(error, stamped,
+    doubtful)` is `Sender.fail_unsent`.
 
     Attributes:
         state: changed by `_become` only.
@@ -140,7 +140,7 @@ class TransactionCore(Idempotent):
         on_work: Callable[[], None],
         version: Callable[[], int],
         incomplete: Callable[[], bool],
-        drop: Callable[[KafkaError, bool], None],
+        drop: Callable[[KafkaError, bool, bool], None],
         reserved: Callable[[], int | None] = lambda: None,
     ) -> None:
         super().__init__(backoff, on_ready)
@@ -328,8 +328,10 @@ class TransactionCore(Idempotent):
         """Once per pass of the sender: drop what must not leave, and see whether all is settled."""
         if self._discard is not None:
             error, self._discard = self._discard, None
-            # Under the second protocol the abort fences whatever may still be under way.
-            self._drop(error, self.tv2)
+            # Under the second protocol the abort fences whatever may still be under way. Under the
+            # first one a gap needs another epoch, which brokers before 2.5 cannot give: what has a
+            # sequence is sent, as by Java, unless an epoch is needed anyway.
+            self._drop(error, self.tv2 or self._needs_bump, self.tv2)
         if self.state in ENDING and self.settled():
             self._on_work()
 

@@ -1320,10 +1320,10 @@ async def test_fail_all_keeps_the_memory_of_what_is_on_the_wire() -> None:
     world.check_idle()
 
 
-@pytest.mark.parametrize("doubtful", [False, True])
+@pytest.mark.parametrize(("stamped", "doubtful"), [(False, False), (True, False), (True, True)])
 @virtual
-async def test_fail_unsent_leaves_what_is_on_the_wire_and_what_may_be_in_the_log(
-    doubtful: bool,
+async def test_fail_unsent_leaves_what_is_on_the_wire_and_what_has_a_sequence_or_may_be_in_the_log(
+    stamped: bool, doubtful: bool
 ) -> None:
     world = World(partitions=4)
     refused = world.append(b"refused", 0)
@@ -1335,9 +1335,11 @@ async def test_fail_unsent_leaves_what_is_on_the_wire_and_what_may_be_in_the_log
     on_wire = world.append(b"on the wire", 1)
     world.step()
     queued = world.append(b"queued", 2)
-    world.sender.fail_unsent(ProducerClosed("over"), doubtful=doubtful)
+    world.sender.fail_unsent(ProducerClosed("over"), stamped=stamped, doubtful=doubtful)
     assert error_of(queued).outcome is Outcome.NOT_SENT
-    assert error_of(refused).outcome is Outcome.REJECTED
+    assert refused.done() == stamped
+    if stamped:
+        assert error_of(refused).outcome is Outcome.REJECTED
     assert appended.done() == doubtful
     assert not on_wire.done()
     if doubtful:
@@ -1346,7 +1348,8 @@ async def test_fail_unsent_leaves_what_is_on_the_wire_and_what_may_be_in_the_log
     assert offset_of(on_wire) == 0
     if not doubtful:
         world.later()
-        world.brokers.last.ack()
+        for attempt in list(world.brokers.waiting):
+            attempt.ack()
     world.step()
     world.check_idle()
 

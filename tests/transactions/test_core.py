@@ -24,8 +24,8 @@ from aiokprod.records import TopicPartition
 from aiokprod.testing.fake_cluster import FakeCluster
 from aiokprod.testing.virtual import run
 from tests.engine.world import World
-from tests.faults.kit import play, world
-from tests.transactions.kit import INIT, committed, one, transactional
+from tests.faults.kit import play, until, world
+from tests.transactions.kit import INIT, PRODUCE, committed, one, transactional
 from tests.transactions.test_states import manager
 
 KEY = TopicPartition("t", 0)
@@ -170,6 +170,30 @@ def test_old_brokers_commit_and_abort(profile: str) -> None:
             cluster, producer, _,
         ):  # fmt: skip
             await old_broker(cluster, producer, bumps=profile in ("2.8", "3.9"))
+        assert cluster.violations == []
+
+    play(main)
+
+
+@pytest.mark.parametrize("profile", ["0.11", "2.4", "2.8"])
+def test_abort_sends_a_refused_batch_again_so_that_its_sequence_leaves_no_gap(profile: str) -> None:
+    """As Java does. The gap would need another epoch, and brokers before 2.5 cannot give one: the
+    abort would end the producer."""
+
+    async def main() -> None:
+        made = {"version_profile": profile}
+        async with world(cluster=made, transactional_id="x", linger_ms=0) as (cluster, producer, _):
+            await one(producer, b"1")
+            began = cluster.count(INIT)
+            await producer.begin_transaction()
+            cluster.fail_produce(("t", 0), Code.NOT_ENOUGH_REPLICAS)
+            handle = await producer.submit("t", b"2", partition=0)
+            await until(lambda: cluster.count(PRODUCE) == 2)
+            await producer.abort_transaction()
+            assert (await handle).offset == 2
+            await one(producer, b"3")
+            assert committed(cluster) == [b"1", b"3"]
+            assert cluster.count(INIT) == began
         assert cluster.violations == []
 
     play(main)

@@ -45,7 +45,7 @@ def manager(loop: asyncio.AbstractEventLoop, gates: list[tuple[bool, bool]]) -> 
         on_work=lambda: None,
         version=lambda: 1,
         incomplete=lambda: False,
-        drop=lambda error, stamped: None,
+        drop=lambda error, stamped, doubtful: None,
     )
 
 
