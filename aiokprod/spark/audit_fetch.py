@@ -67,10 +67,12 @@ async def list_offset(
     while True:
         body = await _ask_leader(session, topic, partition, request, give_up)
         if body is not None:
-            found = body.topics[0].partitions[0]
-            if not found.error_code:
+            now = session.loop.time()
+            found = _only(body.topics, topic, partition, now, give_up)
+            if found is not None and not found.error_code:
                 return int(found.offset)
-            _check_passing(topic, partition, found.error_code, session.loop.time(), give_up)
+            if found is not None:
+                _check_passing(topic, partition, found.error_code, now, give_up)
         session.refresh()
         await asyncio.sleep(_PAUSE)
 
@@ -106,6 +108,19 @@ def _check_passing(topic: str, partition: int, code: int, now: float, give_up: f
         )
     if not found.retriable or now > give_up:
         raise KafkaError(f"{topic}-{partition}: {found.text}", code=found)
+
+
+def _only(topics: Any, topic: str, partition: int, now: float, give_up: float) -> Any:
+    """What an answer says of the only partition asked for; None if it was left out."""
+    for found in topics:
+        for entry in found.partitions:
+            return entry
+    if now > give_up:
+        raise KafkaTimeout(
+            f"{topic}-{partition}: the leader has answered without the partition for "
+            f"{PATIENCE:.0f} s"
+        )
+    return None
 
 
 class RangeReader:
@@ -144,10 +159,13 @@ class RangeReader:
             body = await _ask_leader(
                 self._session, self._topic, self._partition, self._request(), give_up
             )
-            data = None if body is None else body.responses[0].partitions[0]
+            data, now = None, self._session.loop.time()
+            if body is not None:
+                if body.error_code:
+                    _check_passing(self._topic, self._partition, body.error_code, now, give_up)
+                data = _only(body.responses, self._topic, self._partition, now, give_up)
             if data is None or data.error_code:
                 if data is not None:
-                    now = self._session.loop.time()
                     _check_passing(self._topic, self._partition, data.error_code, now, give_up)
                 self._session.refresh()
                 await asyncio.sleep(_PAUSE)

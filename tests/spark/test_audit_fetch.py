@@ -31,6 +31,8 @@ from aiokprod.testing.fake_cluster.control import (
 )
 from aiokprod.testing.fake_cluster.framing import Request
 from aiokprod.testing.virtual import run
+from aiokprod.wire.messages.fetch import FetchResponse
+from aiokprod.wire.messages.list_offsets import ListOffsetsResponse
 from tests.spark.logs import (
     FETCH,
     FIRST,
@@ -446,6 +448,51 @@ async def test_refusal_that_does_not_pass_ends_after_the_patience(case: Reading)
         assert caught.value.code is not None
         assert caught.value.code.number == Code.LEADER_NOT_AVAILABLE
         assert PATIENCE <= world.loop.time() - started < PATIENCE + 1.0
+
+
+def leave_out(world: World, *, times: int | None, code: int = 0) -> None:
+    """Answers without the partition: as an empty list, and as the null that is read as one."""
+    without = itertools.cycle([(), None])
+
+    def emptied(request: Request) -> Reaction:
+        if request.api_key == FETCH:
+            return answer(FetchResponse(error_code=code, responses=next(without)))  # type: ignore[arg-type]
+        return answer(ListOffsetsResponse(topics=next(without)))  # type: ignore[arg-type]
+
+    world.cluster.control(FETCH, emptied, times=times)
+    world.cluster.control(LIST_OFFSETS, emptied, times=times)
+
+
+@BOTH
+@in_virtual_time
+async def test_partition_left_out_of_answers_is_asked_for_again(case: Reading) -> None:
+    async with World() as world:
+        world.log.write("a")
+        leave_out(world, times=4)
+        assert await case(world) == 1
+
+
+@BOTH
+@in_virtual_time
+async def test_partition_left_out_of_all_answers_is_given_up(case: Reading) -> None:
+    async with World() as world:
+        world.log.write("a")
+        leave_out(world, times=None)
+        started = world.loop.time()
+        with pytest.raises(KafkaTimeout, match=r"^t-0: .*without the partition"):
+            await case(world)
+        assert PATIENCE <= world.loop.time() - started < PATIENCE + 1.0
+
+
+@in_virtual_time
+async def test_error_of_a_whole_fetch_is_told() -> None:
+    async with World() as world:
+        world.log.write("a")
+        leave_out(world, times=None, code=Code.CLUSTER_AUTHORIZATION_FAILED)
+        with pytest.raises(KafkaError, match=r"^t-0: ") as caught:
+            await range_of(world)
+        assert caught.value.code is not None
+        assert caught.value.code.number == Code.CLUSTER_AUTHORIZATION_FAILED
 
 
 @BOTH
