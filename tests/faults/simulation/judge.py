@@ -470,7 +470,14 @@ class Judge:
         left_early = other.limit_s is not None or self._is_cancelled(other)
         told_later = attempt.group or other.group  # when the whole call ends
         together = abs(other.settled_at - attempt.settled_at) < 0.002
-        return bool(left_early or told_later or together)
+        return bool(left_early or told_later or together or self._were_divided(attempt, other))
+
+    def _were_divided(self, attempt: Attempt, other: Attempt) -> bool:
+        """Both were in one batch that the broker found too large. Its parts end apart, and each has
+        the deadline of the whole."""
+        codes = (Code.MESSAGE_TOO_LARGE, Code.RECORD_LIST_TOO_LARGE)
+        refused_at = {one.sent_at for one in self._sent(attempt) if one.code in codes}
+        return any(one.sent_at in refused_at for one in self._sent(other) if one.code in codes)
 
     # -- order ----------------------------------------------------------------------------------
 
