@@ -35,7 +35,14 @@ from tests.faults.simulation.judge import Judge, Violation
 from tests.faults.simulation.load import Attempt
 from tests.faults.simulation.misfortunes import Misfortunes
 from tests.faults.simulation.run import Simulation, run_seed
-from tests.faults.simulation.seeds import LAST_FAULTS, MENU, TEMPERAMENTS, plan_of
+from tests.faults.simulation.seeds import (
+    LAST_FAULTS,
+    MENU,
+    RARE_TEMPERAMENTS,
+    RECREATED,
+    TEMPERAMENTS,
+    plan_of,
+)
 from tests.faults.simulation.temperaments import LEGALITY
 from tests.faults.simulation.wire import Wire
 
@@ -83,8 +90,8 @@ def test_plans_draw_subsets_of_the_whole_menu():
 
 def test_temperaments_are_drawn_alone_and_together_and_say_why_they_are_legal():
     drawn = [plan_of(seed).temperaments for seed in range(300)]
-    assert set().union(*drawn) == set(TEMPERAMENTS)
-    assert {len(each) for each in drawn} == {0, 1, 2, 3}
+    assert set().union(*drawn) == {*TEMPERAMENTS, *RARE_TEMPERAMENTS}
+    assert {len(each) for each in drawn} >= {0, 1, 2, 3}
     assert all(len(text.split()) > 10 for text in LEGALITY.values())
     profiles = {plan_of(seed).cluster["version_profile"] for seed in range(600)}
     assert profiles == set(fake_profiles.PROFILES)
@@ -94,10 +101,11 @@ LAST_FAULT_BUGS = {
     "frozen_leader": "waiter-stays-in-the-line-of-the-old-leader",
     "far_broker": "slow-broker-is-not-asked-for-metadata",
     "refused_connections": "no-jitter-at-the-maximum",
+    RECREATED: "epoch-bump-renumbers-what-is-on-the-wire",
 }
 
 
-@pytest.mark.parametrize("name", LAST_FAULTS)
+@pytest.mark.parametrize("name", [*LAST_FAULTS, RECREATED])
 def test_last_fault_passes_without_its_bug_and_finds_it(name, monkeypatch):
     seeds = [seed for seed in range(300) if plan_of(seed).last_fault == name]
     verdicts = []
@@ -105,6 +113,18 @@ def test_last_fault_passes_without_its_bug_and_finds_it(name, monkeypatch):
         assert verdict_on(seed) is None
         with monkeypatch.context() as patch:
             put_back(LAST_FAULT_BUGS[name], patch)
+            verdicts.append(verdict_on(seed))
+    assert any(verdicts), verdicts
+
+
+def test_refused_producer_ids_pass_without_the_bug_of_their_backoff_and_find_it(monkeypatch):
+    name = "producer_ids_unavailable"
+    seeds = [seed for seed in range(100) if name in plan_of(seed).temperaments]
+    verdicts = []
+    for seed in seeds[:4]:
+        assert verdict_on(seed) is None
+        with monkeypatch.context() as patch:
+            put_back("producer-ids-asked-for-without-backoff", patch)
             verdicts.append(verdict_on(seed))
     assert any(verdicts), verdicts
 

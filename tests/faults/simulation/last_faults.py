@@ -7,13 +7,16 @@ is well, so that a wait of some seconds too many is a defect.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import itertools
 from collections import defaultdict
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from aiokprod.errors import KafkaError
+from aiokprod.testing import fake_cluster as faults
 from aiokprod.testing.fake_cluster.broker import FakeBroker
+from aiokprod.testing.fake_cluster.profiles import PRODUCE
 from aiokprod.testing.fake_cluster.topology import Partition
 from tests.faults.kit import now
 from tests.faults.simulation.judge import Violation
@@ -36,6 +39,9 @@ FAR_PAUSE_S = 1.15
 LOAD_S = 4.0
 ANSWER_S = FAR_S + 1.0
 """Within which the far broker, asked at once, has answered a Metadata request."""
+
+ON_THE_WIRE_S = 0.4
+"""How long a batch is in flight whose answer is lost then."""
 
 OUTAGE_S = 40.0
 GROWTH = 6
@@ -144,6 +150,33 @@ class LastFault:
         self.cluster.network.hang(broker.host, broker.port)
         for link in self.cluster.network.links_to(broker.host, broker.port):
             link.reset()
+
+    # -- sequences ------------------------------------------------------------------------------
+
+    async def recreated_topic(self) -> None:
+        """A topic is deleted and created anew with the leader it had, so that a producer that names
+        topics goes on. Then a broker appends a batch to the new log and its answer is lost, with
+        more batches behind it: the producer reads the metadata, learns that the sequences have to
+        begin anew, and may not do so for a batch whose fate is open."""
+        topic = TOPICS[0]
+        leader = self.cluster.topics[topic].partitions[0].leader
+        await self.simulation.fresh(topic, 0)
+        self.simulation.misfortunes.recreate_topic(topic)
+        partition = self.cluster.topics[topic].partitions[0]
+        if leader in partition.isr:
+            partition.elect(leader)
+        # The new log knows the producer after one record. The judge excuses copies of what began at
+        # an instant before that.
+        await asyncio.sleep(ON_THE_WIRE_S)
+        await self.simulation.fresh(topic, 0)
+        await asyncio.sleep(ON_THE_WIRE_S)
+        lost = dataclasses.replace(faults.answer_late(ON_THE_WIRE_S), cut_at=0)
+        remove = self.cluster.control(PRODUCE, lost, times=1)
+        for _ in range(4):
+            self.load.submit_later(topic, 0)
+            await asyncio.sleep(ON_THE_WIRE_S / 4)
+        await asyncio.sleep(self.simulation.recovery_s())
+        remove()
 
     # -- backoff --------------------------------------------------------------------------------
 

@@ -203,17 +203,18 @@ class Misfortunes:
         self.cluster.expand_topic(topic, min(total + 1, 8))
 
     def recreate(self) -> None:
-        cluster = self.cluster
-        if self.rng.random() > 0.3 or not self._enough_brokers():
-            return
-        topic = self.rng.choice(TOPICS)
-        made = cluster.recreate_topic(topic)
+        if self.rng.random() <= 0.3 and self._enough_brokers():
+            self.recreate_topic(self.rng.choice(TOPICS))
+
+    def recreate_topic(self, topic: str) -> None:
+        """Delete this topic and create it anew."""
+        made = self.cluster.recreate_topic(topic)
         for index in range(8):
             log = made.topic_id, index
             self.reborn[log] = now()
         # Who produces by name, or asks for the fate of a batch by its sequence, goes on with old
         # sequences in the new log.
-        cluster.forgotten.update((topic, index) for index in range(8))
+        self.cluster.forgotten.update((topic, index) for index in range(8))
 
     def retain(self) -> None:
         topic, partition = self._somewhere()

@@ -33,9 +33,15 @@ MENU = (
 """Names of methods of `Misfortunes`; each seed draws a subset of them (swarm testing)."""
 
 
+RARE_TEMPERAMENTS = ("producer_ids_unavailable",)
+"""More of them, of idempotent producers: each is in one seed in `RARE_EVERY`."""
+RARE_EVERY = 6
+
 LAST_FAULTS = ("frozen_leader", "far_broker", "refused_connections")
 """Names of methods of `LastFault`. One seed in `LAST_FAULT_EVERY` has one of them."""
 LAST_FAULT_EVERY = 12
+RECREATED = "recreated_topic"
+"""Another one, of as many seeds with an idempotent producer."""
 
 MOST_LATE_S = 0.05
 """Timers of such a seed are late by no more: the fault is judged by how long something takes."""
@@ -53,7 +59,7 @@ class Plan:
             "stranger" (somebody cancels one of its tasks).
         producer_epoch: epoch of the first producer id.
         temperaments: names of methods of `Temperaments`.
-        last_fault: name of a method of `LastFault`, or "".
+        last_fault: name of a method of `LastFault` (of `LAST_FAULTS`, or `RECREATED`), or "".
         habit: "serializer" or "interceptor" if the application's own one submits now and then.
     """
 
@@ -119,7 +125,28 @@ def plan_of(seed: int) -> Plan:
         temperaments=temperaments,
         habit=random.Random(seed * 61 + 5).choice(HABITS),
     )
-    return _with_last_fault(plan)
+    return _with_recreated_topic(_with_last_fault(_with_rare_temperaments(plan)))
+
+
+def _with_rare_temperaments(plan: Plan) -> Plan:
+    """Drawn from dice of their own, so that seeds without such a temperament stay what they are."""
+    rng = random.Random(plan.seed * 71 + 13)
+    drawn = tuple(name for name in RARE_TEMPERAMENTS if not rng.randrange(RARE_EVERY))
+    return replace(plan, temperaments=plan.temperaments + drawn) if plan.idempotent else plan
+
+
+def _with_recreated_topic(plan: Plan) -> Plan:
+    """As `_with_last_fault`, with other dice."""
+    rng = random.Random(plan.seed * 79 + 23)
+    if rng.randrange(LAST_FAULT_EVERY) or plan.ending != "heal" or plan.last_fault:
+        return plan
+    if not plan.idempotent or {"old_versions", "no_topic_ids"} & set(plan.temperaments):
+        return plan
+    options, cluster = dict(plan.options), dict(plan.cluster)
+    options.update(delivery_timeout_ms=60_000, max_block_ms=20_000, metadata_max_age_ms=300_000)
+    # Topics have ids in the metadata, and Produce names them all the same.
+    cluster["version_profile"] = rng.choice(("2.8", "3.9"))
+    return replace(plan, options=options, cluster=cluster, last_fault=RECREATED)
 
 
 def _with_last_fault(plan: Plan) -> Plan:

@@ -23,7 +23,13 @@ from aiokprod.testing.fake_cluster.profiles import (
     PRODUCE,
     Profile,
 )
-from tests.faults.simulation.seeds import OLD_PROFILES, TEMPERAMENTS, UNKNOWN_CODES, Plan
+from tests.faults.simulation.seeds import (
+    OLD_PROFILES,
+    RARE_TEMPERAMENTS,
+    TEMPERAMENTS,
+    UNKNOWN_CODES,
+    Plan,
+)
 
 HINTS_FROM = 10
 """First Produce version whose answers name leaders."""
@@ -256,6 +262,26 @@ class Temperaments:
         self._filter(METADATA, metadata)
         self._filter(INIT_PRODUCER_ID, producer_id)
 
+    def producer_ids_unavailable(self) -> None:
+        """Several requests in a row get a retriable error before one gets a producer id. Kafka's
+        `RPCProducerIdManager` answers COORDINATOR_LOAD_IN_PROGRESS while its block of ids is used
+        up and the controller has not given it another one; gateways that pass the request on to a
+        coordinator answer COORDINATOR_NOT_AVAILABLE and NOT_COORDINATOR."""
+        rng = random.Random(self.plan.seed * 73 + 19)
+        refusals = rng.choice((2, 4, 8))
+        codes = rng.choice(((14,), (14,), (14, 15, 16)))
+        left = refusals
+
+        def react(request: Request) -> faults.Reaction | None:
+            nonlocal left
+            left -= 1
+            if left < 0:
+                left = refusals  # for the next id
+                return None
+            return faults.refuse(rng.choice(codes))
+
+        self._removers.append(self.cluster.control(INIT_PRODUCER_ID, react))
+
     # -- time -----------------------------------------------------------------------------------
 
     def throttling(self) -> None:
@@ -315,7 +341,9 @@ class Temperaments:
         assert self.plan.cluster["version_profile"] in OLD_PROFILES
 
 
-LEGALITY = {name: getattr(Temperaments, name).__doc__ for name in TEMPERAMENTS}
+LEGALITY = {
+    name: getattr(Temperaments, name).__doc__ for name in (*TEMPERAMENTS, *RARE_TEMPERAMENTS)
+}
 """Why each temperament may be: nothing is drawn that no broker may do."""
 
 
