@@ -5,6 +5,7 @@ Source: Kafka protocol guide, "Common Request and Response Structure"; Java `Net
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Final
 
 from aiokprod.errors import DecodeError, FrameTooLarge
@@ -41,10 +42,13 @@ class FrameReader:
         """Bytes received of a frame that is not complete."""
         return len(self._buffer)
 
-    def feed(self, data: BytesLike) -> list[memoryview]:
-        """The frames that `data` completes, in order, without their length.
+    def feed(self, data: BytesLike) -> Iterator[memoryview]:
+        """The frames that `data` completes, in order, without their length. Iterate to the end.
 
-        Frames are views of memory that is never reused: they stay valid.
+        Frames are views of memory that is never reused: they stay valid. Those in front of a
+        damaged one are handed out before the error is raised, so that the outcome of a request does
+        not depend on how the stream is cut into reads (Java `Selector.attemptRead` completes one
+        receive at a time).
 
         Raises:
             FrameTooLarge: a frame is announced with more than `max_bytes`.
@@ -53,12 +57,11 @@ class FrameReader:
         if self._buffer or not isinstance(data, bytes):
             self._buffer += data
             if len(self._buffer) < self._awaited:
-                return []
+                return
             view = memoryview(self._buffer)
             self._buffer = bytearray()
         else:
             view = memoryview(data)
-        frames: list[memoryview] = []
         start, end = 0, len(view)
         self._awaited = _PREFIX
         while end - start >= _PREFIX:
@@ -69,11 +72,10 @@ class FrameReader:
             if end - body < length:
                 self._awaited = _PREFIX + length
                 break
-            frames.append(view[body : body + length])
             start = body + length
+            yield view[body:start]
         if start < end:
             self._buffer += view[start:]
-        return frames
 
     def _judge(self, prefix: memoryview, length: int) -> None:
         """Refuse a length that is out of bounds, and whoever does not speak Kafka's protocol."""

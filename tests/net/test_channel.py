@@ -424,6 +424,21 @@ def test_f62_senseless_frame_length_closes_at_once(length, error):
     assert type(event.error) is error
 
 
+@pytest.mark.parametrize("length", [-1, 3, 2**31 - 1])
+def test_f62_answers_before_a_damaged_frame_in_one_read_count(length):
+    channel = ready_channel()
+    requests = send_and_write(channel, 3)
+    damaged = length.to_bytes(4, "big", signed=True) + metadata_answer(3)[4:]
+    channel.receive_data(metadata_answer(1) + metadata_answer(2) + damaged, 3.0)
+    *ended, last = channel.events()
+    assert [e.request for e in ended if isinstance(e, Completed)] == requests
+    bodies = [e.body and e.body.cluster_id for e in ended if isinstance(e, Completed)]
+    assert bodies == ["c1", "c2", None]
+    errors = [e.error is None for e in ended if isinstance(e, Completed)]
+    assert errors == [True, True, False]
+    assert last == Closed(CloseReason.PROTOCOL, channel.close_error)
+
+
 def test_f62_frame_limit_is_smaller_before_ready():
     big = (HANDSHAKE_MAX_BYTES + 1).to_bytes(4, "big")
     early = new_channel()
@@ -889,6 +904,24 @@ def test_session_whole_after_ready_equals_byte_by_byte():
         cuts = sorted(rng.sample(range(len(rest)), 4))
         parts = [rest[a:b] for a, b in itertools.pairwise([0, *cuts, len(rest)])]
         assert session(parts) == whole
+
+
+@given(st.binary(max_size=20), st.lists(st.integers(0, 80), max_size=5).map(sorted))
+def test_damage_ends_the_same_requests_however_the_bytes_arrive(damage, cuts):
+    data = metadata_answer(1) + metadata_answer(2) + damage
+
+    def session(chunks: list[bytes]) -> list[Any]:
+        channel = ready_channel()
+        send_and_write(channel, 3)
+        for chunk in chunks:
+            channel.receive_data(chunk, 2.0)
+        return [
+            (e.body, type(e.error), str(e.error)) if isinstance(e, Completed) else type(e)
+            for e in channel.events()
+        ]
+
+    parts = [data[a:b] for a, b in itertools.pairwise([0, *cuts, len(data)])]
+    assert session(parts) == session([data])
 
 
 @settings(max_examples=300, deadline=None)

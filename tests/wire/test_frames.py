@@ -36,7 +36,7 @@ def test_byte_by_byte_gives_each_frame_with_its_last_byte(kind: type) -> None:
     stream = framed(b"first", b"four", b"x" * 100)
     seen: list[tuple[int, bytes]] = []
     for position in range(len(stream)):
-        frames = reader.feed(kind(stream[position : position + 1]))
+        frames = list(reader.feed(kind(stream[position : position + 1])))
         seen += [(position, bytes(frame)) for frame in frames]
     assert seen == [(8, b"first"), (16, b"four"), (120, b"x" * 100)]
 
@@ -47,7 +47,7 @@ def test_frames_stay_valid_when_more_arrives() -> None:
     (first,) = reader.feed(chunk)
     chunk[:] = bytes(len(chunk))
     (second,) = reader.feed(b"nd" + framed(b"third")[:3])
-    reader.feed(b"\5third")
+    list(reader.feed(b"\5third"))
     assert (first, second) == (b"first", b"second")
 
 
@@ -58,11 +58,11 @@ def test_frame_in_one_piece_is_not_copied() -> None:
 
 def test_pending_counts_the_bytes_of_the_open_frame() -> None:
     reader = FrameReader(100)
-    assert reader.feed(framed(b"first") + b"\0\0") != []
+    assert list(reader.feed(framed(b"first") + b"\0\0")) == [b"first"]
     assert reader.pending == 2
-    reader.feed(b"\0\6abc")
+    list(reader.feed(b"\0\6abc"))
     assert reader.pending == 7
-    assert reader.feed(b"def") == [b"abcdef"]
+    assert list(reader.feed(b"def")) == [b"abcdef"]
     assert reader.pending == 0
 
 
@@ -70,34 +70,46 @@ def test_pending_counts_the_bytes_of_the_open_frame() -> None:
 @pytest.mark.parametrize("before", [b"", framed(b"fine")])
 def test_length_below_a_correlation_id_is_refused(length: int, before: bytes) -> None:
     with pytest.raises(DecodeError, match=f"frame length {length}"):
-        FrameReader(100).feed(before + length.to_bytes(4, "big", signed=True))
+        list(FrameReader(100).feed(before + length.to_bytes(4, "big", signed=True)))
+
+
+@pytest.mark.parametrize("length", [-1, 3, 101, 2**31 - 1])
+def test_frames_before_a_damaged_one_are_handed_out(length: int) -> None:
+    frames: list[memoryview] = []
+    with pytest.raises((DecodeError, FrameTooLarge)):
+        frames.extend(
+            FrameReader(100).feed(
+                framed(b"first", b"second") + length.to_bytes(4, "big", signed=True)
+            )
+        )
+    assert frames == [b"first", b"second"]
 
 
 @pytest.mark.parametrize("before", [b"", framed(b"fine")])
 def test_length_above_the_limit_is_refused_before_the_body_arrives(before: bytes) -> None:
     reader = FrameReader(100)
-    reader.feed(before + (100).to_bytes(4, "big"))
+    list(reader.feed(before + (100).to_bytes(4, "big")))
     assert reader.pending == 4
     for length in (101, 2**31 - 1):
         reader = FrameReader(100)
         with pytest.raises(FrameTooLarge, match=f"frame of {length} bytes .* is 100"):
-            reader.feed(before + length.to_bytes(4, "big"))
+            list(reader.feed(before + length.to_bytes(4, "big")))
 
 
 def test_limit_can_be_raised_after_the_handshake() -> None:
     reader = FrameReader(10)
-    assert reader.feed(framed(b"x" * 10)) == [b"x" * 10]
+    assert list(reader.feed(framed(b"x" * 10))) == [b"x" * 10]
     reader.max_bytes = 20
-    assert reader.feed(framed(b"y" * 20)) == [b"y" * 20]
+    assert list(reader.feed(framed(b"y" * 20))) == [b"y" * 20]
 
 
 def test_memory_grows_with_what_is_received_not_with_what_is_announced() -> None:
     reader = FrameReader(1 << 30)
     tracemalloc.start()
     try:
-        reader.feed((1 << 30).to_bytes(4, "big"))
+        list(reader.feed((1 << 30).to_bytes(4, "big")))
         for _ in range(10):
-            reader.feed(bytes(1000))
+            list(reader.feed(bytes(1000)))
         assert tracemalloc.get_traced_memory()[1] < 60_000
     finally:
         tracemalloc.stop()
@@ -116,31 +128,31 @@ def test_memory_grows_with_what_is_received_not_with_what_is_announced() -> None
 @pytest.mark.parametrize("max_bytes", [100, 2**31 - 1])
 def test_first_bytes_of_tls_are_recognised(record: bytes, max_bytes: int) -> None:
     with pytest.raises(DecodeError, match=r"TLS .*security_protocol"):
-        FrameReader(max_bytes).feed(record)
+        list(FrameReader(max_bytes).feed(record))
     reader = FrameReader(max_bytes)
-    assert reader.feed(record[:3]) == []
+    assert list(reader.feed(record[:3])) == []
     with pytest.raises(DecodeError, match="TLS"):
-        reader.feed(record[3:])
+        list(reader.feed(record[3:]))
 
 
 @pytest.mark.parametrize("start", [b"HTTP/1.1 400 Bad Request\r\n", b"<html>", b"GET / HTTP/1.1"])
 def test_first_bytes_of_http_are_recognised(start: bytes) -> None:
     with pytest.raises(DecodeError, match="HTTP"):
-        FrameReader(2**31 - 1).feed(start)
+        list(FrameReader(2**31 - 1).feed(start))
 
 
 def test_bytes_like_tls_or_http_inside_the_stream_are_only_lengths() -> None:
     reader = FrameReader(2**31 - 1)
-    assert reader.feed(framed(b"fine")) == [b"fine"]
-    assert reader.feed(b"HTTP") == []
-    assert reader.feed(bytes.fromhex("15030100")) == []
+    assert list(reader.feed(framed(b"fine"))) == [b"fine"]
+    assert list(reader.feed(b"HTTP")) == []
+    assert list(reader.feed(bytes.fromhex("15030100"))) == []
 
 
 @given(data=st.binary(max_size=60))
 def test_random_bytes_raise_only_protocol_errors(data: bytes) -> None:
     reader = FrameReader(50)
     try:
-        frames = reader.feed(data)
+        frames = list(reader.feed(data))
     except (DecodeError, FrameTooLarge):
         return
     assert framed(*map(bytes, frames)) + bytes(reader._buffer) == data
