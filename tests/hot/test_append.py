@@ -669,6 +669,28 @@ def test_column_is_appended_as_its_records_one_by_one(
     assert tracker.failed() == []
 
 
+@pytest.mark.parametrize("ignore_keys", [False, True])
+@pytest.mark.parametrize("first", [0, 1, 300, 511])
+def test_column_with_keys_only_is_partitioned_as_its_records_one_by_one(
+    first: int, ignore_keys: bool
+) -> None:
+    """Such a column is appended without decisions, its keys hashed some hundred at a time."""
+    desk = idle_desk(7, ignore_keys=ignore_keys)
+    desk.sticky = 3
+    for partition in range(7):
+        desk.append(partition=partition)
+    tracker = BulkTracker()
+    keys = [b"key-%d" % number for number in range(700)]
+    values = [b"v"] * 700
+    assert desk.appender.append_column(
+        tracker, desk.topic, values, keys, None, None, -1, first
+    ) == len(keys)
+    for core in desk.opened:
+        core.settle(0)
+    expected = [3 if ignore_keys else (murmur2(key) & 0x7FFFFFFF) % 7 for key in keys[first:]]
+    assert [tracker.position(i)[0] for i in range(tracker.count)] == expected
+
+
 def columns_of(*values: Any) -> list[Any]:
     return list(values)
 
@@ -801,6 +823,30 @@ def test_trackers_may_take_turns_on_one_batch() -> None:
     desk.core.settle(0)
     assert [one.position(i)[1] for i in range(3)] == [0, 2, 4]
     assert [two.position(i)[1] for i in range(4)] == [1, 3, 5, 6]
+
+
+def test_records_of_an_abandoned_tracker_are_unwatched_and_those_of_others_are_not() -> None:
+    """What is unwatched when it fails is logged and counted: its caller was cancelled."""
+    desk = idle_desk()
+    given_up, waiting = BulkTracker(), BulkTracker()
+    for tracker, count in ((given_up, 2), (waiting, 3)):
+        values = [b"v"] * count
+        desk.appender.append_column(tracker, desk.topic, values, None, None, None, 0, 0)
+    assert desk.core.unwatched == 0
+    given_up.abandon()
+    assert desk.core.unwatched == 2
+    waiting.abandon()
+    assert desk.core.unwatched == 5
+
+
+def test_records_of_a_divided_batch_are_unwatched_once_their_tracker_is_abandoned() -> None:
+    desk = idle_desk()
+    tracker = BulkTracker()
+    desk.appender.append_column(tracker, desk.topic, [b"v"] * 4, None, None, None, 0, 0)
+    parts = desk.core.split(desk.core.finish(), desk.core.size // 2)
+    assert [part.unwatched for part in parts] == [0] * len(parts)
+    tracker.abandon()
+    assert [part.unwatched for part in parts] == [part.count for part in parts]
 
 
 def test_tracker_bounds() -> None:

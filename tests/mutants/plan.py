@@ -75,7 +75,7 @@ GROUPS: Final = (
         ("aiokprod/hot/*.pyx",),
         (),
         14,
-        ("tests/hot", "tests/tables", "tests/wire", "tests/spark"),
+        ("tests/hot", "tests/tables", "tests/wire", "tests/spark", "tests/foundation"),
         _SIMULATION,
     ),
 )

@@ -269,7 +269,13 @@ def test_hash_refuses_buffers_that_are_too_small() -> None:
         RowHashes(1).fixed(None, 0, b"\0" * 8, 3)
     with pytest.raises(ValueError, match="validity"):
         RowHashes(9).fixed(b"\0", 0, b"\0" * 36, 4)
+    # Each of what is refused, with everything else as it should be.
+    with pytest.raises(ValueError, match="data buffer"):
+        RowHashes(1).fixed(None, -1, b"\0" * 64, 4)
     elements = RowHashes(1)
+    for start, width in ((-1, 4), (0, 2), (0, 16)):
+        with pytest.raises(ValueError, match="offsets buffer"):
+            RowHashes(1).lists(None, start, b"\0" * 64, width, elements, 0)
     with pytest.raises(ValueError, match="offsets buffer"):
         RowHashes(2).lists(None, 0, b"\0" * 8, 4, elements, 0)
     with pytest.raises(ValueError, match="validity"):

@@ -63,6 +63,14 @@ def test_columns_that_no_memory_can_hold_are_refused(column: Column) -> None:
         bound(table(column, length=1))
 
 
+def test_columns_are_bound_up_to_the_last_cell_that_memory_can_hold() -> None:
+    last = HUGE // 16 - 1
+    buffers = [None, bytes(8), b""]
+    bound(table(Column("value", "z", 1, buffers, array__offset=last), length=1))
+    with pytest.raises(DamagedTable, match="no memory can hold"):
+        bound(table(Column("value", "z", 1, buffers, array__offset=last + 1), length=1))
+
+
 EXTREMES = (-(2**63), -1, 0, 1, 2**63 - 1)
 
 
