@@ -34,6 +34,7 @@ from tests.faults.simulation.exemptions import EXEMPTIONS, MOST_SEEDS
 from tests.faults.simulation.judge import Judge, Violation
 from tests.faults.simulation.load import Attempt
 from tests.faults.simulation.misfortunes import Misfortunes
+from tests.faults.simulation.progress import Progress
 from tests.faults.simulation.run import Simulation, run_seed
 from tests.faults.simulation.seeds import (
     LAST_FAULTS,
@@ -238,6 +239,47 @@ def test_attempt_that_divides_a_batch_does_not_count_against_retries(monkeypatch
     with_retries(monkeypatch, -1)
     with pytest.raises(Violation, match="failed without a reason"):
         judged_attempts(break_nothing, records=2, divide=True)
+
+
+# -- progress once everything is healed -----------------------------------------------------------
+
+
+def waiting_record(number, queue=None):
+    """A record without an outcome, in the queue of a partition of "t" if its call told which."""
+    handle = None if queue is None else types.SimpleNamespace(partition=queue)
+    return Attempt(number, "t", None, b"", began=number, started_at=0.0, handle=handle)
+
+
+BEHIND_OTHERS = [waiting_record(0, queue=0), waiting_record(1, queue=0)]
+
+
+@pytest.mark.parametrize("queue", [0, None])
+def test_record_of_any_partition_may_wait_behind_a_partition_that_progresses(queue):
+    progress = Progress(limit_s=15.0)
+    last = waiting_record(9, queue)
+    progress.check([*BEHIND_OTHERS, last], at=0.0)
+    progress.check([*BEHIND_OTHERS[1:], last], at=14.0)
+    progress.check([last], at=28.0)
+    progress.check([last], at=42.0)
+    with pytest.raises(Violation, match=r"stands still, with others \[9\] wait"):
+        progress.check([last], at=43.5)
+
+
+def test_partition_that_stands_still_is_found_although_another_one_progresses():
+    progress = Progress(limit_s=15.0)
+    stuck = waiting_record(9, queue=1)
+    progress.check([*BEHIND_OTHERS, stuck], at=0.0)
+    progress.check([*BEHIND_OTHERS[1:], stuck], at=14.0)
+    with pytest.raises(Violation, match=r"\('t', 1\) stands still, with others \[9\] wait"):
+        progress.check([*BEHIND_OTHERS[1:], stuck], at=15.5)
+
+
+def test_records_of_unknown_partitions_are_found_once_nothing_progresses():
+    progress = Progress(limit_s=15.0)
+    for at in (0.0, 15.0):
+        progress.check([*BEHIND_OTHERS, waiting_record(9)], at)
+    with pytest.raises(Violation, match="stands still"):
+        progress.check([*BEHIND_OTHERS, waiting_record(9)], at=15.5)
 
 
 # -- seeds that would not end ---------------------------------------------------------------------

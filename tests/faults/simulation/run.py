@@ -29,6 +29,7 @@ from tests.faults.simulation.judge import (
 from tests.faults.simulation.last_faults import LastFault
 from tests.faults.simulation.load import Attempt, Habit, Load
 from tests.faults.simulation.misfortunes import Misfortunes
+from tests.faults.simulation.progress import Progress
 from tests.faults.simulation.seeds import PARTITIONS, TOPICS, Plan, plan_of
 from tests.faults.simulation.temperaments import Temperaments
 from tests.faults.simulation.watch import EpochWatch
@@ -239,26 +240,13 @@ class Simulation:
         for link in self.cluster.network.links:
             if link.is_open:
                 link.reset()
-        moved: dict[tuple[str, int | None], tuple[set[int], float]] = {}
         # Five batches whose records are not waited for any more may go first, one at a time because
         # they are retries, each behind five requests that a slow cluster answers one by one.
         replication_s = self.plan.cluster["replication_s"]
         limit = STUCK_S + 12 * self.plan.late_timers_s + (1 + 5) * 5 * replication_s
-        limit += self._connecting_s()
+        progress = Progress(limit + self._connecting_s())
         while pending := self.load.pending():
-            left: dict[tuple[str, int | None], set[int]] = {}
-            for attempt in pending:
-                # What is not admitted yet may wait for memory that other partitions hold.
-                waits_alone = attempt.admitted and attempt.partition is not None
-                where = attempt.where if waits_alone else ("any", None)
-                left.setdefault(where, set()).add(attempt.number)
-            for where, numbers in left.items():
-                before = moved.get(where)
-                if before is None or not before[0] <= numbers:
-                    moved[where] = numbers, now()
-                elif now() - before[1] > limit:
-                    waiting = sorted(before[0])[:5]
-                    raise Violation(f"{where} stands still, with others {waiting} wait")
+            progress.check(pending, now())
             late = [a for a in pending if now() - a.started_at > self._longest(a)]
             _demand(not late, f"never settled: {late[:2]}")
             await asyncio.sleep(0.5)
