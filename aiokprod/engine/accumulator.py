@@ -554,12 +554,17 @@ class RecordAccumulator:
         """Drop the queues of a topic that is not in use any more.
 
         Returns:
-            How many partitions it had at most; None if something is still queued or on the wire.
+            How many partitions it had at most; None if something is still queued, on the wire or
+            without an outcome.
         """
         partitions = self._partitions.get(topic, 0)
         keys = [TopicPartition(topic, partition) for partition in range(partitions)]
         queues = [self._queues[key] for key in keys if key in self._queues]
         if any(queue.load for queue in queues):
+            return None
+        # A batch whose answer is being processed is neither queued nor on the wire, and the leaders
+        # that this answer names may be what leads here. It comes back to its queue for a retry.
+        if any(batch.queue.topic == topic for batch in list(self.incomplete)):
             return None
         for queue in queues:
             self._node(queue.node).remove(queue)

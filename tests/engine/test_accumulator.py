@@ -632,6 +632,19 @@ async def test_forget_keeps_what_is_still_queued_or_on_the_wire() -> None:
     assert world.accumulator.forget("other") == 0
 
 
+@virtual
+async def test_forget_keeps_a_batch_whose_answer_changes_the_leaders() -> None:
+    world = World(brokers=2)
+    world.append(b"v")
+    world.step()
+    forgotten: list[int | None] = []
+    world.metadata.on_change(lambda snapshot: forgotten.append(world.accumulator.forget("t")))
+    world.brokers.last.refuse(Code.NOT_LEADER_OR_FOLLOWER, leader=(2, 50))
+    assert forgotten == [None]
+    world.step()
+    assert world.brokers.last.node_id == 2
+
+
 # -- shares of the buffer -------------------------------------------------------------------------
 
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
 from aiokprod.engine import transactions
 from aiokprod.errors import Code, ProducerClosed
-from tests.faults.kit import TICK, now, play, until, world
+from aiokprod.records import TopicPartition
+from aiokprod.testing import fake_cluster as faults
+from tests.faults.kit import RECOVERY, TICK, now, play, until, world
 
 INIT_PRODUCER_ID = 22
 IDLE = {"metadata_max_idle_ms": 5_000, "metadata_max_age_ms": 2_000}
@@ -86,6 +89,34 @@ def test_topic_that_vanished_with_records_queued_is_forgotten_once_they_ended(id
             assert all(attempt.acked for attempt in attempts)
             for attempt in attempts:
                 assert cluster.values("u", attempt.partition)[-1] == attempt.value
+
+    play(main)
+
+
+def test_batch_keeps_its_queue_when_its_answer_names_the_leader_of_a_topic_that_returned():
+    """Metadata lack the topic for a while, and then have it again with an old leader. The answer
+    that names the new one comes when nothing of the topic is queued or on the wire any more."""
+
+    async def main():
+        options = {"cluster": {"brokers": 2}, "retry_backoff_ms": 500, "retry_backoff_max_ms": 500}
+        async with world(**options) as (cluster, producer, history):
+            await history.send()
+            for broker_id in cluster.brokers:
+                cluster.freeze_view(broker_id)
+            lacks = cluster.control(3, faults.edit(lambda answer: replace(answer, topics=[])))
+            cluster.fail_produce(("t", 0), Code.LEADER_NOT_AVAILABLE, None)
+            await history.submit()
+            await until(lambda: "t" in producer._runtime._vanished)
+            lacks()
+            cluster.produce_script.clear()
+            leader = cluster.move_leader("t", 0)
+            metadata = producer._runtime.metadata
+            await until(lambda: metadata.snapshot.leader_of(TopicPartition("t", 0)) == leader)
+            started = now()
+            await history.submit()
+            await history.settle()
+            assert now() - started < RECOVERY
+            history.all_acked(refusals=True)
 
     play(main)
 
