@@ -431,6 +431,10 @@ class RecordAccumulator:
         batch.queue.insert(batch)
         self.place(batch.queue, now)
 
+    def on_reordered(self, queue: PartitionQueue) -> None:
+        """Another batch is at the head of a queue: it is placed before the next drain."""
+        self._changed[queue] = None
+
     def keep_small(self, topic: str) -> None:
         """A broker found a batch of the topic too large: they grow no more."""
         self._rigid_topics.add(topic)

@@ -30,6 +30,7 @@ class ProducerBatch:
             later attempts are answered.
         divided_in_doubt: part of a batch whose fate was open when it was divided. A sequence error
             proves nothing about it: brokers do not recognise parts of a batch that they have.
+        proven_offset: where the log has it, as the answer to a newer batch proves; -1 if unknown.
         seen: bytes of some attempt may have reached a broker, whatever it answered. From then on
             its sequence belongs to these records alone.
         closing: its payload is being compressed in a worker thread.
@@ -61,6 +62,7 @@ class ProducerBatch:
         "plain_size",
         "producer_epoch",
         "producer_id",
+        "proven_offset",
         "queue",
         "seen",
         "sent_at",
@@ -95,6 +97,7 @@ class ProducerBatch:
         self.fate_open = False
         self.lost = False
         self.divided_in_doubt = False
+        self.proven_offset = -1
         self.closing = False
         self.seen = False
         self.payload: bytes | None = None

@@ -42,10 +42,18 @@ class PartitionSequences:
         unresolved: a batch was given up whose fate the broker alone knows, or that left a gap.
         lost: a copy of a batch that was given up in this epoch may still be under way.
         bump_planned: the partition must restart at 0 under a higher epoch.
+        floor: offset of a record in the log before all open batches, -1 if none is known.
+        asked: open batch that is sent before all others, because its answer tells whether the ones
+            before it may be in the log; None: they leave in sequence order.
+        newest_written: order of the newest batch of this epoch that has its outcome and is, or may
+            be, in the log.
+        newest_proven: order of the newest batch of this epoch that proves that everything before
+            it is in the log.
     """
 
-    __slots__ = ("bump_planned", "epoch", "last_acked", "last_acked_offset", "lost", "next",
-                 "open", "producer_id", "unresolved", "window")  # fmt: skip
+    __slots__ = ("asked", "bump_planned", "epoch", "floor", "last_acked", "last_acked_offset",
+                 "lost", "newest_proven", "newest_written", "next", "open", "producer_id",
+                 "unresolved", "window")  # fmt: skip
 
     def __init__(self, producer_id: int, epoch: int) -> None:
         self.open: list[ProducerBatch] = []
@@ -62,9 +70,14 @@ class PartitionSequences:
         self.unresolved = False
         self.lost = False
         self.bump_planned = False
+        self.asked: ProducerBatch | None = None
+        self.floor = -1
+        self.newest_written: tuple[int, ...] = ()
+        self.newest_proven: tuple[int, ...] = ()
         for batch in self.open:
             batch.sequence_reset = True
             batch.lost = batch.divided_in_doubt = False  # copies are of the older epoch
+            batch.proven_offset = -1
             self.number(batch)
         self.window = list(self.open)
 
@@ -94,8 +107,37 @@ class PartitionSequences:
         if self.last_acked == NO_SEQUENCE or ahead <= MAX_SEQUENCE // 2:
             self.last_acked = sequence
 
+    def newest_in_doubt(self, after: ProducerBatch) -> ProducerBatch | None:
+        """The newest open batch behind `after` that may be in the log."""
+        for batch in reversed(self.open):
+            if batch.order > after.order and (batch.fate_open or batch.on_wire):
+                return batch
+        return None
+
+    def note_repeated(self, batch: ProducerBatch, base_offset: int) -> None:
+        """A batch was in the log before it was sent again: so are the open ones before it.
+
+        A broker that has no state takes any first sequence and may have taken this one without
+        them: then there is no room for them before its offset, and nothing is proved. If there is
+        room for nothing else, their offsets are known.
+        """
+        older = [each for each in self.open if each.order < batch.order]
+        records = sum(each.core.record_count for each in older)
+        offset = self.floor + 1
+        if self.floor < 0 or base_offset < offset + records:
+            return
+        if not all(each.fate_open for each in older):
+            return  # a refused one cannot lie before it: the broker had no state
+        self.newest_proven = max(self.newest_proven, batch.order)
+        if base_offset == offset + records:
+            for each in older:
+                each.proven_offset = offset
+                offset += each.core.record_count
+
     def remove(self, batch: ProducerBatch) -> None:
         """The batch has its final outcome."""
+        if batch is self.asked:
+            self.asked = None
         if batch in self.open:
             self.open.remove(batch)
         while self.window and not (self.open and self.window[0] is self.open[0]):
@@ -122,6 +164,7 @@ class Idempotent(WithoutTransactions):
         self._failure: KafkaError | None = None
         self._partitions: dict[TopicPartition, PartitionSequences] = {}
         self._planned: set[TopicPartition] = set()
+        self._asking: dict[TopicPartition, PartitionQueue] = {}
         self._has_forgotten = False  # sequences of the present epoch: it must not be used for them
 
     # -- sequences ------------------------------------------------------------------------------
@@ -139,6 +182,8 @@ class Idempotent(WithoutTransactions):
         entry = self._partitions.get(queue.topic_partition)
         if entry is None:
             return True
+        if entry.asked is not None:
+            return entry.asked is batch
         if batch.stamped:
             # While a bump is planned, only who may be in the log asks once more, by its sequence.
             return entry.open[0] is batch and (batch.fate_open or not entry.bump_planned)
@@ -189,7 +234,13 @@ class Idempotent(WithoutTransactions):
             # twice.
             self._plan(batch.topic_partition)
             return SequenceAdvice.NONE
+        if code == Code.OUT_OF_ORDER_SEQUENCE_NUMBER and batch.fate_open:
+            advice = self._on_newer_in_doubt(entry, batch)
+            if advice is not None:
+                return advice
         batch.fate_open = False  # the broker would have known it
+        if entry.asked is batch:
+            entry.asked = entry.newest_in_doubt(entry.open[0])
         if code == Code.UNKNOWN_PRODUCER_ID:
             # At sequence 0 a second bump would change nothing.
             if log_start_offset != -1 and (batch.base_sequence or not batch.sequence_reset):
@@ -204,20 +255,51 @@ class Idempotent(WithoutTransactions):
                 return SequenceAdvice.NONE
         return SequenceAdvice.RETRY
 
-    def on_success(self, batch: ProducerBatch, base_offset: int) -> None:
+    def _on_newer_in_doubt(
+        self, entry: PartitionSequences, batch: ProducerBatch
+    ) -> SequenceAdvice | None:
+        """A batch that may be in the log is out of order: None if that proves that it is not.
+
+        It does not while a newer one may be in the log. Brokers remember five batches of each
+        producer, but after a restart only the newest: their snapshots have no more (Java
+        `ProducerStateManager.writeSnapshot`), and Kafka 0.11 never remembers more. So the newest
+        one is asked first; brokers recognise that one in any case.
+        """
+        if batch.order < entry.newest_proven:
+            return SequenceAdvice.DUPLICATE
+        newer = entry.newest_in_doubt(batch)
+        if newer is not None:
+            entry.asked = newer
+            self._asking[batch.topic_partition] = batch.queue
+            return SequenceAdvice.RETRY
+        if batch.order < entry.newest_written:
+            return SequenceAdvice.NONE  # it ends in doubt: what could tell has its outcome
+        return None
+
+    def on_success(self, batch: ProducerBatch, base_offset: int, *, repeated: bool) -> None:
         """Advance the acknowledged sequence."""
         entry = self._partitions[batch.topic_partition]
+        present = batch.producer_epoch == entry.epoch and batch.producer_id == entry.producer_id
+        if present:
+            entry.newest_written = max(entry.newest_written, batch.order)
+            if repeated:
+                entry.note_repeated(batch, base_offset)
+        last_offset = base_offset + batch.core.record_count - 1
+        if base_offset >= 0 and entry.open and entry.open[0] is batch:
+            entry.floor = last_offset
         entry.remove(batch)
-        if batch.producer_epoch == entry.epoch and batch.producer_id == entry.producer_id:
+        if present:
             entry.acknowledge(increment_sequence(batch.base_sequence, batch.core.record_count - 1))
         if base_offset >= 0:
-            entry.last_acked_offset = base_offset + batch.core.record_count - 1
+            entry.last_acked_offset = last_offset
         if entry.unresolved:
             self._resolve(batch.topic_partition, entry)
 
     def on_split(self, batch: ProducerBatch, parts: list[ProducerBatch]) -> None:
         """The parts share out the batch's sequences: no gap, and they leave one by one."""
         entry = self._partitions[batch.topic_partition]
+        if entry.asked is batch:
+            entry.asked = None
         for batches in (entry.open, entry.window):
             position = batches.index(batch)
             batches[position : position + 1] = parts
@@ -238,6 +320,8 @@ class Idempotent(WithoutTransactions):
         entry.lost = entry.lost or batch.lost
         if unknown:
             entry.unresolved = True
+            if batch.fate_open:
+                entry.newest_written = max(entry.newest_written, batch.order)
         elif not entry.open and self._may_reuse(entry, batch):
             entry.next = batch.base_sequence
         else:
@@ -290,6 +374,21 @@ class Idempotent(WithoutTransactions):
         self._planned.add(key)
 
     def apply_bumps(self) -> None:
+        """Carry out what was planned since the last pass."""
+        self._bump()
+        if self._asking:
+            self._put_asked_first()
+
+    def _put_asked_first(self) -> None:
+        """Put the batches that are asked out of turn at the head of their queues."""
+        for key, queue in list(self._asking.items()):
+            entry = self._partitions.get(key)
+            asked = None if entry is None else entry.asked
+            queue.put_first(asked)
+            if asked is None:
+                del self._asking[key]
+
+    def _bump(self) -> None:
         """Renumber the planned partitions that may be, and bump the epoch for them, and for those
         that were forgotten, at most once. The bump is local (KIP-360): brokers take a higher epoch
         that starts at sequence 0. Partitions that need none go on under the epoch they have."""

@@ -68,6 +68,15 @@ class PartitionQueue(PartitionSlot):
             position += 1
         batches.insert(position, batch)
 
+    def put_first(self, batch: ProducerBatch | None) -> None:
+        """Put a batch, if it is queued, before all others, and those in order; None: all of them
+        in order."""
+        batches = sorted(self.batches, key=lambda each: (each is not batch, each.order))
+        if batches != list(self.batches):
+            self.batches.clear()
+            self.batches.extend(batches)
+            self.accumulator.on_reordered(self)
+
     def __repr__(self) -> str:
         return f"<PartitionQueue {self.topic_partition} node={self.node} load={self.load}>"
 

@@ -51,8 +51,8 @@ class ProducerState(Protocol):
     def advise(self, batch: ProducerBatch, code: int, log_start_offset: int) -> SequenceAdvice:
         """What an error code says about the sequence; may plan an epoch bump."""
 
-    def on_success(self, batch: ProducerBatch, base_offset: int) -> None:
-        """The batch is in the log."""
+    def on_success(self, batch: ProducerBatch, base_offset: int, *, repeated: bool) -> None:
+        """The batch is in the log; `repeated`: it certainly was before its last attempt."""
 
     def on_split(self, batch: ProducerBatch, parts: list[ProducerBatch]) -> None:
         """The batch was refused as too large and is replaced by `parts`."""
@@ -173,7 +173,7 @@ class NonIdempotent(WithoutTransactions):
         """Nothing known."""
         return SequenceAdvice.NONE
 
-    def on_success(self, batch: ProducerBatch, base_offset: int) -> None:
+    def on_success(self, batch: ProducerBatch, base_offset: int, *, repeated: bool) -> None:
         """Nothing kept."""
 
     def on_split(self, batch: ProducerBatch, parts: list[ProducerBatch]) -> None:

@@ -167,7 +167,12 @@ class Settlement:
         return self._metadata.update_leaders(leaders, nodes)
 
     def acknowledge(self, batch: ProducerBatch, base_offset: int, append_time_ms: int) -> None:
-        self._state.on_success(batch, base_offset)
+        # Kafka answers with the highest timestamp of a batch that was in the log already, whoever
+        # stamped its records (Java `UnifiedLog.append`). Theirs stand if it is the producer's.
+        repeated = batch.fate_open and append_time_ms == batch.core.max_timestamp
+        if repeated:
+            append_time_ms = -1
+        self._state.on_success(batch, base_offset, repeated=repeated)
         first = batch.acknowledge(base_offset, append_time_ms)
         self._accumulator.settle(batch)
         if first:
@@ -203,7 +208,7 @@ class Settlement:
             self._accumulator.release(batch)
             self._accumulator.place(batch.queue, now)
         elif action is Action.ACKNOWLEDGE:
-            self.acknowledge(batch, -1, -1)
+            self.acknowledge(batch, batch.proven_offset, -1)
         elif action is Action.RETRY and now < batch.deadline:
             delay = self._backoff(batch.attempts)
             if batch.attempts >= self._retries:

@@ -242,12 +242,12 @@ class TransactionCore(Idempotent):
                 self._openings.sent(batch)
         super().stamp(batch)
 
-    def on_success(self, batch: ProducerBatch, base_offset: int) -> None:
+    def on_success(self, batch: ProducerBatch, base_offset: int, *, repeated: bool) -> None:
         """As idempotent."""
         self._pace.answered(self._loop.time())
         self._openings.acknowledged(batch)
         self.confirmed = True
-        super().on_success(batch, base_offset)
+        super().on_success(batch, base_offset, repeated=repeated)
 
     def on_split(self, batch: ProducerBatch, parts: list[ProducerBatch]) -> None:
         """The parts belong to the transaction too."""

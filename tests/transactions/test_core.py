@@ -74,7 +74,7 @@ async def test_out_of_order_waits_for_an_older_batch_and_aborts_if_there_is_none
     code = Code.OUT_OF_ORDER_SEQUENCE_NUMBER
     assert state.advise(second, code, -1) is SequenceAdvice.RETRY
     assert state.advise(first, code, -1) is SequenceAdvice.NONE, "nothing older is open"
-    state.on_success(first, 0)
+    state.on_success(first, 0, repeated=False)
     assert state.advise(second, code, -1) is SequenceAdvice.NONE, "the log has what precedes it"
 
 

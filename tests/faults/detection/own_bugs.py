@@ -69,6 +69,13 @@ def fenced_epoch_fails_the_batch(patch: Patch) -> None:
     patch.setattr(Idempotent, "advise", helpless)
 
 
+@bug
+def out_of_order_taken_for_absence(patch: Patch) -> None:
+    """A broker that was restarted knows only the newest batch of a producer: those before it were
+    renumbered and stored twice."""
+    patch.setattr(Idempotent, "_on_newer_in_doubt", lambda self, entry, batch: None)
+
+
 # -- waiting --------------------------------------------------------------------------------------
 
 
