@@ -370,7 +370,8 @@ class Judge:
         seen = [*found, *self.truncated.get(attempt.value, [])]
         if result.offset is None:
             duplicated = (result.topic, result.partition) in self.misfortunes.duplicated
-            can_be = duplicated or self.misfortunes.stopped
+            forgetful = self.misfortunes.stopped or bool(self.misfortunes.amnesia)
+            can_be = duplicated or forgetful
             _demand(can_be, "acknowledged without an offset: {}", attempt)
             self.used["offsets" if duplicated else "newest"] += 1
         else:
