@@ -45,6 +45,7 @@ class PartitionSequences:
         floor: offset of a record in the log before all open batches, -1 if none is known.
         asked: open batch that is sent before all others, because its answer tells whether the ones
             before it may be in the log; None: they leave in sequence order.
+        wrapped: sequences went on at 0 in this epoch.
         newest_written: order of the newest batch of this epoch that has its outcome and is, or may
             be, in the log.
         newest_proven: order of the newest batch of this epoch that proves that everything before
@@ -53,7 +54,7 @@ class PartitionSequences:
 
     __slots__ = ("asked", "bump_planned", "epoch", "floor", "last_acked", "last_acked_offset",
                  "lost", "newest_proven", "newest_written", "next", "open", "producer_id",
-                 "unresolved", "window")  # fmt: skip
+                 "unresolved", "window", "wrapped")  # fmt: skip
 
     def __init__(self, producer_id: int, epoch: int) -> None:
         self.open: list[ProducerBatch] = []
@@ -72,6 +73,7 @@ class PartitionSequences:
         self.bump_planned = False
         self.asked: ProducerBatch | None = None
         self.floor = -1
+        self.wrapped = False
         self.newest_written: tuple[int, ...] = ()
         self.newest_proven: tuple[int, ...] = ()
         for batch in self.open:
@@ -87,6 +89,7 @@ class PartitionSequences:
         batch.producer_epoch = self.epoch
         batch.base_sequence = self.next
         self.next = increment_sequence(self.next, batch.core.record_count)
+        self.wrapped = self.wrapped or self.next < batch.base_sequence
 
     def is_next(self, sequence: int) -> bool:
         """True if `sequence` follows the last acknowledged one."""
@@ -220,7 +223,10 @@ class Idempotent(WithoutTransactions):
     def advise(self, batch: ProducerBatch, code: int, log_start_offset: int) -> SequenceAdvice:
         """Java `TransactionManager.canRetry` for the idempotent producer."""
         if code == Code.DUPLICATE_SEQUENCE_NUMBER:
-            return SequenceAdvice.DUPLICATE
+            if self._is_duplicate(batch):
+                return SequenceAdvice.DUPLICATE
+            self._plan(batch.topic_partition)
+            return SequenceAdvice.NONE
         if code == Code.INVALID_PRODUCER_EPOCH:
             self._plan(batch.topic_partition)  # whatever follows needs a higher one
             # A broker that knows a higher epoch does not look for copies under this one: it says
@@ -254,6 +260,18 @@ class Idempotent(WithoutTransactions):
                 # that were answered leave no such copies.
                 return SequenceAdvice.NONE
         return SequenceAdvice.RETRY
+
+    def _is_duplicate(self, batch: ProducerBatch) -> bool:
+        """True if DUPLICATE_SEQUENCE_NUMBER means that the log has the batch.
+
+        Kafka 1.0.0 and 1.0.1 compare sequences as numbers: once they have wrapped, they answer this
+        to every batch and append none (`ProducerAppendInfo.isDuplicate`). No later release answers
+        it, so that the batch ends in doubt there, and the next ones start at 0.
+        """
+        if not self._partitions[batch.topic_partition].wrapped:
+            return True
+        batch.note_unknown()
+        return False
 
     def _on_newer_in_doubt(
         self, entry: PartitionSequences, batch: ProducerBatch

@@ -258,7 +258,8 @@ class TransactionCore(Idempotent):
     def advise(self, batch: ProducerBatch, code: int, log_start_offset: int) -> SequenceAdvice:
         """Java `TransactionManager.canRetry`: no bump within a transaction; a real gap aborts."""
         if code == Code.DUPLICATE_SEQUENCE_NUMBER:
-            return SequenceAdvice.DUPLICATE
+            known = self._is_duplicate(batch)
+            return SequenceAdvice.DUPLICATE if known else SequenceAdvice.NONE
         if self.state not in OPEN:
             return SequenceAdvice.NONE
         entry = self._partitions[batch.topic_partition]

@@ -24,7 +24,7 @@ from aiokprod.errors import (
 )
 from aiokprod.hot.core import Delivery
 from aiokprod.records import TopicPartition
-from aiokprod.wire.record_batch import MAX_SEQUENCE, NO_PRODUCER_ID
+from aiokprod.wire.record_batch import MAX_SEQUENCE, NO_PRODUCER_ID, increment_sequence
 from tests.engine.world import (
     BACKOFF,
     PRODUCER_ID,
@@ -315,6 +315,54 @@ async def test_sequence_after_the_highest_is_zero() -> None:
     deliver_all(world)
     assert entry.last_acked == 1
     assert world.brokers.stored(T0)[1:] == [b"a", b"b", b"c", b"d"]
+
+
+async def before_the_wrap(left: int) -> World:
+    """A world whose brokers are Kafka 1.0.0, `left` sequences before they wrap."""
+    world = World()
+    ledger = world.brokers.log(T0).ledger
+    ledger.by_order = True
+    acknowledged(world)
+    entry = state_of(world)._partitions[T0]
+    (known,) = ledger._entries[PRODUCER_ID].window
+    last = MAX_SEQUENCE - left
+    ledger.forget()
+    ledger.restore(
+        PRODUCER_ID, dataclasses.replace(known, base_sequence=last, last_sequence=last)
+    )
+    entry.last_acked, entry.next = last, increment_sequence(last, 1)
+    entry.wrapped = entry.next == 0
+    return world
+
+
+@pytest.mark.parametrize("left", [0, 1, 2])
+@virtual
+async def test_duplicate_answered_because_the_sequences_wrapped_is_not_believed(left: int) -> None:
+    """Kafka 1.0.0 and 1.0.1 compare sequences as numbers: behind the wrap they call every batch a
+    duplicate and append none of them."""
+    world = await before_the_wrap(left)
+    world.append_all(*(b"%d" % number for number in range(left)))
+    deliver_all(world)
+    stored = [b"first", *(b"%d" % number for number in range(left))]
+    deliveries = [world.append(b"a"), world.append(b"b")]
+    deliver_all(world)
+    assert world.brokers.stored(T0) == stored
+    assert [error_of(delivery).outcome for delivery in deliveries] == [Outcome.UNKNOWN] * 2
+    later = world.append_all(b"c", b"d")
+    deliver_all(world)
+    assert world.brokers.stored(T0) == [*stored, b"c", b"d"], "under a new epoch"
+    assert [offset_of(delivery) for delivery in later] == [left + 1, left + 2]
+
+
+@virtual
+async def test_duplicate_answered_before_the_sequences_wrap_is_believed() -> None:
+    world = await before_the_wrap(2)
+    (delivery,) = world.append_all(b"a")
+    world.step()
+    world.brokers.last.refuse(Code.DUPLICATE_SEQUENCE_NUMBER)
+    assert offset_of(delivery) is None
+    world.step()
+    world.check_idle()
 
 
 @virtual

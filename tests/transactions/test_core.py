@@ -14,7 +14,7 @@ import pytest
 from aiokprod import AuthenticationError, FatalTransactionError, Outcome, Producer
 from aiokprod.engine import transactions
 from aiokprod.engine.batch import ProducerBatch
-from aiokprod.engine.outcome import SequenceAdvice
+from aiokprod.engine.outcome import SequenceAdvice, outcome_of
 from aiokprod.engine.transaction_requests import end
 from aiokprod.engine.transaction_states import TxnState
 from aiokprod.engine.transactions import TransactionManager
@@ -23,6 +23,7 @@ from aiokprod.errors import BrokerError, KafkaError, broker_error
 from aiokprod.records import TopicPartition
 from aiokprod.testing.fake_cluster import FakeCluster
 from aiokprod.testing.virtual import run
+from aiokprod.wire.record_batch import MAX_SEQUENCE
 from tests.engine.world import World
 from tests.faults.kit import play, until, world
 from tests.transactions.kit import INIT, PRODUCE, committed, one, transactional
@@ -63,6 +64,19 @@ async def test_duplicate_sequence_means_stored() -> None:
     (batch,) = batches(1)
     state.stamp(batch)
     assert state.advise(batch, Code.DUPLICATE_SEQUENCE_NUMBER, -1) is SequenceAdvice.DUPLICATE
+
+
+@virtual
+async def test_duplicate_sequence_means_nothing_once_the_sequences_wrapped() -> None:
+    """Kafka 1.0.0 and 1.0.1 answer it to batches that they did not append."""
+    state = opened()
+    first, second = batches(2)
+    state.stamp(first)
+    state._partitions[KEY].next = MAX_SEQUENCE
+    state.on_success(first, 0, repeated=False)
+    state.stamp(second)
+    assert state.advise(second, Code.DUPLICATE_SEQUENCE_NUMBER, -1) is SequenceAdvice.NONE
+    assert outcome_of(second) is Outcome.UNKNOWN
 
 
 @virtual

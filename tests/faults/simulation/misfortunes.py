@@ -437,3 +437,4 @@ def _shift(log: PartitionLog, entry: Any, left: int) -> None:
             last_sequence=shifted(remembered.last_sequence),
         )
     entry.last_acked, entry.next = shifted(entry.last_acked), shifted(entry.next)
+    entry.wrapped = entry.wrapped or entry.next == 0
