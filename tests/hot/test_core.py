@@ -511,6 +511,19 @@ def test_unwatched_counts_neither_awaited_nor_withdrawn_records() -> None:
     assert core.watched == 3
 
 
+def test_batch_is_settled_by_success_as_by_failure_and_by_nothing_before() -> None:
+    for end in (lambda core: core.settle(0), lambda core: core.fail(error())):
+        desk = idle_desk()
+        desk.deliveries(2)
+        seen = [desk.core.settled]
+        for step in (desk.core.seal, desk.core.finish):
+            step()
+            seen.append(desk.core.settled)
+        assert seen == [False] * 3
+        end(desk.core)
+        assert desk.core.settled
+
+
 # -- the handle without a loop --------------------------------------------------------------------
 
 
