@@ -440,6 +440,8 @@ class Judge:
         given_up = self._tries(attempt) == self.plan.options["retries"] + 1
         code = -2 if error.code is None else error.code.number
         sequence = code in (Code.OUT_OF_ORDER_SEQUENCE_NUMBER, Code.INVALID_PRODUCER_EPOCH)
+        if code == Code.DUPLICATE_SEQUENCE_NUMBER:
+            sequence = self.misfortunes.wrapped  # brokers of that time may not have the batch
         in_doubt = sequence and not error.outcome.definite
         ends = code in ENDS or in_doubt
         # One whose time is over has another class, whatever was answered last.
