@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from ssl import SSLContext
 from typing import Any, Final, Self
 
-from aiokprod.config_keys import (
+from aiokprod._config.fields import (
     INT64_MAX,
     Acks,
     Check,
@@ -23,7 +23,7 @@ from aiokprod.config_keys import (
     refuse,
     unknown_key,
 )
-from aiokprod.config_security import (
+from aiokprod._config.security import (
     CREDENTIALS,
     MECHANISMS,
     SERVICE_NAME,
@@ -35,9 +35,9 @@ from aiokprod.config_security import (
     SecretText,
     check_security,
 )
+from aiokprod._redaction import redacted, redacted_init
+from aiokprod._security.secret import MASK, Credentials, Secret
 from aiokprod.errors import ConfigError
-from aiokprod.redaction import redacted, redacted_init
-from aiokprod.secret import MASK, Credentials, Secret
 
 logger = logging.getLogger("aiokprod")
 

@@ -41,7 +41,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Final, Self, TypeVar
 
-from aiokprod.error_codes import Code, ErrorCode, Outcome, error_code
+from aiokprod._errors import Code, ErrorCode, Outcome, error_code
 
 __all__ = [
     "AbortableTransactionError",

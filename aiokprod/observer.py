@@ -11,9 +11,9 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, Protocol
 
+from aiokprod._histogram import Histogram
 from aiokprod.cluster import ClusterSnapshot
 from aiokprod.errors import ErrorCode, KafkaError
-from aiokprod.hot.histogram import Histogram
 from aiokprod.records import TopicPartition
 
 logger = logging.getLogger(__name__)

@@ -17,9 +17,9 @@ from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Any, Final, Protocol, TypeAlias, runtime_checkable
 
+from aiokprod._core.batch import murmur2
 from aiokprod.cluster import ClusterSnapshot
 from aiokprod.errors import ConfigError
-from aiokprod.hot.core import murmur2
 
 _DEFAULT_BATCH_SIZE: Final = 131_072
 

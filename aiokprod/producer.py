@@ -8,8 +8,16 @@ import itertools
 import sys
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
-from aiokprod.admission import Admission
-from aiokprod.arguments import (
+from aiokprod._client.bulk_result import BulkResult
+from aiokprod._client.hooks import UserHooks
+from aiokprod._client.runtime import Runtime, codec_of
+from aiokprod._client.send_many import BulkSender
+from aiokprod._client.send_table import TableSender
+from aiokprod._client.serialization import RecordSerializers
+from aiokprod._client.slow_path import SlowPath
+from aiokprod._client.transaction_methods import TransactionMethods
+from aiokprod._client.transactions import Transactions
+from aiokprod._client.validation import (
     check_plugins,
     check_timeout,
     checked_config,
@@ -18,8 +26,8 @@ from aiokprod.arguments import (
     checked_topics,
     tcp_environment,
 )
-from aiokprod.bulk import BulkResult
-from aiokprod.bulk_send import BulkSender
+from aiokprod._core.append import Appender
+from aiokprod._version import __version__
 from aiokprod.config import ProducerConfig
 from aiokprod.environment import Environment
 from aiokprod.errors import (
@@ -28,25 +36,17 @@ from aiokprod.errors import (
     KafkaError,
     Outcome,
 )
-from aiokprod.hot.append import Appender
 from aiokprod.interceptors import InterceptorChain, ProducerInterceptor
 from aiokprod.observer import Metrics, Observer, ObserverChain
 from aiokprod.partitioners import AnyPartitioner
 from aiokprod.partitioners import adapt as adapt_partitioner
-from aiokprod.plugins import Plugins
-from aiokprod.producer_transactions import TransactionalCalls
 from aiokprod.records import ProducerRecord, RecordMetadata, validate_topic
-from aiokprod.runtime import Runtime, codec_of
-from aiokprod.serialization import RecordSerializers
-from aiokprod.table_send import TableSender
-from aiokprod.transactions import Transactions
-from aiokprod.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
 
+    from aiokprod._core.batch import Delivery
     from aiokprod.cluster import PartitionInfo
-    from aiokprod.hot.core import Delivery
     from aiokprod.records import Header
     from aiokprod.serializers import AnySerializer, Serializer
 
@@ -56,7 +56,7 @@ V = TypeVar("V")
 _numbers = itertools.count(1)
 
 
-class Producer(TransactionalCalls, Generic[K, V]):
+class Producer(TransactionMethods, Generic[K, V]):
     """Sends records to Kafka from one event loop.
 
     ::
@@ -176,9 +176,9 @@ class Producer(TransactionalCalls, Generic[K, V]):
             self._observer = ObserverChain([self._metrics, observer])
         self._max_block = self._config.max_block_ms / 1000
         self._transactions = Transactions(lambda: self._live().transactions, self._max_block)
-        self._admission: Admission
-        self._plugins = Plugins([*self._serializers.parts(), partitioner, *checked, observer])
-        self._plugins.configure(self._config)
+        self._slow_path: SlowPath
+        self._hooks = UserHooks([*self._serializers.parts(), partitioner, *checked, observer])
+        self._hooks.configure(self._config)
 
     # -- start ----------------------------------------------------------------------------------
 
@@ -193,7 +193,7 @@ class Producer(TransactionalCalls, Generic[K, V]):
             observer=self._observer,
             slow_submit=self._submit_here,
         )
-        self._admission = Admission(
+        self._slow_path = SlowPath(
             config, runtime, self._serializers, self._partitioner, self._interceptors,
             self._check_running,
         )  # fmt: skip
@@ -314,7 +314,7 @@ class Producer(TransactionalCalls, Generic[K, V]):
         runtime = self._accepting()
         record = checked_record(topic, value, key, partition, timestamp_ms, headers)
         block = self._max_block if block is None else min(block, self._max_block)
-        delivery = await self._admission.admit(record, runtime.loop.time() + block)
+        delivery = await self._slow_path.admit(record, runtime.loop.time() + block)
         if runtime.appender.slice_is_over():
             await asyncio.sleep(0)
         return delivery
@@ -381,7 +381,7 @@ class Producer(TransactionalCalls, Generic[K, V]):
         delivery = runtime.appender.try_append(topic, value, key, partition, timestamp_ms, headers)
         if delivery is None:
             record = checked_record(topic, value, key, partition, timestamp_ms, headers)
-            delivery = self._admission.try_admit(record)
+            delivery = self._slow_path.try_admit(record)
         return delivery
 
     @overload
@@ -430,7 +430,7 @@ class Producer(TransactionalCalls, Generic[K, V]):
         Cancellation: stops handing over; what was admitted is delivered all the same.
         """
         runtime = self._accepting()
-        sender = BulkSender(runtime, self._admission, self._check_running, self._max_block)
+        sender = BulkSender(runtime, self._slow_path, self._check_running, self._max_block)
         if isinstance(topic, str):
             if values is None:
                 raise ConfigError("send_many: give values, a list with one entry per record")
@@ -514,7 +514,7 @@ class Producer(TransactionalCalls, Generic[K, V]):
                 "send_table sends the bytes of the columns as they are, but this producer has a "
                 "key_serializer or value_serializer: use a producer without, or send_many"
             )
-        return TableSender(runtime, self._admission, self._check_running, self._max_block)
+        return TableSender(runtime, self._slow_path, self._check_running, self._max_block)
 
     async def flush(self, timeout: float | None = None) -> None:
         """Wait until everything handed over before this call has its outcome; linger is void.

@@ -17,7 +17,7 @@ Result = TypeVar("Result")
 class Journal(Generic[Result]):
     """Slices that were run to their end without a finding, one line of JSON each.
 
-    Lines of another compiled core (sources of aiokprod/hot) are ignored.
+    Lines of another compiled core (sources of aiokprod/_core) are ignored.
     """
 
     def __init__(self, path: Path, decode: Callable[[dict[str, Any]], Result]) -> None:

@@ -9,22 +9,22 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any, Final
 
-from aiokprod.engine.coordinators import VersionedRequest
-from aiokprod.errors import Code, DecodeError, KafkaError, KafkaTimeout, NetworkError, error_code
-from aiokprod.hot.readback import RecordColumns
-from aiokprod.wire.batch_reader import MAX_UNCOMPRESSED, read_batches
-from aiokprod.wire.compression import codec_by_id
-from aiokprod.wire.messages.fetch import FetchPartition, FetchRequest, FetchTopic
-from aiokprod.wire.messages.list_offsets import (
+from aiokprod._engine.identity.coordinators import VersionedRequest
+from aiokprod._wire.batch_reader import MAX_UNCOMPRESSED, read_batches
+from aiokprod._wire.compression import codec_by_id
+from aiokprod._wire.messages.fetch import FetchPartition, FetchRequest, FetchTopic
+from aiokprod._wire.messages.list_offsets import (
     ListOffsetsPartition,
     ListOffsetsRequest,
     ListOffsetsTopic,
 )
+from aiokprod.errors import Code, DecodeError, KafkaError, KafkaTimeout, NetworkError, error_code
+from aiokprod.spark._readback import RecordColumns
 
 if TYPE_CHECKING:
+    from aiokprod._wire.batch_reader import RecordBatch
+    from aiokprod._wire.messages.fetch import PartitionData
     from aiokprod.spark.session import Session
-    from aiokprod.wire.batch_reader import RecordBatch
-    from aiokprod.wire.messages.fetch import PartitionData
 
 EARLIEST: Final = -2
 LATEST: Final = -1

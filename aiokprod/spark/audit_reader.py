@@ -8,10 +8,11 @@ from typing import Any, Final, Self
 
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
+from aiokprod._redaction import redacted as without_frames
+from aiokprod._version import __version__
 from aiokprod.config import ProducerConfig
 from aiokprod.errors import ConfigError
 from aiokprod.records import validate_topic
-from aiokprod.redaction import redacted as without_frames
 from aiokprod.spark.audit_fetch import EARLIEST, LATEST, RangeReader, list_offset
 from aiokprod.spark.context import check_version
 from aiokprod.spark.options import (
@@ -23,10 +24,9 @@ from aiokprod.spark.options import (
     plain_name,
     refuse_shown_key,
 )
-from aiokprod.spark.process import loop_thread
-from aiokprod.spark.redaction import redacted
 from aiokprod.spark.session import Session
-from aiokprod.version import __version__
+from aiokprod.spark.traceback_redaction import redacted
+from aiokprod.spark.worker_loop import loop_thread
 
 SCHEMA: Final = (
     "topic string, partition int, offset bigint, timestamp timestamp, key binary, value binary, "

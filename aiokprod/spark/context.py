@@ -6,8 +6,8 @@ import socket
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from aiokprod._version import __version__
 from aiokprod.errors import ConfigError
-from aiokprod.version import __version__
 
 if TYPE_CHECKING:
     from aiokprod.spark.options import SinkOptions

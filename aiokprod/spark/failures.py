@@ -15,7 +15,7 @@ CLEAN: Final = (
     "Spark will retry this task; nothing of this attempt becomes visible to read_committed readers"
 )
 
-_MENDS: Final = {
+_FIXES: Final = {
     int(Code.CLUSTER_AUTHORIZATION_FAILED): (
         " (brokers before 2.8 want IDEMPOTENT_WRITE on the cluster for idempotent producers: grant "
         "it, or set kafka.enable.idempotence=false)"
@@ -90,7 +90,7 @@ def describe(error: BaseException, counts: Counts, *, where: str, transactional:
     else:
         name, again, text = type(error).__name__, "not retriable", str(error)
     if isinstance(error, KafkaError) and error.code is not None:
-        text += _MENDS.get(error.code.number, "")
+        text += _FIXES.get(error.code.number, "")
     return SinkError(
         f"aiokprod: {where}: {name} ({again}): {text}; rows of this attempt: "
         f"{counts.acknowledged} acknowledged, {counts.unknown} unknown, {counts.unsent} unsent. "

@@ -11,11 +11,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from aiokprod.consumer_groups import Offset
-from aiokprod.engine.coordinators import CoordinatorKind, VersionedRequest
+from aiokprod._consumer_groups import Offset
+from aiokprod._engine.identity.coordinators import CoordinatorKind, VersionedRequest
+from aiokprod._wire.messages.offset_fetch import OffsetFetchRequest, OffsetFetchRequestGroup
 from aiokprod.errors import Code, KafkaError, error_code
-from aiokprod.hot.readback import RowHashes
-from aiokprod.wire.messages.offset_fetch import OffsetFetchRequest, OffsetFetchRequestGroup
+from aiokprod.spark._readback import RowHashes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

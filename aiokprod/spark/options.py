@@ -11,11 +11,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Final, Self
 
+from aiokprod._redaction import redacted
+from aiokprod._security.secret import MASK
 from aiokprod.config import ProducerConfig
 from aiokprod.errors import ConfigError
 from aiokprod.records import validate_topic
-from aiokprod.redaction import redacted
-from aiokprod.secret import MASK
 
 KAFKA_PREFIX: Final = "kafka."
 SECRET_PREFIX: Final = "secret."  # noqa: S105

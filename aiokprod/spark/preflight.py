@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any, Final
 
+from aiokprod._engine.identity.coordinators import VersionedRequest
+from aiokprod._wire.messages.metadata import MetadataRequest, MetadataRequestTopic
 from aiokprod.config import ProducerConfig
-from aiokprod.engine.coordinators import VersionedRequest
 from aiokprod.errors import (
     AuthenticationError,
     AuthorizationError,
@@ -16,9 +17,8 @@ from aiokprod.errors import (
     KafkaTimeout,
     error_code,
 )
-from aiokprod.spark.process import loop_thread
 from aiokprod.spark.session import Session
-from aiokprod.wire.messages.metadata import MetadataRequest, MetadataRequestTopic
+from aiokprod.spark.worker_loop import loop_thread
 
 if TYPE_CHECKING:
     from aiokprod.spark.options import SinkOptions

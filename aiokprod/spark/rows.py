@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from aiokprod.errors import ConfigError, Outcome
 
 if TYPE_CHECKING:
-    from aiokprod.spark.schema import Columns
+    from aiokprod.spark.sink_schema import SinkColumns
 
 AUDIT_HEADER: Final = "akp.id"
 
@@ -24,7 +24,7 @@ def row_error(row: int, text: str) -> RowError:
     return RowError(f"row {row} of this task: {text}", outcome=Outcome.NOT_SENT)
 
 
-def project(batch: Any, columns: Columns, *, topic: str | None, first_row: int) -> Any:
+def project(batch: Any, columns: SinkColumns, *, topic: str | None, first_row: int) -> Any:
     """The columns to send, as a RecordBatch of key, value, headers, timestamp, partition, topic.
 
     Columns that are missing, and a topic column that the option overrides, are left out. Nothing

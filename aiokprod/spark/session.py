@@ -9,12 +9,16 @@ import asyncio
 import contextlib
 from typing import TYPE_CHECKING, Any, Final
 
-from aiokprod.arguments import tcp_environment
-from aiokprod.backoff import ExponentialBackoff
+from aiokprod._backoff import ExponentialBackoff
+from aiokprod._client.validation import tcp_environment
+from aiokprod._engine.identity.coordinators import CoordinatorKind, VersionedRequest
+from aiokprod._engine.metadata.cache import Metadata
+from aiokprod._engine.metadata.updater import MetadataUpdater
+from aiokprod._engine.wakeup import WakeupEvent
+from aiokprod._net.client import NetworkClient
+from aiokprod._version import __version__
+from aiokprod._wire.messages.find_coordinator import FindCoordinatorRequest
 from aiokprod.cluster import Node
-from aiokprod.engine.coordinators import CoordinatorKind, VersionedRequest
-from aiokprod.engine.metadata import Metadata
-from aiokprod.engine.metadata_updater import MetadataUpdater
 from aiokprod.errors import (
     AuthenticationError,
     Code,
@@ -24,20 +28,16 @@ from aiokprod.errors import (
     ProducerClosed,
     error_code,
 )
-from aiokprod.hot.wakeup import Wakeup
-from aiokprod.net.client import NetworkClient
-from aiokprod.spark.outside import Outside
-from aiokprod.version import __version__
-from aiokprod.wire.messages.find_coordinator import FindCoordinatorRequest
+from aiokprod.spark.broker_access import BrokerAccess
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
 
+    from aiokprod._engine.ports import ClientResponse
+    from aiokprod._wire.message import Message
     from aiokprod.cluster import ClusterSnapshot, TopicInfo
     from aiokprod.config import ProducerConfig
-    from aiokprod.engine.ports import Response
     from aiokprod.environment import Environment
-    from aiokprod.wire.message import Message
 
 _LOOK_AGAIN: Final = 0.25
 """Seconds; the metadata may have brought another broker in the meantime."""
@@ -69,7 +69,7 @@ class Session:
         self.loop = asyncio.get_running_loop()
         environment = environment or tcp_environment(config)
         self._rng = environment.rng
-        self._waiting: set[Wakeup] = set()
+        self._waiting: set[WakeupEvent] = set()
         self._coordinators: dict[tuple[CoordinatorKind, str], Node] = {}
         self._asked: list[Node] = []  # coordinators that a request waits for or is sent to
         self._ended: dict[int, KafkaError] = {}  # how a broker's last connection or dial ended
@@ -78,7 +78,7 @@ class Session:
         )
         if patience is None:
             patience = config.socket_connection_setup_timeout_ms / 1000
-        self._outside = Outside(patience)
+        self._broker_access = BrokerAccess(patience)
         self.metadata = Metadata(config, environment.rng)
         self.client = NetworkClient(
             config,
@@ -86,7 +86,7 @@ class Session:
             self.loop,
             on_wakeup=self._on_network,
             on_disconnect=self._on_disconnect,
-            on_connection_opened=self._outside.connected,
+            on_connection_opened=self._broker_access.connected,
             client_id=config.client_id or "aiokprod-spark",
             software_version=__version__,
         )
@@ -102,7 +102,7 @@ class Session:
         self._updater.on_network()
 
     def _on_disconnect(self, node_id: int, error: KafkaError) -> None:
-        self._outside.lost(node_id, error, self.loop.time())
+        self._broker_access.lost(node_id, error, self.loop.time())
         self._ended[node_id] = error
         self._updater.on_disconnect(node_id, error)
         self._on_network()
@@ -142,7 +142,7 @@ class Session:
 
     async def ask(
         self, where: int | Node | None, request: Message | VersionedRequest, deadline: float
-    ) -> Response:
+    ) -> ClientResponse:
         """One request to a broker.
 
         Args:
@@ -166,11 +166,11 @@ class Session:
 
     async def _ask(
         self, where: int | Node | None, request: Message | VersionedRequest, deadline: float
-    ) -> Response:
+    ) -> ClientResponse:
         node = await self._connected(where, deadline)
-        done: asyncio.Future[Response] = self.loop.create_future()
+        done: asyncio.Future[ClientResponse] = self.loop.create_future()
 
-        def on_done(response: Response) -> None:
+        def on_done(response: ClientResponse) -> None:
             if not done.done():
                 done.set_result(response)
 
@@ -186,7 +186,7 @@ class Session:
     async def _connected(self, where: int | Node | None, deadline: float) -> int:
         """The id of a broker's connection once it takes a request."""
         node_id: int | None
-        wakeup = Wakeup(self.loop)
+        wakeup = WakeupEvent(self.loop)
         began = self.loop.time()
         before = dict(self._ended)
         self._waiting.add(wakeup)
@@ -217,9 +217,9 @@ class Session:
         late = now >= deadline
         if node_id is None:
             nodes = self.metadata.snapshot.nodes
-            refusal = self._outside.of_all(nodes, began, now, last_word=late)
+            refusal = self._broker_access.of_all(nodes, began, now, last_word=late)
         else:
-            refusal = self._outside.of(node_id, began, now, last_word=late)
+            refusal = self._broker_access.of(node_id, began, now, last_word=late)
         if refusal is not None:
             raise refusal.copy()
         if late:

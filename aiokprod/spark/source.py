@@ -18,8 +18,8 @@ from aiokprod.spark.options import (
     refuse_shown_key,
 )
 from aiokprod.spark.preflight import preflight
-from aiokprod.spark.redaction import redacted
-from aiokprod.spark.schema import check_schema
+from aiokprod.spark.sink_schema import check_schema
+from aiokprod.spark.traceback_redaction import redacted
 from aiokprod.spark.writer import AiokprodWriter
 
 if TYPE_CHECKING:

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from aiokprod.engine.coordinators import CoordinatorKind
+from aiokprod._engine.identity.coordinators import CoordinatorKind
+from aiokprod._wire.messages.describe_transactions import DescribeTransactionsRequest
 from aiokprod.errors import Code, error_code
-from aiokprod.wire.messages.describe_transactions import DescribeTransactionsRequest
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from aiokprod.spark.messages import Prepared
+    from aiokprod.spark.commit_messages import Prepared
     from aiokprod.spark.session import Session
 
 _ONGOING: Final = "Ongoing"

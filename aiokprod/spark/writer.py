@@ -16,19 +16,19 @@ from pyspark.sql.datasource import (
     WriterCommitMessage,
 )
 
+from aiokprod._version import __version__
 from aiokprod.errors import ConfigError
-from aiokprod.spark import reports
+from aiokprod.spark import job_report
+from aiokprod.spark.commit_messages import Prepared, TaskReport
 from aiokprod.spark.context import check_version, current_task
-from aiokprod.spark.driver import TransactionEnder
-from aiokprod.spark.messages import Prepared, TaskReport
+from aiokprod.spark.driver_commit import TransactionEnder
 from aiokprod.spark.options import AT_LEAST_ONCE, SealedOptions, SinkOptions
-from aiokprod.spark.process import loop_thread
-from aiokprod.spark.redaction import redacted
 from aiokprod.spark.tasks import run_task
-from aiokprod.version import __version__
+from aiokprod.spark.traceback_redaction import redacted
+from aiokprod.spark.worker_loop import loop_thread
 
 if TYPE_CHECKING:
-    from aiokprod.spark.schema import Columns
+    from aiokprod.spark.sink_schema import SinkColumns
 
 logger = logging.getLogger("aiokprod.spark")
 
@@ -43,7 +43,7 @@ class AiokprodWriter(DataSourceStreamWriter, DataSourceArrowWriter):
             commit side is another instance.
     """
 
-    def __init__(self, options: SealedOptions, columns: Columns, job: str | None) -> None:
+    def __init__(self, options: SealedOptions, columns: SinkColumns, job: str | None) -> None:
         self._options = options
         self._columns = columns
         self._job = job
@@ -90,7 +90,7 @@ class AiokprodWriter(DataSourceStreamWriter, DataSourceArrowWriter):
             prepared = [one for one in done if isinstance(one, Prepared)]
             ender = TransactionEnder(options, batch_id)
             loop_thread(options.loop).run(ender.commit(prepared))
-        reports.committed(options, done, batch_id)
+        job_report.committed(options, done, batch_id)
 
     def abort(
         self, messages: Sequence[WriterCommitMessage | None], batchId: int | None = None

@@ -41,7 +41,7 @@ def world_at(
     return loop.call_at(when, callback, *args)
 
 
-class Handed:
+class WrittenBuffer:
     """A buffer as the caller handed it over."""
 
     __slots__ = ("checksum", "view")
@@ -59,7 +59,7 @@ class _Piece:
 
     __slots__ = ("arrival", "handed", "view")
 
-    def __init__(self, handed: Handed, view: memoryview, arrival: float) -> None:
+    def __init__(self, handed: WrittenBuffer, view: memoryview, arrival: float) -> None:
         self.handed = handed
         self.view = view
         self.arrival = arrival
@@ -110,7 +110,7 @@ class Pipe:
         """Bytes that may be taken now."""
         return max(0, self.window - self._under_way)
 
-    def take(self, handed: Handed, view: memoryview) -> None:
+    def take(self, handed: WrittenBuffer, view: memoryview) -> None:
         """Accept bytes; the sender may die now, they are on their way."""
         self.taken += len(view)
         if self._is_cut:
@@ -127,7 +127,7 @@ class Pipe:
 
     def inject(self, data: bytes) -> None:
         """Put bytes into the stream that nobody sent."""
-        handed = Handed(data)
+        handed = WrittenBuffer(data)
         self._under_way += len(data)
         self._pieces.append(_Piece(handed, handed.view, self._arrival(len(data))))
         self._plan()

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any, Literal
 
-from aiokprod.testing.pipes import Buffer, Handed, MutatedBufferError, Pipe
+from aiokprod.testing.pipes import Buffer, MutatedBufferError, Pipe, WrittenBuffer
 from aiokprod.testing.virtual import VirtualLoop
 
 
@@ -139,7 +139,7 @@ class MemoryTransport(asyncio.Transport):
         self._outgoing = outgoing
         self._incoming = incoming
         self._protocol: asyncio.BaseProtocol | None = None
-        self._backlog: deque[tuple[Handed, memoryview]] = deque()
+        self._backlog: deque[tuple[WrittenBuffer, memoryview]] = deque()
         self._backlog_bytes = 0
         self._high, self._low = 64 * 1024, 16 * 1024
         self._write_paused = False
@@ -215,7 +215,7 @@ class MemoryTransport(asyncio.Transport):
         if self.on_write is not None:
             self.on_write()
         for data in list_of_data:
-            handed = Handed(data)
+            handed = WrittenBuffer(data)
             if len(handed.view):
                 self._backlog.append((handed, handed.view))
                 self._backlog_bytes += len(handed.view)

@@ -32,7 +32,7 @@ from aiokprod import (
     Outcome,
     Producer,
 )
-from aiokprod.net.dialer import TcpDialer
+from aiokprod._net.dialer import TcpDialer
 from tests.chaos.values import NOT_ASKED, make
 from tests.integration.spy import METADATA, SpyDialer, busiest_second
 

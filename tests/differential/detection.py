@@ -9,17 +9,18 @@ from typing import Any, Final
 
 import pytest
 
-from aiokprod import backoff, error_codes
-from aiokprod.engine import transaction_driver
-from aiokprod.engine.accumulator import RecordAccumulator
-from aiokprod.engine.batch import ProducerBatch
-from aiokprod.engine.idempotence import Idempotent
-from aiokprod.engine.metadata_merge import ResponseMerger
-from aiokprod.engine.outcome import SequenceAdvice
-from aiokprod.engine.producer_state import NonIdempotent, WithoutTransactions
-from aiokprod.engine.sender import Sender
-from aiokprod.engine.transaction_driver import TransactionDriver
-from aiokprod.engine.transaction_states import Call
+from aiokprod import _backoff as backoff
+from aiokprod import _errors as error_codes
+from aiokprod._engine.buffer.accumulator import RecordAccumulator
+from aiokprod._engine.buffer.producer_batch import ProducerBatch
+from aiokprod._engine.identity import transaction_driver
+from aiokprod._engine.identity.idempotence import Idempotent
+from aiokprod._engine.identity.producer_state import BaseProducerState, NonIdempotent
+from aiokprod._engine.identity.transaction_driver import TransactionDriver
+from aiokprod._engine.identity.transaction_states import TxnApi
+from aiokprod._engine.metadata.merge import ResponseMerger
+from aiokprod._engine.sender.retry_policy import SequenceAdvice
+from aiokprod._engine.sender.sender import Sender
 from aiokprod.errors import Code, NetworkError, Outcome
 from tests.differential.campaign import Campaign, Result, campaign
 from tests.differential.catalogue import scripts
@@ -81,19 +82,19 @@ class _Never:
 @defect("end-txn-codes", "coordinators")
 def end_of_a_transaction_called_refused(patch: pytest.MonkeyPatch) -> None:
     """EndTxn answered with 15, 16 or an unknown code was reported as not committed."""
-    _undoubted(patch, Call.END)
+    _undoubted(patch, TxnApi.END)
 
 
 @defect("coordinators", "add-partitions-codes")
 def transaction_opened_in_doubt_never_ended(patch: pytest.MonkeyPatch) -> None:
     """AddPartitionsToTxn carried out but answered with 15 or 16, then abort: no EndTxn left."""
-    _undoubted(patch, Call.ADD_PARTITIONS)
+    _undoubted(patch, TxnApi.ADD_PARTITIONS)
 
 
-def _undoubted(patch: pytest.MonkeyPatch, forgotten: Call) -> None:
+def _undoubted(patch: pytest.MonkeyPatch, forgotten: TxnApi) -> None:
     read = TransactionDriver._read
 
-    def certain(call: Call, reply: Any, result: Any, *rest: Any) -> None:
+    def certain(call: TxnApi, reply: Any, result: Any, *rest: Any) -> None:
         read(call, reply, result, *rest)
         if call is forgotten:
             result.in_doubt = result.lost
@@ -153,20 +154,20 @@ def backoff_without_jitter_at_its_maximum(patch: pytest.MonkeyPatch) -> None:
 @defect("produce/31", "produce/35")
 def refusals_end_a_producer_without_idempotence(patch: pytest.MonkeyPatch) -> None:
     """CLUSTER_AUTHORIZATION_FAILED and UNSUPPORTED_VERSION ended producers of any kind."""
-    patch.setattr(NonIdempotent, "on_fatal", WithoutTransactions.on_fatal)
+    patch.setattr(NonIdempotent, "on_fatal", BaseProducerState.on_fatal)
 
 
 @defect("produce/47")
 def invalid_producer_epoch_fails_the_batch_and_no_bump(patch: pytest.MonkeyPatch) -> None:
     """INVALID_PRODUCER_EPOCH without transactions and without a new epoch."""
-    advise = Idempotent.advise
+    advise = Idempotent.classify_sequence_error
 
     def none(self: Any, batch: Any, code: int, log_start_offset: int) -> SequenceAdvice:
         if code == Code.INVALID_PRODUCER_EPOCH:
             return SequenceAdvice.NONE
         return advise(self, batch, code, log_start_offset)
 
-    patch.setattr(Idempotent, "advise", none)
+    patch.setattr(Idempotent, "classify_sequence_error", none)
 
 
 @defect("breaks")

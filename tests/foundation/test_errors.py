@@ -8,7 +8,7 @@ import pickle
 import pytest
 
 from aiokprod import errors
-from aiokprod.error_codes import Code, ErrorCode, Outcome, error_code
+from aiokprod._errors import Code, ErrorCode, Outcome, error_code
 from aiokprod.errors import (
     AbortableTransactionError,
     AuthenticationError,

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from aiokprod._histogram import Histogram
 from aiokprod.cluster import ClusterSnapshot
 from aiokprod.errors import DeliveryTimeout, broker_error, error_code
-from aiokprod.hot.histogram import Histogram
 from aiokprod.observer import Metrics, Observer, ObserverChain
 from aiokprod.records import TopicPartition
 

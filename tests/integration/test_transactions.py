@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from aiokprod import KafkaTimeout, Outcome, Producer, ProducerFenced
-from aiokprod.engine.coordinators import CoordinatorKind
+from aiokprod._engine.identity.coordinators import CoordinatorKind
 from aiokprod.testing.kafka_admin import downgrade_feature
 from aiokprod.testing.kafka_cluster import KAFKA_3, KAFKA_4, KafkaCluster
 from tests.transactions.readback import first_committed, read_committed

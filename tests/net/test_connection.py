@@ -6,6 +6,13 @@ from typing import Any
 
 import pytest
 
+from aiokprod._net.channel import KafkaChannel
+from aiokprod._net.channel_states import CloseReason, State
+from aiokprod._net.connection import Connection
+from aiokprod._net.in_flight import Response
+from aiokprod._wire.message import Message
+from aiokprod._wire.messages.metadata import MetadataRequest, MetadataResponse
+from aiokprod._wire.messages.produce import ProduceRequest, ProduceResponse
 from aiokprod.errors import (
     DecodeError,
     Disconnected,
@@ -14,13 +21,6 @@ from aiokprod.errors import (
     RequestTimedOut,
     UnsupportedVersion,
 )
-from aiokprod.net.channel import KafkaChannel
-from aiokprod.net.channel_states import CloseReason, State
-from aiokprod.net.connection import Connection
-from aiokprod.net.in_flight import Response
-from aiokprod.wire.message import Message
-from aiokprod.wire.messages.metadata import MetadataRequest, MetadataResponse
-from aiokprod.wire.messages.produce import ProduceRequest, ProduceResponse
 from tests.net.fakes import FakeTransport, HandLoop, Recorder
 from tests.net.wire_helpers import answer, versions_answer
 
@@ -104,7 +104,7 @@ def test_connection_made_sends_api_versions_and_reports_ready_after_the_answer()
 
 
 def test_downgrade_of_api_versions_is_written_without_a_further_event():
-    from aiokprod.wire.messages.api_versions import ApiVersionsResponse
+    from aiokprod._wire.messages.api_versions import ApiVersionsResponse
 
     setup = Setup(ready=False)
     setup.connection.connection_made(setup.transport)

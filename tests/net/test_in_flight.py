@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from aiokprod.net.in_flight import InFlightRequest, InFlightRequests
+from aiokprod._net.in_flight import InFlightRequest, InFlightRequests
 
 
 def request(number: int, deadline: float = 0.0) -> InFlightRequest:

@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from aiokprod.net.throttle import client_waits, throttle_ms
-from aiokprod.wire.messages.metadata import MetadataResponse
-from aiokprod.wire.messages.sasl_handshake import SaslHandshakeResponse
+from aiokprod._net.throttle import client_waits, throttle_ms
+from aiokprod._wire.messages.metadata import MetadataResponse
+from aiokprod._wire.messages.sasl_handshake import SaslHandshakeResponse
 
 
 @pytest.mark.parametrize(

@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 
 from aiokprod import AuthenticationError, ConfigError, Secret
+from aiokprod._net.sasl.aws_msk_iam import AwsMskIam
+from aiokprod._net.sasl.oauthbearer import OAuthBearer
+from aiokprod._net.tls import TlsContexts, tls_failure
+from aiokprod._security.msk_iam import AwsCredentials, MskIamTokens, botocore_credentials
 from aiokprod.config import ProducerConfig
-from aiokprod.net.security.aws_msk_iam import AwsMskIam
-from aiokprod.net.security.msk_iam import AwsCredentials, MskIamTokens, botocore_credentials
-from aiokprod.net.security.oauthbearer import OAuthBearer
-from aiokprod.net.security.tls import TlsContexts, tls_failure
 from tests.security.certs import Authority
 
 AUTHORITY = Authority("edges CA", 70)

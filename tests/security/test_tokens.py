@@ -31,11 +31,11 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
 from aiokprod import AuthenticationError, ConfigError, Secret
-from aiokprod.net.security.https import HttpsExchange
-from aiokprod.net.security.jwt_bearer import GRANT, JwtBearerTokens
-from aiokprod.net.security.msk_iam import AwsCredentials, MskIamTokens
-from aiokprod.net.security.oidc import OidcTokens
-from aiokprod.net.security.token_endpoint import _Cached
+from aiokprod._security.https import HttpsExchange
+from aiokprod._security.jwt_bearer import GRANT, JwtBearerTokens
+from aiokprod._security.msk_iam import AwsCredentials, MskIamTokens
+from aiokprod._security.oidc import OidcTokens
+from aiokprod._security.token_endpoint import _Cached
 from tests.hang import HANG_S, until
 from tests.security.certs import Authority
 
@@ -419,9 +419,7 @@ def test_jwt_bearer_takes_a_ready_assertion_from_a_file(endpoint, tmp_path):
     assert endpoint.seen[0][2]["assertion"] == ["eyJ.canary.sig"]
 
 
-@pytest.mark.parametrize(
-    ("name", "low", "high"), [("lifetime_s", 1, 86_400), ("skew_s", 0, 3_600)]
-)
+@pytest.mark.parametrize(("name", "low", "high"), [("lifetime_s", 1, 86_400), ("skew_s", 0, 3_600)])
 def test_jwt_bearer_takes_seconds_up_to_both_bounds(name, low, high):
     key = pem(signing_key("ES256"))
 

@@ -66,8 +66,7 @@ def allow(cluster: FakeCluster, operations: int) -> None:
             return message
         told = operations if request.body.include_topic_authorized_operations else NOT_TOLD
         topics = [
-            dataclasses.replace(topic, topic_authorized_operations=told)
-            for topic in message.topics
+            dataclasses.replace(topic, topic_authorized_operations=told) for topic in message.topics
         ]
         return dataclasses.replace(message, topics=topics)
 

@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 
+from aiokprod._engine.identity.coordinators import CoordinatorKind, VersionedRequest
+from aiokprod._wire.messages.find_coordinator import Coordinator, FindCoordinatorResponse
+from aiokprod._wire.messages.metadata import MetadataRequest
 from aiokprod.config import ProducerConfig
-from aiokprod.engine.coordinators import CoordinatorKind, VersionedRequest
 from aiokprod.errors import AuthenticationError, KafkaTimeout
 from aiokprod.spark.session import Session
 from aiokprod.testing import virtual
 from aiokprod.testing.fake_cluster import FakeCluster
 from aiokprod.testing.fake_cluster.control import Reaction, answer
 from aiokprod.testing.fake_cluster.framing import Request
-from aiokprod.wire.messages.find_coordinator import Coordinator, FindCoordinatorResponse
-from aiokprod.wire.messages.metadata import MetadataRequest
 from tests.security.sasl_broker import PlainServer
 from tests.security.sasl_cluster import PASSWORD, USER, SaslCluster
 
@@ -27,7 +27,7 @@ SETUP_S = 10.0
 """socket_connection_setup_timeout_ms by default."""
 
 
-class World:
+class SessionHarness:
     """Brokers that want PLAIN, and a session with them."""
 
     def __init__(self, brokers: int, *, patience: float | None = None) -> None:
@@ -57,7 +57,7 @@ class World:
         for broker in brokers:
             del self.cluster.servers_of[broker]
 
-    async def __aenter__(self) -> World:
+    async def __aenter__(self) -> SessionHarness:
         environment = self.cluster.environment()
         self.session = Session(self.config, environment, patience=self._patience)
         return self
@@ -91,100 +91,100 @@ def in_virtual_time(function: Callable[[], Any]) -> Callable[[], None]:
 
 @in_virtual_time
 async def test_preflight_tells_a_wrong_credential_at_once():
-    async with World(3, patience=0.0) as world:
-        await world.refuse(1, 2, 3)
-        started = world.loop.time()
+    async with SessionHarness(3, patience=0.0) as harness:
+        await harness.refuse(1, 2, 3)
+        started = harness.loop.time()
         with pytest.raises(AuthenticationError):
-            await world.ask()
-        assert world.loop.time() - started < 2.0
+            await harness.ask()
+        assert harness.loop.time() - started < 2.0
         # Each was asked: one that refuses us says nothing of the others.
-        assert {broker for _, broker in world.cluster.attempts} == {1, 2, 3}
+        assert {broker for _, broker in harness.cluster.attempts} == {1, 2, 3}
 
 
 @in_virtual_time
 async def test_preflight_goes_to_a_broker_that_lets_us_in():
-    async with World(3, patience=0.0) as world:
-        await world.refuse(1, 3)
+    async with SessionHarness(3, patience=0.0) as harness:
+        await harness.refuse(1, 3)
         for _ in range(5):
-            assert (await world.ask()).node_id in (-2, 2)
+            assert (await harness.ask()).node_id in (-2, 2)
 
 
 @in_virtual_time
 async def test_refusal_is_told_beside_brokers_that_are_down():
-    async with World(3, patience=0.0) as world:
+    async with SessionHarness(3, patience=0.0) as harness:
         for broker in (1, 3):
-            world.cluster.kill(broker)
-        await world.refuse(2)
-        started = world.loop.time()
+            harness.cluster.kill(broker)
+        await harness.refuse(2)
+        started = harness.loop.time()
         with pytest.raises(AuthenticationError):
-            await world.ask(seconds=10.0)
-        assert world.loop.time() - started < 10.5
+            await harness.ask(seconds=10.0)
+        assert harness.loop.time() - started < 10.5
 
 
 @in_virtual_time
 async def test_nobody_there_is_no_matter_of_credentials():
-    async with World(3, patience=0.0) as world:
+    async with SessionHarness(3, patience=0.0) as harness:
         for broker in (1, 2, 3):
-            world.cluster.kill(broker)
+            harness.cluster.kill(broker)
         with pytest.raises(KafkaTimeout, match="no connection in time"):
-            await world.ask(seconds=10.0)
+            await harness.ask(seconds=10.0)
 
 
 @in_virtual_time
 async def test_commit_outlasts_a_refusal_that_passes():
-    async with World(3) as world:
-        await world.ask()
-        await world.refuse(1, 2, 3)
-        world.loop.call_later(SETUP_S - 2.0, world.admit, 1, 2, 3)
-        assert (await world.ask()).error is None
+    async with SessionHarness(3) as harness:
+        await harness.ask()
+        await harness.refuse(1, 2, 3)
+        harness.loop.call_later(SETUP_S - 2.0, harness.admit, 1, 2, 3)
+        assert (await harness.ask()).error is None
 
 
 @in_virtual_time
 async def test_refusal_of_all_ends_every_call_after_the_patience():
-    async with World(3) as world:
-        await world.ask()
-        await world.refuse(1, 2, 3)
-        started = world.loop.time()
+    async with SessionHarness(3) as harness:
+        await harness.ask()
+        await harness.refuse(1, 2, 3)
+        started = harness.loop.time()
         with pytest.raises(AuthenticationError):
-            await world.ask()
-        assert SETUP_S <= world.loop.time() - started < SETUP_S + 2.0
+            await harness.ask()
+        assert SETUP_S <= harness.loop.time() - started < SETUP_S + 2.0
         with pytest.raises(AuthenticationError):
-            await world.session.topic("t", world.loop.time() + 60.0)
+            await harness.session.topic("t", harness.loop.time() + 60.0)
 
 
 @in_virtual_time
 async def test_refusal_of_one_broker_ends_only_calls_that_need_it():
-    async with World(3) as world:
-        await world.session.topic("t", world.loop.time() + 60.0)
-        await world.refuse(1)
-        started = world.loop.time()
+    async with SessionHarness(3) as harness:
+        await harness.session.topic("t", harness.loop.time() + 60.0)
+        await harness.refuse(1)
+        started = harness.loop.time()
         with pytest.raises(AuthenticationError):
-            await world.ask(1)
-        assert SETUP_S <= world.loop.time() - started < SETUP_S + 2.0
-        assert (await world.ask(2)).node_id == 2
+            await harness.ask(1)
+        assert SETUP_S <= harness.loop.time() - started < SETUP_S + 2.0
+        assert (await harness.ask(2)).node_id == 2
         for _ in range(5):
-            assert (await world.ask()).node_id != 1
-        world.admit(1)  # what was said in earlier calls does not count
-        assert (await world.ask(1)).node_id == 1
+            assert (await harness.ask()).node_id != 1
+        harness.admit(1)  # what was said in earlier calls does not count
+        assert (await harness.ask(1)).node_id == 1
 
 
 @in_virtual_time
 async def test_topics_are_found_while_one_broker_refuses_us():
-    async with World(3) as world:
-        await world.refuse(2)
-        found = await world.session.topic("t", world.loop.time() + 60.0)
+    async with SessionHarness(3) as harness:
+        await harness.refuse(2)
+        found = await harness.session.topic("t", harness.loop.time() + 60.0)
         assert len(found.partitions) == 3
 
 
 @in_virtual_time
 async def test_coordinator_that_refuses_us_for_long_fails_the_commit():
-    async with World(3) as world:
-        node = await world.find_coordinator("x")
-        await world.refuse(node)
-        started = world.loop.time()
+    async with SessionHarness(3) as harness:
+        node = await harness.find_coordinator("x")
+        await harness.refuse(node)
+        started = harness.loop.time()
         with pytest.raises(AuthenticationError):
-            await world.find_coordinator("x")
-        assert SETUP_S <= world.loop.time() - started < SETUP_S + 5.0
+            await harness.find_coordinator("x")
+        assert SETUP_S <= harness.loop.time() - started < SETUP_S + 5.0
 
 
 @pytest.mark.parametrize(

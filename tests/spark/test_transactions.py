@@ -12,20 +12,20 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from aiokprod.errors import Code
-from aiokprod.spark import tasks, transactional
-from aiokprod.spark.context import Task
-from aiokprod.spark.driver import CommitFailed, TransactionEnder
-from aiokprod.spark.failures import CheckpointRolledBack, NonDeterministicReplay, SinkError
-from aiokprod.spark.markers import Marker, read_marker
-from aiokprod.spark.messages import TaskReport
-from aiokprod.testing.fake_cluster.control import Reaction, answer, answer_late, close, refuse
-from aiokprod.testing.fake_cluster.framing import Request
-from aiokprod.wire.messages.describe_transactions import (
+from aiokprod._wire.messages.describe_transactions import (
     DescribeTransactionsResponse,
     TransactionState,
 )
-from aiokprod.wire.messages.find_coordinator import Coordinator, FindCoordinatorResponse
+from aiokprod._wire.messages.find_coordinator import Coordinator, FindCoordinatorResponse
+from aiokprod.errors import Code
+from aiokprod.spark import tasks, transactional_task
+from aiokprod.spark.commit_messages import TaskReport
+from aiokprod.spark.context import Task
+from aiokprod.spark.driver_commit import CommitFailed, TransactionEnder
+from aiokprod.spark.failures import CheckpointRolledBack, NonDeterministicReplay, SinkError
+from aiokprod.spark.markers import Marker, read_marker
+from aiokprod.testing.fake_cluster.control import Reaction, answer, answer_late, close, refuse
+from aiokprod.testing.fake_cluster.framing import Request
 from tests.spark.cluster import (
     DESCRIBE_TRANSACTIONS,
     END_TXN,
@@ -791,7 +791,9 @@ def test_failed_task_counts_the_rows_of_every_table(
         work = (
             tasks._run_plain(query.thread, query.options, task, feed, None)
             if delivery == "at_least_once"
-            else transactional.run_transactional(query.thread, query.options, task, feed, "job")
+            else transactional_task.run_transactional(
+                query.thread, query.options, task, feed, "job"
+            )
         )
         with pytest.raises(SinkError) as caught:
             await work

@@ -26,7 +26,7 @@ from aiokprod.testing.fake_cluster import (
     lose_request,
     refuse,
 )
-from tests.transactions.kit import (
+from tests.transactions.transaction_helpers import (
     ADD_OFFSETS,
     ADD_PARTITIONS,
     COMMIT_OFFSETS,

@@ -10,8 +10,16 @@ import pytest
 
 from aiokprod import Producer
 from aiokprod.testing.fake_cluster import FakeCluster, Reaction, Request, lose_request
-from tests.faults.kit import make_producer, now, until
-from tests.transactions.kit import ID, Machine, committed, full, one, stable, transactional
+from tests.scenarios.scenario_helpers import make_producer, now, until
+from tests.transactions.transaction_helpers import (
+    ID,
+    Machine,
+    committed,
+    full,
+    one,
+    stable,
+    transactional,
+)
 
 pytestmark = pytest.mark.matrix
 

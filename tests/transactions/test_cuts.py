@@ -10,7 +10,7 @@ import pytest
 from aiokprod import Producer
 from aiokprod.testing.fake_cluster import FakeCluster, cut
 from aiokprod.testing.fake_cluster.apis.find_coordinator import coordinator_of
-from tests.transactions.kit import END, ID, committed, one, stable, transactional
+from tests.transactions.transaction_helpers import END, ID, committed, one, stable, transactional
 
 pytestmark = pytest.mark.matrix
 

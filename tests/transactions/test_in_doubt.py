@@ -20,16 +20,17 @@ from aiokprod import (
     Producer,
     ProducerFenced,
 )
-from aiokprod.engine.transaction_core import Ending
-from aiokprod.engine.transaction_requests import end
-from aiokprod.engine.transaction_states import TxnState
+from aiokprod._engine.identity.transaction_core import PendingEndTxn
+from aiokprod._engine.identity.transaction_requests import end
+from aiokprod._engine.identity.transaction_states import TxnState
 from aiokprod.errors import BrokerError
 from aiokprod.testing.fake_cluster import FakeCluster, lose_answer, lose_request
 from aiokprod.testing.fake_cluster.control import Reaction
 from aiokprod.testing.fake_cluster.transactions import Phase
 from aiokprod.testing.virtual import run
-from tests.faults.kit import make_producer, now, until
-from tests.transactions.kit import (
+from tests.engine.identity.test_transaction_states import manager
+from tests.scenarios.scenario_helpers import make_producer, now, until
+from tests.transactions.transaction_helpers import (
     ADD_OFFSETS,
     ADD_PARTITIONS,
     END,
@@ -40,7 +41,6 @@ from tests.transactions.kit import (
     stable,
     transactional,
 )
-from tests.transactions.test_states import manager
 
 WRITE_ERRORS = [14, 15, 16, -1, 7, 19, 20, 56]
 """What a failed or unfinished write of the transaction log is answered with."""
@@ -273,7 +273,7 @@ def test_failure_of_the_producer_while_an_end_is_under_way(
         request = end("id", 0, 0, commit=True, tv2=False)
         request.sent = sent
         done = asyncio.get_running_loop().create_future()
-        state.ending = Ending(True, done, request)
+        state.ending = PendingEndTxn(True, done, request)
         state.fail(BrokerError("x", outcome=Outcome.REJECTED), answered=answered)
         error = done.result()
         assert isinstance(error, FatalTransactionError)

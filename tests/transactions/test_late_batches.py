@@ -7,7 +7,7 @@ from typing import Any
 
 from aiokprod import KafkaError, Producer
 from aiokprod.testing.fake_cluster import FakeCluster, Reaction, Request, delay, lose_request
-from tests.transactions.kit import PRODUCE, committed, one, transactional
+from tests.transactions.transaction_helpers import PRODUCE, committed, one, transactional
 
 ARRIVES_S = 8.0
 

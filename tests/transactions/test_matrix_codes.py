@@ -12,9 +12,9 @@ import pytest
 from aiokprod import AbortableTransactionError, FatalTransactionError, KafkaError
 from aiokprod.testing.fake_cluster import FakeCluster, refuse
 from aiokprod.testing.memory import MemoryNetwork
-from tests.faults.kit import TICK, make_producer, now, play, until
-from tests.faults.test_matrix_errors import CODES, RETRIED
-from tests.transactions.kit import (
+from tests.scenarios.scenario_helpers import TICK, make_producer, now, play, until
+from tests.scenarios.test_matrix_errors import CODES, RETRIED
+from tests.transactions.transaction_helpers import (
     ADD_OFFSETS,
     ADD_PARTITIONS,
     COMMIT_OFFSETS,

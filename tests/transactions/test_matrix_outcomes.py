@@ -26,9 +26,9 @@ from aiokprod import (
 from aiokprod.testing.fake_cluster import FakeCluster, cut, lose_answer, lose_request
 from aiokprod.testing.fake_cluster.control import Reaction
 from aiokprod.testing.memory import MemoryNetwork
-from tests.faults.kit import make_producer, play, until
-from tests.faults.test_matrix_errors import CODES
-from tests.transactions.kit import (
+from tests.scenarios.scenario_helpers import make_producer, play, until
+from tests.scenarios.test_matrix_errors import CODES
+from tests.transactions.transaction_helpers import (
     ADD_OFFSETS,
     ADD_PARTITIONS,
     COMMIT_OFFSETS,

@@ -8,7 +8,7 @@ import pytest
 
 from aiokprod import AbortableTransactionError, GroupMetadata, Producer, TransactionError
 from aiokprod.testing.fake_cluster import FakeCluster
-from tests.transactions.kit import END, committed, stable, transactional
+from tests.transactions.transaction_helpers import END, committed, stable, transactional
 
 
 @transactional()

@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 
 from aiokprod import DeliveryTimeout, KafkaTimeout, Producer
-from aiokprod.engine import transaction_states as table
-from aiokprod.engine.transaction_core import TransactionCore
-from aiokprod.engine.transactions import TransactionManager
-from aiokprod.error_codes import Code
+from aiokprod._engine.identity import transaction_states as table
+from aiokprod._engine.identity.transaction_core import TransactionCore
+from aiokprod._engine.identity.transaction_manager import TransactionManager
+from aiokprod._errors import Code
 from aiokprod.testing.fake_cluster import FakeCluster, delay, lose_request, refuse
-from tests.transactions.kit import END, PRODUCE, committed, one, transactional
 from tests.transactions.test_simulation import play
+from tests.transactions.transaction_helpers import END, PRODUCE, committed, one, transactional
 
 pytestmark = pytest.mark.matrix
 
@@ -34,8 +34,8 @@ def commit_after_failed_record(patch: pytest.MonkeyPatch) -> None:
 
 
 def server_error_taken_for_success(patch: pytest.MonkeyPatch) -> None:
-    own = {**table._OWN[table.Call.END], Code.UNKNOWN_SERVER_ERROR: table.Verdict.OK}
-    patch.setitem(table._OWN, table.Call.END, own)  # type: ignore[arg-type]
+    own = {**table._OWN[table.TxnApi.END], Code.UNKNOWN_SERVER_ERROR: table.ErrorAction.OK}
+    patch.setitem(table._OWN, table.TxnApi.END, own)  # type: ignore[arg-type]
 
 
 def silent_join(patch: pytest.MonkeyPatch) -> None:
@@ -54,7 +54,7 @@ def partition_not_announced(patch: pytest.MonkeyPatch) -> None:
 
     def careless(self: TransactionCore, key: Any) -> None:
         admit(self, key)
-        self.members.add(key)
+        self.partitions_in_txn.add(key)
 
     patch.setattr(TransactionCore, "admit", careless)
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from aiokprod import GroupMetadata, UnsupportedVersion
-from aiokprod.consumer_groups import Offset
-from aiokprod.engine import transaction_requests as requests
+from aiokprod._consumer_groups import Offset
+from aiokprod._engine.identity import transaction_requests as requests
+from aiokprod._wire.messages.end_txn import EndTxnResponse
+from aiokprod._wire.messages.init_producer_id import InitProducerIdResponse
 from aiokprod.errors import Code
 from aiokprod.records import TopicPartition
-from aiokprod.wire.messages.end_txn import EndTxnResponse
-from aiokprod.wire.messages.init_producer_id import InitProducerIdResponse
 
 
 @pytest.mark.parametrize("version", [0, 2, 3, 5])

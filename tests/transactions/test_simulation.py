@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from aiokprod import FatalTransactionError, KafkaError, Producer, TransactionError
-from aiokprod.error_codes import Code
+from aiokprod._errors import Code
 from aiokprod.testing.fake_cluster import (
     FakeCluster,
     Reaction,
@@ -33,10 +33,10 @@ from aiokprod.testing.fake_cluster.profiles import NEWEST
 from aiokprod.testing.fake_cluster.transactions import Phase
 from aiokprod.testing.memory import MemoryNetwork
 from aiokprod.testing.virtual import run
-from tests.faults.kit import make_producer, now
-from tests.faults.simulation.judge import check_haste
-from tests.faults.simulation.wire import Wire
-from tests.transactions.kit import (
+from tests.scenarios.scenario_helpers import make_producer, now
+from tests.simulation.oracle import check_haste
+from tests.simulation.wire_log import Wire
+from tests.transactions.transaction_helpers import (
     ADD_PARTITIONS,
     COMMIT_OFFSETS,
     END,
@@ -66,10 +66,10 @@ TEMPERAMENTS = (
     "coordinators_elsewhere", "null_in_errors", "throttling", "carried_out_and_refused",
     "unknown_codes", "old_versions", "renumbering",
 )  # fmt: skip
-"""Names of methods of `World`; two seeds of three have one or two of them."""
+"""Names of methods of `TransactionHarness`; two seeds of three have one or two of them."""
 
 
-class World:
+class TransactionHarness:
     """A cluster that fails at random, an application that goes on whatever happens.
 
     Attributes:
@@ -397,7 +397,7 @@ class World:
 
 def play(seed: int) -> None:
     async def main() -> None:
-        await World(seed).main()
+        await TransactionHarness(seed).main()
 
     disabled = logging.root.manager.disable
     logging.disable(logging.CRITICAL)  # half of the time would go into texts

@@ -8,16 +8,16 @@ from typing import Any
 import pytest
 
 from aiokprod import Producer
-from aiokprod.engine.outcome import SequenceAdvice
-from aiokprod.engine.transaction_states import TxnState
-from aiokprod.error_codes import Code
+from aiokprod._engine.identity.transaction_states import TxnState
+from aiokprod._engine.sender.retry_policy import SequenceAdvice
+from aiokprod._errors import Code
 from aiokprod.errors import KafkaError, Outcome
 from aiokprod.records import TopicPartition
 from aiokprod.testing.fake_cluster import FakeCluster
 from aiokprod.testing.virtual import run
-from tests.engine.world import World
-from tests.transactions.kit import PRODUCE, committed, one, stable, transactional
-from tests.transactions.test_states import manager
+from tests.engine.engine_harness import EngineHarness
+from tests.engine.identity.test_transaction_states import manager
+from tests.transactions.transaction_helpers import PRODUCE, committed, one, stable, transactional
 
 COUNT = 40
 
@@ -103,14 +103,14 @@ def test_unknown_producer_restarts_only_if_retention_took_our_last_record(
         for step in (TxnState.INITIALIZING, TxnState.READY, TxnState.IN_TRANSACTION):
             state._become(step)
         state.producer_id, state.epoch = 0, 0
-        world = World()
-        world.append(b"v")
-        (batch,) = world.accumulator.drain(1, 1 << 20, lambda queue, batch: True)
+        harness = EngineHarness()
+        harness.append(b"v")
+        (batch,) = harness.accumulator.drain(1, 1 << 20, lambda queue, batch: True)
         key = TopicPartition("t", 0)
-        state.stamp(batch)
+        state.assign_sequence(batch)
         entry = state._partitions[key]
         entry.last_acked_offset = 5
-        advice = state.advise(batch, Code.UNKNOWN_PRODUCER_ID, log_start)
+        advice = state.classify_sequence_error(batch, Code.UNKNOWN_PRODUCER_ID, log_start)
         assert advice is (SequenceAdvice.RETRY if restarts else SequenceAdvice.NONE)
         assert batch.sequence_reset is restarts
 

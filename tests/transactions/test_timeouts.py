@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from aiokprod import AbortableTransactionError, KafkaError, KafkaTimeout, Outcome, Producer
-from aiokprod.error_codes import Code
+from aiokprod._errors import Code
 from aiokprod.testing.fake_cluster import (
     FakeCluster,
     Reaction,
@@ -24,8 +24,8 @@ from aiokprod.testing.fake_cluster import (
     lose_request,
     refuse,
 )
-from tests.faults.kit import now
-from tests.transactions.kit import (
+from tests.scenarios.scenario_helpers import now
+from tests.transactions.transaction_helpers import (
     ADD_OFFSETS,
     ADD_PARTITIONS,
     COMMIT_OFFSETS,

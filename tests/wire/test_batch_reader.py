@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from aiokprod._wire.batch_reader import RecordBatch, read_batches
+from aiokprod._wire.compression import codec_for
+from aiokprod._wire.record_batch import HEADER_SIZE, batch_header, checksum, parse_header, place
 from aiokprod.errors import DecodeError
-from aiokprod.wire.batch_reader import RecordBatch, read_batches
-from aiokprod.wire.compression import codec_for
-from aiokprod.wire.record_batch import HEADER_SIZE, batch_header, checksum, parse_header, place
 from tests.reference.records import PlainRecord, encode_records, zigzag_varint
 from tests.wire.batches import RECORDS, as_read, whole_batch
 

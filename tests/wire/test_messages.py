@@ -13,14 +13,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aiokprod.errors import DecodeError, UnsupportedVersion
-from aiokprod.wire import messages
-from aiokprod.wire.message import Message
-from aiokprod.wire.messages import REQUESTS, RESPONSES
-from aiokprod.wire.messages.api_versions import ApiVersionsResponse
-from aiokprod.wire.messages.create_topics import CreateTopicsRequest
-from aiokprod.wire.messages.find_coordinator import FindCoordinatorRequest
-from aiokprod.wire.messages.metadata import (
+from aiokprod._wire import messages
+from aiokprod._wire.message import Message
+from aiokprod._wire.messages import REQUESTS, RESPONSES
+from aiokprod._wire.messages.api_versions import ApiVersionsResponse
+from aiokprod._wire.messages.create_topics import CreateTopicsRequest
+from aiokprod._wire.messages.find_coordinator import FindCoordinatorRequest
+from aiokprod._wire.messages.metadata import (
     MetadataRequest,
     MetadataRequestTopic,
     MetadataResponse,
@@ -28,7 +27,7 @@ from aiokprod.wire.messages.metadata import (
     MetadataResponsePartition,
     MetadataResponseTopic,
 )
-from aiokprod.wire.messages.produce import (
+from aiokprod._wire.messages.produce import (
     LeaderIdAndEpoch,
     PartitionProduceData,
     PartitionProduceResponse,
@@ -37,6 +36,7 @@ from aiokprod.wire.messages.produce import (
     TopicProduceData,
     TopicProduceResponse,
 )
+from aiokprod.errors import DecodeError, UnsupportedVersion
 from tests.wire.strategies import MESSAGES, VERSIONED, filled, project, structs, versioned_id
 
 
@@ -100,8 +100,8 @@ def test_registries_import_what_is_asked_for_and_hold_every_module() -> None:
     assert RESPONSES.get(4711) is None
     program = (
         "import sys, aiokprod\n"
-        "print('aiokprod.wire.messages.fetch' in sys.modules)\n"
-        "from aiokprod.wire.messages import REQUESTS\n"
+        "print('aiokprod._wire.messages.fetch' in sys.modules)\n"
+        "from aiokprod._wire.messages import REQUESTS\n"
         "print(REQUESTS[1].__name__)"
     )
     command = [sys.executable, "-c", program]

@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kio.serial import entity_reader, entity_writer
 
-from aiokprod.wire.headers import decode_request_header, encode_request
-from aiokprod.wire.message import Message
-from aiokprod.wire.messages.metadata import MetadataRequest, MetadataRequestTopic
-from aiokprod.wire.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
-from aiokprod.wire.schema import Struct, WireType, fields_of
+from aiokprod._wire.headers import decode_request_header, encode_request
+from aiokprod._wire.message import Message
+from aiokprod._wire.message_schema import Struct, WireType, fields_of
+from aiokprod._wire.messages.metadata import MetadataRequest, MetadataRequestTopic
+from aiokprod._wire.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
 from tests.wire.peers import AIOKAFKA, KAFKA_PYTHON
 from tests.wire.strategies import VERSIONED, filled, project, structs, versioned_id
 

@@ -5,8 +5,7 @@ from crc32c import crc32c
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aiokprod.errors import DecodeError
-from aiokprod.wire.record_batch import (
+from aiokprod._wire.record_batch import (
     HEADER_SIZE,
     MAX_SEQUENCE,
     BatchHeader,
@@ -16,6 +15,7 @@ from aiokprod.wire.record_batch import (
     parse_header,
     place,
 )
+from aiokprod.errors import DecodeError
 
 
 def test_header_of_a_known_batch_is_byte_exact() -> None:

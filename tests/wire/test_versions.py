@@ -4,16 +4,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aiokprod.errors import UnsupportedVersion
-from aiokprod.wire.messages import REQUESTS
-from aiokprod.wire.messages.api_versions import ApiVersion, ApiVersionsResponse
-from aiokprod.wire.versions import (
+from aiokprod._wire.messages import REQUESTS
+from aiokprod._wire.messages.api_versions import ApiVersion, ApiVersionsResponse
+from aiokprod._wire.versions import (
     CLIENT_RANGES,
     broker_ranges,
     lower_api_versions,
     negotiate,
     usable_range,
 )
+from aiokprod.errors import UnsupportedVersion
 
 
 def test_client_ranges_leave_out_unstable_versions() -> None:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from aiokprod.testing.fake_cluster.broker import FakeBroker
 
 
-class ClusterAdmin:
+class FakeClusterAdmin:
     """What an operator, or fate, does to a cluster; base of `FakeCluster`."""
 
     network: MemoryNetwork

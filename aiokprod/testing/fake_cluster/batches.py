@@ -1,6 +1,6 @@
 """Reads and judges record batches as a broker's log validator does.
 
-Written apart from `aiokprod.wire.batch_reader`, so that one misreading of the format does not hide
+Written apart from `aiokprod._wire.batch_reader`, so that one misreading of the format does not hide
 itself. Source: Kafka documentation, "Record Batch"; Java `DefaultRecordBatch`, `LogValidator`.
 """
 
@@ -16,7 +16,7 @@ import crc32c
 import lz4.frame
 import zstandard
 
-from aiokprod.error_codes import Code
+from aiokprod._errors import Code
 
 Header = tuple[str, bytes | None]
 

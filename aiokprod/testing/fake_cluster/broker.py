@@ -7,9 +7,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from aiokprod._wire.message import Message
 from aiokprod.testing.fake_cluster.profiles import Profile
 from aiokprod.testing.transports import Link
-from aiokprod.wire.message import Message
 
 if TYPE_CHECKING:
     from aiokprod.testing.fake_cluster.cluster import FakeCluster

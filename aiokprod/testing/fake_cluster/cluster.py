@@ -12,9 +12,9 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from aiokprod._errors import Code
 from aiokprod.environment import Environment
-from aiokprod.error_codes import Code
-from aiokprod.testing.fake_cluster.admin import ClusterAdmin
+from aiokprod.testing.fake_cluster.admin import FakeClusterAdmin
 from aiokprod.testing.fake_cluster.batches import Batch, BatchRefused
 from aiokprod.testing.fake_cluster.broker import FakeBroker
 from aiokprod.testing.fake_cluster.control import (
@@ -61,7 +61,7 @@ class Refusal:
     text: str
 
 
-class FakeCluster(ClusterAdmin):
+class FakeCluster(FakeClusterAdmin):
     """A scripted cluster.
 
     Args:

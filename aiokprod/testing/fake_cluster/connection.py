@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
+from aiokprod._wire.messages import RESPONSES
 from aiokprod.testing.fake_cluster.apis import Answer, api
 from aiokprod.testing.fake_cluster.control import Reaction
 from aiokprod.testing.fake_cluster.framing import (
@@ -25,7 +26,6 @@ from aiokprod.testing.fake_cluster.framing import (
 from aiokprod.testing.fake_cluster.profiles import Ranges, decodable
 from aiokprod.testing.pipes import world_at
 from aiokprod.testing.transports import Link, MemoryTransport
-from aiokprod.wire.messages import RESPONSES
 
 if TYPE_CHECKING:
     from aiokprod.testing.fake_cluster.broker import FakeBroker

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from aiokprod._wire.message import Message
 from aiokprod.testing.fake_cluster.framing import Request
-from aiokprod.wire.message import Message
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,6 @@
 """Requests off the wire and answers onto it, as a broker sees them.
 
-Written apart from `aiokprod.wire.headers`: one misreading must not hide itself.
+Written apart from `aiokprod._wire.headers`: one misreading must not hide itself.
 Source: Kafka protocol guide, "Request Header", "Response Header".
 """
 
@@ -10,9 +10,9 @@ import struct
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from aiokprod.wire.encoding import encode_plan
-from aiokprod.wire.message import Message
-from aiokprod.wire.messages import REQUESTS
+from aiokprod._wire.encode_plan import encode_plan
+from aiokprod._wire.message import Message
+from aiokprod._wire.messages import REQUESTS
 
 if TYPE_CHECKING:
     from aiokprod.testing.fake_cluster.connection import ServerConnection

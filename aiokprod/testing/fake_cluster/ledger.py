@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from aiokprod.error_codes import Code
+from aiokprod._errors import Code
 from aiokprod.testing.fake_cluster.batches import Batch, BatchRefused
 
 WINDOW: Final = 5

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from aiokprod.wire.messages import REQUESTS
+from aiokprod._wire.messages import REQUESTS
 
 Ranges = dict[int, tuple[int, int]]
 

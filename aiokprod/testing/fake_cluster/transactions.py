@@ -14,7 +14,7 @@ import enum
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from aiokprod.error_codes import Code
+from aiokprod._errors import Code
 from aiokprod.testing.pipes import world_at
 
 if TYPE_CHECKING:

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from aiokprod.spark.driver import TransactionEnder
+from aiokprod.spark.driver_commit import TransactionEnder
 from aiokprod.spark.options import SinkOptions
-from aiokprod.spark.process import loop_thread
 from aiokprod.spark.source import AiokprodDataSource
+from aiokprod.spark.worker_loop import loop_thread
 from aiokprod.spark.writer import AiokprodWriter
 
 SECONDS = 60.0

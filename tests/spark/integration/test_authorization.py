@@ -15,7 +15,7 @@ from aiokprod.spark.failures import SinkError
 from aiokprod.spark.preflight import PreflightError
 from aiokprod.spark.source import AiokprodDataSource
 from aiokprod.testing.kafka_cluster import KafkaCluster
-from tests.spark.integration.kit import read_back
+from tests.spark.integration.spark_helpers import read_back
 
 pytestmark = pytest.mark.slow
 

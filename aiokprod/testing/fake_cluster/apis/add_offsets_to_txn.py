@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from aiokprod._wire.messages.add_offsets_to_txn import AddOffsetsToTxnResponse
 from aiokprod.testing.fake_cluster.apis.answer import Answer
 from aiokprod.testing.fake_cluster.apis.find_coordinator import refusal
 from aiokprod.testing.fake_cluster.broker import FakeBroker
 from aiokprod.testing.fake_cluster.framing import Request
-from aiokprod.wire.messages.add_offsets_to_txn import AddOffsetsToTxnResponse
 
 
 def handle(broker: FakeBroker, request: Request) -> Answer:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from aiokprod.error_codes import Code
-from aiokprod.testing.fake_cluster.apis.answer import Answer
-from aiokprod.testing.fake_cluster.apis.find_coordinator import refusal
-from aiokprod.testing.fake_cluster.broker import FakeBroker
-from aiokprod.testing.fake_cluster.framing import Request
-from aiokprod.wire.messages.add_partitions_to_txn import (
+from aiokprod._errors import Code
+from aiokprod._wire.messages.add_partitions_to_txn import (
     AddPartitionsToTxnPartitionResult,
     AddPartitionsToTxnResponse,
     AddPartitionsToTxnTopicResult,
 )
+from aiokprod.testing.fake_cluster.apis.answer import Answer
+from aiokprod.testing.fake_cluster.apis.find_coordinator import refusal
+from aiokprod.testing.fake_cluster.broker import FakeBroker
+from aiokprod.testing.fake_cluster.framing import Request
 
 
 def handle(broker: FakeBroker, request: Request) -> Answer:

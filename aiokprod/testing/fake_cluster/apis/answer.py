@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from aiokprod.wire.message import Message
+from aiokprod._wire.message import Message
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from aiokprod.error_codes import Code
-from aiokprod.testing.fake_cluster.apis.answer import Answer
-from aiokprod.testing.fake_cluster.broker import FakeBroker
-from aiokprod.testing.fake_cluster.framing import API_VERSIONS, Request
-from aiokprod.wire.messages.api_versions import (
+from aiokprod._errors import Code
+from aiokprod._wire.messages.api_versions import (
     ApiVersion,
     ApiVersionsResponse,
     FinalizedFeatureKey,
 )
+from aiokprod.testing.fake_cluster.apis.answer import Answer
+from aiokprod.testing.fake_cluster.broker import FakeBroker
+from aiokprod.testing.fake_cluster.framing import API_VERSIONS, Request
 
 
 def handle(broker: FakeBroker, request: Request) -> Answer:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from aiokprod.error_codes import Code
+from aiokprod._errors import Code
+from aiokprod._wire.messages.end_txn import EndTxnResponse
 from aiokprod.testing.fake_cluster.apis.answer import Answer
 from aiokprod.testing.fake_cluster.apis.find_coordinator import refusal
 from aiokprod.testing.fake_cluster.broker import FakeBroker
 from aiokprod.testing.fake_cluster.framing import Request
-from aiokprod.wire.messages.end_txn import EndTxnResponse
 
 SECOND_PROTOCOL_FROM = 5
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import zlib
 
-from aiokprod.error_codes import Code
+from aiokprod._errors import Code
+from aiokprod._wire.messages.find_coordinator import Coordinator, FindCoordinatorResponse
 from aiokprod.testing.fake_cluster.apis.answer import Answer
 from aiokprod.testing.fake_cluster.broker import FakeBroker
 from aiokprod.testing.fake_cluster.framing import Request
-from aiokprod.wire.messages.find_coordinator import Coordinator, FindCoordinatorResponse
 
 BATCHED_FROM = 4
 

@@ -3,12 +3,12 @@ coordinator's."""
 
 from __future__ import annotations
 
-from aiokprod.error_codes import Code
+from aiokprod._errors import Code
+from aiokprod._wire.messages.init_producer_id import InitProducerIdResponse
 from aiokprod.testing.fake_cluster.apis.answer import Answer
 from aiokprod.testing.fake_cluster.apis.find_coordinator import refusal
 from aiokprod.testing.fake_cluster.broker import FakeBroker
 from aiokprod.testing.fake_cluster.framing import Request
-from aiokprod.wire.messages.init_producer_id import InitProducerIdResponse
 
 FENCED_FROM = 4
 

@@ -5,17 +5,17 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from aiokprod.error_codes import Code
-from aiokprod.testing.fake_cluster.apis.answer import Answer
-from aiokprod.testing.fake_cluster.broker import FakeBroker
-from aiokprod.testing.fake_cluster.framing import Request
-from aiokprod.testing.fake_cluster.topology import Partition, Topic
-from aiokprod.wire.messages.metadata import (
+from aiokprod._errors import Code
+from aiokprod._wire.messages.metadata import (
     MetadataResponse,
     MetadataResponseBroker,
     MetadataResponsePartition,
     MetadataResponseTopic,
 )
+from aiokprod.testing.fake_cluster.apis.answer import Answer
+from aiokprod.testing.fake_cluster.broker import FakeBroker
+from aiokprod.testing.fake_cluster.framing import Request
+from aiokprod.testing.fake_cluster.topology import Partition, Topic
 
 ZERO_ID = bytes(16)
 BY_ID_FROM = 12

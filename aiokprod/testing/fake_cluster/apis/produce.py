@@ -10,14 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from aiokprod.error_codes import Code
-from aiokprod.testing.fake_cluster.apis.answer import Answer
-from aiokprod.testing.fake_cluster.batches import Batch, BatchRefused, read_batch
-from aiokprod.testing.fake_cluster.broker import FakeBroker
-from aiokprod.testing.fake_cluster.control import ProduceFault
-from aiokprod.testing.fake_cluster.framing import Request
-from aiokprod.testing.fake_cluster.topology import Partition
-from aiokprod.wire.messages.produce import (
+from aiokprod._errors import Code
+from aiokprod._wire.messages.produce import (
     BatchIndexAndErrorMessage,
     LeaderIdAndEpoch,
     NodeEndpoint,
@@ -25,6 +19,12 @@ from aiokprod.wire.messages.produce import (
     ProduceResponse,
     TopicProduceResponse,
 )
+from aiokprod.testing.fake_cluster.apis.answer import Answer
+from aiokprod.testing.fake_cluster.batches import Batch, BatchRefused, read_batch
+from aiokprod.testing.fake_cluster.broker import FakeBroker
+from aiokprod.testing.fake_cluster.control import ProduceFault
+from aiokprod.testing.fake_cluster.framing import Request
+from aiokprod.testing.fake_cluster.topology import Partition
 
 BY_ID_FROM = 13
 STORAGE_ERROR_FROM = 4

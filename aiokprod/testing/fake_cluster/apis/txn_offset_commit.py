@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from aiokprod.error_codes import Code
-from aiokprod.testing.fake_cluster.apis.answer import Answer
-from aiokprod.testing.fake_cluster.apis.find_coordinator import refusal
-from aiokprod.testing.fake_cluster.broker import FakeBroker
-from aiokprod.testing.fake_cluster.framing import Request
-from aiokprod.wire.messages.txn_offset_commit import (
+from aiokprod._errors import Code
+from aiokprod._wire.messages.txn_offset_commit import (
     TxnOffsetCommitResponse,
     TxnOffsetCommitResponsePartition,
     TxnOffsetCommitResponseTopic,
 )
+from aiokprod.testing.fake_cluster.apis.answer import Answer
+from aiokprod.testing.fake_cluster.apis.find_coordinator import refusal
+from aiokprod.testing.fake_cluster.broker import FakeBroker
+from aiokprod.testing.fake_cluster.framing import Request
 
 SECOND_PROTOCOL_FROM = 5
 

@@ -1,0 +1,529 @@
+"""What belongs to one event loop: built when a producer starts, gone when it is closed.
+
+Joins engine and network, owns the background tasks and fails loudly if one of them ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+from aiokprod._backoff import ExponentialBackoff
+from aiokprod._core.append import Appender, TopicSlot
+from aiokprod._core.yielding import YieldQueue
+from aiokprod._engine.buffer.accumulator import RecordAccumulator
+from aiokprod._engine.buffer.batch_compressor import BatchCompressor
+from aiokprod._engine.buffer.batch_splitter import BatchSplitter
+from aiokprod._engine.buffer.broker_memory_quota import BrokerMemoryQuota
+from aiokprod._engine.buffer.buffer_memory import BufferMemory
+from aiokprod._engine.buffer.flush import FlushTracker
+from aiokprod._engine.identity.idempotence import Idempotent
+from aiokprod._engine.identity.producer_state import NonIdempotent, ProducerState
+from aiokprod._engine.metadata.cache import Metadata
+from aiokprod._engine.metadata.updater import MetadataUpdater
+from aiokprod._engine.sender.sender import Sender
+from aiokprod._engine.wakeup import WakeupEvent
+from aiokprod._net.client import NetworkClient
+from aiokprod._wire.compression import Codec, codec_for
+from aiokprod.errors import KafkaError, ProducerClosed, ProducerFailed
+from aiokprod.partitioners import StickyLoad
+from aiokprod.records import TopicPartition
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Sequence
+
+    from aiokprod._engine.buffer.producer_batch import ProducerBatch
+    from aiokprod._engine.identity.coordinators import Coordinators
+    from aiokprod._engine.identity.transaction_driver import TransactionDriver
+    from aiokprod._engine.identity.transaction_manager import TransactionManager
+    from aiokprod._engine.sender.auth_failures import AuthFailures
+    from aiokprod.cluster import ClusterSnapshot
+    from aiokprod.config import ProducerConfig
+    from aiokprod.environment import Environment
+    from aiokprod.observer import Observer
+
+logger = logging.getLogger(__name__)
+
+_NOT_IDEMPOTENT_ORDERED = 1
+_STICKY_SAMPLE = 32
+
+
+class Runtime:
+    """Engine, network and tasks of a started producer, all on one loop.
+
+    Attributes:
+        failure: why the producer cannot go on, None while it can.
+        transactions: the state, if the producer is transactional.
+    """
+
+    def __init__(
+        self,
+        config: ProducerConfig,
+        environment: Environment,
+        loop: asyncio.AbstractEventLoop,
+        *,
+        client_id: str,
+        version: str,
+        observer: Observer,
+        slow_submit: Callable[..., Any],
+    ) -> None:
+        self.config = config
+        self.loop = loop
+        self.observer = observer
+        self.failure: KafkaError | None = None
+        self.transactions: TransactionManager | None = None
+        self._driver: TransactionDriver | None = None
+        self._coordinators: Coordinators | None = None
+        self._fast_path = False
+        self._closing = False
+        self._tasks: list[asyncio.Task[None]] = []
+        self._topic_ids: dict[str, bytes] = {}
+        self._vanished: dict[str, None] = {}  # topics that wait to be forgotten, in order
+        self._warming: dict[WakeupEvent, None] = {}  # in order, so that equal runs stay equal
+        self._retry = ExponentialBackoff(
+            config.retry_backoff_ms / 1000, config.retry_backoff_max_ms / 1000
+        )
+        self._rng = environment.rng
+        self._sticky = StickyLoad(config.partitioner_adaptive_partitioning_enable)
+        self._codec = codec_of(config)
+        self._executor = ThreadPoolExecutor(2, "aiokprod-codec") if self._codec else None
+        self.memory = BufferMemory(config.buffer_memory, self._wakeup)
+        self.flushes = FlushTracker()
+        self.quota = BrokerMemoryQuota(config.buffer_memory, self._several_nodes)
+        self.metadata = Metadata(config, environment.rng)
+        self.state = self._producer_state()
+        self.client = NetworkClient(
+            config,
+            environment,
+            loop,
+            on_wakeup=self._on_network,
+            on_disconnect=self._on_disconnect,
+            on_throttle=observer.on_throttle,
+            on_connection_opened=self._on_connected,
+            on_connection_closed=self._on_connection_closed,
+            on_callback_error=self.fail,
+            client_id=client_id,
+            software_version=version,
+        )
+        self.accumulator = RecordAccumulator(
+            config,
+            loop=loop,
+            memory=self.memory,
+            compressor=BatchCompressor(self._codec, self._executor, loop, self._on_batch_closed),
+            flushes=self.flushes,
+            quota=self.quota,
+            choose_partition=self._choose_sticky,
+            admit=self.state.admit,
+            wakeup=self._wakeup,
+            # Every partition more costs a transaction an addition and a marker.
+            sticky_to_growth=config.transactional_id is not None,
+        )
+        self.sender = Sender(
+            config,
+            loop=loop,
+            accumulator=self.accumulator,
+            client=self.client,
+            metadata=self.metadata,
+            state=self.state,
+            backoff=self._backoff,
+            splitter=BatchSplitter(config.batch_size, self._codec),
+            observer=observer,
+            on_refused=self._on_refused,
+        )
+        self.updater = self._metadata_updater()
+        self.appender = Appender(
+            loop=loop,
+            memory=self.memory,
+            open_new_batch=self.accumulator.open_new_batch,
+            slow_submit=slow_submit,
+            unix_ms=environment.unix_ms,
+            turns=YieldQueue(loop, environment.stopwatch, self.memory),
+            max_request_size=config.max_request_size,
+            sticky_limit=self.accumulator.sticky_limit,
+            ignore_keys=config.partitioner_ignore_keys,
+        )
+        self._driver = self._transaction_driver()
+        self.metadata.on_change(self._on_snapshot)
+
+    def _producer_state(self) -> ProducerState:
+        if self.config.transactional_id is not None:
+            self.transactions = self._transaction_manager(self.config.transactional_id)
+            return self.transactions
+        if self.config.idempotent:
+            return Idempotent(self._backoff, self._wakeup)
+        in_flight = self.config.max_in_flight_requests_per_connection
+        return NonIdempotent(guarantee_order=in_flight == _NOT_IDEMPOTENT_ORDERED)
+
+    def _transaction_manager(self, transactional_id: str) -> TransactionManager:
+        # Imported here, as below: most producers have no transactions, and imports take time.
+        from aiokprod._engine.identity.transaction_manager import (
+            TRANSACTION_FEATURE,
+            TransactionManager,
+        )
+
+        return TransactionManager(
+            transactional_id,
+            loop=self.loop,
+            backoff=self._backoff,
+            on_ready=self._wakeup,
+            on_gate=self._on_gate,
+            on_work=self._on_transaction_work,
+            version=lambda: self.client.finalized_feature(TRANSACTION_FEATURE),
+            incomplete=lambda: bool(self.accumulator.incomplete),
+            drop=lambda error, include_retries, doubtful: self.sender.fail_unsent(
+                error, include_retries=include_retries, doubtful=doubtful
+            ),
+            reserved=lambda: self._coordinators.waiting_for if self._coordinators else None,
+        )
+
+    def _transaction_driver(self) -> TransactionDriver | None:
+        if self.transactions is None:
+            return None
+        from aiokprod._engine.identity.coordinators import Coordinators
+        from aiokprod._engine.identity.transaction_driver import TransactionDriver
+
+        self._coordinators = Coordinators(
+            self.loop,
+            self.client,
+            self.metadata,
+            request_timeout=self.config.request_timeout_ms / 1000,
+            on_free=self._wakeup,
+            on_refused=self.transactions.refused,
+        )
+        return TransactionDriver(
+            self.transactions,
+            self._coordinators,
+            loop=self.loop,
+            timeout_ms=self.config.transaction_timeout_ms,
+            backoff=self._backoff,
+        )
+
+    def allow_fast_path(self, allowed: bool) -> None:
+        """May records go to batches without a look at each? Within transactions only, if the
+        producer is transactional."""
+        self._fast_path = allowed
+        self.appender.enabled = allowed and self.transactions is None
+
+    def _on_gate(self, is_open: bool, ending: bool) -> None:
+        """A transaction opens (records are taken) or ends (linger is void)."""
+        usable = self.failure is None and not self._closing and not self.accumulator.closing
+        self.appender.enabled = is_open and self._fast_path and usable
+        self.accumulator.completing = ending
+        if is_open:
+            for slot in self.appender.topics.values():
+                if slot.sticky_bytes >= self.config.batch_size:
+                    slot.sticky = -1  # stays within a transaction only
+
+    def _on_transaction_work(self) -> None:
+        if self._driver is not None:
+            self._driver.wake()
+
+    def _metadata_updater(self) -> MetadataUpdater:
+        return MetadataUpdater(
+            self.metadata,
+            self.client,
+            self.config,
+            self.loop.time,
+            on_request_sent=self._wakeup,
+        )
+
+    def backoff(self, attempts: int) -> float:
+        """Seconds before the next attempt, after `attempts` ≥ 1."""
+        return self._backoff(attempts)
+
+    def _backoff(self, attempts: int) -> float:
+        return self._retry.after(attempts - 1, self._rng)
+
+    # -- tasks ----------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start the background tasks."""
+        self._spawn(self.updater.run(), "aiokprod-metadata")
+        self._spawn(self.sender.run(), "aiokprod-sender")
+        if self._driver is not None:
+            self._spawn(self._driver.run(), "aiokprod-transactions")
+
+    def _spawn(self, coroutine: Coroutine[Any, Any, None], name: str) -> None:
+        task = self.loop.create_task(coroutine, name=name)
+        task.add_done_callback(self._on_task_done)
+        self._tasks.append(task)
+
+    def _on_task_done(self, task: asyncio.Task[None]) -> None:
+        if self._closing:
+            return
+        cause: BaseException
+        if task.cancelled():
+            cause = asyncio.CancelledError(f"somebody cancelled the task {task.get_name()}")
+        else:
+            cause = task.exception() or RuntimeError(f"the task {task.get_name()} returned")
+        self.fail(cause)
+
+    def fail(self, cause: BaseException) -> None:
+        """End the producer: every pending and later call raises ProducerFailed with this cause."""
+        if self.failure is not None or self._closing:
+            return
+        logger.error("the producer failed and must be replaced", exc_info=cause)
+        failure = ProducerFailed(
+            f"the producer failed and cannot be used any more ({type(cause).__name__}: {cause}); "
+            "close it and create a new one"
+        )
+        failure.__cause__ = cause
+        try:
+            self._stop_with(failure)
+        except BaseException:  # a signal handler raised once more
+            self._stop_with(failure)
+            raise
+        for task in self._tasks:
+            task.cancel()
+
+    def _stop_with(self, error: KafkaError) -> None:
+        self.failure = error
+        self.appender.enabled = False
+        self.memory.close(error)
+        self.quota.close(error)
+        self.metadata.close(error)
+        self.state.close(error)
+        self.sender.fail_all(error)
+        self._wake_warming()
+
+    # -- events between the parts ---------------------------------------------------------------
+
+    def _wakeup(self) -> None:
+        self.sender.wakeup()
+
+    def _on_network(self) -> None:
+        self.sender.wakeup()
+        self.updater.on_network()
+        if self._warming:
+            self._wake_warming()
+        if self._coordinators is not None:
+            self._coordinators.on_network()
+
+    def _wake_warming(self) -> None:
+        for wakeup in self._warming:
+            wakeup.set()
+
+    def _on_disconnect(self, node_id: int, error: KafkaError) -> None:
+        if self._coordinators is not None:
+            self._coordinators.on_disconnect(node_id, error)
+        self.updater.on_disconnect(node_id, error)
+        self.sender.auth_failures.lost(node_id, error, self.loop.time())
+        self._wake_warming()
+        self.sender.wakeup()
+
+    def shut_out(self) -> KafkaError | None:
+        """Why no call should wait for a broker to let us in, an error to be copied; None if one
+        may."""
+        return self.sender.auth_failures.final_of_all(self.loop.time())
+
+    def on_unretrieved_bulk(self, records: int, error: KafkaError) -> None:
+        """A result of `send_many` or `send_table` was dropped before anybody looked at it, in
+        whatever thread; `error` is that of the first of `records` failures."""
+        logger.error(
+            "%d records of a bulk call failed and nobody looked at its result, the first one: %s",
+            records, error,
+        )  # fmt: skip
+        partition = -1 if error.partition is None else error.partition
+        place = TopicPartition(error.topic or "", partition)
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            self.loop.call_soon_threadsafe(
+                self.observer.on_unretrieved_failure, place, records, error
+            )
+
+    def _on_refused(self, refusals: AuthFailures) -> None:
+        """Callers that wait for room get what fails the records that hold it."""
+        now = self.loop.time()
+        for node_id, error in refusals.final_failures(now).items():
+            self.quota.refuse(node_id, error)
+        error_of_all = refusals.final_of_all(now)
+        if error_of_all is not None:
+            self.quota.refuse(None, error_of_all)
+            self.memory.refuse(error_of_all)
+
+    def _on_connected(self, node_id: int) -> None:
+        self.sender.auth_failures.connected(node_id)
+        self.observer.on_connection_opened(node_id)
+
+    def _on_connection_closed(self, node_id: int, error: KafkaError | None) -> None:
+        self.sender.auth_failures.closed(node_id)
+        self.observer.on_connection_closed(node_id, error)
+
+    def _on_batch_closed(self, batch: ProducerBatch, error: BaseException | None) -> None:
+        self.sender.on_batch_closed(batch, error)
+
+    def _on_snapshot(self, snapshot: ClusterSnapshot) -> None:
+        for topic, slot in list(self.appender.topics.items()):
+            self._refresh_slot(snapshot, topic, slot)
+        self._forget_vanished()
+        self.accumulator.on_snapshot(snapshot, self.loop.time())
+        self.quota.look_again()
+        self.sender.on_snapshot()
+        if self._coordinators is not None:
+            self._coordinators.on_snapshot(snapshot)
+        self.observer.on_metadata_updated(snapshot)  # last: it may send
+
+    def _refresh_slot(self, snapshot: ClusterSnapshot, topic: str, slot: TopicSlot) -> None:
+        count = snapshot.partition_count(topic)
+        if count is None:
+            # Unknown for now: the next send waits for metadata.
+            del self.appender.topics[topic]
+            self._vanished[topic] = None
+            return
+        self._note_topic_id(snapshot, topic)
+        if count < len(slot.slots):
+            del slot.slots[count:]
+            slot.sticky = -1
+        for partition in range(len(slot.slots), count):
+            slot.slots.append(self.accumulator.queue(topic, partition))
+
+    def _forget_vanished(self) -> None:
+        """Drop what is known of topics that are not in use any more, once nothing of them is queued
+        or on the wire; else at a later snapshot."""
+        for topic in list(self._vanished):
+            if topic in self.appender.topics:  # it has returned
+                del self._vanished[topic]
+                continue
+            partitions = self.accumulator.forget(topic)
+            if partitions is not None:
+                del self._vanished[topic]
+                self._topic_ids.pop(topic, None)
+                self.state.on_topic_forgotten(topic, partitions)
+
+    def _note_topic_id(self, snapshot: ClusterSnapshot, topic: str) -> None:
+        topic_id = snapshot.topic_id(topic)
+        known = self._topic_ids.get(topic)
+        if any(topic_id):
+            self._topic_ids[topic] = topic_id
+            if known is not None and known != topic_id:
+                logger.warning("topic %s was recreated: its new log gets new sequences", topic)
+                self.state.on_topic_recreated(topic)
+
+    def topic_slot(self, topic: str, snapshot: ClusterSnapshot) -> TopicSlot:
+        """The append path's view of a topic the snapshot knows."""
+        slot = self.appender.topics.get(topic)
+        if slot is None:
+            made = TopicSlot(topic)
+            self._refresh_slot(snapshot, topic, made)
+            now = self.loop.time()
+            for queue in made.slots:
+                self.accumulator.follow_leader(queue, snapshot, now)
+            # Published once it is whole: a signal handler may raise or submit at any point above.
+            slot = self.appender.topics.setdefault(topic, made)
+        return slot
+
+    def _several_nodes(self) -> bool:
+        return len(self.metadata.snapshot.nodes) > 1
+
+    def _choose_sticky(self, slot: TopicSlot) -> int:
+        """The next partition for keyless records (KIP-794). Of a topic with many partitions a
+        sample is looked at, so that a batch costs the same whatever their number."""
+        snapshot = self.metadata.snapshot
+        available: Sequence[int] = snapshot.available_partitions(slot.topic)
+        usable: Sequence[int] = ()
+        if len(available) > 2 * _STICKY_SAMPLE:
+            usable = self.accumulator.usable(slot, self._rng.sample(available, _STICKY_SAMPLE))
+        usable = usable or self.accumulator.usable(slot, available) or available
+        return self._sticky.next_partition(
+            usable, len(slot.slots), self.accumulator.loads(slot, usable), self._rng
+        )
+
+    async def connect_leaders(self, topics: list[str], deadline: float) -> None:
+        """Connect to the leaders of `topics`; returns at `deadline` at the latest.
+
+        Raises:
+            AuthenticationError: one of them refuses us.
+            ProducerClosed, ProducerFailed: it ended meanwhile.
+        """
+        wakeup = WakeupEvent(self.loop)
+        refusals = self.sender.auth_failures
+        known = {node: refusals.reason(node) for node in self._leaders(topics)}
+        self._warming[wakeup] = None
+        try:
+            while True:
+                wakeup.clear()
+                if self.failure is not None:
+                    raise self.failure.copy()
+                now = self.loop.time()
+                for node in self._leaders(topics):
+                    refusal = refusals.reason(node)
+                    if refusal is not None and refusal is not known.get(node):
+                        raise refusal.copy()
+                waiting = [n for n in self._leaders(topics) if not self.client.ready(n, now)]
+                if not waiting or now >= deadline:
+                    return
+                retry_at = min(self.client.retry_at(node, now) for node in waiting)
+                await wakeup.wait(min(deadline, retry_at))
+        finally:
+            del self._warming[wakeup]
+
+    def _leaders(self, topics: list[str]) -> set[int]:
+        known = self.metadata.snapshot.topics
+        partitions = (
+            info for topic in topics if topic in known for info in known[topic].partitions
+        )
+        return {info.leader for info in partitions if info.leader is not None}
+
+    def gauges(self) -> dict[str, float]:
+        """What `metrics()` tells about the present."""
+        return {
+            "buffer_available_bytes": self.memory.limit - self.memory.used,
+            "buffer_total_bytes": self.memory.limit,
+            "batches_incomplete": len(self.accumulator.incomplete),
+            "requests_in_flight": self.client.total_in_flight(),
+            "waiting_sends": self.memory.waiting + self.quota.waiting,
+        }
+
+    # -- end ------------------------------------------------------------------------------------
+
+    def refuse(self, error: KafkaError) -> None:
+        """Take no more records; whoever waits to hand one over gets `error`."""
+        self.appender.enabled = False
+        self.accumulator.closing = True
+        self.memory.close(error)
+        self.quota.close(error)
+        self.metadata.refuse(error)
+        self.sender.wakeup()
+
+    async def drain(self, deadline: float) -> None:
+        """Wait until everything handed over has an outcome, at most until `deadline`."""
+        pending = list(self.accumulator.incomplete)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout_at(deadline):
+                await self.flushes.wait(pending)
+
+    async def close(self, deadline: float) -> None:
+        """Fail what is left, end the tasks, close the connections.
+
+        Cancellation: nothing is awaited any more, but everything has been told to end.
+        """
+        self._closing = True
+        error = self.failure or ProducerClosed(
+            "the producer was closed before the record was acknowledged"
+        )
+        self._stop_with(error)
+        for task in self._tasks:
+            task.cancel()
+        if self._executor is not None:
+            self._executor.shutdown(wait=False, cancel_futures=True)
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.client.close(deadline, error)
+
+
+def codec_of(config: ProducerConfig) -> Codec | None:
+    """The codec of a configuration, None for no compression.
+
+    Raises:
+        ConfigError: its level is out of range, or its package is missing.
+    """
+    name = config.compression_type
+    if name == "none":
+        return None
+    levels = {
+        "gzip": config.compression_gzip_level,
+        "lz4": config.compression_lz4_level,
+        "zstd": config.compression_zstd_level,
+    }
+    return codec_for(name, levels.get(name))

@@ -1,0 +1,333 @@
+"""The slow path of a record: everything that may need a decision, a wait or an error text.
+
+Order as in Java `KafkaProducer.doSend`: interceptors, checks, metadata, serializers, partitioner,
+size, memory, append. No memory is held while something else is awaited.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from typing import TYPE_CHECKING, Any
+
+from aiokprod._core.append import DELIVERY_CHARGE, record_size_bound
+from aiokprod._core.batch import Reservation
+from aiokprod._wire.record_batch import HEADER_SIZE
+from aiokprod.errors import (
+    BufferFull,
+    ConfigError,
+    KafkaError,
+    MetadataMissing,
+    Outcome,
+    RecordTooLarge,
+)
+from aiokprod.partitioners import choose
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from aiokprod._client.runtime import Runtime
+    from aiokprod._client.serialization import RecordSerializers
+    from aiokprod._core.batch import Delivery, RecordMetadata
+    from aiokprod._engine.buffer.broker_memory_quota import QuotaWaiter
+    from aiokprod._engine.buffer.queues import PartitionQueue
+    from aiokprod.cluster import ClusterSnapshot
+    from aiokprod.config import ProducerConfig
+    from aiokprod.interceptors import InterceptorChain
+    from aiokprod.partitioners import Partitioner
+    from aiokprod.records import Header, ProducerRecord
+
+
+_Payload = tuple["bytes | None", "bytes | None", "Sequence[Header]"]
+"""Key, value and headers as they go into the batch."""
+
+
+class SlowPath:
+    """Admits records that the fast path does not take.
+
+    `partitioner` None is the built-in logic: by key, else sticky.
+    """
+
+    def __init__(
+        self,
+        config: ProducerConfig,
+        runtime: Runtime,
+        serializers: RecordSerializers,
+        partitioner: Partitioner | None,
+        interceptors: InterceptorChain | None,
+        check: Callable[[], None],
+    ) -> None:
+        self._max_request_size = config.max_request_size
+        self._buffer_memory = config.buffer_memory
+        self._runtime = runtime
+        self._serializers = serializers
+        self._partitioner = partitioner
+        self._interceptors = interceptors
+        self._check = check
+
+    @property
+    def plain(self) -> bool:
+        """Keys and values are bytes, sent as they are."""
+        return self._serializers.plain
+
+    async def admit(
+        self,
+        record: ProducerRecord[Any, Any],
+        deadline: float,
+        reservation: Reservation | None = None,
+    ) -> Delivery:
+        """The record's handle once it is in a batch.
+
+        Whatever this raises, the record is not sent, with one exception: `reservation`, if given,
+        has the handle of a record that was in a batch and could not be withdrawn any more.
+
+        Raises:
+            ConfigError, SerializationError, RecordTooLarge: the record cannot be sent at all.
+            MetadataTimeout, BufferTimeout: `deadline` (loop time) passed.
+            KafkaError: of the topic or the producer.
+
+        Cancellation: the record does not exist.
+        """
+        reservation = reservation or Reservation(self._runtime.memory)
+        interceptors = self._interceptors
+        if interceptors is not None:
+            record = interceptors.on_send(record)
+        try:
+            delivery = await self._watched(record, deadline, reservation)
+            if interceptors is not None:
+                self._await_end(delivery)
+            return delivery
+        except BaseException as error:
+            self._withdraw(record, reservation, error)
+            raise
+
+    def _withdraw(
+        self, record: ProducerRecord[Any, Any], reservation: Reservation, error: BaseException
+    ) -> None:
+        """A call that admits a record raises, possibly by a signal handler after the append."""
+        delivery = reservation.delivery
+        if delivery is not None:
+            delivery.cancel()  # tells interceptors that have a hook already
+        if self._interceptors is not None and (delivery is None or not delivery.has_hook):
+            self._tell_refused(record, error)
+
+    def refuse(self, record: ProducerRecord[Any, Any], error: KafkaError) -> None:
+        """A record is refused without being looked at: tell interceptors of it.
+
+        Args:
+            error: of this record alone; it is told which record that is.
+        """
+        error.topic, error.partition = record.topic, record.partition
+        if self._interceptors is not None:
+            self._tell_refused(self._interceptors.on_send(record), error)
+
+    async def _watched(
+        self, record: ProducerRecord[Any, Any], deadline: float, reservation: Reservation
+    ) -> Delivery:
+        """A transaction must know of the records it lacks."""
+        try:
+            return await self._admit(record, deadline, reservation)
+        except KafkaError as error:
+            _locate(error, record.topic, record.partition)
+            self._runtime.state.on_refused(error)
+            raise
+
+    def _tell_refused(self, record: ProducerRecord[Any, Any], error: BaseException) -> None:
+        self._tell(record.topic, record.partition, None, error)
+
+    def _await_end(self, delivery: Delivery) -> None:
+        """Tell interceptors of the record's end. No reference to the record is kept: its memory
+        counts as free before its end."""
+        delivery.set_hook(functools.partial(self._tell, delivery.topic, delivery.partition))
+
+    def _tell(
+        self,
+        topic: str,
+        partition: int | None,
+        metadata: RecordMetadata | None,
+        error: BaseException | None,
+    ) -> None:
+        assert self._interceptors is not None, "only called with interceptors"
+        told = None
+        if error is not None:
+            told = _as_kafka_error(error)
+            _locate(told, topic, partition)
+        self._interceptors.on_acknowledgement(metadata, told)
+
+    async def _admit(
+        self, record: ProducerRecord[Any, Any], deadline: float, reservation: Reservation
+    ) -> Delivery:
+        topic, partition = record.topic, record.partition
+        await self._known(topic, partition, deadline)
+        headers = list(record.headers or ())
+        key, value = await self._serializers.serialize(record, headers)
+        size = self._checked_size(topic, key, value, headers)
+        return await self._place(record, (key, value, headers), size, deadline, reservation)
+
+    async def _place(
+        self,
+        record: ProducerRecord[Any, Any],
+        payload: _Payload,
+        size: int,
+        deadline: float,
+        reservation: Reservation,
+    ) -> Delivery:
+        """Append as soon as there is memory, and room in the share of the partition's broker."""
+        runtime = self._runtime
+        place: QuotaWaiter | None = None  # in the line of a broker
+        try:
+            while True:
+                self._check()
+                snapshot = runtime.metadata.lookup(record.topic, record.partition)
+                refused = None
+                runtime.state.check_open()
+                if snapshot is not None and (reservation.size or runtime.memory.has_room(size)):
+                    delivery, refused = self._append(record, snapshot, payload, reservation, place)
+                    if delivery is not None:
+                        return delivery
+                runtime.memory.give_back(reservation)
+                if snapshot is None:  # the topic vanished while something was awaited
+                    if place is not None:
+                        runtime.quota.end_turn(place)
+                    await self._known(record.topic, record.partition, deadline)
+                elif refused is None:
+                    await runtime.memory.reserve(size, reservation, deadline)
+                else:
+                    place = await runtime.quota.wait(refused, deadline, place)
+        finally:
+            runtime.memory.give_back(reservation)
+            if place is not None:
+                runtime.quota.end_turn(place)
+
+    async def _known(self, topic: str, partition: int | None, deadline: float) -> None:
+        """Wait until the metadata have the topic and partition."""
+        metadata = self._runtime.metadata
+        try:
+            if metadata.lookup(topic, partition) is None:
+                await metadata.wait_for_topic(topic, partition, deadline=deadline)
+        except KafkaError as error:
+            error.outcome = Outcome.NOT_SENT  # whatever was refused, it was not this record
+            raise
+
+    def _append(
+        self,
+        record: ProducerRecord[Any, Any],
+        snapshot: ClusterSnapshot,
+        payload: _Payload,
+        reservation: Reservation,
+        place: QuotaWaiter | None,
+    ) -> tuple[Delivery | None, PartitionQueue | None]:
+        """Partition choice and append, without suspension.
+
+        Without a delivery: the queue whose broker holds its share, or None if memory is short.
+        """
+        runtime = self._runtime
+        runtime.state.check_open()
+        key, value, headers = payload
+        partition = record.partition
+        if partition is None and self._partitioner is not None:
+            partition = choose(
+                self._partitioner, record.topic, record.key, key, record.value, value, snapshot
+            )
+        slot = runtime.topic_slot(record.topic, snapshot)
+        accumulator = runtime.accumulator
+        accumulator.refused = None
+        accumulator.turn = place
+        try:
+            delivery = runtime.appender.append(
+                slot, partition, value, key, record.timestamp_ms, headers, reservation
+            )
+            return delivery, accumulator.refused
+        finally:
+            accumulator.turn = None
+
+    def try_admit(self, record: ProducerRecord[Any, Any]) -> Delivery:
+        """As `admit` but without waiting.
+
+        Raises:
+            MetadataMissing: the topic is not known yet; it is being asked for.
+            BufferFull: memory is short.
+            ConfigError: a serializer is asynchronous.
+        """
+        if self._interceptors is not None:
+            record = self._interceptors.on_send(record)
+        reservation = Reservation(self._runtime.memory)
+        try:
+            delivery = self._try_admit(record, reservation)
+            if delivery is None:
+                raise BufferFull(
+                    f"buffer_memory ({self._buffer_memory} bytes), or the part of it that one "
+                    "broker may hold, is used up: wait, or shed load"
+                )
+            if self._interceptors is not None:
+                self._await_end(delivery)
+            return delivery
+        except BaseException as error:
+            self._withdraw(record, reservation, error)
+            if isinstance(error, KafkaError):
+                _locate(error, record.topic, record.partition)
+                self._runtime.state.on_refused(error)
+            raise
+
+    def _try_admit(
+        self, record: ProducerRecord[Any, Any], reservation: Reservation
+    ) -> Delivery | None:
+        runtime = self._runtime
+        snapshot = runtime.metadata.lookup(record.topic, record.partition)
+        if snapshot is None:
+            runtime.metadata.request_topic(record.topic, runtime.loop.time())
+            raise MetadataMissing(
+                f"the metadata of topic {record.topic} are not known yet; they are being fetched: "
+                "try again later, or `await producer.warm([topic])` first"
+            )
+        headers = list(record.headers or ())
+        key, value = self._serializers.serialize_now(record, headers)
+        self._checked_size(record.topic, key, value, headers)
+        return self._append(record, snapshot, (key, value, headers), reservation, None)[0]
+
+    def _checked_size(
+        self,
+        topic: str,
+        key: bytes | None,
+        value: bytes | None,
+        headers: Sequence[Header] | None,
+    ) -> int:
+        try:
+            size = record_size_bound(key, value, headers)
+        except ValueError as error:
+            raise ConfigError(
+                f"headers of a record to {topic} must be (str, bytes or None) pairs whose names "
+                "can be encoded as UTF-8 (no lone surrogates)"
+            ) from error
+        if size + HEADER_SIZE > self._max_request_size:
+            raise RecordTooLarge(
+                f"a record to {topic} takes up to {size + HEADER_SIZE} bytes with its batch "
+                f"header, more than max_request_size ({self._max_request_size}); make it smaller, "
+                "or raise max_request_size and the topic's max.message.bytes"
+            )
+        if size + DELIVERY_CHARGE > self._buffer_memory:
+            raise RecordTooLarge(
+                f"a record to {topic} takes {size + DELIVERY_CHARGE} bytes, more than the whole "
+                f"buffer_memory ({self._buffer_memory}); make it smaller or raise buffer_memory"
+            )
+        return size + DELIVERY_CHARGE
+
+
+def _locate(error: KafkaError, topic: str, partition: int | None) -> None:
+    """Say which record the error is of, unless it says so already."""
+    if error.topic is None:
+        error.topic, error.partition = topic, partition
+
+
+def _as_kafka_error(error: BaseException) -> KafkaError:
+    """What interceptors are told: whatever else was raised, the record was not sent."""
+    if isinstance(error, KafkaError):
+        return error
+    what = (
+        "the send was cancelled before the record left"
+        if isinstance(error, asyncio.CancelledError)
+        else f"{type(error).__name__} while the record was being prepared"
+    )
+    own = KafkaError(what, outcome=Outcome.NOT_SENT)
+    own.__cause__ = error
+    return own

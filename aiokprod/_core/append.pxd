@@ -1,0 +1,66 @@
+from cpython.ref cimport PyObject
+from libc.stdint cimport int32_t, int64_t
+
+from aiokprod._core.bulk_tracker cimport BulkTracker
+from aiokprod._core.batch cimport BatchCore, ByteCount, Delivery, MemoryBudget, Reservation
+from aiokprod._core.yielding cimport YieldQueue
+
+
+cdef class PartitionSlot:
+    cdef public BatchCore core
+    cdef readonly int64_t reserved_bytes
+    cdef readonly int64_t opened
+    cdef ByteCount account
+    cdef readonly str topic
+    cdef readonly int32_t partition
+
+
+cdef class TopicSlot:
+    cdef readonly str topic
+    cdef readonly list slots
+    cdef public int32_t sticky
+    cdef public int64_t sticky_bytes
+
+
+cdef class Appender:
+    cdef public bint enabled
+    cdef readonly dict topics
+    cdef readonly int64_t max_request_size
+    cdef readonly int64_t sticky_limit
+    cdef readonly bint ignore_keys
+    cdef object loop
+    cdef object is_running
+    cdef unsigned long thread
+    cdef object open_new_batch
+    cdef object slow_submit
+    cdef object unix_ms
+    cdef readonly YieldQueue turns
+    cdef PyObject* last_task  # only compared, never used
+    cdef int streak
+    cdef int allowance
+    cdef object clock
+    cdef MemoryBudget memory
+    cdef bint tick_open
+    cdef bint overrun
+    cdef int64_t tick_ms
+    cdef double slice_start
+    cdef double slice_length
+    cdef int since_check
+
+    cdef bint open_tick(self) except -1
+    cdef bint slice_over(self)
+    cdef bint is_greedy(self) except -1
+    cdef bint must_wait(self) except -1
+    cdef Delivery append_slot(self, TopicSlot slot, int32_t partition, bytes value, bytes key,
+                              int64_t timestamp, object headers, int64_t reserved)
+    cdef inline bint is_sticky(self, int32_t partition, bytes key):
+        return partition < 0 and (key is None or self.ignore_keys)
+    cdef PartitionSlot choose(self, TopicSlot topic, int32_t partition, bytes key)
+    cdef BatchCore encode(self, TopicSlot topic, int32_t partition, bytes value, bytes key,
+                          int64_t timestamp, object headers, int64_t reserved, int64_t charge,
+                          BulkTracker tracker)
+    cdef Delivery fast(self, object topic, object value, object key, object partition,
+                       object timestamp_ms, object headers)
+    cdef Py_ssize_t append_plain(self, BulkTracker tracker, TopicSlot topic, list values,
+                                 list keys, int32_t partition, Py_ssize_t i,
+                                 Py_ssize_t end) except -1

@@ -1,0 +1,122 @@
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+from aiokprod._core.batch import BatchCore, ByteCount, Delivery, MemoryBudget, Reservation
+from aiokprod._core.bulk_tracker import BulkTracker
+from aiokprod._core.yielding import YieldQueue
+
+DELIVERY_CHARGE: int
+RECORD_OVERHEAD: int
+
+def record_size_bound(
+    key: bytes | None,
+    value: bytes | None,
+    headers: Sequence[tuple[str, bytes | None]] | None,
+) -> int: ...
+def handle_of(core: BatchCore) -> Delivery: ...
+
+class PartitionSlot:
+    core: BatchCore | None
+    def __init__(self, topic: str, partition: int) -> None: ...
+    @property
+    def topic(self) -> str: ...
+    @property
+    def partition(self) -> int: ...
+    @property
+    def reserved_bytes(self) -> int: ...
+    @property
+    def opened(self) -> int: ...
+    def open(
+        self,
+        core: BatchCore,
+        opened: int,
+        batch: object,
+        batches: deque[Any],
+        incomplete: dict[Any, None],
+    ) -> bool: ...
+    def follow(self, account: ByteCount) -> None: ...
+    def hold(self, core: BatchCore) -> None: ...
+    def let_go(self, core: BatchCore, memory: MemoryBudget) -> int: ...
+
+class TopicSlot:
+    sticky: int
+    sticky_bytes: int
+    def __init__(self, topic: str) -> None: ...
+    @property
+    def topic(self) -> str: ...
+    @property
+    def slots(self) -> list[Any]: ...
+
+class Appender:
+    enabled: bool
+    def __init__(
+        self,
+        *,
+        loop: asyncio.AbstractEventLoop,
+        memory: MemoryBudget,
+        open_new_batch: Callable[[TopicSlot, int, int], PartitionSlot | None],
+        slow_submit: Callable[..., Awaitable[Delivery]],
+        unix_ms: Callable[[], int],
+        turns: YieldQueue,
+        max_request_size: int,
+        sticky_limit: int,
+        ignore_keys: bool = False,
+        slice_length: float = 0.001,
+    ) -> None: ...
+    @property
+    def topics(self) -> dict[str, TopicSlot]: ...
+    @property
+    def turns(self) -> YieldQueue: ...
+    def submit(
+        self,
+        topic: object,
+        value: object = None,
+        *,
+        key: object = None,
+        partition: object = None,
+        timestamp_ms: object = None,
+        headers: object = None,
+    ) -> Awaitable[Delivery]: ...
+    def try_append(
+        self,
+        topic: object,
+        value: object = None,
+        key: object = None,
+        partition: object = None,
+        timestamp_ms: object = None,
+        headers: object = None,
+    ) -> Delivery | None: ...
+    def try_append_noted(
+        self,
+        tracker: BulkTracker,
+        topic: object,
+        value: object,
+        key: object,
+        partition: object,
+        timestamp_ms: object,
+        headers: object,
+    ) -> bool: ...
+    def append(
+        self,
+        slot: TopicSlot,
+        partition: int | None,
+        value: bytes | None,
+        key: bytes | None,
+        timestamp_ms: int | None,
+        headers: Sequence[tuple[str, bytes | None]] | None,
+        reservation: Reservation | None = None,
+    ) -> Delivery | None: ...
+    def append_column(
+        self,
+        tracker: BulkTracker,
+        slot: TopicSlot,
+        values: list[Any],
+        keys: list[Any] | None,
+        timestamps: list[Any] | None,
+        headers: list[Any] | None,
+        partition: int,
+        start: int,
+    ) -> int: ...
+    def slice_is_over(self) -> bool: ...

@@ -1,0 +1,20 @@
+import asyncio
+from collections.abc import Callable
+from typing import Final
+
+from aiokprod._core.batch import MemoryBudget
+
+FIRST: Final[int]
+MOST: Final[int]
+ROUND: Final[int]
+LONG: Final[float]
+
+class YieldQueue:
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, clock: Callable[[], float], memory: MemoryBudget
+    ) -> None: ...
+    @property
+    def waiting(self) -> int: ...
+    def join(self) -> asyncio.Future[None]: ...
+    def begin(self) -> None: ...
+    def release(self) -> None: ...

@@ -1,0 +1,296 @@
+"""Requests to coordinators: who is it, is it connected, what came back.
+
+One attempt at a time; whether an answer is repeated is decided by the callers, who alone know what
+a lost answer means to them. Knows no transaction states.
+
+Source: Java `Sender.maybeSendAndPollTransactionalRequest`, `TransactionManager.lookupCoordinator`;
+KIP-699 for FindCoordinator v4.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from aiokprod._engine.wakeup import WakeupEvent
+from aiokprod._wire.messages.find_coordinator import FindCoordinatorRequest
+from aiokprod.cluster import Node
+from aiokprod.errors import AuthenticationError, Code
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from aiokprod._engine.metadata.cache import Metadata
+    from aiokprod._engine.ports import BrokerClient, ClientResponse
+    from aiokprod.cluster import ClusterSnapshot
+    from aiokprod.errors import KafkaError
+
+logger = logging.getLogger(__name__)
+
+_BATCHED_FROM: Final = 4
+_NO_CODE: Final = int(Code.NONE)
+_PORTS: Final = 1 << 16
+
+
+class CoordinatorKind(enum.IntEnum):
+    """Key types of FindCoordinator."""
+
+    GROUP = 0
+    TRANSACTION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """The end of one attempt: `body`, or `error`.
+
+    Attributes:
+        version: of the request, -1 if none was sent.
+        possibly_appended: without a body: the broker may have acted on the request.
+    """
+
+    body: Any
+    error: KafkaError | None
+    version: int
+    maybe_written: bool
+
+
+class VersionedRequest:
+    """A request made for the negotiated version; the port's `(version) -> message`.
+
+    Attributes:
+        sent: it was handed to a connection at least once.
+    """
+
+    __slots__ = ("_build", "api_key", "max_version", "sent")
+
+    def __init__(
+        self, api_key: int, build: Callable[[int], Any], max_version: int | None = None
+    ) -> None:
+        self.api_key = api_key
+        self._build = build
+        self.max_version = max_version
+        self.sent = False
+
+    def __call__(self, version: int) -> Any:
+        """The message."""
+        return self._build(version)
+
+
+@dataclass(slots=True)
+class _Coordinator:
+    """A coordinator as FindCoordinator named it.
+
+    Attributes:
+        listed: the newest metadata list this node at this address.
+    """
+
+    node: Node
+    listed: bool
+
+
+class Coordinators:
+    """Finds coordinators and carries one request at a time to them. For one task.
+
+    A coordinator is reached at the address in the FindCoordinator answer, whatever the metadata
+    say of its node: they may be older, or never list it (a proxy with coordinators of its own).
+
+    Attributes:
+        waiting_for: broker whose next free place in flight is taken by a request from here; the
+            sender leaves it alone, `on_free` tells it when it need not any more. If it refuses us,
+            `on_refused` tells why; the request waits on.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        client: BrokerClient,
+        metadata: Metadata,
+        *,
+        request_timeout: float,
+        on_free: Callable[[], None],
+        on_refused: Callable[[AuthenticationError], None],
+    ) -> None:
+        self._loop = loop
+        self._client = client
+        self._metadata = metadata
+        self._request_timeout = request_timeout
+        self._on_free = on_free
+        self._on_refused = on_refused
+        self.waiting_for: int | None = None
+        self._network = WakeupEvent(loop)
+        self._known: dict[tuple[CoordinatorKind, str], _Coordinator] = {}
+
+    def on_network(self) -> None:
+        """Something changed: a connection, an answer, or whether a request is still wanted."""
+        self._network.set()
+
+    def on_snapshot(self, snapshot: ClusterSnapshot) -> None:
+        """Forget coordinators whose node left the metadata or moved: their connection is being
+        closed, and the node is probably shutting down."""
+        for where, coordinator in list(self._known.items()):
+            listed = _lists(snapshot, coordinator.node)
+            if coordinator.listed and not listed:
+                del self._known[where]
+            coordinator.listed = listed
+        self._network.set()
+
+    def known(self, kind: CoordinatorKind, key: str) -> int | None:
+        """The coordinator's node, None if it must be looked up."""
+        coordinator = self._known.get((kind, key))
+        return None if coordinator is None else coordinator.node.id
+
+    def forget(self, kind: CoordinatorKind, key: str) -> None:
+        """It is not the coordinator, or cannot be reached: look it up again."""
+        self._known.pop((kind, key), None)
+
+    def on_disconnect(self, node_id: int, error: KafkaError) -> None:
+        """A connection to a broker, or an attempt to connect, ended: its coordinators may move."""
+        if node_id == self.waiting_for and isinstance(error, AuthenticationError):
+            self._on_refused(error)
+        for where, coordinator in list(self._known.items()):
+            if self._client.coordinator_id(coordinator.node) == node_id:
+                del self._known[where]
+        self._network.set()
+
+    async def find(
+        self, kind: CoordinatorKind, key: str, wanted: Callable[[], bool] = lambda: True
+    ) -> tuple[int, Reply | None]:
+        """One lookup at any broker: the error code and, if there was no usable answer, how the
+        attempt ended. `known` has the coordinator afterwards.
+
+        Args:
+            wanted: False ends the waiting for a broker that can be asked; with (0, None) then.
+        """
+        try:
+            node_id = await self._any_node(wanted)
+            if node_id is None:
+                return _NO_CODE, None
+            answer = self._send(node_id, _find_request(kind, key))
+        finally:
+            self.waiting_for = None
+            self._on_free()
+        reply = await answer
+        if reply.body is None:
+            return _NO_CODE, reply
+        entry = reply.body
+        if reply.version >= _BATCHED_FROM:
+            found = reply.body.coordinators
+            if len(found) != 1:
+                return int(Code.COORDINATOR_NOT_AVAILABLE), None
+            # One key was asked for, so its name in the answer is not compared: gateways leave it
+            # out or return the name they use themselves (Java does not look at it either).
+            entry = found[0]
+        if entry.error_code != Code.NONE:
+            return int(entry.error_code), None
+        if entry.node_id < 0 or not entry.host or not 0 < entry.port < _PORTS:
+            return int(Code.COORDINATOR_NOT_AVAILABLE), None
+        node = Node(entry.node_id, entry.host, entry.port)
+        logger.info("coordinator of %s %s is broker %s", kind.name, key, node)
+        self._known[kind, key] = _Coordinator(node, _lists(self._metadata.snapshot, node))
+        self._client.set_coordinators([one.node for one in self._known.values()])
+        return _NO_CODE, None
+
+    async def _any_node(self, wanted: Callable[[], bool]) -> int | None:
+        while wanted():
+            self._network.clear()
+            now = self._loop.time()
+            node_id = self._client.least_loaded(now)
+            if node_id is None:  # all are busy or cannot be reached: stand in line at one
+                node_id = next(iter(self._metadata.snapshot.nodes), None)
+            if node_id is not None and self._client.ready(node_id, now):
+                return node_id
+            self.waiting_for = node_id
+            # Without a node to dial the metadata updater's next dial wakes us.
+            again = float("inf") if node_id is None else self._client.retry_at(node_id, now)
+            await self._network.wait(min(again, now + self._request_timeout))
+        return None
+
+    async def attempt(
+        self,
+        kind: CoordinatorKind,
+        key: str,
+        request: VersionedRequest,
+        wanted: Callable[[], bool] = lambda: True,
+    ) -> Reply | None:
+        """Send once to the known coordinator; None if nothing was sent, because it could not be
+        reached or the request is not wanted any more.
+
+        Cancellation: the answer, if one comes, is dropped.
+        """
+        try:
+            node_id = await self._connected(kind, key, wanted)
+            if node_id is None:
+                self.forget(kind, key)
+                return None
+            answer = self._send(node_id, request)
+        finally:
+            self.waiting_for = None
+            self._on_free()
+        reply = await answer
+        if reply.body is None:
+            self.forget(kind, key)
+        return reply
+
+    async def _connected(
+        self, kind: CoordinatorKind, key: str, wanted: Callable[[], bool]
+    ) -> int | None:
+        """The coordinator's connection id once it takes a request; None if it is not to be waited
+        for.
+
+        That is so once an attempt to connect failed (`on_disconnect` has forgotten it), its node
+        left the metadata, or after request_timeout_ms: it may have moved meanwhile. A coordinator
+        that throttles us or has no place free is connected: asking others for it would not help.
+        """
+        coordinator = self._known[kind, key]
+        give_up = self._loop.time() + self._request_timeout
+        while self._known.get((kind, key)) is coordinator and wanted():
+            self._network.clear()
+            now = self._loop.time()
+            node_id = self.waiting_for = self._client.coordinator_id(coordinator.node)
+            if self._client.ready(node_id, now):
+                return node_id
+            if now >= give_up:
+                return None
+            await self._network.wait(min(self._client.retry_at(node_id, now), give_up))
+        return None
+
+    def _send(self, node_id: int, request: VersionedRequest) -> Awaitable[Reply]:
+        """Hand the request over at once; await the result for the answer."""
+        done: asyncio.Future[ClientResponse] = self._loop.create_future()
+
+        def on_done(response: ClientResponse) -> None:
+            if not done.done():
+                done.set_result(response)
+
+        request.sent = True
+        self._client.send(
+            node_id,
+            request,
+            on_done,
+            self._loop.time(),
+            timeout=self._request_timeout,
+            max_version=request.max_version,
+        )
+        return self._reply(done)
+
+    @staticmethod
+    async def _reply(done: asyncio.Future[ClientResponse]) -> Reply:
+        response = await done
+        return Reply(response.body, response.error, response.version, response.maybe_written)
+
+
+def _lists(snapshot: ClusterSnapshot, node: Node) -> bool:
+    known = snapshot.nodes.get(node.id)
+    return known is not None and (known.host, known.port) == (node.host, node.port)
+
+
+def _find_request(kind: CoordinatorKind, key: str) -> VersionedRequest:
+    def build(version: int) -> FindCoordinatorRequest:
+        if version >= _BATCHED_FROM:
+            return FindCoordinatorRequest(key_type=kind, coordinator_keys=[key])
+        return FindCoordinatorRequest(key=key, key_type=kind)
+
+    return VersionedRequest(FindCoordinatorRequest.api_key, build)

@@ -1,0 +1,423 @@
+"""`TransactionDriver`: the task that carries out what the transaction needs, one request at a time.
+
+Every request is repeated until its answer is definite, with backoff and a fresh look at who
+coordinates; how long a caller waits for that is the caller's deadline. Partitions noted while a
+request is under way leave together in the next one.
+
+Source: Java `TransactionManager` request handlers; the meaning of codes is `transaction_states`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from aiokprod._engine.identity import transaction_requests as requests
+from aiokprod._engine.identity.coordinators import CoordinatorKind
+from aiokprod._engine.identity.transaction_core import OffsetsJob, TxnStep
+from aiokprod._engine.identity.transaction_states import (
+    ErrorAction,
+    TxnApi,
+    error_action,
+    may_be_carried_out,
+)
+from aiokprod._engine.wakeup import WakeupEvent
+from aiokprod.errors import (
+    AuthenticationError,
+    Code,
+    FatalTransactionError,
+    KafkaError,
+    NetworkError,
+    Outcome,
+    ProducerFenced,
+    broker_error,
+    error_code,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from aiokprod._engine.identity.coordinators import Coordinators, Reply, VersionedRequest
+    from aiokprod._engine.identity.transaction_manager import TransactionManager
+    from aiokprod.records import TopicPartition
+
+logger = logging.getLogger(__name__)
+
+FOREVER: Final = float("inf")
+_MARKERS_SOON: Final = 0.002
+_MARKERS_LATE: Final = 0.02
+"""Seconds until a request is repeated that came before the markers of the transaction before were
+written, at first and at most (Java waits 20 ms, KAFKA-5477); each one of several waits twice as
+long as the one before it."""
+_MARKERS_LIMIT: Final = 0.05
+"""Seconds; markers that take longer are left to the leader to wait for."""
+_MARKERS_SHARE: Final = 0.5
+"""Of the time they took last; before that nobody asks for them. Not more, since an idle coordinator
+goes on only when asked: then what is found is late by as much as was waited."""
+
+# The strictest code of an answer with several decides.
+_PRECEDENCE: Final = (
+    ErrorAction.FENCED,
+    ErrorAction.FATAL,
+    ErrorAction.LOOKUP,
+    ErrorAction.LOST,
+    ErrorAction.RETRY,
+    ErrorAction.ABORT,
+    ErrorAction.OK,
+)
+
+
+@dataclass(slots=True)
+class _RequestResult:
+    """What came out of a request.
+
+    Attributes:
+        verdict: None if it is not wanted any more.
+        code: of the broker, behind `error_action`.
+        error: of the client, instead of a code.
+        lost: some attempt may have been carried out without an answer, or may still arrive.
+        in_doubt: some attempt may have been carried out, answered with an error or not at all.
+        version: of the request that was sent last, -1 if none was.
+    """
+
+    action: ErrorAction | None = None
+    code: int = 0
+    body: Any = None
+    error: KafkaError | None = None
+    lost: bool = False
+    in_doubt: bool = False
+    version: int = -1
+
+
+class TransactionDriver:
+    """Does the `TxnStep` of a `TransactionManager`."""
+
+    def __init__(
+        self,
+        manager: TransactionManager,
+        coordinators: Coordinators,
+        *,
+        loop: asyncio.AbstractEventLoop,
+        timeout_ms: int,
+        backoff: Callable[[int], float],
+    ) -> None:
+        self._manager = manager
+        self._coordinators = coordinators
+        self._timeout_ms = timeout_ms
+        self._backoff = backoff
+        self._id = manager.transactional_id
+        self._target = (CoordinatorKind.TRANSACTION, self._id)
+        self._last_end: VersionedRequest | None = None
+        self._markers_took = 0.0
+        self._loop = loop
+        self._wakeup = WakeupEvent(loop)
+        self._steps = {
+            TxnStep.INIT: self._init,
+            TxnStep.MARKERS: self._await_markers,
+            TxnStep.ADD: self._add_partitions,
+            TxnStep.OFFSETS: self._commit_offsets,
+            TxnStep.END: self._end,
+        }
+
+    def wake(self) -> None:
+        """There may be something to do, and what waits for a coordinator may be void."""
+        self._wakeup.set()
+        self._coordinators.on_network()
+
+    async def run(self) -> None:
+        """One piece of work after the other until cancelled."""
+        while True:
+            self._wakeup.clear()
+            work = self._manager.work()
+            if work is None:
+                await self._wakeup.wait(FOREVER)
+            else:
+                await self._steps[work]()
+
+    # -- the four kinds of work -----------------------------------------------------------------
+
+    async def _init(self) -> None:
+        manager = self._manager
+        result = await self._exchange(
+            TxnApi.INIT,
+            TxnStep.INIT,
+            requests.init(self._id, self._timeout_ms, manager.producer_id, manager.epoch),
+        )
+        if result.action is ErrorAction.OK:
+            manager.can_bump = result.version >= requests.EPOCH_BUMP_FROM
+            manager.initialised(result.body.producer_id, result.body.producer_epoch)
+        elif result.action is ErrorAction.ABORT:
+            manager.init_refused(self._error(TxnApi.INIT, result))
+        else:
+            self._settle(TxnApi.INIT, result)
+
+    async def _await_markers(self) -> None:
+        """Repeat the EndTxn of the transaction before until it is through; see `marker_pace`.
+
+        Under the second protocol its epoch is over, so that it can neither end nor change what is
+        open now, whenever it arrives; and nothing depends on its answer.
+        """
+        request, pause = self._last_end, _MARKERS_SOON
+        began = self._loop.time()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_MARKERS_LIMIT):
+                await asyncio.sleep(max(0.0, self._markers_took * _MARKERS_SHARE - pause))
+                while request is not None and self._manager.wants(TxnStep.MARKERS):
+                    await asyncio.sleep(pause)
+                    pause = min(2 * pause, _MARKERS_LATE)
+                    if self._coordinators.known(*self._target) is None:
+                        break
+                    reply = await self._coordinators.attempt(*self._target, request)
+                    if reply is None or reply.body is None:
+                        break
+                    if reply.body.error_code != Code.CONCURRENT_TRANSACTIONS:
+                        break
+        self._markers_took = self._loop.time() - began
+        self._manager.markers_written()
+
+    async def _add_partitions(self) -> None:
+        manager = self._manager
+        partitions = list(manager.pending_partitions)
+        result = await self._exchange(
+            TxnApi.ADD_PARTITIONS,
+            TxnStep.ADD,
+            requests.add_partitions(self._id, manager.producer_id, manager.epoch, partitions),
+            codes=requests.added_codes,
+            expected=partitions,
+        )
+        if result.body is not None:
+            codes = requests.added_codes(result.body)
+            manager.added([key for key in partitions if codes.get(key) == Code.NONE])
+        manager.uncertain = manager.uncertain or (result.in_doubt and not manager.started)
+        self._settle(TxnApi.ADD_PARTITIONS, result)
+
+    async def _commit_offsets(self) -> None:
+        manager = self._manager
+        job = manager.offsets[0]
+        if manager.tv2:
+            manager.started = True  # the broker opens the transaction for them
+        elif not await self._add_offsets(job):
+            return
+        result = await self._exchange(
+            TxnApi.COMMIT_OFFSETS,
+            TxnStep.OFFSETS,
+            requests.commit_offsets(
+                self._id, manager.producer_id, manager.epoch, job.offsets, job.group,
+                tv2=manager.tv2,
+            ),
+            where=(CoordinatorKind.GROUP, job.group.group_id),
+            codes=requests.committed_codes,
+            expected=list(job.offsets),
+        )  # fmt: skip
+        if self._settle(TxnApi.COMMIT_OFFSETS, result):
+            manager.offsets_accepted(job)
+
+    async def _add_offsets(self, job: OffsetsJob) -> bool:
+        manager = self._manager
+        result = await self._exchange(
+            TxnApi.ADD_OFFSETS,
+            TxnStep.OFFSETS,
+            requests.add_offsets(self._id, manager.producer_id, manager.epoch, job.group.group_id),
+        )
+        if result.action is ErrorAction.OK:
+            manager.started = True
+        manager.uncertain = manager.uncertain or (result.in_doubt and not manager.started)
+        return self._settle(TxnApi.ADD_OFFSETS, result)
+
+    async def _end(self) -> None:
+        manager = self._manager
+        ending = manager.ending
+        assert ending is not None, "work END needs an ending"
+        if not (manager.started or manager.uncertain):
+            manager.ended()  # the coordinator knows nothing of it
+            return
+        request = requests.end(
+            self._id, manager.producer_id, manager.epoch, commit=ending.commit, tv2=manager.tv2
+        )
+
+        def on_lost() -> None:
+            ending.lost = True
+
+        if self._last_end is not None and not manager.confirmed:
+            # While markers of the transaction before are being written, the coordinator takes an
+            # end of this one for a fenced producer's. What it answers to the old one is no matter.
+            before = await self._exchange(TxnApi.END, TxnStep.END, self._last_end)
+            if before.action is None:
+                return
+        ending.request = request
+        result = await self._exchange(TxnApi.END, TxnStep.END, request, on_lost=on_lost)
+        if result.action is ErrorAction.OK:
+            body = result.body
+            self._last_end = request if manager.tv2 else None
+            manager.ended(body.producer_id, body.producer_epoch)
+        elif result.code == Code.INVALID_TXN_STATE and manager.uncertain and not manager.started:
+            manager.ended()  # what should have started it never arrived
+        elif result.code == Code.INVALID_PRODUCER_ID_MAPPING and not ending.commit:
+            manager.unmapped = True
+            manager.ended()  # nothing is open under this producer id
+        elif result.action is not None:
+            self._end_refused(result, commit=ending.commit)
+
+    def _end_refused(self, result: _RequestResult, *, commit: bool) -> None:
+        if not result.in_doubt or (result.action is ErrorAction.ABORT and not commit):
+            self._settle(TxnApi.END, result)
+            return
+        # This request or an earlier copy of it may have been carried out.
+        error = self._error(TxnApi.END, result)
+        cls = type(error) if isinstance(error, FatalTransactionError) else FatalTransactionError
+        fatal = cls(
+            f"transactional id {self._id}: EndTxn was refused, but it, or an earlier copy of it, "
+            f"may have been carried out: the transaction may be "
+            f"{'committed' if commit else 'open'}; "
+            f"close the producer, a new one starts clean: {error.message}",
+            code=error.code,
+            outcome=Outcome.UNKNOWN,
+        )
+        fatal.__cause__ = error
+        self._manager.fail(fatal, answered=True)
+
+    # -- one request until its answer is definite -----------------------------------------------
+
+    async def _exchange(
+        self,
+        call: TxnApi,
+        work: TxnStep,
+        request: VersionedRequest,
+        *,
+        where: tuple[CoordinatorKind, str] | None = None,
+        codes: Callable[[Any], Mapping[TopicPartition, int]] | None = None,
+        expected: list[TopicPartition] | None = None,
+        on_lost: Callable[[], None] | None = None,
+    ) -> _RequestResult:
+        """Repeat `request` until its answer is definite or nobody wants it any more."""
+        result = _RequestResult()
+        attempts = 0
+        target = where or self._target
+        while self._manager.wants(work):
+            found = await self._find(target, work)
+            if found is not None:
+                found.lost, found.in_doubt = result.lost, result.in_doubt
+                return found
+            reply = await self._coordinators.attempt(
+                *target, request, lambda: self._manager.wants(work)
+            )
+            self._read(call, reply, result, codes, expected or [])
+            if result.lost and on_lost is not None:
+                on_lost()
+            if result.action is ErrorAction.LOOKUP:
+                self._coordinators.forget(*target)
+            elif result.action not in (ErrorAction.RETRY, ErrorAction.LOST):
+                return result
+            if not self._manager.wants(work):
+                break
+            attempts += 1
+            logger.debug("%s: %s again after %s", self._id, call.value, result)
+            await asyncio.sleep(self._pause(call, result.code, attempts))
+        result.action = None
+        return result
+
+    def _pause(self, call: TxnApi, code: int, attempts: int) -> float:
+        pause = self._backoff(attempts)
+        if code != Code.CONCURRENT_TRANSACTIONS:
+            return pause
+        soon = _MARKERS_SOON * 2.0 ** min(attempts - 1, 10)
+        first_add = call is TxnApi.ADD_PARTITIONS and not self._manager.partitions_in_txn
+        return min(soon, _MARKERS_LATE if first_add else pause)
+
+    async def _find(
+        self, target: tuple[CoordinatorKind, str], work: TxnStep
+    ) -> _RequestResult | None:
+        """None once the coordinator is known (or the work not wanted), else why it is not."""
+        attempts = 0
+        while self._coordinators.known(*target) is None:
+            if not self._manager.wants(work):
+                return _RequestResult()
+            code, failed = await self._coordinators.find(*target, lambda: self._manager.wants(work))
+            if failed is not None:
+                if _unsendable(failed):
+                    return _RequestResult(ErrorAction.FATAL, error=failed.error)
+            elif code != Code.NONE:
+                found = error_action(TxnApi.FIND, code)
+                if found is not ErrorAction.RETRY:
+                    return _RequestResult(found, code)
+            else:
+                continue  # found, or not wanted any more
+            attempts += 1
+            await asyncio.sleep(self._backoff(attempts))
+        return None
+
+    @staticmethod
+    def _read(
+        call: TxnApi,
+        reply: Reply | None,
+        result: _RequestResult,
+        codes: Callable[[Any], Mapping[TopicPartition, int]] | None,
+        expected: list[TopicPartition],
+    ) -> None:
+        """Put the meaning of one attempt into `result`; `lost` and `in_doubt` are never taken
+        back."""
+        result.body, result.error, result.code = None, None, 0
+        if reply is None:
+            result.action = ErrorAction.LOOKUP  # could not be reached
+            return
+        result.version = reply.version
+        if reply.body is None:
+            result.error = reply.error
+            result.lost = result.lost or reply.maybe_written
+            result.in_doubt = result.in_doubt or result.lost
+            result.action = ErrorAction.FATAL if _unsendable(reply) else ErrorAction.LOOKUP
+            return
+        result.body = reply.body
+        if codes is None:
+            found = [requests.code_of(reply.body)]
+        else:
+            answered = codes(reply.body)
+            # A partition left out of the answer may or may not have been taken: ask again.
+            found = [answered.get(key, Code.NETWORK_EXCEPTION) for key in expected]
+            result.lost = result.lost or any(key not in answered for key in expected)
+        result.in_doubt = any(may_be_carried_out(code, earlier=result.in_doubt) for code in found)
+        result.code = min(found, key=lambda code: _PRECEDENCE.index(error_action(call, code)))
+        result.action = error_action(call, result.code)
+        result.lost = result.lost or result.action is ErrorAction.LOST
+
+    # -- meaning --------------------------------------------------------------------------------
+
+    def _settle(self, call: TxnApi, result: _RequestResult) -> bool:
+        """Carry out a definite answer; True if the request succeeded."""
+        if result.action is ErrorAction.OK:
+            return True
+        if result.action is ErrorAction.ABORT:
+            self._manager.abort_with(self._error(call, result))
+        elif result.action is not None:
+            self._manager.fail(self._error(call, result), answered=True)
+        return False
+
+    def _error(self, call: TxnApi, result: _RequestResult) -> KafkaError:
+        what = f"transactional id {self._id}: {call.value}"
+        if result.error is not None:
+            error = result.error.copy()
+            error.message = f"{what} failed: {error.message}"
+            return error
+        if result.action is ErrorAction.FENCED:
+            return ProducerFenced(
+                f"{what}: another producer with this transactional_id took over, or the "
+                f"transaction was open for longer than transaction_timeout_ms "
+                f"({self._timeout_ms}); close this producer and do not repeat its work here",
+                code=error_code(result.code),
+                outcome=Outcome.REJECTED,
+            )
+        return broker_error(result.code, f"{what} was refused", outcome=Outcome.REJECTED)
+
+
+def _unsendable(reply: Reply) -> bool:
+    """The request itself cannot be sent, because it cannot be built for this broker. Everything
+    else that happens to a request, damaged answers included, ends a connection: another attempt
+    may succeed."""
+    error = reply.error
+    passing = (
+        error is None or error.retriable or isinstance(error, (NetworkError, AuthenticationError))
+    )
+    return not (passing or reply.maybe_written)

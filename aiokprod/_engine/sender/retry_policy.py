@@ -1,0 +1,173 @@
+"""What becomes of a batch after an answer, and the errors of those that fail; no side effects.
+
+Source: Java `Sender.completeBatch`, `Sender.canRetry`; error classes in `error_codes`.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import TYPE_CHECKING, Any, Final
+
+from aiokprod.errors import (
+    Code,
+    DeliveryTimeout,
+    ErrorCode,
+    Outcome,
+    RecordRejected,
+    broker_error,
+)
+
+if TYPE_CHECKING:
+    from aiokprod._engine.buffer.producer_batch import ProducerBatch
+    from aiokprod.errors import KafkaError
+
+
+class Action(enum.Enum):
+    """What to do with the batch."""
+
+    ACKNOWLEDGE = "acknowledge"
+    RETRY = "retry"
+    SPLIT = "split"
+    FAIL = "fail"
+    FATAL = "fatal"
+
+
+class SequenceAdvice(enum.Enum):
+    """What the producer state knows about a sequence error."""
+
+    NONE = "none"  # not its business
+    RETRY = "retry"  # same or new sequence, as it decided
+    DUPLICATE = "duplicate"  # the log has the batch already
+
+
+FATAL_CODES: Final = frozenset({Code.CLUSTER_AUTHORIZATION_FAILED, Code.UNSUPPORTED_VERSION})
+SPLIT_CODES: Final = frozenset({Code.MESSAGE_TOO_LARGE, Code.RECORD_LIST_TOO_LARGE})
+
+
+def decide(
+    code: ErrorCode,
+    *,
+    records: int,
+    attempts: int,
+    retries: int,
+    advice: SequenceAdvice = SequenceAdvice.NONE,
+) -> Action:
+    """The fate of a batch of `records` records after its `attempts`-th attempt ended in `code`."""
+    number = code.number
+    if number == Code.NONE or advice is SequenceAdvice.DUPLICATE:
+        return Action.ACKNOWLEDGE
+    if number in SPLIT_CODES and records > 1:
+        return Action.SPLIT
+    if number in FATAL_CODES:
+        return Action.FATAL
+    if advice is SequenceAdvice.RETRY or code.retriable:
+        return Action.RETRY if attempts <= retries else Action.FAIL
+    return Action.FAIL
+
+
+_HINTS: Final[dict[int, str]] = {
+    Code.MESSAGE_TOO_LARGE: "make the record smaller or raise the topic's max.message.bytes",
+    Code.TOPIC_AUTHORIZATION_FAILED: "grant Write on the topic; later sends then succeed",
+    Code.CLUSTER_AUTHORIZATION_FAILED: "grant IdempotentWrite on the cluster, or set "
+    "enable_idempotence=False",
+    Code.INVALID_RECORD: "the broker refused its content, e.g. no key on a compacted topic",
+    Code.INVALID_TIMESTAMP: "the timestamp is too far from the broker's clock",
+    Code.UNSUPPORTED_COMPRESSION_TYPE: "choose another compression_type",
+    Code.UNSUPPORTED_FOR_MESSAGE_FORMAT: "the topic has an old message format",
+    Code.NOT_ENOUGH_REPLICAS: "too few in-sync replicas for min.insync.replicas",
+    Code.OUT_OF_ORDER_SEQUENCE_NUMBER: "records before it are missing in the log",
+}
+
+
+def batch_error(
+    code: ErrorCode,
+    batch: ProducerBatch,
+    now: float,
+    broker: int,
+    text: str | None,
+    cause: KafkaError | None = None,
+) -> KafkaError:
+    """The error for a batch that failed for good; says where, how often and what to do.
+
+    `cause` is the client's own finding (connection lost, no answer); None if the broker answered.
+    """
+    outcome = outcome_of(batch)
+    hint = _HINTS.get(code.number)
+    if code.number == Code.CLUSTER_AUTHORIZATION_FAILED and not batch.has_sequence:
+        hint = None  # it is not about idempotence
+    happened = f"broker {broker} answered {code.name} to" if cause is None else "no answer to"
+    parts = [
+        f"{batch.topic_partition}: {happened} attempt {batch.attempts} after "
+        f"{now - batch.created_at:.3f} s"
+    ]
+    if text:
+        parts.append(text)
+    if hint:
+        parts.append(hint)
+    parts.append(
+        "the record may be in the log"
+        if outcome is Outcome.UNKNOWN
+        else "the record is not in the log"
+    )
+    if cause is None:
+        return broker_error(code.number, "; ".join(parts), outcome=outcome)
+    error = cause.copy()
+    error.message = f"{'; '.join(parts)}: {cause.message}"
+    error.outcome = outcome
+    return error
+
+
+def record_errors(
+    batch: ProducerBatch, answer: Any, error: KafkaError
+) -> dict[int, KafkaError] | None:
+    """Per-record texts (KIP-467): the named records get theirs, the others are told that they
+    failed along with them. `answer` is the partition's part of the answer, or None."""
+    if answer is None or not answer.record_errors:
+        return None
+    named = {entry.batch_index: entry.batch_index_error_message for entry in answer.record_errors}
+    errors: dict[int, KafkaError] = {}
+    for index in range(batch.core.record_count):
+        text = (
+            named.get(index)
+            if index in named
+            else ("rejected because other records of its batch are invalid; send it again")
+        )
+        errors[index] = RecordRejected(
+            f"{batch.topic_partition}: {text or error.message}",
+            code=error.code,
+            outcome=error.outcome,
+        )
+    return errors
+
+
+def given_up_error(batch: ProducerBatch, error: KafkaError) -> KafkaError:
+    """The batch's own copy of an error that says nothing of what became of its attempts."""
+    own = error.copy()
+    own.outcome = outcome_of(batch)
+    return own
+
+
+def delivery_timeout_error(
+    batch: ProducerBatch, now: float, network: KafkaError | None
+) -> DeliveryTimeout:
+    """Its time is over. `network`: what keeps us from the cluster, for batches never sent."""
+    reason, cause = batch.last_failure
+    if not batch.attempts:
+        cause = network
+        reason = "never sent" + (f": {cause.message}" if cause is not None else "")
+    error = DeliveryTimeout(
+        f"{batch.topic_partition}: no acknowledgment within delivery_timeout_ms "
+        f"({now - batch.created_at:.3f} s, {batch.attempts} attempts, last: "
+        f"{reason or 'no answer yet'}); "
+        f"the record {'may be' if batch.possibly_appended else 'is not'} in the log",
+        outcome=outcome_of(batch),
+    )
+    error.__cause__ = cause
+    return error
+
+
+def outcome_of(batch: ProducerBatch) -> Outcome:
+    """What the attempts so far say about a batch that is given up now."""
+    if batch.possibly_appended:
+        return Outcome.UNKNOWN
+    return Outcome.REJECTED if batch.seen else Outcome.NOT_SENT

@@ -1,0 +1,88 @@
+"""Requests and responses, one module per API, and the registries by API key.
+
+A module is imported when one of its messages is first asked for: a producer uses a handful of them,
+and making a dataclass is slow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from importlib import import_module
+from typing import Final, NamedTuple
+
+from aiokprod._wire.message import Message
+
+
+class Api(NamedTuple):
+    """An API as this package speaks it.
+
+    Attributes:
+        module: where its messages are.
+        oldest, newest: versions; those that Kafka calls unstable are left out.
+    """
+
+    module: str
+    oldest: int
+    newest: int
+
+
+APIS: Final = {
+    0: Api("produce", 3, 13),
+    1: Api("fetch", 4, 18),
+    2: Api("list_offsets", 1, 11),
+    3: Api("metadata", 0, 13),
+    9: Api("offset_fetch", 1, 10),
+    10: Api("find_coordinator", 0, 6),
+    17: Api("sasl_handshake", 0, 1),
+    18: Api("api_versions", 0, 4),
+    19: Api("create_topics", 2, 7),
+    20: Api("delete_topics", 1, 6),
+    22: Api("init_producer_id", 0, 5),
+    24: Api("add_partitions_to_txn", 0, 5),
+    25: Api("add_offsets_to_txn", 0, 4),
+    26: Api("end_txn", 0, 5),
+    28: Api("txn_offset_commit", 0, 5),
+    32: Api("describe_configs", 1, 4),
+    36: Api("sasl_authenticate", 0, 2),
+    37: Api("create_partitions", 0, 3),
+    60: Api("describe_cluster", 0, 2),
+    61: Api("describe_producers", 0, 0),
+    65: Api("describe_transactions", 0, 0),
+    66: Api("list_transactions", 0, 2),
+    71: Api("get_telemetry_subscriptions", 0, 0),
+    72: Api("push_telemetry", 0, 0),
+}
+"""By API key. That it agrees with the messages is a test."""
+
+
+class _Registry(Mapping[int, type[Message]]):
+    """Message class by API key, imported on first use."""
+
+    def __init__(self, suffix: str) -> None:
+        self._suffix = suffix
+        self._found: dict[int, type[Message]] = {}
+
+    def __getitem__(self, api_key: int) -> type[Message]:
+        found = self._found.get(api_key)
+        if found is None:
+            name = APIS[api_key].module
+            module = import_module(f"{__name__}.{name}")
+            found = getattr(module, name.title().replace("_", "") + self._suffix)
+            self._found[api_key] = found
+        return found
+
+    def __contains__(self, api_key: object) -> bool:
+        return api_key in APIS
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(APIS)
+
+    def __len__(self) -> int:
+        return len(APIS)
+
+
+REQUESTS: Final = _Registry("Request")
+"""Request class by API key."""
+
+RESPONSES: Final = _Registry("Response")
+"""Response class by API key."""

@@ -1,0 +1,41 @@
+"""GetTelemetrySubscriptions (API key 71): which client metrics the broker wants (KIP-714)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from aiokprod._wire.message import Message
+from aiokprod._wire.message_schema import boolean, int8_array, int16, int32, string_array, uuid
+
+
+@dataclass(frozen=True, slots=True)
+class GetTelemetrySubscriptionsRequest(Message):
+    """Asked first with a zero client instance id."""
+
+    api_key = 71
+    min_version = 0
+    max_version = 0
+    flexible_version = 0
+
+    client_instance_id: bytes = uuid()  # zero = ask for one
+
+
+@dataclass(frozen=True, slots=True)
+class GetTelemetrySubscriptionsResponse(Message):
+    """What to push and how often."""
+
+    api_key = 71
+    min_version = 0
+    max_version = 0
+    flexible_version = 0
+
+    throttle_time_ms: int = int32()  # ms the client is asked to wait
+    error_code: int = int16()  # 0 = none
+    client_instance_id: bytes = uuid()  # zero = ask for one
+    subscription_id: int = int32()
+    accepted_compression_types: Sequence[int] = int8_array()  # ids of codecs, best first
+    push_interval_ms: int = int32()  # ms
+    telemetry_max_bytes: int = int32()
+    delta_temporality: bool = boolean()
+    requested_metrics: Sequence[str] = string_array()

@@ -1,0 +1,432 @@
+"""The driver's side of transactions: decides, ends what the tasks prepared, fences orphans.
+
+Invariants: no EndTxn(commit) before it is certain that the batch consists of the rows that an
+earlier attempt at it, if one was committed in part, consisted of; and none before every
+transaction of the attempt was found open.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import weakref
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
+
+from aiokprod._consumer_groups import GroupMetadata
+from aiokprod._engine.identity import transaction_requests as requests
+from aiokprod._engine.identity.coordinators import CoordinatorKind, VersionedRequest
+from aiokprod._engine.identity.transaction_states import may_be_carried_out
+from aiokprod._wire.messages.list_transactions import ListTransactionsRequest
+from aiokprod.errors import Code, KafkaError, ProducerFenced, UnsupportedVersion, error_code
+from aiokprod.producer import Producer
+from aiokprod.spark.failures import CheckpointRolledBack, NonDeterministicReplay, rolled_back
+from aiokprod.spark.markers import (
+    Marker,
+    UnstableMarker,
+    driver_id,
+    is_task_id,
+    read_marker,
+    stream_id,
+    task_id,
+)
+from aiokprod.spark.options import DEFAULT_TRANSACTION_TIMEOUT_MS, EXACTLY_ONCE, FAIL
+from aiokprod.spark.session import Session
+from aiokprod.spark.verification import TIMED_OUT, lost_transactions
+from aiokprod.spark.worker_loop import loop_thread
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from aiokprod.spark.commit_messages import Prepared
+    from aiokprod.spark.options import SinkOptions
+
+logger = logging.getLogger("aiokprod.spark")
+
+_AT_ONCE: Final = 8
+"""EndTxn requests under way at the same time."""
+_SECONDS: Final = 120.0
+"""For all requests of one commit together."""
+_GONE: Final = frozenset(
+    {Code.PRODUCER_FENCED, Code.INVALID_PRODUCER_EPOCH, Code.INVALID_TXN_STATE}
+)
+"""The transaction is not open any more: aborted by its timeout, or by a newer InitProducerId."""
+
+_REPLAYED: Final = "Spark replays the batch; tasks that are committed are skipped then"
+_PARTS: Final = (
+    "Tasks of this job may be committed, and stay so: look (read_committed) before you run "
+    "it again, a new run writes all rows again"
+)
+
+_AGAIN: Final = "Run the job again"
+_OLD_BROKERS: Final = (
+    "aiokprod: brokers before Kafka 3.0 cannot be asked whether transactions are still open "
+    "(DescribeTransactions, KIP-664): if one of a job's tasks timed out, the job may be committed "
+    "in part"
+)
+
+_RIVAL: Final = (
+    "Another driver runs this query: two queries share a copied checkpoint, or one "
+    "transactionalIdPrefix and query_id"
+)
+_NOTHING: Final = object()
+
+_UNSTABLE: Final = 2.0
+"""Seconds that a decision may take to be ended, if the process that made it lives."""
+_SWEEP_EVERY: Final = 10.0
+"""Seconds between two looks for transactions that nobody will end."""
+
+_unverified: weakref.WeakSet[Session] = weakref.WeakSet()
+"""Sessions with brokers before 3.0, of which the log has been told."""
+_swept: dict[str, float] = {}
+"""When (loop time) this driver process last looked for the leftovers of a query."""
+
+
+class CommitFailed(RuntimeError):
+    """A transaction was not committed; Spark replays the batch, and committed parts are skipped."""
+
+
+class TransactionEnder:
+    """Commits or aborts one batch."""
+
+    def __init__(self, options: SinkOptions, batch_id: int | None) -> None:
+        self._options = options
+        self._batch_id = batch_id
+        self._thread = loop_thread(options.loop)
+        self._exactly_once = options.delivery == EXACTLY_ONCE
+        self._seen: object = _NOTHING  # the decision before, as it was read first
+
+    def _session(self) -> Any:
+        async def make() -> Session:
+            return Session(self._options.producer_config())
+
+        return self._thread.borrowed(("session", self._options.kafka), make, keep=True)
+
+    async def commit(self, tasks: Sequence[Prepared]) -> None:
+        """Make all rows of the batch visible.
+
+        Raises:
+            NonDeterministicReplay: the batch differs from what is committed in part; nothing more
+                is committed.
+            CheckpointRolledBack: Kafka has a later batch; nothing is committed.
+            CommitFailed: a transaction was fenced or timed out.
+            KafkaError: the brokers gave no definite answer in time.
+        """
+        self._warn(tasks)
+        async with self._session() as session:
+            deadline = session.loop.time() + _SECONDS
+            before = None
+            await self._verify(session, tasks, deadline)
+            if self._exactly_once and tasks:
+                before = await self._decide(session, tasks, deadline)
+                await self._verify(session, tasks, deadline)  # deciding may have taken long
+            await self._end_all(session, tasks, deadline, commit=True)
+            if self._exactly_once and tasks:
+                await self._fence_orphans(session, tasks, before, deadline)
+
+    async def abort(self, tasks: Sequence[Prepared]) -> None:
+        """Make sure that nothing more of the batch becomes visible. What is committed stays."""
+        async with self._session() as session:
+            await self._end_all(session, tasks, session.loop.time() + 30.0, commit=False)
+
+    def _warn(self, tasks: Sequence[Prepared]) -> None:
+        if len(tasks) > self._options.max_transactional_tasks:
+            logger.warning(
+                "%s tasks, each with a transaction of its own: coalesce(n) the stream, or raise "
+                "maxTransactionalTasks (%s)",
+                len(tasks), self._options.max_transactional_tasks,
+            )  # fmt: skip
+        timeout = self._options.kafka.get("transaction.timeout.ms", DEFAULT_TRANSACTION_TIMEOUT_MS)
+        longest = max((task.seconds for task in tasks), default=0.0)
+        if longest * 2000 > int(timeout):
+            logger.warning(
+                "a task took %.0f s, more than half of kafka.transaction.timeout.ms=%s: raise it, "
+                "or make the batches smaller", longest, timeout,
+            )  # fmt: skip
+
+    # -- verifying ------------------------------------------------------------------------------
+
+    async def _verify(self, session: Session, tasks: Sequence[Prepared], deadline: float) -> None:
+        """Raises CommitFailed unless every transaction of this attempt can still be committed."""
+        try:
+            lost = await lost_transactions(session, _open(tasks), deadline)
+        except UnsupportedVersion:
+            if not self._exactly_once and session not in _unverified:
+                _unverified.add(session)
+                logger.warning(_OLD_BROKERS)
+            return
+        if lost:
+            task, reason = lost[0]
+            more = "" if len(lost) == 1 else f" (and {len(lost) - 1} more)"
+            raise CommitFailed(
+                f"aiokprod: transaction {task.transactional_id} of task {task.partition}{more} "
+                f"cannot be committed: {reason}. Nothing of this attempt was committed. "
+                f"{_REPLAYED if self._exactly_once else _AGAIN}"
+            )
+
+    # -- deciding -------------------------------------------------------------------------------
+
+    async def _decide(
+        self, session: Session, tasks: Sequence[Prepared], deadline: float
+    ) -> Marker | None:
+        """Check a replay, or write down what this batch consists of; returns the record before."""
+        group = driver_id(self._sid(tasks))
+        config = self._options.producer_config(transactional_id=group)
+
+        async def make() -> Producer[Any, Any]:
+            producer: Producer[Any, Any] = Producer(config)
+            await producer.start()  # fences other drivers, aborts what they left
+            return producer
+
+        key = ("decisions", group, self._options.kafka)
+        # One of the same query with other options: each would fence the other.
+        await self._thread.drop(
+            lambda kept: isinstance(kept, tuple) and kept[:2] == key[:2] and kept != key
+        )
+        # Spark has several processes for commits. A producer kept here was fenced if another one of
+        # them wrote a decision in between, and does not end what one that died has left open: then
+        # a new one takes over. What tasks prepared fences as ever.
+        try:
+            if key in self._thread.kept:
+                with contextlib.suppress(ProducerFenced, UnstableMarker):
+                    async with self._thread.borrowed(key, make, keep=True) as producer:
+                        return await self._judge(session, producer, tasks, deadline, _UNSTABLE)
+            async with self._thread.borrowed(key, make, keep=True) as producer:
+                return await self._judge(session, producer, tasks, deadline, None)
+        except ProducerFenced as error:
+            raise CommitFailed(f"aiokprod: {error}. {_RIVAL}") from error
+
+    async def _judge(
+        self,
+        session: Session,
+        producer: Producer[Any, Any],
+        tasks: Sequence[Prepared],
+        deadline: float,
+        unstable_for: float | None,
+    ) -> Marker | None:
+        """As `_decide`, by a producer with the driver's transactional id; `unstable_for` as for
+        `read_marker`.
+
+        Raises:
+            ProducerFenced, UnstableMarker: another process has, or had, the driver's id.
+            NonDeterministicReplay, CheckpointRolledBack, CommitFailed: the batch must not be
+                committed.
+        """
+        assert self._batch_id is not None, "streams have batch ids"
+        sid = self._sid(tasks)
+        now = Marker(
+            self._batch_id,
+            sum(task.rows for task in tasks),
+            sum(task.row_hash for task in tasks) % 2**64,
+            len(tasks),
+        )
+        before = await read_marker(session, driver_id(sid), deadline, unstable_for)
+        if self._seen not in (_NOTHING, before):
+            raise CommitFailed(f"aiokprod: batch {now.batch_id} was decided anew. {_RIVAL}")
+        self._seen = before
+        if before is not None and before.batch_id > now.batch_id:
+            raise CheckpointRolledBack(
+                f"aiokprod: {rolled_back(before.batch_id, now.batch_id)}. Nothing of this attempt "
+                "was committed"
+            )
+        if any(task.skipped for task in tasks):
+            _check_replay(before, now, tasks)
+            return before
+        if before is not None and before.batch_id == now.batch_id:
+            await _check_dropped(session, sid, before, now, deadline)
+            now = replace(now, version=before.version + 1)
+        topics = {topic for task in tasks for topic in task.marked}
+        if topics:  # wherever a marker is, the decision is too
+            if before is None and now.batch_id > 0:
+                self._nothing_recorded(now)
+            await self._note(producer, topics, now, driver_id(sid))
+        return before
+
+    async def _note(
+        self, producer: Producer[Any, Any], topics: set[str], decision: Marker, group: str
+    ) -> None:
+        async with producer.transaction() as txn:
+            await txn.send_offsets(decision.offsets(topics), GroupMetadata(group))
+
+    def _nothing_recorded(self, now: Marker) -> None:
+        """The first batch with this delivery or with rows, or one long after the last: whether
+        parts of it are in Kafka since then, nobody can tell."""
+        text = (
+            f"aiokprod: batch {now.batch_id} is not the first one, but Kafka has no record of one "
+            "before. That is as it should be if this query was not exactly_once until now, or had "
+            "no rows. If it stood still for longer than offsets.retention.minutes of the brokers, "
+            "records of what was committed are gone, and if its last run ended in the middle of "
+            "a batch, rows of that may be there twice"
+        )
+        if self._options.missing_markers == FAIL:
+            raise NonDeterministicReplay(
+                f"{text}. Nothing of this attempt was committed. If that is not so, set "
+                "option('missingMarkers', 'warn') until a batch is committed"
+            )
+        logger.warning("%s", text)
+
+    def _sid(self, tasks: Sequence[Prepared]) -> str:
+        prefix, query_id = self._options.transactional_id_prefix, tasks[0].query_id
+        assert prefix is not None, "checked with the options"
+        assert query_id is not None, "checked in the task"
+        return stream_id(prefix, query_id)
+
+    # -- ending ---------------------------------------------------------------------------------
+
+    async def _end_all(
+        self, session: Session, tasks: Sequence[Prepared], deadline: float, *, commit: bool
+    ) -> None:
+        turns = asyncio.Semaphore(_AT_ONCE)
+
+        async def one(task: Prepared) -> None:
+            async with turns:
+                await self._end(session, task, deadline, commit=commit)
+
+        open_ones = _open(tasks)
+        if commit:
+            # One alone: every attempt at a batch has it, so a later one has fenced it, and then
+            # nothing of this attempt may be committed.
+            open_ones.sort(key=lambda task: task.partition)
+            await asyncio.gather(*map(one, open_ones[:1]))
+            open_ones = open_ones[1:]
+        results = await asyncio.gather(*map(one, open_ones), return_exceptions=True)
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
+
+    async def _end(
+        self, session: Session, task: Prepared, deadline: float, *, commit: bool
+    ) -> None:
+        end = requests.end(
+            task.transactional_id, task.producer_id, task.epoch,
+            commit=commit, tv2=task.second_protocol,
+        )  # fmt: skip
+        unanswered = 0
+        in_doubt = False
+
+        def build(version: int) -> Any:
+            nonlocal unanswered
+            unanswered += 1
+            return end(version)
+
+        def code_of(body: Any) -> int:
+            nonlocal unanswered, in_doubt
+            unanswered -= 1
+            in_doubt = may_be_carried_out(body.error_code, earlier=in_doubt)
+            return int(body.error_code)
+
+        where = f"aiokprod: transaction {task.transactional_id} of task {task.partition}"
+        next_step = _REPLAYED if self._exactly_once else _PARTS
+        try:
+            body = await session.coordinate(
+                CoordinatorKind.TRANSACTION,
+                task.transactional_id,
+                VersionedRequest(end.api_key, build, end.max_version),
+                deadline,
+                code_of,
+            )
+        except BaseException as error:  # interrupted, or no definite answer
+            if commit and (in_doubt or unanswered):
+                why = str(error) or "the commit was interrupted"
+                logger.warning("%s may be committed: %s. %s", where, why, next_step)
+            raise
+        code = body.error_code
+        if code == Code.NONE or (not commit and code in _GONE):
+            return  # an abort of what is committed, or was fenced, changes nothing
+        found = error_code(code)
+        # A refusal says nothing about an earlier attempt that the coordinator may have carried out.
+        if in_doubt or unanswered:
+            what, why = "may be committed", found.text
+        else:
+            what, why = "was not committed", TIMED_OUT if code in _GONE else found.text
+        raise CommitFailed(f"{where} {what}: {found.name}: {why}. {next_step}")
+
+    # -- orphans --------------------------------------------------------------------------------
+
+    async def _fence_orphans(
+        self, session: Session, tasks: Sequence[Prepared], before: Marker | None, deadline: float
+    ) -> None:
+        """Abort transactions of tasks that this batch no longer has; they would hold readers back
+        until they time out. Failing at it loses nothing."""
+        sid = self._sid(tasks)
+        try:
+            orphans = set()
+            if before is not None:
+                orphans = {task_id(sid, index) for index in range(len(tasks), before.tasks)}
+            now = session.loop.time()
+            if now - _swept.get(sid, -_SWEEP_EVERY) >= _SWEEP_EVERY:
+                open_ids = await _open_transactions(session, deadline)
+                ours = {task.transactional_id for task in tasks}
+                orphans |= {tid for tid in open_ids if is_task_id(tid, sid)} - ours
+                _swept[sid] = now
+            for orphan in sorted(orphans):
+                logger.info("ending what task %s may have left open", orphan)
+                await _fence(session, orphan, deadline)
+        except KafkaError as error:
+            logger.warning("orphaned transactions of %s are left to their timeout: %s", sid, error)
+
+
+def _open(tasks: Sequence[Prepared]) -> list[Prepared]:
+    """The tasks that left a transaction to end."""
+    return [task for task in tasks if not task.skipped and task.producer_id >= 0]
+
+
+def _check_replay(before: Marker | None, now: Marker, tasks: Sequence[Prepared]) -> None:
+    """Raises unless this replay consists of the tasks and rows it was decided to consist of."""
+    if before is None or before.batch_id != now.batch_id:
+        raise _differs(now, "what it consisted of is not recorded any more")
+    if before.tasks != now.tasks:
+        raise _differs(now, f"it had {before.tasks} tasks and has {now.tasks} now")
+    for task in tasks:
+        if task.skipped and (task.rows, task.row_hash) != (task.marked_rows, task.marked_hash):
+            raise _differs(
+                now,
+                f"task {task.partition} had {task.marked_rows} rows and has {task.rows} now, or "
+                "other ones, or ones for another topic",
+            )
+    if (before.rows, before.row_hash) != (now.rows, now.row_hash):
+        raise _differs(now, f"it had {before.rows} rows and has {now.rows} now, or other ones")
+
+
+async def _check_dropped(
+    session: Session, sid: str, before: Marker, now: Marker, deadline: float
+) -> None:
+    """Tasks that an earlier attempt at this batch had, and this one has not, must not be committed:
+    their rows are in other tasks now. Raises if one is."""
+    for index in range(now.tasks, before.tasks):
+        dropped = task_id(sid, index)
+        await _fence(session, dropped, deadline)  # or it may still be committed later
+        marker = await read_marker(session, dropped, deadline)
+        if marker is not None and marker.batch_id == now.batch_id:
+            raise _differs(now, f"it had {before.tasks} tasks and has {now.tasks} now")
+
+
+async def _fence(session: Session, transactional_id: str, deadline: float) -> None:
+    """Abort what is open under this id."""
+    request = requests.init(transactional_id, 60_000, -1, -1)
+    body = await session.coordinate(
+        CoordinatorKind.TRANSACTION, transactional_id, request, deadline
+    )
+    if body.error_code != Code.NONE:
+        found = error_code(body.error_code)
+        raise KafkaError(f"transactional id {transactional_id}: {found.text}", code=found)
+
+
+def _differs(now: Marker, how: str) -> NonDeterministicReplay:
+    return NonDeterministicReplay(
+        f"aiokprod: batch {now.batch_id} was committed in part before a failure, and its replay "
+        f"differs: {how}. Nothing more of it was committed. Restore what decides how rows are "
+        "split into tasks (partition counts, spark.sql.shuffle.partitions, the source's splits, "
+        "the query) and start again"
+    )
+
+
+async def _open_transactions(session: Session, deadline: float) -> set[str]:
+    """Transactional ids with an open transaction, of the whole cluster as far as we may see."""
+    found: set[str] = set()
+    for node in list(session.metadata.snapshot.nodes):
+        request = ListTransactionsRequest(state_filters=["Ongoing"])
+        response = await session.ask(node, request, min(deadline, session.loop.time() + 5.0))
+        found |= {one.transactional_id for one in response.body.transaction_states}
+    return found

@@ -1,0 +1,251 @@
+"""Waiting for the markers of the transaction before: only where it pays, and never for long."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from aiokprod import KafkaTimeout, Producer
+from aiokprod._engine.identity.txn_marker_wait import (
+    BACK_TO_BACK_S,
+    REPEATED_S,
+    TRY_OTHER,
+    TxnMarkerWait,
+)
+from aiokprod._errors import Code
+from aiokprod.testing.fake_cluster import (
+    FakeCluster,
+    Reaction,
+    Request,
+    delay,
+    lose_request,
+    refuse,
+)
+from tests.scenarios.scenario_helpers import now
+from tests.transactions.transaction_helpers import (
+    ADD_PARTITIONS,
+    END,
+    ID,
+    PRODUCE,
+    committed,
+    one,
+    stable,
+    transactional,
+)
+
+FAST, SLOW = REPEATED_S / 2, REPEATED_S * 1.5
+
+
+class Course:
+    """Transactions one after the other, told to a pace."""
+
+    def __init__(self) -> None:
+        self.pace = TxnMarkerWait()
+        self.now = 0.0
+
+    def one(self, without: float, waiting: float, gap: float = 0.0) -> bool:
+        """A transaction whose first batch takes so long either way; did it wait?"""
+        self.pace.on_transaction_ended(self.now)
+        self.now += gap
+        waits = self.pace.should_wait(self.now)
+        self.now += 1.0  # the application thinks
+        self.pace.on_batch_opened(self.now)
+        self.now += waiting if waits else without
+        self.pace.on_batch_acknowledged(self.now)
+        self.pace.on_batch_opened(self.now)  # later batches do not count
+        self.now += 1.0
+        self.pace.on_batch_acknowledged(self.now)
+        return waits
+
+    def many(self, count: int, without: float, waiting: float) -> list[bool]:
+        return [self.one(without, waiting) for _ in range(count)]
+
+
+def test_pace_quick_batches_never_wait() -> None:
+    course = Course()
+    assert not any(course.many(3 * TRY_OTHER, FAST, FAST))
+
+
+@pytest.mark.parametrize("waiting_pays", [True, False])
+def test_pace_slow_batch_both_ways_are_timed_and_the_quicker_kept(waiting_pays: bool) -> None:
+    course = Course()
+    times = (SLOW, FAST if waiting_pays else 1.2 * SLOW)
+    assert course.many(2, *times) == [False, True], "both are tried"
+    assert course.many(TRY_OTHER - 2, *times) == [waiting_pays] * (TRY_OTHER - 2)
+    assert course.one(*times) is not waiting_pays, "one looks again"
+    assert course.many(TRY_OTHER - 1, *times) == [waiting_pays] * (TRY_OTHER - 1)
+
+
+@pytest.mark.parametrize("waiting_pays", [True, False])
+def test_pace_way_that_becomes_slow_is_left_soon(waiting_pays: bool) -> None:
+    course = Course()
+    course.many(15, SLOW, FAST if waiting_pays else 1.2 * SLOW)
+    worse = (SLOW, 2 * SLOW) if waiting_pays else (3 * SLOW, 2 * SLOW)
+    found = course.many(10, *worse)
+    assert found[0] is waiting_pays
+    assert found[-1] is not waiting_pays
+
+
+def test_pace_brokers_become_quick_is_found_in_time() -> None:
+    course = Course()
+    course.many(15, SLOW, FAST)
+    course.many(8 * TRY_OTHER, FAST, FAST)
+    assert not any(course.many(3 * TRY_OTHER, FAST, FAST))
+
+
+def test_pace_two_outliers_change_nothing() -> None:
+    course = Course()
+    course.many(15, SLOW, FAST)
+    course.many(2, SLOW, 10.0)
+    assert course.many(15, SLOW, FAST) == [True] * 15
+
+
+def test_pace_pause_between_transactions_says_nothing_and_needs_no_waiting() -> None:
+    course = Course()
+    course.many(15, SLOW, FAST)
+    for _ in range(10):
+        assert not course.one(10 * SLOW, 10 * SLOW, gap=BACK_TO_BACK_S)
+    assert course.one(SLOW, FAST)
+
+
+def test_pace_without_an_answer_learns_nothing() -> None:
+    pace = TxnMarkerWait()
+    for _ in range(15):
+        pace.on_transaction_ended(0.0)
+        assert not pace.should_wait(0.0)
+        pace.on_batch_acknowledged(1.0)  # nothing was sent
+        pace.on_batch_opened(1.0)
+
+
+@transactional()
+async def test_markers_quick_one_end_each(
+    cluster: FakeCluster, producer: Producer[Any, Any]
+) -> None:
+    for number in range(30):
+        await one(producer, b"%d" % number)
+    assert cluster.count(END) == 30
+
+
+@transactional(cluster={"marker_s": 0.006})
+async def test_markers_slow_next_transactions_start_as_soon_as_they_are_written(
+    cluster: FakeCluster, producer: Producer[Any, Any], tv: int
+) -> None:
+    await producer.start()
+    await one(producer, b"0")
+    started = now()
+    for number in range(1, 30):
+        await one(producer, b"%d" % number)
+    each = (now() - started) / 29
+    assert each < 0.014, "14 ms instead of more than 20"
+    await asyncio.sleep(1)
+    assert committed(cluster) == [b"%d" % number for number in range(30)]
+    assert cluster.transactions.ids[ID].history == [True] * 30
+    if tv == 1:
+        assert cluster.count(END) == 30
+        assert cluster.count(ADD_PARTITIONS) <= 3 * 30
+
+
+@transactional(cluster={"marker_s": 0.012}, protocols=(2,))  # TV1 sends no copies
+async def test_markers_as_slow_as_before_asked_for_about_twice(
+    cluster: FakeCluster, producer: Producer[Any, Any]
+) -> None:
+    await producer.start()
+    for number in range(10):
+        await one(producer, b"%d" % number)
+    ends, started = cluster.count(END), now()
+    for number in range(30):
+        await one(producer, b"%d" % number)
+    assert cluster.count(END) - ends <= 30 * (1 + 2.2), "3 without looking back"
+    assert (now() - started) / 30 < 0.018, "19 ms without looking back"
+
+
+@pytest.mark.parametrize("denied", [True, False])
+@transactional(cluster={"marker_s": 0.5})
+async def test_markers_abort_before_anything_was_taken_is_not_mistaken_for_a_fenced_one(
+    cluster: FakeCluster, producer: Producer[Any, Any], denied: bool
+) -> None:
+    await producer.start()
+    await one(producer, b"0")
+    await producer.begin_transaction()
+    refused = refuse(Code.TOPIC_AUTHORIZATION_FAILED)
+    admit = cluster.control(PRODUCE, refused if denied else lambda request: None)
+    await producer.submit("t", b"1", partition=0)
+    await asyncio.sleep(0.03)
+    await producer.abort_transaction()
+    admit()
+    await one(producer, b"2")
+    await asyncio.sleep(1)
+    assert committed(cluster) == [b"0", b"2"]
+
+
+@pytest.mark.parametrize("heal", ["answers", "close"])
+# The coordinator of TV1 knows nothing of an early transaction, and is not asked.
+@transactional(cluster={"marker_s": 3.0}, protocols=(2,), request_timeout_ms=500)
+async def test_markers_early_abort_without_an_answer_ends_in_time_and_resumes(
+    cluster: FakeCluster, producer: Producer[Any, Any], heal: str
+) -> None:
+    await producer.start()
+    await one(producer, b"0")
+    await producer.begin_transaction()
+    await producer.submit("t", b"1", partition=0)
+    await asyncio.sleep(0.03)
+    answer = cluster.control(END, lose_request())
+    started = now()
+    with pytest.raises(KafkaTimeout):
+        await producer.abort_transaction(timeout=2.0)
+    assert now() - started == pytest.approx(2.0, abs=0.01)
+    if heal == "close":
+        await producer.close(timeout=1.0)
+        assert now() - started < 3.1
+        return
+    answer()
+    await producer.abort_transaction(timeout=10.0)
+    await one(producer, b"2")
+    await asyncio.sleep(4)
+    assert committed(cluster) == [b"0", b"2"]
+    assert cluster.transactions.ids[ID].history[0] is True
+
+
+def every_other(reaction: Reaction) -> Any:
+    """Every second EndTxn is a copy made to see whether the markers are written."""
+    seen: set[int] = set()
+
+    def control(request: Request) -> Reaction | None:
+        epoch = request.body.producer_epoch
+        if epoch in seen:
+            return reaction
+        seen.add(epoch)
+        return None
+
+    return control
+
+
+@pytest.mark.parametrize(
+    "reaction",
+    [lose_request(), delay(0.04), delay(5.0), refuse(Code.PRODUCER_FENCED),
+     refuse(Code.NOT_COORDINATOR), refuse(Code.UNKNOWN_SERVER_ERROR)],
+    ids=["lost", "late", "very-late", "fenced", "not-coordinator", "server-error"],
+)  # fmt: skip
+@transactional(cluster={"marker_s": 0.006}, protocols=(2,), request_timeout_ms=2_000)
+async def test_markers_copy_of_end_goes_astray_nothing_depends_on_it(
+    cluster: FakeCluster, producer: Producer[Any, Any], reaction: Reaction
+) -> None:
+    cluster.control(END, every_other(reaction))
+    await producer.start()
+    verdicts = [number % 3 != 1 for number in range(30)]
+    for number, commit in enumerate(verdicts):
+        await producer.begin_transaction()
+        await producer.send("t", b"%d" % number, partition=0)
+        started = now()
+        await (producer.commit_transaction() if commit else producer.abort_transaction())
+        # A lost copy breaks its connection, later.
+        assert now() - started < 2.5
+    await asyncio.sleep(1)
+    assert committed(cluster) == [b"%d" % n for n, commit in enumerate(verdicts) if commit]
+    await one(producer, b"last")
+    await asyncio.sleep(1)
+    assert cluster.transactions.ids[ID].history == [*verdicts, True]
+    assert cluster.count(END) > 31, "there were copies"
+    assert stable(cluster)
