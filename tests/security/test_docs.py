@@ -17,7 +17,7 @@ from aiokprod._security.oidc import OidcTokens
 
 ROOT = Path(__file__).parents[2]
 GUIDE = (ROOT / "docs" / "security.md").read_text(encoding="utf-8")
-README = (ROOT / "README.md").read_text(encoding="utf-8").split("## TLS and SASL")[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8").split("## Secured clusters")[1]
 EXAMPLES = [
     *re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL),
     re.findall(r"```python\n(.*?)```", README, re.DOTALL)[0],
