@@ -116,3 +116,18 @@ def test_testing_page_has_every_fixture() -> None:
 def test_python_in_the_docs_compiles(path: Path) -> None:
     for example in re.findall(r"```python\n(.*?)```", path.read_text(encoding="utf-8"), re.DOTALL):
         compile(example, path.name, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+
+
+def test_numbers_of_the_reliability_page_are_those_of_the_code() -> None:
+    from tests.chaos.faults import CATALOGUE
+    from tests.detection.search import BUGS
+    from tests.simulation.exemptions import EXEMPTIONS
+    from tests.simulation.seeds import MENU
+    from tests.testing.test_detection_power import QUICK
+
+    text = " ".join((DOCS.parent / "RELIABILITY.md").read_text(encoding="utf-8").split())
+    assert f"a subset of {len(MENU)} fault types" in text
+    assert f"a list of {len(EXEMPTIONS)} exemptions" in text
+    assert f"puts {len(BUGS)} bugs back" in text
+    assert f"runs the {len(QUICK)} bugs that" in text
+    assert f"injects {len(CATALOGUE)} faults" in text

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.ci.test_audit import ROOT, load
 
 check = load("check_docs")
+
+
+def test_documents_of_this_repository_pass(capsys: pytest.CaptureFixture[str]) -> None:
+    assert check.main() == 0, capsys.readouterr().out
 
 
 def test_long_lines_are_found_but_not_in_tables_and_code() -> None:
