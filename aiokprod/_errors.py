@@ -1,18 +1,19 @@
-"""The table of Kafka's error codes: the only place that knows what a code number means.
+"""The table of Kafka's error codes: one row for each, the only place that knows what a code means.
 
 Source: the error table of the Kafka protocol guide and Java `o.a.k.common.protocol.Errors` of the
 4.x line. `retriable` and the refresh flags follow the Java exception hierarchy
 (`RetriableException`, `InvalidMetadataException`, `RefreshRetriableException` for coordinators)
 but for BROKER_NOT_AVAILABLE: it only says that the broker is starting or stopping.
-`outcome` is our own reading: it answers whether records of a Produce request that got this code can
-nevertheless be in the log.
 """
 
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Final, Self
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 
 class Outcome(enum.Enum):
@@ -31,370 +32,600 @@ class Outcome(enum.Enum):
         return self is not Outcome.UNKNOWN
 
 
-class Code(enum.IntEnum):
-    """Every error code of Kafka 4.x by its protocol name."""
+class TxnApi(enum.Enum):
+    """The requests of a transactional producer to coordinators."""
 
-    UNKNOWN_SERVER_ERROR = -1
-    NONE = 0
-    OFFSET_OUT_OF_RANGE = 1
-    CORRUPT_MESSAGE = 2
-    UNKNOWN_TOPIC_OR_PARTITION = 3
-    INVALID_FETCH_SIZE = 4
-    LEADER_NOT_AVAILABLE = 5
-    NOT_LEADER_OR_FOLLOWER = 6
-    REQUEST_TIMED_OUT = 7
-    BROKER_NOT_AVAILABLE = 8
-    REPLICA_NOT_AVAILABLE = 9
-    MESSAGE_TOO_LARGE = 10
-    STALE_CONTROLLER_EPOCH = 11
-    OFFSET_METADATA_TOO_LARGE = 12
-    NETWORK_EXCEPTION = 13
-    COORDINATOR_LOAD_IN_PROGRESS = 14
-    COORDINATOR_NOT_AVAILABLE = 15
-    NOT_COORDINATOR = 16
-    INVALID_TOPIC_EXCEPTION = 17
-    RECORD_LIST_TOO_LARGE = 18
-    NOT_ENOUGH_REPLICAS = 19
-    NOT_ENOUGH_REPLICAS_AFTER_APPEND = 20
-    INVALID_REQUIRED_ACKS = 21
-    ILLEGAL_GENERATION = 22
-    INCONSISTENT_GROUP_PROTOCOL = 23
-    INVALID_GROUP_ID = 24
-    UNKNOWN_MEMBER_ID = 25
-    INVALID_SESSION_TIMEOUT = 26
-    REBALANCE_IN_PROGRESS = 27
-    INVALID_COMMIT_OFFSET_SIZE = 28
-    TOPIC_AUTHORIZATION_FAILED = 29
-    GROUP_AUTHORIZATION_FAILED = 30
-    CLUSTER_AUTHORIZATION_FAILED = 31
-    INVALID_TIMESTAMP = 32
-    UNSUPPORTED_SASL_MECHANISM = 33
-    ILLEGAL_SASL_STATE = 34
-    UNSUPPORTED_VERSION = 35
-    TOPIC_ALREADY_EXISTS = 36
-    INVALID_PARTITIONS = 37
-    INVALID_REPLICATION_FACTOR = 38
-    INVALID_REPLICA_ASSIGNMENT = 39
-    INVALID_CONFIG = 40
-    NOT_CONTROLLER = 41
-    INVALID_REQUEST = 42
-    UNSUPPORTED_FOR_MESSAGE_FORMAT = 43
-    POLICY_VIOLATION = 44
-    OUT_OF_ORDER_SEQUENCE_NUMBER = 45
-    DUPLICATE_SEQUENCE_NUMBER = 46
-    INVALID_PRODUCER_EPOCH = 47
-    INVALID_TXN_STATE = 48
-    INVALID_PRODUCER_ID_MAPPING = 49
-    INVALID_TRANSACTION_TIMEOUT = 50
-    CONCURRENT_TRANSACTIONS = 51
-    TRANSACTION_COORDINATOR_FENCED = 52
-    TRANSACTIONAL_ID_AUTHORIZATION_FAILED = 53
-    SECURITY_DISABLED = 54
-    OPERATION_NOT_ATTEMPTED = 55
-    KAFKA_STORAGE_ERROR = 56
-    LOG_DIR_NOT_FOUND = 57
-    SASL_AUTHENTICATION_FAILED = 58
-    UNKNOWN_PRODUCER_ID = 59
-    REASSIGNMENT_IN_PROGRESS = 60
-    DELEGATION_TOKEN_AUTH_DISABLED = 61
-    DELEGATION_TOKEN_NOT_FOUND = 62
-    DELEGATION_TOKEN_OWNER_MISMATCH = 63
-    DELEGATION_TOKEN_REQUEST_NOT_ALLOWED = 64
-    DELEGATION_TOKEN_AUTHORIZATION_FAILED = 65
-    DELEGATION_TOKEN_EXPIRED = 66
-    INVALID_PRINCIPAL_TYPE = 67
-    NON_EMPTY_GROUP = 68
-    GROUP_ID_NOT_FOUND = 69
-    FETCH_SESSION_ID_NOT_FOUND = 70
-    INVALID_FETCH_SESSION_EPOCH = 71
-    LISTENER_NOT_FOUND = 72
-    TOPIC_DELETION_DISABLED = 73
-    FENCED_LEADER_EPOCH = 74
-    UNKNOWN_LEADER_EPOCH = 75
-    UNSUPPORTED_COMPRESSION_TYPE = 76
-    STALE_BROKER_EPOCH = 77
-    OFFSET_NOT_AVAILABLE = 78
-    MEMBER_ID_REQUIRED = 79
-    PREFERRED_LEADER_NOT_AVAILABLE = 80
-    GROUP_MAX_SIZE_REACHED = 81
-    FENCED_INSTANCE_ID = 82
-    ELIGIBLE_LEADERS_NOT_AVAILABLE = 83
-    ELECTION_NOT_NEEDED = 84
-    NO_REASSIGNMENT_IN_PROGRESS = 85
-    GROUP_SUBSCRIBED_TO_TOPIC = 86
-    INVALID_RECORD = 87
-    UNSTABLE_OFFSET_COMMIT = 88
-    THROTTLING_QUOTA_EXCEEDED = 89
-    PRODUCER_FENCED = 90
-    RESOURCE_NOT_FOUND = 91
-    DUPLICATE_RESOURCE = 92
-    UNACCEPTABLE_CREDENTIAL = 93
-    INCONSISTENT_VOTER_SET = 94
-    INVALID_UPDATE_VERSION = 95
-    FEATURE_UPDATE_FAILED = 96
-    PRINCIPAL_DESERIALIZATION_FAILURE = 97
-    SNAPSHOT_NOT_FOUND = 98
-    POSITION_OUT_OF_RANGE = 99
-    UNKNOWN_TOPIC_ID = 100
-    DUPLICATE_BROKER_REGISTRATION = 101
-    BROKER_ID_NOT_REGISTERED = 102
-    INCONSISTENT_TOPIC_ID = 103
-    INCONSISTENT_CLUSTER_ID = 104
-    TRANSACTIONAL_ID_NOT_FOUND = 105
-    FETCH_SESSION_TOPIC_ID_ERROR = 106
-    INELIGIBLE_REPLICA = 107
-    NEW_LEADER_ELECTED = 108
-    OFFSET_MOVED_TO_TIERED_STORAGE = 109
-    FENCED_MEMBER_EPOCH = 110
-    UNRELEASED_INSTANCE_ID = 111
-    UNSUPPORTED_ASSIGNOR = 112
-    STALE_MEMBER_EPOCH = 113
-    MISMATCHED_ENDPOINT_TYPE = 114
-    UNSUPPORTED_ENDPOINT_TYPE = 115
-    UNKNOWN_CONTROLLER_ID = 116
-    UNKNOWN_SUBSCRIPTION_ID = 117
-    TELEMETRY_TOO_LARGE = 118
-    INVALID_REGISTRATION = 119
-    TRANSACTION_ABORTABLE = 120
-    INVALID_RECORD_STATE = 121
-    SHARE_SESSION_NOT_FOUND = 122
-    INVALID_SHARE_SESSION_EPOCH = 123
-    FENCED_STATE_EPOCH = 124
-    INVALID_VOTER_KEY = 125
-    DUPLICATE_VOTER = 126
-    VOTER_NOT_FOUND = 127
-    INVALID_REGULAR_EXPRESSION = 128
-    REBOOTSTRAP_REQUIRED = 129
-    STREAMS_INVALID_TOPOLOGY = 130
-    STREAMS_INVALID_TOPOLOGY_EPOCH = 131
-    STREAMS_TOPOLOGY_FENCED = 132
-    SHARE_SESSION_LIMIT_REACHED = 133
+    FIND = "FindCoordinator"
+    INIT = "InitProducerId"
+    ADD_PARTITIONS = "AddPartitionsToTxn"
+    ADD_OFFSETS = "AddOffsetsToTxn"
+    COMMIT_OFFSETS = "TxnOffsetCommit"
+    END = "EndTxn"
+
+
+class ErrorAction(enum.Enum):
+    """What a transactional producer does after an error code of a coordinator."""
+
+    OK = "ok"
+    RETRY = "retry"  # the same request to the same broker
+    LOOKUP = "lookup"  # find the coordinator again, then the same request
+    LOST = "lost"  # the coordinator may have carried it out: the same request again
+    ABORT = "abort"  # the transaction can only be aborted
+    FENCED = "fenced"  # another producer took over
+    FATAL = "fatal"  # the producer can only be closed
 
 
 @dataclass(frozen=True, slots=True)
 class ErrorCode:
     """One row of the error table.
 
+    Rows pickle and copy by their number.
+
     Attributes:
         number: the int16 on the wire.
+        text: what it means, for messages.
         name: Kafka's name of the code.
-        retriable: the same request may succeed later.
+        retriable: the same request may succeed later, and the producer repeats it. An idempotent
+            producer also sends a batch again after OUT_OF_ORDER_SEQUENCE_NUMBER,
+            INVALID_PRODUCER_EPOCH and UNKNOWN_PRODUCER_ID, with another epoch or sequence number.
         refresh_metadata: the cause may be stale metadata, so it must be fetched again.
         refresh_coordinator: the coordinator must be looked up again.
-        outcome: what the code says about the records of a Produce request.
-        text: what it means, for messages.
+        outcome: whether records of a Produce request that got this code can be in the log. REJECTED
+            only if every broker version that answers the code to Produce checks before it appends.
+        exception: name of the class in `aiokprod.errors` that stands for the code.
+        hint: what the user can do about a failed Produce request; empty if nothing is known.
+        spark_hint: the same for tasks of the Spark sink, in terms of its options.
+        too_large: Produce: the batch is split; a batch of one record fails.
+        fatal_idempotent: Produce: the idempotent producer can send nothing any more.
+        fatal_transactional: Produce: the same for a transactional producer. Any other code that
+            fails a record only aborts the transaction.
+        fails_topic: Metadata: calls that wait for the topic fail at once. After any other code they
+            wait for a better answer until max_block_ms.
+        coordinator_action: what follows if a coordinator answers it; None for the default of
+            `action_after`.
+        coordinator_actions: what follows at single requests, where it differs.
+        refused_before_write: in every broker version a transaction coordinator answers the code
+            before it writes to its log, so that the request has changed nothing. A write that fails
+            or is not finished in time is answered with COORDINATOR_NOT_AVAILABLE, NOT_COORDINATOR,
+            COORDINATOR_LOAD_IN_PROGRESS, UNKNOWN_SERVER_ERROR or the code of the write itself, and
+            the next coordinator goes by what is in the log. Source: Kafka
+            `TransactionStateManager.appendTransactionToLog`.
     """
 
     number: int
-    name: str
-    retriable: bool
-    refresh_metadata: bool
-    refresh_coordinator: bool
-    outcome: Outcome
     text: str
+    name: str = ""
+    retriable: bool = False
+    refresh_metadata: bool = False
+    refresh_coordinator: bool = False
+    outcome: Outcome = Outcome.UNKNOWN
+    exception: str = field(default="BrokerError", repr=False)
+    hint: str = field(default="", repr=False)
+    spark_hint: str = field(default="", repr=False)
+    too_large: bool = field(default=False, repr=False)
+    fatal_idempotent: bool = field(default=False, repr=False)
+    fatal_transactional: bool = field(default=False, repr=False)
+    fails_topic: bool = field(default=False, repr=False)
+    coordinator_action: ErrorAction | None = field(default=None, repr=False)
+    coordinator_actions: Mapping[TxnApi, ErrorAction] = field(
+        default_factory=dict, repr=False, hash=False
+    )
+    refused_before_write: bool = field(default=False, repr=False)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return error_code, (self.number,)
+
+    def action_after(self, call: TxnApi) -> ErrorAction:
+        """What a transactional producer does if a coordinator answers `call` with this code.
+
+        Without an entry in the row: what is retriable is repeated, at the coordinator that is
+        looked up again if need be. Everything else is fatal, except in answers to
+        AddPartitionsToTxn: the abort that follows settles whether the partitions were added.
+        Source: Java `TransactionManager` request handlers, `AddPartitionsToTxnHandler`.
+        """
+        action = self.coordinator_actions.get(call, self.coordinator_action)
+        if action is not None:
+            return action
+        if self.refresh_coordinator:
+            return ErrorAction.LOOKUP
+        if self.retriable:
+            return ErrorAction.RETRY
+        return ErrorAction.ABORT if call is TxnApi.ADD_PARTITIONS else ErrorAction.FATAL
 
 
-_RETRIABLE: Final = frozenset(
-    {2, 3, 5, 6, 7, 8, 9, 13, 14, 15, 16, 19, 20, 41, 51, 56, 70, 71, 72, 74, 75, 78, 80, 83, 84}
-    | {88, 89, 100, 103, 106, 122, 123, 133}
-)
-_REFRESH_METADATA: Final = frozenset({3, 5, 6, 9, 13, 56, 72, 74, 80, 83, 84, 100, 103})
-_REFRESH_COORDINATOR: Final = frozenset({15, 16})
+class Code(enum.IntEnum):
+    """Every error code of Kafka 4.x by its protocol name; `Code.X.row` is its row.
 
-# Codes after which the records of a Produce request are certainly not in the log: every broker
-# version that answers them to Produce checks them before it appends. Everything else is UNKNOWN, as
-# a wrong "definite" would duplicate records. In particular `DelayedProduce.tryComplete` answers
-# after the local append, while acks=all waits for the replicas: NOT_LEADER_OR_FOLLOWER (6),
-# REQUEST_TIMED_OUT (7), NOT_ENOUGH_REPLICAS_AFTER_APPEND (20), KAFKA_STORAGE_ERROR (56; log
-# directory offline) and UNKNOWN_TOPIC_OR_PARTITION (3; replica removed in Kafka 2.3 and older,
-# topic gone from the metadata cache since). KAFKA_STORAGE_ERROR also follows a failed flush in
-# `UnifiedLog.append`, behind the append. Codes that no broker answers to Produce (5, 8, 9, 72, 74,
-# those of coordinators and of groups) prove nothing either.
-_REJECTED: Final = frozenset(
-    {
-        2,  # CRC and layout: UnifiedLog.analyzeAndValidateRecords, LogValidator
-        10,  # batch size: UnifiedLog.analyzeAndValidateRecords, again after recompression
-        17,  # internal topic: ReplicaManager.appendToLocalLog, before the partition is looked up
-        18,  # larger than a segment: UnifiedLog.append, before the segment is rolled
-        19,  # Partition.appendRecordsToLeader (size of the ISR), or transaction verification
-        21,  # acks out of range: first check of ReplicaManager.appendRecords
-        29,  # KafkaApis.handleProduceRequest: ACL of the topic
-        31,  # KafkaApis.handleProduceRequest: ACL for idempotence
-        32,  # LogValidator: timestamp
-        35,  # version of the request: KafkaApis, before the handler
-        42,  # the request as a whole: ProduceRequest, KafkaApis
-        43,  # message format or codec: UnifiedLog.append, LogValidator
-        44,  # never by Kafka; gateways answer it instead of passing the request on
-        45,  # ProducerAppendInfo.checkSequence, part of analyzeAndValidateProducerState
-        47,  # ProducerAppendInfo.checkProducerEpoch, likewise; or transaction verification
-        48,  # transaction verification, or UnifiedLog.analyzeAndValidateProducerState
-        49,  # transaction verification (AddPartitionsToTxn before the append)
-        51,  # transaction verification
-        53,  # KafkaApis.handleProduceRequest: ACL of the transactional id
-        55,  # transaction verification: another partition of it failed
-        59,  # ProducerAppendInfo.checkSequence of Kafka 2.4 and older
-        76,  # LogValidator: codec
-        87,  # LogValidator, ProduceRequest.validateRecords
-        90,  # ProducerAppendInfo.checkProducerEpoch until Kafka 2.6, or transaction verification
-        100,  # KafkaApis.handleProduceRequest: no topic with this id
-        103,  # ReplicaManager.appendToLocalLog: the partition has another topic id
-        120,  # transaction verification
-    }
-)
+    A comment at `outcome=REJECTED` names the place of the broker's source that checks before the
+    append. Everything else is UNKNOWN, as a wrong "definite" would duplicate records. In particular
+    `DelayedProduce.tryComplete` answers after the local append, while acks=all waits for the
+    replicas: NOT_LEADER_OR_FOLLOWER, REQUEST_TIMED_OUT, NOT_ENOUGH_REPLICAS_AFTER_APPEND,
+    KAFKA_STORAGE_ERROR (log directory offline) and UNKNOWN_TOPIC_OR_PARTITION (replica removed in
+    Kafka 2.3 and older, topic gone from the metadata cache since). KAFKA_STORAGE_ERROR also follows
+    a failed flush in `UnifiedLog.append`, behind the append. Codes that no broker answers to
+    Produce (LEADER_NOT_AVAILABLE, BROKER_NOT_AVAILABLE, REPLICA_NOT_AVAILABLE, LISTENER_NOT_FOUND,
+    FENCED_LEADER_EPOCH, those of coordinators and of groups) prove nothing either.
+    """
 
-_TEXTS: Final[dict[int, str]] = {
-    -1: "the broker met an error it has no code for; its log has the cause",
-    0: "no error",
-    1: "the offset is outside the range the broker keeps",
-    2: "the broker found a damaged batch: CRC, size or layout did not match",
-    3: "the broker does not host this topic or partition",
-    4: "the fetch size is invalid",
-    5: "the partition has no leader at the moment",
-    6: "the broker is not the leader (or a replica) of the partition",
-    7: "the broker did not finish the request in time",
-    8: "the broker is not available",
-    9: "the replica is not available",
-    10: "the batch is larger than the topic's max.message.bytes",
-    11: "the controller moved to another broker",
-    12: "the metadata of the offset commit is too large",
-    13: "the connection broke before the answer arrived",
-    14: "the coordinator is still loading its state",
-    15: "the coordinator is not available",
-    16: "the broker is not the coordinator",
-    17: "the topic name is not valid",
-    18: "the batch is larger than the broker's log segment",
-    19: "fewer replicas are in sync than min.insync.replicas asks for",
-    20: "written, but fewer replicas were in sync than min.insync.replicas asks for",
-    21: "the broker does not accept this value of acks",
-    22: "the generation of the consumer group is not current",
-    23: "the group member's protocols do not match the group's",
-    24: "the group id is not valid",
-    25: "the coordinator does not know this group member",
-    26: "the session timeout is outside the range the broker allows",
-    27: "the group is rebalancing",
-    28: "the offset commit is larger than the broker allows",
-    29: "the principal may not use this topic; check its ACLs",
-    30: "the principal may not use this group; check its ACLs",
-    31: "the principal may not do this on the cluster; check its ACLs",
-    32: "the record's timestamp is outside the range the topic accepts",
-    33: "the broker does not offer this SASL mechanism",
-    34: "the broker did not expect this request in the current authentication state",
-    35: "the broker does not support this version of the request",
-    36: "the topic exists already",
-    37: "the number of partitions is below 1",
-    38: "the replication factor is below 1 or above the number of brokers",
-    39: "the replica assignment is not valid",
-    40: "the configuration is not valid",
-    41: "the broker is not the controller",
-    42: "the broker could not make sense of the request",
-    43: "the topic's message format does not support the request",
-    44: "a policy of the cluster refused the request",
-    45: "the broker got a batch out of sequence",
-    46: "the broker has this batch already",
-    47: "the producer's epoch is older than the newest the broker knows",
-    48: "the transaction is not in a state that allows this",
-    49: "the producer id does not belong to the transactional id",
-    50: "transaction_timeout_ms is larger than the broker's transaction.max.timeout.ms",
-    51: "the coordinator is still completing the previous transaction",
-    52: "the transaction coordinator was fenced",
-    53: "the principal may not use this transactional id; check its ACLs",
-    54: "security features are disabled on the broker",
-    55: "the broker did not try because another part of the request failed",
-    56: "the broker cannot write to its disk",
-    57: "the log directory does not exist on the broker",
-    58: "the broker refused the credentials",
-    59: "the broker has no state for this producer id; its records may have expired",
-    60: "a partition reassignment is in progress",
-    61: "delegation tokens are disabled on the broker",
-    62: "the broker does not know the delegation token",
-    63: "the principal does not own the delegation token",
-    64: "delegation token requests are not allowed on this connection",
-    65: "the principal may not use this delegation token",
-    66: "the delegation token expired",
-    67: "the principal type is not supported",
-    68: "the group is not empty",
-    69: "the group does not exist",
-    70: "the fetch session does not exist",
-    71: "the fetch session's epoch is not valid",
-    72: "the leader has no listener that matches the one the request came through",
-    73: "topic deletion is disabled",
-    74: "the leader epoch is older than the broker's",
-    75: "the leader epoch is newer than the broker's",
-    76: "the broker does not support this compression type",
-    77: "the broker epoch changed",
-    78: "the leader's high watermark has not caught up yet",
-    79: "the group member needs an id first",
-    80: "the preferred leader was not available",
-    81: "the group is full",
-    82: "another member with the same group.instance.id took over",
-    83: "no eligible leader is available",
-    84: "the partition needs no election",
-    85: "no partition reassignment is in progress",
-    86: "the group is subscribed to the topic",
-    87: "the broker refused one or more records of the batch",
-    88: "offsets of an open transaction are still unstable",
-    89: "the quota is used up for now",
-    90: "another producer with the same transactional id took over",
-    91: "the resource does not exist",
-    92: "the request named a resource twice",
-    93: "the credential does not meet the requirements",
-    94: "the set of voters does not match",
-    95: "the update version is not valid",
-    96: "the features could not be updated",
-    97: "the controller could not read the forwarded principal",
-    98: "the snapshot does not exist",
-    99: "the position is outside the snapshot",
-    100: "the broker does not host a topic with this id",
-    101: "the broker id is in use",
-    102: "the broker id is not registered",
-    103: "the topic id does not match the one in the request",
-    104: "the cluster id does not match the one in the request",
-    105: "the transactional id does not exist",
-    106: "the fetch session met an unexpected topic id",
-    107: "the replica may not join the in-sync set",
-    108: "a new leader was elected",
-    109: "the offset moved to tiered storage",
-    110: "the epoch of the group member was fenced",
-    111: "the group.instance.id is still held by another member",
-    112: "the coordinator does not support the assignor",
-    113: "the epoch of the group member is out of date",
-    114: "the request came to the wrong kind of endpoint",
-    115: "this kind of endpoint is not supported",
-    116: "the controller id is unknown",
-    117: "the telemetry subscription is out of date",
-    118: "the telemetry data are larger than the broker accepts",
-    119: "the broker registration is not valid",
-    120: "the transaction must be aborted before work can go on",
-    121: "the record is not in a state that allows this",
-    122: "the share session does not exist",
-    123: "the share session's epoch is not valid",
-    124: "the share coordinator's state epoch is out of date",
-    125: "the voter's key is not valid",
-    126: "the voter is in the set already",
-    127: "the voter is not in the set",
-    128: "the regular expression is not valid",
-    129: "the client's view of the cluster is out of date; it must bootstrap again",
-    130: "the streams topology is not valid",
-    131: "the streams topology epoch is not valid",
-    132: "the streams topology epoch is out of date",
-    133: "the broker has no room for another share session",
-}
+    row: ErrorCode
 
+    def __new__(cls, row: ErrorCode) -> Self:
+        code = int.__new__(cls, row.number)
+        code._value_ = row.number
+        return code
 
-def _row(code: Code) -> ErrorCode:
-    number = int(code)
-    return ErrorCode(
-        number=number,
-        name=code.name,
-        retriable=number in _RETRIABLE,
-        refresh_metadata=number in _REFRESH_METADATA,
-        refresh_coordinator=number in _REFRESH_COORDINATOR,
-        outcome=Outcome.REJECTED if number in _REJECTED else Outcome.UNKNOWN,
-        text=_TEXTS[number],
+    def __init__(self, row: ErrorCode) -> None:
+        self.row = replace(row, name=self._name_)
+
+    UNKNOWN_SERVER_ERROR = ErrorCode(
+        -1,
+        "the broker met an error it has no code for; its log has the cause",
+        # the broker failed somewhere between reading the request and answering it
+        coordinator_actions={TxnApi.END: ErrorAction.LOST},
+    )
+    NONE = ErrorCode(0, "no error", coordinator_action=ErrorAction.OK)
+    OFFSET_OUT_OF_RANGE = ErrorCode(1, "the offset is outside the range the broker keeps")
+    CORRUPT_MESSAGE = ErrorCode(
+        2,
+        "the broker found a damaged batch: CRC, size or layout did not match",
+        retriable=True,
+        # CRC and layout: UnifiedLog.analyzeAndValidateRecords, LogValidator
+        outcome=Outcome.REJECTED,
+        exception="RecordRejected",
+    )
+    UNKNOWN_TOPIC_OR_PARTITION = ErrorCode(
+        3,
+        "the broker does not host this topic or partition",
+        retriable=True,
+        refresh_metadata=True,
+        exception="UnknownTopic",
+    )
+    INVALID_FETCH_SIZE = ErrorCode(4, "the fetch size is invalid")
+    LEADER_NOT_AVAILABLE = ErrorCode(
+        5, "the partition has no leader at the moment", retriable=True, refresh_metadata=True
+    )
+    NOT_LEADER_OR_FOLLOWER = ErrorCode(
+        6,
+        "the broker is not the leader (or a replica) of the partition",
+        retriable=True,
+        refresh_metadata=True,
+    )
+    REQUEST_TIMED_OUT = ErrorCode(
+        7,
+        "the broker did not finish the request in time",
+        retriable=True,
+        coordinator_actions={
+            TxnApi.COMMIT_OFFSETS: ErrorAction.LOOKUP,
+            TxnApi.END: ErrorAction.LOST,
+        },
+    )
+    BROKER_NOT_AVAILABLE = ErrorCode(8, "the broker is not available", retriable=True)
+    REPLICA_NOT_AVAILABLE = ErrorCode(
+        9, "the replica is not available", retriable=True, refresh_metadata=True
+    )
+    MESSAGE_TOO_LARGE = ErrorCode(
+        10,
+        "the batch is larger than the topic's max.message.bytes",
+        # batch size: UnifiedLog.analyzeAndValidateRecords, again after recompression
+        outcome=Outcome.REJECTED,
+        exception="RecordTooLarge",
+        too_large=True,
+        hint="make the record smaller or raise the topic's max.message.bytes",
+    )
+    STALE_CONTROLLER_EPOCH = ErrorCode(11, "the controller moved to another broker")
+    OFFSET_METADATA_TOO_LARGE = ErrorCode(12, "the metadata of the offset commit is too large")
+    NETWORK_EXCEPTION = ErrorCode(
+        13, "the connection broke before the answer arrived", retriable=True, refresh_metadata=True
+    )
+    COORDINATOR_LOAD_IN_PROGRESS = ErrorCode(
+        14, "the coordinator is still loading its state", retriable=True
+    )
+    COORDINATOR_NOT_AVAILABLE = ErrorCode(
+        15,
+        "the coordinator is not available",
+        retriable=True,
+        refresh_coordinator=True,
+        coordinator_actions={TxnApi.FIND: ErrorAction.RETRY},
+    )
+    NOT_COORDINATOR = ErrorCode(
+        16,
+        "the broker is not the coordinator",
+        retriable=True,
+        refresh_coordinator=True,
+        coordinator_actions={TxnApi.FIND: ErrorAction.RETRY},
+    )
+    INVALID_TOPIC_EXCEPTION = ErrorCode(
+        17,
+        "the topic name is not valid",
+        # internal topic: ReplicaManager.appendToLocalLog, before the partition is looked up
+        outcome=Outcome.REJECTED,
+        exception="InvalidTopic",
+        fails_topic=True,
+    )
+    RECORD_LIST_TOO_LARGE = ErrorCode(
+        18,
+        "the batch is larger than the broker's log segment",
+        # larger than a segment: UnifiedLog.append, before the segment is rolled
+        outcome=Outcome.REJECTED,
+        exception="RecordRejected",
+        too_large=True,
+    )
+    NOT_ENOUGH_REPLICAS = ErrorCode(
+        19,
+        "fewer replicas are in sync than min.insync.replicas asks for",
+        retriable=True,
+        # Partition.appendRecordsToLeader (size of the ISR), or transaction verification
+        outcome=Outcome.REJECTED,
+        hint="bring replicas back, or lower the topic's min.insync.replicas",
+    )
+    NOT_ENOUGH_REPLICAS_AFTER_APPEND = ErrorCode(
+        20,
+        "written, but fewer replicas were in sync than min.insync.replicas asks for",
+        retriable=True,
+    )
+    INVALID_REQUIRED_ACKS = ErrorCode(
+        21,
+        "the broker does not accept this value of acks",
+        outcome=Outcome.REJECTED,  # acks out of range: first check of ReplicaManager.appendRecords
+    )
+    ILLEGAL_GENERATION = ErrorCode(
+        22,
+        "the generation of the consumer group is not current",
+        coordinator_actions={TxnApi.COMMIT_OFFSETS: ErrorAction.ABORT},
+    )
+    INCONSISTENT_GROUP_PROTOCOL = ErrorCode(
+        23, "the group member's protocols do not match the group's"
+    )
+    INVALID_GROUP_ID = ErrorCode(24, "the group id is not valid")
+    UNKNOWN_MEMBER_ID = ErrorCode(
+        25,
+        "the coordinator does not know this group member",
+        coordinator_actions={TxnApi.COMMIT_OFFSETS: ErrorAction.ABORT},
+    )
+    INVALID_SESSION_TIMEOUT = ErrorCode(
+        26, "the session timeout is outside the range the broker allows"
+    )
+    REBALANCE_IN_PROGRESS = ErrorCode(27, "the group is rebalancing")
+    INVALID_COMMIT_OFFSET_SIZE = ErrorCode(28, "the offset commit is larger than the broker allows")
+    TOPIC_AUTHORIZATION_FAILED = ErrorCode(
+        29,
+        "the principal may not use this topic; check its ACLs",
+        outcome=Outcome.REJECTED,  # KafkaApis.handleProduceRequest: ACL of the topic
+        exception="AuthorizationError",
+        fails_topic=True,
+        coordinator_action=ErrorAction.ABORT,
+        hint="grant Write on the topic; later sends then succeed",
+        spark_hint="grant WRITE and DESCRIBE on the topic; delivery=exactly_once wants READ too, "
+        "for the markers that it commits as offsets",
+        refused_before_write=True,
+    )
+    GROUP_AUTHORIZATION_FAILED = ErrorCode(
+        30,
+        "the principal may not use this group; check its ACLs",
+        exception="AuthorizationError",
+        coordinator_action=ErrorAction.ABORT,
+        spark_hint="grant READ on groups with the prefix of transactionalIdPrefix",
+        refused_before_write=True,
+    )
+    CLUSTER_AUTHORIZATION_FAILED = ErrorCode(
+        31,
+        "the principal may not do this on the cluster; check its ACLs",
+        outcome=Outcome.REJECTED,  # KafkaApis.handleProduceRequest: ACL for idempotence
+        exception="AuthorizationError",
+        fatal_idempotent=True,
+        fatal_transactional=True,
+        # a later call asks again: it succeeds once the ACL is granted (Java 4.0+)
+        coordinator_actions={TxnApi.INIT: ErrorAction.ABORT},
+        hint="grant IdempotentWrite on the cluster, or set enable_idempotence=False",
+        spark_hint="brokers before 2.8 want IDEMPOTENT_WRITE on the cluster for idempotent "
+        "producers: grant it, or set kafka.enable.idempotence=false",
+        refused_before_write=True,
+    )
+    INVALID_TIMESTAMP = ErrorCode(
+        32,
+        "the record's timestamp is outside the range the topic accepts",
+        outcome=Outcome.REJECTED,  # LogValidator: timestamp
+        exception="RecordRejected",
+        hint="compare the record's timestamp with the broker's clock and the topic's "
+        "message.timestamp.before.max.ms and message.timestamp.after.max.ms",
+    )
+    UNSUPPORTED_SASL_MECHANISM = ErrorCode(
+        33, "the broker does not offer this SASL mechanism", exception="AuthenticationError"
+    )
+    ILLEGAL_SASL_STATE = ErrorCode(
+        34,
+        "the broker did not expect this request in the current authentication state",
+        exception="AuthenticationError",
+    )
+    UNSUPPORTED_VERSION = ErrorCode(
+        35,
+        "the broker does not support this version of the request",
+        outcome=Outcome.REJECTED,  # version of the request: KafkaApis, before the handler
+        exception="UnsupportedVersion",
+        fatal_idempotent=True,
+        fatal_transactional=True,
+        refused_before_write=True,
+    )
+    TOPIC_ALREADY_EXISTS = ErrorCode(36, "the topic exists already")
+    INVALID_PARTITIONS = ErrorCode(37, "the number of partitions is below 1")
+    INVALID_REPLICATION_FACTOR = ErrorCode(
+        38, "the replication factor is below 1 or above the number of brokers"
+    )
+    INVALID_REPLICA_ASSIGNMENT = ErrorCode(39, "the replica assignment is not valid")
+    INVALID_CONFIG = ErrorCode(40, "the configuration is not valid")
+    NOT_CONTROLLER = ErrorCode(41, "the broker is not the controller", retriable=True)
+    INVALID_REQUEST = ErrorCode(
+        42,
+        "the broker could not make sense of the request",
+        outcome=Outcome.REJECTED,  # the request as a whole: ProduceRequest, KafkaApis
+        refused_before_write=True,
+    )
+    UNSUPPORTED_FOR_MESSAGE_FORMAT = ErrorCode(
+        43,
+        "the topic's message format does not support the request",
+        outcome=Outcome.REJECTED,  # message format or codec: UnifiedLog.append, LogValidator
+        exception="RecordRejected",
+        hint="raise the topic's message.format.version",
+    )
+    POLICY_VIOLATION = ErrorCode(
+        44,
+        "a policy of the cluster refused the request",
+        # never by Kafka; gateways answer it instead of passing the request on
+        outcome=Outcome.REJECTED,
+        exception="RecordRejected",
+        fails_topic=True,
+    )
+    OUT_OF_ORDER_SEQUENCE_NUMBER = ErrorCode(
+        45,
+        "the broker got a batch out of sequence",
+        # ProducerAppendInfo.checkSequence, part of analyzeAndValidateProducerState
+        outcome=Outcome.REJECTED,
+        hint="records before it are missing in the log",
+    )
+    DUPLICATE_SEQUENCE_NUMBER = ErrorCode(46, "the broker has this batch already")
+    INVALID_PRODUCER_EPOCH = ErrorCode(
+        47,
+        "the producer's epoch is older than the newest the broker knows",
+        # ProducerAppendInfo.checkProducerEpoch, likewise; or transaction verification
+        outcome=Outcome.REJECTED,
+        coordinator_action=ErrorAction.FENCED,
+        refused_before_write=True,
+    )
+    INVALID_TXN_STATE = ErrorCode(
+        48,
+        "the transaction is not in a state that allows this",
+        # transaction verification, or UnifiedLog.analyzeAndValidateProducerState
+        outcome=Outcome.REJECTED,
+        coordinator_actions={TxnApi.ADD_PARTITIONS: ErrorAction.FATAL},
+        refused_before_write=True,
+    )
+    INVALID_PRODUCER_ID_MAPPING = ErrorCode(
+        49,
+        "the producer id does not belong to the transactional id",
+        outcome=Outcome.REJECTED,  # transaction verification (AddPartitionsToTxn before the append)
+        # The transactional id expired while nothing was sent (transactional.id.expiration.ms), or
+        # another producer took over and was given another id: InitProducerId after the abort tells
+        # which. Java 3.x did the same; 4.x gives up.
+        coordinator_action=ErrorAction.ABORT,
+        coordinator_actions={TxnApi.FIND: ErrorAction.FATAL, TxnApi.INIT: ErrorAction.FATAL},
+        refused_before_write=True,
+    )
+    INVALID_TRANSACTION_TIMEOUT = ErrorCode(
+        50, "transaction_timeout_ms is larger than the broker's transaction.max.timeout.ms"
+    )
+    CONCURRENT_TRANSACTIONS = ErrorCode(
+        51,
+        "the coordinator is still completing the previous transaction",
+        retriable=True,
+        outcome=Outcome.REJECTED,  # transaction verification
+        refused_before_write=True,
+    )
+    TRANSACTION_COORDINATOR_FENCED = ErrorCode(52, "the transaction coordinator was fenced")
+    TRANSACTIONAL_ID_AUTHORIZATION_FAILED = ErrorCode(
+        53,
+        "the principal may not use this transactional id; check its ACLs",
+        outcome=Outcome.REJECTED,  # KafkaApis.handleProduceRequest: ACL of the transactional id
+        exception="AuthorizationError",
+        fatal_transactional=True,
+        coordinator_actions={
+            TxnApi.INIT: ErrorAction.ABORT,  # as CLUSTER_AUTHORIZATION_FAILED
+            TxnApi.ADD_PARTITIONS: ErrorAction.FATAL,
+        },
+        spark_hint="grant WRITE on transactional ids with the prefix of transactionalIdPrefix",
+        refused_before_write=True,
+    )
+    SECURITY_DISABLED = ErrorCode(54, "security features are disabled on the broker")
+    OPERATION_NOT_ATTEMPTED = ErrorCode(
+        55,
+        "the broker did not try because another part of the request failed",
+        outcome=Outcome.REJECTED,  # transaction verification: another partition of it failed
+        refused_before_write=True,
+    )
+    KAFKA_STORAGE_ERROR = ErrorCode(
+        56, "the broker cannot write to its disk", retriable=True, refresh_metadata=True
+    )
+    LOG_DIR_NOT_FOUND = ErrorCode(57, "the log directory does not exist on the broker")
+    SASL_AUTHENTICATION_FAILED = ErrorCode(
+        58, "the broker refused the credentials", exception="AuthenticationError"
+    )
+    UNKNOWN_PRODUCER_ID = ErrorCode(
+        59,
+        "the broker has no state for this producer id; its records may have expired",
+        outcome=Outcome.REJECTED,  # ProducerAppendInfo.checkSequence of Kafka 2.4 and older
+        # brokers before 2.5 answer it instead of INVALID_PRODUCER_ID_MAPPING
+        coordinator_actions={TxnApi.ADD_OFFSETS: ErrorAction.ABORT},
+    )
+    REASSIGNMENT_IN_PROGRESS = ErrorCode(60, "a partition reassignment is in progress")
+    DELEGATION_TOKEN_AUTH_DISABLED = ErrorCode(61, "delegation tokens are disabled on the broker")
+    DELEGATION_TOKEN_NOT_FOUND = ErrorCode(62, "the broker does not know the delegation token")
+    DELEGATION_TOKEN_OWNER_MISMATCH = ErrorCode(
+        63, "the principal does not own the delegation token"
+    )
+    DELEGATION_TOKEN_REQUEST_NOT_ALLOWED = ErrorCode(
+        64, "delegation token requests are not allowed on this connection"
+    )
+    DELEGATION_TOKEN_AUTHORIZATION_FAILED = ErrorCode(
+        65, "the principal may not use this delegation token", exception="AuthorizationError"
+    )
+    DELEGATION_TOKEN_EXPIRED = ErrorCode(66, "the delegation token expired")
+    INVALID_PRINCIPAL_TYPE = ErrorCode(67, "the principal type is not supported")
+    NON_EMPTY_GROUP = ErrorCode(68, "the group is not empty")
+    GROUP_ID_NOT_FOUND = ErrorCode(69, "the group does not exist")
+    FETCH_SESSION_ID_NOT_FOUND = ErrorCode(70, "the fetch session does not exist", retriable=True)
+    INVALID_FETCH_SESSION_EPOCH = ErrorCode(
+        71, "the fetch session's epoch is not valid", retriable=True
+    )
+    LISTENER_NOT_FOUND = ErrorCode(
+        72,
+        "the leader has no listener that matches the one the request came through",
+        retriable=True,
+        refresh_metadata=True,
+    )
+    TOPIC_DELETION_DISABLED = ErrorCode(73, "topic deletion is disabled")
+    FENCED_LEADER_EPOCH = ErrorCode(
+        74, "the leader epoch is older than the broker's", retriable=True, refresh_metadata=True
+    )
+    UNKNOWN_LEADER_EPOCH = ErrorCode(
+        75, "the leader epoch is newer than the broker's", retriable=True
+    )
+    UNSUPPORTED_COMPRESSION_TYPE = ErrorCode(
+        76,
+        "the broker does not support this compression type",
+        outcome=Outcome.REJECTED,  # LogValidator: codec
+        exception="RecordRejected",
+        hint="choose another compression_type",
+    )
+    STALE_BROKER_EPOCH = ErrorCode(77, "the broker epoch changed")
+    OFFSET_NOT_AVAILABLE = ErrorCode(
+        78, "the leader's high watermark has not caught up yet", retriable=True
+    )
+    MEMBER_ID_REQUIRED = ErrorCode(79, "the group member needs an id first")
+    PREFERRED_LEADER_NOT_AVAILABLE = ErrorCode(
+        80, "the preferred leader was not available", retriable=True, refresh_metadata=True
+    )
+    GROUP_MAX_SIZE_REACHED = ErrorCode(81, "the group is full")
+    FENCED_INSTANCE_ID = ErrorCode(
+        82,
+        "another member with the same group.instance.id took over",
+        coordinator_actions={TxnApi.COMMIT_OFFSETS: ErrorAction.ABORT},
+    )
+    ELIGIBLE_LEADERS_NOT_AVAILABLE = ErrorCode(
+        83, "no eligible leader is available", retriable=True, refresh_metadata=True
+    )
+    ELECTION_NOT_NEEDED = ErrorCode(
+        84, "the partition needs no election", retriable=True, refresh_metadata=True
+    )
+    NO_REASSIGNMENT_IN_PROGRESS = ErrorCode(85, "no partition reassignment is in progress")
+    GROUP_SUBSCRIBED_TO_TOPIC = ErrorCode(86, "the group is subscribed to the topic")
+    INVALID_RECORD = ErrorCode(
+        87,
+        "the broker refused one or more records of the batch",
+        outcome=Outcome.REJECTED,  # LogValidator, ProduceRequest.validateRecords
+        exception="RecordRejected",
+        hint="the broker refused its content, e.g. no key on a compacted topic",
+    )
+    UNSTABLE_OFFSET_COMMIT = ErrorCode(
+        88, "offsets of an open transaction are still unstable", retriable=True
+    )
+    THROTTLING_QUOTA_EXCEEDED = ErrorCode(89, "the quota is used up for now", retriable=True)
+    PRODUCER_FENCED = ErrorCode(
+        90,
+        "another producer with the same transactional id took over",
+        # ProducerAppendInfo.checkProducerEpoch until Kafka 2.6, or transaction verification
+        outcome=Outcome.REJECTED,
+        exception="ProducerFenced",
+        fatal_transactional=True,
+        coordinator_action=ErrorAction.FENCED,
+        refused_before_write=True,
+    )
+    RESOURCE_NOT_FOUND = ErrorCode(91, "the resource does not exist")
+    DUPLICATE_RESOURCE = ErrorCode(92, "the request named a resource twice")
+    UNACCEPTABLE_CREDENTIAL = ErrorCode(93, "the credential does not meet the requirements")
+    INCONSISTENT_VOTER_SET = ErrorCode(94, "the set of voters does not match")
+    INVALID_UPDATE_VERSION = ErrorCode(95, "the update version is not valid")
+    FEATURE_UPDATE_FAILED = ErrorCode(96, "the features could not be updated")
+    PRINCIPAL_DESERIALIZATION_FAILURE = ErrorCode(
+        97, "the controller could not read the forwarded principal"
+    )
+    SNAPSHOT_NOT_FOUND = ErrorCode(98, "the snapshot does not exist")
+    POSITION_OUT_OF_RANGE = ErrorCode(99, "the position is outside the snapshot")
+    UNKNOWN_TOPIC_ID = ErrorCode(
+        100,
+        "the broker does not host a topic with this id",
+        retriable=True,
+        refresh_metadata=True,
+        outcome=Outcome.REJECTED,  # KafkaApis.handleProduceRequest: no topic with this id
+        exception="UnknownTopic",
+    )
+    DUPLICATE_BROKER_REGISTRATION = ErrorCode(101, "the broker id is in use")
+    BROKER_ID_NOT_REGISTERED = ErrorCode(102, "the broker id is not registered")
+    INCONSISTENT_TOPIC_ID = ErrorCode(
+        103,
+        "the topic id does not match the one in the request",
+        retriable=True,
+        refresh_metadata=True,
+        # ReplicaManager.appendToLocalLog: the partition has another topic id
+        outcome=Outcome.REJECTED,
+        exception="UnknownTopic",
+    )
+    INCONSISTENT_CLUSTER_ID = ErrorCode(104, "the cluster id does not match the one in the request")
+    TRANSACTIONAL_ID_NOT_FOUND = ErrorCode(105, "the transactional id does not exist")
+    FETCH_SESSION_TOPIC_ID_ERROR = ErrorCode(
+        106, "the fetch session met an unexpected topic id", retriable=True
+    )
+    INELIGIBLE_REPLICA = ErrorCode(107, "the replica may not join the in-sync set")
+    NEW_LEADER_ELECTED = ErrorCode(108, "a new leader was elected")
+    OFFSET_MOVED_TO_TIERED_STORAGE = ErrorCode(109, "the offset moved to tiered storage")
+    FENCED_MEMBER_EPOCH = ErrorCode(
+        110,
+        "the epoch of the group member was fenced",
+        # as ILLEGAL_GENERATION; Java: fatal
+        coordinator_actions={TxnApi.COMMIT_OFFSETS: ErrorAction.ABORT},
+    )
+    UNRELEASED_INSTANCE_ID = ErrorCode(111, "the group.instance.id is still held by another member")
+    UNSUPPORTED_ASSIGNOR = ErrorCode(112, "the coordinator does not support the assignor")
+    STALE_MEMBER_EPOCH = ErrorCode(
+        113,
+        "the epoch of the group member is out of date",
+        # as ILLEGAL_GENERATION; Java: fatal
+        coordinator_actions={TxnApi.COMMIT_OFFSETS: ErrorAction.ABORT},
+    )
+    MISMATCHED_ENDPOINT_TYPE = ErrorCode(114, "the request came to the wrong kind of endpoint")
+    UNSUPPORTED_ENDPOINT_TYPE = ErrorCode(115, "this kind of endpoint is not supported")
+    UNKNOWN_CONTROLLER_ID = ErrorCode(116, "the controller id is unknown")
+    UNKNOWN_SUBSCRIPTION_ID = ErrorCode(117, "the telemetry subscription is out of date")
+    TELEMETRY_TOO_LARGE = ErrorCode(118, "the telemetry data are larger than the broker accepts")
+    INVALID_REGISTRATION = ErrorCode(119, "the broker registration is not valid")
+    TRANSACTION_ABORTABLE = ErrorCode(
+        120,
+        "the transaction must be aborted before work can go on",
+        outcome=Outcome.REJECTED,  # transaction verification
+        exception="AbortableTransactionError",
+        coordinator_action=ErrorAction.ABORT,
+        refused_before_write=True,
+    )
+    INVALID_RECORD_STATE = ErrorCode(121, "the record is not in a state that allows this")
+    SHARE_SESSION_NOT_FOUND = ErrorCode(122, "the share session does not exist", retriable=True)
+    INVALID_SHARE_SESSION_EPOCH = ErrorCode(
+        123, "the share session's epoch is not valid", retriable=True
+    )
+    FENCED_STATE_EPOCH = ErrorCode(124, "the share coordinator's state epoch is out of date")
+    INVALID_VOTER_KEY = ErrorCode(125, "the voter's key is not valid")
+    DUPLICATE_VOTER = ErrorCode(126, "the voter is in the set already")
+    VOTER_NOT_FOUND = ErrorCode(127, "the voter is not in the set")
+    INVALID_REGULAR_EXPRESSION = ErrorCode(128, "the regular expression is not valid")
+    REBOOTSTRAP_REQUIRED = ErrorCode(
+        129, "the client's view of the cluster is out of date; it must bootstrap again"
+    )
+    STREAMS_INVALID_TOPOLOGY = ErrorCode(130, "the streams topology is not valid")
+    STREAMS_INVALID_TOPOLOGY_EPOCH = ErrorCode(131, "the streams topology epoch is not valid")
+    STREAMS_TOPOLOGY_FENCED = ErrorCode(132, "the streams topology epoch is out of date")
+    SHARE_SESSION_LIMIT_REACHED = ErrorCode(
+        133, "the broker has no room for another share session", retriable=True
     )
 
 
-_TABLE: Final[dict[int, ErrorCode]] = {int(code): _row(code) for code in Code}
+_ROWS: Final = {code.value: code.row for code in Code}
 
 
 def error_code(number: int) -> ErrorCode:
@@ -403,15 +634,7 @@ def error_code(number: int) -> ErrorCode:
     A number that Kafka had not assigned when this was written gets a row of its own: not retriable,
     outcome UNKNOWN, as Java maps it to UNKNOWN_SERVER_ERROR.
     """
-    row = _TABLE.get(number)
+    row = _ROWS.get(number)
     if row is not None:
         return row
-    return ErrorCode(
-        number=number,
-        name=f"UNKNOWN_{number}",
-        retriable=False,
-        refresh_metadata=False,
-        refresh_coordinator=False,
-        outcome=Outcome.UNKNOWN,
-        text="an error code newer than this client",
-    )
+    return ErrorCode(number, "an error code newer than this client", name=f"UNKNOWN_{number}")

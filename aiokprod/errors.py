@@ -351,30 +351,8 @@ class NotReady(KafkaError):
     default_outcome = Outcome.NOT_SENT
 
 
-_CLASS_OF: Final[dict[int, type[KafkaError]]] = {
-    Code.CORRUPT_MESSAGE: RecordRejected,
-    Code.UNKNOWN_TOPIC_OR_PARTITION: UnknownTopic,
-    Code.MESSAGE_TOO_LARGE: RecordTooLarge,
-    Code.INVALID_TOPIC_EXCEPTION: InvalidTopic,
-    Code.RECORD_LIST_TOO_LARGE: RecordRejected,
-    Code.TOPIC_AUTHORIZATION_FAILED: AuthorizationError,
-    Code.GROUP_AUTHORIZATION_FAILED: AuthorizationError,
-    Code.CLUSTER_AUTHORIZATION_FAILED: AuthorizationError,
-    Code.INVALID_TIMESTAMP: RecordRejected,
-    Code.UNSUPPORTED_SASL_MECHANISM: AuthenticationError,
-    Code.ILLEGAL_SASL_STATE: AuthenticationError,
-    Code.UNSUPPORTED_VERSION: UnsupportedVersion,
-    Code.UNSUPPORTED_FOR_MESSAGE_FORMAT: RecordRejected,
-    Code.POLICY_VIOLATION: RecordRejected,
-    Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: AuthorizationError,
-    Code.SASL_AUTHENTICATION_FAILED: AuthenticationError,
-    Code.DELEGATION_TOKEN_AUTHORIZATION_FAILED: AuthorizationError,
-    Code.UNSUPPORTED_COMPRESSION_TYPE: RecordRejected,
-    Code.INVALID_RECORD: RecordRejected,
-    Code.PRODUCER_FENCED: ProducerFenced,
-    Code.UNKNOWN_TOPIC_ID: UnknownTopic,
-    Code.INCONSISTENT_TOPIC_ID: UnknownTopic,
-    Code.TRANSACTION_ABORTABLE: AbortableTransactionError,
+_CLASS_OF: Final[dict[str, type[KafkaError]]] = {
+    code.row.exception: globals()[code.row.exception] for code in Code
 }
 
 
@@ -385,5 +363,5 @@ def broker_error(number: int, message: str, *, outcome: Outcome | None = None) -
     the code is appended. Codes without a class of their own become a plain `BrokerError`.
     """
     code = error_code(number)
-    cls = _CLASS_OF.get(number, BrokerError)
+    cls = _CLASS_OF[code.exception]
     return cls(f"{message}: {code.text}", code=code, outcome=outcome)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from aiokprod.errors import Code, KafkaError, Outcome
+from aiokprod.errors import KafkaError, Outcome
 
 AGAIN: Final = (
     "Spark will retry this task; rows already acknowledged may appear again "
@@ -14,23 +14,6 @@ AGAIN: Final = (
 CLEAN: Final = (
     "Spark will retry this task; nothing of this attempt becomes visible to read_committed readers"
 )
-
-_FIXES: Final = {
-    int(Code.CLUSTER_AUTHORIZATION_FAILED): (
-        " (brokers before 2.8 want IDEMPOTENT_WRITE on the cluster for idempotent producers: grant "
-        "it, or set kafka.enable.idempotence=false)"
-    ),
-    int(Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED): (
-        " (grant WRITE on transactional ids with the prefix of transactionalIdPrefix)"
-    ),
-    int(Code.GROUP_AUTHORIZATION_FAILED): (
-        " (grant READ on groups with the prefix of transactionalIdPrefix)"
-    ),
-    int(Code.TOPIC_AUTHORIZATION_FAILED): (
-        " (grant WRITE and DESCRIBE on the topic; delivery=exactly_once wants READ too, for the "
-        "markers that it commits as offsets)"
-    ),
-}
 
 
 class SinkError(RuntimeError):
@@ -89,8 +72,8 @@ def describe(error: BaseException, counts: Counts, *, where: str, transactional:
         text = error.message
     else:
         name, again, text = type(error).__name__, "not retriable", str(error)
-    if isinstance(error, KafkaError) and error.code is not None:
-        text += _FIXES.get(error.code.number, "")
+    if isinstance(error, KafkaError) and error.code is not None and error.code.spark_hint:
+        text += f" ({error.code.spark_hint})"
     return SinkError(
         f"aiokprod: {where}: {name} ({again}): {text}; rows of this attempt: "
         f"{counts.acknowledged} acknowledged, {counts.unknown} unknown, {counts.unsent} unsent. "

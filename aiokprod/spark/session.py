@@ -43,7 +43,6 @@ _LOOK_AGAIN: Final = 0.25
 """Seconds; the metadata may have brought another broker in the meantime."""
 _BATCHED_FROM: Final = 4
 _PORTS: Final = 1 << 16
-_LOOKUP: Final = frozenset({Code.NOT_COORDINATOR, Code.COORDINATOR_NOT_AVAILABLE})
 
 
 class Session:
@@ -291,12 +290,13 @@ class Session:
                 if isinstance(response, BaseException):
                     raise response
                 for key, (code, answer) in answers(response.body).items():
-                    if code not in _LOOKUP and not error_code(code).retriable:
+                    row = error_code(code)
+                    if not row.retriable:
                         found[key] = answer
                         continue
-                    if code in _LOOKUP:
+                    if row.refresh_coordinator:
                         self._forget(kind, [key])
-                    last = error_code(code).name
+                    last = row.name
             left -= found.keys()
             if not left:
                 break

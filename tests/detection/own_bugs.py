@@ -18,10 +18,10 @@ from aiokprod._engine.identity import transaction_driver
 from aiokprod._engine.identity.coordinators import Coordinators
 from aiokprod._engine.identity.idempotence import Idempotent
 from aiokprod._engine.identity.transaction_driver import TransactionDriver
-from aiokprod._engine.identity.transaction_states import TxnApi
 from aiokprod._engine.metadata.merge import ResponseMerger
 from aiokprod._engine.metadata.updater import MetadataUpdater
 from aiokprod._engine.sender.retry_policy import SequenceAdvice
+from aiokprod._errors import TxnApi
 from aiokprod._net.connection import Connection
 from aiokprod._net.connection_states import ClusterConnectionStates
 from aiokprod._net.tls_transport import TlsTransport

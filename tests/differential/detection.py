@@ -17,10 +17,10 @@ from aiokprod._engine.identity import transaction_driver
 from aiokprod._engine.identity.idempotence import Idempotent
 from aiokprod._engine.identity.producer_state import BaseProducerState, NonIdempotent
 from aiokprod._engine.identity.transaction_driver import TransactionDriver
-from aiokprod._engine.identity.transaction_states import TxnApi
 from aiokprod._engine.metadata.merge import ResponseMerger
 from aiokprod._engine.sender.retry_policy import SequenceAdvice
 from aiokprod._engine.sender.sender import Sender
+from aiokprod._errors import TxnApi
 from aiokprod.errors import Code, NetworkError, Outcome
 from tests.differential.campaign import Campaign, Result, campaign
 from tests.differential.catalogue import scripts
@@ -64,8 +64,8 @@ def sequence_of_an_appended_batch_given_out_again(patch: pytest.MonkeyPatch) -> 
     """KAFKA_STORAGE_ERROR and UNKNOWN_TOPIC_OR_PARTITION, answered after the append, counted as
     refusals: the next record got the sequence, and was acknowledged with the other's offset."""
     for code in (3, 56):
-        row = replace(error_codes._TABLE[code], outcome=Outcome.REJECTED)
-        patch.setitem(error_codes._TABLE, code, row)
+        row = replace(error_codes._ROWS[code], outcome=Outcome.REJECTED)
+        patch.setitem(error_codes._ROWS, code, row)
     patch.setattr(ProducerBatch, "seen", _Never())
 
 

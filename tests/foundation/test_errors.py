@@ -8,7 +8,7 @@ import pickle
 import pytest
 
 from aiokprod import errors
-from aiokprod._errors import Code, ErrorCode, Outcome, error_code
+from aiokprod._errors import Code, ErrorAction, ErrorCode, Outcome, TxnApi, error_code
 from aiokprod.errors import (
     AbortableTransactionError,
     AuthenticationError,
@@ -31,9 +31,11 @@ from aiokprod.errors import (
     broker_error,
 )
 
-# number, name, retriable (R), refreshes metadata (M) or coordinator (C), records in the log.
-# "no" only where every broker version checks before it appends. "?" also for codes that Produce
-# does not answer: nothing definite follows from them.
+# Columns 1 to 4 are what `org.apache.kafka.common.protocol.Errors` of Kafka 4.3.1 contains: number,
+# name, whether the exception is a RetriableException (R), and whether it is an
+# InvalidMetadataException (M) or a RefreshRetriableException (C). Column 5: can the records of a
+# Produce request be in the log? "no" only where every broker version checks before it appends. "?"
+# also for codes that no broker answers to Produce: nothing definite follows from them.
 TABLE = """
 -1 UNKNOWN_SERVER_ERROR - - ?
 0 NONE - - yes
@@ -44,7 +46,7 @@ TABLE = """
 5 LEADER_NOT_AVAILABLE R M ?
 6 NOT_LEADER_OR_FOLLOWER R M ?
 7 REQUEST_TIMED_OUT R - ?
-8 BROKER_NOT_AVAILABLE R - ?
+8 BROKER_NOT_AVAILABLE - - ?
 9 REPLICA_NOT_AVAILABLE R M ?
 10 MESSAGE_TOO_LARGE - - no
 11 STALE_CONTROLLER_EPOCH - - ?
@@ -172,6 +174,9 @@ TABLE = """
 133 SHARE_SESSION_LIMIT_REACHED R - ?
 """
 
+RETRIABLE_UNLIKE_IN_JAVA = {Code.BROKER_NOT_AVAILABLE}
+"""The broker is starting or stopping; franz-go repeats the request too."""
+
 ROWS = [tuple(line.split()) for line in TABLE.strip().splitlines()]
 
 CLASSES = [
@@ -186,7 +191,7 @@ def test_error_code_of_protocol_table_has_its_flags(
     row = error_code(int(number))
     assert row.number == int(number)
     assert row.name == name == Code(int(number)).name
-    assert row.retriable == (retriable == "R")
+    assert row.retriable == (retriable == "R" or row.number in RETRIABLE_UNLIKE_IN_JAVA)
     assert row.refresh_metadata == (refresh == "M")
     assert row.refresh_coordinator == (refresh == "C")
     assert row.outcome is (Outcome.REJECTED if log == "no" else Outcome.UNKNOWN)
@@ -200,9 +205,43 @@ def test_error_table_covers_every_code_once() -> None:
 
 def test_error_table_has_the_sizes_of_the_java_hierarchy() -> None:
     rows = [error_code(int(code)) for code in Code]
-    assert sum(row.retriable for row in rows) == 32 + 1, "and BROKER_NOT_AVAILABLE"
+    assert sum(row.retriable for row in rows) == 32 + len(RETRIABLE_UNLIKE_IN_JAVA)
     assert sum(row.refresh_metadata for row in rows) == 13
     assert sum(row.refresh_coordinator for row in rows) == 2
+
+
+@pytest.mark.parametrize("code", Code)
+def test_row_of_a_code_is_the_only_one_and_agrees_with_itself(code: Code) -> None:
+    row = code.row
+    assert error_code(code) is row
+    assert (row.number, row.name) == (code.value, code.name)
+    assert issubclass(getattr(errors, row.exception), KafkaError)
+    assert type(broker_error(code, "t-0")).__name__ == row.exception
+    assert pickle.loads(pickle.dumps(row)) is row
+    assert copy.deepcopy(row) is row
+    assert {row: code}[error_code(code)] is code
+    # What ends the idempotent producer ends a transactional one, and nothing that ends a producer
+    # is repeated.
+    assert row.fatal_transactional >= row.fatal_idempotent
+    assert not (row.retriable and (row.fatal_transactional or row.fails_topic or row.too_large))
+    assert row.retriable >= (row.refresh_metadata or row.refresh_coordinator)
+
+
+@pytest.mark.parametrize("call", TxnApi)
+@pytest.mark.parametrize("code", [code for code in Code if code is not Code.NONE])
+def test_coordinator_is_asked_again_after_the_codes_that_are_retriable(
+    code: Code, call: TxnApi
+) -> None:
+    again = {ErrorAction.RETRY, ErrorAction.LOOKUP, ErrorAction.LOST}
+    in_doubt = call is TxnApi.END and code is Code.UNKNOWN_SERVER_ERROR
+    assert (code.row.action_after(call) in again) == (code.row.retriable or in_doubt)
+
+
+@pytest.mark.parametrize("call", TxnApi)
+def test_coordinator_answers_no_error_or_one_newer_than_the_table(call: TxnApi) -> None:
+    assert Code.NONE.row.action_after(call) is ErrorAction.OK
+    unknown = ErrorAction.ABORT if call is TxnApi.ADD_PARTITIONS else ErrorAction.FATAL
+    assert error_code(999).action_after(call) is unknown
 
 
 def test_error_texts_are_all_different() -> None:

@@ -7,7 +7,7 @@ import itertools
 
 import pytest
 
-from aiokprod.errors import Code, KafkaError, Outcome
+from aiokprod.errors import Code, DeliveryTimeout, KafkaError, Outcome, error_code
 from aiokprod.testing import fake_cluster as faults
 from tests.scenarios.scenario_helpers import RECOVERY, TICK, error_of, harness, now, play
 
@@ -142,6 +142,52 @@ def test_duplicate_sequence_on_produce(idempotent):
     play(main)
 
 
+@pytest.mark.parametrize("code", CODES)
+def test_produce_request_is_repeated_if_and_only_if_its_code_is_retriable(code):
+    """`ErrorCode.retriable` and `KafkaError.retriable` say what the engine does. Without sequences:
+    an idempotent producer also sends again after the codes that it recovers from with new ones."""
+
+    async def main(retries):
+        async with harness(enable_idempotence=False, retries=retries) as (cluster, _, history):
+            await history.send()
+            before = cluster.count(0)
+            cluster.fail_produce(TP, code, leader_hint=False)
+            return await history.send(), cluster.count(0) - before
+
+    row = error_code(code)
+    attempt, requests = play(lambda: main(retries=5))
+    assert (requests, attempt.acked) == ((2, True) if row.retriable else (1, False))
+    attempt, requests = play(lambda: main(retries=0))
+    assert (requests, attempt.acked) == (1, False)
+    assert error_of(attempt, KafkaError).retriable == row.retriable
+
+
+@pytest.mark.parametrize("idempotent", [True, False])
+@pytest.mark.parametrize("code", CODES)
+def test_produce_error_of_a_single_record_is_the_one_of_its_row(code, idempotent):
+    async def main():
+        options = {"enable_idempotence": idempotent, "retries": 1}
+        async with harness(**options) as (cluster, _, history):
+            await history.send()
+            cluster.fail_produce(TP, code, None, leader_hint=False)
+            attempt = await history.send()
+            cluster.produce_script.clear()
+            if attempt.acked:
+                assert idempotent
+                assert code in SUCCESS_WHEN_IDEMPOTENT
+                return
+            error, row = error_of(attempt, KafkaError), error_code(code)
+            assert type(error).__name__ == row.exception
+            assert error.code == row
+            assert error.outcome is row.outcome
+            if row.hint and not (code == Code.CLUSTER_AUTHORIZATION_FAILED and not idempotent):
+                assert row.hint in error.message
+            later = await history.send()
+            assert later.acked == (not (idempotent and row.fatal_idempotent))
+
+    play(main)
+
+
 def no_storm(cluster, seconds):
     """Backoff of 100 ms doubling to 1 s, of each kind of request."""
     assert cluster.count(0) <= 15 + 8 * seconds
@@ -214,8 +260,10 @@ def test_init_producer_id_error_for_ever_fails_definite_in_time(code):
             attempts = [await history.submit() for _ in range(3)]
             await history.settle()
             for attempt in attempts:
-                assert error_of(attempt).outcome is Outcome.NOT_SENT
+                error = error_of(attempt)
+                assert error.outcome is Outcome.NOT_SENT
                 assert attempt.settled_at - attempt.started_at <= 4 + TICK
+                assert isinstance(error, DeliveryTimeout) == error_code(code).retriable
             assert cluster.count(0) == 0
             no_storm(cluster, 4)
             history.check()
@@ -223,7 +271,7 @@ def test_init_producer_id_error_for_ever_fails_definite_in_time(code):
     play(main)
 
 
-METADATA_FAILS = {17, 29}
+METADATA_FAILS = {17, 29, 44}
 
 
 @pytest.mark.parametrize("idempotent", [True, False])
@@ -236,6 +284,7 @@ def test_metadata_topic_error_delays_or_fails_definite(code, idempotent):
             attempt = await history.send()
             assert attempt.settled_at - attempt.started_at < 20 + TICK
             assert attempt.acked or error_of(attempt).outcome is Outcome.NOT_SENT
+            assert attempt.acked == (not error_code(code).fails_topic)
             if code in METADATA_FAILS:
                 assert not attempt.acked
             elif code in RETRIED | {38, -1}:

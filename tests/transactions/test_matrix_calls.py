@@ -13,8 +13,7 @@ from aiokprod import (
     Producer,
     ProducerFenced,
 )
-from aiokprod._engine.identity.transaction_states import ErrorAction, TxnApi, error_action
-from aiokprod._errors import Code
+from aiokprod._errors import Code, ErrorAction, TxnApi
 from aiokprod.testing.fake_cluster import FakeCluster, close, cut, lose_answer, lose_request, refuse
 from tests.transactions.transaction_helpers import (
     ADD_OFFSETS,
@@ -83,7 +82,7 @@ async def test_call_passing_fault_is_survived(
 @pytest.mark.parametrize("code", REFUSED.values(), ids=REFUSED)
 @transactional(request_timeout_ms=2_000, max_block_ms=10_000)
 async def test_call_refused_as_the_table_says(
-    cluster: FakeCluster, producer: Producer[Any, Any], api: int, code: int, tv: int
+    cluster: FakeCluster, producer: Producer[Any, Any], api: int, code: Code, tv: int
 ) -> None:
     if tv == 2 and api in FIRST_PROTOCOL_ONLY:
         return  # never sent
@@ -91,7 +90,7 @@ async def test_call_refused_as_the_table_says(
         await producer.start()
     stop = cluster.control(api, refuse(code), times=1)
     call = next(call for call in TxnApi if CALLS[call.value] == api)
-    meaning = error_action(call, code)
+    meaning = code.row.action_after(call)
     if meaning is ErrorAction.LOST:
         await full(producer, b"1")
         assert committed(cluster) == [b"1", b"1"]
@@ -115,15 +114,6 @@ async def test_call_refused_as_the_table_says(
     else:
         with pytest.raises(FatalTransactionError):
             await producer.begin_transaction()
-
-
-@pytest.mark.parametrize("call", list(TxnApi), ids=lambda call: call.value)
-def test_every_code_has_a_verdict_and_unknown_ones_end_the_producer(call: TxnApi) -> None:
-    """But for AddPartitionsToTxn, where any other code aborts the transaction, as in Java's
-    AddPartitionsToTxnHandler."""
-    assert all(isinstance(error_action(call, number), ErrorAction) for number in Code)
-    unknown = ErrorAction.ABORT if call is TxnApi.ADD_PARTITIONS else ErrorAction.FATAL
-    assert error_action(call, 999) is unknown
 
 
 @pytest.mark.parametrize("commit", [True, False], ids=["commit", "abort"])

@@ -7,16 +7,17 @@ UnknownServerErrorNotFalseCommit; KAFKA-14402 (partitions that never were announ
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from aiokprod import DeliveryTimeout, KafkaTimeout, Producer
-from aiokprod._engine.identity import transaction_states as table
+from aiokprod._engine.identity import transaction_driver
 from aiokprod._engine.identity.transaction_core import TransactionCore
 from aiokprod._engine.identity.transaction_manager import TransactionManager
-from aiokprod._errors import Code
+from aiokprod._errors import Code, ErrorAction, ErrorCode, TxnApi, error_code
 from aiokprod.testing.fake_cluster import FakeCluster, delay, lose_request, refuse
 from tests.transactions.test_simulation import play
 from tests.transactions.transaction_helpers import END, PRODUCE, committed, one, transactional
@@ -34,8 +35,13 @@ def commit_after_failed_record(patch: pytest.MonkeyPatch) -> None:
 
 
 def server_error_taken_for_success(patch: pytest.MonkeyPatch) -> None:
-    own = {**table._OWN[table.TxnApi.END], Code.UNKNOWN_SERVER_ERROR: table.ErrorAction.OK}
-    patch.setitem(table._OWN, table.TxnApi.END, own)  # type: ignore[arg-type]
+    def trusting(number: int) -> ErrorCode:
+        row = error_code(number)
+        if number != Code.UNKNOWN_SERVER_ERROR:
+            return row
+        return dataclasses.replace(row, coordinator_actions={TxnApi.END: ErrorAction.OK})
+
+    patch.setattr(transaction_driver, "error_code", trusting)
 
 
 def silent_join(patch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 from aiokprod._engine.identity.idempotence import Idempotent
 from aiokprod._engine.identity.producer_state import StateRequest
-from aiokprod._engine.identity.transaction_states import FATAL_PRODUCE_CODES, TRANSITIONS, TxnState
+from aiokprod._engine.identity.transaction_states import TRANSITIONS, TxnState
 from aiokprod._engine.identity.txn_marker_wait import TxnMarkerWait
 from aiokprod._engine.identity.txn_partition_gate import TxnPartitionGate
 from aiokprod._engine.sender.retry_policy import SequenceAdvice
@@ -34,6 +34,7 @@ from aiokprod.errors import (
     SerializationError,
     TransactionError,
     UnsupportedVersion,
+    error_code,
 )
 from aiokprod.records import TopicPartition
 
@@ -291,7 +292,7 @@ class TransactionCore(Idempotent):
         """A transaction that lacks records is never committed."""
         if self.state not in OPEN:
             return
-        if error.code is not None and error.code.number in FATAL_PRODUCE_CODES:
+        if error.code is not None and error.code.fatal_transactional:
             self.fail(error)
         else:
             self.abort_with(error)

@@ -4,7 +4,8 @@ Every request is repeated until its answer is definite, with backoff and a fresh
 coordinates; how long a caller waits for that is the caller's deadline. Partitions noted while a
 request is under way leave together in the next one.
 
-Source: Java `TransactionManager` request handlers; the meaning of codes is `transaction_states`.
+Source: Java `TransactionManager` request handlers; `ErrorCode.action_after` says what a code means
+for a request.
 """
 
 from __future__ import annotations
@@ -18,13 +19,9 @@ from typing import TYPE_CHECKING, Any, Final
 from aiokprod._engine.identity import transaction_requests as requests
 from aiokprod._engine.identity.coordinators import CoordinatorKind
 from aiokprod._engine.identity.transaction_core import OffsetsJob, TxnStep
-from aiokprod._engine.identity.transaction_states import (
-    ErrorAction,
-    TxnApi,
-    error_action,
-    may_be_carried_out,
-)
+from aiokprod._engine.identity.transaction_states import may_be_carried_out
 from aiokprod._engine.wakeup import WakeupEvent
+from aiokprod._errors import ErrorAction, TxnApi
 from aiokprod.errors import (
     AuthenticationError,
     Code,
@@ -75,8 +72,8 @@ class _RequestResult:
     """What came out of a request.
 
     Attributes:
-        verdict: None if it is not wanted any more.
-        code: of the broker, behind `error_action`.
+        action: None if it is not wanted any more.
+        code: of the broker, which `action` follows from.
         error: of the client, instead of a code.
         lost: some attempt may have been carried out without an answer, or may still arrive.
         in_doubt: some attempt may have been carried out, answered with an error or not at all.
@@ -340,7 +337,7 @@ class TransactionDriver:
                 if _unsendable(failed):
                     return _RequestResult(ErrorAction.FATAL, error=failed.error)
             elif code != Code.NONE:
-                found = error_action(TxnApi.FIND, code)
+                found = error_code(code).action_after(TxnApi.FIND)
                 if found is not ErrorAction.RETRY:
                     return _RequestResult(found, code)
             else:
@@ -379,8 +376,9 @@ class TransactionDriver:
             found = [answered.get(key, Code.NETWORK_EXCEPTION) for key in expected]
             result.lost = result.lost or any(key not in answered for key in expected)
         result.in_doubt = any(may_be_carried_out(code, earlier=result.in_doubt) for code in found)
-        result.code = min(found, key=lambda code: _PRECEDENCE.index(error_action(call, code)))
-        result.action = error_action(call, result.code)
+        rows = [error_code(code) for code in found]
+        strictest = min(rows, key=lambda row: _PRECEDENCE.index(row.action_after(call)))
+        result.code, result.action = strictest.number, strictest.action_after(call)
         result.lost = result.lost or result.action is ErrorAction.LOST
 
     # -- meaning --------------------------------------------------------------------------------

@@ -15,7 +15,6 @@ import math
 import random
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Final
 
 from aiokprod._backoff import ExponentialBackoff
 from aiokprod._engine.broadcast import Broadcast
@@ -32,15 +31,11 @@ from aiokprod.errors import (
     Outcome,
     ProducerClosed,
     broker_error,
+    error_code,
 )
 from aiokprod.records import TopicPartition
 
 logger = logging.getLogger(__name__)
-
-_FATAL_TOPIC_ERRORS: Final = frozenset(
-    {Code.INVALID_TOPIC_EXCEPTION, Code.TOPIC_AUTHORIZATION_FAILED, Code.POLICY_VIOLATION}
-)
-"""Topic errors that waiting does not heal: raised to waiters at once."""
 
 Listener = Callable[[ClusterSnapshot], None]
 
@@ -224,7 +219,7 @@ class Metadata:
             if self._refused_by is not None:
                 raise self._refused_by.copy()
             generation, code = self._topics.answer(topic)
-            if code in _FATAL_TOPIC_ERRORS and generation > first_generation:
+            if error_code(code).fails_topic and generation > first_generation:
                 raise self._refusal(topic, code)
             if now >= deadline:
                 raise self._timeout(topic, partition, now - start)

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from aiokprod._engine.sender.produce_request import ProduceCall, partition_answers
 from aiokprod._engine.sender.retry_policy import (
-    SPLIT_CODES,
     Action,
     SequenceAdvice,
     batch_error,
@@ -117,8 +116,7 @@ class BatchCompletion:
         if response.maybe_written:
             for batch in call.batches.values():
                 batch.note_unknown(lost=True)
-        if code.refresh_metadata or code.number == Code.REQUEST_TIMED_OUT:
-            self._metadata.request_update(call.generation)
+        self._metadata.request_update(call.generation)
         for batch in call.batches.values():
             self._conclude(batch, code, node_id, now, None, cause=error)
 
@@ -195,7 +193,7 @@ class BatchCompletion:
     ) -> None:
         """Decide on a batch whose attempt failed."""
         batch.last_failure = (code.name, cause)
-        if code.number in SPLIT_CODES:
+        if code.too_large:
             self._accumulator.disable_growth(batch.queue.topic)
         log_start = answer.log_start_offset if answer is not None else -1
         advice = self._state.classify_sequence_error(batch, code.number, log_start)
@@ -219,8 +217,9 @@ class BatchCompletion:
                 batch.leader_epoch = -1  # haste would waste the last attempt
             elif at_once or self._has_newer_leader(batch):
                 delay = 0.0
+            awaits_markers = code.number == Code.CONCURRENT_TRANSACTIONS
             if (
-                code.number == Code.CONCURRENT_TRANSACTIONS
+                awaits_markers
                 and self._state.transactional_id
                 and batch.attempts <= _MARKERS_ATTEMPTS
             ):
@@ -228,7 +227,7 @@ class BatchCompletion:
             self._observer.on_batch_retry(batch, code)
             level = logging.DEBUG
             # Java warns of each. Waiting for the markers of a transaction is no failure.
-            if now >= batch.queue.warn_at and code.number != Code.CONCURRENT_TRANSACTIONS:
+            if now >= batch.queue.warn_at and not awaits_markers:
                 batch.queue.warn_at = now + _WARN_EVERY
                 level = logging.WARNING
             logger.log(

@@ -1,12 +1,12 @@
 """What becomes of a batch after an answer, and the errors of those that fail; no side effects.
 
-Source: Java `Sender.completeBatch`, `Sender.canRetry`; error classes in `error_codes`.
+Source: Java `Sender.completeBatch`, `Sender.canRetry`; error classes in `_errors`.
 """
 
 from __future__ import annotations
 
 import enum
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from aiokprod.errors import (
     Code,
@@ -40,10 +40,6 @@ class SequenceAdvice(enum.Enum):
     DUPLICATE = "duplicate"  # the log has the batch already
 
 
-FATAL_CODES: Final = frozenset({Code.CLUSTER_AUTHORIZATION_FAILED, Code.UNSUPPORTED_VERSION})
-SPLIT_CODES: Final = frozenset({Code.MESSAGE_TOO_LARGE, Code.RECORD_LIST_TOO_LARGE})
-
-
 def decide(
     code: ErrorCode,
     *,
@@ -52,31 +48,19 @@ def decide(
     retries: int,
     advice: SequenceAdvice = SequenceAdvice.NONE,
 ) -> Action:
-    """The fate of a batch of `records` records after its `attempts`-th attempt ended in `code`."""
-    number = code.number
-    if number == Code.NONE or advice is SequenceAdvice.DUPLICATE:
+    """What to do with a batch of `records` records whose attempt number `attempts` ended in `code`.
+
+    FATAL concerns producers with sequences only; others go on with their next batch.
+    """
+    if code.number == Code.NONE or advice is SequenceAdvice.DUPLICATE:
         return Action.ACKNOWLEDGE
-    if number in SPLIT_CODES and records > 1:
+    if code.too_large and records > 1:
         return Action.SPLIT
-    if number in FATAL_CODES:
+    if code.fatal_idempotent:
         return Action.FATAL
     if advice is SequenceAdvice.RETRY or code.retriable:
         return Action.RETRY if attempts <= retries else Action.FAIL
     return Action.FAIL
-
-
-_HINTS: Final[dict[int, str]] = {
-    Code.MESSAGE_TOO_LARGE: "make the record smaller or raise the topic's max.message.bytes",
-    Code.TOPIC_AUTHORIZATION_FAILED: "grant Write on the topic; later sends then succeed",
-    Code.CLUSTER_AUTHORIZATION_FAILED: "grant IdempotentWrite on the cluster, or set "
-    "enable_idempotence=False",
-    Code.INVALID_RECORD: "the broker refused its content, e.g. no key on a compacted topic",
-    Code.INVALID_TIMESTAMP: "the timestamp is too far from the broker's clock",
-    Code.UNSUPPORTED_COMPRESSION_TYPE: "choose another compression_type",
-    Code.UNSUPPORTED_FOR_MESSAGE_FORMAT: "the topic has an old message format",
-    Code.NOT_ENOUGH_REPLICAS: "too few in-sync replicas for min.insync.replicas",
-    Code.OUT_OF_ORDER_SEQUENCE_NUMBER: "records before it are missing in the log",
-}
 
 
 def batch_error(
@@ -92,9 +76,9 @@ def batch_error(
     `cause` is the client's own finding (connection lost, no answer); None if the broker answered.
     """
     outcome = outcome_of(batch)
-    hint = _HINTS.get(code.number)
+    hint = code.hint
     if code.number == Code.CLUSTER_AUTHORIZATION_FAILED and not batch.has_sequence:
-        hint = None  # it is not about idempotence
+        hint = ""  # it is not about idempotence
     happened = f"broker {broker} answered {code.name} to" if cause is None else "no answer to"
     parts = [
         f"{batch.topic_partition}: {happened} attempt {batch.attempts} after "

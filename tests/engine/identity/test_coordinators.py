@@ -14,8 +14,7 @@ import pytest
 from aiokprod import AuthenticationError, KafkaTimeout, Producer
 from aiokprod._engine.identity.coordinators import CoordinatorKind, Coordinators
 from aiokprod._engine.identity.transaction_driver import TransactionDriver, _RequestResult
-from aiokprod._engine.identity.transaction_states import ErrorAction, TxnApi
-from aiokprod._errors import Code
+from aiokprod._errors import Code, ErrorAction, TxnApi
 from aiokprod._wire.messages.find_coordinator import Coordinator, FindCoordinatorResponse
 from aiokprod.cluster import Node
 from aiokprod.errors import Disconnected, KafkaError, ProtocolError, UnsupportedVersion
