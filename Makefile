@@ -68,7 +68,9 @@ test: lint unit
 
 lint: $(VENV)/.test
 	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
 	$(PY) -m mypy
+	$(PY) .ci/check_docs.py
 
 # What proves the measured modules; the rest runs without the tracer. Both use both cores. Tests with
 # the marker `matrix` are the long ones: the thresholds hold without them.

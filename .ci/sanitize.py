@@ -31,7 +31,9 @@ COPY: Final = ROOT / "build" / "sanitize"
 REPORTS: Final = COPY / "reports"
 JOURNALS: Final = ROOT / ".cache" / "sanitize"
 PARTS: Final = ("aiokprod", "tests", "benchmarks", "examples", "docs")
-FILES: Final = ("conftest.py", "pyproject.toml", "setup.py", "README.md", "DESIGN.md")
+FILES: Final = (
+    "conftest.py", "pyproject.toml", "setup.py", "README.md", "DESIGN.md", "LICENSE",
+)  # fmt: skip
 FLAGS: Final = "-O1 -g1 -fno-omit-frame-pointer -fsanitize=address,undefined " \
     "-fno-sanitize-recover=undefined -fno-wrapv"  # fmt: skip
 """CPython's own flags have -fwrapv, with which no signed overflow is reported."""

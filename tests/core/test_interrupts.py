@@ -91,7 +91,7 @@ def test_aimed_exceptions_reach_every_bytecode() -> None:
 def asyncio_names() -> None:
     """Calls a generator of a module that is not of the tests."""
     list(itertools.islice(types.DynamicClassAttribute.__mro__, 1))
-    list(asyncio.tasks._wrap_awaitable(asyncio.sleep(0)))
+    list(asyncio.sleep(0).__await__())
     inspect.unwrap(textwrap.indent)
     textwrap.indent("a\nb", "  ")
 
