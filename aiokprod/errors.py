@@ -39,7 +39,7 @@ or the client assigned one, `.code`.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Final, Self, TypeVar
+from typing import Any, ClassVar, Final, Self
 
 from aiokprod._errors import Code, ErrorCode, Outcome, error_code
 
@@ -87,29 +87,29 @@ __all__ = [
 ]
 
 
-_E = TypeVar("_E", bound="KafkaError")
-
-
 class KafkaError(Exception):
     """Base of everything this package raises on purpose.
 
-    Attributes:
+    Args:
         message: the text, without the code.
-        code: row of the error table, or None if no code belongs to the failure.
-        outcome: whether the record can be in the log; NOT_SENT and REJECTED are safe to resend.
-        retriable: the same call may succeed later.
-        topic, partition: of the record that failed; None if the error is not that of one record,
-            or was raised before a partition was chosen. Set by the producer, not to be changed.
+        code: row of the error table; None for that of the class.
+        outcome, retriable: None for what the code says, or the class if no code is given.
 
-    What is not given comes from the code, else from the class. Instances pickle and copy with all
-    their attributes; chained exceptions and tracebacks stay behind.
+    The properties are read-only, since several tasks may hold one error: `with_` makes a changed
+    one, `copy` one for another task. A subclass may have an `__init__` of its own. Both leave it
+    out and take over all attributes of the instance.
+
+    Errors pickle with their attributes, and with the cause if that is a `KafkaError`: any other
+    exception may not pickle. Tracebacks do not pickle.
     """
 
     default_outcome: ClassVar[Outcome] = Outcome.UNKNOWN
     default_retriable: ClassVar[bool] = False
     default_code: ClassVar[Code | None] = None
-    topic: str | None = None
-    partition: int | None = None
+
+    # Names with two underscores cannot collide with attributes of subclasses.
+    __topic: str | None = None
+    __partition: int | None = None
 
     def __init__(
         self,
@@ -120,46 +120,136 @@ class KafkaError(Exception):
         retriable: bool | None = None,
     ) -> None:
         super().__init__(message)
-        self.message = message
+        self.__message = message
         given_code = code is not None
         if code is None and self.default_code is not None:
             code = error_code(self.default_code)
-        self.code = code
+        self.__code = code
         if outcome is None:
             outcome = code.outcome if code is not None and given_code else self.default_outcome
         if retriable is None:
             retriable = (
                 code.retriable if code is not None and given_code else self.default_retriable
             )
-        self.outcome = outcome
-        self.retriable = retriable
+        self.__outcome = outcome
+        self.__retriable = retriable
+
+    @property
+    def message(self) -> str:
+        """The text, without the code."""
+        return self.__message
+
+    @property
+    def code(self) -> ErrorCode | None:
+        """Row of the error table, or None if no code belongs to the failure."""
+        return self.__code
+
+    @property
+    def outcome(self) -> Outcome:
+        """Whether the record can be in the log; NOT_SENT and REJECTED are safe to resend."""
+        return self.__outcome
+
+    @property
+    def retriable(self) -> bool:
+        """True if the same call may succeed later."""
+        return self.__retriable
+
+    @property
+    def topic(self) -> str | None:
+        """Topic of the record that failed; None if the error is not that of one record."""
+        return self.__topic
+
+    @property
+    def partition(self) -> int | None:
+        """Partition of the record that failed; None if the error is not that of one record, or was
+        raised before a partition was chosen."""
+        return self.__partition
 
     def __str__(self) -> str:
-        if self.code is None:
-            return self.message
-        return f"{self.message} [{self.code.name}]"
+        code = self.__code
+        return self.__message if code is None else f"{self.__message} [{code.name}]"
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.message!r}, outcome={self.outcome.value})"
+        return f"{type(self).__name__}({self.__message!r}, outcome={self.__outcome.value})"
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (type(self), self.message, dict(self.__dict__))
+    def with_(
+        self,
+        *,
+        message: str | None = None,
+        outcome: Outcome | None = None,
+        retriable: bool | None = None,
+        topic: str | None = None,
+        partition: int | None = None,
+    ) -> Self:
+        """This error with other values; it takes the place of this one.
 
-    def copy(self) -> Self:
-        """A fresh equal exception whose `__cause__` is this one.
+        Class, code, other attributes, notes, cause, context and traceback are the same.
 
-        Each awaiter of a batch gets its own: raising one instance from several tasks would mix
-        their tracebacks.
+        Args:
+            message, outcome, retriable: None keeps the value.
+            topic, partition: of the record that failed. A new topic replaces the partition too.
         """
-        fresh = _rebuild(type(self), self.message, dict(self.__dict__))
+        fresh = self.__clone(topic, partition)
+        if message is not None:
+            fresh.args = (message,)
+            fresh.__message = message
+        if outcome is not None:
+            fresh.__outcome = outcome
+        if retriable is not None:
+            fresh.__retriable = retriable
+        fresh.__cause__ = self.__cause__
+        fresh.__context__ = self.__context__
+        fresh.__suppress_context__ = self.__suppress_context__
+        fresh.__traceback__ = self.__traceback__
+        return fresh
+
+    def copy(self, *, topic: str | None = None, partition: int | None = None) -> Self:
+        """A fresh equal error, without traceback, whose `__cause__` is this one.
+
+        Every task that waits for the same batch, connection or producer is given its own: raising
+        one instance in several tasks would mix their tracebacks and contexts, and keep the frames
+        of all of them alive.
+
+        Args:
+            topic, partition: of the task's record, as for `with_`.
+        """
+        fresh = self.__clone(topic, partition)
         fresh.__cause__ = self
         return fresh
 
+    def __clone(self, topic: str | None, partition: int | None) -> Self:
+        cls = type(self)
+        fresh = cls.__new__(cls)
+        fresh.args = self.args
+        state = fresh.__dict__
+        state.update(self.__dict__)
+        if "__notes__" in state:
+            fresh.__notes__ = list(self.__notes__)
+        if topic is not None:
+            fresh.__topic = topic
+            fresh.__partition = partition
+        elif partition is not None:
+            fresh.__partition = partition
+        return fresh
 
-def _rebuild(cls: type[_E], message: str, state: dict[str, Any]) -> _E:
+    def __copy__(self) -> Self:
+        return self.with_()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        cause = self.__cause__ if isinstance(self.__cause__, KafkaError) else None
+        return _blank, (type(self), self.args), (self.__dict__, cause, self.__suppress_context__)
+
+    def __setstate__(self, state: Any) -> None:
+        attributes, cause, suppress = state
+        self.__dict__.update(attributes)
+        self.__cause__ = cause
+        self.__suppress_context__ = suppress
+
+
+def _blank(cls: type[KafkaError], args: tuple[Any, ...]) -> KafkaError:
+    """An instance without attributes; `__init__` of a subclass may want other arguments."""
     error = cls.__new__(cls)
-    error.args = (message,)
-    error.__dict__.update(state)
+    error.args = args
     return error
 
 

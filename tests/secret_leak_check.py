@@ -322,25 +322,29 @@ class CanaryPlugin:
         from aiokprod import errors
 
         guard = self.guard
-        begin, copy = errors.KafkaError.__init__, errors.KafkaError.copy
+        begin = errors.KafkaError.__init__
 
         def begin_and_look(error: Any, message: str, **options: Any) -> None:
             begin(error, message, **options)
             guard.look("error", f"{error!r} {error}")
             guard.watch(error)
 
-        @functools.wraps(copy)
-        def copy_and_watch(error: Any) -> Any:
-            fresh = copy(error)
-            guard.watch(fresh)
-            return fresh
+        def watching(copy: Any) -> Any:
+            @functools.wraps(copy)
+            def copy_and_watch(error: Any, **options: Any) -> Any:
+                fresh = copy(error, **options)
+                guard.watch(fresh)
+                return fresh
+
+            return copy_and_watch
 
         def look_at_dropped(error: Any) -> None:
             if _LOOKED not in error.__dict__:
                 guard.frames(error)
 
         self._replace(errors.KafkaError, "__init__", begin_and_look)
-        self._replace(errors.KafkaError, "copy", copy_and_watch)
+        for name in ("copy", "with_"):
+            self._replace(errors.KafkaError, name, watching(getattr(errors.KafkaError, name)))
         errors.KafkaError.__del__ = look_at_dropped  # type: ignore[attr-defined]
         self._undo.append(lambda: delattr(errors.KafkaError, "__del__"))
 

@@ -201,8 +201,11 @@ class ProducerLifecycle(ABC):
         try:
             return self._usable()
         except KafkaError as error:
-            error.outcome = Outcome.NOT_SENT
-            raise
+            refused = error.with_(outcome=Outcome.NOT_SENT)
+        try:
+            raise refused
+        finally:
+            del refused  # no cycle of error, traceback and frame
 
     def _live(self) -> Runtime:
         """The runtime, started if need be; a fatal error of the producer state is let pass."""
@@ -221,9 +224,7 @@ class ProducerLifecycle(ABC):
         runtime = self._runtime
         assert runtime is not None, "records are admitted by a started producer"
         if runtime.failure is not None:
-            failure = runtime.failure.copy()
-            failure.outcome = Outcome.NOT_SENT
-            raise failure
+            raise runtime.failure.copy().with_(outcome=Outcome.NOT_SENT)
         if self._closed:
             raise ProducerClosed("the producer was closed while the send was in progress")
 

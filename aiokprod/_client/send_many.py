@@ -138,8 +138,8 @@ class BulkSender:
         there is no result to give."""
         if not self._position:
             raise error
-        error.outcome = Outcome.NOT_SENT
-        self.refused.update(dict.fromkeys(positions, error))
+        not_sent = error.with_(outcome=Outcome.NOT_SENT)
+        self.refused.update(dict.fromkeys(positions, not_sent))
 
     def _slot(self, topic: str, partition: int | None) -> TopicSlot | None:
         """The topic's slot if the compiled path may be used for it."""
@@ -280,15 +280,15 @@ class BulkSender:
         if shut_out is not None:
             # Or nobody would notice that they let us in again.
             runtime.metadata.request_topic(topic, runtime.loop.time())
-            return shut_out.copy()
+            return shut_out.copy(topic=topic, partition=partition)
         waited_for, error = self._missing[topic]
         if waited_for == partition or isinstance(error, BrokerError):
-            return error.copy()
+            return error.copy(topic=topic, partition=partition)
         return MetadataTimeout(
             f"topic {topic} has no partition {partition} by its metadata, for which an earlier "
             "record of this call has waited",
             outcome=Outcome.NOT_SENT,
-        )
+        ).with_(topic=topic, partition=partition)
 
     async def _finish(self) -> BulkResult:
         await wait_settled(self.tracker.cores)

@@ -112,12 +112,11 @@ class SlowPath:
             self._tell_refused(record, error)
 
     def refuse(self, record: ProducerRecord[Any, Any], error: KafkaError) -> None:
-        """A record is refused without being looked at: tell interceptors of it.
+        """Tell interceptors of a record that is refused without being looked at.
 
         Args:
-            error: of this record alone; it is told which record that is.
+            error: of this record alone; it names the record's topic and partition.
         """
-        error.topic, error.partition = record.topic, record.partition
         if self._interceptors is not None:
             self._tell_refused(self._interceptors.on_send(record), error)
 
@@ -128,9 +127,12 @@ class SlowPath:
         try:
             return await self._admit(record, deadline, reservation)
         except KafkaError as error:
-            _locate(error, record.topic, record.partition)
-            self._runtime.state.on_refused(error)
-            raise
+            refused = _located(error, record.topic, record.partition)
+        try:
+            self._runtime.state.on_refused(refused)
+            raise refused
+        finally:
+            del refused  # no cycle of error, traceback and frame
 
     def _tell_refused(self, record: ProducerRecord[Any, Any], error: BaseException) -> None:
         self._tell(record.topic, record.partition, None, error)
@@ -150,8 +152,7 @@ class SlowPath:
         assert self._interceptors is not None, "only called with interceptors"
         told = None
         if error is not None:
-            told = _as_kafka_error(error)
-            _locate(told, topic, partition)
+            told = _located(_as_kafka_error(error), topic, partition)
         self._interceptors.on_acknowledgement(metadata, told)
 
     async def _admit(
@@ -205,9 +206,14 @@ class SlowPath:
         try:
             if metadata.lookup(topic, partition) is None:
                 await metadata.wait_for_topic(topic, partition, deadline=deadline)
+            return
         except KafkaError as error:
-            error.outcome = Outcome.NOT_SENT  # whatever was refused, it was not this record
-            raise
+            # Whatever was refused, it was not this record.
+            refused = error.with_(outcome=Outcome.NOT_SENT)
+        try:
+            raise refused
+        finally:
+            del refused  # no cycle of error, traceback and frame
 
     def _append(
         self,
@@ -262,12 +268,17 @@ class SlowPath:
             if self._interceptors is not None:
                 self._await_end(delivery)
             return delivery
+        except KafkaError as error:
+            refused = _located(error, record.topic, record.partition)
         except BaseException as error:
             self._withdraw(record, reservation, error)
-            if isinstance(error, KafkaError):
-                _locate(error, record.topic, record.partition)
-                self._runtime.state.on_refused(error)
             raise
+        try:
+            self._withdraw(record, reservation, refused)
+            self._runtime.state.on_refused(refused)
+            raise refused
+        finally:
+            del refused  # no cycle of error, traceback and frame
 
     def _try_admit(
         self, record: ProducerRecord[Any, Any], reservation: Reservation
@@ -313,10 +324,9 @@ class SlowPath:
         return size + DELIVERY_CHARGE
 
 
-def _locate(error: KafkaError, topic: str, partition: int | None) -> None:
-    """Say which record the error is of, unless it says so already."""
-    if error.topic is None:
-        error.topic, error.partition = topic, partition
+def _located(error: KafkaError, topic: str, partition: int | None) -> KafkaError:
+    """The error with the place of its record, unless it names one already."""
+    return error if error.topic is not None else error.with_(topic=topic, partition=partition)
 
 
 def _as_kafka_error(error: BaseException) -> KafkaError:

@@ -563,10 +563,7 @@ cdef class BatchCore:
         cdef object error = self.error
         if self.record_errors is not None:
             error = self.record_errors.get(index, error)
-        error = error.copy()
-        error.topic = self.topic
-        error.partition = self.partition
-        return error
+        return error.copy(topic=self.topic, partition=self.partition)
 
     cdef int watch(self, Delivery delivery) except -1:
         if self.waiters is None:

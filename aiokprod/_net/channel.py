@@ -461,7 +461,7 @@ def _error_for(request: InFlightRequest, error: KafkaError) -> KafkaError:
 
     Broken bytes end a connection, not the request: elsewhere it may succeed (F61, F63).
     """
-    own = error.copy()
-    own.outcome = Outcome.UNKNOWN if request.handed_over else Outcome.NOT_SENT
-    own.retriable = error.retriable or isinstance(error, ProtocolError)
-    return own
+    return error.copy().with_(
+        outcome=Outcome.UNKNOWN if request.handed_over else Outcome.NOT_SENT,
+        retriable=error.retriable or isinstance(error, ProtocolError),
+    )

@@ -133,7 +133,7 @@ def expired_record_called_unknown(patch: Patch) -> None:
     def doubtful(batch: Any, now: float, network: Any) -> Any:
         error = expired(batch, now, network)
         if batch.seen:
-            error.outcome = Outcome.UNKNOWN
+            return error.with_(outcome=Outcome.UNKNOWN)
         return error
 
     patch.setattr(sender, "delivery_timeout_error", doubtful)

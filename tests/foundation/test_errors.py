@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from typing import Any
 
 import pytest
 
@@ -284,6 +285,136 @@ def test_every_exception_survives_pickling_and_copying(
         assert again.args == ("a-0: it failed",)
         assert vars(again)["details"] == {"attempts": 3}
         assert again.__notes__ == ["a note"]
+
+
+FIELDS = ("message", "code", "outcome", "retriable", "topic", "partition")
+
+
+def fields(error: KafkaError) -> list[Any]:
+    return [getattr(error, name) for name in FIELDS]
+
+
+class OrderRefused(RecordRejected):
+    """A user's subclass: its arguments differ, and it has attributes of its own."""
+
+    def __init__(self, order: int, *, customer: str) -> None:
+        super().__init__(f"order {order}", outcome=Outcome.NOT_SENT, retriable=True)
+        self.order = order
+        self._message = self._code = customer
+
+
+def made(cls: type[KafkaError]) -> KafkaError:
+    """An error with every kind of context."""
+    try:
+        try:
+            raise ValueError("context")
+        except ValueError:
+            raise cls("text") from ProtocolError("cause")
+    except KafkaError as error:
+        error.add_note("a note")
+        return error.with_(topic="t", partition=3)
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+@pytest.mark.parametrize("name", FIELDS)
+def test_fields_are_read_only(cls: type[KafkaError], name: str) -> None:
+    error = made(cls)
+    before = fields(error)
+    with pytest.raises(AttributeError, match=f"property '{name}' of '{cls.__name__}' object"):
+        setattr(error, name, before[FIELDS.index(name)])
+    with pytest.raises(AttributeError):
+        delattr(error, name)
+    assert fields(error) == before
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+def test_with_changes_what_is_given_and_keeps_the_rest(cls: type[KafkaError]) -> None:
+    error = made(cls)
+    before = fields(error)
+    changes: dict[str, Any] = {
+        "message": "other", "outcome": Outcome.REJECTED, "retriable": not error.retriable,
+        "topic": "u", "partition": 4,
+    }  # fmt: skip
+    for name, value in changes.items():
+        changed = error.with_(**{name: value})
+        assert type(changed) is cls
+        assert getattr(changed, name) == value
+        others = {other: getattr(error, other) for other in FIELDS if other != name}
+        if name == "topic":
+            others["partition"] = None  # of the other topic
+        assert {other: getattr(changed, other) for other in others} == others
+        assert changed.args == (changed.message,)
+    changed = error.with_(**changes)
+    assert {name: getattr(changed, name) for name in changes} == changes
+    assert str(changed).startswith("other")
+    assert fields(error) == before
+    assert error.args == ("text",)
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+@pytest.mark.parametrize("suppressed", [True, False])
+def test_with_keeps_the_chain_the_traceback_and_the_notes(
+    cls: type[KafkaError], suppressed: bool
+) -> None:
+    error = made(cls)
+    error.__suppress_context__ = suppressed
+    for changed in (error.with_(message="other"), copy.copy(error)):
+        assert isinstance(changed.__cause__, ProtocolError)
+        assert changed.__cause__ is error.__cause__
+        assert isinstance(changed.__context__, ValueError)
+        assert changed.__context__ is error.__context__
+        assert changed.__suppress_context__ is suppressed
+        assert changed.__traceback__ is error.__traceback__ is not None
+        assert changed.__notes__ == ["a note"]
+        changed.add_note("one more")
+    assert error.__notes__ == ["a note"]
+    assert KafkaError("plain").with_(message="other").__suppress_context__ is False
+
+
+def test_copies_of_an_error_have_notes_of_their_own() -> None:
+    error = made(KafkaError)
+    first, second = error.copy(), error.copy()
+    first.add_note("of the first task")
+    assert (error.__notes__, second.__notes__) == (["a note"], ["a note"])
+    assert first.__notes__ == ["a note", "of the first task"]
+    assert first.__traceback__ is None
+
+
+def test_copy_takes_the_place_of_a_record() -> None:
+    error = made(KafkaError)
+    assert fields(error.copy())[-2:] == ["t", 3]
+    assert fields(error.copy(topic="u"))[-2:] == ["u", None]
+    assert fields(error.copy(topic="u", partition=0))[-2:] == ["u", 0]
+    assert fields(error.copy(partition=0))[-2:] == ["t", 0]
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+def test_pickle_keeps_a_cause_of_this_package_and_drops_others(cls: type[KafkaError]) -> None:
+    error = made(cls)
+    again = pickle.loads(pickle.dumps(error))
+    assert fields(again) == fields(error)
+    assert (type(again.__cause__), str(again.__cause__)) == (ProtocolError, "cause")
+    assert again.__suppress_context__ is True
+    assert again.__notes__ == ["a note"]
+    error.__cause__ = ValueError(lambda: None)  # does not pickle
+    assert pickle.loads(pickle.dumps(error)).__cause__ is None
+    error.__cause__ = error
+    again = pickle.loads(pickle.dumps(error))
+    assert again.__cause__ is again
+
+
+def test_subclass_with_an_init_of_its_own_is_changed_copied_and_pickled() -> None:
+    error = OrderRefused(17, customer="c")
+    assert error.with_().args == error.args == ("order 17",)
+    for again in (
+        error.with_(outcome=Outcome.UNKNOWN), error.copy(), copy.copy(error),
+        copy.deepcopy(error), pickle.loads(pickle.dumps(error)),
+    ):  # fmt: skip
+        assert type(again) is OrderRefused
+        assert (again.order, again._message, again._code) == (17, "c", "c")
+        assert (again.message, again.code, again.retriable) == ("order 17", None, True)
+    assert error.with_(outcome=Outcome.UNKNOWN).outcome is Outcome.UNKNOWN
+    assert error.outcome is Outcome.NOT_SENT
 
 
 @pytest.mark.parametrize("cls", CLASSES)

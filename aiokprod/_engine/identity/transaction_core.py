@@ -414,8 +414,7 @@ class TransactionCore(Idempotent):
             fatal.__cause__ = error
         self._become(TxnState.FATAL_ERROR)
         # What is tried from now on is not sent, whatever is known of the transaction.
-        self.fatal_error = fatal.copy()
-        self.fatal_error.outcome = Outcome.NOT_SENT
+        self.fatal_error = fatal.copy().with_(outcome=Outcome.NOT_SENT)
         self._resolve_all(fatal, answered=answered)
         self._on_ready()
 
@@ -424,7 +423,8 @@ class TransactionCore(Idempotent):
         ending = self.ending
         if ending is not None:
             unknown = ending.sent and not answered
-            resolve(ending.done, _as_unknown(error) if unknown else error)
+            answer = error.copy().with_(outcome=Outcome.UNKNOWN) if unknown else error
+            resolve(ending.done, answer)
         self._fail_offsets(error)
 
     def _fail_offsets(self, error: KafkaError) -> None:
@@ -434,12 +434,6 @@ class TransactionCore(Idempotent):
 
 def misuse(text: str) -> TransactionError:
     return TransactionError(text, outcome=Outcome.NOT_SENT)
-
-
-def _as_unknown(error: KafkaError) -> KafkaError:
-    unknown = error.copy()
-    unknown.outcome = Outcome.UNKNOWN
-    return unknown
 
 
 def resolve(result: Result, error: KafkaError | None) -> None:

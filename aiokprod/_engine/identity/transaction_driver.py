@@ -396,9 +396,7 @@ class TransactionDriver:
     def _error(self, call: TxnApi, result: _RequestResult) -> KafkaError:
         what = f"transactional id {self._id}: {call.value}"
         if result.error is not None:
-            error = result.error.copy()
-            error.message = f"{what} failed: {error.message}"
-            return error
+            return result.error.copy().with_(message=f"{what} failed: {result.error.message}")
         if result.action is ErrorAction.FENCED:
             return ProducerFenced(
                 f"{what}: another producer with this transactional_id took over, or the "

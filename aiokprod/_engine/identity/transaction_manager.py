@@ -183,11 +183,11 @@ class TransactionManager(TransactionCore):
             raise error.copy()
 
     def _refused_call(self, refusal: KafkaError, late: str) -> KafkaError:
-        error = refusal.copy()
-        error.message = f"transactional id {self.transactional_id}: {late}: {refusal.message}"
         sent = self.ending is not None and self.ending.sent
-        error.outcome = Outcome.UNKNOWN if sent else Outcome.NOT_SENT
-        return error
+        return refusal.copy().with_(
+            message=f"transactional id {self.transactional_id}: {late}: {refusal.message}",
+            outcome=Outcome.UNKNOWN if sent else Outcome.NOT_SENT,
+        )
 
     async def _wait_quietly(self, ending: PendingEndTxn, deadline: float) -> None:
         """The end of an earlier transaction; how it went was its caller's business."""

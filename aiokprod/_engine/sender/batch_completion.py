@@ -256,9 +256,10 @@ class BatchCompletion:
 
     def _on_fatal(self, error: KafkaError) -> None:
         """Every pending and later record fails; its error says that it is another one's fault."""
-        fatal = error.copy()
-        fatal.message = f"the producer cannot send any more since: {error.message}"
-        fatal.outcome = Outcome.NOT_SENT
+        fatal = error.copy().with_(
+            message=f"the producer cannot send any more since: {error.message}",
+            outcome=Outcome.NOT_SENT,
+        )
         self._state.on_fatal(fatal)
         self._wakeup()
 

@@ -95,10 +95,7 @@ def batch_error(
     )
     if cause is None:
         return broker_error(code.number, "; ".join(parts), outcome=outcome)
-    error = cause.copy()
-    error.message = f"{'; '.join(parts)}: {cause.message}"
-    error.outcome = outcome
-    return error
+    return cause.copy().with_(message=f"{'; '.join(parts)}: {cause.message}", outcome=outcome)
 
 
 def record_errors(
@@ -126,9 +123,7 @@ def record_errors(
 
 def given_up_error(batch: ProducerBatch, error: KafkaError) -> KafkaError:
     """The batch's own copy of an error that says nothing of what became of its attempts."""
-    own = error.copy()
-    own.outcome = outcome_of(batch)
-    return own
+    return error.copy().with_(outcome=outcome_of(batch))
 
 
 def delivery_timeout_error(

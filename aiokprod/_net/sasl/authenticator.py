@@ -149,9 +149,9 @@ class SaslAuthenticator:
 
     def _error(self, text: str, code: int | None = None) -> AuthenticationError:
         row = None if code is None else error_code(code)
-        failure = AuthenticationError(f"{self._peer} {text}", code=row)
-        failure.outcome = AuthenticationError.default_outcome
-        return failure
+        return AuthenticationError(
+            f"{self._peer} {text}", code=row, outcome=AuthenticationError.default_outcome
+        )
 
 
 def without_secrets(text: str, secrets: Iterable[str]) -> str:
