@@ -560,6 +560,20 @@ class Producer(TransactionMethods, Generic[K, V]):
         snapshot = await runtime.metadata.wait_for_topic(topic, deadline=deadline)
         return snapshot.topics[topic].partitions
 
+    async def refresh_metadata(self) -> None:
+        """Wait, up to max_block_ms, for metadata that are newer than this call.
+
+        For layers such as the Spark sink, which must know that a topic has got more partitions.
+
+        Raises:
+            MetadataTimeout: there were none.
+            ProducerClosed, ProducerFailed, WrongLoop, ForkedProcess: the producer is unusable.
+        """
+        runtime = self._usable()
+        generation = runtime.metadata.request_update()
+        deadline = runtime.loop.time() + self._max_block
+        await runtime.metadata.wait_newer(generation, deadline=deadline)
+
     async def warm(self, topics: Iterable[str]) -> None:
         """Fetch the metadata of `topics` and connect to their leaders, so that first sends need
         no set-up; waits up to max_block_ms.

@@ -26,8 +26,12 @@ ALLOWED = {
     "_engine": {"_core", "foundation", "_wire", "_engine"},
     "facade": {"_core", "_arrow", "foundation", "_wire", "_net", "_engine", "facade"},
     "testing": {"_core", "foundation", "_wire", "testing"},
-    "spark": {"_core", "_arrow", "foundation", "_wire", "_net", "_engine", "facade", "spark"},
 }
+SPARK_MAY_IMPORT = {
+    "aiokprod._client.cluster_client",
+    "aiokprod._redaction",  # a decorator for all code that has secrets in local variables
+}
+"""Besides its own modules and the public ones."""
 
 
 def modules() -> Iterator[Path]:
@@ -72,12 +76,31 @@ def test_layers_module_imports_only_to_its_right(path: Path) -> None:
     layer = layer_of(name_of(path).removesuffix(".__init__"))
     if layer is None:
         return  # the package re-exports from anywhere
+    if layer == "spark":
+        hidden = {name for name in imports_of(path) if not spark_may_import(name)}
+        assert not hidden, f"{name_of(path)} imports private modules"
+        return
     assert layer in ALLOWED, f"{name_of(path)} belongs to no layer: name it in this test"
     for imported in imports_of(path):
         target = layer_of(imported)
         if layer == "testing" and target is None:
             continue  # the kit may use the public names
         assert target in ALLOWED[layer], f"{name_of(path)} ({layer}) imports {imported} ({target})"
+
+
+def spark_may_import(module: str) -> bool:
+    parts = module.split(".")
+    public = not any(part.startswith("_") for part in parts[1:]) and parts[1:2] != ["testing"]
+    return public or parts[1:2] == ["spark"] or module in SPARK_MAY_IMPORT
+
+
+def test_layers_detects_a_private_import_of_spark() -> None:
+    assert spark_may_import("aiokprod")
+    assert spark_may_import("aiokprod.producer")
+    assert spark_may_import("aiokprod.spark._readback")
+    assert not spark_may_import("aiokprod._client.cluster_client.requests")
+    assert not spark_may_import("aiokprod._wire.messages.fetch")
+    assert not spark_may_import("aiokprod.testing.virtual")
 
 
 def test_layers_detects_a_wrong_import(tmp_path: Path) -> None:

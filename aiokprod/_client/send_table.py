@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from aiokprod._arrow.c_data import ArrowImportError, InvalidRow, Stream, exports_array, open_table
 from aiokprod._arrow.table_appender import TableAppender
-from aiokprod._client.bulk_result import BulkResult
+from aiokprod._client.bulk_result import BulkResult, wait_settled
 from aiokprod._client.send_many import BulkSender, unreadable
 from aiokprod._client.table_schema import layout_of
 from aiokprod.errors import ConfigError, KafkaError, Outcome
@@ -150,6 +150,10 @@ class TableSender(BulkSender):
         """
         await self._hand_over(topic, table, names)
         self._tell_refused()
+
+    async def wait_settled(self) -> None:
+        """After `hand_over`: wait until every batch with rows of the table has its outcome."""
+        await wait_settled(self.tracker.cores)
 
     async def _hand_over(
         self, topic: str | None, table: Any, names: Mapping[str, str | None]

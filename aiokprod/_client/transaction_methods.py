@@ -73,6 +73,23 @@ class TransactionMethods(ProducerLifecycle):
         """
         await self._transactions.end(commit=False, timeout=timeout)
 
+    async def prepare_transaction(self) -> tuple[int, int, bool]:
+        """Leave the open transaction to another process, which ends it with EndTxn.
+
+        For layers such as the Spark sink. Flush first. Afterwards the producer takes nothing more,
+        and closing it does not abort the transaction.
+
+        Returns:
+            Producer id, epoch, and True if the transaction follows transaction protocol V2
+            (KIP-890).
+
+        Raises:
+            TransactionError: no transaction is open, or some records or offsets have no outcome
+                yet.
+            AbortableTransactionError: a record failed; abort the transaction.
+        """
+        return await self._transactions.prepare()
+
     async def send_offsets_to_transaction(
         self, offsets: Any, group_metadata: Any, timeout: float | None = None
     ) -> None:

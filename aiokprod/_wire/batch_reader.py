@@ -64,6 +64,21 @@ class RecordBatch:
         self.header = header
         self.payload = payload
 
+    def uncompressed(self, max_bytes: int = MAX_UNCOMPRESSED) -> memoryview:
+        """The records' bytes.
+
+        Args:
+            max_bytes: limit for the uncompressed size.
+
+        Raises:
+            DecodeError: the payload cannot be decompressed, or is larger.
+            ConfigError: the codec needs a package that is not installed.
+        """
+        codec_id = self.header.codec_id
+        if not codec_id:
+            return self.payload
+        return memoryview(codec_by_id(codec_id).decompress(self.payload, max_bytes))
+
     def records(self, max_bytes: int = MAX_UNCOMPRESSED) -> list[Record]:
         """Decompress and decode all records.
 
@@ -75,10 +90,7 @@ class RecordBatch:
             ConfigError: the codec needs a package that is not installed.
         """
         header = self.header
-        data = self.payload
-        if header.codec_id:
-            data = memoryview(codec_by_id(header.codec_id).decompress(data, max_bytes))
-        reader = Reader(data)
+        reader = Reader(self.uncompressed(max_bytes))
         reader.check_count(header.count, _MIN_RECORD)
         records = [_read_record(reader, header) for _ in range(header.count)]
         reader.expect_end()

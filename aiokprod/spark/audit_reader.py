@@ -8,8 +8,9 @@ from typing import Any, Final, Self
 
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
+from aiokprod import __version__
+from aiokprod._client.cluster_client import ClusterClient
 from aiokprod._redaction import redacted as without_frames
-from aiokprod._version import __version__
 from aiokprod.config import ProducerConfig
 from aiokprod.errors import ConfigError
 from aiokprod.records import validate_topic
@@ -24,7 +25,6 @@ from aiokprod.spark.options import (
     plain_name,
     refuse_shown_key,
 )
-from aiokprod.spark.session import Session
 from aiokprod.spark.traceback_redaction import redacted
 from aiokprod.spark.worker_loop import loop_thread
 
@@ -133,9 +133,9 @@ class AuditReader(DataSourceReader):
 
 def _records(options: AuditOptions, part: AuditRange) -> Iterator[Any]:
     thread = loop_thread()
-    session = thread.run(_open(options))
+    client = thread.run(_open(options))
     reader = RangeReader(
-        session, part.topic, part.partition, part.start, part.end,
+        client, part.topic, part.partition, part.start, part.end,
         committed=options.committed, values=options.values, headers=options.headers,
     )  # fmt: skip
     coming = thread.start(reader.read())
@@ -145,31 +145,31 @@ def _records(options: AuditOptions, part: AuditRange) -> Iterator[Any]:
             yield record_batch(part.topic, part.partition, columns)
     finally:
         coming.cancel()  # of a reader that was left early
-        thread.run(session.close(1.0))
+        thread.run(client.close(1.0))
 
 
-async def _open(options: AuditOptions) -> Session:
-    return Session(options.config())
+async def _open(options: AuditOptions) -> ClusterClient:
+    return ClusterClient(options.config())
 
 
 async def _plan(options: AuditOptions) -> list[AuditRange]:
-    session = await _open(options)
+    client = await _open(options)
     try:
-        return await _ranges(session, options)
+        return await _ranges(client, options)
     finally:
-        await session.close(1.0)
+        await client.close(1.0)
 
 
-async def _ranges(session: Session, options: AuditOptions) -> list[AuditRange]:
+async def _ranges(client: ClusterClient, options: AuditOptions) -> list[AuditRange]:
     ranges = []
     for topic in options.topics:
-        found = await session.topic(topic, session.loop.time() + 30.0)
+        found = await client.topic(topic, client.loop.time() + 30.0)
         for number in sorted(one.partition for one in found.partitions):
             start = await list_offset(
-                session, topic, number, timestamp=EARLIEST, committed=options.committed
+                client, topic, number, timestamp=EARLIEST, committed=options.committed
             )
             end = await list_offset(
-                session, topic, number, timestamp=LATEST, committed=options.committed
+                client, topic, number, timestamp=LATEST, committed=options.committed
             )
             for first in range(start, end, options.offsets_per_task):
                 last = min(end, first + options.offsets_per_task)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql.datasource import WriterCommitMessage
 
-from aiokprod._version import __version__
+from aiokprod import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

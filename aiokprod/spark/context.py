@@ -6,7 +6,7 @@ import socket
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from aiokprod._version import __version__
+from aiokprod import __version__
 from aiokprod.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -11,14 +11,17 @@ import asyncio
 import contextlib
 import logging
 import weakref
+from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
-from aiokprod._consumer_groups import GroupMetadata
-from aiokprod._engine.identity import transaction_requests as requests
-from aiokprod._engine.identity.coordinators import CoordinatorKind, VersionedRequest
-from aiokprod._engine.identity.transaction_states import may_be_carried_out
-from aiokprod._wire.messages.list_transactions import ListTransactionsRequest
+from aiokprod import GroupMetadata
+from aiokprod._client.cluster_client import (
+    ClusterClient,
+    EndTransaction,
+    fence_producer,
+    ongoing_transactions,
+)
 from aiokprod.errors import Code, KafkaError, ProducerFenced, UnsupportedVersion, error_code
 from aiokprod.producer import Producer
 from aiokprod.spark.failures import CheckpointRolledBack, NonDeterministicReplay, rolled_back
@@ -32,7 +35,6 @@ from aiokprod.spark.markers import (
     task_id,
 )
 from aiokprod.spark.options import DEFAULT_TRANSACTION_TIMEOUT_MS, EXACTLY_ONCE, FAIL
-from aiokprod.spark.session import Session
 from aiokprod.spark.verification import TIMED_OUT, lost_transactions
 from aiokprod.spark.worker_loop import loop_thread
 
@@ -74,11 +76,13 @@ _NOTHING: Final = object()
 
 _UNSTABLE: Final = 2.0
 """Seconds that a decision may take to be ended, if the process that made it lives."""
+_FENCE_TIMEOUT_MS: Final = 60_000
+"""Transaction timeout of an InitProducerId that only fences; no transaction is opened with it."""
 _SWEEP_EVERY: Final = 10.0
 """Seconds between two looks for transactions that nobody will end."""
 
-_unverified: weakref.WeakSet[Session] = weakref.WeakSet()
-"""Sessions with brokers before 3.0, of which the log has been told."""
+_unverified: weakref.WeakSet[ClusterClient] = weakref.WeakSet()
+"""Clients of brokers before 3.0 for which the warning has been logged."""
 _swept: dict[str, float] = {}
 """When (loop time) this driver process last looked for the leftovers of a query."""
 
@@ -97,11 +101,11 @@ class TransactionEnder:
         self._exactly_once = options.delivery == EXACTLY_ONCE
         self._seen: object = _NOTHING  # the decision before, as it was read first
 
-    def _session(self) -> Any:
-        async def make() -> Session:
-            return Session(self._options.producer_config())
+    def _cluster_client(self) -> AbstractAsyncContextManager[ClusterClient]:
+        async def make() -> ClusterClient:
+            return ClusterClient(self._options.producer_config())
 
-        return self._thread.borrowed(("session", self._options.kafka), make, keep=True)
+        return self._thread.borrowed(("client", self._options.kafka), make, keep=True)
 
     async def commit(self, tasks: Sequence[Prepared]) -> None:
         """Make all rows of the batch visible.
@@ -114,21 +118,21 @@ class TransactionEnder:
             KafkaError: the brokers gave no definite answer in time.
         """
         self._warn(tasks)
-        async with self._session() as session:
-            deadline = session.loop.time() + _SECONDS
+        async with self._cluster_client() as client:
+            deadline = client.loop.time() + _SECONDS
             before = None
-            await self._verify(session, tasks, deadline)
+            await self._verify(client, tasks, deadline)
             if self._exactly_once and tasks:
-                before = await self._decide(session, tasks, deadline)
-                await self._verify(session, tasks, deadline)  # deciding may have taken long
-            await self._end_all(session, tasks, deadline, commit=True)
+                before = await self._decide(client, tasks, deadline)
+                await self._verify(client, tasks, deadline)  # deciding may have taken long
+            await self._end_all(client, tasks, deadline, commit=True)
             if self._exactly_once and tasks:
-                await self._fence_orphans(session, tasks, before, deadline)
+                await self._fence_orphans(client, tasks, before, deadline)
 
     async def abort(self, tasks: Sequence[Prepared]) -> None:
         """Make sure that nothing more of the batch becomes visible. What is committed stays."""
-        async with self._session() as session:
-            await self._end_all(session, tasks, session.loop.time() + 30.0, commit=False)
+        async with self._cluster_client() as client:
+            await self._end_all(client, tasks, client.loop.time() + 30.0, commit=False)
 
     def _warn(self, tasks: Sequence[Prepared]) -> None:
         if len(tasks) > self._options.max_transactional_tasks:
@@ -147,13 +151,15 @@ class TransactionEnder:
 
     # -- verifying ------------------------------------------------------------------------------
 
-    async def _verify(self, session: Session, tasks: Sequence[Prepared], deadline: float) -> None:
+    async def _verify(
+        self, client: ClusterClient, tasks: Sequence[Prepared], deadline: float
+    ) -> None:
         """Raises CommitFailed unless every transaction of this attempt can still be committed."""
         try:
-            lost = await lost_transactions(session, _open(tasks), deadline)
+            lost = await lost_transactions(client, _open(tasks), deadline)
         except UnsupportedVersion:
-            if not self._exactly_once and session not in _unverified:
-                _unverified.add(session)
+            if not self._exactly_once and client not in _unverified:
+                _unverified.add(client)
                 logger.warning(_OLD_BROKERS)
             return
         if lost:
@@ -168,7 +174,7 @@ class TransactionEnder:
     # -- deciding -------------------------------------------------------------------------------
 
     async def _decide(
-        self, session: Session, tasks: Sequence[Prepared], deadline: float
+        self, client: ClusterClient, tasks: Sequence[Prepared], deadline: float
     ) -> Marker | None:
         """Check a replay, or write down what this batch consists of; returns the record before."""
         group = driver_id(self._sid(tasks))
@@ -191,15 +197,15 @@ class TransactionEnder:
             if key in self._thread.kept:
                 with contextlib.suppress(ProducerFenced, UnstableMarker):
                     async with self._thread.borrowed(key, make, keep=True) as producer:
-                        return await self._judge(session, producer, tasks, deadline, _UNSTABLE)
+                        return await self._judge(client, producer, tasks, deadline, _UNSTABLE)
             async with self._thread.borrowed(key, make, keep=True) as producer:
-                return await self._judge(session, producer, tasks, deadline, None)
+                return await self._judge(client, producer, tasks, deadline, None)
         except ProducerFenced as error:
             raise CommitFailed(f"aiokprod: {error}. {_RIVAL}") from error
 
     async def _judge(
         self,
-        session: Session,
+        client: ClusterClient,
         producer: Producer[Any, Any],
         tasks: Sequence[Prepared],
         deadline: float,
@@ -221,7 +227,7 @@ class TransactionEnder:
             sum(task.row_hash for task in tasks) % 2**64,
             len(tasks),
         )
-        before = await read_marker(session, driver_id(sid), deadline, unstable_for)
+        before = await read_marker(client, driver_id(sid), deadline, unstable_for)
         if self._seen not in (_NOTHING, before):
             raise CommitFailed(f"aiokprod: batch {now.batch_id} was decided anew. {_RIVAL}")
         self._seen = before
@@ -234,7 +240,7 @@ class TransactionEnder:
             _check_replay(before, now, tasks)
             return before
         if before is not None and before.batch_id == now.batch_id:
-            await _check_dropped(session, sid, before, now, deadline)
+            await _check_dropped(client, sid, before, now, deadline)
             now = replace(now, version=before.version + 1)
         topics = {topic for task in tasks for topic in task.marked}
         if topics:  # wherever a marker is, the decision is too
@@ -275,13 +281,13 @@ class TransactionEnder:
     # -- ending ---------------------------------------------------------------------------------
 
     async def _end_all(
-        self, session: Session, tasks: Sequence[Prepared], deadline: float, *, commit: bool
+        self, client: ClusterClient, tasks: Sequence[Prepared], deadline: float, *, commit: bool
     ) -> None:
         turns = asyncio.Semaphore(_AT_ONCE)
 
         async def one(task: Prepared) -> None:
             async with turns:
-                await self._end(session, task, deadline, commit=commit)
+                await self._end(client, task, deadline, commit=commit)
 
         open_ones = _open(tasks)
         if commit:
@@ -296,47 +302,26 @@ class TransactionEnder:
                 raise result
 
     async def _end(
-        self, session: Session, task: Prepared, deadline: float, *, commit: bool
+        self, client: ClusterClient, task: Prepared, deadline: float, *, commit: bool
     ) -> None:
-        end = requests.end(
+        end = EndTransaction(
             task.transactional_id, task.producer_id, task.epoch,
-            commit=commit, tv2=task.second_protocol,
+            commit=commit, second_protocol=task.second_protocol,
         )  # fmt: skip
-        unanswered = 0
-        in_doubt = False
-
-        def build(version: int) -> Any:
-            nonlocal unanswered
-            unanswered += 1
-            return end(version)
-
-        def code_of(body: Any) -> int:
-            nonlocal unanswered, in_doubt
-            unanswered -= 1
-            in_doubt = may_be_carried_out(body.error_code, earlier=in_doubt)
-            return int(body.error_code)
-
         where = f"aiokprod: transaction {task.transactional_id} of task {task.partition}"
         next_step = _REPLAYED if self._exactly_once else _PARTS
         try:
-            body = await session.coordinate(
-                CoordinatorKind.TRANSACTION,
-                task.transactional_id,
-                VersionedRequest(end.api_key, build, end.max_version),
-                deadline,
-                code_of,
-            )
+            code = await end.send(client, deadline)
         except BaseException as error:  # interrupted, or no definite answer
-            if commit and (in_doubt or unanswered):
+            if commit and end.in_doubt:
                 why = str(error) or "the commit was interrupted"
                 logger.warning("%s may be committed: %s. %s", where, why, next_step)
             raise
-        code = body.error_code
         if code == Code.NONE or (not commit and code in _GONE):
             return  # an abort of what is committed, or was fenced, changes nothing
         found = error_code(code)
         # A refusal says nothing about an earlier attempt that the coordinator may have carried out.
-        if in_doubt or unanswered:
+        if end.in_doubt:
             what, why = "may be committed", found.text
         else:
             what, why = "was not committed", TIMED_OUT if code in _GONE else found.text
@@ -345,7 +330,11 @@ class TransactionEnder:
     # -- orphans --------------------------------------------------------------------------------
 
     async def _fence_orphans(
-        self, session: Session, tasks: Sequence[Prepared], before: Marker | None, deadline: float
+        self,
+        client: ClusterClient,
+        tasks: Sequence[Prepared],
+        before: Marker | None,
+        deadline: float,
     ) -> None:
         """Abort transactions of tasks that this batch no longer has; they would hold readers back
         until they time out. Failing at it loses nothing."""
@@ -354,15 +343,15 @@ class TransactionEnder:
             orphans = set()
             if before is not None:
                 orphans = {task_id(sid, index) for index in range(len(tasks), before.tasks)}
-            now = session.loop.time()
+            now = client.loop.time()
             if now - _swept.get(sid, -_SWEEP_EVERY) >= _SWEEP_EVERY:
-                open_ids = await _open_transactions(session, deadline)
+                open_ids = await ongoing_transactions(client, deadline)
                 ours = {task.transactional_id for task in tasks}
                 orphans |= {tid for tid in open_ids if is_task_id(tid, sid)} - ours
                 _swept[sid] = now
             for orphan in sorted(orphans):
                 logger.info("ending what task %s may have left open", orphan)
-                await _fence(session, orphan, deadline)
+                await _fence(client, orphan, deadline)
         except KafkaError as error:
             logger.warning("orphaned transactions of %s are left to their timeout: %s", sid, error)
 
@@ -390,26 +379,23 @@ def _check_replay(before: Marker | None, now: Marker, tasks: Sequence[Prepared])
 
 
 async def _check_dropped(
-    session: Session, sid: str, before: Marker, now: Marker, deadline: float
+    client: ClusterClient, sid: str, before: Marker, now: Marker, deadline: float
 ) -> None:
     """Tasks that an earlier attempt at this batch had, and this one has not, must not be committed:
     their rows are in other tasks now. Raises if one is."""
     for index in range(now.tasks, before.tasks):
         dropped = task_id(sid, index)
-        await _fence(session, dropped, deadline)  # or it may still be committed later
-        marker = await read_marker(session, dropped, deadline)
+        await _fence(client, dropped, deadline)  # or it may still be committed later
+        marker = await read_marker(client, dropped, deadline)
         if marker is not None and marker.batch_id == now.batch_id:
             raise _differs(now, f"it had {before.tasks} tasks and has {now.tasks} now")
 
 
-async def _fence(session: Session, transactional_id: str, deadline: float) -> None:
+async def _fence(client: ClusterClient, transactional_id: str, deadline: float) -> None:
     """Abort what is open under this id."""
-    request = requests.init(transactional_id, 60_000, -1, -1)
-    body = await session.coordinate(
-        CoordinatorKind.TRANSACTION, transactional_id, request, deadline
-    )
-    if body.error_code != Code.NONE:
-        found = error_code(body.error_code)
+    code = await fence_producer(client, transactional_id, _FENCE_TIMEOUT_MS, deadline)
+    if code != Code.NONE:
+        found = error_code(code)
         raise KafkaError(f"transactional id {transactional_id}: {found.text}", code=found)
 
 
@@ -420,13 +406,3 @@ def _differs(now: Marker, how: str) -> NonDeterministicReplay:
         "split into tasks (partition counts, spark.sql.shuffle.partitions, the source's splits, "
         "the query) and start again"
     )
-
-
-async def _open_transactions(session: Session, deadline: float) -> set[str]:
-    """Transactional ids with an open transaction, of the whole cluster as far as we may see."""
-    found: set[str] = set()
-    for node in list(session.metadata.snapshot.nodes):
-        request = ListTransactionsRequest(state_filters=["Ongoing"])
-        response = await session.ask(node, request, min(deadline, session.loop.time() + 5.0))
-        found |= {one.transactional_id for one in response.body.transaction_states}
-    return found

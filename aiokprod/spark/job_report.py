@@ -7,7 +7,7 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from aiokprod._version import __version__
+from aiokprod import __version__
 from aiokprod.environment import unix_ms
 from aiokprod.spark.commit_messages import Prepared
 

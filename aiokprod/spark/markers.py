@@ -9,24 +9,26 @@ rows are. Names, encodings and how they are read; see docs/spark.md for the prot
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from aiokprod._consumer_groups import Offset
-from aiokprod._engine.identity.coordinators import CoordinatorKind, VersionedRequest
-from aiokprod._wire.messages.offset_fetch import OffsetFetchRequest, OffsetFetchRequestGroup
+from aiokprod._client.cluster_client import group_offsets
 from aiokprod.errors import Code, KafkaError, error_code
 from aiokprod.spark._readback import RowHashes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from aiokprod.spark.session import Session
+    from aiokprod._client.cluster_client import ClusterClient, GroupOffset
 
-_GROUPS_FROM: Final = 8
-_STABLE_FROM: Final = 7
-_NAMES_UNTIL: Final = 9
 _OFFSET_WIDTH: Final = {"binary": 4, "string": 4, "large_binary": 8, "large_string": 8}
 _INTEGER_WIDTH: Final = {"int16": 2, "int32": 4, "int64": 8}
+
+
+class MarkerOffset(NamedTuple):
+    """What `Producer.send_offsets_to_transaction` takes for one partition."""
+
+    offset: int
+    metadata: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +47,10 @@ class Marker:
     tasks: int
     version: int = 0
 
-    def offsets(self, topics: Iterable[str]) -> dict[tuple[str, int], Offset]:
+    def offsets(self, topics: Iterable[str]) -> dict[tuple[str, int], MarkerOffset]:
         """As committed offsets; they count from 1, so that batch 0 differs from nothing."""
         text = f"{self.rows} {self.row_hash:016x} {self.tasks} {self.version}"
-        return {(topic, 0): Offset(self.batch_id + 1, -1, text) for topic in sorted(topics)}
+        return {(topic, 0): MarkerOffset(self.batch_id + 1, text) for topic in sorted(topics)}
 
     @classmethod
     def of(cls, offset: int, metadata: str | None) -> Marker:
@@ -95,12 +97,12 @@ class UnstableMarker(KafkaError):
 
 
 async def read_marker(
-    session: Session, group: str, deadline: float, unstable_for: float | None = None
+    client: ClusterClient, group: str, deadline: float, unstable_for: float | None = None
 ) -> Marker | None:
     """The newest marker of a group, None if there is none.
 
-    That is the one of the highest batch, and of its versions the highest, in whatever order the
-    topics are in the answer. Waits for transactions that are being ended (KIP-447,
+    That is the marker of the highest batch, and of its versions the highest, in whatever order the
+    response lists the topics. Waits for transactions that are being ended (KIP-447,
     require_stable), for `unstable_for` seconds at most, if given.
 
     Raises:
@@ -109,80 +111,43 @@ async def read_marker(
     """
     unstable_since: float | None = None
 
-    def codes(body: Any) -> int:
+    def check_unstable(code: int) -> None:
         nonlocal unstable_since
-        code = _code(body)
         if code == Code.UNSTABLE_OFFSET_COMMIT and unstable_for is not None:
-            now = session.loop.time()
+            now = client.loop.time()
             unstable_since = now if unstable_since is None else unstable_since
             if now - unstable_since >= unstable_for:
                 raise UnstableMarker(f"marker group {group}: a transaction of it stays open")
-        return code
 
-    body = await _fetch(session, group, deadline, codes, stable=True)
-    markers = (
-        Marker.of(partition.committed_offset, partition.metadata)
-        for topic in body.topics
-        for partition in topic.partitions
-        if partition.committed_offset > 0
-    )
+    offsets = await _fetch(client, group, deadline, check_unstable, stable=True)
+    markers = (Marker.of(one.offset, one.metadata) for one in offsets)
     return max(markers, key=lambda marker: (marker.batch_id, marker.version), default=None)
 
 
-async def marked_topics(session: Session, group: str, deadline: float) -> list[str]:
-    """The topics that hold a marker of this group, by name; waits for no transaction.
+async def marked_topics(client: ClusterClient, group: str, deadline: float) -> list[str]:
+    """The topics that hold a marker of this group, by name; does not wait for transactions.
 
     Raises:
         KafkaError: the group cannot be read.
     """
-    body = await _fetch(session, group, deadline, _code, stable=False)
-    return sorted(
-        topic.name
-        for topic in body.topics
-        if any(partition.committed_offset > 0 for partition in topic.partitions)
-    )
+    offsets = await _fetch(client, group, deadline, lambda code: None, stable=False)
+    return sorted({one.topic for one in offsets})
 
 
 async def _fetch(
-    session: Session, group: str, deadline: float, codes: Callable[[Any], int], *, stable: bool
-) -> Any:
-    """All committed offsets of a group; `stable` waits for transactions that are being ended."""
-
-    def build(version: int) -> OffsetFetchRequest:
-        more: dict[str, Any] = {"require_stable": stable} if version >= _STABLE_FROM else {}
-        if version >= _GROUPS_FROM:
-            wanted = OffsetFetchRequestGroup(group_id=group, topics=None)
-            return OffsetFetchRequest(groups=[wanted], **more)
-        return OffsetFetchRequest(group_id=group, topics=None, **more)
-
-    body = await session.coordinate(
-        CoordinatorKind.GROUP,
-        group,
-        VersionedRequest(OffsetFetchRequest.api_key, build, _NAMES_UNTIL),
-        deadline,
-        codes,
-    )
-    code = _code(body)
+    client: ClusterClient,
+    group: str,
+    deadline: float,
+    on_code: Callable[[int], None],
+    *,
+    stable: bool,
+) -> list[GroupOffset]:
+    """The offsets of a group that are markers."""
+    code, offsets = await group_offsets(client, group, deadline, stable=stable, on_code=on_code)
     if code != Code.NONE:
         found = error_code(code)
         raise KafkaError(f"marker group {group}: {found.text}", code=found)
-    return _answer(body)
-
-
-def _answer(body: Any) -> Any:
-    return body.groups[0] if body.groups else body
-
-
-def _code(body: Any) -> int:
-    """The first error code of an answer, group or partition."""
-    answer = _answer(body)
-    if answer.error_code:
-        return int(answer.error_code)
-    for topic in answer.topics:
-        for partition in topic.partitions:
-            if partition.error_code:
-                return int(partition.error_code)
-    return 0
+    return [one for one in offsets if one.offset > 0]
 
 
 def hash_rows(table: Any) -> int:

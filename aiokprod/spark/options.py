@@ -12,11 +12,12 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Final, Self
 
 from aiokprod._redaction import redacted
-from aiokprod._security.secret import MASK
 from aiokprod.config import ProducerConfig
 from aiokprod.errors import ConfigError
 from aiokprod.records import validate_topic
 
+MASK: Final = "***"
+"""Stands for a secret, as in the repr of a `Secret`."""
 KAFKA_PREFIX: Final = "kafka."
 SECRET_PREFIX: Final = "secret."  # noqa: S105
 """May stand before any kafka.* option: Spark hides the value of an option with such a name."""

@@ -12,15 +12,14 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from aiokprod._client.bulk_result import wait_settled
 from aiokprod.errors import KafkaError
 from aiokprod.spark.failures import Counts, SinkError, describe
 from aiokprod.spark.rows import RowError, check_partitions, with_audit_header
 from aiokprod.spark.table_handoff import TableHandoff, hand_over
 
 if TYPE_CHECKING:
-    from aiokprod._core.batch import BatchCore
     from aiokprod.producer import Producer
+    from aiokprod.spark.table_handoff import Batch
 
 _FORGET_EVERY: Final = 1024
 """Counted batches that are remembered before those that no live hand-over shares are dropped."""
@@ -66,7 +65,7 @@ class TaskSender:
         self._transactional = transactional
         self._turn = asyncio.Lock()
         self._live: deque[TableHandoff] = deque()
-        self._counted: dict[int, BatchCore] = {}
+        self._counted: dict[int, Batch] = {}
         self._partition_counts: dict[str, int] = {}
         self._settling: asyncio.Task[None] | None = None
         self._failure: BaseException | None = None
@@ -156,28 +155,17 @@ class TaskSender:
             check_partitions(table, self._partition_counts, topic=self._topic, first_row=self.rows)
         except RowError:
             # A producer that is kept between tasks may not know yet that the topic has grown.
-            for name in await self._refreshed():
+            await self._producer.refresh_metadata()
+            for name in list(self._partition_counts):
                 self._partition_counts[name] = len(await self._producer.partitions_for(name))
             check_partitions(table, self._partition_counts, topic=self._topic, first_row=self.rows)
-
-    async def _refreshed(self) -> list[str]:
-        """The topics known so far, once an answer newer than this call has told their partitions.
-
-        Raises:
-            MetadataTimeout: there was none within max_block_ms.
-        """
-        metadata = self._producer._usable().metadata
-        generation = metadata.request_update()
-        deadline = asyncio.get_running_loop().time() + self._producer._max_block
-        await metadata.wait_newer(generation, deadline=deadline)
-        return list(self._partition_counts)
 
     # -- settling -------------------------------------------------------------------------------
 
     async def _settle(self) -> None:
         while self._live and self._live[0].complete:
             handed = self._live[0]
-            await wait_settled(handed.cores)
+            await handed.wait_settled()
             bad = handed.first_failure()
             if bad is not None:
                 self._note(bad[1], bad[0])
@@ -189,7 +177,7 @@ class TaskSender:
             self._live.popleft()
             self._forget()
 
-    def _count(self, core: BatchCore) -> None:
+    def _count(self, core: Batch) -> None:
         if core.parts is not None:
             for part in core.parts:
                 self._count(part)

@@ -12,8 +12,7 @@ import sys
 from collections import UserDict
 from typing import TYPE_CHECKING, Any, Final
 
-from aiokprod._security.secret import MASK
-from aiokprod.spark.options import is_secret
+from aiokprod.spark.options import MASK, is_secret
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -11,7 +11,8 @@ import zlib
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any
 
-from aiokprod._consumer_groups import GroupMetadata
+from aiokprod import GroupMetadata
+from aiokprod._client.cluster_client import ClusterClient
 from aiokprod.errors import ConfigError, KafkaError, ProducerFenced
 from aiokprod.producer import Producer
 from aiokprod.spark.commit_messages import Prepared, report_fields, trimmed_topics
@@ -27,7 +28,6 @@ from aiokprod.spark.markers import (
     task_id,
 )
 from aiokprod.spark.options import EXACTLY_ONCE
-from aiokprod.spark.session import Session
 from aiokprod.spark.task_sender import TaskSender
 
 if TYPE_CHECKING:
@@ -117,15 +117,15 @@ class _Run:
     async def _marker(self) -> Marker | None:
         if self._options.delivery != EXACTLY_ONCE:
             return None
-        async with self._session() as session:
-            deadline = session.loop.time() + MARKER_SECONDS
-            return await read_marker(session, self._id, deadline)
+        async with self._cluster_client() as client:
+            deadline = client.loop.time() + MARKER_SECONDS
+            return await read_marker(client, self._id, deadline)
 
-    def _session(self) -> AbstractAsyncContextManager[Session]:
-        async def make() -> Session:
-            return Session(self._options.producer_config())
+    def _cluster_client(self) -> AbstractAsyncContextManager[ClusterClient]:
+        async def make() -> ClusterClient:
+            return ClusterClient(self._options.producer_config())
 
-        return self._thread.borrowed(("session", self._options.kafka), make, keep=True)
+        return self._thread.borrowed(("client", self._options.kafka), make, keep=True)
 
     async def _skip(self, marker: Marker) -> Prepared:
         """This batch was committed: only count and hash what comes."""
@@ -161,7 +161,7 @@ class _Run:
                 await sender.admit(table)
             await sender.finish()
             marked = await self._mark(producer, sender) if marking else ()
-            producer_id, epoch, second = await producer._transactions.prepare()
+            producer_id, epoch, second = await producer.prepare_transaction()
         except Exception as error:
             failure = sender.failure(error)
             if isinstance(error, ProducerFenced):
@@ -199,7 +199,7 @@ class _Run:
         prefix, query_id = self._options.transactional_id_prefix, self._task.query_id
         assert prefix is not None, "checked with the options"
         assert query_id is not None, "checked for the transactional id"
-        async with self._session() as session:
-            deadline = session.loop.time() + MARKER_SECONDS
+        async with self._cluster_client() as client:
+            deadline = client.loop.time() + MARKER_SECONDS
             group = driver_id(stream_id(prefix, query_id))
-            return (await marked_topics(session, group, deadline))[:1]
+            return (await marked_topics(client, group, deadline))[:1]

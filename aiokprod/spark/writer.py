@@ -16,7 +16,7 @@ from pyspark.sql.datasource import (
     WriterCommitMessage,
 )
 
-from aiokprod._version import __version__
+from aiokprod import __version__
 from aiokprod.errors import ConfigError
 from aiokprod.spark import job_report
 from aiokprod.spark.commit_messages import Prepared, TaskReport

@@ -16,6 +16,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from aiokprod._client.cluster_client import ClusterClient
 from aiokprod._wire.message import Message
 from aiokprod._wire.messages.describe_transactions import (
     DescribeTransactionsResponse,
@@ -40,7 +41,6 @@ from aiokprod.spark.commit_messages import Prepared, TaskReport
 from aiokprod.spark.context import Task
 from aiokprod.spark.driver_commit import TransactionEnder
 from aiokprod.spark.options import AT_LEAST_ONCE, EXACTLY_ONCE, SinkOptions
-from aiokprod.spark.session import Session
 from aiokprod.spark.worker_loop import LoopThread
 from aiokprod.testing import virtual
 from aiokprod.testing.fake_cluster import FakeCluster
@@ -290,7 +290,8 @@ class Query:
         for module in (driver_commit, transactional_task, tasks):
             patch.setattr(module, "Producer", partial(Producer, environment=environment))
         for module in (driver_commit, transactional_task):
-            patch.setattr(module, "Session", partial(Session, environment=environment))
+            client = partial(ClusterClient, environment=environment)
+            patch.setattr(module, "ClusterClient", client)
 
     def id(self, number: int) -> str:
         """Transactional id of a task."""
@@ -367,10 +368,10 @@ class Query:
     async def crash(self, messages: list[Prepared], batch: int, *, ended: int) -> None:
         """A driver that dies after its decision and so many EndTxn; its process goes too."""
         ender = TransactionEnder(self.options, batch)
-        async with ender._session() as session:
-            deadline = session.loop.time() + 60.0
-            await ender._decide(session, messages, deadline)
-            await ender._end_all(session, messages[:ended], deadline, commit=True)
+        async with ender._cluster_client() as client:
+            deadline = client.loop.time() + 60.0
+            await ender._decide(client, messages, deadline)
+            await ender._end_all(client, messages[:ended], deadline, commit=True)
         await self.restart()
 
     async def restart(self) -> None:

@@ -618,7 +618,7 @@ async def test_first_and_next_offset_of_a_partition(case: int) -> None:
 
 
 class Leaderless:
-    """A session with a cluster whose topic has lost its leader for good."""
+    """A client of a cluster whose topic has lost its leader for good."""
 
     def __init__(self) -> None:
         self.loop = asyncio.get_running_loop()
@@ -631,22 +631,22 @@ class Leaderless:
         self.refreshed += 1
 
 
-async def read_offset(session: Any) -> None:
-    await list_offset(session, "t", 0, timestamp=EARLIEST, committed=True)
+async def read_offset(client: Any) -> None:
+    await list_offset(client, "t", 0, timestamp=EARLIEST, committed=True)
 
 
-async def read_range(session: Any) -> None:
-    await RangeReader(session, "t", 0, 0, 9, committed=True, values=True, headers=True).read()
+async def read_range(client: Any) -> None:
+    await RangeReader(client, "t", 0, 0, 9, committed=True, values=True, headers=True).read()
 
 
 @pytest.mark.parametrize("read", [read_offset, read_range])
 def test_partition_without_a_leader_is_given_up(read: Callable[[Any], Awaitable[None]]) -> None:
     async def main() -> None:
-        session: Any = Leaderless()
-        started = session.loop.time()
+        client: Any = Leaderless()
+        started = client.loop.time()
         with pytest.raises(KafkaTimeout, match="t-0: no leader"):
-            await read(session)
-        assert PATIENCE <= session.loop.time() - started < PATIENCE + 1
-        assert session.refreshed > 1
+            await read(client)
+        assert PATIENCE <= client.loop.time() - started < PATIENCE + 1
+        assert client.refreshed > 1
 
     run(main, limit_s=600.0)

@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 
 class Cluster:
-    """A session with a cluster that has these open transactions."""
+    """A client of a cluster that has these open transactions."""
 
     def __init__(self, *open_ids: str) -> None:
         self.loop = asyncio.get_running_loop()
@@ -128,8 +128,8 @@ def test_orphans_are_tasks_of_this_query_only(monkeypatch: pytest.MonkeyPatch) -
             "p.orders",
         )
         ender = TransactionEnder(OPTIONS, 5)
-        session: Any = cluster
-        await ender._fence_orphans(session, tasks, None, 60.0)
+        client: Any = cluster
+        await ender._fence_orphans(client, tasks, None, 60.0)
         return cluster.ended
 
     assert asyncio.run(fenced()) == ["p.orders.2"]
@@ -156,18 +156,18 @@ def test_replay_of_fewer_tasks_is_refused_if_a_dropped_one_was_committed(
 ) -> None:
     markers = {"p.orders.driver": decided, **committed}
 
-    async def read_marker(session: Any, group: str, *times: float | None) -> Marker | None:
+    async def read_marker(client: Any, group: str, *times: float | None) -> Marker | None:
         return markers.get(group)
 
     monkeypatch.setattr(driver_commit, "read_marker", read_marker)
 
     async def decide() -> list[str]:
-        session: Any = Cluster()
+        client: Any = Cluster()
         tasks = [prepared(0, 4), prepared(1, 5)]
         expected = pytest.raises(NonDeterministicReplay, match="it had 3 tasks and has 2 now")
         with expected if refused else contextlib.nullcontext():
-            await TransactionEnder(OPTIONS, 7)._decide(session, tasks, 60.0)
-        ended: list[str] = session.ended
+            await TransactionEnder(OPTIONS, 7)._decide(client, tasks, 60.0)
+        ended: list[str] = client.ended
         return ended
 
     assert on_the_loop(decide()) == fenced
@@ -176,9 +176,9 @@ def test_replay_of_fewer_tasks_is_refused_if_a_dropped_one_was_committed(
 
 
 async def decide(cluster: Cluster, *, batch: int = 0, options: SinkOptions = OPTIONS) -> None:
-    session: Any = cluster
+    client: Any = cluster
     deadline = cluster.loop.time() + 120
-    await TransactionEnder(options, batch)._decide(session, [prepared(0, 4)], deadline)
+    await TransactionEnder(options, batch)._decide(client, [prepared(0, 4)], deadline)
 
 
 def test_decision_of_a_driver_that_died_is_ended_before_it_is_read(
@@ -235,7 +235,7 @@ def test_decision_that_another_driver_wrote_meanwhile_is_not_overwritten(
 ) -> None:
     read = iter([None, Marker(4, 9, 9, 3), Marker(5, 9, 9, 2)])
 
-    async def read_marker(session: Any, group: str, *times: float | None) -> Marker | None:
+    async def read_marker(client: Any, group: str, *times: float | None) -> Marker | None:
         return next(read)
 
     monkeypatch.setattr(driver_commit, "read_marker", read_marker)
@@ -261,9 +261,9 @@ def test_first_task_is_committed_alone() -> None:
             return SimpleNamespace(error_code=int(Code.PRODUCER_FENCED))
 
     async def end() -> None:
-        session: Any = Later()
+        client: Any = Later()
         tasks = [replace(prepared(n, 4), producer_id=5) for n in (2, 0, 1)]
-        await TransactionEnder(OPTIONS, 7)._end_all(session, tasks, 60.0, commit=True)
+        await TransactionEnder(OPTIONS, 7)._end_all(client, tasks, 60.0, commit=True)
 
     with pytest.raises(CommitFailed):
         asyncio.run(end())
@@ -294,10 +294,10 @@ def test_batch_of_which_nothing_before_is_recorded(
 
 def test_empty_batches_without_a_topic_are_no_reason_to_warn(notes: Notes) -> None:
     async def run() -> None:
-        session: Any = Cluster()
+        client: Any = Cluster()
         options = replace(OPTIONS, missing_markers="fail")
         empty = replace(prepared(0, 0), ranges=(), marked=())
-        await TransactionEnder(options, 3)._decide(session, [empty], 60.0)
+        await TransactionEnder(options, 3)._decide(client, [empty], 60.0)
 
     on_the_loop(run())
     assert notes.written == []
@@ -310,9 +310,9 @@ def test_failed_commit_tells_what_a_replay_does(delivery: str) -> None:
             return SimpleNamespace(error_code=int(Code.PRODUCER_FENCED))
 
     async def end() -> None:
-        session: Any = Fenced()
+        client: Any = Fenced()
         ender = TransactionEnder(replace(OPTIONS, delivery=delivery), 7)
-        await ender._end_all(session, [replace(prepared(0, 4), producer_id=5)], 60.0, commit=True)
+        await ender._end_all(client, [replace(prepared(0, 4), producer_id=5)], 60.0, commit=True)
 
     with pytest.raises(CommitFailed) as caught:
         asyncio.run(end())

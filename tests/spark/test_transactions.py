@@ -346,8 +346,8 @@ def test_batch_of_which_one_transaction_timed_out_is_neither_decided_nor_committ
 
 async def decision(query: Query) -> tuple[int, int, int] | None:
     """(batch, rows, tasks) of the driver's record."""
-    async with TransactionEnder(query.options, 0)._session() as session:
-        found: Marker | None = await read_marker(session, "p.q.driver", session.loop.time() + 9)
+    async with TransactionEnder(query.options, 0)._cluster_client() as client:
+        found: Marker | None = await read_marker(client, "p.q.driver", client.loop.time() + 9)
     return found and (found.batch_id, found.rows, found.tasks)
 
 

@@ -109,11 +109,11 @@ class Query:
         ender = TransactionEnder(options, batch)
 
         async def some() -> None:
-            async with ender._session() as session:
-                deadline = session.loop.time() + SECONDS
+            async with ender._cluster_client() as client:
+                deadline = client.loop.time() + SECONDS
                 if ended is not None:
-                    await ender._decide(session, messages, deadline)
-                    await ender._end_all(session, messages[:ended], deadline, commit=True)
+                    await ender._decide(client, messages, deadline)
+                    await ender._end_all(client, messages[:ended], deadline, commit=True)
 
         loop_thread(options.loop).run(some())
 

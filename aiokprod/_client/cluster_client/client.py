@@ -1,6 +1,6 @@
-"""Requests of the driver and of the audit to a cluster: any broker, leaders, coordinators.
+"""`ClusterClient`: connections to the brokers of a cluster, for requests without records.
 
-A `Session` is what a producer is without records: connections, metadata and coordinators.
+Source: Java `KafkaAdminClient` (nodes and retries), `CoordinatorStrategy` (KIP-699).
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import contextlib
 from typing import TYPE_CHECKING, Any, Final
 
 from aiokprod._backoff import ExponentialBackoff
+from aiokprod._client.cluster_client.broker_access import BrokerAccess
 from aiokprod._client.validation import tcp_environment
 from aiokprod._engine.identity.coordinators import CoordinatorKind, VersionedRequest
 from aiokprod._engine.metadata.cache import Metadata
@@ -28,7 +29,6 @@ from aiokprod.errors import (
     ProducerClosed,
     error_code,
 )
-from aiokprod.spark.broker_access import BrokerAccess
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
@@ -39,22 +39,24 @@ if TYPE_CHECKING:
     from aiokprod.config import ProducerConfig
     from aiokprod.environment import Environment
 
-_LOOK_AGAIN: Final = 0.25
-"""Seconds; the metadata may have brought another broker in the meantime."""
+_RECHECK: Final = 0.25
+"""Seconds between two looks for a connected broker; newer metadata may list another one."""
 _BATCHED_FROM: Final = 4
+"""The first FindCoordinator version with several keys (KIP-699)."""
 _PORTS: Final = 1 << 16
 
 
-class Session:
-    """Connections to one cluster, for the loop it is made on.
+class ClusterClient:
+    """Connections to one cluster, on the event loop that is running when it is created.
 
-    Every call waits for connections as long as its deadline (in `loop.time()`) allows. A broker
-    that refuses us is stood in for by any other where that is possible; a refusal ends a call once
-    nobody is left who might let us in, or the broker it needs has refused us for `patience`.
+    Every call waits for a connection until its deadline (an instant of `loop.time()`). If a broker
+    refuses the credentials, requests that any broker can answer go to another one. A refusal fails
+    a call once every broker refuses, or once the broker that the call needs has done so for
+    `patience`.
 
     Args:
-        config: gives servers and security.
-        patience: seconds; None is what a connection may take to be set up, as in the producer.
+        config: servers, security and timeouts.
+        patience: seconds; None is socket_connection_setup_timeout_ms, as in the producer.
     """
 
     def __init__(
@@ -70,8 +72,8 @@ class Session:
         self._rng = environment.rng
         self._waiting: set[WakeupEvent] = set()
         self._coordinators: dict[tuple[CoordinatorKind, str], Node] = {}
-        self._asked: list[Node] = []  # coordinators that a request waits for or is sent to
-        self._ended: dict[int, KafkaError] = {}  # how a broker's last connection or dial ended
+        self._asked: list[Node] = []  # coordinators with a request in progress
+        self._ended: dict[int, KafkaError] = {}  # why each broker's last connection or dial ended
         self._retry = ExponentialBackoff(
             config.retry_backoff_ms / 1000, config.retry_backoff_max_ms / 1000
         )
@@ -92,8 +94,8 @@ class Session:
         self._updater = MetadataUpdater(
             self.metadata, self.client, config, self.loop.time, on_request_sent=self._on_network
         )
-        self.metadata.on_change(lambda _: self._on_network())  # after the updater told the client
-        self._task = self.loop.create_task(self._updater.run(), name="aiokprod-session")
+        self.metadata.on_change(lambda _: self._on_network())  # after the update of the client
+        self._task = self.loop.create_task(self._updater.run(), name="aiokprod-cluster-client")
 
     def _on_network(self) -> None:
         for wakeup in self._waiting:
@@ -107,34 +109,34 @@ class Session:
         self._on_network()
 
     async def close(self, timeout: float | None = None) -> None:
-        """End all connections."""
-        self.metadata.close(ProducerClosed("the session was closed"))
+        """Close all connections, within `timeout` seconds (None: 5)."""
+        self.metadata.close(ProducerClosed("the cluster client was closed"))
         self._task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await self._task
         await self.client.close(self.loop.time() + (5.0 if timeout is None else timeout))
 
-    # -- looking --------------------------------------------------------------------------------
+    # -- metadata -------------------------------------------------------------------------------
 
     async def topic(self, name: str, deadline: float) -> TopicInfo:
         """A topic's partitions and leaders.
 
         Raises:
             MetadataTimeout, InvalidTopic, AuthorizationError: as `Producer.send`.
-            AuthenticationError: no broker lets us in.
+            AuthenticationError: every broker refuses the credentials.
         """
         while True:
             try:
                 snapshot: ClusterSnapshot = await self.metadata.wait_for_topic(
                     name, deadline=deadline
                 )
-            except AuthenticationError:  # of one broker, whichever was asked
+            except AuthenticationError:  # by one broker; another one may answer
                 await self._connected(None, deadline)
             else:
                 return snapshot.topics[name]
 
     def refresh(self) -> None:
-        """Leaders may have moved: ask for metadata."""
+        """Request a metadata update, e.g. because a leader has moved."""
         self.metadata.request_update()
 
     # -- requests -------------------------------------------------------------------------------
@@ -142,17 +144,17 @@ class Session:
     async def ask(
         self, where: int | Node | None, request: Message | VersionedRequest, deadline: float
     ) -> ClientResponse:
-        """One request to a broker.
+        """Send one request to a broker and return its response.
 
         Args:
-            where: a broker of the metadata; a coordinator at the address that FindCoordinator
-                named, whatever the metadata say of it; None is any broker.
+            where: node id of a broker in the metadata; a coordinator at the address that
+                FindCoordinator returned, which the metadata need not list; None for any broker.
 
         Raises:
-            AuthenticationError: the broker, or every one, refuses us.
-            KafkaTimeout: no connection until `deadline`.
-            NetworkError: the connection ended; a coordinator could not be connected.
-            KafkaError: the answer was none.
+            AuthenticationError: the broker (None: every broker) refuses the credentials.
+            KafkaTimeout: there was no connection before `deadline`.
+            NetworkError: the connection ended, or the coordinator could not be connected.
+            KafkaError: the request could not be made, or its response not be decoded.
         """
         if not isinstance(where, Node):
             return await self._ask(where, request, deadline)
@@ -183,7 +185,7 @@ class Session:
         return response
 
     async def _connected(self, where: int | Node | None, deadline: float) -> int:
-        """The id of a broker's connection once it takes a request."""
+        """Wait until a broker's connection can take a request; returns the connection's id."""
         node_id: int | None
         wakeup = WakeupEvent(self.loop)
         began = self.loop.time()
@@ -194,7 +196,7 @@ class Session:
                 wakeup.clear()
                 now = self.loop.time()
                 if isinstance(where, Node):
-                    node_id = self.client.coordinator_id(where)  # until the metadata list it
+                    node_id = self.client.coordinator_id(where)  # changes once metadata list it
                     ended = self._ended.get(node_id)
                     if isinstance(ended, NetworkError) and ended is not before.get(node_id):
                         raise ended.copy()  # another broker may be the coordinator by now
@@ -206,7 +208,7 @@ class Session:
                 self._check_reachable(node_id, began, now, deadline)
                 if node is not None and node >= 0 and node not in self.metadata.snapshot.nodes:
                     self.refresh()
-                await wakeup.wait(min(deadline, now + _LOOK_AGAIN))
+                await wakeup.wait(min(deadline, now + _RECHECK))
         finally:
             self._waiting.discard(wakeup)
 
@@ -238,15 +240,18 @@ class Session:
         deadline: float,
         codes: Callable[[Any], int] = lambda body: int(body.error_code),
     ) -> Any:
-        """One request to a coordinator, repeated while the reason of a refusal passes.
+        """Send a request to a coordinator, and again while its error code is retriable.
 
-        For requests that may be carried out twice without harm. Returns the body, also one with a
-        code that does not pass.
+        Only for requests that may be executed twice. Returns the response body, whose error code
+        is not retriable.
+
+        Args:
+            codes: the error code of a response body.
 
         Raises:
-            KafkaTimeout: no definite answer until `deadline`.
-            AuthenticationError: the coordinator, or every broker, refuses us.
-            KafkaError: the request cannot be made.
+            KafkaTimeout: no definite answer before `deadline`.
+            AuthenticationError: the coordinator, or every broker, refuses the credentials.
+            KafkaError: the request could not be made.
         """
         found = await self.coordinate_all(
             kind, [key], lambda keys: request, lambda body: {key: (codes(body), body)}, deadline
@@ -261,17 +266,17 @@ class Session:
         answers: Callable[[Any], Mapping[str, tuple[int, Any]]],
         deadline: float,
     ) -> dict[str, Any]:
-        """Requests about many keys, one to each coordinator, all coordinators at the same time.
+        """Send a request about many keys: one to each coordinator, concurrently.
 
-        Keys whose answer is missing or has a retriable code are asked for again. As `coordinate`
-        otherwise.
+        Keys that a response leaves out, or for which it has a retriable error code, are requested
+        again. Otherwise as `coordinate`.
 
         Args:
-            request: the request for some of the keys.
-            answers: (error code, answer) of each key, out of a response body.
+            request: builds the request for some of the keys.
+            answers: (error code, result) per key of a response body.
 
         Returns:
-            The answer of each key.
+            The result per key.
         """
         found: dict[str, Any] = {}
         left = set(keys)
@@ -317,9 +322,9 @@ class Session:
     async def _located(
         self, kind: CoordinatorKind, keys: list[str], deadline: float
     ) -> tuple[dict[Node, list[str]], str]:
-        """The keys whose coordinator is known by now, by coordinator, and why others are not."""
+        """The keys by coordinator, and why the coordinators of the other keys are unknown."""
         unknown = [key for key in keys if (kind, key) not in self._coordinators]
-        last = "no broker answered"
+        last = "no broker responded"
         try:
             while unknown:  # all with one request, since FindCoordinator v4 (KIP-699)
                 answers = await self._find(kind, unknown, deadline)
@@ -331,7 +336,7 @@ class Session:
                         if node.id >= 0 and node.host and 0 < node.port < _PORTS:
                             self._coordinators[kind, key] = node
                             continue
-                        code = Code.COORDINATOR_NOT_AVAILABLE  # it names none
+                        code = Code.COORDINATOR_NOT_AVAILABLE  # the address is missing
                     found = error_code(code)
                     if not found.retriable:
                         raise KafkaError(
@@ -350,7 +355,7 @@ class Session:
     async def _find(
         self, kind: CoordinatorKind, keys: list[str], deadline: float
     ) -> dict[str, Any]:
-        """What FindCoordinator says of these keys, or of the first one before v4."""
+        """FindCoordinator results of these keys; of the first key only before v4."""
 
         def build(version: int) -> FindCoordinatorRequest:
             if version >= _BATCHED_FROM:
@@ -363,10 +368,12 @@ class Session:
             return {keys[0]: response.body}
         found = response.body.coordinators
         if len(keys) == len(found) == 1:
-            return {keys[0]: found[0]}  # gateways leave its name out, or return one of their own
+            return {keys[0]: found[0]}  # gateways may leave the key out or rewrite it
         answered = {answer.key: answer for answer in found if answer.key in keys}
         if answered:
             return answered
         if len(keys) > 1:
             return await self._find(kind, keys[:1], deadline)
-        raise KafkaError(f"FindCoordinator: {len(found)} answers for one key, none of them for it")
+        raise KafkaError(
+            f"FindCoordinator: {len(found)} coordinators for one key, none of them with that key"
+        )

@@ -1,4 +1,4 @@
-"""Refusals by brokers: a wrong credential is told at once, one broker's whim harms nobody."""
+"""`ClusterClient` with brokers that refuse its credentials: one of them, some, or all."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
+from aiokprod._client.cluster_client import ClusterClient
 from aiokprod._engine.identity.coordinators import CoordinatorKind, VersionedRequest
 from aiokprod._wire.messages.find_coordinator import Coordinator, FindCoordinatorResponse
 from aiokprod._wire.messages.metadata import MetadataRequest
 from aiokprod.config import ProducerConfig
 from aiokprod.errors import AuthenticationError, KafkaTimeout
-from aiokprod.spark.session import Session
 from aiokprod.testing import virtual
 from aiokprod.testing.fake_cluster import FakeCluster
 from aiokprod.testing.fake_cluster.control import Reaction, answer
@@ -27,8 +27,8 @@ SETUP_S = 10.0
 """socket_connection_setup_timeout_ms by default."""
 
 
-class SessionHarness:
-    """Brokers that want PLAIN, and a session with them."""
+class ClientHarness:
+    """Brokers that want PLAIN, and a client of them."""
 
     def __init__(self, brokers: int, *, patience: float | None = None) -> None:
         self.loop = asyncio.get_running_loop()
@@ -57,24 +57,24 @@ class SessionHarness:
         for broker in brokers:
             del self.cluster.servers_of[broker]
 
-    async def __aenter__(self) -> SessionHarness:
+    async def __aenter__(self) -> ClientHarness:
         environment = self.cluster.environment()
-        self.session = Session(self.config, environment, patience=self._patience)
+        self.client = ClusterClient(self.config, environment, patience=self._patience)
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        await self.session.close(1.0)
+        await self.client.close(1.0)
 
     async def ask(self, node_id: int | None = None, seconds: float = 60.0) -> Any:
-        return await self.session.ask(node_id, METADATA, self.loop.time() + seconds)
+        return await self.client.ask(node_id, METADATA, self.loop.time() + seconds)
 
     async def find_coordinator(self, key: str) -> int:
         """Asks it something; returns who it is."""
         deadline = self.loop.time() + 120.0
-        await self.session.coordinate(
+        await self.client.coordinate(
             CoordinatorKind.TRANSACTION, key, METADATA, deadline, lambda body: 0
         )
-        (node,) = self.session._coordinators.values()
+        (node,) = self.client._coordinators.values()
         return node.id
 
 
@@ -91,7 +91,7 @@ def in_virtual_time(function: Callable[[], Any]) -> Callable[[], None]:
 
 @in_virtual_time
 async def test_preflight_tells_a_wrong_credential_at_once():
-    async with SessionHarness(3, patience=0.0) as harness:
+    async with ClientHarness(3, patience=0.0) as harness:
         await harness.refuse(1, 2, 3)
         started = harness.loop.time()
         with pytest.raises(AuthenticationError):
@@ -103,7 +103,7 @@ async def test_preflight_tells_a_wrong_credential_at_once():
 
 @in_virtual_time
 async def test_preflight_goes_to_a_broker_that_lets_us_in():
-    async with SessionHarness(3, patience=0.0) as harness:
+    async with ClientHarness(3, patience=0.0) as harness:
         await harness.refuse(1, 3)
         for _ in range(5):
             assert (await harness.ask()).node_id in (-2, 2)
@@ -111,7 +111,7 @@ async def test_preflight_goes_to_a_broker_that_lets_us_in():
 
 @in_virtual_time
 async def test_refusal_is_told_beside_brokers_that_are_down():
-    async with SessionHarness(3, patience=0.0) as harness:
+    async with ClientHarness(3, patience=0.0) as harness:
         for broker in (1, 3):
             harness.cluster.kill(broker)
         await harness.refuse(2)
@@ -123,7 +123,7 @@ async def test_refusal_is_told_beside_brokers_that_are_down():
 
 @in_virtual_time
 async def test_nobody_there_is_no_matter_of_credentials():
-    async with SessionHarness(3, patience=0.0) as harness:
+    async with ClientHarness(3, patience=0.0) as harness:
         for broker in (1, 2, 3):
             harness.cluster.kill(broker)
         with pytest.raises(KafkaTimeout, match="no connection in time"):
@@ -132,7 +132,7 @@ async def test_nobody_there_is_no_matter_of_credentials():
 
 @in_virtual_time
 async def test_commit_outlasts_a_refusal_that_passes():
-    async with SessionHarness(3) as harness:
+    async with ClientHarness(3) as harness:
         await harness.ask()
         await harness.refuse(1, 2, 3)
         harness.loop.call_later(SETUP_S - 2.0, harness.admit, 1, 2, 3)
@@ -141,7 +141,7 @@ async def test_commit_outlasts_a_refusal_that_passes():
 
 @in_virtual_time
 async def test_refusal_of_all_ends_every_call_after_the_patience():
-    async with SessionHarness(3) as harness:
+    async with ClientHarness(3) as harness:
         await harness.ask()
         await harness.refuse(1, 2, 3)
         started = harness.loop.time()
@@ -149,13 +149,13 @@ async def test_refusal_of_all_ends_every_call_after_the_patience():
             await harness.ask()
         assert SETUP_S <= harness.loop.time() - started < SETUP_S + 2.0
         with pytest.raises(AuthenticationError):
-            await harness.session.topic("t", harness.loop.time() + 60.0)
+            await harness.client.topic("t", harness.loop.time() + 60.0)
 
 
 @in_virtual_time
 async def test_refusal_of_one_broker_ends_only_calls_that_need_it():
-    async with SessionHarness(3) as harness:
-        await harness.session.topic("t", harness.loop.time() + 60.0)
+    async with ClientHarness(3) as harness:
+        await harness.client.topic("t", harness.loop.time() + 60.0)
         await harness.refuse(1)
         started = harness.loop.time()
         with pytest.raises(AuthenticationError):
@@ -170,15 +170,15 @@ async def test_refusal_of_one_broker_ends_only_calls_that_need_it():
 
 @in_virtual_time
 async def test_topics_are_found_while_one_broker_refuses_us():
-    async with SessionHarness(3) as harness:
+    async with ClientHarness(3) as harness:
         await harness.refuse(2)
-        found = await harness.session.topic("t", harness.loop.time() + 60.0)
+        found = await harness.client.topic("t", harness.loop.time() + 60.0)
         assert len(found.partitions) == 3
 
 
 @in_virtual_time
 async def test_coordinator_that_refuses_us_for_long_fails_the_commit():
-    async with SessionHarness(3) as harness:
+    async with ClientHarness(3) as harness:
         node = await harness.find_coordinator("x")
         await harness.refuse(node)
         started = harness.loop.time()
