@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from ssl import SSLContext
 from typing import Any, Final, Self
@@ -23,20 +23,21 @@ from aiokprod._config.fields import (
     refuse,
     unknown_key,
 )
+from aiokprod._config.mechanisms import MECHANISMS
 from aiokprod._config.security import (
     CREDENTIALS,
-    MECHANISMS,
     SERVICE_NAME,
     SSL_CONTEXT,
     HostCheck,
     PathText,
     Pem,
-    Provider,
+    ProviderCheck,
     SecretText,
     check_security,
 )
 from aiokprod._redaction import redacted, redacted_init
 from aiokprod._security.secret import MASK, Credentials, Secret
+from aiokprod._security.token_provider import TokenProvider
 from aiokprod.errors import ConfigError
 
 logger = logging.getLogger("aiokprod")
@@ -139,8 +140,8 @@ class ProducerConfig:
             sasl_delegation_token. (Java: sasl.jaas.config.)
         sasl_credentials: both, replaceable at run time.
         sasl_delegation_token: the credentials are those of a delegation token (KIP-48).
-        sasl_token_provider: for OAUTHBEARER, an async callable that gives a token; for AWS_MSK_IAM
-            `MskIamTokens`.
+        sasl_token_provider: for OAUTHBEARER, a `TokenProvider` or an async function that returns
+            a token; for AWS_MSK_IAM, `MskIamTokens`.
         sasl_kerberos_service_name: for GSSAPI, first part of the brokers' principals.
         sasl_kerberos_principal, sasl_kerberos_keytab: whose tickets, and a keytab to fetch them
             with; else those of the credential cache are used. (librdkafka has the same names.)
@@ -219,12 +220,14 @@ class ProducerConfig:
     ssl_key_location: str | None = _setting(PathText(), None)
     ssl_key_password: Secret | None = _setting(SecretText(), None)
     ssl_endpoint_identification_algorithm: str = _setting(HostCheck(), "https")
-    sasl_mechanism: str | None = _setting(Choice(MECHANISMS, optional=True), None)
+    sasl_mechanism: str | None = _setting(Choice(tuple(MECHANISMS), optional=True), None)
     sasl_username: str | None = _setting(Text(), None)
     sasl_password: Secret | None = _setting(SecretText(), None)
     sasl_credentials: Credentials | None = _setting(CREDENTIALS, None)
     sasl_delegation_token: bool = _flag(False)
-    sasl_token_provider: Any = _setting(Provider(), None, shown=False)
+    sasl_token_provider: TokenProvider | Callable[[], Awaitable[str | Secret]] | None = _setting(
+        ProviderCheck(), None, shown=False
+    )
     sasl_kerberos_service_name: str = _setting(Text(optional=False), SERVICE_NAME)
     sasl_kerberos_principal: str | None = _setting(Text(), None)
     sasl_kerberos_keytab: str | None = _setting(PathText("keytab"), None)

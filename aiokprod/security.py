@@ -1,13 +1,14 @@
 """Secrets, credentials and token providers for the security settings of `ProducerConfig`.
 
-A token provider is an async callable without arguments: for OAUTHBEARER it returns the token, for
-AWS_MSK_IAM the credentials (docs/security.md). Those below are ready-made.
+`TokenProvider` is the interface of `sasl_token_provider`; `OidcTokens`, `JwtBearerTokens` and
+`MskIamTokens` implement it (docs/security.md).
 """
 
 from aiokprod._security.jwt_bearer import JwtBearerTokens
 from aiokprod._security.msk_iam import AwsCredentials, MskIamTokens, botocore_credentials
 from aiokprod._security.oidc import OidcTokens
 from aiokprod._security.secret import Credentials, Secret
+from aiokprod._security.token_provider import TokenProvider
 
 __all__ = [
     "AwsCredentials",
@@ -16,5 +17,6 @@ __all__ = [
     "MskIamTokens",
     "OidcTokens",
     "Secret",
+    "TokenProvider",
     "botocore_credentials",
 ]

@@ -1,6 +1,6 @@
-"""Checks of the TLS and SASL settings, one by one and together.
+"""Checks of the TLS and SASL settings, one by one and in combination.
 
-No message shows a value of a setting that may hold a secret.
+No error message shows the value of a setting that may contain a secret.
 """
 
 from __future__ import annotations
@@ -13,30 +13,18 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from aiokprod._config.fields import refuse
+from aiokprod._config.mechanisms import MECHANISMS, MechanismSpec, Needs
 from aiokprod._security.secret import Credentials, Secret, as_secret
 from aiokprod.errors import ConfigError
 
 TLS_PROTOCOLS: Final = frozenset({"SSL", "SASL_SSL"})
 SASL_PROTOCOLS: Final = frozenset({"SASL_PLAINTEXT", "SASL_SSL"})
-SCRAM: Final = frozenset({"SCRAM-SHA-256", "SCRAM-SHA-512"})
-WITH_PASSWORD: Final = SCRAM | {"PLAIN"}
-WITH_PROVIDER: Final = frozenset({"OAUTHBEARER", "AWS_MSK_IAM"})
-MECHANISMS: Final = (
-    "PLAIN",
-    "SCRAM-SHA-256",
-    "SCRAM-SHA-512",
-    "OAUTHBEARER",
-    "GSSAPI",
-    "AWS_MSK_IAM",
-)
 SERVICE_NAME: Final = "kafka"
-SENT_AS_IS: Final = WITH_PROVIDER | {"PLAIN"}
-"""Mechanisms that send what a listener could reuse."""
 
 
 @dataclass(frozen=True, slots=True)
 class SecretText:
-    """A str, which is wrapped, or a `Secret`."""
+    """A `Secret`, or a str that becomes one."""
 
     def validate(self, name: str, value: object) -> Secret | None:
         if value is None:
@@ -51,7 +39,7 @@ class SecretText:
 
 @dataclass(frozen=True, slots=True)
 class PathText:
-    """The path of a file; that it can be read is seen when it is used."""
+    """The path of a file. Whether the file can be read is checked when it is used."""
 
     kind: str = "PEM file"
 
@@ -64,7 +52,7 @@ class PathText:
         if not path or "\0" in path:
             raise refuse(name, value, f"use the path of a {self.kind}")
         if "-----BEGIN" in path:
-            raise ConfigError(f"{name} is the path of a file, this is PEM text")
+            raise ConfigError(f"{name} takes the path of a file, not PEM text")
         return path
 
     def parse(self, name: str, text: str) -> str:
@@ -81,7 +69,7 @@ class Pem:
         if not isinstance(value, str) or "-----BEGIN CERTIFICATE-----" not in value:
             raise ConfigError(f"{name}: use PEM text with BEGIN CERTIFICATE")
         if "PRIVATE KEY-----" in value:
-            raise ConfigError(f"{name}: holds a private key, which belongs into ssl_keystore_key")
+            raise ConfigError(f"{name}: contains a private key; put it into ssl_keystore_key")
         return value
 
     def parse(self, name: str, text: str) -> str:
@@ -104,8 +92,8 @@ class Instance:
 
 
 @dataclass(frozen=True, slots=True)
-class Provider:
-    """An async callable, or an object with an async method `token`."""
+class ProviderCheck:
+    """A `TokenProvider` or an async callable."""
 
     def validate(self, name: str, value: object) -> object:
         if value is None or callable(value) or callable(getattr(value, "token", None)):
@@ -130,13 +118,13 @@ class HostCheck:
 
 
 def check_security(settings: Any) -> None:
-    """Refuse what contradicts itself, is not used, or would be weaker than it looks.
+    """Reject settings that contradict each other, have no effect, or look safer than they are.
 
     Args:
         settings: a `ProducerConfig` whose single settings have been checked.
 
     Raises:
-        ConfigError: names the settings and the mend.
+        ConfigError: names the settings and how to fix them.
     """
     _check_used(settings)
     _check_stores(settings)
@@ -169,7 +157,7 @@ _SASL: Final = (
 
 
 def _check_used(settings: Any) -> None:
-    """Settings without effect: somebody believes in protection that is not there."""
+    """Reject settings without effect: the user expects a protection that is not active."""
     protocol = settings.security_protocol
     for protocols, names in (
         (TLS_PROTOCOLS, ("ssl_context", *_SSL_MATERIAL)),
@@ -183,7 +171,8 @@ def _check_used(settings: Any) -> None:
                 f"use {wanted}, or leave it out"
             )
     service = settings.sasl_kerberos_service_name
-    if service != SERVICE_NAME and settings.sasl_mechanism != "GSSAPI":
+    spec = MECHANISMS.get(settings.sasl_mechanism)
+    if service != SERVICE_NAME and (spec is None or spec.needs is not Needs.TICKET):
         raise ConfigError(
             f"sasl_kerberos_service_name={service!r} has no effect without sasl_mechanism='GSSAPI'"
         )
@@ -192,9 +181,11 @@ def _check_used(settings: Any) -> None:
         given.append("ssl_endpoint_identification_algorithm")
     if settings.ssl_context is not None:
         if given:
-            raise ConfigError(f"ssl_context excludes {', '.join(given)}: it has them in itself")
+            raise ConfigError(
+                f"ssl_context excludes {', '.join(given)}: configure the context instead"
+            )
         if settings.ssl_context.protocol is ssl.PROTOCOL_TLS_SERVER:
-            raise ConfigError("ssl_context is one for servers: use ssl.create_default_context()")
+            raise ConfigError("ssl_context is for servers: use ssl.create_default_context()")
 
 
 def _check_stores(settings: Any) -> None:
@@ -228,20 +219,24 @@ def _check_sasl(settings: Any) -> None:
             f"one of {', '.join(MECHANISMS)}"
         )
     wants = f"sasl_mechanism={mechanism!r}"
-    if mechanism in WITH_PASSWORD:
+    spec = MECHANISMS[mechanism]
+    if spec.needs is Needs.PASSWORD:
         _check_password(settings, wants)
     else:
         _exclude(settings, _PASSWORD, mechanism)
-    if mechanism in WITH_PROVIDER:
+    if spec.needs in (Needs.TOKEN, Needs.SIGNATURE):
         _require(settings, ("sasl_token_provider",), wants)
     else:
         _exclude(settings, ("sasl_token_provider",), mechanism)
-    if mechanism == "AWS_MSK_IAM" and not hasattr(settings.sasl_token_provider, "payload"):
-        raise ConfigError("sasl_token_provider: AWS_MSK_IAM takes MskIamTokens(...) only")
-    _check_kerberos(settings)
-    if settings.sasl_delegation_token and mechanism not in SCRAM:
+    if spec.needs is Needs.SIGNATURE and not hasattr(settings.sasl_token_provider, "payload"):
+        raise ConfigError(f"sasl_token_provider: {mechanism} takes MskIamTokens(...) only")
+    if spec.needs is Needs.TICKET:
+        _check_kerberos(settings)
+    else:
+        _exclude(settings, _KERBEROS, mechanism)
+    if settings.sasl_delegation_token and not spec.delegation_tokens:
         raise ConfigError("sasl_delegation_token needs sasl_mechanism SCRAM-SHA-256 or -512")
-    _check_cleartext(settings)
+    _check_cleartext(settings, spec)
 
 
 def _check_password(settings: Any, wants: str) -> None:
@@ -252,10 +247,6 @@ def _check_password(settings: Any, wants: str) -> None:
 
 
 def _check_kerberos(settings: Any) -> None:
-    mechanism = settings.sasl_mechanism
-    if mechanism != "GSSAPI":
-        _exclude(settings, _KERBEROS, mechanism)
-        return
     service = settings.sasl_kerberos_service_name
     if any(char in "/@" or char.isspace() for char in service):
         raise refuse(
@@ -268,20 +259,19 @@ def _check_kerberos(settings: Any) -> None:
         )
 
 
-def _check_cleartext(settings: Any) -> None:
-    mechanism = settings.sasl_mechanism
-    exposed = settings.security_protocol == "SASL_PLAINTEXT" and mechanism in SENT_AS_IS
+def _check_cleartext(settings: Any, spec: MechanismSpec) -> None:
+    exposed = settings.security_protocol == "SASL_PLAINTEXT" and spec.sends_in_clear
     if exposed and not settings.sasl_allow_cleartext:
         raise ConfigError(
-            f"sasl_mechanism={mechanism!r} with SASL_PLAINTEXT shows the credentials to everyone "
+            f"sasl_mechanism={spec.name!r} with SASL_PLAINTEXT shows the credentials to everyone "
             "on the way: use SASL_SSL, or set sasl_allow_cleartext=True"
         )
 
 
-def _require(settings: Any, names: Iterable[str], who: str) -> None:
+def _require(settings: Any, names: Iterable[str], wants: str) -> None:
     missing = [name for name in names if getattr(settings, name) is None]
     if missing:
-        raise ConfigError(f"{who} needs {' and '.join(missing)}")
+        raise ConfigError(f"{wants} needs {' and '.join(missing)}")
 
 
 def _exclude(settings: Any, names: Iterable[str], mechanism: str) -> None:

@@ -67,7 +67,7 @@ def test_docs_every_security_example_is_accepted() -> None:
 
 
 def test_docs_have_an_example_for_every_listener_type_and_mechanism() -> None:
-    from aiokprod._config.security import MECHANISMS
+    from aiokprod._config.mechanisms import MECHANISMS
 
     made = run_all()
     assert {config.security_protocol for config in made} == {"SSL", "SASL_SSL", "SASL_PLAINTEXT"}

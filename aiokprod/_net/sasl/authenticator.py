@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Callable, Iterable
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 from urllib.parse import quote, quote_plus
 
 from aiokprod._net.authentication import Authenticated, AuthenticationStep, AuthTask, SendToBroker
@@ -22,6 +22,9 @@ from aiokprod._wire.messages.sasl_authenticate import (
 from aiokprod._wire.messages.sasl_handshake import SaslHandshakeRequest, SaslHandshakeResponse
 from aiokprod._wire.versions import VersionRanges
 from aiokprod.errors import AuthenticationError, Code, error_code
+
+if TYPE_CHECKING:
+    from aiokprod.config import ProducerConfig
 
 _LONGEST_TEXT: Final = 300
 _SHORTEST_FORM: Final = 4
@@ -190,3 +193,12 @@ async def user_and_password(credentials: Credentials) -> tuple[str, str]:
     """
     username, password = credentials.pair
     return username, await revealed(password)
+
+
+def configured_credentials(config: ProducerConfig) -> Credentials:
+    """User name and password of a mechanism that needs them."""
+    if config.sasl_credentials is not None:
+        return config.sasl_credentials
+    assert config.sasl_username is not None, "checked with the configuration"
+    assert config.sasl_password is not None, "checked with the configuration"
+    return Credentials(config.sasl_username, config.sasl_password)

@@ -9,9 +9,15 @@ Source: "Details" in the README of aws-msk-iam-auth; Java `IAMSaslClient`.
 from __future__ import annotations
 
 import json
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from aiokprod.errors import AuthenticationError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from aiokprod.cluster import Node
+    from aiokprod.config import ProducerConfig
 
 _VERSION: Final = "2020_10_22"
 _MAX_MESSAGE: Final = 8192
@@ -65,3 +71,8 @@ class AwsMskIam:
 
     def secrets(self) -> tuple[str, ...]:
         return self._secrets
+
+
+def mechanism(config: ProducerConfig, unix_ms: Callable[[], int]) -> Callable[[Node], AwsMskIam]:
+    """Makes the exchanges of a producer."""
+    return lambda node: AwsMskIam(config.sasl_token_provider, node.host)

@@ -12,10 +12,14 @@ import importlib
 import secrets
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from aiokprod._net.sasl.authenticator import harmless
 from aiokprod.errors import AuthenticationError
+
+if TYPE_CHECKING:
+    from aiokprod.cluster import Node
+    from aiokprod.config import ProducerConfig
 
 R = TypeVar("R")
 
@@ -152,3 +156,13 @@ def _reason(error: Any) -> str:
     if minor and error.maj_code == _UNSPECIFIED:
         major = []
     return harmless(": ".join([*major, *minor]))
+
+
+def mechanism(config: ProducerConfig, unix_ms: Callable[[], int]) -> Callable[[Node], Gssapi]:
+    """Makes the exchanges of a producer, which share its tickets."""
+    login = KerberosLogin(
+        config.sasl_kerberos_service_name,
+        config.sasl_kerberos_principal,
+        config.sasl_kerberos_keytab,
+    )
+    return lambda node: Gssapi(login, node.host)

@@ -8,12 +8,16 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from aiokprod._net.sasl.authenticator import without_secrets
 from aiokprod._security.secret import Secret, as_secret, revealed
 from aiokprod._security.token_endpoint import expiry_ms
 from aiokprod.errors import AuthenticationError
+
+if TYPE_CHECKING:
+    from aiokprod.cluster import Node
+    from aiokprod.config import ProducerConfig
 
 _TOKEN: Final = re.compile(r"[A-Za-z0-9._~+/-]+=*")
 _EXTENSION_KEY: Final = re.compile(r"[A-Za-z]+")
@@ -104,3 +108,8 @@ class OAuthBearer:
         if isinstance(status, str) and re.fullmatch(r"[A-Za-z0-9_ -]{1,64}", status):
             return f": {without_secrets(status, self.secrets())}"
         return ""
+
+
+def mechanism(config: ProducerConfig, unix_ms: Callable[[], int]) -> Callable[[Node], OAuthBearer]:
+    """Makes the exchanges of a producer."""
+    return lambda node: OAuthBearer(config.sasl_token_provider, unix_ms)

@@ -1,14 +1,22 @@
-"""SASL PLAIN (RFC 4616): user name and password as they are; only TLS hides them."""
+"""SASL PLAIN (RFC 4616): user name and password are sent as they are; only TLS protects them."""
 
 from __future__ import annotations
 
-from aiokprod._net.sasl.authenticator import user_and_password
+from typing import TYPE_CHECKING
+
+from aiokprod._net.sasl.authenticator import configured_credentials, user_and_password
 from aiokprod._security.secret import Credentials
 from aiokprod.errors import AuthenticationError
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from aiokprod.cluster import Node
+    from aiokprod.config import ProducerConfig
+
 
 class Plain:
-    """One exchange: one message, one answer without content."""
+    """One exchange: one message and an empty response."""
 
     name = "PLAIN"
 
@@ -22,7 +30,7 @@ class Plain:
         if "\0" in username or "\0" in password:
             raise AuthenticationError("PLAIN: user name and password must not contain NUL")
         self._username, self._secrets = username, (password,)
-        # No authorization id: we act as ourselves.
+        # The authorization id is empty: it is that of the authenticated user.
         return b"\0".join((b"", username.encode(), password.encode()))
 
     async def next(self, challenge: bytes) -> bytes | None:
@@ -33,3 +41,9 @@ class Plain:
 
     def secrets(self) -> tuple[str, ...]:
         return self._secrets
+
+
+def mechanism(config: ProducerConfig, unix_ms: Callable[[], int]) -> Callable[[Node], Plain]:
+    """Makes the exchanges of a producer."""
+    credentials = configured_credentials(config)
+    return lambda node: Plain(credentials)

@@ -1,7 +1,7 @@
-"""SASL SCRAM-SHA-256 and -512 (RFC 5802, RFC 7677): the password stays here, the broker must prove
-that it knows it too.
+"""SASL SCRAM-SHA-256 and -512 (RFC 5802, RFC 7677): the password is not sent, and the broker must
+prove that it knows it too.
 
-User names and passwords are taken as UTF-8 without SASLprep, as brokers do. Source: Java
+User names and passwords are encoded as UTF-8 without SASLprep, as brokers do. Source: Java
 `ScramSaslClient`, `ScramFormatter`; KIP-48 for delegation tokens.
 """
 
@@ -16,15 +16,19 @@ import re
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from aiokprod._net.sasl.authenticator import user_and_password
+from aiokprod._net.sasl.authenticator import configured_credentials, user_and_password
 from aiokprod._security.secret import Credentials
 from aiokprod.errors import AuthenticationError
 
+if TYPE_CHECKING:
+    from aiokprod.cluster import Node
+    from aiokprod.config import ProducerConfig
+
 MIN_ITERATIONS: Final = 4096
 MAX_ITERATIONS: Final = 1_000_000
-"""More would only be asked for to keep us busy."""
+"""A broker that asks for more only wants to keep this client busy."""
 
 _GS2: Final = "n,,"
 _HASHES: Final = {"SCRAM-SHA-256": "sha256", "SCRAM-SHA-512": "sha512"}
@@ -36,7 +40,7 @@ _ERRORS: Final = frozenset({
     "unsupported-channel-binding-type", "unknown-user", "invalid-username-encoding",
     "no-resources", "other-error",
 })  # fmt: skip
-"""RFC 5802 §7. Any other text might be what we sent."""
+"""RFC 5802 §7. Any other text could contain what was sent, so it is not shown."""
 _MAX_MESSAGE: Final = 8192
 
 
@@ -52,9 +56,9 @@ class _Keys:
 
 
 class KeyCache:
-    """The keys of the last derivation: a reconnect or re-authentication costs no new one.
+    """The keys derived last, so that reconnects and re-authentications need no new derivation.
 
-    What is kept is as good as the password, which is in memory anyway.
+    The keys are worth as much as the password, which is in memory anyway.
     """
 
     def __init__(self) -> None:
@@ -191,3 +195,11 @@ class Scram:
 
     def _error(self, text: str) -> AuthenticationError:
         return AuthenticationError(f"{self.name}: {text}")
+
+
+def mechanism(config: ProducerConfig, unix_ms: Callable[[], int]) -> Callable[[Node], Scram]:
+    """Makes the exchanges of a producer, which share the derived keys."""
+    name, delegated = config.sasl_mechanism, config.sasl_delegation_token
+    assert name is not None, "checked with the configuration"
+    credentials, cache = configured_credentials(config), KeyCache()
+    return lambda node: Scram(name, credentials, cache, delegation_token=delegated)
