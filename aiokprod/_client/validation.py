@@ -12,7 +12,7 @@ from aiokprod._redaction import redacted
 from aiokprod.config import ProducerConfig
 from aiokprod.environment import Environment
 from aiokprod.errors import ConfigError
-from aiokprod.observer import Observer
+from aiokprod.observer import HOOKS
 from aiokprod.records import (
     ProducerRecord,
     validate_partition,
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from aiokprod.records import Header
 
 _INTERCEPTOR_METHODS: Final = ("on_send", "on_acknowledgement", "close")
-_OBSERVER_HOOKS: Final = tuple(name for name in vars(Observer) if name.startswith("on_"))
 
 
 @redacted(ConfigError)
@@ -83,14 +82,27 @@ def checked_interceptors(interceptors: Any) -> tuple[ProducerInterceptor, ...]:
 
 
 def check_plugins(observer: Any, environment: Any) -> None:
-    """Refuse an observer without its hooks and what is no Environment."""
+    """Reject an observer without any hook, and an environment that is no `Environment`."""
     if observer is not None:
-        _check_methods("observer", observer, _OBSERVER_HOOKS)
+        _check_observer(observer)
     if environment is not None and not isinstance(environment, Environment):
         raise ConfigError(
             f"environment must be an Environment, not {type(environment).__name__}; leave it out "
             "to use the network"
         )
+
+
+def _check_observer(observer: Any) -> None:
+    found = [getattr(observer, hook, None) for hook in HOOKS]
+    if isinstance(observer, type) or not any(map(callable, found)):
+        raise ConfigError(
+            f"observer of type {type(observer).__name__} must be an object with some of the "
+            f"methods {', '.join(HOOKS)}"
+            + ("; pass an instance" if isinstance(observer, type) else "; it has none of them")
+        )
+    for hook, method in zip(HOOKS, found, strict=True):
+        if method is not None and not callable(method):
+            raise ConfigError(f"observer of type {type(observer).__name__}: {hook} is no method")
 
 
 def _check_methods(name: str, plugin: Any, methods: Sequence[str]) -> None:
