@@ -21,16 +21,17 @@ from aiokprod._engine.buffer.buffer_memory import BufferMemory
 from aiokprod._engine.buffer.flush import FlushTracker
 from aiokprod._engine.buffer.producer_batch import ProducerBatch
 from aiokprod._engine.buffer.queues import PartitionQueue
-from aiokprod._engine.identity import idempotence
-from aiokprod._engine.identity.idempotence import Idempotent, PartitionSequences
+from aiokprod._engine.identity import idempotence, sequences
+from aiokprod._engine.identity.idempotence import Idempotent
 from aiokprod._engine.identity.producer_state import NonIdempotent
+from aiokprod._engine.identity.sequence_errors import NO_ACTION, SequenceAction, SequenceDecision
+from aiokprod._engine.identity.sequences import PartitionSequences
 from aiokprod._engine.metadata import merge
 from aiokprod._engine.metadata.cache import Metadata
 from aiokprod._engine.metadata.merge import ResponseMerger
 from aiokprod._engine.metadata.schedule import UpdateSchedule
 from aiokprod._engine.sender import batch_completion
 from aiokprod._engine.sender.batch_completion import BatchCompletion
-from aiokprod._engine.sender.retry_policy import SequenceAdvice
 from aiokprod._engine.sender.sender import Sender
 from aiokprod._net import channel
 from aiokprod._net.channel import KafkaChannel
@@ -136,6 +137,7 @@ def sequence_wraps_to_negative(patch: Patch) -> None:
         return (sequence + by + 2**31) % 2**32 - 2**31
 
     patch.setattr(idempotence, "increment_sequence", wrap)
+    patch.setattr(sequences, "increment_sequence", wrap)
 
 
 @bug
@@ -193,26 +195,26 @@ def retry_takes_a_new_sequence(patch: Patch) -> None:
 @bug
 def out_of_order_sequence_wedges_the_producer(patch: Patch) -> None:
     """aiokafka #1017: OUT_OF_ORDER_SEQUENCE until the process is restarted."""
-    advise = Idempotent.classify_sequence_error
+    classify = Idempotent.classify
 
-    def helpless(self: Any, batch: Any, code: int, log_start: int) -> SequenceAdvice:
+    def helpless(self: Any, batch: Any, code: int, log_start: int) -> SequenceAction:
         if code == Code.OUT_OF_ORDER_SEQUENCE_NUMBER:
-            return SequenceAdvice.NONE
-        return advise(self, batch, code, log_start)
+            return NO_ACTION
+        return classify(self, batch, code, log_start)
 
-    patch.setattr(Idempotent, "classify_sequence_error", helpless)
+    patch.setattr(Idempotent, "classify", helpless)
 
 
 @bug
 def duplicate_sequence_is_a_failure(patch: Patch) -> None:
     """The record is in the log and the caller hears that it is not (F33)."""
-    advise = Idempotent.classify_sequence_error
+    classify = Idempotent.classify
 
-    def strict(self: Any, batch: Any, code: int, log_start: int) -> SequenceAdvice:
-        advice = advise(self, batch, code, log_start)
-        return SequenceAdvice.NONE if advice is SequenceAdvice.DUPLICATE else advice
+    def strict(self: Any, batch: Any, code: int, log_start: int) -> SequenceAction:
+        action = classify(self, batch, code, log_start)
+        return NO_ACTION if action.decision is SequenceDecision.DUPLICATE else action
 
-    patch.setattr(Idempotent, "classify_sequence_error", strict)
+    patch.setattr(Idempotent, "classify", strict)
 
 
 @bug

@@ -6,6 +6,7 @@ can be put back by a patch: `make sanitize` and tests/core look for their kind.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any
 
@@ -17,10 +18,10 @@ from aiokprod._engine.buffer.producer_batch import ProducerBatch
 from aiokprod._engine.identity import transaction_driver
 from aiokprod._engine.identity.coordinators import Coordinators
 from aiokprod._engine.identity.idempotence import Idempotent
+from aiokprod._engine.identity.sequence_errors import SequenceAction, SequenceDecision
 from aiokprod._engine.identity.transaction_driver import TransactionDriver
 from aiokprod._engine.metadata.merge import ResponseMerger
 from aiokprod._engine.metadata.updater import MetadataUpdater
-from aiokprod._engine.sender.retry_policy import SequenceAdvice
 from aiokprod._errors import TxnApi
 from aiokprod._net.connection import Connection
 from aiokprod._net.connection_states import ClusterConnectionStates
@@ -60,13 +61,15 @@ def storage_error_called_definite(patch: Patch) -> None:
 @bug
 def fenced_epoch_fails_the_batch(patch: Patch) -> None:
     """D11: INVALID_PRODUCER_EPOCH planned a bump and failed the batch all the same."""
-    advise = Idempotent.classify_sequence_error
+    classify = Idempotent.classify
 
-    def helpless(self: Any, batch: Any, code: int, log_start: int) -> SequenceAdvice:
-        advice = advise(self, batch, code, log_start)
-        return SequenceAdvice.NONE if code == Code.INVALID_PRODUCER_EPOCH else advice
+    def helpless(self: Any, batch: Any, code: int, log_start: int) -> SequenceAction:
+        action = classify(self, batch, code, log_start)
+        if code == Code.INVALID_PRODUCER_EPOCH:
+            return dataclasses.replace(action, decision=SequenceDecision.NONE)
+        return action
 
-    patch.setattr(Idempotent, "classify_sequence_error", helpless)
+    patch.setattr(Idempotent, "classify", helpless)
 
 
 # -- waiting --------------------------------------------------------------------------------------

@@ -16,9 +16,9 @@ from aiokprod._engine.buffer.producer_batch import ProducerBatch
 from aiokprod._engine.identity import transaction_driver
 from aiokprod._engine.identity.idempotence import Idempotent
 from aiokprod._engine.identity.producer_state import BaseProducerState, NonIdempotent
+from aiokprod._engine.identity.sequence_errors import NO_ACTION, SequenceAction
 from aiokprod._engine.identity.transaction_driver import TransactionDriver
 from aiokprod._engine.metadata.merge import ResponseMerger
-from aiokprod._engine.sender.retry_policy import SequenceAdvice
 from aiokprod._engine.sender.sender import Sender
 from aiokprod._errors import TxnApi
 from aiokprod.errors import Code, NetworkError, Outcome
@@ -160,14 +160,14 @@ def refusals_end_a_producer_without_idempotence(patch: pytest.MonkeyPatch) -> No
 @defect("produce/47")
 def invalid_producer_epoch_fails_the_batch_and_no_bump(patch: pytest.MonkeyPatch) -> None:
     """INVALID_PRODUCER_EPOCH without transactions and without a new epoch."""
-    advise = Idempotent.classify_sequence_error
+    classify = Idempotent.classify
 
-    def none(self: Any, batch: Any, code: int, log_start_offset: int) -> SequenceAdvice:
+    def none(self: Any, batch: Any, code: int, log_start_offset: int) -> SequenceAction:
         if code == Code.INVALID_PRODUCER_EPOCH:
-            return SequenceAdvice.NONE
-        return advise(self, batch, code, log_start_offset)
+            return NO_ACTION
+        return classify(self, batch, code, log_start_offset)
 
-    patch.setattr(Idempotent, "classify_sequence_error", none)
+    patch.setattr(Idempotent, "classify", none)
 
 
 @defect("breaks")

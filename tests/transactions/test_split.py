@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from aiokprod import Producer
+from aiokprod._engine.identity.sequence_errors import SequenceDecision
 from aiokprod._engine.identity.transaction_states import TxnState
-from aiokprod._engine.sender.retry_policy import SequenceAdvice
 from aiokprod._errors import Code
 from aiokprod.errors import KafkaError, Outcome
 from aiokprod.records import TopicPartition
@@ -110,8 +110,10 @@ def test_unknown_producer_restarts_only_if_retention_took_our_last_record(
         state.assign_sequence(batch)
         entry = state._partitions[key]
         entry.last_acked_offset = 5
-        advice = state.classify_sequence_error(batch, Code.UNKNOWN_PRODUCER_ID, log_start)
-        assert advice is (SequenceAdvice.RETRY if restarts else SequenceAdvice.NONE)
+        action = state.classify(batch, Code.UNKNOWN_PRODUCER_ID, log_start)
+        assert action.decision is (SequenceDecision.RETRY if restarts else SequenceDecision.NONE)
+        assert not batch.sequence_reset, "a classification changes nothing"
+        state.apply(batch, action)
         assert batch.sequence_reset is restarts
 
     run(main)

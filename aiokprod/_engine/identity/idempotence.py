@@ -11,7 +11,8 @@ import logging
 from typing import TYPE_CHECKING, Any, Final
 
 from aiokprod._engine.identity.producer_state import BaseProducerState, StateRequest
-from aiokprod._engine.sender.retry_policy import SequenceAdvice
+from aiokprod._engine.identity.sequence_errors import SequenceAction, classify_idempotent
+from aiokprod._engine.identity.sequences import PartitionSequences
 from aiokprod._wire.messages.init_producer_id import InitProducerIdRequest
 from aiokprod._wire.record_batch import (
     MAX_SEQUENCE,
@@ -33,78 +34,6 @@ logger = logging.getLogger(__name__)
 MAX_EPOCH: Final = 2**15 - 1
 # Brokers remember this many batches per partition to recognise duplicates.
 MAX_OPEN_BATCHES: Final = 5
-
-
-class PartitionSequences:
-    """Sequence state of one partition. Outlives metadata: a topic that vanishes and returns goes
-    on where it was, or restarts under a higher epoch; else its records would be taken for
-    duplicates.
-
-    Attributes:
-        open: stamped batches without a final outcome, in sequence order, queued or on the wire.
-        window: all batches stamped since the oldest open one, those with an outcome included.
-        last_acked: highest acknowledged sequence, -1 if none in this epoch.
-        unresolved: a batch was given up whose fate the broker alone knows, or that left a gap.
-        lost: a copy of a batch that was given up in this epoch may still be under way.
-        bump_planned: the partition must restart at 0 under a higher epoch.
-    """
-
-    __slots__ = ("bump_planned", "epoch", "last_acked", "last_acked_offset", "lost", "next",
-                 "open", "producer_id", "unresolved", "window")  # fmt: skip
-
-    def __init__(self, producer_id: int, epoch: int) -> None:
-        self.open: list[ProducerBatch] = []
-        self.last_acked_offset = -1
-        self.bump_planned = False
-        self.reset_sequences(producer_id, epoch)
-
-    def reset_sequences(self, producer_id: int, epoch: int) -> None:
-        """Number from 0 under this id and epoch, open batches first."""
-        self.producer_id = producer_id
-        self.epoch = epoch
-        self.next = 0
-        self.last_acked = NO_SEQUENCE
-        self.unresolved = False
-        self.lost = False
-        self.bump_planned = False
-        for batch in self.open:
-            batch.sequence_reset = True
-            batch.lost = batch.divided_in_doubt = False  # copies are of the older epoch
-            self.number(batch)
-        self.window = list(self.open)
-
-    def number(self, batch: ProducerBatch) -> None:
-        """Give a batch the next sequences."""
-        batch.producer_id = self.producer_id
-        batch.producer_epoch = self.epoch
-        batch.base_sequence = self.next
-        self.next = increment_sequence(self.next, batch.core.record_count)
-
-    def is_next(self, sequence: int) -> bool:
-        """True if `sequence` follows the last acknowledged one."""
-        if self.last_acked == NO_SEQUENCE:
-            return sequence == 0
-        return sequence == increment_sequence(self.last_acked, 1)
-
-    def may_restart(self) -> bool:
-        """True if no open batch can be in the log: nothing is on the wire, and the oldest is
-        certainly not there, so that nothing numbered after it can be either."""
-        return not any(batch.in_flight for batch in self.open) and not (
-            self.open and self.open[0].in_doubt
-        )
-
-    def acknowledge(self, sequence: int) -> None:
-        """Everything up to `sequence` is in the log; an older one changes nothing."""
-        ahead = (sequence - self.last_acked) & MAX_SEQUENCE
-        if self.last_acked == NO_SEQUENCE or ahead <= MAX_SEQUENCE // 2:
-            self.last_acked = sequence
-
-    def remove(self, batch: ProducerBatch) -> None:
-        """The batch has its final outcome."""
-        if batch in self.open:
-            self.open.remove(batch)
-        while self.window and not (self.open and self.window[0] is self.open[0]):
-            del self.window[0]
 
 
 class Idempotent(BaseProducerState):
@@ -155,7 +84,7 @@ class Idempotent(BaseProducerState):
             return False
         if entry.open and entry.open[0].core.settled:
             # Given up while on the wire: whatever follows would share its doubt (see
-            # `classify_sequence_error`).
+            # `classify_idempotent`).
             return False
         # Counted from the oldest open one: had the broker stored it and five more, a retry of it
         # would look like a gap.
@@ -178,39 +107,21 @@ class Idempotent(BaseProducerState):
         entry.open.append(batch)
         entry.window.append(batch)
 
-    def classify_sequence_error(
-        self, batch: ProducerBatch, code: int, log_start_offset: int
-    ) -> SequenceAdvice:
-        """Java `TransactionManager.canRetry` for the idempotent producer."""
-        if code == Code.DUPLICATE_SEQUENCE_NUMBER:
-            return SequenceAdvice.DUPLICATE
-        if code == Code.INVALID_PRODUCER_EPOCH:
-            self._request_epoch_bump(batch.topic_partition)  # whatever follows needs a higher one
-            # A broker that knows a higher epoch does not look for copies under this one: it says
-            # nothing about earlier attempts, which under a new number would be stored twice.
-            return SequenceAdvice.NONE if batch.in_doubt else SequenceAdvice.RETRY
-        if code not in (Code.OUT_OF_ORDER_SEQUENCE_NUMBER, Code.UNKNOWN_PRODUCER_ID):
-            return SequenceAdvice.NONE
-        entry = self._partitions[batch.topic_partition]
-        if batch.divided_in_doubt:
-            # The log may have the batch that it is a part of: under a new number it would be stored
-            # twice.
+    def classify(self, batch: ProducerBatch, code: int, log_start_offset: int) -> SequenceAction:
+        """What an error code says about the sequence of a batch; changes nothing."""
+        return classify_idempotent(
+            batch, code, log_start_offset, self._partitions[batch.topic_partition]
+        )
+
+    def apply(self, batch: ProducerBatch, action: SequenceAction) -> None:
+        """Carry out what `classify` found."""
+        if action.clear_doubt:
+            batch.in_doubt = False
+        if action.bump_epoch:
             self._request_epoch_bump(batch.topic_partition)
-            return SequenceAdvice.NONE
-        batch.in_doubt = False  # the broker would have known it
-        if code == Code.UNKNOWN_PRODUCER_ID:
-            # At sequence 0 a second bump would change nothing.
-            if log_start_offset != -1 and (batch.base_sequence or not batch.sequence_reset):
-                self._request_epoch_bump(batch.topic_partition)
-        elif entry.is_next(batch.base_sequence) or (entry.open and entry.open[0] is batch):
-            # Nothing older is open, so what is missing before this batch will not be sent again.
-            self._request_epoch_bump(batch.topic_partition)
-            if entry.lost and batch.lost:
-                # But it may still arrive from a connection that was given up, and the lost copy of
-                # this batch right behind it: under a new number it would be stored twice. Attempts
-                # that were answered leave no such copies.
-                return SequenceAdvice.NONE
-        return SequenceAdvice.RETRY
+        if action.reset_sequences:
+            entry = self._partitions[batch.topic_partition]
+            entry.reset_sequences(self.producer_id, self.epoch)
 
     def on_success(self, batch: ProducerBatch, base_offset: int) -> None:
         """Advance the acknowledged sequence."""

@@ -10,7 +10,7 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from aiokprod._engine.sender.retry_policy import SequenceAdvice
+from aiokprod._engine.identity.sequence_errors import NO_ACTION, SequenceAction
 from aiokprod.errors import KafkaError
 
 if TYPE_CHECKING:
@@ -48,10 +48,11 @@ class ProducerState(Protocol):
     def assign_sequence(self, batch: ProducerBatch) -> None:
         """Give id, epoch and sequence to a batch that is about to be sent, unless it has them."""
 
-    def classify_sequence_error(
-        self, batch: ProducerBatch, code: int, log_start_offset: int
-    ) -> SequenceAdvice:
-        """What an error code says about the sequence; may plan an epoch bump."""
+    def classify(self, batch: ProducerBatch, code: int, log_start_offset: int) -> SequenceAction:
+        """What an error code says about the sequence of a batch; changes nothing."""
+
+    def apply(self, batch: ProducerBatch, action: SequenceAction) -> None:
+        """Carry out what `classify` found."""
 
     def on_success(self, batch: ProducerBatch, base_offset: int) -> None:
         """The batch is in the log."""
@@ -171,11 +172,12 @@ class NonIdempotent(BaseProducerState):
     def assign_sequence(self, batch: ProducerBatch) -> None:
         """Nothing to give."""
 
-    def classify_sequence_error(
-        self, batch: ProducerBatch, code: int, log_start_offset: int
-    ) -> SequenceAdvice:
+    def classify(self, batch: ProducerBatch, code: int, log_start_offset: int) -> SequenceAction:
         """Nothing known."""
-        return SequenceAdvice.NONE
+        return NO_ACTION
+
+    def apply(self, batch: ProducerBatch, action: SequenceAction) -> None:
+        """Nothing kept."""
 
     def on_success(self, batch: ProducerBatch, base_offset: int) -> None:
         """Nothing kept."""

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Final
 
 from aiokprod._engine.identity.idempotence import Idempotent
 from aiokprod._engine.identity.producer_state import StateRequest
+from aiokprod._engine.identity.sequence_errors import SequenceAction, classify_transactional
 from aiokprod._engine.identity.transaction_states import TRANSITIONS, TxnState
 from aiokprod._engine.identity.txn_marker_wait import TxnMarkerWait
 from aiokprod._engine.identity.txn_partition_gate import TxnPartitionGate
-from aiokprod._engine.sender.retry_policy import SequenceAdvice
 from aiokprod.errors import (
     AbortableTransactionError,
     AuthenticationError,
@@ -34,7 +34,6 @@ from aiokprod.errors import (
     SerializationError,
     TransactionError,
     UnsupportedVersion,
-    error_code,
 )
 from aiokprod.records import TopicPartition
 
@@ -258,28 +257,11 @@ class TransactionCore(Idempotent):
         for part in parts:
             part.transactional = True
 
-    def classify_sequence_error(
-        self, batch: ProducerBatch, code: int, log_start_offset: int
-    ) -> SequenceAdvice:
-        """Java `TransactionManager.canRetry`: no bump within a transaction; a real gap aborts."""
-        if code == Code.DUPLICATE_SEQUENCE_NUMBER:
-            return SequenceAdvice.DUPLICATE
-        if self.state not in OPEN:
-            return SequenceAdvice.NONE
+    def classify(self, batch: ProducerBatch, code: int, log_start_offset: int) -> SequenceAction:
+        """No bump within a transaction; a real gap aborts it."""
         entry = self._partitions[batch.topic_partition]
-        if code == Code.OUT_OF_ORDER_SEQUENCE_NUMBER:
-            batch.in_doubt = False  # the broker would have known it
-            gap = entry.is_next(batch.base_sequence) or (entry.open and entry.open[0] is batch)
-            return SequenceAdvice.NONE if gap else SequenceAdvice.RETRY
-        if code == Code.UNKNOWN_PRODUCER_ID:
-            if log_start_offset == -1 or batch.sequence_reset:
-                return SequenceAdvice.RETRY
-            if entry.last_acked_offset < log_start_offset:
-                # Retention took everything of ours, and the broker's memory with it.
-                if entry.may_restart():
-                    entry.reset_sequences(self.producer_id, self.epoch)
-                return SequenceAdvice.RETRY
-        return SequenceAdvice.NONE
+        is_open = self.state in OPEN
+        return classify_transactional(batch, code, log_start_offset, entry, is_open=is_open)
 
     def on_failure(self, batch: ProducerBatch, *, unknown: bool) -> None:
         """The gap ends with the transaction: its abort makes a new epoch, also if it was asked for

@@ -9,10 +9,10 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Any, Final
 
+from aiokprod._engine.identity.sequence_errors import SequenceDecision
 from aiokprod._engine.sender.produce_request import ProduceCall, partition_answers
 from aiokprod._engine.sender.retry_policy import (
     Action,
-    SequenceAdvice,
     batch_error,
     decide,
     delivery_timeout_error,
@@ -196,15 +196,16 @@ class BatchCompletion:
         if code.too_large:
             self._accumulator.disable_growth(batch.queue.topic)
         log_start = answer.log_start_offset if answer is not None else -1
-        advice = self._state.classify_sequence_error(batch, code.number, log_start)
+        sequence = self._state.classify(batch, code.number, log_start)
+        self._state.apply(batch, sequence)
         action = decide(
             code,
             records=batch.core.record_count,
             attempts=batch.attempts,
             retries=self._retries,
-            advice=advice,
+            sequence=sequence.decision,
         )
-        if batch.core.settled and advice is not SequenceAdvice.DUPLICATE:
+        if batch.core.settled and sequence.decision is not SequenceDecision.DUPLICATE:
             # It expired on the wire; only its sequence is still to be settled.
             self._state.on_failure(batch, unknown=batch.possibly_appended)
             self._accumulator.release(batch)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import enum
 from typing import TYPE_CHECKING, Any
 
+from aiokprod._engine.identity.sequence_errors import SequenceDecision
 from aiokprod.errors import (
     Code,
     DeliveryTimeout,
@@ -32,33 +33,25 @@ class Action(enum.Enum):
     FATAL = "fatal"
 
 
-class SequenceAdvice(enum.Enum):
-    """What the producer state knows about a sequence error."""
-
-    NONE = "none"  # not its business
-    RETRY = "retry"  # same or new sequence, as it decided
-    DUPLICATE = "duplicate"  # the log has the batch already
-
-
 def decide(
     code: ErrorCode,
     *,
     records: int,
     attempts: int,
     retries: int,
-    advice: SequenceAdvice = SequenceAdvice.NONE,
+    sequence: SequenceDecision = SequenceDecision.NONE,
 ) -> Action:
     """What to do with a batch of `records` records whose attempt number `attempts` ended in `code`.
 
     FATAL concerns producers with sequences only; others go on with their next batch.
     """
-    if code.number == Code.NONE or advice is SequenceAdvice.DUPLICATE:
+    if code.number == Code.NONE or sequence is SequenceDecision.DUPLICATE:
         return Action.ACKNOWLEDGE
     if code.too_large and records > 1:
         return Action.SPLIT
     if code.fatal_idempotent:
         return Action.FATAL
-    if advice is SequenceAdvice.RETRY or code.retriable:
+    if sequence is SequenceDecision.RETRY or code.retriable:
         return Action.RETRY if attempts <= retries else Action.FAIL
     return Action.FAIL
 

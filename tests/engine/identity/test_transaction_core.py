@@ -14,10 +14,10 @@ import pytest
 from aiokprod import AuthenticationError, FatalTransactionError, Outcome, Producer
 from aiokprod._engine.buffer.producer_batch import ProducerBatch
 from aiokprod._engine.identity import transaction_manager
+from aiokprod._engine.identity.sequence_errors import SequenceDecision
 from aiokprod._engine.identity.transaction_manager import TransactionManager
 from aiokprod._engine.identity.transaction_requests import end
 from aiokprod._engine.identity.transaction_states import TxnState
-from aiokprod._engine.sender.retry_policy import SequenceAdvice
 from aiokprod._errors import Code
 from aiokprod.errors import BrokerError, KafkaError, broker_error
 from aiokprod.records import TopicPartition
@@ -57,15 +57,21 @@ def batches(count: int) -> list[ProducerBatch]:
     return found
 
 
+def decision(
+    state: TransactionManager, batch: ProducerBatch, code: int, log_start: int = -1
+) -> SequenceDecision:
+    """Classify an error of the batch and carry out what follows from it."""
+    action = state.classify(batch, code, log_start)
+    state.apply(batch, action)
+    return action.decision
+
+
 @virtual
 async def test_duplicate_sequence_means_stored() -> None:
     state = opened()
     (batch,) = batches(1)
     state.assign_sequence(batch)
-    assert (
-        state.classify_sequence_error(batch, Code.DUPLICATE_SEQUENCE_NUMBER, -1)
-        is SequenceAdvice.DUPLICATE
-    )
+    assert decision(state, batch, Code.DUPLICATE_SEQUENCE_NUMBER) is SequenceDecision.DUPLICATE
 
 
 @virtual
@@ -75,14 +81,10 @@ async def test_out_of_order_waits_for_an_older_batch_and_aborts_if_there_is_none
     state.assign_sequence(first)
     state.assign_sequence(second)
     code = Code.OUT_OF_ORDER_SEQUENCE_NUMBER
-    assert state.classify_sequence_error(second, code, -1) is SequenceAdvice.RETRY
-    assert state.classify_sequence_error(first, code, -1) is SequenceAdvice.NONE, (
-        "nothing older is open"
-    )
+    assert decision(state, second, code) is SequenceDecision.RETRY
+    assert decision(state, first, code) is SequenceDecision.NONE, "nothing older is open"
     state.on_success(first, 0)
-    assert state.classify_sequence_error(second, code, -1) is SequenceAdvice.NONE, (
-        "the log has what precedes it"
-    )
+    assert decision(state, second, code) is SequenceDecision.NONE, "the log has what precedes it"
 
 
 @virtual
@@ -90,21 +92,19 @@ async def test_unknown_producer_without_log_start_is_retried_once_renumbered_too
     state = opened()
     (batch,) = batches(1)
     state.assign_sequence(batch)
-    assert (
-        state.classify_sequence_error(batch, Code.UNKNOWN_PRODUCER_ID, -1) is SequenceAdvice.RETRY
-    )
+    assert decision(state, batch, Code.UNKNOWN_PRODUCER_ID) is SequenceDecision.RETRY
     batch.sequence_reset = True
-    assert state.classify_sequence_error(batch, Code.UNKNOWN_PRODUCER_ID, 9) is SequenceAdvice.RETRY
+    assert decision(state, batch, Code.UNKNOWN_PRODUCER_ID, 9) is SequenceDecision.RETRY
 
 
 @virtual
-async def test_sequences_are_nobodys_business_once_the_transaction_fails() -> None:
+async def test_sequence_errors_are_not_retried_once_the_transaction_fails() -> None:
     state = opened()
     (batch,) = batches(1)
     state.assign_sequence(batch)
     state.abort_with(BrokerError("x"))
     for code in (Code.OUT_OF_ORDER_SEQUENCE_NUMBER, Code.UNKNOWN_PRODUCER_ID):
-        assert state.classify_sequence_error(batch, code, 9) is SequenceAdvice.NONE
+        assert decision(state, batch, code, 9) is SequenceDecision.NONE
     state.abort_with(BrokerError("y"))
     assert state.error is not None
     assert "x" in state.error.message, "the first reason stands"

@@ -6,7 +6,8 @@ from __future__ import annotations
 import pytest
 
 from aiokprod._core.batch import Delivery
-from aiokprod._engine.sender.retry_policy import Action, SequenceAdvice, decide
+from aiokprod._engine.identity.sequence_errors import SequenceDecision
+from aiokprod._engine.sender.retry_policy import Action, decide
 from aiokprod.errors import (
     AuthorizationError,
     BrokerError,
@@ -89,14 +90,14 @@ def test_decide_without_retries_left_fails_what_it_would_retry(code: int) -> Non
 
 @pytest.mark.parametrize("code", ALL)
 def test_decide_takes_a_known_duplicate_as_success(code: int) -> None:
-    assert verdict(code, advice=SequenceAdvice.DUPLICATE) is Action.ACKNOWLEDGE
+    assert verdict(code, sequence=SequenceDecision.DUPLICATE) is Action.ACKNOWLEDGE
 
 
 @pytest.mark.parametrize("code", [45, 47, 59])
 def test_decide_retries_what_the_sequences_say_can_be_healed(code: int) -> None:
     assert verdict(code) is Action.FAIL
-    assert verdict(code, advice=SequenceAdvice.RETRY) is Action.RETRY
-    assert verdict(code, advice=SequenceAdvice.RETRY, attempts=11) is Action.FAIL
+    assert verdict(code, sequence=SequenceDecision.RETRY) is Action.RETRY
+    assert verdict(code, sequence=SequenceDecision.RETRY, attempts=11) is Action.FAIL
 
 
 # -- every code through the sender ----------------------------------------------------------------
