@@ -352,7 +352,7 @@ class Producer(TransactionMethods, Generic[K, V]):
                 outcome=Outcome.NOT_SENT if withdrawn else Outcome.UNKNOWN,
             )
             if self._runtime is not None:
-                self._runtime.state.on_refused(late)
+                self._runtime.state.gate.on_refused(late)
             raise late from None
         finally:
             timer.cancel()

@@ -12,7 +12,7 @@ import functools
 import math
 from typing import TYPE_CHECKING
 
-from aiokprod._engine.identity.idempotence import Idempotent
+from aiokprod._engine.identity.producer_id_requests import ProducerIdRequests
 from aiokprod._engine.sender.sender import Sender
 
 if TYPE_CHECKING:
@@ -87,10 +87,9 @@ def _lacks(sender: Sender, head: ProducerBatch, now: float, deadline: float) -> 
             return None
         if not at_once:
             return "its linger ends unnoticed"
-    state = sender._state
-    if state.transactional_id is not None:
+    if sender._source.transactional_id is not None:
         return None  # opens and ends by the transaction's own tasks and timers
-    if not state.may_drain(queue, head):
+    if not sender._sequences.may_drain(queue, head):
         return _muted(sender, head, deadline)
     client, node_id = sender._client, queue.node
     if client.can_send(node_id, now):
@@ -107,13 +106,13 @@ def _lacks(sender: Sender, head: ProducerBatch, now: float, deadline: float) -> 
 
 def _muted(sender: Sender, head: ProducerBatch, deadline: float) -> str | None:
     """Why nothing ends the wait of a batch that may not leave."""
-    state = sender._state
+    source = sender._source
     if head.queue.in_flight:
         return None  # an answer comes
-    if isinstance(state, Idempotent) and state.producer_id < 0:
+    if isinstance(source, ProducerIdRequests) and source._tracker.producer_id < 0:
         client, now = sender._client, sender._loop.time()
         node_id = client.least_loaded(now)
         able = node_id is not None and client.can_send(node_id, now)
-        coming = state._requesting or state.fatal_error is not None or not able
-        return None if coming or deadline <= state._request_at else "no producer id is asked for"
+        coming = source._requesting or source.fatal_error is not None or not able
+        return None if coming or deadline <= source._request_at else "no producer id is asked for"
     return "muted, and nothing of its partition is on the wire"

@@ -190,7 +190,7 @@ class ProducerLifecycle(ABC):
     def _usable(self) -> Runtime:
         """The runtime, started if need be; raises if records cannot be taken here and now."""
         runtime = self._live()
-        fatal = runtime.state.fatal_error
+        fatal = runtime.state.source.fatal_error
         if fatal is not None:
             raise fatal.copy()
         return runtime

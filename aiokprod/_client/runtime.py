@@ -20,8 +20,8 @@ from aiokprod._engine.buffer.batch_splitter import BatchSplitter
 from aiokprod._engine.buffer.broker_memory_quota import BrokerMemoryQuota
 from aiokprod._engine.buffer.buffer_memory import BufferMemory
 from aiokprod._engine.buffer.flush import FlushTracker
-from aiokprod._engine.identity.idempotence import Idempotent
-from aiokprod._engine.identity.producer_state import NonIdempotent, ProducerState
+from aiokprod._engine.identity.idempotence import idempotent_state
+from aiokprod._engine.identity.producer_state import ProducerState, non_idempotent_state
 from aiokprod._engine.metadata.cache import Metadata
 from aiokprod._engine.metadata.updater import MetadataUpdater
 from aiokprod._engine.sender.sender import Sender
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 
     from aiokprod._engine.buffer.producer_batch import ProducerBatch
     from aiokprod._engine.identity.coordinators import Coordinators
+    from aiokprod._engine.identity.transaction_calls import TransactionCalls
     from aiokprod._engine.identity.transaction_driver import TransactionDriver
-    from aiokprod._engine.identity.transaction_manager import TransactionManager
     from aiokprod._engine.sender.auth_failures import AuthFailures
     from aiokprod.cluster import ClusterSnapshot
     from aiokprod.config import ProducerConfig
@@ -49,6 +49,7 @@ logger = logging.getLogger(__name__)
 
 _NOT_IDEMPOTENT_ORDERED = 1
 _STICKY_SAMPLE = 32
+_TRANSACTION_FEATURE = "transaction.version"
 
 
 class Runtime:
@@ -56,7 +57,7 @@ class Runtime:
 
     Attributes:
         failure: why the producer cannot go on, None while it can.
-        transactions: the state, if the producer is transactional.
+        transactions: its calls, if the producer is transactional.
     """
 
     def __init__(
@@ -74,7 +75,7 @@ class Runtime:
         self.loop = loop
         self.observer = observer
         self.failure: KafkaError | None = None
-        self.transactions: TransactionManager | None = None
+        self.transactions: TransactionCalls | None = None
         self._driver: TransactionDriver | None = None
         self._coordinators: Coordinators | None = None
         self._fast_path = False
@@ -90,11 +91,10 @@ class Runtime:
         self._sticky = StickyLoad(config.partitioner_adaptive_partitioning_enable)
         self._codec = codec_of(config)
         self._executor = ThreadPoolExecutor(2, "aiokprod-codec") if self._codec else None
-        self.memory = BufferMemory(config.buffer_memory, self._wakeup)
+        self.memory = BufferMemory(config.buffer_memory, self.wake_sender)
         self.flushes = FlushTracker()
         self.quota = BrokerMemoryQuota(config.buffer_memory, self._several_nodes)
         self.metadata = Metadata(config, environment.rng)
-        self.state = self._producer_state()
         self.client = NetworkClient(
             config,
             environment,
@@ -108,6 +108,7 @@ class Runtime:
             client_id=client_id,
             software_version=version,
         )
+        self.state = self._producer_state()
         self.accumulator = RecordAccumulator(
             config,
             loop=loop,
@@ -116,8 +117,8 @@ class Runtime:
             flushes=self.flushes,
             quota=self.quota,
             choose_partition=self._choose_sticky,
-            admit=self.state.admit,
-            wakeup=self._wakeup,
+            admit=self.state.gate.admit,
+            wakeup=self.wake_sender,
             # Every partition more costs a transaction an addition and a marker.
             sticky_to_growth=config.transactional_id is not None,
         )
@@ -145,61 +146,46 @@ class Runtime:
             sticky_limit=self.accumulator.sticky_limit,
             ignore_keys=config.partitioner_ignore_keys,
         )
-        self._driver = self._transaction_driver()
         self.metadata.on_change(self._on_snapshot)
 
     def _producer_state(self) -> ProducerState:
         if self.config.transactional_id is not None:
-            self.transactions = self._transaction_manager(self.config.transactional_id)
-            return self.transactions
+            return self._transactional_state(self.config.transactional_id)
         if self.config.idempotent:
-            return Idempotent(self._backoff, self._wakeup)
+            return idempotent_state(self._backoff, self.wake_sender)
         in_flight = self.config.max_in_flight_requests_per_connection
-        return NonIdempotent(guarantee_order=in_flight == _NOT_IDEMPOTENT_ORDERED)
+        return non_idempotent_state(guarantee_order=in_flight == _NOT_IDEMPOTENT_ORDERED)
 
-    def _transaction_manager(self, transactional_id: str) -> TransactionManager:
-        # Imported here, as below: most producers have no transactions, and imports take time.
+    def _transactional_state(self, transactional_id: str) -> ProducerState:
+        # Imported here: most producers have no transactions, and imports take time.
+        from aiokprod._engine.identity.coordinators import Coordinators
+        from aiokprod._engine.identity.transaction_calls import TransactionCalls
+        from aiokprod._engine.identity.transaction_driver import TransactionDriver
         from aiokprod._engine.identity.transaction_manager import (
-            TRANSACTION_FEATURE,
+            TransactionalIdentity,
             TransactionManager,
         )
+        from aiokprod._engine.identity.transactional_sequences import TransactionalSequences
 
-        return TransactionManager(
-            transactional_id,
-            loop=self.loop,
-            backoff=self._backoff,
-            on_ready=self._wakeup,
-            on_gate=self._on_gate,
-            on_work=self._on_transaction_work,
-            version=lambda: self.client.finalized_feature(TRANSACTION_FEATURE),
-            incomplete=lambda: bool(self.accumulator.incomplete),
-            drop=lambda error, include_retries, doubtful: self.sender.fail_unsent(
-                error, include_retries=include_retries, doubtful=doubtful
-            ),
-            reserved=lambda: self._coordinators.waiting_for if self._coordinators else None,
-        )
-
-    def _transaction_driver(self) -> TransactionDriver | None:
-        if self.transactions is None:
-            return None
-        from aiokprod._engine.identity.coordinators import Coordinators
-        from aiokprod._engine.identity.transaction_driver import TransactionDriver
-
+        manager = TransactionManager(transactional_id, loop=self.loop, engine=self)
+        self.transactions = TransactionCalls(manager, self.loop)
         self._coordinators = Coordinators(
             self.loop,
             self.client,
             self.metadata,
             request_timeout=self.config.request_timeout_ms / 1000,
-            on_free=self._wakeup,
+            on_free=self.wake_sender,
             on_refused=self.transactions.refused,
         )
-        return TransactionDriver(
-            self.transactions,
+        self._driver = TransactionDriver(
+            manager,
             self._coordinators,
             loop=self.loop,
             timeout_ms=self.config.transaction_timeout_ms,
             backoff=self._backoff,
         )
+        source = TransactionalIdentity(manager, self._coordinators)
+        return ProducerState(TransactionalSequences(manager), manager, source)
 
     def allow_fast_path(self, allowed: bool) -> None:
         """May records go to batches without a look at each? Within transactions only, if the
@@ -207,19 +193,41 @@ class Runtime:
         self._fast_path = allowed
         self.appender.enabled = allowed and self.transactions is None
 
-    def _on_gate(self, is_open: bool, ending: bool) -> None:
-        """A transaction opens (records are taken) or ends (linger is void)."""
+    # -- EngineControl: what a transaction switches on and off -----------------------------------
+
+    def set_accepting(self, accepting: bool) -> None:
+        """Records of the open transaction are accepted, or not."""
         usable = self.failure is None and not self._closing and not self.accumulator.closing
-        self.appender.enabled = is_open and self._fast_path and usable
-        self.accumulator.completing = ending
-        if is_open:
+        self.appender.enabled = accepting and self._fast_path and usable
+        if accepting:
             for slot in self.appender.topics.values():
                 if slot.sticky_bytes >= self.config.batch_size:
                     slot.sticky = -1  # stays within a transaction only
 
-    def _on_transaction_work(self) -> None:
+    def set_completing(self, completing: bool) -> None:
+        """The transaction ends: flushing ignores `linger_ms`."""
+        self.accumulator.completing = completing
+
+    def wake_sender(self) -> None:
+        """Make the sender look at its queues."""
+        self.sender.wakeup()
+
+    def wake_driver(self) -> None:
+        """Make the transaction driver look for its next step."""
         if self._driver is not None:
             self._driver.wake()
+
+    def has_incomplete(self) -> bool:
+        """True if a batch has no outcome."""
+        return bool(self.accumulator.incomplete)
+
+    def drop_unsent(self, error: KafkaError, *, with_sequence: bool, in_doubt: bool) -> None:
+        """See `Sender.fail_unsent`."""
+        self.sender.fail_unsent(error, with_sequence=with_sequence, in_doubt=in_doubt)
+
+    def transaction_version(self) -> int:
+        """The finalized level of the cluster's transaction.version, 0 if unknown."""
+        return self.client.finalized_feature(_TRANSACTION_FEATURE)
 
     def _metadata_updater(self) -> MetadataUpdater:
         return MetadataUpdater(
@@ -227,7 +235,7 @@ class Runtime:
             self.client,
             self.config,
             self.loop.time,
-            on_request_sent=self._wakeup,
+            on_request_sent=self.wake_sender,
         )
 
     def backoff(self, attempts: int) -> float:
@@ -285,14 +293,11 @@ class Runtime:
         self.memory.close(error)
         self.quota.close(error)
         self.metadata.close(error)
-        self.state.close(error)
+        self.state.source.close(error)
         self.sender.fail_all(error)
         self._wake_warming()
 
     # -- events between the parts ---------------------------------------------------------------
-
-    def _wakeup(self) -> None:
-        self.sender.wakeup()
 
     def _on_network(self) -> None:
         self.sender.wakeup()
@@ -390,7 +395,7 @@ class Runtime:
             if partitions is not None:
                 del self._vanished[topic]
                 self._topic_ids.pop(topic, None)
-                self.state.on_topic_forgotten(topic, partitions)
+                self.state.sequences.on_topic_forgotten(topic, partitions)
 
     def _note_topic_id(self, snapshot: ClusterSnapshot, topic: str) -> None:
         topic_id = snapshot.topic_id(topic)
@@ -399,7 +404,7 @@ class Runtime:
             self._topic_ids[topic] = topic_id
             if known is not None and known != topic_id:
                 logger.warning("topic %s was recreated: its new log gets new sequences", topic)
-                self.state.on_topic_recreated(topic)
+                self.state.sequences.on_topic_recreated(topic)
 
     def topic_slot(self, topic: str, snapshot: ClusterSnapshot) -> TopicSlot:
         """The append path's view of a topic the snapshot knows."""

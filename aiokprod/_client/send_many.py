@@ -180,7 +180,7 @@ class BulkSender:
         """What is to be sent cannot be read on, but the outcomes of what was handed over must not
         be lost."""
         self.interrupted = error
-        self._runtime.state.on_refused(error)  # a transaction must know what it lacks
+        self._runtime.state.gate.on_refused(error)  # a transaction must know what it lacks
 
     async def _record(self, number: int, record: Any) -> None:
         if not isinstance(record, ProducerRecord):
@@ -302,7 +302,7 @@ class BulkSender:
     def _tell_refused(self) -> None:
         """A transaction must know what it lacks."""
         for error in self.refused.values():
-            self._runtime.state.on_refused(error, raised=False)
+            self._runtime.state.gate.on_refused(error, raised=False)
             break
 
 

@@ -129,7 +129,7 @@ class SlowPath:
         except KafkaError as error:
             refused = _located(error, record.topic, record.partition)
         try:
-            self._runtime.state.on_refused(refused)
+            self._runtime.state.gate.on_refused(refused)
             raise refused
         finally:
             del refused  # no cycle of error, traceback and frame
@@ -181,7 +181,7 @@ class SlowPath:
                 self._check()
                 snapshot = runtime.metadata.lookup(record.topic, record.partition)
                 refused = None
-                runtime.state.check_open()
+                runtime.state.gate.check_open()
                 if snapshot is not None and (reservation.size or runtime.memory.has_room(size)):
                     delivery, refused = self._append(record, snapshot, payload, reservation, place)
                     if delivery is not None:
@@ -228,7 +228,7 @@ class SlowPath:
         Without a delivery: the queue whose broker holds its share, or None if memory is short.
         """
         runtime = self._runtime
-        runtime.state.check_open()
+        runtime.state.gate.check_open()
         key, value, headers = payload
         partition = record.partition
         if partition is None and self._partitioner is not None:
@@ -275,7 +275,7 @@ class SlowPath:
             raise
         try:
             self._withdraw(record, reservation, refused)
-            self._runtime.state.on_refused(refused)
+            self._runtime.state.gate.on_refused(refused)
             raise refused
         finally:
             del refused  # no cycle of error, traceback and frame

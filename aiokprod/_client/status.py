@@ -81,7 +81,7 @@ def health(runtime: Runtime | None, *, closed: bool) -> Health:
     """The health of a producer; see `Health`."""
     if runtime is None or closed:
         return Health("closed" if closed else "new", None, 0, 0, 0.0, 0.0, 0, ok=False)
-    failure = runtime.failure or runtime.state.fatal_error
+    failure = runtime.failure or runtime.state.source.fatal_error
     snapshot = runtime.metadata.snapshot
     known = 0 if runtime.metadata.bootstrapped else len(snapshot.nodes)
     oldest = next(iter(runtime.accumulator.incomplete), None)

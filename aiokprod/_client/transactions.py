@@ -1,7 +1,7 @@
 """Transactions as the application sees them: one object per producer behind `Producer`'s calls.
 
 It refuses calls that come at the same time, sets deadlines and closes what `async with` opened.
-What a transaction is lies in `engine.transactions`.
+The states of a transaction are in `_engine.identity`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
     from types import TracebackType
 
-    from aiokprod._engine.identity.transaction_manager import TransactionManager
+    from aiokprod._engine.identity.transaction_calls import TransactionCalls
 
 logger = logging.getLogger(__name__)
 
@@ -39,76 +39,77 @@ _ABORTABLE: Final = frozenset({TxnState.IN_TRANSACTION, TxnState.ABORTABLE_ERROR
 class Transactions:
     """The transactional calls of one producer.
 
-    `manager()` gives the started producer's state and raises if the producer cannot be used.
+    `calls()` gives those of the started producer and raises if the producer cannot be used.
     """
 
-    def __init__(self, manager: Callable[[], TransactionManager | None], max_block: float) -> None:
-        self._manager_of = manager
+    def __init__(self, calls: Callable[[], TransactionCalls | None], max_block: float) -> None:
+        self._calls_of = calls
         self._max_block = max_block
         self._busy: str | None = None
 
     async def initialise(self) -> None:
         """Get the producer id; see `Producer.start`. Any number of tasks may wait for it."""
-        manager = self._manager_of()
-        if manager is not None:
-            await manager.initialise(asyncio.get_running_loop().time() + self._max_block)
+        calls = self._calls_of()
+        if calls is not None:
+            await calls.initialise(asyncio.get_running_loop().time() + self._max_block)
 
     async def begin(self, timeout: float | None) -> None:
         """See `Producer.begin_transaction`."""
         check_timeout("begin_transaction", timeout)
-        with self._alone("begin_transaction") as (manager, start):
-            await manager.begin(self._deadline(timeout, start))
+        with self._alone("begin_transaction") as (calls, start):
+            await calls.begin(self._deadline(timeout, start))
 
     async def end(self, *, commit: bool, timeout: float | None) -> None:
         """See `Producer.commit_transaction` and `abort_transaction`."""
         name = "commit_transaction" if commit else "abort_transaction"
         check_timeout(name, timeout)
-        with self._alone(name) as (manager, start):
-            await manager.end(commit=commit, deadline=self._deadline(timeout, start))
+        with self._alone(name) as (calls, start):
+            await calls.end(commit=commit, deadline=self._deadline(timeout, start))
 
     async def send_offsets(self, offsets: Any, group: Any, timeout: float | None) -> None:
         """See `Producer.send_offsets_to_transaction`."""
         check_timeout("send_offsets_to_transaction", timeout)
-        with self._alone("send_offsets_to_transaction") as (manager, start):
-            manager.check_open()
+        with self._alone("send_offsets_to_transaction") as (calls, start):
+            calls.manager.check_open()
             checked, place = checked_offsets(offsets), group_metadata(group)
             if checked:
-                await manager.send_offsets(checked, place, self._deadline(timeout, start))
+                await calls.send_offsets(checked, place, self._deadline(timeout, start))
 
     async def prepare(self) -> tuple[int, int, bool]:
         """Producer id, epoch and protocol (True: the second) for an EndTxn by another process; the
-        flushed transaction stays open when the producer is closed. See `TransactionManager`."""
-        with self._alone("prepare_transaction") as (manager, _):
-            return manager.prepare()
+        flushed transaction stays open when the producer is closed. See `TransactionCalls`."""
+        with self._alone("prepare_transaction") as (calls, _):
+            return calls.prepare()
 
-    async def abandon(self, manager: TransactionManager, deadline: float) -> None:
+    async def abandon(self, calls: TransactionCalls, deadline: float) -> None:
         """Abort what is open when the producer is closed, at most until `deadline`."""
-        if manager.prepared:
+        manager = calls.manager
+        if manager.progress.prepared:
             return
         limit = min(deadline, asyncio.get_running_loop().time() + self._max_block)
         with contextlib.suppress(KafkaError):
             if manager.state in _ABORTABLE:
-                await manager.end(commit=False, deadline=limit)
+                await calls.end(commit=False, deadline=limit)
             elif manager.ending is not None:
-                await manager.end(commit=manager.ending.commit, deadline=limit)
+                await calls.end(commit=manager.ending.commit, deadline=limit)
 
     @property
     def needs_abort(self) -> bool:
         """True if a transaction is open that can only, or still, be aborted."""
-        manager = self._manager_of()
-        return manager is not None and manager.state in _ABORTABLE
+        calls = self._calls_of()
+        return calls is not None and calls.manager.state in _ABORTABLE
 
     @property
     def commit_unknown(self) -> bool:
         """True if a commit was asked for and its caller never got a definite answer."""
-        manager = self._manager_of()
-        ending = None if manager is None else manager.ending
+        calls = self._calls_of()
+        ending = None if calls is None else calls.manager.ending
         return ending is not None and ending.commit
 
     @contextlib.contextmanager
-    def _alone(self, name: str) -> Iterator[tuple[TransactionManager, float]]:
-        manager = self._manager_of()
-        if manager is None:
+    def _alone(self, name: str) -> Iterator[tuple[TransactionCalls, float]]:
+        calls = self._calls_of()
+        if calls is None:
             raise ConfigError(
                 f"{name}: this producer has no transactions; create it with transactional_id=..., "
                 "a name that is the same after a restart and different in every instance"
@@ -121,7 +122,7 @@ class Transactions:
             )
         self._busy = name
         try:
-            yield manager, asyncio.get_running_loop().time()
+            yield calls, asyncio.get_running_loop().time()
         finally:
             self._busy = None
 

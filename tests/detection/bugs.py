@@ -22,10 +22,10 @@ from aiokprod._engine.buffer.flush import FlushTracker
 from aiokprod._engine.buffer.producer_batch import ProducerBatch
 from aiokprod._engine.buffer.queues import PartitionQueue
 from aiokprod._engine.identity import idempotence, sequences
-from aiokprod._engine.identity.idempotence import Idempotent
-from aiokprod._engine.identity.producer_state import NonIdempotent
+from aiokprod._engine.identity.idempotence import IdempotentSequences
+from aiokprod._engine.identity.producer_state import NoSequences
 from aiokprod._engine.identity.sequence_errors import NO_ACTION, SequenceAction, SequenceDecision
-from aiokprod._engine.identity.sequences import PartitionSequences
+from aiokprod._engine.identity.sequences import PartitionSequences, SequenceTracker
 from aiokprod._engine.metadata import merge
 from aiokprod._engine.metadata.cache import Metadata
 from aiokprod._engine.metadata.merge import ResponseMerger
@@ -136,7 +136,6 @@ def sequence_wraps_to_negative(patch: Patch) -> None:
     def wrap(sequence: int, by: int) -> int:
         return (sequence + by + 2**31) % 2**32 - 2**31
 
-    patch.setattr(idempotence, "increment_sequence", wrap)
     patch.setattr(sequences, "increment_sequence", wrap)
 
 
@@ -162,18 +161,18 @@ def concurrent_batches_share_a_sequence(patch: Patch) -> None:
 @bug
 def expired_in_flight_batch_gives_its_sequence_back(patch: Patch) -> None:
     """franz-go #1217: new records get the sequence of a record that is in the log: lost."""
-    may_reuse, failure = Idempotent._may_reuse, Idempotent.on_failure
+    may_reuse, failure = PartitionSequences.may_reuse, IdempotentSequences.on_failure
 
-    def careless(self: Any, entry: Any, batch: Any) -> bool:
+    def careless(self: Any, batch: Any) -> bool:
         known, batch.seen = batch.seen, False
         try:
-            return may_reuse(self, entry, batch)
+            return may_reuse(self, batch)
         finally:
             batch.seen = known
 
-    patch.setattr(Idempotent, "_may_reuse", careless)
+    patch.setattr(PartitionSequences, "may_reuse", careless)
     patch.setattr(
-        Idempotent,
+        IdempotentSequences,
         "on_failure",
         lambda self, batch, *, unknown: failure(self, batch, unknown=False),
     )
@@ -182,39 +181,39 @@ def expired_in_flight_batch_gives_its_sequence_back(patch: Patch) -> None:
 @bug
 def retry_takes_a_new_sequence(patch: Patch) -> None:
     """kafka-python's early idempotence: a retried batch is another batch to the broker."""
-    stamp = Idempotent.assign_sequence
+    assign = SequenceTracker.assign_sequence
 
     def again(self: Any, batch: Any) -> None:
         if batch.has_sequence:
-            self._partitions[batch.topic_partition].number(batch)
-        stamp(self, batch)
+            self.of(batch).number(batch)
+        assign(self, batch)
 
-    patch.setattr(Idempotent, "assign_sequence", again)
+    patch.setattr(SequenceTracker, "assign_sequence", again)
 
 
 @bug
 def out_of_order_sequence_wedges_the_producer(patch: Patch) -> None:
     """aiokafka #1017: OUT_OF_ORDER_SEQUENCE until the process is restarted."""
-    classify = Idempotent.classify
+    classify = IdempotentSequences.classify
 
     def helpless(self: Any, batch: Any, code: int, log_start: int) -> SequenceAction:
         if code == Code.OUT_OF_ORDER_SEQUENCE_NUMBER:
             return NO_ACTION
         return classify(self, batch, code, log_start)
 
-    patch.setattr(Idempotent, "classify", helpless)
+    patch.setattr(IdempotentSequences, "classify", helpless)
 
 
 @bug
 def duplicate_sequence_is_a_failure(patch: Patch) -> None:
     """The record is in the log and the caller hears that it is not (F33)."""
-    classify = Idempotent.classify
+    classify = IdempotentSequences.classify
 
     def strict(self: Any, batch: Any, code: int, log_start: int) -> SequenceAction:
         action = classify(self, batch, code, log_start)
         return NO_ACTION if action.decision is SequenceDecision.DUPLICATE else action
 
-    patch.setattr(Idempotent, "classify", strict)
+    patch.setattr(IdempotentSequences, "classify", strict)
 
 
 @bug
@@ -240,13 +239,13 @@ def epoch_bump_renumbers_what_is_on_the_wire(patch: Patch) -> None:
 def codes_that_may_follow_the_append_count_as_refusals(patch: Patch) -> None:
     """Our own, until 2026: a batch answered KAFKA_STORAGE_ERROR or UNKNOWN_TOPIC_OR_PARTITION after
     its append gives its sequence back, and the next record is taken for it: lost."""
-    may_reuse = Idempotent._may_reuse
+    may_reuse = PartitionSequences.may_reuse
     doubtful = {Code.KAFKA_STORAGE_ERROR, Code.UNKNOWN_TOPIC_OR_PARTITION}
 
-    def trusting(self: Any, entry: Any, batch: Any) -> bool:
+    def trusting(self: Any, batch: Any) -> bool:
         known, batch.seen = batch.seen, batch.possibly_appended
         try:
-            return may_reuse(self, entry, batch)
+            return may_reuse(self, batch)
         finally:
             batch.seen = known
 
@@ -254,7 +253,7 @@ def codes_that_may_follow_the_append_count_as_refusals(patch: Patch) -> None:
         found = error_code(number)
         return dataclasses.replace(found, outcome=Outcome.REJECTED) if number in doubtful else found
 
-    patch.setattr(Idempotent, "_may_reuse", trusting)
+    patch.setattr(PartitionSequences, "may_reuse", trusting)
     patch.setattr(batch_completion, "error_code", row)
 
 
@@ -265,7 +264,8 @@ def sequences_die_with_the_metadata(patch: Patch) -> None:
 
     def forget(self: Any, snapshot: Any, topic: str, slot: Any) -> None:
         if snapshot.partition_count(topic) is None:
-            known = getattr(self.state, "_partitions", {})
+            tracker = getattr(self.state.sequences, "tracker", None)
+            known = {} if tracker is None else tracker.partitions
             for key in [key for key in known if key.topic == topic and not known[key].open]:
                 del known[key]
         refresh(self, snapshot, topic, slot)
@@ -287,7 +287,7 @@ def more_requests_in_flight_than_brokers_remember(patch: Patch) -> None:
 def reorder_over_a_leader_change(patch: Patch) -> None:
     """aiokafka test_producer_leader_change_preserves_order: the new leader gets the next batch
     while the old one still has the last."""
-    patch.setattr(NonIdempotent, "may_drain", lambda self, queue, batch: True)
+    patch.setattr(NoSequences, "may_drain", lambda self, queue, batch: True)
 
 
 @bug
@@ -502,7 +502,7 @@ def close_forgets_the_waiting(patch: Patch) -> None:
         self.memory.close(error)
         self.quota.close(error)
         self.metadata.close(error)
-        self.state.close(error)
+        self.state.source.close(error)
 
     patch.setattr(Runtime, "_stop_with", quiet)
 

@@ -11,7 +11,7 @@ from typing import Any
 from aiokprod._client.lifecycle import ProducerLifecycle
 from aiokprod._client.runtime import Runtime
 from aiokprod._engine.buffer import producer_batch as batch
-from aiokprod._engine.identity.idempotence import Idempotent
+from aiokprod._engine.identity.producer_id_requests import ProducerIdRequests
 from aiokprod._engine.identity.transaction_driver import TransactionDriver
 from aiokprod._engine.metadata.schedule import UpdateSchedule
 from aiokprod._engine.sender import batch_completion, retry_policy, sender
@@ -97,7 +97,7 @@ def producer_ids_asked_for_without_backoff(patch: Patch) -> None:
 @bug
 def producer_id_given_up_unused(patch: Patch) -> None:
     """A producer id that was given was no reason to wait where ids have few epochs."""
-    on_body = Idempotent._on_body
+    on_body = ProducerIdRequests._on_body
     given = 0
 
     def again(self: Any, body: Any, now: float) -> None:
@@ -105,9 +105,9 @@ def producer_id_given_up_unused(patch: Patch) -> None:
         given += 1
         on_body(self, body, now)
         if given % 2:
-            self.producer_id = -1
+            self._tracker.producer_id = -1
 
-    patch.setattr(Idempotent, "_on_body", again)
+    patch.setattr(ProducerIdRequests, "_on_body", again)
 
 
 @bug

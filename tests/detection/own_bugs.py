@@ -17,8 +17,9 @@ from aiokprod._engine.buffer.broker_memory_quota import BrokerMemoryQuota
 from aiokprod._engine.buffer.producer_batch import ProducerBatch
 from aiokprod._engine.identity import transaction_driver
 from aiokprod._engine.identity.coordinators import Coordinators
-from aiokprod._engine.identity.idempotence import Idempotent
+from aiokprod._engine.identity.idempotence import IdempotentSequences
 from aiokprod._engine.identity.sequence_errors import SequenceAction, SequenceDecision
+from aiokprod._engine.identity.sequences import PartitionSequences
 from aiokprod._engine.identity.transaction_driver import TransactionDriver
 from aiokprod._engine.metadata.merge import ResponseMerger
 from aiokprod._engine.metadata.updater import MetadataUpdater
@@ -40,16 +41,16 @@ def sequence_given_out_again_after_an_error(patch: Patch) -> None:
     """D1: 56 and 3 counted as refusals, and the next batch got the sequence of one that is stored:
     acknowledged with the other's offset, and lost."""
     rated(patch, {3, 56})
-    may_reuse = Idempotent._may_reuse
+    may_reuse = PartitionSequences.may_reuse
 
-    def careless(self: Any, entry: Any, batch: Any) -> bool:
+    def careless(self: Any, batch: Any) -> bool:
         known, batch.seen = batch.seen, batch.possibly_appended
         try:
-            return may_reuse(self, entry, batch)
+            return may_reuse(self, batch)
         finally:
             batch.seen = known
 
-    patch.setattr(Idempotent, "_may_reuse", careless)
+    patch.setattr(PartitionSequences, "may_reuse", careless)
 
 
 @bug
@@ -61,7 +62,7 @@ def storage_error_called_definite(patch: Patch) -> None:
 @bug
 def fenced_epoch_fails_the_batch(patch: Patch) -> None:
     """D11: INVALID_PRODUCER_EPOCH planned a bump and failed the batch all the same."""
-    classify = Idempotent.classify
+    classify = IdempotentSequences.classify
 
     def helpless(self: Any, batch: Any, code: int, log_start: int) -> SequenceAction:
         action = classify(self, batch, code, log_start)
@@ -69,7 +70,7 @@ def fenced_epoch_fails_the_batch(patch: Patch) -> None:
             return dataclasses.replace(action, decision=SequenceDecision.NONE)
         return action
 
-    patch.setattr(Idempotent, "classify", helpless)
+    patch.setattr(IdempotentSequences, "classify", helpless)
 
 
 # -- waiting --------------------------------------------------------------------------------------

@@ -14,8 +14,9 @@ from aiokprod import _errors as error_codes
 from aiokprod._engine.buffer.accumulator import RecordAccumulator
 from aiokprod._engine.buffer.producer_batch import ProducerBatch
 from aiokprod._engine.identity import transaction_driver
-from aiokprod._engine.identity.idempotence import Idempotent
-from aiokprod._engine.identity.producer_state import BaseProducerState, NonIdempotent
+from aiokprod._engine.identity.idempotence import IdempotentSequences
+from aiokprod._engine.identity.producer_id_requests import ProducerIdRequests
+from aiokprod._engine.identity.producer_state import NoProducerId
 from aiokprod._engine.identity.sequence_errors import NO_ACTION, SequenceAction
 from aiokprod._engine.identity.transaction_driver import TransactionDriver
 from aiokprod._engine.metadata.merge import ResponseMerger
@@ -154,20 +155,20 @@ def backoff_without_jitter_at_its_maximum(patch: pytest.MonkeyPatch) -> None:
 @defect("produce/31", "produce/35")
 def refusals_end_a_producer_without_idempotence(patch: pytest.MonkeyPatch) -> None:
     """CLUSTER_AUTHORIZATION_FAILED and UNSUPPORTED_VERSION ended producers of any kind."""
-    patch.setattr(NonIdempotent, "on_fatal", BaseProducerState.on_fatal)
+    patch.setattr(NoProducerId, "on_fatal", ProducerIdRequests.on_fatal)
 
 
 @defect("produce/47")
 def invalid_producer_epoch_fails_the_batch_and_no_bump(patch: pytest.MonkeyPatch) -> None:
     """INVALID_PRODUCER_EPOCH without transactions and without a new epoch."""
-    classify = Idempotent.classify
+    classify = IdempotentSequences.classify
 
     def none(self: Any, batch: Any, code: int, log_start_offset: int) -> SequenceAction:
         if code == Code.INVALID_PRODUCER_EPOCH:
             return NO_ACTION
         return classify(self, batch, code, log_start_offset)
 
-    patch.setattr(Idempotent, "classify", none)
+    patch.setattr(IdempotentSequences, "classify", none)
 
 
 @defect("breaks")

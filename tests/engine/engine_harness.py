@@ -27,8 +27,8 @@ from aiokprod._engine.buffer.broker_memory_quota import BrokerMemoryQuota
 from aiokprod._engine.buffer.buffer_memory import BufferMemory
 from aiokprod._engine.buffer.flush import FlushTracker
 from aiokprod._engine.buffer.producer_batch import ProducerBatch
-from aiokprod._engine.identity.idempotence import Idempotent
-from aiokprod._engine.identity.producer_state import NonIdempotent, ProducerState
+from aiokprod._engine.identity.idempotence import IdempotentSequences, idempotent_state
+from aiokprod._engine.identity.producer_state import ProducerState, non_idempotent_state
 from aiokprod._engine.metadata.cache import Metadata
 from aiokprod._engine.sender.sender import Sender
 from aiokprod._wire.compression import Codec
@@ -490,9 +490,8 @@ class EngineHarness:
         self.publish()
         for topic in topics:
             self.add_slot(topic)
-        if known_producer and isinstance(self.state, Idempotent):
-            self.state.producer_id = PRODUCER_ID
-            self.state.epoch = first_epoch
+        if known_producer and isinstance(self.state.sequences, IdempotentSequences):
+            self.state.sequences.tracker.set_producer_id(PRODUCER_ID, first_epoch)
 
     def _build(self, codec: Codec | None, executor: Executor | None) -> None:
         config = self.config
@@ -502,10 +501,10 @@ class EngineHarness:
         self.metadata = Metadata(config, random.Random(1))
         self.state: ProducerState
         if config.idempotent:
-            self.state = Idempotent(lambda attempts: BACKOFF, self._wakeup)
+            self.state = idempotent_state(lambda attempts: BACKOFF, self._wakeup)
         else:
             in_flight = config.max_in_flight_requests_per_connection
-            self.state = NonIdempotent(guarantee_order=in_flight == 1)
+            self.state = non_idempotent_state(guarantee_order=in_flight == 1)
         self.accumulator = RecordAccumulator(
             config,
             loop=self.loop,
@@ -514,7 +513,7 @@ class EngineHarness:
             flushes=self.flushes,
             quota=self.quota,
             choose_partition=self.choose,
-            admit=self.state.admit,
+            admit=self.state.gate.admit,
             wakeup=self._wakeup,
         )
         self.sender = Sender(
@@ -721,8 +720,8 @@ class EngineHarness:
             assert not node.ready
             assert not node.lingering
         assert not self.brokers.waiting
-        if isinstance(self.state, Idempotent):
-            for entry in self.state._partitions.values():
+        if isinstance(self.state.sequences, IdempotentSequences):
+            for entry in self.state.sequences.tracker.partitions.values():
                 assert not entry.open
 
 

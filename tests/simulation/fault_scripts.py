@@ -301,8 +301,9 @@ class Misfortunes:
         for link in self.cluster.network.links:
             if link.client.is_closing() and link.is_open:
                 link.reset()
-        state = self.load.producer._runtime and self.load.producer._runtime.state
-        for key, entry in getattr(state, "_partitions", {}).items():
+        runtime = self.load.producer._runtime
+        tracker = getattr(runtime.state.sequences, "tracker", None) if runtime else None
+        for key, entry in tracker.partitions.items() if tracker else ():
             quiet = not (entry.open or entry.window or entry.unresolved or entry.bump_planned)
             topic = self.cluster.topics.get(key.topic)
             if not quiet or entry.last_acked < 0 or topic is None:

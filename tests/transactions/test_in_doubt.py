@@ -20,7 +20,7 @@ from aiokprod import (
     Producer,
     ProducerFenced,
 )
-from aiokprod._engine.identity.transaction_core import PendingEndTxn
+from aiokprod._engine.identity.transaction_progress import PendingEndTxn
 from aiokprod._engine.identity.transaction_requests import end
 from aiokprod._engine.identity.transaction_states import TxnState
 from aiokprod.errors import BrokerError
@@ -28,7 +28,7 @@ from aiokprod.testing.fake_cluster import FakeCluster, lose_answer, lose_request
 from aiokprod.testing.fake_cluster.control import Reaction
 from aiokprod.testing.fake_cluster.transactions import Phase
 from aiokprod.testing.virtual import run
-from tests.engine.identity.test_transaction_states import manager
+from tests.engine.identity.identity_helpers import opened
 from tests.scenarios.scenario_helpers import make_producer, now, until
 from tests.transactions.transaction_helpers import (
     ADD_OFFSETS,
@@ -266,10 +266,7 @@ def test_failure_of_the_producer_while_an_end_is_under_way(
     sent: bool, answered: bool, wanted: Outcome
 ) -> None:
     async def main() -> None:
-        state = manager(asyncio.get_running_loop(), [])
-        for step in (TxnState.INITIALIZING, TxnState.READY, TxnState.IN_TRANSACTION,
-                     TxnState.COMMITTING):  # fmt: skip
-            state._become(step)
+        state = opened(TxnState.COMMITTING)
         request = end("id", 0, 0, commit=True, tv2=False)
         request.sent = sent
         done = asyncio.get_running_loop().create_future()

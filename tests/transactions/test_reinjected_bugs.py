@@ -15,7 +15,7 @@ import pytest
 
 from aiokprod import DeliveryTimeout, KafkaTimeout, Producer
 from aiokprod._engine.identity import transaction_driver
-from aiokprod._engine.identity.transaction_core import TransactionCore
+from aiokprod._engine.identity.transaction_calls import TransactionCalls
 from aiokprod._engine.identity.transaction_manager import TransactionManager
 from aiokprod._errors import Code, ErrorAction, ErrorCode, TxnApi, error_code
 from aiokprod.testing.fake_cluster import FakeCluster, delay, lose_request, refuse
@@ -31,7 +31,7 @@ Patch = Callable[[pytest.MonkeyPatch], None]
 
 
 def commit_after_failed_record(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(TransactionCore, "on_records_failed", lambda self, batch, error: None)
+    patch.setattr(TransactionManager, "on_records_failed", lambda self, batch, error: None)
 
 
 def server_error_taken_for_success(patch: pytest.MonkeyPatch) -> None:
@@ -49,27 +49,27 @@ def silent_join(patch: pytest.MonkeyPatch) -> None:
 
     def forgetful(self: TransactionManager, producer_id: int = -1, epoch: int = -1) -> None:
         assert self.ending is not None
-        self.ending.lost = self._needs_bump = False
+        self.ending.lost = self.progress.needs_bump = False
         ended(self, producer_id, epoch)
 
     patch.setattr(TransactionManager, "ended", forgetful)
 
 
 def partition_not_announced(patch: pytest.MonkeyPatch) -> None:
-    admit = TransactionCore.admit
+    admit = TransactionManager.admit
 
-    def careless(self: TransactionCore, key: Any) -> None:
+    def careless(self: TransactionManager, key: Any) -> None:
         admit(self, key)
-        self.partitions_in_txn.add(key)
+        self.progress.partitions.add(key)
 
-    patch.setattr(TransactionCore, "admit", careless)
+    patch.setattr(TransactionManager, "admit", careless)
 
 
 def new_transaction_while_commit_is_unconfirmed(patch: pytest.MonkeyPatch) -> None:
-    async def hasty(self: TransactionManager, ending: Any, deadline: float) -> None:
-        self.ended(self.producer_id, self.epoch)
+    async def hasty(self: TransactionCalls, ending: Any, deadline: float) -> None:
+        self.manager.ended(self.manager.tracker.producer_id, self.manager.tracker.epoch)
 
-    patch.setattr(TransactionManager, "_wait_quietly", hasty)
+    patch.setattr(TransactionCalls, "_wait_for_previous", hasty)
 
 
 async def failed_record(cluster: FakeCluster, producer: Producer[Any, Any]) -> None:

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import pytest
 
 from aiokprod import Producer
 from aiokprod._engine.identity.sequence_errors import SequenceDecision
-from aiokprod._engine.identity.transaction_states import TxnState
 from aiokprod._errors import Code
 from aiokprod.errors import KafkaError, Outcome
-from aiokprod.records import TopicPartition
 from aiokprod.testing.fake_cluster import FakeCluster
 from aiokprod.testing.virtual import run
-from tests.engine.engine_harness import EngineHarness
-from tests.engine.identity.test_transaction_states import manager
+from tests.engine.identity.identity_helpers import batches, opened, sequences
 from tests.transactions.transaction_helpers import PRODUCE, committed, one, stable, transactional
 
 COUNT = 40
@@ -99,17 +95,10 @@ def test_unknown_producer_restarts_only_if_retention_took_our_last_record(
     know us by it."""
 
     async def main() -> None:
-        state = manager(asyncio.get_running_loop(), [])
-        for step in (TxnState.INITIALIZING, TxnState.READY, TxnState.IN_TRANSACTION):
-            state._become(step)
-        state.producer_id, state.epoch = 0, 0
-        harness = EngineHarness()
-        harness.append(b"v")
-        (batch,) = harness.accumulator.drain(1, 1 << 20, lambda queue, batch: True)
-        key = TopicPartition("t", 0)
+        state = sequences(opened())
+        (batch,) = batches(1)
         state.assign_sequence(batch)
-        entry = state._partitions[key]
-        entry.last_acked_offset = 5
+        state.tracker.of(batch).last_acked_offset = 5
         action = state.classify(batch, Code.UNKNOWN_PRODUCER_ID, log_start)
         assert action.decision is (SequenceDecision.RETRY if restarts else SequenceDecision.NONE)
         assert not batch.sequence_reset, "a classification changes nothing"

@@ -1,28 +1,49 @@
-"""Sequence numbers of one partition: which batches have one, and what was acknowledged.
+"""Sequence numbers: one `PartitionSequences` per partition, all of them in a `SequenceTracker`.
 
-Source: KIP-98, KIP-360; Java `TxnPartitionMap`, `DefaultRecordBatch.incrementSequence`.
+The tracker is common to idempotent and transactional producers. It knows neither error codes nor
+when an epoch may be bumped; `idempotence` and `transactional_sequences` do.
+
+Source: KIP-98, KIP-360; Java `TransactionManager`, `TxnPartitionMap`,
+`DefaultRecordBatch.incrementSequence`.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from aiokprod._wire.record_batch import MAX_SEQUENCE, NO_SEQUENCE, increment_sequence
+from aiokprod._wire.record_batch import (
+    MAX_SEQUENCE,
+    NO_PRODUCER_ID,
+    NO_SEQUENCE,
+    increment_sequence,
+)
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from aiokprod._engine.buffer.producer_batch import ProducerBatch
+    from aiokprod._engine.buffer.queues import PartitionQueue
+    from aiokprod._engine.identity.sequence_errors import SequenceAction
+    from aiokprod.records import TopicPartition
+
+# Brokers remember this many batches per partition to recognise duplicates.
+MAX_OPEN_BATCHES: Final = 5
 
 
 class PartitionSequences:
-    """Sequence state of one partition. Outlives metadata: a topic that vanishes and returns goes
-    on where it was, or restarts under a higher epoch; else its records would be taken for
+    """Sequence state of one partition.
+
+    It outlives metadata: a topic that vanishes and returns continues its sequence, or restarts
+    under a higher epoch. Under the same epoch a restart would make new records look like
     duplicates.
 
     Attributes:
-        open: stamped batches without a final outcome, in sequence order, queued or on the wire.
-        window: all batches stamped since the oldest open one, those with an outcome included.
+        open: batches with a sequence and without a final outcome, in sequence order, queued or in
+            flight.
+        window: all batches numbered since the oldest open one, those with an outcome included.
         last_acked: highest acknowledged sequence, -1 if none in this epoch.
-        unresolved: a batch was given up whose fate the broker alone knows, or that left a gap.
+        last_acked_offset: offset of the last acknowledged record, -1 if unknown.
+        unresolved: a batch was given up that may be in the log, or that left a gap.
         lost: a copy of a batch that was given up in this epoch may still arrive at a broker.
         bump_planned: the partition must restart at 0 under a higher epoch.
     """
@@ -37,7 +58,7 @@ class PartitionSequences:
         self.reset_sequences(producer_id, epoch)
 
     def reset_sequences(self, producer_id: int, epoch: int) -> None:
-        """Number from 0 under this id and epoch, open batches first."""
+        """Number from 0 under this id and epoch, beginning with the open batches."""
         self.producer_id = producer_id
         self.epoch = epoch
         self.next = 0
@@ -70,11 +91,34 @@ class PartitionSequences:
         return oldest or self.is_next(batch.base_sequence)
 
     def may_restart(self) -> bool:
-        """True if no open batch can be in the log: nothing is on the wire, and the oldest is
-        certainly not there, so that nothing numbered after it can be either."""
+        """True if no open batch can be in the log: nothing is in flight, and the oldest is
+        certainly not in the log, so that nothing numbered after it can be either."""
         return not any(batch.in_flight for batch in self.open) and not (
             self.open and self.open[0].in_doubt
         )
+
+    def may_reuse(self, batch: ProducerBatch) -> bool:
+        """True if the batch has the newest sequences and no broker can have seen them.
+
+        A broker that answered with an error may have appended the batch nevertheless. It would take
+        the next batch with these sequences for a duplicate and acknowledge records that it never
+        stored.
+        """
+        return (
+            not batch.seen
+            and batch.producer_epoch == self.epoch
+            and batch.producer_id == self.producer_id
+            and increment_sequence(batch.base_sequence, batch.core.record_count) == self.next
+        )
+
+    def on_success(self, batch: ProducerBatch, base_offset: int) -> None:
+        """The batch is in the log; `base_offset` is -1 if unknown."""
+        self.remove(batch)
+        count = batch.core.record_count
+        if batch.producer_epoch == self.epoch and batch.producer_id == self.producer_id:
+            self.acknowledge(increment_sequence(batch.base_sequence, count - 1))
+        if base_offset >= 0:
+            self.last_acked_offset = base_offset + count - 1
 
     def acknowledge(self, sequence: int) -> None:
         """Everything up to `sequence` is in the log; an older one changes nothing."""
@@ -82,9 +126,134 @@ class PartitionSequences:
         if self.last_acked == NO_SEQUENCE or ahead <= MAX_SEQUENCE // 2:
             self.last_acked = sequence
 
+    def replace(self, batch: ProducerBatch, parts: list[ProducerBatch]) -> None:
+        """Divide the sequences of a batch among its parts: no gap, and each part can be sent by
+        itself."""
+        for batches in (self.open, self.window):
+            position = batches.index(batch)
+            batches[position : position + 1] = parts
+        sequence = batch.base_sequence
+        for part in parts:
+            part.producer_id = batch.producer_id
+            part.producer_epoch = batch.producer_epoch
+            part.base_sequence = sequence
+            sequence = increment_sequence(sequence, part.core.record_count)
+
     def remove(self, batch: ProducerBatch) -> None:
         """The batch has its final outcome."""
         if batch in self.open:
             self.open.remove(batch)
         while self.window and not (self.open and self.window[0] is self.open[0]):
             del self.window[0]
+
+
+class SequenceTracker:
+    """The producer id and epoch, and the sequences of every partition.
+
+    Attributes:
+        producer_id, epoch: for batches that get a sequence from now on; partitions continue under
+            the id and epoch they have until they have no open batch. NO_PRODUCER_ID and -1 if none
+            was assigned.
+        partitions: partitions that have sequences.
+        planned: partitions that need a higher epoch.
+        retired: partitions of topics that are no longer in use, whose sequences must be kept until
+            there is a newer epoch.
+    """
+
+    def __init__(self) -> None:
+        self.producer_id = NO_PRODUCER_ID
+        self.epoch = -1
+        self.partitions: dict[TopicPartition, PartitionSequences] = {}
+        self.planned: set[TopicPartition] = set()
+        self.retired: set[TopicPartition] = set()
+
+    def set_producer_id(self, producer_id: int, epoch: int) -> None:
+        """The id and epoch for new batches. Drops what had to be kept until then."""
+        self.producer_id, self.epoch = producer_id, epoch
+        for key in list(self.retired):
+            self.retire(key)
+
+    def may_drain(self, queue: PartitionQueue, batch: ProducerBatch) -> bool:
+        """True if the head batch of a queue may be sent now: in order, at most five open, and
+        nothing new while an older batch may be in the log or not.
+
+        Source: Java `RecordAccumulator.shouldStopDrainBatchesForPartition`; waiting for the
+        responses of the old leader as librdkafka does.
+        """
+        if self.producer_id == NO_PRODUCER_ID:
+            return False
+        if queue.in_flight and queue.wire_node != queue.node:
+            return False
+        entry = self.partitions.get(queue.topic_partition)
+        if entry is None:
+            return True
+        if batch.has_sequence:
+            # While a bump is planned, only a batch that may be in the log is sent again: under its
+            # old sequence the broker recognises it.
+            return entry.open[0] is batch and (batch.in_doubt or not entry.bump_planned)
+        if entry.bump_planned:
+            return False
+        if entry.open and entry.last_acked == NO_SEQUENCE:
+            # A broker without state for this producer id accepts any first sequence. If a second
+            # batch were in flight and the first one refused, they would be stored in wrong order.
+            return False
+        if entry.open and entry.open[0].core.settled:
+            # It expired in flight. What is sent after it would share its doubt (see
+            # `classify_idempotent`).
+            return False
+        # Counted from the oldest open batch: if the broker had stored it and five more, it would
+        # take a retry of it for a gap.
+        return not entry.unresolved and len(entry.window) < MAX_OPEN_BATCHES
+
+    def assign_sequence(self, batch: ProducerBatch) -> None:
+        """Number a batch that is about to be sent for the first time."""
+        if batch.has_sequence:
+            return
+        key = batch.topic_partition
+        entry = self.partitions.get(key)
+        if entry is None:
+            entry = self.partitions[key] = PartitionSequences(self.producer_id, self.epoch)
+        elif not entry.open and self.is_stale(entry):
+            entry.reset_sequences(self.producer_id, self.epoch)
+        entry.number(batch)
+        entry.open.append(batch)
+        entry.window.append(batch)
+
+    def apply(self, batch: ProducerBatch, action: SequenceAction) -> None:
+        """Carry out what the classification of a sequence error found."""
+        if action.clear_doubt:
+            batch.in_doubt = False
+        if action.bump_epoch:
+            self.request_epoch_bump(batch.topic_partition)
+        if action.reset_sequences:
+            self.of(batch).reset_sequences(self.producer_id, self.epoch)
+
+    def of(self, batch: ProducerBatch) -> PartitionSequences:
+        """The sequences of the partition of a batch that has one."""
+        return self.partitions[batch.topic_partition]
+
+    def is_stale(self, entry: PartitionSequences) -> bool:
+        """True if the sequences belong to an older id or epoch: the next ones start at 0."""
+        return entry.producer_id != self.producer_id or entry.epoch != self.epoch
+
+    def request_epoch_bump(self, key: TopicPartition) -> None:
+        """The partition must restart under a higher epoch."""
+        self.partitions[key].bump_planned = True
+        self.planned.add(key)
+
+    def retire(self, key: TopicPartition) -> None:
+        """Drop the sequences of a partition that is no longer in use, or keep them until there is a
+        newer epoch: under this one they must continue if the topic returns."""
+        entry = self.partitions.get(key)
+        if entry is None:
+            return
+        if entry.open or not self.is_stale(entry):
+            self.retired.add(key)
+        else:
+            del self.partitions[key]
+            self.retired.discard(key)
+
+    def any_open(self, keys: Iterable[TopicPartition]) -> bool:
+        """True if a partition among `keys` has a batch without a final outcome."""
+        entries = (self.partitions.get(key) for key in keys)
+        return any(entry is not None and entry.open for entry in entries)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from aiokprod._engine.identity import transaction_requests as requests
 from aiokprod._engine.identity.coordinators import CoordinatorKind
-from aiokprod._engine.identity.transaction_core import OffsetsJob, TxnStep
+from aiokprod._engine.identity.transaction_progress import CoordinatorView, OffsetsJob, TxnStep
 from aiokprod._engine.identity.transaction_states import may_be_carried_out
 from aiokprod._engine.wakeup import WakeupEvent
 from aiokprod._errors import ErrorAction, TxnApi
@@ -128,20 +128,20 @@ class TransactionDriver:
         """One piece of work after the other until cancelled."""
         while True:
             self._wakeup.clear()
-            work = self._manager.work()
-            if work is None:
+            step = self._manager.next_step()
+            if step is None:
                 await self._wakeup.wait(FOREVER)
             else:
-                await self._steps[work]()
+                await self._steps[step]()
 
     # -- the four kinds of work -----------------------------------------------------------------
 
     async def _init(self) -> None:
-        manager = self._manager
+        manager, ids = self._manager, self._manager.tracker
         result = await self._exchange(
             TxnApi.INIT,
             TxnStep.INIT,
-            requests.init(self._id, self._timeout_ms, manager.producer_id, manager.epoch),
+            requests.init(self._id, self._timeout_ms, ids.producer_id, ids.epoch),
         )
         if result.action is ErrorAction.OK:
             manager.can_bump = result.version >= requests.EPOCH_BUMP_FROM
@@ -176,34 +176,36 @@ class TransactionDriver:
         self._manager.markers_written()
 
     async def _add_partitions(self) -> None:
-        manager = self._manager
-        partitions = list(manager.pending_partitions)
+        manager, ids = self._manager, self._manager.tracker
+        partitions = list(manager.progress.pending_partitions)
         result = await self._exchange(
             TxnApi.ADD_PARTITIONS,
             TxnStep.ADD,
-            requests.add_partitions(self._id, manager.producer_id, manager.epoch, partitions),
+            requests.add_partitions(self._id, ids.producer_id, ids.epoch, partitions),
             codes=requests.added_codes,
             expected=partitions,
         )
         if result.body is not None:
             codes = requests.added_codes(result.body)
             manager.added([key for key in partitions if codes.get(key) == Code.NONE])
-        manager.uncertain = manager.uncertain or (result.in_doubt and not manager.started)
+        if result.in_doubt:
+            manager.progress.note(CoordinatorView.POSSIBLY_STARTED)
         self._settle(TxnApi.ADD_PARTITIONS, result)
 
     async def _commit_offsets(self) -> None:
-        manager = self._manager
+        manager, ids = self._manager, self._manager.tracker
         job = manager.offsets[0]
-        if manager.tv2:
-            manager.started = True  # the broker opens the transaction for them
+        tv2 = manager.progress.tv2
+        if tv2:
+            # The broker opens the transaction for them.
+            manager.progress.note(CoordinatorView.STARTED)
         elif not await self._add_offsets(job):
             return
         result = await self._exchange(
             TxnApi.COMMIT_OFFSETS,
             TxnStep.OFFSETS,
             requests.commit_offsets(
-                self._id, manager.producer_id, manager.epoch, job.offsets, job.group,
-                tv2=manager.tv2,
+                self._id, ids.producer_id, ids.epoch, job.offsets, job.group, tv2=tv2
             ),
             where=(CoordinatorKind.GROUP, job.group.group_id),
             codes=requests.committed_codes,
@@ -213,32 +215,33 @@ class TransactionDriver:
             manager.offsets_accepted(job)
 
     async def _add_offsets(self, job: OffsetsJob) -> bool:
-        manager = self._manager
+        manager, ids = self._manager, self._manager.tracker
         result = await self._exchange(
             TxnApi.ADD_OFFSETS,
             TxnStep.OFFSETS,
-            requests.add_offsets(self._id, manager.producer_id, manager.epoch, job.group.group_id),
+            requests.add_offsets(self._id, ids.producer_id, ids.epoch, job.group.group_id),
         )
         if result.action is ErrorAction.OK:
-            manager.started = True
-        manager.uncertain = manager.uncertain or (result.in_doubt and not manager.started)
+            manager.progress.note(CoordinatorView.STARTED)
+        elif result.in_doubt:
+            manager.progress.note(CoordinatorView.POSSIBLY_STARTED)
         return self._settle(TxnApi.ADD_OFFSETS, result)
 
     async def _end(self) -> None:
-        manager = self._manager
-        ending = manager.ending
-        assert ending is not None, "work END needs an ending"
-        if not (manager.started or manager.uncertain):
-            manager.ended()  # the coordinator knows nothing of it
+        manager, ids = self._manager, self._manager.tracker
+        ending, progress = manager.ending, manager.progress
+        assert ending is not None, "the step END needs an ending"
+        if progress.view is CoordinatorView.UNKNOWN:
+            manager.ended()
             return
         request = requests.end(
-            self._id, manager.producer_id, manager.epoch, commit=ending.commit, tv2=manager.tv2
+            self._id, ids.producer_id, ids.epoch, commit=ending.commit, tv2=progress.tv2
         )
 
         def on_lost() -> None:
             ending.lost = True
 
-        if self._last_end is not None and not manager.confirmed:
+        if self._last_end is not None and progress.view < CoordinatorView.CONFIRMED:
             # While markers of the transaction before are being written, the coordinator takes an
             # end of this one for a fenced producer's. What it answers to the old one is no matter.
             before = await self._exchange(TxnApi.END, TxnStep.END, self._last_end)
@@ -248,12 +251,15 @@ class TransactionDriver:
         result = await self._exchange(TxnApi.END, TxnStep.END, request, on_lost=on_lost)
         if result.action is ErrorAction.OK:
             body = result.body
-            self._last_end = request if manager.tv2 else None
+            self._last_end = request if progress.tv2 else None
             manager.ended(body.producer_id, body.producer_epoch)
-        elif result.code == Code.INVALID_TXN_STATE and manager.uncertain and not manager.started:
-            manager.ended()  # what should have started it never arrived
+        elif (
+            result.code == Code.INVALID_TXN_STATE
+            and progress.view is CoordinatorView.POSSIBLY_STARTED
+        ):
+            manager.ended()  # the request that might have started it never arrived
         elif result.code == Code.INVALID_PRODUCER_ID_MAPPING and not ending.commit:
-            manager.unmapped = True
+            progress.unmapped = True
             manager.ended()  # nothing is open under this producer id
         elif result.action is not None:
             self._end_refused(result, commit=ending.commit)
@@ -321,7 +327,7 @@ class TransactionDriver:
         if code != Code.CONCURRENT_TRANSACTIONS:
             return pause
         soon = _MARKERS_SOON * 2.0 ** min(attempts - 1, 10)
-        first_add = call is TxnApi.ADD_PARTITIONS and not self._manager.partitions_in_txn
+        first_add = call is TxnApi.ADD_PARTITIONS and not self._manager.progress.partitions
         return min(soon, _MARKERS_LATE if first_add else pause)
 
     async def _find(

@@ -48,6 +48,11 @@ TRANSITIONS: Final[Mapping[TxnState, frozenset[TxnState]]] = MappingProxyType(
 )
 """Allowed steps; everything else is a bug in this package."""
 
+OPEN: Final = frozenset({TxnState.IN_TRANSACTION, TxnState.COMMITTING})
+"""Batches of the transaction may be sent."""
+ENDING: Final = frozenset({TxnState.COMMITTING, TxnState.ABORTING})
+"""The end of the transaction was requested."""
+
 
 def may_be_carried_out(number: int, *, earlier: bool) -> bool:
     """Can a request that was answered with this error code, or an earlier copy of it, have changed

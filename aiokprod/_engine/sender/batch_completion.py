@@ -73,7 +73,9 @@ class BatchCompletion:
         self._loop = loop
         self._accumulator = accumulator
         self._metadata = metadata
-        self._state = state
+        self._sequences = state.sequences
+        self._gate = state.gate
+        self._source = state.source
         self._retries = retries
         self._backoff = backoff
         self._splitter = splitter
@@ -174,7 +176,7 @@ class BatchCompletion:
         return self._metadata.update_leaders(leaders, nodes)
 
     def acknowledge(self, batch: ProducerBatch, base_offset: int, append_time_ms: int) -> None:
-        self._state.on_success(batch, base_offset)
+        self._sequences.on_success(batch, base_offset)
         first = batch.acknowledge(base_offset, append_time_ms)
         self._accumulator.settle(batch)
         if first:
@@ -196,8 +198,8 @@ class BatchCompletion:
         if code.too_large:
             self._accumulator.disable_growth(batch.queue.topic)
         log_start = answer.log_start_offset if answer is not None else -1
-        sequence = self._state.classify(batch, code.number, log_start)
-        self._state.apply(batch, sequence)
+        sequence = self._sequences.classify(batch, code.number, log_start)
+        self._sequences.apply(batch, sequence)
         action = decide(
             code,
             records=batch.core.record_count,
@@ -207,7 +209,7 @@ class BatchCompletion:
         )
         if batch.core.settled and sequence.decision is not SequenceDecision.DUPLICATE:
             # It expired on the wire; only its sequence is still to be settled.
-            self._state.on_failure(batch, unknown=batch.possibly_appended)
+            self._sequences.on_failure(batch, unknown=batch.possibly_appended)
             self._accumulator.release(batch)
             self._accumulator.reclassify(batch.queue, now)
         elif action is Action.ACKNOWLEDGE:
@@ -221,7 +223,7 @@ class BatchCompletion:
             awaits_markers = code.number == Code.CONCURRENT_TRANSACTIONS
             if (
                 awaits_markers
-                and self._state.transactional_id
+                and self._source.transactional_id
                 and batch.attempts <= _MARKERS_ATTEMPTS
             ):
                 delay = min(delay, _MARKERS_BACKOFF)
@@ -261,7 +263,7 @@ class BatchCompletion:
             message=f"the producer cannot send any more since: {error.message}",
             outcome=Outcome.NOT_SENT,
         )
-        self._state.on_fatal(fatal)
+        self._source.on_fatal(fatal)
         self._wakeup()
 
     def _split(self, batch: ProducerBatch, now: float) -> None:
@@ -270,7 +272,7 @@ class BatchCompletion:
         self._observer.on_batch_split(batch)
         logger.info("%s: too large for the broker, splitting", batch)
         parts = self._accumulator.split(batch, payload, limit, now)
-        self._state.on_split(batch, parts)
+        self._sequences.on_split(batch, parts)
 
     def fail(
         self,
@@ -280,10 +282,10 @@ class BatchCompletion:
     ) -> None:
         """Its records fail with `error`; its sequence is settled once it is off the wire."""
         if not batch.in_flight:
-            self._state.on_failure(batch, unknown=batch.possibly_appended)
+            self._sequences.on_failure(batch, unknown=batch.possibly_appended)
         unwatched = batch.core.unwatched
         if batch.fail(error, record_errors):
-            self._state.on_records_failed(batch, error)
+            self._gate.on_records_failed(batch, error)
             self._observer.on_batch_failed(batch, error)
             if unwatched:
                 self._observer.on_unretrieved_failure(batch.topic_partition, unwatched, error)

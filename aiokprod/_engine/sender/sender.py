@@ -89,7 +89,8 @@ class Sender:
         self._accumulator = accumulator
         self._client = client
         self._metadata = metadata
-        self._state = state
+        self._sequences = state.sequences
+        self._source = state.source
         self._observer = observer
         self._on_refused = on_refused
         self.auth_failures = AuthFailures(settings.socket_connection_setup_timeout_ms / 1000)
@@ -138,8 +139,7 @@ class Sender:
             self._look_at_silent(now)
         if refusals.next_check_at <= now:
             self._fail_refused(now)
-        state = self._state
-        state.bump_epochs()
+        self._sequences.bump_epochs()
         next_at = self._request_for_state(now)
         accumulator = self._accumulator
         accumulator.advance(now)
@@ -148,7 +148,7 @@ class Sender:
         updating = self._metadata.update_due(now)  # then the updater goes first and wakes us
         stuck = []
         for node_id in accumulator.due_nodes(self._idle):
-            if node_id == state.reserved_node:
+            if node_id == self._source.reserved_node:
                 continue
             able = self._client.ready(node_id, now)
             accumulator.note_drainable(node_id, now, able=able)
@@ -202,12 +202,12 @@ class Sender:
 
     def _request_for_state(self, now: float) -> float:
         """Send what the producer state wants sent; when to look again by time alone."""
-        state = self._state
-        failure = state.fatal_error or state.take_failure()
+        source = self._source
+        failure = source.fatal_error or source.take_failure()
         if failure is not None:
             self.fail_all(failure)
         pending = bool(self._accumulator.incomplete)
-        due_at = state.next_request_at(now, pending)
+        due_at = source.next_request_at(now, pending)
         if due_at > now:
             return due_at
         node_id = self._client.least_loaded(now)
@@ -215,7 +215,7 @@ class Sender:
             return FOREVER  # a dial in progress or the metadata updater's next one wakes us
         if not self._client.ready(node_id, now):
             return self._client.retry_at(node_id, now)
-        request = state.next_request(now, pending)
+        request = source.next_request(now, pending)
         assert request is not None, "a request was due"
 
         def on_done(response: ClientResponse) -> None:
@@ -236,7 +236,7 @@ class Sender:
         """Send to a broker that takes a request, until it takes no more or nothing must leave."""
         accumulator = self._accumulator
         while True:
-            batches = accumulator.drain(node_id, self._max_request_size, self._state.may_drain)
+            batches = accumulator.drain(node_id, self._max_request_size, self._sequences.may_drain)
             if not batches:
                 return
             self._send_batches(node_id, batches, now)
@@ -244,10 +244,10 @@ class Sender:
                 return
 
     def _send_batches(self, node_id: int, batches: list[ProducerBatch], now: float) -> None:
-        metadata, state = self._metadata, self._state
+        metadata, sequences = self._metadata, self._sequences
         snapshot = metadata.snapshot
         for batch in batches:
-            state.assign_sequence(batch)
+            sequences.assign_sequence(batch)
             queue = batch.queue
             queue.in_flight += 1
             queue.wire_node = batch.wire_node = node_id
@@ -261,8 +261,8 @@ class Sender:
             snapshot,
             acks=self._acks,
             timeout_ms=self._request_timeout_ms,
-            transactional_id=state.transactional_id,
-            max_version=state.max_produce_version,
+            transactional_id=self._source.transactional_id,
+            max_version=self._source.max_produce_version,
         )
         self._produce_in_flight[node_id] = self._produce_in_flight.get(node_id, 0) + 1
         self._unresponsive.request_sent(node_id, now)
@@ -338,17 +338,18 @@ class Sender:
                 batch.note_unknown(lost=True)
             self._settlement.fail(batch, given_up_error(batch, error))
 
-    def fail_unsent(self, error: KafkaError, *, include_retries: bool, doubtful: bool) -> None:
-        """Fail what waits to be sent and has no sequence.
+    def fail_unsent(self, error: KafkaError, *, with_sequence: bool, in_doubt: bool) -> None:
+        """Fail the batches that are not in flight and have no sequence.
 
         Args:
-            stamped: also what has one and is certainly not in the log. It leaves a gap.
-            doubtful: also what has one and may be in the log.
+            with_sequence: also those that have one and are certainly not in the log, which leaves
+                a sequence gap.
+            in_doubt: also those that have one and may be in the log.
         """
         for batch in list(self._accumulator.incomplete):
             if batch.in_flight or batch.core.settled:
                 continue
-            if batch.has_sequence and not (doubtful if batch.in_doubt else include_retries):
+            if batch.has_sequence and not (in_doubt if batch.in_doubt else with_sequence):
                 continue
             self._accumulator.remove(batch)
             self._settlement.fail(batch, given_up_error(batch, error))

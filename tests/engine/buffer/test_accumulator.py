@@ -114,7 +114,7 @@ async def test_memory_counts_bytes_and_handles_and_returns_to_zero() -> None:
 @virtual
 async def test_batch_is_refused_by_the_producer_state_before_it_exists() -> None:
     harness = EngineHarness()
-    harness.state.on_fatal(BrokerError("over"))
+    harness.state.source.on_fatal(BrokerError("over"))
     with pytest.raises(BrokerError):
         harness.append(b"v")
     assert not harness.queued()

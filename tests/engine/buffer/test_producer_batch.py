@@ -43,13 +43,13 @@ async def test_chunks_carry_the_sequence_once_stamped() -> None:
     harness.append(b"v")
     batch = taken(harness)
     assert not batch.has_sequence
-    harness.state.assign_sequence(batch)
+    harness.state.sequences.assign_sequence(batch)
     assert batch.has_sequence
     first = batch.chunks()
     (read,) = read_batches(b"".join(first))
     header = read.header
     assert (header.producer_id, header.producer_epoch, header.base_sequence) == (PRODUCER_ID, 0, 0)
-    harness.state.assign_sequence(batch)
+    harness.state.sequences.assign_sequence(batch)
     assert batch.chunks() == first, "stamped once"
 
 

@@ -11,13 +11,11 @@ from typing import Any
 
 import pytest
 
-from aiokprod import AuthenticationError, KafkaTimeout, Producer
+from aiokprod import KafkaTimeout, Producer
 from aiokprod._engine.identity.coordinators import CoordinatorKind, Coordinators
-from aiokprod._engine.identity.transaction_driver import TransactionDriver, _RequestResult
-from aiokprod._errors import Code, ErrorAction, TxnApi
+from aiokprod._errors import Code
 from aiokprod._wire.messages.find_coordinator import Coordinator, FindCoordinatorResponse
 from aiokprod.cluster import Node
-from aiokprod.errors import Disconnected, KafkaError, ProtocolError, UnsupportedVersion
 from aiokprod.testing.fake_cluster import FakeCluster, edit, refuse
 from aiokprod.testing.fake_cluster.apis.find_coordinator import coordinator_of
 from aiokprod.testing.fake_cluster.broker import FakeBroker
@@ -461,30 +459,6 @@ async def test_init_answer_without_an_id_is_asked_for_again_with_backoff(
     stop()
     await one(producer, b"1")
     assert committed(cluster) == [b"1"]
-
-
-REPLIES = {
-    "written, connection lost": (Disconnected("x"), True, ErrorAction.LOOKUP, True),
-    "not written, connection lost": (Disconnected("x"), False, ErrorAction.LOOKUP, False),
-    "written, damaged answer": (ProtocolError("x"), True, ErrorAction.LOOKUP, True),
-    "not written, another answer damaged": (
-        ProtocolError("x", retriable=True), False, ErrorAction.LOOKUP, False
-    ),
-    "not written, refused": (AuthenticationError("x"), False, ErrorAction.LOOKUP, False),
-    "cannot be encoded": (ProtocolError("x"), False, ErrorAction.FATAL, False),
-    "no such version": (UnsupportedVersion("x"), False, ErrorAction.FATAL, False),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize(("error", "written", "wanted", "lost"), REPLIES.values(), ids=REPLIES)
-def test_reply_without_answer_is_fatal_only_if_the_request_cannot_be_built(
-    error: KafkaError, written: bool, wanted: ErrorAction, lost: bool
-) -> None:
-    from aiokprod._engine.identity.coordinators import Reply
-
-    result = _RequestResult()
-    TransactionDriver._read(TxnApi.END, Reply(None, error, 4, written), result, None, [])
-    assert (result.action, result.lost, result.in_doubt) == (wanted, lost, lost)
 
 
 # -- pace -----------------------------------------------------------------------------------------

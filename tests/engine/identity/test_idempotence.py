@@ -4,28 +4,20 @@ the idempotence tests of SenderTest)."""
 from __future__ import annotations
 
 import asyncio
-import math
 
 import pytest
 
 from aiokprod._core.batch import Delivery
-from aiokprod._engine.identity.idempotence import MAX_EPOCH, Idempotent
-from aiokprod._engine.identity.producer_state import NonIdempotent
-from aiokprod._engine.sender.unresponsive_brokers import PATIENCE_S
+from aiokprod._engine.identity.idempotence import MAX_EPOCH, IdempotentSequences
+from aiokprod._engine.identity.sequences import SequenceTracker
 from aiokprod._wire.record_batch import MAX_SEQUENCE, NO_PRODUCER_ID
 from aiokprod.errors import (
-    AuthorizationError,
-    BrokerError,
     Code,
     DeliveryTimeout,
-    Disconnected,
     Outcome,
-    ProducerFailed,
-    UnsupportedVersion,
 )
 from aiokprod.records import TopicPartition
 from tests.engine.engine_harness import (
-    BACKOFF,
     PRODUCER_ID,
     EngineHarness,
     Sent,
@@ -40,9 +32,9 @@ T0 = TopicPartition("t", 0)
 T1 = TopicPartition("t", 1)
 
 
-def state_of(harness: EngineHarness) -> Idempotent:
-    assert isinstance(harness.state, Idempotent)
-    return harness.state
+def tracker_of(harness: EngineHarness) -> SequenceTracker:
+    assert isinstance(harness.state.sequences, IdempotentSequences)
+    return harness.state.sequences.tracker
 
 
 def sequences(harness: EngineHarness) -> list[tuple[int, int]]:
@@ -97,159 +89,6 @@ def deliver_all(harness: EngineHarness) -> None:
     harness.check_idle()
 
 
-# -- the plain producer ---------------------------------------------------------------------------
-
-
-@virtual
-async def test_plain_producer_needs_no_id_and_writes_none() -> None:
-    harness = EngineHarness(idempotent=False, known_producer=False)
-    harness.append(b"v")
-    harness.step()
-    assert not harness.brokers.init_requests
-    assert harness.brokers.last.sequence == (-1, -1, -1)
-
-
-def test_plain_state_has_no_wishes() -> None:
-    state = NonIdempotent(guarantee_order=False)
-    assert state.next_request(0.0, True) is None
-    assert state.next_request_at(0.0, True) == math.inf
-    assert state.take_failure() is None
-
-
-def test_first_fatal_error_stands() -> None:
-    state = Idempotent(lambda n: 0.1, lambda: None)
-    first = BrokerError("first")
-    state.admit(T0)
-    state.on_fatal(first)
-    state.on_fatal(BrokerError("second"))
-    assert state.fatal_error is first
-    with pytest.raises(BrokerError, match="first") as caught:
-        state.admit(T0)
-    assert caught.value is not first, "each caller gets a copy"
-
-
-def test_nothing_is_fatal_to_a_producer_without_idempotence() -> None:
-    state = NonIdempotent(guarantee_order=True)
-    state.on_fatal(BrokerError("of one batch"))
-    assert state.fatal_error is None
-    state.admit(T0)
-
-
-# -- getting an id --------------------------------------------------------------------------------
-
-
-@virtual
-async def test_id_is_asked_for_before_anything_is_sent() -> None:
-    harness = EngineHarness(known_producer=False)
-    delivery = harness.append(b"v")
-    harness.step()
-    assert len(harness.brokers.init_requests) == 1
-    assert not harness.brokers.produce
-    assert harness.brokers.init_requests[0].request.transactional_id is None
-    harness.step()
-    assert len(harness.brokers.init_requests) == 1, "one at a time"
-    harness.init_producer(4711, 3)
-    harness.step()
-    assert harness.brokers.last.sequence == (4711, 3, 0)
-    harness.brokers.last.ack()
-    assert offset_of(delivery) == 0
-
-
-@virtual
-async def test_id_wakes_the_sender() -> None:
-    harness = EngineHarness(known_producer=False)
-    task = asyncio.ensure_future(harness.sender.run())
-    await quiet()
-    harness.append(b"v")
-    await quiet()
-    harness.init_producer()
-    await quiet()
-    assert len(harness.brokers.produce) == 1
-    harness.brokers.last.ack()
-    await quiet()
-    await end(harness, task)
-
-
-@virtual
-async def test_id_without_a_reachable_node_waits_for_an_event() -> None:
-    harness = EngineHarness(known_producer=False)
-    harness.brokers.down[1] = math.inf
-    harness.append(b"v")
-    assert harness.step() == harness.now + PATIENCE_S
-    harness.brokers.down[1] = harness.now + 0.5
-    assert harness.step() == harness.now + 0.5
-    harness.brokers.set_nodes([])
-    assert harness.step() == harness.now + PATIENCE_S
-
-
-@pytest.mark.parametrize(
-    "code", [Code.COORDINATOR_LOAD_IN_PROGRESS, Code.NOT_COORDINATOR, Code.NOT_ENOUGH_REPLICAS]
-)
-@virtual
-async def test_id_refused_for_now_is_asked_for_again_after_a_pause(code: Code) -> None:
-    harness = EngineHarness(known_producer=False)
-    delivery = harness.append(b"v")
-    harness.step()
-    harness.init_producer(code=code)
-    assert harness.step() == harness.now + BACKOFF
-    assert len(harness.brokers.init_requests) == 1
-    harness.later()
-    assert len(harness.brokers.init_requests) == 2
-    harness.init_producer()
-    harness.step()
-    harness.brokers.last.ack()
-    assert offset_of(delivery) == 0
-
-
-@virtual
-async def test_id_request_lost_is_repeated() -> None:
-    harness = EngineHarness(known_producer=False)
-    harness.append(b"v")
-    harness.step()
-    harness.brokers.init_requests[-1].fail(Disconnected("gone"))
-    harness.step()
-    harness.later()
-    assert len(harness.brokers.init_requests) == 2
-
-
-@virtual
-async def test_id_refused_for_good_fails_what_waits_and_a_later_record_tries_again() -> None:
-    harness = EngineHarness(known_producer=False)
-    delivery = harness.append(b"v")
-    harness.step()
-    harness.init_producer(code=Code.CLUSTER_AUTHORIZATION_FAILED)
-    assert harness.step() == math.inf, "no retry while nobody wants it"
-    error = error_of(delivery)
-    assert isinstance(error, AuthorizationError)
-    assert error.outcome is Outcome.NOT_SENT
-    assert "IdempotentWrite" in str(error)
-    harness.check_idle()
-    harness.later(1.0)
-    assert len(harness.brokers.init_requests) == 1
-    again = harness.append(b"w")
-    harness.step()
-    assert len(harness.brokers.init_requests) == 2
-    harness.init_producer()
-    harness.step()
-    harness.brokers.last.ack()
-    assert offset_of(again) == 0
-
-
-@virtual
-async def test_broker_without_idempotence_ends_the_producer() -> None:
-    harness = EngineHarness(known_producer=False)
-    delivery = harness.append(b"v")
-    harness.step()
-    harness.brokers.init_requests[-1].fail(
-        UnsupportedVersion("no InitProducerId"), maybe_written=False
-    )
-    assert harness.step() == math.inf
-    assert isinstance(error_of(delivery), ProducerFailed)
-    with pytest.raises(ProducerFailed, match="enable_idempotence=False"):
-        harness.append(b"w")
-    assert len(harness.brokers.init_requests) == 1
-
-
 # -- numbers --------------------------------------------------------------------------------------
 
 
@@ -301,7 +140,7 @@ async def test_no_more_than_five_batches_are_open() -> None:
 async def test_sequence_after_the_highest_is_zero() -> None:
     harness = EngineHarness()
     acknowledged(harness)
-    entry = state_of(harness)._partitions[T0]
+    entry = tracker_of(harness).partitions[T0]
     entry.next = MAX_SEQUENCE - 1
     entry.last_acked = MAX_SEQUENCE - 2
     harness.brokers.log(T0).ledger.forget()
@@ -320,7 +159,7 @@ async def test_sequence_after_the_highest_is_zero() -> None:
 async def test_acknowledgments_across_the_wrap_only_move_forward() -> None:
     harness = EngineHarness()
     acknowledged(harness)
-    entry = state_of(harness)._partitions[T0]
+    entry = tracker_of(harness).partitions[T0]
     entry.acknowledge(MAX_SEQUENCE)
     entry.acknowledge(3)
     assert entry.last_acked == 3
@@ -510,7 +349,7 @@ async def test_batch_refused_before_others_restarts_the_partition_under_a_new_ep
     deliveries, requests = three_in_flight(harness)
     requests[0].refuse(Code.INVALID_RECORD)
     harness.step()
-    assert state_of(harness).epoch == 0, "the others are on the wire"
+    assert tracker_of(harness).epoch == 0, "the others are on the wire"
     requests[1].ack()
     requests[2].ack()
     deliver_all(harness)
@@ -583,7 +422,7 @@ async def test_bump_of_one_partition_leaves_another_one_its_epoch_and_its_pipeli
     bad.refuse(Code.INVALID_RECORD)
     following.ack()
     harness.step()
-    assert state_of(harness).epoch == 1
+    assert tracker_of(harness).epoch == 1
     open_ones.append(harness.append(b"later", 1))
     harness.close_open(1)
     harness.step()
@@ -707,8 +546,8 @@ async def test_topic_created_anew_gets_new_sequences_once_the_wire_is_quiet() ->
     deliveries, _ = three_in_flight(harness)
     harness.append(b"p1", 1)
     harness.step()
-    state_of(harness).on_topic_recreated("t")
-    state_of(harness).on_topic_recreated("unknown")
+    harness.state.sequences.on_topic_recreated("t")
+    harness.state.sequences.on_topic_recreated("unknown")
     harness.step()
     harness.brokers.logs.clear()
     for sent in harness.brokers.waiting:
@@ -779,7 +618,7 @@ async def test_stored_batch_is_retried_while_the_broker_still_remembers_it() -> 
     deliver_all(harness)
     assert harness.brokers.stored(T0) == [b"first", *(b"%d" % i for i in range(1, 12))]
     assert [offset_of(d) for d in deliveries] == list(range(1, 12))
-    assert state_of(harness).epoch == 0
+    assert tracker_of(harness).epoch == 0
 
 
 @virtual
@@ -855,7 +694,7 @@ async def test_expired_in_backoff_with_successors_on_the_wire(stored: bool) -> N
     deliver_all(harness)
     assert offset_of(follower) == 1 + stored
     assert offset_of(new) == 2 + stored
-    assert state_of(harness).epoch == (0 if stored else 1)
+    assert tracker_of(harness).epoch == (0 if stored else 1)
 
 
 @virtual
@@ -900,7 +739,7 @@ async def test_unknown_fate_is_resolved_when_the_last_open_batch_is_refused() ->
     assert error_of(expired).outcome is Outcome.UNKNOWN
     assert error_of(refused).outcome is Outcome.REJECTED
     assert offset_of(new) == 1
-    assert state_of(harness).epoch == 1
+    assert tracker_of(harness).epoch == 1
 
 
 @virtual
@@ -1131,7 +970,7 @@ async def test_records_of_split_parts_have_numbers_and_cannot_be_withdrawn(
 @virtual
 async def test_epochs_used_up_get_a_new_producer_id() -> None:
     harness, task = await started(max_in_flight_requests_per_connection=2, first_epoch=MAX_EPOCH)
-    state = state_of(harness)
+    state = tracker_of(harness)
     refused, follower, waiting = harness.append_all(b"refused", b"follower", b"waiting")
     await quiet()
     first, second = harness.brokers.waiting
@@ -1158,7 +997,7 @@ async def test_open_batches_keep_the_old_id_while_a_new_one_is_used_elsewhere() 
     for partition in (0, 1):
         harness.append(b"first", partition)
     deliver_all(harness)
-    state = state_of(harness)
+    state = tracker_of(harness)
     held = harness.append(b"held", 1)
     harness.step()
     on_wire = harness.brokers.last
@@ -1247,8 +1086,8 @@ async def test_sequences_of_a_forgotten_topic_start_anew_under_a_higher_epoch() 
     acknowledged(harness)
     harness.append(b"u", topic="u")
     deliver_all(harness)
-    state_of(harness).on_topic_forgotten("t", 1)
-    assert set(state_of(harness)._partitions) == {TopicPartition("u", 0)}
+    harness.state.sequences.on_topic_forgotten("t", 1)
+    assert set(tracker_of(harness).partitions) == {TopicPartition("u", 0)}
     harness.append(b"again")
     harness.step()
     assert sequences(harness)[-1] == (1, 0)
@@ -1264,12 +1103,12 @@ async def test_forgetting_a_topic_of_an_older_epoch_needs_no_bump() -> None:
     acknowledged(harness)
     harness.append(b"u", topic="u")
     deliver_all(harness)
-    state_of(harness)._request_epoch_bump(T0)
+    tracker_of(harness).request_epoch_bump(T0)
     harness.step()
-    assert state_of(harness).epoch == 1
-    state_of(harness).on_topic_forgotten("u", 1)
+    assert tracker_of(harness).epoch == 1
+    harness.state.sequences.on_topic_forgotten("u", 1)
     harness.step()
-    assert state_of(harness).epoch == 1
+    assert tracker_of(harness).epoch == 1
     harness.append(b"again", topic="u")
     harness.step()
     assert sequences(harness)[-1] == (1, 0)
@@ -1284,7 +1123,7 @@ async def test_forgetting_a_topic_leaves_a_batch_in_doubt_its_sequence() -> None
     delivery = harness.append(b"v")
     harness.step()
     harness.brokers.last.lose(stored=True)
-    state_of(harness).on_topic_forgotten("t", 1)
+    harness.state.sequences.on_topic_forgotten("t", 1)
     harness.publish()
     harness.later()
     assert sequences(harness)[-2:] == [(0, 1), (0, 1)]

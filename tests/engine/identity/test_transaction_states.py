@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -20,6 +19,7 @@ from aiokprod.errors import (
 )
 from aiokprod.records import TopicPartition
 from aiokprod.testing.virtual import run
+from tests.engine.identity.identity_helpers import RecordingControl, calls, manager
 
 S = TxnState
 
@@ -33,20 +33,6 @@ LEGAL = {
     (S.ABORTING, S.INITIALIZING), (S.ABORTING, S.ABORTABLE_ERROR), (S.ABORTABLE_ERROR, S.ABORTING),
     *((state, S.FATAL_ERROR) for state in S if state is not S.FATAL_ERROR),
 }  # fmt: skip
-
-
-def manager(loop: asyncio.AbstractEventLoop, gates: list[tuple[bool, bool]]) -> TransactionManager:
-    return TransactionManager(
-        "id",
-        loop=loop,
-        backoff=lambda attempts: 0.1,
-        on_ready=lambda: None,
-        on_gate=lambda *gate: gates.append(gate),
-        on_work=lambda: None,
-        version=lambda: 1,
-        incomplete=lambda: False,
-        drop=lambda error, include_retries, doubtful: None,
-    )
 
 
 PATHS: dict[TxnState, tuple[TxnState, ...]] = {
@@ -69,14 +55,15 @@ def pairs() -> list[tuple[TxnState, TxnState]]:
 @pytest.mark.parametrize(("before", "after"), pairs(), ids=lambda state: state.name)
 def test_step_legal_ones_are_taken_all_others_refused(before: TxnState, after: TxnState) -> None:
     async def main() -> None:
-        gates: list[tuple[bool, bool]] = []
-        made = manager(asyncio.get_running_loop(), gates)
+        control = RecordingControl()
+        made = manager(control)
         for state in PATHS[before]:
             made._become(state)
         if (before, after) in LEGAL:
             made._become(after)
             assert made.state is after
-            assert gates[-1] == (after is S.IN_TRANSACTION, after in (S.COMMITTING, S.ABORTING))
+            assert control.accepting is (after is S.IN_TRANSACTION)
+            assert control.completing is (after in (S.COMMITTING, S.ABORTING))
         else:
             with pytest.raises(AssertionError):
                 made._become(after)
@@ -88,31 +75,31 @@ def test_step_legal_ones_are_taken_all_others_refused(before: TxnState, after: T
 
 async def reach(state: TxnState) -> TransactionManager:
     """A manager brought into a state by calls, as users and the driver do."""
-    made = manager(asyncio.get_running_loop(), [])
+    made = manager()
     if state is S.UNINITIALIZED:
         return made
     if state is S.FATAL_ERROR:
         made.fail(KafkaError("broken"))
         return made
-    made._initialise()
+    made.initialise()
     if state is S.INITIALIZING:
         return made
     made.initialised(7, 0)
     if state is S.READY:
         return made
-    await made.begin(1.0)
+    await calls(made).begin(1.0)
     if state is S.ABORTABLE_ERROR:
         made.abort_with(KafkaError("lost a record"))
     elif state in (S.COMMITTING, S.ABORTING):
         with pytest.raises(KafkaTimeout):
-            await made.end(commit=state is S.COMMITTING, deadline=0.0)
+            await calls(made).end(commit=state is S.COMMITTING, deadline=0.0)
     return made
 
 
 CALLS: dict[str, Callable[[TransactionManager], Awaitable[None] | None]] = {
-    "begin": lambda made: made.begin(0.1),
-    "commit": lambda made: made.end(commit=True, deadline=0.1),
-    "abort": lambda made: made.end(commit=False, deadline=0.1),
+    "begin": lambda made: calls(made).begin(0.1),
+    "commit": lambda made: calls(made).end(commit=True, deadline=0.1),
+    "abort": lambda made: calls(made).end(commit=False, deadline=0.1),
     "admit": lambda made: made.admit(TopicPartition("t", 0)),
 }
 # None: allowed. KafkaTimeout: waits for the driver, which is absent here.

@@ -127,7 +127,7 @@ async def answered(code: int, *, idempotent: bool) -> None:
         check_error(code, error_of(delivery))
         assert len(harness.brokers.produce) == 1
         ended = idempotent and code in ENDS_THE_PRODUCER
-        assert (harness.state.fatal_error is not None) == ended
+        assert (harness.state.source.fatal_error is not None) == ended
         if not ended:
             await lives(harness)
     harness.step()

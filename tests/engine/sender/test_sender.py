@@ -886,7 +886,7 @@ async def test_request_that_cannot_be_encoded_fails_its_batches_only() -> None:
     harness.brokers.last.fail(DecodeError("cannot encode"), maybe_written=False)
     error = error_of(delivery)
     assert isinstance(error, DecodeError)
-    assert harness.state.fatal_error is None
+    assert harness.state.source.fatal_error is None
     other = harness.append(b"w", 1)
     harness.step()
     harness.brokers.last.ack()
@@ -1323,11 +1323,11 @@ async def test_fail_all_keeps_the_memory_of_what_is_on_the_wire() -> None:
 
 
 @pytest.mark.parametrize(
-    ("include_retries", "doubtful"), [(False, False), (True, False), (True, True)]
+    ("with_sequence", "in_doubt"), [(False, False), (True, False), (True, True)]
 )
 @virtual
 async def test_fail_unsent_leaves_what_is_on_the_wire_and_what_has_a_sequence_or_may_be_in_the_log(
-    include_retries: bool, doubtful: bool
+    with_sequence: bool, in_doubt: bool
 ) -> None:
     harness = EngineHarness(partitions=4)
     refused = harness.append(b"refused", 0)
@@ -1340,19 +1340,19 @@ async def test_fail_unsent_leaves_what_is_on_the_wire_and_what_has_a_sequence_or
     harness.step()
     queued = harness.append(b"queued", 2)
     harness.sender.fail_unsent(
-        ProducerClosed("over"), include_retries=include_retries, doubtful=doubtful
+        ProducerClosed("over"), with_sequence=with_sequence, in_doubt=in_doubt
     )
     assert error_of(queued).outcome is Outcome.NOT_SENT
-    assert refused.done() == include_retries
-    if include_retries:
+    assert refused.done() == with_sequence
+    if with_sequence:
         assert error_of(refused).outcome is Outcome.REJECTED
-    assert appended.done() == doubtful
+    assert appended.done() == in_doubt
     assert not on_wire.done()
-    if doubtful:
+    if in_doubt:
         assert error_of(appended).outcome is Outcome.UNKNOWN
     harness.brokers.last.ack()
     assert offset_of(on_wire) == 0
-    if not doubtful:
+    if not in_doubt:
         harness.later()
         for attempt in list(harness.brokers.waiting):
             attempt.ack()

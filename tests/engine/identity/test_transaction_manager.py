@@ -1,119 +1,33 @@
-"""`TransactionCore` and `TransactionManager` by themselves: what they advise about sequences, and
-whom an error reaches."""
+"""`TransactionManager` by itself: what errors do to the transaction, and when it needs a new
+epoch."""
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
-import functools
-from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
 
-from aiokprod import AuthenticationError, FatalTransactionError, Outcome, Producer
-from aiokprod._engine.buffer.producer_batch import ProducerBatch
+from aiokprod import FatalTransactionError, Outcome, Producer
 from aiokprod._engine.identity import transaction_manager
-from aiokprod._engine.identity.sequence_errors import SequenceDecision
 from aiokprod._engine.identity.transaction_manager import TransactionManager
-from aiokprod._engine.identity.transaction_requests import end
+from aiokprod._engine.identity.transaction_progress import CoordinatorView, TxnStep
 from aiokprod._engine.identity.transaction_states import TxnState
 from aiokprod._errors import Code
-from aiokprod.errors import BrokerError, KafkaError, broker_error
+from aiokprod.errors import BrokerError, KafkaError, TransactionError
 from aiokprod.records import TopicPartition
 from aiokprod.testing.fake_cluster import FakeCluster
-from aiokprod.testing.virtual import run
-from tests.engine.engine_harness import EngineHarness
-from tests.engine.identity.test_transaction_states import manager
+from tests.engine.identity.identity_helpers import RecordingControl, opened, virtual
 from tests.scenarios.scenario_helpers import harness, play, until
 from tests.transactions.transaction_helpers import INIT, PRODUCE, committed, one, transactional
 
 KEY = TopicPartition("t", 0)
 
 
-def virtual(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    @functools.wraps(test)
-    def main(**parameters: Any) -> None:
-        run(lambda: test(**parameters))
-
-    return main
-
-
-def opened(*more: TxnState) -> TransactionManager:
-    """In a transaction under producer id 0."""
-    state = manager(asyncio.get_running_loop(), [])
-    for step in (TxnState.INITIALIZING, TxnState.READY, TxnState.IN_TRANSACTION, *more):
-        state._become(step)
-    state.producer_id, state.epoch = 0, 0
-    return state
-
-
-def batches(count: int) -> list[ProducerBatch]:
-    harness = EngineHarness()
-    found = []
-    for _ in range(count):
-        harness.append(b"v")
-        found += harness.accumulator.drain(1, 1 << 20, lambda queue, batch: True)
-    return found
-
-
-def decision(
-    state: TransactionManager, batch: ProducerBatch, code: int, log_start: int = -1
-) -> SequenceDecision:
-    """Classify an error of the batch and carry out what follows from it."""
-    action = state.classify(batch, code, log_start)
-    state.apply(batch, action)
-    return action.decision
-
-
-@virtual
-async def test_duplicate_sequence_means_stored() -> None:
-    state = opened()
-    (batch,) = batches(1)
-    state.assign_sequence(batch)
-    assert decision(state, batch, Code.DUPLICATE_SEQUENCE_NUMBER) is SequenceDecision.DUPLICATE
-
-
-@virtual
-async def test_out_of_order_waits_for_an_older_batch_and_aborts_if_there_is_none() -> None:
-    state = opened()
-    first, second = batches(2)
-    state.assign_sequence(first)
-    state.assign_sequence(second)
-    code = Code.OUT_OF_ORDER_SEQUENCE_NUMBER
-    assert decision(state, second, code) is SequenceDecision.RETRY
-    assert decision(state, first, code) is SequenceDecision.NONE, "nothing older is open"
-    state.on_success(first, 0)
-    assert decision(state, second, code) is SequenceDecision.NONE, "the log has what precedes it"
-
-
-@virtual
-async def test_unknown_producer_without_log_start_is_retried_once_renumbered_too() -> None:
-    state = opened()
-    (batch,) = batches(1)
-    state.assign_sequence(batch)
-    assert decision(state, batch, Code.UNKNOWN_PRODUCER_ID) is SequenceDecision.RETRY
-    batch.sequence_reset = True
-    assert decision(state, batch, Code.UNKNOWN_PRODUCER_ID, 9) is SequenceDecision.RETRY
-
-
-@virtual
-async def test_sequence_errors_are_not_retried_once_the_transaction_fails() -> None:
-    state = opened()
-    (batch,) = batches(1)
-    state.assign_sequence(batch)
-    state.abort_with(BrokerError("x"))
-    for code in (Code.OUT_OF_ORDER_SEQUENCE_NUMBER, Code.UNKNOWN_PRODUCER_ID):
-        assert decision(state, batch, code, 9) is SequenceDecision.NONE
-    state.abort_with(BrokerError("y"))
-    assert state.error is not None
-    assert "x" in state.error.message, "the first reason stands"
-
-
 @virtual
 async def test_first_fatal_reason_stands() -> None:
     state = opened()
-    state.on_fatal(BrokerError("first"))
+    state.fail(BrokerError("first"))
     state.fail(BrokerError("second"))
     assert state.fatal_error is not None
     assert "first" in state.fatal_error.message
@@ -133,43 +47,6 @@ async def test_record_refused_with_a_fatal_code_ends_the_producer(
     with pytest.raises(FatalTransactionError):
         await producer.commit_transaction()
     assert committed(cluster) == []
-
-
-@pytest.mark.parametrize("sent", [True, False])
-@virtual
-async def test_refusal_by_the_coordinator_reaches_who_waits_and_changes_nothing(sent: bool) -> None:
-    state = opened()
-    call = asyncio.ensure_future(state.end(commit=True, deadline=float("inf")))
-    await asyncio.sleep(0)
-    assert state.ending is not None
-    state.ending.request = end("id", 0, 0, commit=True, tv2=False)
-    state.ending.request.sent = sent
-    state.refused(AuthenticationError("wrong password"))
-    with pytest.raises(AuthenticationError, match="wrong password") as caught:
-        await call
-    assert caught.value.outcome is (Outcome.UNKNOWN if sent else Outcome.NOT_SENT)
-    again = asyncio.ensure_future(state.end(commit=True, deadline=float("inf")))
-    await asyncio.sleep(0)
-    assert not again.done(), "an old refusal is not repeated"
-    state.started = True
-    state.ended()
-    await again
-    assert state.state is TxnState.READY
-
-
-@virtual
-async def test_begin_after_a_transaction_that_ended_fatally_says_so() -> None:
-    state = opened()
-    call = asyncio.ensure_future(state.end(commit=True, deadline=0.0))
-    with pytest.raises(KafkaError):
-        await call
-    waiting = asyncio.ensure_future(state.begin(float("inf")))
-    await asyncio.sleep(0)
-    state.fail(broker_error(Code.PRODUCER_FENCED, "x"))
-    with pytest.raises(KafkaError) as caught:
-        await waiting
-    assert state.fatal_error is not None
-    assert type(caught.value) is type(state.fatal_error)
 
 
 @pytest.mark.parametrize("profile", ["0.11", "1.0", "2.1", "2.4", "2.8", "3.9"])
@@ -229,12 +106,12 @@ def test_many_sequences_of_unused_topics_end_with_an_epoch_where_there_is_one(
             for topic, index in (("t", 0), ("s", 0), ("s", 1)):
                 async with producer.transaction():
                     await producer.send(topic, b"v", partition=index)
-            state = producer._runtime.state
+            sequences = producer._runtime.state.sequences
             began = cluster.count(INIT)
-            state.on_topic_forgotten("s", 1)
+            sequences.on_topic_forgotten("s", 1)
             await one(producer, b"1")
             assert cluster.count(INIT) == began
-            state.on_topic_forgotten("s", 2)
+            sequences.on_topic_forgotten("s", 2)
             await one(producer, b"2")
             await one(producer, b"3")
             assert cluster.count(INIT) == began + bumps
@@ -265,3 +142,120 @@ async def old_broker(cluster: FakeCluster, producer: Producer[Any, Any], *, bump
         # The gap in the sequences needs a new epoch, which these brokers cannot give.
         with pytest.raises(FatalTransactionError, match=r"2\.5"):
             await producer.begin_transaction()
+
+
+def ending(**facts: Any) -> TransactionManager:
+    """About to end its transaction."""
+    made = opened()
+    made.start_end(commit=True)
+    for name, value in facts.items():
+        setattr(made.progress, name, value)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("view", "facts", "lost", "epoch_given", "bumps"),
+    [
+        (CoordinatorView.UNKNOWN, {}, False, False, False),
+        (CoordinatorView.UNKNOWN, {"needs_bump": True}, False, False, False),
+        (CoordinatorView.UNKNOWN, {"unmapped": True}, False, False, True),
+        (CoordinatorView.POSSIBLY_STARTED, {}, False, False, True),
+        (CoordinatorView.POSSIBLY_STARTED, {}, False, True, False),
+        (CoordinatorView.STARTED, {}, False, False, False),
+        (CoordinatorView.STARTED, {"needs_bump": True}, False, False, True),
+        (CoordinatorView.STARTED, {}, True, False, True),
+        (CoordinatorView.CONFIRMED, {}, True, True, False),
+        (CoordinatorView.CONFIRMED, {"needs_bump": True}, True, True, False),
+        (CoordinatorView.CONFIRMED, {"unmapped": True}, False, True, True),
+    ],
+)
+@virtual
+async def test_end_requests_a_new_epoch_if_a_copy_of_anything_may_still_arrive(
+    view: CoordinatorView, facts: dict[str, bool], lost: bool, epoch_given: bool, bumps: bool
+) -> None:
+    made = ending(**facts)
+    assert made.ending is not None
+    made.progress.note(view)
+    made.ending.lost = lost
+    if epoch_given:
+        made.ended(0, 1)
+    else:
+        made.ended()
+    assert made.state is (TxnState.INITIALIZING if bumps else TxnState.READY)
+    assert made.tracker.epoch == (1 if epoch_given else 0)
+    assert made.ending.done.result() is None
+
+
+@virtual
+async def test_steps_come_in_order_and_the_end_waits_for_the_batches() -> None:
+    control = RecordingControl()
+    made = opened(control=control)
+    assert made.next_step() is None
+    made.awaits_markers = True
+    made.admit(KEY)
+    assert made.next_step() is TxnStep.MARKERS
+    made.markers_written()
+    assert made.next_step() is TxnStep.ADD
+    made.added([KEY])
+    assert made.next_step() is None
+    control.incomplete = True
+    made.start_end(commit=True)
+    assert made.next_step() is None
+    control.incomplete = False
+    assert made.next_step() is TxnStep.END
+    assert made.wants(TxnStep.END)
+    assert made.wants(TxnStep.ADD), "a commit needs what was requested before"
+    made.ended()
+    assert not made.wants(TxnStep.END)
+
+
+@pytest.mark.parametrize("version", [1, 2])
+@virtual
+async def test_begin_makes_everything_anew(version: int) -> None:
+    control = RecordingControl()
+    made = opened(control=control)
+    made.admit(KEY)
+    made.start_end(commit=False)
+    made.progress.needs_bump = made.progress.prepared = True
+    made.ended()
+    control.version = version
+    before = made.progress
+    made.begin()
+    assert made.ending is None
+    assert made.progress is not before
+    assert made.progress.tv2 is (version == 2)
+    assert made.progress.view is CoordinatorView.UNKNOWN
+    assert not made.progress.pending_partitions
+    assert not made.progress.needs_bump
+    assert control.accepting
+    made.check_open()
+
+
+@virtual
+async def test_prepared_transaction_takes_nothing_and_can_be_ended() -> None:
+    control = RecordingControl()
+    made = opened(control=control)
+    made.prepare()
+    assert not control.accepting
+    with pytest.raises(TransactionError, match="takes nothing more"):
+        made.check_open()
+    made.start_end(commit=True)
+    assert control.completing
+
+
+@pytest.mark.parametrize(
+    ("error", "raised", "aborts"),
+    [
+        (BrokerError("x"), True, True),
+        (KafkaError("x"), True, False),
+        (KafkaError("x"), False, True),
+        (TransactionError("x"), True, False),
+    ],
+)
+@virtual
+async def test_refused_record_aborts_if_the_transaction_lacks_it(
+    error: KafkaError, raised: bool, aborts: bool
+) -> None:
+    made = opened()
+    made.on_refused(error, raised=raised)
+    assert made.state is (TxnState.ABORTABLE_ERROR if aborts else TxnState.IN_TRANSACTION)
