@@ -56,7 +56,7 @@ GROUPS: Final = (
     Group(
         "engine",
         ("aiokprod/_engine/*.py", "aiokprod/_engine/*/*.py"),
-        ("transaction*", "coordinators.py", "txn_*"),
+        ("transaction*", "coordinators.py"),
         30,
         (),
         _SIMULATION,
@@ -66,7 +66,6 @@ GROUPS: Final = (
         (
             "aiokprod/_engine/identity/transaction*.py",
             "aiokprod/_engine/identity/coordinators.py",
-            "aiokprod/_engine/identity/txn_*.py",
         ),
         (),
         12,

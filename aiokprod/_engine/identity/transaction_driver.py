@@ -11,13 +11,13 @@ for a request.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from aiokprod._engine.identity import transaction_requests as requests
 from aiokprod._engine.identity.coordinators import CoordinatorKind
+from aiokprod._engine.identity.transaction_pacing import MARKERS_LATE_S, MARKERS_SOON_S
 from aiokprod._engine.identity.transaction_progress import CoordinatorView, OffsetsJob, TxnStep
 from aiokprod._engine.identity.transaction_states import may_be_carried_out
 from aiokprod._engine.wakeup import WakeupEvent
@@ -44,16 +44,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 FOREVER: Final = float("inf")
-_MARKERS_SOON: Final = 0.002
-_MARKERS_LATE: Final = 0.02
-"""Seconds until a request is repeated that came before the markers of the transaction before were
-written, at first and at most (Java waits 20 ms, KAFKA-5477); each one of several waits twice as
-long as the one before it."""
-_MARKERS_LIMIT: Final = 0.05
-"""Seconds; markers that take longer are left to the leader to wait for."""
-_MARKERS_SHARE: Final = 0.5
-"""Of the time they took last; before that nobody asks for them. Not more, since an idle coordinator
-goes on only when asked: then what is found is late by as much as was waited."""
 
 # The strictest code of an answer with several decides.
 _PRECEDENCE: Final = (
@@ -108,7 +98,6 @@ class TransactionDriver:
         self._id = manager.transactional_id
         self._target = (CoordinatorKind.TRANSACTION, self._id)
         self._last_end: VersionedRequest | None = None
-        self._markers_took = 0.0
         self._loop = loop
         self._wakeup = WakeupEvent(loop)
         self._steps = {
@@ -152,28 +141,26 @@ class TransactionDriver:
             self._settle(TxnApi.INIT, result)
 
     async def _await_markers(self) -> None:
-        """Repeat the EndTxn of the transaction before until it is through; see `marker_pace`.
+        """See `TransactionPacing.wait_for_markers`."""
+        await self._manager.pacing.wait_for_markers(
+            self._markers_pending,
+            lambda: self._last_end is not None and self._manager.wants(TxnStep.MARKERS),
+        )
+
+    async def _markers_pending(self) -> bool:
+        """Repeat the EndTxn of the previous transaction once; True if its markers are still being
+        written.
 
         Under the second protocol its epoch is over, so that it can neither end nor change what is
-        open now, whenever it arrives; and nothing depends on its answer.
+        open now, whenever it arrives; and nothing depends on its response.
         """
-        request, pause = self._last_end, _MARKERS_SOON
-        began = self._loop.time()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_MARKERS_LIMIT):
-                await asyncio.sleep(max(0.0, self._markers_took * _MARKERS_SHARE - pause))
-                while request is not None and self._manager.wants(TxnStep.MARKERS):
-                    await asyncio.sleep(pause)
-                    pause = min(2 * pause, _MARKERS_LATE)
-                    if self._coordinators.known(*self._target) is None:
-                        break
-                    reply = await self._coordinators.attempt(*self._target, request)
-                    if reply is None or reply.body is None:
-                        break
-                    if reply.body.error_code != Code.CONCURRENT_TRANSACTIONS:
-                        break
-        self._markers_took = self._loop.time() - began
-        self._manager.markers_written()
+        request = self._last_end
+        if request is None or self._coordinators.known(*self._target) is None:
+            return False
+        reply = await self._coordinators.attempt(*self._target, request)
+        if reply is None or reply.body is None:
+            return False
+        return bool(reply.body.error_code == Code.CONCURRENT_TRANSACTIONS)
 
     async def _add_partitions(self) -> None:
         manager, ids = self._manager, self._manager.tracker
@@ -326,9 +313,9 @@ class TransactionDriver:
         pause = self._backoff(attempts)
         if code != Code.CONCURRENT_TRANSACTIONS:
             return pause
-        soon = _MARKERS_SOON * 2.0 ** min(attempts - 1, 10)
+        soon = MARKERS_SOON_S * 2.0 ** min(attempts - 1, 10)
         first_add = call is TxnApi.ADD_PARTITIONS and not self._manager.progress.partitions
-        return min(soon, _MARKERS_LATE if first_add else pause)
+        return min(soon, MARKERS_LATE_S if first_add else pause)
 
     async def _find(
         self, target: tuple[CoordinatorKind, str], work: TxnStep

@@ -17,6 +17,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Final, Protocol
 
 from aiokprod._engine.identity.sequences import SequenceTracker
+from aiokprod._engine.identity.transaction_pacing import TransactionPacing
 from aiokprod._engine.identity.transaction_progress import (
     CoordinatorView,
     OffsetsJob,
@@ -28,8 +29,6 @@ from aiokprod._engine.identity.transaction_progress import (
     resolve,
 )
 from aiokprod._engine.identity.transaction_states import ENDING, OPEN, TRANSITIONS, TxnState
-from aiokprod._engine.identity.txn_marker_wait import TxnMarkerWait
-from aiokprod._engine.identity.txn_partition_gate import TxnPartitionGate
 from aiokprod.errors import (
     AbortableTransactionError,
     AuthenticationError,
@@ -105,7 +104,7 @@ class TransactionManager:
         fatal_error: what every call raises in FATAL_ERROR.
         can_bump: the coordinator can bump the epoch (Kafka 2.5, KIP-360).
         init_result: ends with the InitProducerId of the present INITIALIZING.
-        awaits_markers: nothing is sent before the markers of the previous transaction are written.
+        pacing: holds back first batches of a transaction.
     """
 
     def __init__(
@@ -120,9 +119,7 @@ class TransactionManager:
         self.fatal_error: KafkaError | None = None
         self.can_bump = False
         self.init_result: Result = loop.create_future()
-        self.awaits_markers = False
-        self._marker_wait = TxnMarkerWait()
-        self._partition_gate = TxnPartitionGate(loop, engine.wake_sender)
+        self.pacing = TransactionPacing(loop, engine.wake_sender)
         self._loop = loop
         self._engine = engine
 
@@ -151,7 +148,7 @@ class TransactionManager:
     def admit(self, topic_partition: TopicPartition) -> None:
         """A batch is opened; note a partition that the coordinator does not know."""
         self.check_open()
-        self._marker_wait.on_batch_opened(self._loop.time())
+        self.pacing.on_batch_opened()
         progress = self.progress
         if not progress.tv2 and topic_partition not in progress.partitions:
             progress.pending_partitions[topic_partition] = None
@@ -188,10 +185,10 @@ class TransactionManager:
 
     def may_send(self, topic_partition: TopicPartition) -> bool:
         """True if a batch of this partition may be sent for the first time now."""
-        if self.state not in OPEN or self.awaits_markers:
+        if self.state not in OPEN or self.pacing.awaits_markers:
             return False
         if self.progress.tv2:
-            return self._partition_gate.may_send(topic_partition)
+            return self.pacing.may_send(topic_partition)
         return topic_partition in self.progress.partitions
 
     def on_first_attempt(self, batch: ProducerBatch) -> None:
@@ -200,12 +197,11 @@ class TransactionManager:
         # Second protocol: the broker may open the transaction for it, even if it then fails.
         self.progress.note(CoordinatorView.STARTED)
         if self.progress.tv2:
-            self._partition_gate.sent(batch)
+            self.pacing.on_sent(batch)
 
     def on_acknowledged(self, batch: ProducerBatch) -> None:
         """A batch is in the log."""
-        self._marker_wait.on_batch_acknowledged(self._loop.time())
-        self._partition_gate.acknowledged(batch)
+        self.pacing.on_acknowledged(batch)
         self.progress.note(CoordinatorView.CONFIRMED)
 
     def on_sender_pass(self) -> None:
@@ -240,10 +236,9 @@ class TransactionManager:
         self.ending = None
         tv2 = self._engine.transaction_version() >= SECOND_PROTOCOL
         self.progress = TxnProgress(tv2)
-        self._partition_gate.reset()
-        self.awaits_markers = self._marker_wait.should_wait(self._loop.time()) and tv2
+        self.pacing.on_begin(tv2=tv2)
         self._become(TxnState.IN_TRANSACTION)
-        if self.awaits_markers:
+        if self.pacing.awaits_markers:
             self._engine.wake_driver()
 
     def start_end(self, *, commit: bool) -> PendingEndTxn:
@@ -285,7 +280,7 @@ class TransactionManager:
         """The next thing to do, None if there is nothing."""
         if self.state is TxnState.INITIALIZING:
             return TxnStep.INIT
-        if self.state in OPEN and self.awaits_markers:
+        if self.state in OPEN and self.pacing.awaits_markers:
             return TxnStep.MARKERS
         if self.state in OPEN and self.progress.pending_partitions:
             return TxnStep.ADD
@@ -309,11 +304,6 @@ class TransactionManager:
         """InitProducerId was refused; a later call sends it again."""
         self._become(TxnState.UNINITIALIZED)
         resolve(self.init_result, error)
-
-    def markers_written(self) -> None:
-        """The markers of the previous transaction are written, or took too long."""
-        self.awaits_markers = False
-        self._engine.wake_sender()
 
     def added(self, partitions: list[TopicPartition]) -> None:
         """The coordinator added these partitions."""
@@ -341,8 +331,7 @@ class TransactionManager:
             bump = progress.unmapped
         else:
             bump = progress.unmapped or self._needs_new_epoch(ending)
-        self._partition_gate.reset()
-        self._marker_wait.on_transaction_ended(self._loop.time())
+        self.pacing.on_end()
         if bump:
             self.initialise()
         else:
@@ -409,7 +398,7 @@ class TransactionManager:
 
     def close(self, error: KafkaError) -> None:
         """The driver has stopped: end all waits with `error`."""
-        self._partition_gate.reset()
+        self.pacing.reset()
         self._resolve_all(error)
 
     def _resolve_all(self, error: KafkaError, *, answered: bool = False) -> None:

@@ -191,10 +191,10 @@ async def test_steps_come_in_order_and_the_end_waits_for_the_batches() -> None:
     control = RecordingControl()
     made = opened(control=control)
     assert made.next_step() is None
-    made.awaits_markers = True
+    made.pacing.awaits_markers = True
     made.admit(KEY)
     assert made.next_step() is TxnStep.MARKERS
-    made.markers_written()
+    made.pacing.awaits_markers = False
     assert made.next_step() is TxnStep.ADD
     made.added([KEY])
     assert made.next_step() is None

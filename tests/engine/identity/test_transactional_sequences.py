@@ -87,7 +87,7 @@ async def test_first_attempt_needs_an_open_transaction_and_an_added_partition() 
     assert not state.may_drain(batch.queue, batch), "the coordinator does not know the partition"
     made.added([KEY])
     assert state.may_drain(batch.queue, batch)
-    made.awaits_markers = True
+    made.pacing.awaits_markers = True
     assert not state.may_drain(batch.queue, batch)
 
 
