@@ -1,7 +1,7 @@
-"""Requests to coordinators: who is it, is it connected, what came back.
+"""Requests to coordinators: which broker it is, whether it is connected, what it answered.
 
-One attempt at a time; whether an answer is repeated is decided by the callers, who alone know what
-a lost answer means to them. Knows no transaction states.
+One attempt at a time. The callers decide whether to repeat it, since they know what a lost response
+means. Nothing here depends on the state of a transaction.
 
 Source: Java `Sender.maybeSendAndPollTransactionalRequest`, `TransactionManager.lookupCoordinator`;
 KIP-699 for FindCoordinator v4.
@@ -48,7 +48,7 @@ class Reply:
 
     Attributes:
         version: of the request, -1 if none was sent.
-        possibly_appended: without a body: the broker may have acted on the request.
+        maybe_written: without a body: the broker may have received the request.
     """
 
     body: Any
@@ -58,10 +58,11 @@ class Reply:
 
 
 class VersionedRequest:
-    """A request made for the negotiated version; the port's `(version) -> message`.
+    """A request whose message is built once the API version is negotiated; implements the
+    `(version) -> message` of the client port.
 
     Attributes:
-        sent: it was handed to a connection at least once.
+        sent: handed to a connection at least once.
     """
 
     __slots__ = ("_build", "api_key", "max_version", "sent")
@@ -75,16 +76,16 @@ class VersionedRequest:
         self.sent = False
 
     def __call__(self, version: int) -> Any:
-        """The message."""
+        """The message for this version; raises UnsupportedVersion if there is none."""
         return self._build(version)
 
 
 @dataclass(slots=True)
 class _Coordinator:
-    """A coordinator as FindCoordinator named it.
+    """A coordinator from a FindCoordinator response.
 
     Attributes:
-        listed: the newest metadata list this node at this address.
+        listed: the newest metadata contain this node with this address.
     """
 
     node: Node
@@ -92,15 +93,15 @@ class _Coordinator:
 
 
 class Coordinators:
-    """Finds coordinators and carries one request at a time to them. For one task.
+    """Finds coordinators and sends one request at a time to them. For use by one task.
 
-    A coordinator is reached at the address in the FindCoordinator answer, whatever the metadata
-    say of its node: they may be older, or never list it (a proxy with coordinators of its own).
+    A coordinator is reached at the address in the FindCoordinator response, whatever the metadata
+    say about its node: they may be older, or never contain it (a proxy in front of the brokers).
 
     Attributes:
-        waiting_for: broker whose next free place in flight is taken by a request from here; the
-            sender leaves it alone, `on_free` tells it when it need not any more. If it refuses us,
-            `on_refused` tells why; the request waits on.
+        waiting_for: broker whose next free place in flight is reserved for a request from here: the
+            sender sends nothing to it until `on_free` is called. If authentication to it fails,
+            `on_refused` gets the error, and the request continues to wait.
     """
 
     def __init__(
@@ -124,12 +125,12 @@ class Coordinators:
         self._known: dict[tuple[CoordinatorKind, str], _Coordinator] = {}
 
     def on_network(self) -> None:
-        """Something changed: a connection, an answer, or whether a request is still wanted."""
+        """A connection changed, a response came, or a request may no longer be wanted."""
         self._network.set()
 
     def on_snapshot(self, snapshot: ClusterSnapshot) -> None:
-        """Forget coordinators whose node left the metadata or moved: their connection is being
-        closed, and the node is probably shutting down."""
+        """Forget coordinators whose node left the metadata or got another address: the connection
+        to it is being closed, and it is probably shutting down."""
         for where, coordinator in list(self._known.items()):
             listed = _lists(snapshot, coordinator.node)
             if coordinator.listed and not listed:
@@ -138,16 +139,17 @@ class Coordinators:
         self._network.set()
 
     def known(self, kind: CoordinatorKind, key: str) -> int | None:
-        """The coordinator's node, None if it must be looked up."""
+        """Node id of the coordinator, None if it must be looked up."""
         coordinator = self._known.get((kind, key))
         return None if coordinator is None else coordinator.node.id
 
     def forget(self, kind: CoordinatorKind, key: str) -> None:
-        """It is not the coordinator, or cannot be reached: look it up again."""
+        """Look the coordinator up again: it has moved or cannot be reached."""
         self._known.pop((kind, key), None)
 
     def on_disconnect(self, node_id: int, error: KafkaError) -> None:
-        """A connection to a broker, or an attempt to connect, ended: its coordinators may move."""
+        """A connection to a broker, or an attempt to connect, ended: the coordinator may have
+        moved."""
         if node_id == self.waiting_for and isinstance(error, AuthenticationError):
             self._on_refused(error)
         for where, coordinator in list(self._known.items()):
@@ -158,11 +160,14 @@ class Coordinators:
     async def find(
         self, kind: CoordinatorKind, key: str, wanted: Callable[[], bool] = lambda: True
     ) -> tuple[int, Reply | None]:
-        """One lookup at any broker: the error code and, if there was no usable answer, how the
-        attempt ended. `known` has the coordinator afterwards.
+        """One lookup at any broker. If it succeeds, `known` has the coordinator afterwards.
 
         Args:
-            wanted: False ends the waiting for a broker that can be asked; with (0, None) then.
+            wanted: returns False to end the wait for an available broker.
+
+        Returns:
+            The error code and, if there was no response, how the attempt ended; (0, None) on
+            success or if the lookup is no longer wanted.
         """
         try:
             node_id = await self._any_node(wanted)
@@ -180,8 +185,8 @@ class Coordinators:
             found = reply.body.coordinators
             if len(found) != 1:
                 return int(Code.COORDINATOR_NOT_AVAILABLE), None
-            # One key was asked for, so its name in the answer is not compared: gateways leave it
-            # out or return the name they use themselves (Java does not look at it either).
+            # Only one key was requested, so the key in the response is not compared: gateways omit
+            # it or return an internal name (Java ignores it too).
             entry = found[0]
         if entry.error_code != Code.NONE:
             return int(entry.error_code), None
@@ -198,12 +203,12 @@ class Coordinators:
             self._network.clear()
             now = self._loop.time()
             node_id = self._client.least_loaded(now)
-            if node_id is None:  # all are busy or cannot be reached: stand in line at one
+            if node_id is None:  # all are busy or unreachable: wait for one of them
                 node_id = next(iter(self._metadata.snapshot.nodes), None)
             if node_id is not None and self._client.ready(node_id, now):
                 return node_id
             self.waiting_for = node_id
-            # Without a node to dial the metadata updater's next dial wakes us.
+            # Without a known node, the next connection of the metadata updater wakes this task.
             again = float("inf") if node_id is None else self._client.retry_at(node_id, now)
             await self._network.wait(min(again, now + self._request_timeout))
         return None
@@ -215,10 +220,13 @@ class Coordinators:
         request: VersionedRequest,
         wanted: Callable[[], bool] = lambda: True,
     ) -> Reply | None:
-        """Send once to the known coordinator; None if nothing was sent, because it could not be
-        reached or the request is not wanted any more.
+        """Send once to the known coordinator.
 
-        Cancellation: the answer, if one comes, is dropped.
+        Returns:
+            How the attempt ended; None if nothing was sent, because the coordinator could not be
+            reached or the request is no longer wanted.
+
+        Cancellation: a later response is ignored.
         """
         try:
             node_id = await self._connected(kind, key, wanted)
@@ -237,12 +245,11 @@ class Coordinators:
     async def _connected(
         self, kind: CoordinatorKind, key: str, wanted: Callable[[], bool]
     ) -> int | None:
-        """The coordinator's connection id once it takes a request; None if it is not to be waited
-        for.
+        """The connection id of the coordinator once it accepts a request; None to look it up again.
 
-        That is so once an attempt to connect failed (`on_disconnect` has forgotten it), its node
-        left the metadata, or after request_timeout_ms: it may have moved meanwhile. A coordinator
-        that throttles us or has no place free is connected: asking others for it would not help.
+        It may have moved if an attempt to connect failed (`on_disconnect` has forgotten it), if its
+        node left the metadata, or after request_timeout_ms. A coordinator that throttles this
+        client or has no free place in flight is connected, and another lookup would not help.
         """
         coordinator = self._known[kind, key]
         give_up = self._loop.time() + self._request_timeout
@@ -258,7 +265,7 @@ class Coordinators:
         return None
 
     def _send(self, node_id: int, request: VersionedRequest) -> Awaitable[Reply]:
-        """Hand the request over at once; await the result for the answer."""
+        """Send the request at once; the awaitable returns its reply."""
         done: asyncio.Future[ClientResponse] = self._loop.create_future()
 
         def on_done(response: ClientResponse) -> None:

@@ -1,11 +1,11 @@
-"""`TransactionDriver`: the task that carries out what the transaction needs, one request at a time.
+"""`TransactionDriver`: the task that sends the requests of a transaction, one at a time.
 
-Every request is repeated until its answer is definite, with backoff and a fresh look at who
-coordinates; how long a caller waits for that is the caller's deadline. Partitions noted while a
-request is under way leave together in the next one.
+Every request is repeated until its response is definite, with backoff, and with another lookup of
+the coordinator if it may have moved. Deadlines belong to the callers, which wait elsewhere.
+Partitions that are added while a request is in flight are sent together in the next one.
 
-Source: Java `TransactionManager` request handlers; `ErrorCode.action_after` says what a code means
-for a request.
+Source: Java `TransactionManager` request handlers; `ErrorCode.action_after` says what an error code
+means for a request.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ logger = logging.getLogger(__name__)
 
 FOREVER: Final = float("inf")
 
-# The strictest code of an answer with several decides.
+# Of a response with several error codes, the one whose action comes first here decides.
 _PRECEDENCE: Final = (
     ErrorAction.FENCED,
     ErrorAction.FATAL,
@@ -59,15 +59,16 @@ _PRECEDENCE: Final = (
 
 @dataclass(slots=True)
 class _RequestResult:
-    """What came out of a request.
+    """The result of a request and all its attempts.
 
     Attributes:
-        action: None if it is not wanted any more.
-        code: of the broker, which `action` follows from.
-        error: of the client, instead of a code.
-        lost: some attempt may have been carried out without an answer, or may still arrive.
-        in_doubt: some attempt may have been carried out, answered with an error or not at all.
-        version: of the request that was sent last, -1 if none was.
+        action: None if the request is no longer wanted.
+        code: error code of the broker, from which `action` follows.
+        error: error of the client, instead of a code.
+        lost: an attempt without a response may have been carried out, or may still arrive.
+        in_doubt: an attempt may have been carried out, whether it was answered with an error or not
+            at all.
+        version: of the last request sent, -1 if none was.
     """
 
     action: ErrorAction | None = None
@@ -80,7 +81,7 @@ class _RequestResult:
 
 
 class TransactionDriver:
-    """Does the `TxnStep` of a `TransactionManager`."""
+    """Carries out the steps of a `TransactionManager`."""
 
     def __init__(
         self,
@@ -109,12 +110,12 @@ class TransactionDriver:
         }
 
     def wake(self) -> None:
-        """There may be something to do, and what waits for a coordinator may be void."""
+        """There may be a new step, or the one that waits for a coordinator is no longer wanted."""
         self._wakeup.set()
         self._coordinators.on_network()
 
     async def run(self) -> None:
-        """One piece of work after the other until cancelled."""
+        """Carry out one step after the other until cancelled."""
         while True:
             self._wakeup.clear()
             step = self._manager.next_step()
@@ -123,7 +124,7 @@ class TransactionDriver:
             else:
                 await self._steps[step]()
 
-    # -- the four kinds of work -----------------------------------------------------------------
+    # -- steps ----------------------------------------------------------------------------------
 
     async def _init(self) -> None:
         manager, ids = self._manager, self._manager.tracker
@@ -229,8 +230,9 @@ class TransactionDriver:
             ending.lost = True
 
         if self._last_end is not None and progress.view < CoordinatorView.CONFIRMED:
-            # While markers of the transaction before are being written, the coordinator takes an
-            # end of this one for a fenced producer's. What it answers to the old one is no matter.
+            # While the markers of the previous transaction are being written, the coordinator
+            # takes an EndTxn of this one for that of a fenced producer. Repeat the previous one
+            # until they are written; its response does not matter.
             before = await self._exchange(TxnApi.END, TxnStep.END, self._last_end)
             if before.action is None:
                 return
@@ -269,12 +271,12 @@ class TransactionDriver:
         fatal.__cause__ = error
         self._manager.fail(fatal, answered=True)
 
-    # -- one request until its answer is definite -----------------------------------------------
+    # -- one request until its response is definite ---------------------------------------------
 
     async def _exchange(
         self,
         call: TxnApi,
-        work: TxnStep,
+        step: TxnStep,
         request: VersionedRequest,
         *,
         where: tuple[CoordinatorKind, str] | None = None,
@@ -282,17 +284,24 @@ class TransactionDriver:
         expected: list[TopicPartition] | None = None,
         on_lost: Callable[[], None] | None = None,
     ) -> _RequestResult:
-        """Repeat `request` until its answer is definite or nobody wants it any more."""
+        """Repeat `request` until its response is definite or the step is no longer wanted.
+
+        Args:
+            where: the coordinator, that of the transaction if None.
+            codes: error codes by partition of a response that has several.
+            expected: the partitions that `codes` must contain.
+            on_lost: called when an attempt may have been carried out without a response.
+        """
         result = _RequestResult()
         attempts = 0
         target = where or self._target
-        while self._manager.wants(work):
-            found = await self._find(target, work)
+        while self._manager.wants(step):
+            found = await self._find(target, step)
             if found is not None:
                 found.lost, found.in_doubt = result.lost, result.in_doubt
                 return found
             reply = await self._coordinators.attempt(
-                *target, request, lambda: self._manager.wants(work)
+                *target, request, lambda: self._manager.wants(step)
             )
             self._read(call, reply, result, codes, expected or [])
             if result.lost and on_lost is not None:
@@ -301,7 +310,7 @@ class TransactionDriver:
                 self._coordinators.forget(*target)
             elif result.action not in (ErrorAction.RETRY, ErrorAction.LOST):
                 return result
-            if not self._manager.wants(work):
+            if not self._manager.wants(step):
                 break
             attempts += 1
             logger.debug("%s: %s again after %s", self._id, call.value, result)
@@ -318,14 +327,15 @@ class TransactionDriver:
         return min(soon, MARKERS_LATE_S if first_add else pause)
 
     async def _find(
-        self, target: tuple[CoordinatorKind, str], work: TxnStep
+        self, target: tuple[CoordinatorKind, str], step: TxnStep
     ) -> _RequestResult | None:
-        """None once the coordinator is known (or the work not wanted), else why it is not."""
+        """None once the coordinator is known; otherwise why it cannot be, or an empty result if the
+        step is no longer wanted."""
         attempts = 0
         while self._coordinators.known(*target) is None:
-            if not self._manager.wants(work):
+            if not self._manager.wants(step):
                 return _RequestResult()
-            code, failed = await self._coordinators.find(*target, lambda: self._manager.wants(work))
+            code, failed = await self._coordinators.find(*target, lambda: self._manager.wants(step))
             if failed is not None:
                 if _unsendable(failed):
                     return _RequestResult(ErrorAction.FATAL, error=failed.error)
@@ -334,7 +344,7 @@ class TransactionDriver:
                 if found is not ErrorAction.RETRY:
                     return _RequestResult(found, code)
             else:
-                continue  # found, or not wanted any more
+                continue  # found, or no longer wanted
             attempts += 1
             await asyncio.sleep(self._backoff(attempts))
         return None
@@ -347,8 +357,7 @@ class TransactionDriver:
         codes: Callable[[Any], Mapping[TopicPartition, int]] | None,
         expected: list[TopicPartition],
     ) -> None:
-        """Put the meaning of one attempt into `result`; `lost` and `in_doubt` are never taken
-        back."""
+        """Enter the outcome of one attempt into `result`; `lost` and `in_doubt` stay set."""
         result.body, result.error, result.code = None, None, 0
         if reply is None:
             result.action = ErrorAction.LOOKUP  # could not be reached
@@ -365,7 +374,7 @@ class TransactionDriver:
             found = [requests.code_of(reply.body)]
         else:
             answered = codes(reply.body)
-            # A partition left out of the answer may or may not have been taken: ask again.
+            # A partition that the response omits may have been accepted or not: repeat the request.
             found = [answered.get(key, Code.NETWORK_EXCEPTION) for key in expected]
             result.lost = result.lost or any(key not in answered for key in expected)
         result.in_doubt = any(may_be_carried_out(code, earlier=result.in_doubt) for code in found)
@@ -374,10 +383,10 @@ class TransactionDriver:
         result.code, result.action = strictest.number, strictest.action_after(call)
         result.lost = result.lost or result.action is ErrorAction.LOST
 
-    # -- meaning --------------------------------------------------------------------------------
+    # -- results --------------------------------------------------------------------------------
 
     def _settle(self, call: TxnApi, result: _RequestResult) -> bool:
-        """Carry out a definite answer; True if the request succeeded."""
+        """Apply a definite response to the transaction; True if the request succeeded."""
         if result.action is ErrorAction.OK:
             return True
         if result.action is ErrorAction.ABORT:
@@ -402,9 +411,8 @@ class TransactionDriver:
 
 
 def _unsendable(reply: Reply) -> bool:
-    """The request itself cannot be sent, because it cannot be built for this broker. Everything
-    else that happens to a request, damaged answers included, ends a connection: another attempt
-    may succeed."""
+    """True if the request cannot be encoded for this broker. Every other failure, damaged responses
+    included, ends a connection, and another attempt may succeed."""
     error = reply.error
     passing = (
         error is None or error.retriable or isinstance(error, (NetworkError, AuthenticationError))

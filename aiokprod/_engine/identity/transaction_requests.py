@@ -1,4 +1,4 @@
-"""The requests of transactions, and the error codes in their answers. Pure functions."""
+"""The requests of transactions, and the error codes in their responses. Pure functions."""
 
 from __future__ import annotations
 
@@ -36,7 +36,10 @@ _SECOND_PROTOCOL_OFFSETS: Final = 5
 
 
 def init(transactional_id: str, timeout_ms: int, producer_id: int, epoch: int) -> VersionedRequest:
-    """InitProducerId; with an id the coordinator refuses who has been fenced (KIP-360)."""
+    """InitProducerId. With `producer_id` >= 0 it bumps the epoch, and the coordinator refuses a
+    producer that has been fenced (KIP-360).
+
+    Building it raises UnsupportedVersion for an epoch bump before version 3 (Kafka 2.5)."""
 
     def build(version: int) -> InitProducerIdRequest:
         if producer_id < 0:
@@ -76,7 +79,7 @@ def add_partitions(
 
 
 def added_codes(body: Any) -> dict[TopicPartition, int]:
-    """Error code of each partition in an answer to AddPartitionsToTxn."""
+    """Error code of each partition in an AddPartitionsToTxn response."""
     return {
         TopicPartition(topic.name, result.partition_index): result.partition_error_code
         for topic in body.results_by_topic_v3_and_below
@@ -106,7 +109,9 @@ def commit_offsets(
     *,
     tv2: bool,
 ) -> VersionedRequest:
-    """TxnOffsetCommit."""
+    """TxnOffsetCommit.
+
+    Building it raises UnsupportedVersion before version 5 if `tv2`."""
     topics = [
         TxnOffsetCommitRequestTopic(
             name=topic,
@@ -148,7 +153,7 @@ def _offset(number: int, offset: Offset) -> TxnOffsetCommitRequestPartition:
 
 
 def committed_codes(body: Any) -> dict[TopicPartition, int]:
-    """Error code of each partition in an answer to TxnOffsetCommit."""
+    """Error code of each partition in a TxnOffsetCommit response."""
     return {
         TopicPartition(topic.name, result.partition_index): result.error_code
         for topic in body.topics
@@ -159,7 +164,7 @@ def committed_codes(body: Any) -> dict[TopicPartition, int]:
 def end(
     transactional_id: str, producer_id: int, epoch: int, *, commit: bool, tv2: bool
 ) -> VersionedRequest:
-    """EndTxn; v5 bumps the epoch and answers with the new one (KIP-890)."""
+    """EndTxn; v5 bumps the epoch and returns the new one (KIP-890)."""
     message = EndTxnRequest(
         transactional_id=transactional_id,
         producer_id=producer_id,
@@ -172,8 +177,8 @@ def end(
 
 
 def code_of(body: Any) -> int:
-    """Error code of an answer with a single one; an InitProducerId answer without an error and
-    without an id counts as none at all."""
+    """Error code of a response that has only one. An InitProducerId response with neither an error
+    nor an id counts as NETWORK_EXCEPTION: no response."""
     code = int(body.error_code)
     if isinstance(body, InitProducerIdResponse) and not code and body.producer_id < 0:
         return int(Code.NETWORK_EXCEPTION)

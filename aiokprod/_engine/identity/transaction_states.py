@@ -1,5 +1,5 @@
-"""The transactional producer as a table: which state may follow which. What an error code from a
-coordinator means for which request is in the table of error codes.
+"""The states of a transactional producer, as a table of transitions. What an error code from a
+coordinator means for a request is in the table of error codes.
 
 Pure data: no clock, no I/O. Source: Java `TransactionManager.State`, 4.x; KIP-98, KIP-360, KIP-890,
 KIP-1050.
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
 
 
 class TxnState(enum.Enum):
-    """Where a transactional producer stands."""
+    """State of a transactional producer."""
 
-    UNINITIALIZED = "uninitialized"  # no producer id of its own yet, or a refused request for one
-    INITIALIZING = "initializing"  # InitProducerId is under way
+    UNINITIALIZED = "uninitialized"  # no producer id, or the request for one was refused
+    INITIALIZING = "initializing"  # InitProducerId is being sent
     READY = "ready"
     IN_TRANSACTION = "in transaction"
-    COMMITTING = "committing"  # from the call until the coordinator's definite answer
+    COMMITTING = "committing"  # from the call until the definite response of the coordinator
     ABORTING = "aborting"
-    ABORTABLE_ERROR = "abortable error"  # nothing but an abort is possible
-    FATAL_ERROR = "fatal error"  # nothing is possible
+    ABORTABLE_ERROR = "abortable error"  # only an abort is possible
+    FATAL_ERROR = "fatal error"  # no call is possible
 
 
 _S = TxnState
@@ -46,7 +46,7 @@ TRANSITIONS: Final[Mapping[TxnState, frozenset[TxnState]]] = MappingProxyType(
         _S.FATAL_ERROR: frozenset(),
     }
 )
-"""Allowed steps; everything else is a bug in this package."""
+"""Allowed transitions; any other one is a bug in this package."""
 
 OPEN: Final = frozenset({TxnState.IN_TRANSACTION, TxnState.COMMITTING})
 """Batches of the transaction may be sent."""
@@ -55,14 +55,14 @@ ENDING: Final = frozenset({TxnState.COMMITTING, TxnState.ABORTING})
 
 
 def may_be_carried_out(number: int, *, earlier: bool) -> bool:
-    """Can a request that was answered with this error code, or an earlier copy of it, have changed
-    the transaction?
+    """True if a request that was answered with this error code, or an earlier copy of it, may have
+    changed the transaction.
 
     Args:
-        earlier: some copy sent before was not answered, or was answered with a code for which this
-            is True. No later refusal takes that back: CONCURRENT_TRANSACTIONS at EndTxn refuses a
-            first copy before the write (the markers of another transaction or producer are being
-            written), but after a copy in doubt what is being written may be that copy.
+        earlier: a copy sent before got no response, or one for which this function returned True.
+            No later refusal changes that: CONCURRENT_TRANSACTIONS at EndTxn refuses a first copy
+            before the write, because the markers of another transaction or producer are being
+            written; after a copy in doubt, the markers may be those of that copy.
 
     Source: Kafka `TransactionCoordinator.endTransaction`.
     """
