@@ -306,7 +306,7 @@ async def test_cancel_body_aborts(cluster: FakeCluster, producer: Producer[Any, 
 
 
 @transactional()
-async def test_abort_unsent_records_are_told(
+async def test_abort_fails_unsent_records(
     cluster: FakeCluster, producer: Producer[Any, Any]
 ) -> None:
     await producer.warm(["t"])
@@ -387,7 +387,7 @@ async def test_busy_coordinator_its_requests_come_before_more_records(
 
 
 @transactional(max_block_ms=1_000, request_timeout_ms=2_000)
-async def test_commit_unknown_then_fenced_told_as_unknown_later_calls_as_not_sent(
+async def test_commit_unknown_then_fenced_raises_unknown_later_calls_not_sent(
     cluster: FakeCluster, producer: Producer[Any, Any]
 ) -> None:
     await producer.begin_transaction()

@@ -216,7 +216,7 @@ async def test_added_at_the_repetition_commits(
 
 @pytest.mark.parametrize("processed", [True, False], ids=["processed", "lost"])
 @transactional(request_timeout_ms=20_000)
-async def test_close_while_end_is_under_way_is_in_doubt(
+async def test_close_while_end_is_in_flight_is_in_doubt(
     cluster: FakeCluster, producer: Producer[Any, Any], processed: bool
 ) -> None:
     """The error of `close` says "not sent", which is not true of the transaction."""
@@ -262,7 +262,7 @@ async def test_close_while_the_coordinator_of_the_end_is_looked_up_nothing_was_s
         (True, True, Outcome.REJECTED),
     ],
 )
-def test_failure_of_the_producer_while_an_end_is_under_way(
+def test_failure_of_the_producer_while_an_end_is_in_flight(
     sent: bool, answered: bool, wanted: Outcome
 ) -> None:
     async def main() -> None:

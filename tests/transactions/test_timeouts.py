@@ -99,7 +99,7 @@ def check_truth(cluster: FakeCluster, error: KafkaError | None, verdict: str, va
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("api", APIS)
 @transactional(linger_ms=0)
-async def test_end_any_request_troubled_returns_in_time_and_tells_the_truth(
+async def test_end_any_request_troubled_returns_in_time_with_the_true_outcome(
     cluster: FakeCluster,
     producer: Producer[Any, Any],
     api: str,
@@ -124,7 +124,7 @@ async def test_end_any_request_troubled_returns_in_time_and_tells_the_truth(
 @pytest.mark.parametrize("code", list(Code), ids=lambda code: code.name)
 @pytest.mark.parametrize("verdict", ENDERS)
 @transactional(linger_ms=0)
-async def test_end_refused_for_ever_with_any_code_returns_in_time(
+async def test_end_always_refused_with_any_code_returns_in_time(
     cluster: FakeCluster, producer: Producer[Any, Any], code: Code, verdict: str
 ) -> None:
     await producer.begin_transaction()
@@ -196,7 +196,7 @@ async def test_end_coordinator_always_elsewhere_returns_in_time(
 
 @pytest.mark.parametrize("verdict", ENDERS)
 @transactional(linger_ms=0)
-async def test_end_cancelled_while_the_coordinator_is_silent_returns_at_once(
+async def test_end_cancelled_while_the_coordinator_is_unresponsive_returns_at_once(
     cluster: FakeCluster, producer: Producer[Any, Any], verdict: str
 ) -> None:
     await producer.begin_transaction()

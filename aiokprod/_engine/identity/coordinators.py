@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import enum
 import logging
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -209,7 +210,7 @@ class Coordinators:
                 return node_id
             self.waiting_for = node_id
             # Without a known node, the next connection of the metadata updater wakes this task.
-            again = float("inf") if node_id is None else self._client.retry_at(node_id, now)
+            again = math.inf if node_id is None else self._client.retry_at(node_id, now)
             await self._network.wait(min(again, now + self._request_timeout))
         return None
 

@@ -5,6 +5,7 @@ Source: KIP-98; Java `Sender.maybeSendAndPollTransactionalRequest`, `InitProduce
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 from aiokprod._engine.identity.producer_state import StateRequest
@@ -52,23 +53,20 @@ class ProducerIdRequests:
         """No call waits for a producer id."""
 
     def next_request(self, now: float, pending: bool) -> StateRequest | None:
-        """InitProducerId while there is no id; after a failure only if records wait for it."""
-        if self._tracker.producer_id != NO_PRODUCER_ID or self._requesting:
-            return None
-        if now < self._request_at or self.fatal_error is not None:
-            return None
-        if self._attempts and not pending:
+        """InitProducerId, if it is due at `now`; one at a time."""
+        if self.next_request_at(now, pending) > now:
             return None
         self._requesting = True
         request = InitProducerIdRequest(transactional_id=None, transaction_timeout_ms=MAX_SEQUENCE)
         return StateRequest(request, self._on_body, self._on_error)
 
     def next_request_at(self, now: float, pending: bool) -> float:
-        """End of the backoff after a failed InitProducerId."""
+        """Due while there is no id, after a failure only if records wait for it and once the
+        backoff is over; inf while one is in flight."""
         if self._tracker.producer_id != NO_PRODUCER_ID or self._requesting:
-            return float("inf")
+            return math.inf
         wanted = self.fatal_error is None and (pending or not self._attempts)
-        return self._request_at if wanted else float("inf")
+        return self._request_at if wanted else math.inf
 
     def take_failure(self) -> KafkaError | None:
         """The error of a refused InitProducerId, once. It fails what is pending; a later record may

@@ -12,6 +12,7 @@ producer starts; the engine never asks which kind it has.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -208,6 +209,6 @@ class NoProducerId:
 
     def next_request_at(self, now: float, pending: bool) -> float:
         """Never."""
-        return float("inf")
+        return math.inf
 
     def close(self, error: KafkaError) -> None: ...

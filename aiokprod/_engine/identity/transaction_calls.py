@@ -8,6 +8,7 @@ Source: Java `TransactionalRequestResult`.
 from __future__ import annotations
 
 import asyncio
+import math
 from typing import TYPE_CHECKING
 
 from aiokprod._engine.identity.transaction_progress import (
@@ -140,7 +141,7 @@ class TransactionCalls:
         resolve(refusal, error)
 
     async def _wait(self, result: Result, deadline: float, late: str) -> None:
-        limit = None if deadline == float("inf") else max(0.0, deadline - self._loop.time())
+        limit = None if deadline == math.inf else max(0.0, deadline - self._loop.time())
         refusal = self._refusal
         await asyncio.wait({result, refusal}, timeout=limit, return_when=asyncio.FIRST_COMPLETED)
         if not result.done():

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -43,7 +44,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-FOREVER: Final = float("inf")
 
 # Of a response with several error codes, the one whose action comes first here decides.
 _PRECEDENCE: Final = (
@@ -120,7 +120,7 @@ class TransactionDriver:
             self._wakeup.clear()
             step = self._manager.next_step()
             if step is None:
-                await self._wakeup.wait(FOREVER)
+                await self._wakeup.wait(math.inf)
             else:
                 await self._steps[step]()
 

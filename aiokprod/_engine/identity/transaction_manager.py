@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections import deque
 from typing import TYPE_CHECKING, Final, Protocol
 
@@ -456,7 +457,7 @@ class TransactionalIdentity:
 
     def next_request_at(self, now: float, pending: bool) -> float:
         """Never."""
-        return float("inf")
+        return math.inf
 
     def close(self, error: KafkaError) -> None:
         """See `TransactionManager.close`."""

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
@@ -72,7 +73,7 @@ class MarkerWait:
     def __init__(self) -> None:
         self._average: dict[bool, float] = {}  # by whether it waited; not waiting is timed first
         self._since_other = 0
-        self._ended_at = float("-inf")
+        self._ended_at = -math.inf
         self._waits: bool  # set by `begins`; nothing is timed before
         self._timing = False
         self._opened_at: float | None = None

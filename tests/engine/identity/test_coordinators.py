@@ -411,7 +411,7 @@ STRANGE: dict[str, Callable[[Any], Any]] = {
 
 @pytest.mark.parametrize("change", STRANGE.values(), ids=STRANGE)
 @transactional(max_block_ms=10_000)
-async def test_answer_that_names_nobody_is_asked_for_again_with_backoff(
+async def test_response_without_a_coordinator_is_retried_with_backoff(
     cluster: FakeCluster, producer: Producer[Any, Any], change: Callable[[Any], Any]
 ) -> None:
     stop = cluster.control(FIND, edit(change))

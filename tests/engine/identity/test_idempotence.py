@@ -409,7 +409,7 @@ async def test_partition_without_a_sequence_under_the_present_epoch_restarts_wit
 
 
 @virtual
-async def test_bump_of_one_partition_leaves_another_one_its_epoch_and_its_pipeline() -> None:
+async def test_bump_of_one_partition_leaves_epoch_and_batches_in_flight_of_another() -> None:
     harness = EngineHarness(partitions=2)
     for partition in (0, 1):
         harness.append(b"first", partition)
@@ -541,7 +541,7 @@ async def test_retries_exhausted_out_of_order_fails_and_bumps() -> None:
 
 
 @virtual
-async def test_topic_created_anew_gets_new_sequences_once_the_wire_is_quiet() -> None:
+async def test_recreated_topic_gets_new_sequences_once_nothing_is_in_flight() -> None:
     harness = EngineHarness(partitions=2)
     deliveries, _ = three_in_flight(harness)
     harness.append(b"p1", 1)
@@ -563,7 +563,7 @@ async def test_topic_created_anew_gets_new_sequences_once_the_wire_is_quiet() ->
 
 
 @virtual
-async def test_unknown_fate_is_settled_before_a_bump_renumbers_anything() -> None:
+async def test_batch_in_doubt_is_resolved_before_a_bump_renumbers_anything() -> None:
     """Batch 2 was stored, its answer lost; batch 3 is refused for good, so a bump
     is due. Renumbering batch 2 now would store it twice."""
     harness = EngineHarness()
@@ -584,7 +584,7 @@ async def test_unknown_fate_is_settled_before_a_bump_renumbers_anything() -> Non
 
 
 @virtual
-async def test_unknown_fate_behind_a_refused_batch_is_not_stored_twice() -> None:
+async def test_batch_in_doubt_behind_a_refused_batch_is_not_stored_twice() -> None:
     harness = EngineHarness()
     acknowledged(harness)
     refused, maybe = harness.append_all(b"refused", b"maybe")
@@ -639,7 +639,7 @@ async def test_expired_unsent_record_burns_no_sequence() -> None:
 
 
 @virtual
-async def test_expired_on_the_wire_then_acknowledged_leaves_no_gap() -> None:
+async def test_expired_in_flight_then_acknowledged_leaves_no_gap() -> None:
     harness = EngineHarness(delivery_timeout_ms=30_000, request_timeout_ms=30_000)
     acknowledged(harness)
     expired = harness.append(b"expired")
@@ -655,7 +655,7 @@ async def test_expired_on_the_wire_then_acknowledged_leaves_no_gap() -> None:
 
 
 @virtual
-async def test_expired_on_the_wire_then_lost_bumps_before_anything_new() -> None:
+async def test_expired_in_flight_then_lost_bumps_before_anything_new() -> None:
     harness = EngineHarness(delivery_timeout_ms=30_000, request_timeout_ms=30_000)
     acknowledged(harness)
     expired = harness.append(b"expired")
@@ -672,7 +672,7 @@ async def test_expired_on_the_wire_then_lost_bumps_before_anything_new() -> None
 
 @pytest.mark.parametrize("stored", [True, False])
 @virtual
-async def test_expired_in_backoff_with_successors_on_the_wire(stored: bool) -> None:
+async def test_expired_in_backoff_with_successors_in_flight(stored: bool) -> None:
     """Java SenderTest.testExpiryOfFirstBatchShouldNotCauseUnresolvedSequencesIfFutureBatchesSucceed
     and …ShouldCauseEpochBumpIfFutureBatchesFail."""
     harness = EngineHarness(delivery_timeout_ms=30_000, request_timeout_ms=30_000)
@@ -720,7 +720,7 @@ async def test_successor_waits_no_longer_than_the_pass_that_gives_its_predecesso
 
 
 @virtual
-async def test_unknown_fate_is_resolved_when_the_last_open_batch_is_refused() -> None:
+async def test_batch_in_doubt_is_resolved_when_the_last_open_batch_is_refused() -> None:
     """The partition was silent for ever: nothing was open that could resolve it."""
     harness = EngineHarness(delivery_timeout_ms=30_000, request_timeout_ms=30_000)
     acknowledged(harness)
@@ -801,7 +801,7 @@ async def test_split_parts_share_out_the_sequences_of_their_batch() -> None:
 
 
 @virtual
-async def test_split_part_refused_for_good_restarts_the_rest() -> None:
+async def test_split_part_that_is_rejected_restarts_the_rest() -> None:
     harness = EngineHarness()
     acknowledged(harness)
     deliveries = [harness.append(b"%d" % i) for i in range(4)]
@@ -1081,7 +1081,7 @@ async def test_answer_without_error_and_without_an_id_is_asked_for_again_later()
 
 
 @virtual
-async def test_sequences_of_a_forgotten_topic_start_anew_under_a_higher_epoch() -> None:
+async def test_sequences_of_a_forgotten_topic_restart_under_a_higher_epoch() -> None:
     harness = EngineHarness(topics=("t", "u"))
     acknowledged(harness)
     harness.append(b"u", topic="u")

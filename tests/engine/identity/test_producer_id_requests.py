@@ -7,7 +7,10 @@ import math
 
 import pytest
 
+from aiokprod._engine.identity.producer_id_requests import ProducerIdRequests
+from aiokprod._engine.identity.sequences import SequenceTracker
 from aiokprod._engine.sender.unresponsive_brokers import PATIENCE_S
+from aiokprod._wire.messages.init_producer_id import InitProducerIdResponse
 from aiokprod.errors import (
     AuthorizationError,
     Code,
@@ -27,7 +30,7 @@ from tests.engine.engine_harness import (
 
 
 @virtual
-async def test_id_is_asked_for_before_anything_is_sent() -> None:
+async def test_id_is_requested_before_anything_is_sent() -> None:
     harness = EngineHarness(known_producer=False)
     delivery = harness.append(b"v")
     harness.step()
@@ -76,7 +79,7 @@ async def test_id_without_a_reachable_node_waits_for_an_event() -> None:
     "code", [Code.COORDINATOR_LOAD_IN_PROGRESS, Code.NOT_COORDINATOR, Code.NOT_ENOUGH_REPLICAS]
 )
 @virtual
-async def test_id_refused_for_now_is_asked_for_again_after_a_pause(code: Code) -> None:
+async def test_id_request_that_may_be_retried_is_repeated_after_the_backoff(code: Code) -> None:
     harness = EngineHarness(known_producer=False)
     delivery = harness.append(b"v")
     harness.step()
@@ -103,7 +106,7 @@ async def test_id_request_lost_is_repeated() -> None:
 
 
 @virtual
-async def test_id_refused_for_good_fails_what_waits_and_a_later_record_tries_again() -> None:
+async def test_rejected_id_request_fails_pending_records_and_a_later_record_retries() -> None:
     harness = EngineHarness(known_producer=False)
     delivery = harness.append(b"v")
     harness.step()
@@ -138,3 +141,29 @@ async def test_broker_without_idempotence_ends_the_producer() -> None:
     with pytest.raises(ProducerFailed, match="enable_idempotence=False"):
         harness.append(b"w")
     assert len(harness.brokers.init_requests) == 1
+
+
+def test_requests_come_one_at_a_time_and_after_failures_only_if_records_wait() -> None:
+    tracker = SequenceTracker()
+    wakeups: list[None] = []
+    requests = ProducerIdRequests(
+        tracker, lambda attempts: 0.1 * attempts, lambda: wakeups.append(None)
+    )
+    first = requests.next_request(1.0, False)
+    assert first is not None
+    assert requests.next_request(1.0, True) is None
+    assert requests.next_request_at(1.0, True) == math.inf
+    first.on_body(InitProducerIdResponse(0, 0, -1, -1), 1.0)  # neither an id nor an error
+    assert requests.next_request_at(1.0, False) == math.inf, "no records wait for it"
+    assert requests.next_request(1.0, True) is None
+    assert requests.next_request_at(1.0, True) == pytest.approx(1.1)
+    second = requests.next_request(1.2, True)
+    assert second is not None
+    assert not wakeups
+    second.on_body(InitProducerIdResponse(0, 0, 7, 3), 1.3)
+    assert (tracker.producer_id, tracker.epoch) == (7, 3)
+    assert len(wakeups) == 1
+    assert requests.next_request(2.0, True) is None
+    tracker.producer_id = -1  # the epochs of this id are used up
+    assert requests.next_request(2.0, False) is not None, "failures before the last id do not count"
+    requests.close(Disconnected("closed"))

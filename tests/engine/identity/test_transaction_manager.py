@@ -211,7 +211,7 @@ async def test_steps_come_in_order_and_the_end_waits_for_the_batches() -> None:
 
 @pytest.mark.parametrize("version", [1, 2])
 @virtual
-async def test_begin_makes_everything_anew(version: int) -> None:
+async def test_begin_starts_with_new_progress(version: int) -> None:
     control = RecordingControl()
     made = opened(control=control)
     made.admit(KEY)

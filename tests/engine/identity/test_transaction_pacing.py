@@ -68,13 +68,13 @@ class Course:
         return [self.one(without, waiting) for _ in range(count)]
 
 
-def test_pace_quick_batches_never_wait() -> None:
+def test_marker_wait_quick_batches_never_wait() -> None:
     course = Course()
     assert not any(course.many(3 * TRY_OTHER, FAST, FAST))
 
 
 @pytest.mark.parametrize("waiting_pays", [True, False])
-def test_pace_slow_batch_both_ways_are_timed_and_the_quicker_kept(waiting_pays: bool) -> None:
+def test_marker_wait_slow_batch_times_both_ways_and_keeps_the_quicker(waiting_pays: bool) -> None:
     course = Course()
     times = (SLOW, FAST if waiting_pays else 1.2 * SLOW)
     assert course.many(2, *times) == [False, True], "both are tried"
@@ -84,7 +84,7 @@ def test_pace_slow_batch_both_ways_are_timed_and_the_quicker_kept(waiting_pays: 
 
 
 @pytest.mark.parametrize("waiting_pays", [True, False])
-def test_pace_way_that_becomes_slow_is_left_soon(waiting_pays: bool) -> None:
+def test_marker_wait_leaves_a_way_that_becomes_slow(waiting_pays: bool) -> None:
     course = Course()
     course.many(15, SLOW, FAST if waiting_pays else 1.2 * SLOW)
     worse = (SLOW, 2 * SLOW) if waiting_pays else (3 * SLOW, 2 * SLOW)
@@ -93,21 +93,21 @@ def test_pace_way_that_becomes_slow_is_left_soon(waiting_pays: bool) -> None:
     assert found[-1] is not waiting_pays
 
 
-def test_pace_brokers_become_quick_is_found_in_time() -> None:
+def test_marker_wait_notices_that_brokers_became_quick() -> None:
     course = Course()
     course.many(15, SLOW, FAST)
     course.many(8 * TRY_OTHER, FAST, FAST)
     assert not any(course.many(3 * TRY_OTHER, FAST, FAST))
 
 
-def test_pace_two_outliers_change_nothing() -> None:
+def test_marker_wait_two_outliers_change_nothing() -> None:
     course = Course()
     course.many(15, SLOW, FAST)
     course.many(2, SLOW, 10.0)
     assert course.many(15, SLOW, FAST) == [True] * 15
 
 
-def test_pace_pause_between_transactions_says_nothing_and_needs_no_waiting() -> None:
+def test_marker_wait_ignores_transactions_that_are_not_back_to_back() -> None:
     course = Course()
     course.many(15, SLOW, FAST)
     for _ in range(10):
@@ -115,7 +115,7 @@ def test_pace_pause_between_transactions_says_nothing_and_needs_no_waiting() -> 
     assert course.one(SLOW, FAST)
 
 
-def test_pace_without_an_answer_learns_nothing() -> None:
+def test_marker_wait_without_an_acknowledgment_learns_nothing() -> None:
     pace = MarkerWait()
     for _ in range(15):
         pace.on_transaction_ended(0.0)
@@ -321,7 +321,7 @@ async def test_distant_leaders_are_asked_in_intervals(
 
 
 @transactional(cluster={"brokers": 3})
-async def test_silent_leader_holds_up_the_others_for_a_moment_only(
+async def test_unresponsive_leader_delays_the_others_briefly(
     cluster: FakeCluster, producer: Producer[Any, Any], tv: int
 ) -> None:
     await producer.warm(["t"])
@@ -339,7 +339,7 @@ async def test_silent_leader_holds_up_the_others_for_a_moment_only(
 
 
 @transactional(cluster={"brokers": 3})
-async def test_batch_tried_again_holds_up_the_others_for_a_moment_only(
+async def test_retried_batch_delays_the_others_briefly(
     cluster: FakeCluster, producer: Producer[Any, Any]
 ) -> None:
     await producer.warm(["t"])
@@ -367,7 +367,7 @@ async def test_batch_tried_again_holds_up_the_others_for_a_moment_only(
 
 
 @transactional(cluster={"brokers": 3}, protocols=(2,))  # in TV1 nothing joins by being sent to
-async def test_partition_that_joined_waits_for_nobody(
+async def test_partition_that_was_added_is_not_held_back(
     cluster: FakeCluster, producer: Producer[Any, Any]
 ) -> None:
     await producer.warm(["t"])
@@ -386,7 +386,7 @@ async def test_partition_that_joined_waits_for_nobody(
 
 
 @transactional(cluster={"brokers": 3})
-async def test_close_while_leaders_wait_leaves_no_timer(
+async def test_close_while_leaders_are_held_back_leaves_no_timer(
     cluster: FakeCluster, producer: Producer[Any, Any]
 ) -> None:
     """The harness fails on what is left behind."""

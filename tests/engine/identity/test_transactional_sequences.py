@@ -178,7 +178,7 @@ async def test_pass_of_the_sender_drops_what_must_not_be_sent_once() -> None:
     assert made.settled()
 
 
-def test_topic_created_anew_needs_nothing() -> None:
+def test_recreated_topic_needs_nothing_within_a_transaction() -> None:
     @virtual
     async def main() -> None:
         made = opened()
