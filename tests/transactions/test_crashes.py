@@ -1,5 +1,5 @@
 """The process dies at every step of a transaction: all of it or nothing becomes visible, and the
-next instance goes on."""
+next instance continues."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def check_all_or_nothing(cluster: FakeCluster, finished: bool) -> None:
     offsets = cluster.transactions.committed_offsets
     assert offsets == ({"g": {("in", 0): 1}} if seen else {}), "offsets apart from the records"
     if finished:
-        assert seen, "told as committed"
+        assert seen, "reported as committed"
 
 
 @pytest.mark.parametrize("arrives", [True, False], ids=["arrives", "lost"])

@@ -1,5 +1,5 @@
-"""The connection breaks after any byte of EndTxn or of its answer: the verdict stands, once, and
-the next transaction is its own."""
+"""The connection breaks after any byte of EndTxn or of its response: the transaction is committed
+or aborted once, as requested, and the next transaction is not affected."""
 
 from __future__ import annotations
 

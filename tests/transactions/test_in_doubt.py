@@ -1,5 +1,5 @@
-"""Requests that a coordinator may have carried out although it answered with an error: what the
-caller is told, and that nothing of it reaches the next transaction.
+"""Requests that a coordinator may have carried out although it answered with an error: which
+outcome the caller gets, and that the next transaction is not affected.
 
 Source: Kafka `TransactionStateManager.appendTransactionToLog`, which answers errors of the write to
 the transaction log with COORDINATOR_NOT_AVAILABLE, NOT_COORDINATOR and others.

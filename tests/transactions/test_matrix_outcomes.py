@@ -1,7 +1,7 @@
 """Every request to a coordinator x what its broker does to it: what the calls report is what the
 logs and the groups hold in the end, and it is exactly the outcome that this file names.
 
-The judge knows the cluster's logs and what each call reported, nothing else. A later instance of
+The oracle knows the cluster's logs and what each call reported, nothing else. A later instance of
 the producer ends what is open before it looks, so that "not committed" is final.
 """
 
@@ -56,14 +56,14 @@ RETRIED = {
 FENCED = {47, 90}
 ABORTABLE = {29, 30, 120}
 UNMAPPED = 49
-"""INVALID_PRODUCER_ID_MAPPING: an abort and a new producer id, if nobody else has taken over."""
+"""INVALID_PRODUCER_ID_MAPPING: an abort and a new producer id, unless another one took over."""
 OWN_ABORTABLE = {
     ADD_PARTITIONS: {55},
     COMMIT_OFFSETS: {22, 25, 82, 110, 113},
 }
 BEFORE_WRITING = {29, 30, 31, 35, 42, 47, 48, 49, 53, 55, 90, 120}
-"""No broker answers one of these after it wrote to its transaction log. One that does (the fake one
-here, if told to) lies, and nobody could know."""
+"""No broker answers one of these after it wrote to its transaction log. If one does nevertheless
+(the fake broker can be scripted to), no client can find out."""
 CONCURRENT = 51
 """As these at the first copy of EndTxn; a repetition may meet the write of an earlier copy."""
 
@@ -141,7 +141,7 @@ def judge(cluster: FakeCluster, report: Report, *, commit: bool) -> None:
     is_committed = bool(seen or offsets)
     if is_committed:
         assert commit, "an aborted transaction is visible"
-        assert report.called_end, "nobody asked for a commit"
+        assert report.called_end, "no commit was requested"
         assert seen == {b"1/0", b"1/1"}
         assert offsets == {("in", 0): 5}
     if report.called_end and report.end is None:
@@ -245,8 +245,8 @@ async def go_on(cluster: FakeCluster, producer: Producer[Any, Any]) -> None:
 
 
 def cases(api: int, times: int | None, tv: int) -> Iterator[tuple[int, bool]]:
-    """(code, carried out). What is refused for good is not asked twice, and what is never sent
-    meets no code."""
+    """(code, carried out). What is rejected is not repeated, and what is never sent
+    gets no code."""
     never_sent = tv == 2 and api in (ADD_PARTITIONS, ADD_OFFSETS)
     for code in CODES if WHOLE else QUICK_CODES[:1] if never_sent else QUICK_CODES:
         if WHOLE or times != 2 or code in RETRIED | {-1, 7}:

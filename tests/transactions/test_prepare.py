@@ -20,7 +20,7 @@ async def test_prepare_then_close_leaves_the_transaction_open(
     producer_id, epoch, _ = await producer.prepare_transaction()
     assert producer_id >= 0
     assert epoch >= 0
-    with pytest.raises(TransactionError, match="takes nothing more"):
+    with pytest.raises(TransactionError, match="accepts nothing more"):
         await producer.send("t", b"late", partition=0)
     await producer.close()
     assert committed(cluster) == []
@@ -35,7 +35,7 @@ async def test_prepare_tells_the_protocol(
     await producer.begin_transaction()
     await producer.send("t", b"x", partition=0)
     assert (await producer.prepare_transaction())[2] is (tv == 2)
-    await producer.commit_transaction()  # the one who prepared may end it too
+    await producer.commit_transaction()  # the producer that prepared it may end it too
     assert committed(cluster) == [b"x"]
 
 

@@ -134,7 +134,7 @@ class TransactionHarness:
 
     def throttling(self) -> None:
         """Every answer carries a throttle time, at all brokers or at the coordinator alone: the
-        client is over its quota for good."""
+        client is permanently over its quota."""
         milliseconds = self.nature.choice((5, 100, 1_000))
         broker = self.nature.choice((None, self.coordinator_id()))
         self.cluster.throttle(milliseconds, broker)
@@ -224,7 +224,7 @@ class TransactionHarness:
         return {(p, value) for p, value in found if value and value.startswith(b"%d-" % number)}
 
     async def transaction(self, producer: Producer[Any, Any], number: int) -> None:
-        """One transaction; notes what the application was told."""
+        """One transaction; notes the outcome reported to the application."""
         self.fates[number] = ABORTED
         sent = self.sent[number] = set()
         await producer.begin_transaction(timeout=100)
@@ -311,7 +311,7 @@ class TransactionHarness:
                 if not broker.is_up:
                     cluster.start(broker.broker_id)
             await producer.close(30)
-        await asyncio.sleep(10)  # requests that were held up on their way may fence who comes
+        await asyncio.sleep(10)  # delayed requests may fence the next producer
         await self.last_transaction()
         await asyncio.sleep(1)
         self.judge()
@@ -370,7 +370,7 @@ class TransactionHarness:
             await asyncio.sleep(0.01)
 
     def judge(self) -> None:
-        """P7: all or none of each, what was told is true, order within partitions."""
+        """P7: all or none of each, reported outcomes are true, order within partitions."""
         cluster = self.cluster
         seen = [(p, value) for p in range(3) for value in cluster.committed_values("t", p) if value]
         assert len(seen) == len(set(seen)), "doubled"

@@ -1,5 +1,5 @@
-"""Commit and abort return within their timeout whatever the coordinator does, and what they say
-then is true."""
+"""Commit and abort return within their timeout whatever the coordinator does, and the outcome that
+they report is true."""
 
 from __future__ import annotations
 
@@ -71,8 +71,8 @@ ENDERS: dict[str, Ender] = {
 }
 
 
-async def told(producer: Producer[Any, Any], end: Ender, timeout: float) -> KafkaError | None:
-    """How the call ended, in time."""
+async def outcome_of(producer: Producer[Any, Any], end: Ender, timeout: float) -> KafkaError | None:
+    """The error of the call, None if it succeeded; it ends in time."""
     started = now()
     error = None
     try:
@@ -116,7 +116,7 @@ async def test_end_any_request_troubled_returns_in_time_with_the_true_outcome(
         await producer.send_offsets_to_transaction({("in", 0): 1}, "g", timeout=0.1)
     except KafkaError:
         assert now() > 0
-    error = await told(producer, ENDERS[verdict], timeout)
+    error = await outcome_of(producer, ENDERS[verdict], timeout)
     check_truth(cluster, error, verdict, 1)
     cluster.script.clear()
 
@@ -130,7 +130,7 @@ async def test_end_always_refused_with_any_code_returns_in_time(
     await producer.begin_transaction()
     await producer.send("t", b"v", partition=0)
     cluster.control(END, refuse(code))
-    error = await told(producer, ENDERS[verdict], 3.0)
+    error = await outcome_of(producer, ENDERS[verdict], 3.0)
     if code is Code.NONE:
         return  # a broker that says yes and does nothing is believed
     if code is Code.INVALID_PRODUCER_ID_MAPPING and verdict == "abort":
@@ -139,7 +139,7 @@ async def test_end_always_refused_with_any_code_returns_in_time(
     assert committed(cluster) == []
     cluster.script.clear()
     if isinstance(error, KafkaTimeout):
-        assert await told(producer, ENDERS[verdict], 30.0) is None
+        assert await outcome_of(producer, ENDERS[verdict], 30.0) is None
         check_truth(cluster, None, verdict, 1)
     if isinstance(error, AbortableTransactionError):
         await producer.abort_transaction()
@@ -163,7 +163,7 @@ async def test_end_all_brokers_gone_returns_in_time_then_resumes(
         else:
             cluster.network.blackhole(broker.host, broker.port)
     for _ in range(2):
-        error = await told(producer, ENDERS[verdict], timeout)
+        error = await outcome_of(producer, ENDERS[verdict], timeout)
         assert isinstance(error, KafkaTimeout)
         assert error.outcome is Outcome.UNKNOWN
     for broker in brokers:
@@ -171,7 +171,7 @@ async def test_end_all_brokers_gone_returns_in_time_then_resumes(
             cluster.start(broker.broker_id)
         else:
             cluster.network.heal(broker.host, broker.port)
-    assert await told(producer, ENDERS[verdict], 100.0) is None
+    assert await outcome_of(producer, ENDERS[verdict], 100.0) is None
     check_truth(cluster, None, verdict, 1)
     await one(producer, b"next", timeout=100)
     assert stable(cluster)
@@ -187,11 +187,11 @@ async def test_end_coordinator_always_elsewhere_returns_in_time(
     await producer.send("t", b"v", partition=0)
     cluster.control(END, refuse(Code.NOT_COORDINATOR))
     before = cluster.count(END)
-    error = await told(producer, ENDERS[verdict], 20.0)
+    error = await outcome_of(producer, ENDERS[verdict], 20.0)
     assert isinstance(error, KafkaTimeout)
     assert 10 < cluster.count(END) - before < 60, "asked again, with backoff"
     cluster.script.clear()
-    assert await told(producer, ENDERS[verdict], 20.0) is None
+    assert await outcome_of(producer, ENDERS[verdict], 20.0) is None
 
 
 @pytest.mark.parametrize("verdict", ENDERS)
@@ -210,5 +210,5 @@ async def test_end_cancelled_while_the_coordinator_is_unresponsive_returns_at_on
         await task
     assert now() - started <= TICK
     stop()
-    assert await told(producer, ENDERS[verdict], 100.0) is None
+    assert await outcome_of(producer, ENDERS[verdict], 100.0) is None
     assert cluster.transactions.ids[ID].history == [verdict == "commit"]

@@ -98,7 +98,7 @@ class ProducerIdRequests:
         if error.code is not None and error.code.number == Code.UNSUPPORTED_VERSION:
             self._requesting = False
             self.fatal_error = ProducerFailed(
-                "the broker does not know InitProducerId: it is older than Kafka 0.11; set "
+                "the broker does not support InitProducerId: it is older than Kafka 0.11; set "
                 "enable_idempotence=False"
             )
             self.fatal_error.__cause__ = error

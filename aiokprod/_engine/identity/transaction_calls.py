@@ -46,7 +46,7 @@ class TransactionCalls:
         if manager.state is TxnState.UNINITIALIZED:
             manager.initialise()
         if manager.state is TxnState.INITIALIZING:
-            late = "the coordinator did not give a producer id"
+            late = "the coordinator did not return a producer id"
             await self._wait(manager.init_result, deadline, late)
         manager.check_fatal()
 
@@ -84,8 +84,8 @@ class TransactionCalls:
         ending = self._resumed(commit=commit) or manager.start_end(commit=commit)
         await self._wait(
             ending.done, deadline,
-            f"no definite answer to {ending.name}: whether the transaction ended is unknown. Call "
-            f"{ending.name} again, it goes on waiting for the same answer",
+            f"no definite response to {ending.name}: the outcome of the transaction is unknown. "
+            f"Call {ending.name} again, it continues to wait for the same response",
         )  # fmt: skip
         manager.ending = None
 
@@ -100,8 +100,8 @@ class TransactionCalls:
             return ending
         known = "succeeded" if ending.done.done() else "has no outcome yet"
         raise misuse(
-            f"{ending.name} was called before and {known}: its verdict cannot be changed. Call "
-            f"{ending.name} again"
+            f"{ending.name} was called before and {known}: a commit cannot be changed to an abort, "
+            f"or the reverse. Call {ending.name} again"
         )
 
     async def send_offsets(
@@ -168,7 +168,7 @@ class TransactionCalls:
         try:
             await self._wait(
                 ending.done, deadline,
-                f"the outcome of {ending.name} of the transaction before is still unknown",
+                f"the outcome of {ending.name} of the previous transaction is still unknown",
             )  # fmt: skip
         except TransactionError:
             self.manager.check_fatal()

@@ -139,7 +139,7 @@ class TransactionManager:
         if self.state is TxnState.ABORTABLE_ERROR:
             raise self.abortable_error()
         if self.state in ENDING or self.progress.prepared:
-            raise misuse("the transaction is being ended and takes nothing more")
+            raise misuse("the transaction is being ended and accepts nothing more")
         if self.state is not TxnState.IN_TRANSACTION:
             raise misuse(
                 "this producer has a transactional_id: records are sent within a transaction, "
@@ -385,7 +385,7 @@ class TransactionManager:
         fatal = error
         if not isinstance(error, FatalTransactionError):
             fatal = FatalTransactionError(
-                "the transactional producer cannot go on, close it and create a new one: "
+                "the transactional producer cannot continue, close it and create a new one: "
                 f"{error.message}",
                 code=error.code,
                 outcome=error.outcome,

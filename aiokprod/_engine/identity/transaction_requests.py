@@ -135,8 +135,8 @@ def commit_offsets(
     def build(version: int) -> TxnOffsetCommitRequest:
         if tv2 and version < _SECOND_PROTOCOL_OFFSETS:
             raise UnsupportedVersion(
-                "the group's coordinator does not speak the cluster's finalised "
-                "transaction.version: TxnOffsetCommit v5 is missing"
+                "the group coordinator does not support the finalized transaction.version of the "
+                "cluster: TxnOffsetCommit v5 is missing"
             )
         return message
 

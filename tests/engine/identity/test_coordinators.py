@@ -1,5 +1,5 @@
-"""Finding coordinators and reaching them: which address is dialled, what ends the waiting for a
-connection, and what a strange FindCoordinator answer leads to."""
+"""Finding coordinators and connecting to them: which address is dialled, what ends the wait for a
+connection, and what an unusual FindCoordinator response leads to."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def elsewhere(cluster: FakeCluster) -> int:
     return next(p.index for p in cluster.topics["t"].partitions if p.leader != here)
 
 
-def desk(producer: Producer[Any, Any]) -> Coordinators:
+def coordinators_of(producer: Producer[Any, Any]) -> Coordinators:
     """The coordinators of a started producer whose driver is idle."""
     runtime = producer._runtime
     assert runtime is not None
@@ -324,7 +324,7 @@ async def test_snapshot_forgets_listed_coordinators_only(
     cluster: FakeCluster, producer: Producer[Any, Any]
 ) -> None:
     await producer.start()
-    coordinators = desk(producer)
+    coordinators = coordinators_of(producer)
     here = coordinators.known(*KEY)
     assert here == coordinator(cluster).broker_id
     runtime = producer._runtime
@@ -374,7 +374,7 @@ async def test_abort_does_not_wait_for_a_coordinator_that_has_nothing_to_end(
     assert stable(cluster)
 
 
-# -- strange answers ------------------------------------------------------------------------------
+# -- unusual responses ----------------------------------------------------------------------------
 
 
 def found_with(**changes: Any) -> Callable[[Any], Any]:

@@ -349,7 +349,7 @@ async def test_batch_refused_before_others_restarts_the_partition_under_a_new_ep
     deliveries, requests = three_in_flight(harness)
     requests[0].refuse(Code.INVALID_RECORD)
     harness.step()
-    assert tracker_of(harness).epoch == 0, "the others are on the wire"
+    assert tracker_of(harness).epoch == 0, "the others are in flight"
     requests[1].ack()
     requests[2].ack()
     deliver_all(harness)
@@ -564,7 +564,7 @@ async def test_recreated_topic_gets_new_sequences_once_nothing_is_in_flight() ->
 
 @virtual
 async def test_batch_in_doubt_is_resolved_before_a_bump_renumbers_anything() -> None:
-    """Batch 2 was stored, its answer lost; batch 3 is refused for good, so a bump
+    """Batch 2 was stored, its answer lost; batch 3 is rejected, so a bump
     is due. Renumbering batch 2 now would store it twice."""
     harness = EngineHarness()
     acknowledged(harness)

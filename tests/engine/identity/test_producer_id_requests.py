@@ -111,7 +111,7 @@ async def test_rejected_id_request_fails_pending_records_and_a_later_record_retr
     delivery = harness.append(b"v")
     harness.step()
     harness.init_producer(code=Code.CLUSTER_AUTHORIZATION_FAILED)
-    assert harness.step() == math.inf, "no retry while nobody wants it"
+    assert harness.step() == math.inf, "no retry while no record waits for it"
     error = error_of(delivery)
     assert isinstance(error, AuthorizationError)
     assert error.outcome is Outcome.NOT_SENT

@@ -237,7 +237,7 @@ async def test_prepared_transaction_takes_nothing_and_can_be_ended() -> None:
     made = opened(control=control)
     made.prepare()
     assert not control.accepting
-    with pytest.raises(TransactionError, match="takes nothing more"):
+    with pytest.raises(TransactionError, match="accepts nothing more"):
         made.check_open()
     made.start_end(commit=True)
     assert control.completing

@@ -47,21 +47,21 @@ class Course:
     """Transactions one after the other, as `MarkerWait` sees them."""
 
     def __init__(self) -> None:
-        self.pace = MarkerWait()
+        self.wait = MarkerWait()
         self.now = 0.0
 
     def one(self, without: float, waiting: float, gap: float = 0.0) -> bool:
         """A transaction whose first batch takes so long either way; did it wait?"""
-        self.pace.on_transaction_ended(self.now)
+        self.wait.on_transaction_ended(self.now)
         self.now += gap
-        waits = self.pace.should_wait(self.now)
+        waits = self.wait.should_wait(self.now)
         self.now += 1.0  # the application thinks
-        self.pace.on_batch_opened(self.now)
+        self.wait.on_batch_opened(self.now)
         self.now += waiting if waits else without
-        self.pace.on_batch_acknowledged(self.now)
-        self.pace.on_batch_opened(self.now)  # later batches do not count
+        self.wait.on_batch_acknowledged(self.now)
+        self.wait.on_batch_opened(self.now)  # later batches do not count
         self.now += 1.0
-        self.pace.on_batch_acknowledged(self.now)
+        self.wait.on_batch_acknowledged(self.now)
         return waits
 
     def many(self, count: int, without: float, waiting: float) -> list[bool]:
@@ -79,7 +79,7 @@ def test_marker_wait_slow_batch_times_both_ways_and_keeps_the_quicker(waiting_pa
     times = (SLOW, FAST if waiting_pays else 1.2 * SLOW)
     assert course.many(2, *times) == [False, True], "both are tried"
     assert course.many(TRY_OTHER - 2, *times) == [waiting_pays] * (TRY_OTHER - 2)
-    assert course.one(*times) is not waiting_pays, "one looks again"
+    assert course.one(*times) is not waiting_pays, "the other way is tried once"
     assert course.many(TRY_OTHER - 1, *times) == [waiting_pays] * (TRY_OTHER - 1)
 
 
@@ -116,12 +116,12 @@ def test_marker_wait_ignores_transactions_that_are_not_back_to_back() -> None:
 
 
 def test_marker_wait_without_an_acknowledgment_learns_nothing() -> None:
-    pace = MarkerWait()
+    wait = MarkerWait()
     for _ in range(15):
-        pace.on_transaction_ended(0.0)
-        assert not pace.should_wait(0.0)
-        pace.on_batch_acknowledged(1.0)  # nothing was sent
-        pace.on_batch_opened(1.0)
+        wait.on_transaction_ended(0.0)
+        assert not wait.should_wait(0.0)
+        wait.on_batch_acknowledged(1.0)  # nothing was sent
+        wait.on_batch_opened(1.0)
 
 
 @transactional()
@@ -298,7 +298,7 @@ async def spread(producer: Producer[Any, Any], cluster: FakeCluster, took: float
 async def test_leaders_are_asked_one_after_the_other(
     cluster: FakeCluster, producer: Producer[Any, Any], took: float, tv: int
 ) -> None:
-    """Also if they are slow for once: they were quick in the transaction before."""
+    """Also if they are slow once: they were quick in the previous transaction."""
     await producer.warm(["t"])
     await spread(producer, cluster, 0.003)
     arrivals = await spread(producer, cluster, took)
@@ -444,4 +444,6 @@ async def test_keyless_records_of_a_transaction_keep_to_few_partitions(
         after = [cluster.committed_values("t", p) for p in range(3)]
         used.append({p for p in range(3) if len(after[p]) > len(before[p])})
     assert [len(partitions) for partitions in used] == [1] * 30
-    assert {p for partitions in used for p in partitions} == {0, 1, 2}, "the next chooses anew"
+    assert {p for partitions in used for p in partitions} == {0, 1, 2}, (
+        "each transaction chooses again"
+    )

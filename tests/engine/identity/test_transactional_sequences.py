@@ -73,7 +73,7 @@ async def test_sequence_errors_are_not_retried_once_the_transaction_fails() -> N
     for code in (Code.OUT_OF_ORDER_SEQUENCE_NUMBER, Code.UNKNOWN_PRODUCER_ID):
         assert decision(state, batch, code, 9) is SequenceDecision.NONE
     made.abort_with(BrokerError("y"))
-    assert "x" in made.abortable_error().message, "the first reason stands"
+    assert "x" in made.abortable_error().message, "the first reason is kept"
 
 
 @virtual
