@@ -62,7 +62,9 @@ class AppendHarness:
         self.topic = self.appender.topics[TOPIC] = TopicSlot(TOPIC)
         self.topic.slots.extend(PartitionSlot(TOPIC, number) for number in range(partitions))
 
-    def _open_new_batch(self, topic: TopicSlot, partition: int, size: int) -> PartitionSlot | None:
+    def _open_new_batch(
+        self, topic: TopicSlot, partition: int, size: int, permit: object
+    ) -> PartitionSlot:
         if partition < 0:
             self._next = partition = topic.sticky = (self._next + 1) % len(topic.slots)
             topic.sticky_bytes = 0

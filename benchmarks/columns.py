@@ -72,7 +72,9 @@ class Press:
         """No row of these tables needs the slow path."""
         raise AssertionError(fields)
 
-    def open_new_batch(self, topic: TopicSlot, partition: int, size: int) -> PartitionSlot:
+    def open_new_batch(
+        self, topic: TopicSlot, partition: int, size: int, permit: object
+    ) -> PartitionSlot:
         """Seal the full batch, open another."""
         if partition < 0:
             partition = topic.sticky = (topic.sticky + 1) % len(topic.slots)

@@ -184,7 +184,7 @@ cdef class TableAppender:
             body[0] = body_size(held, timestamp, cells)
             size = varint_size(body[0]) + body[0]
         if size == 0 or not (<BatchCore>held).has_room(size):
-            slot = self.appender.open_new_batch(topic, partition, bound)
+            slot = self.appender.open_new_batch(topic, partition, bound, None)
             core = slot.core if slot is not None else None
             if core is None:
                 return NULL

@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
     from aiokprod._client.runtime import Runtime
     from aiokprod._client.serialization import RecordSerializers
+    from aiokprod._core.append import AppendResult
     from aiokprod._core.batch import Delivery, RecordMetadata
     from aiokprod._engine.buffer.broker_memory_quota import QuotaWaiter
-    from aiokprod._engine.buffer.queues import PartitionQueue
     from aiokprod.cluster import ClusterSnapshot
     from aiokprod.config import ProducerConfig
     from aiokprod.interceptors import InterceptorChain
@@ -175,30 +175,31 @@ class SlowPath:
     ) -> Delivery:
         """Append as soon as there is memory, and room in the share of the partition's broker."""
         runtime = self._runtime
-        place: QuotaWaiter | None = None  # in the line of a broker
+        permit: QuotaWaiter | None = None
         try:
             while True:
                 self._check()
                 snapshot = runtime.metadata.lookup(record.topic, record.partition)
-                refused = None
+                over_quota = None
                 runtime.state.gate.check_open()
                 if snapshot is not None and (reservation.size or runtime.memory.has_room(size)):
-                    delivery, refused = self._append(record, snapshot, payload, reservation, place)
-                    if delivery is not None:
-                        return delivery
+                    result = self._append(record, snapshot, payload, reservation, permit)
+                    if result.delivery is not None:
+                        return result.delivery
+                    over_quota = result.over_quota
                 runtime.memory.give_back(reservation)
                 if snapshot is None:  # the topic vanished while something was awaited
-                    if place is not None:
-                        runtime.quota.end_turn(place)
+                    if permit is not None:
+                        runtime.quota.end_turn(permit)
                     await self._known(record.topic, record.partition, deadline)
-                elif refused is None:
+                elif over_quota is None:
                     await runtime.memory.reserve(size, reservation, deadline)
                 else:
-                    place = await runtime.quota.wait(refused, deadline, place)
+                    permit = await runtime.quota.wait(over_quota, deadline, permit)
         finally:
             runtime.memory.give_back(reservation)
-            if place is not None:
-                runtime.quota.end_turn(place)
+            if permit is not None:
+                runtime.quota.end_turn(permit)
 
     async def _known(self, topic: str, partition: int | None, deadline: float) -> None:
         """Wait until the metadata have the topic and partition."""
@@ -221,12 +222,9 @@ class SlowPath:
         snapshot: ClusterSnapshot,
         payload: _Payload,
         reservation: Reservation,
-        place: QuotaWaiter | None,
-    ) -> tuple[Delivery | None, PartitionQueue | None]:
-        """Partition choice and append, without suspension.
-
-        Without a delivery: the queue whose broker holds its share, or None if memory is short.
-        """
+        permit: QuotaWaiter | None,
+    ) -> AppendResult:
+        """Choose the partition and append, without suspension."""
         runtime = self._runtime
         runtime.state.gate.check_open()
         key, value, headers = payload
@@ -236,16 +234,9 @@ class SlowPath:
                 self._partitioner, record.topic, record.key, key, record.value, value, snapshot
             )
         slot = runtime.topic_slot(record.topic, snapshot)
-        accumulator = runtime.accumulator
-        accumulator.refused = None
-        accumulator.turn = place
-        try:
-            delivery = runtime.appender.append(
-                slot, partition, value, key, record.timestamp_ms, headers, reservation
-            )
-            return delivery, accumulator.refused
-        finally:
-            accumulator.turn = None
+        return runtime.appender.append(
+            slot, partition, value, key, record.timestamp_ms, headers, reservation, permit
+        )
 
     def try_admit(self, record: ProducerRecord[Any, Any]) -> Delivery:
         """As `admit` but without waiting.
@@ -294,7 +285,7 @@ class SlowPath:
         headers = list(record.headers or ())
         key, value = self._serializers.serialize_now(record, headers)
         self._checked_size(record.topic, key, value, headers)
-        return self._append(record, snapshot, (key, value, headers), reservation, None)[0]
+        return self._append(record, snapshot, (key, value, headers), reservation, None).delivery
 
     def _checked_size(
         self,

@@ -22,6 +22,11 @@ cdef class TopicSlot:
     cdef public int64_t sticky_bytes
 
 
+cdef class AppendResult:
+    cdef readonly Delivery delivery
+    cdef readonly PartitionSlot over_quota
+
+
 cdef class Appender:
     cdef public bint enabled
     cdef readonly dict topics
@@ -52,13 +57,14 @@ cdef class Appender:
     cdef bint is_greedy(self) except -1
     cdef bint must_wait(self) except -1
     cdef Delivery append_slot(self, TopicSlot slot, int32_t partition, bytes value, bytes key,
-                              int64_t timestamp, object headers, int64_t reserved)
+                              int64_t timestamp, object headers, int64_t reserved, object permit,
+                              AppendResult result)
     cdef inline bint is_sticky(self, int32_t partition, bytes key):
         return partition < 0 and (key is None or self.ignore_keys)
     cdef PartitionSlot choose(self, TopicSlot topic, int32_t partition, bytes key)
     cdef BatchCore encode(self, TopicSlot topic, int32_t partition, bytes value, bytes key,
                           int64_t timestamp, object headers, int64_t reserved, int64_t charge,
-                          BulkTracker tracker)
+                          BulkTracker tracker, object permit, AppendResult result)
     cdef Delivery fast(self, object topic, object value, object key, object partition,
                        object timestamp_ms, object headers)
     cdef Py_ssize_t append_plain(self, BulkTracker tracker, TopicSlot topic, list values,

@@ -49,6 +49,12 @@ class TopicSlot:
     @property
     def slots(self) -> list[Any]: ...
 
+class AppendResult:
+    @property
+    def delivery(self) -> Delivery | None: ...
+    @property
+    def over_quota(self) -> Any: ...
+
 class Appender:
     enabled: bool
     def __init__(
@@ -56,7 +62,7 @@ class Appender:
         *,
         loop: asyncio.AbstractEventLoop,
         memory: MemoryBudget,
-        open_new_batch: Callable[[TopicSlot, int, int], PartitionSlot | None],
+        open_new_batch: Callable[[TopicSlot, int, int, Any], PartitionSlot],
         slow_submit: Callable[..., Awaitable[Delivery]],
         unix_ms: Callable[[], int],
         turns: YieldQueue,
@@ -107,7 +113,8 @@ class Appender:
         timestamp_ms: int | None,
         headers: Sequence[tuple[str, bytes | None]] | None,
         reservation: Reservation | None = None,
-    ) -> Delivery | None: ...
+        permit: object = None,
+    ) -> AppendResult: ...
     def append_column(
         self,
         tracker: BulkTracker,

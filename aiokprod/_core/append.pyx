@@ -281,13 +281,26 @@ cdef int admission_send(PyObject* self, PyObject* value, PyObject** result) noex
 (<PyTypeObject*>SubmitAwaitable).tp_as_async.am_send = admission_send
 
 
-cdef class Appender:
-    """The producer's append path. `enabled` is false whenever a call needs a decision first.
+@cython.freelist(8)
+cdef class AppendResult:
+    """What `Appender.append` did.
 
-    `open_new_batch(topic_slot, partition, size)` returns a `PartitionSlot` whose open batch takes
-    `size` more bytes, or None if no batch may be opened for it now; partition -1 asks it to choose
-    the sticky one. `slow_submit(...)` is the coroutine function behind `submit`. `unix_ms` is read
-    once per loop pass. `turns` has those wait who send on when the time of a pass is over.
+    Attributes:
+        delivery: handle of the appended record, None if it was not appended.
+        over_quota: if not appended because the broker's share of the buffer is used up, the
+            partition slot; None if the memory as a whole is short.
+    """
+
+
+cdef class Appender:
+    """The producer's append path. While `enabled` is false every call takes the slow path.
+
+    `open_new_batch(topic_slot, partition, size, permit)` returns a `PartitionSlot` whose open batch
+    has room for `size` more bytes, or a slot without an open batch if its broker's share of the
+    buffer is used up. Partition -1 asks it to choose the sticky partition. `permit` is the one
+    given to `append`, else None. `slow_submit(...)` is the coroutine function behind `submit`.
+    `unix_ms` is read once per loop pass. `turns` queues tasks that keep sending when the time slice
+    of a pass is over.
     """
 
     def __init__(self, *, loop, MemoryBudget memory not None, open_new_batch, slow_submit, unix_ms,
@@ -395,33 +408,37 @@ cdef class Appender:
             timestamp = timestamp_ms
         else:
             return None
-        return self.append_slot(slot, number, value, key, timestamp, headers, 0)
+        return self.append_slot(slot, number, value, key, timestamp, headers, 0, None, None)
 
     def append(self, TopicSlot slot not None, partition, bytes value, bytes key, timestamp_ms,
-               headers, Reservation reservation=None):
-        """Append a checked record; None if memory is short.
+               headers, Reservation reservation=None, permit=None):
+        """Append a checked record, if there is memory for it; an `AppendResult`.
 
         `partition` None means by key or sticky. A reservation with bytes is used up, also if the
-        record takes fewer, and gets the handle: both in one step with the append.
+        record takes fewer, and gets the handle: both in one step with the append. `permit` (a
+        `QuotaWaiter`) lets the record into a batch of a broker for which others wait.
         """
-        cdef Delivery delivery
+        cdef AppendResult result = AppendResult.__new__(AppendResult)
         if not slot.slots:
-            return None
+            return result
         if not self.tick_open:
             self.open_tick()
-        delivery = self.append_slot(slot, -1 if partition is None else partition, value, key,
-                                    self.tick_ms if timestamp_ms is None else timestamp_ms,
-                                    headers, 0 if reservation is None else reservation.size)
-        if delivery is not None and reservation is not None:
+        result.delivery = self.append_slot(
+            slot, -1 if partition is None else partition, value, key,
+            self.tick_ms if timestamp_ms is None else timestamp_ms, headers,
+            0 if reservation is None else reservation.size, permit, result,
+        )
+        if result.delivery is not None and reservation is not None:
             reservation.size = 0
-            reservation.delivery = delivery
-        return delivery
+            reservation.delivery = result.delivery
+        return result
 
     cdef Delivery append_slot(self, TopicSlot slot, int32_t partition, bytes value, bytes key,
-                              int64_t timestamp, object headers, int64_t reserved):
+                              int64_t timestamp, object headers, int64_t reserved, object permit,
+                              AppendResult result):
         cdef Delivery delivery = new_delivery(None, 0)  # first: there may be no memory for it
         cdef BatchCore core = self.encode(slot, partition, value, key, timestamp, headers,
-                                          reserved, CHARGE, None)
+                                          reserved, CHARGE, None, permit, result)
         if core is None:
             return None
         delivery.core = core
@@ -433,9 +450,10 @@ cdef class Appender:
 
     cdef BatchCore encode(self, TopicSlot topic, int32_t partition, bytes value, bytes key,
                           int64_t timestamp, object headers, int64_t reserved, int64_t charge,
-                          BulkTracker tracker):
+                          BulkTracker tracker, object permit, AppendResult result):
         """Append to the right batch and count the bytes; None if memory is short or the record
-        needs the slow path. The caller notes the record in the tracker, if there is one."""
+        needs the slow path. `result`, if given, gets the slot whose broker is over its quota. The
+        caller notes the record in the tracker, if there is one."""
         cdef int32_t header_count
         cdef Py_ssize_t headers_size = headers_encoded_size(headers, &header_count)
         cdef Py_ssize_t bound, body = 0, size = 0
@@ -465,10 +483,15 @@ cdef class Appender:
                 headers = tuple(headers)
                 if headers_encoded_size(headers, &header_count) != headers_size:
                     return None
-            slot = self.open_new_batch(topic, slot.partition if slot is not None and
-                             not self.is_sticky(partition, key) else -1, bound)
+            slot = self.open_new_batch(
+                topic,
+                slot.partition if slot is not None and not self.is_sticky(partition, key) else -1,
+                bound, permit,
+            )
             core = slot.core if slot is not None else None
             if core is None:
+                if result is not None:
+                    result.over_quota = slot
                 return None
             body = record_body_size(core, timestamp, key, value, headers_size, header_count)
             size = varint_size(body) + body
@@ -558,7 +581,8 @@ cdef class Appender:
                         break
                     timestamp = stamp
             core = self.encode(topic, partition, value, key, timestamp,
-                               headers[i] if headers is not None else None, 0, 0, tracker)
+                               headers[i] if headers is not None else None, 0, 0, tracker,
+                               None, None)
             if core is None:
                 break
             tracker.note(core)

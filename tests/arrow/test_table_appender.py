@@ -180,10 +180,12 @@ def test_stops_at_a_row_that_no_request_can_carry() -> None:
 
 def test_stops_if_no_batch_may_be_opened() -> None:
     class Refusing(CoreHarness):
-        def open_new_batch(self, topic: TopicSlot, partition: int, size: int) -> Any:
+        def open_new_batch(
+            self, topic: TopicSlot, partition: int, size: int, permit: object
+        ) -> Any:
             if len(self.opened) == 2:
                 return None
-            return super().open_new_batch(topic, partition, size)
+            return super().open_new_batch(topic, partition, size, permit)
 
     harness = Refusing(loop=idle_harness().loop, limit=1)
     assert append(harness, values(b"a", b"b", b"c"))[0] == 2

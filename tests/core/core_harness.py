@@ -80,7 +80,9 @@ class CoreHarness:
         self.topic = self.appender.topics["t"] = TopicSlot("t")
         self.topic.slots.extend(PartitionSlot("t", number) for number in range(partitions))
 
-    def open_new_batch(self, topic: TopicSlot, partition: int, size: int) -> PartitionSlot | None:
+    def open_new_batch(
+        self, topic: TopicSlot, partition: int, size: int, permit: object
+    ) -> PartitionSlot:
         self.rolls.append((partition, size))
         self.on_roll()
         if partition < 0:
@@ -120,7 +122,7 @@ class CoreHarness:
             reservation.grant(reserved)
         delivery = self.appender.append(
             self.topic, partition, value, key, timestamp, headers, reservation
-        )
+        ).delivery
         assert reservation.size == 0
         assert delivery is not None
         return delivery

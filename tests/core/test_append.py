@@ -278,14 +278,16 @@ def test_roll_without_a_batch_counts_nothing() -> None:
     appender = type(harness.appender)(
         loop=harness.loop,
         memory=harness.memory,
-        open_new_batch=lambda topic, partition, size: None,
+        open_new_batch=lambda topic, partition, size, permit: topic.slots[partition],
         slow_submit=harness.slow_submit,
         unix_ms=harness.unix_ms,
         turns=YieldQueue(harness.loop, harness.loop.time, harness.memory),
         max_request_size=1000,
         sticky_limit=1000,
     )
-    assert appender.append(harness.topic, 0, b"v", None, None, None) is None
+    result = appender.append(harness.topic, 0, b"v", None, None, None)
+    assert result.delivery is None
+    assert result.over_quota is harness.topic.slots[0]
     assert harness.memory.used == 0
 
 
@@ -420,8 +422,10 @@ def test_partition_out_of_range_is_an_error_not_a_crash() -> None:
 
 def test_topic_without_partitions_needs_a_decision() -> None:
     harness = idle_harness(0)
-    assert harness.appender.append(harness.topic, None, b"v", b"key", None, None) is None
-    assert harness.appender.append(harness.topic, None, b"v", None, None, None) is None
+    for key in (b"key", None):
+        result = harness.appender.append(harness.topic, None, b"v", key, None, None)
+        assert result.delivery is None
+        assert result.over_quota is None
 
 
 def test_wrong_types_in_the_checked_path_are_errors() -> None:

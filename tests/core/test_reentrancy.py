@@ -122,8 +122,8 @@ def test_roll_that_returns_a_slot_without_a_batch_needs_a_decision() -> None:
     harness = idle_harness()
     open_new_batch = harness.open_new_batch
 
-    def rolled(topic: Any, partition: int, size: int) -> Any:
-        slot = open_new_batch(topic, partition, size)
+    def rolled(topic: Any, partition: int, size: int, permit: object) -> Any:
+        slot = open_new_batch(topic, partition, size, permit)
         slot.core = None
         return slot
 
@@ -137,7 +137,7 @@ def test_roll_that_returns_a_slot_without_a_batch_needs_a_decision() -> None:
         max_request_size=1000,
         sticky_limit=1000,
     )
-    assert appender.append(harness.topic, 0, b"v", None, None, None) is None
+    assert appender.append(harness.topic, 0, b"v", None, None, None).delivery is None
     assert harness.memory.used == 0
 
 
@@ -145,8 +145,8 @@ def test_batch_that_a_nested_call_filled_takes_no_record_too_many() -> None:
     harness = idle_harness(limit=100)
     open_new_batch = harness.open_new_batch
 
-    def rolled(topic: Any, partition: int, size: int) -> Any:
-        slot = open_new_batch(topic, partition, size)
+    def rolled(topic: Any, partition: int, size: int, permit: object) -> Any:
+        slot = open_new_batch(topic, partition, size, permit)
         slot.core.seal()
         return slot
 
@@ -160,7 +160,7 @@ def test_batch_that_a_nested_call_filled_takes_no_record_too_many() -> None:
         max_request_size=1000,
         sticky_limit=1000,
     )
-    assert appender.append(harness.topic, 0, b"v", None, None, None) is None
+    assert appender.append(harness.topic, 0, b"v", None, None, None).delivery is None
     assert harness.core.count == 0
 
 

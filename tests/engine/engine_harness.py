@@ -654,7 +654,7 @@ class EngineHarness:
     ) -> Delivery:
         delivery = self.appender.append(
             self.appender.topics[topic], partition, value, key, timestamp_ms, headers
-        )
+        ).delivery
         assert delivery is not None, "no memory"
         return delivery
 

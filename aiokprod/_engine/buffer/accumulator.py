@@ -74,9 +74,6 @@ class RecordAccumulator:
 
     Attributes:
         expires_at: no delivery deadline passes before; `next_expiry` makes it exact.
-        turn: during one append, the caller's place if a broker's line let it through.
-        refused: set by `open_new_batch` to the queue whose broker's line the caller has to stand
-            in.
     """
 
     def __init__(
@@ -128,8 +125,6 @@ class RecordAccumulator:
         self.expires_at = FOREVER
         self.closing = False
         self.completing = False
-        self.refused: PartitionQueue | None = None
-        self.turn: QuotaWaiter | None = None
 
     # -- append side ----------------------------------------------------------------------------
 
@@ -144,13 +139,22 @@ class RecordAccumulator:
             self._partitions[topic] = max(partition + 1, self._partitions.get(topic, 0))
         return queue
 
-    def open_new_batch(self, topic: TopicSlot, partition: int, size: int) -> PartitionQueue | None:
-        """A queue of `topic` whose open batch takes a record of `size` bytes more; None if its
-        broker holds its share of the buffer already (then `refused` is the queue).
+    def open_new_batch(
+        self, topic: TopicSlot, partition: int, size: int, permit: QuotaWaiter | None
+    ) -> PartitionQueue:
+        """Find or open a batch with room for a record of up to `size` bytes.
 
-        Partition -1: the sticky one, chosen anew once it received `sticky_limit` bytes (KIP-794)
-        or its broker's share is used up. Called by the append path when the open batch is missing
-        or full.
+        Called by the append path when the open batch is missing or full.
+
+        Args:
+            partition: -1 means the sticky partition, which is chosen anew once it has received
+                `sticky_limit` bytes (KIP-794) or its broker's share of the buffer is used up.
+            permit: the caller's place in a broker's queue if `BrokerMemoryQuota.wait` has let it
+                through; None if the caller has not waited.
+
+        Returns:
+            The queue of the partition, without an open batch if its broker's share of the buffer
+            is used up, or if other callers wait for it and `permit` is not of this broker.
         """
         if partition < 0:
             sticky = topic.sticky
@@ -172,17 +176,13 @@ class RecordAccumulator:
                     return queue
                 self._seal(queue, core)
             if self._quota.exceeded(queue.node) or (
-                self._quota.has_waiters(queue.node) and not self._has_turn(queue.node)
+                self._quota.has_waiters(queue.node)
+                and not (permit is not None and permit.has_turn and permit.node == queue.node)
             ):
                 self._wakeup()  # the batch just sealed can leave
-                self.refused = queue
-                return None
+                return queue
             if self._open(queue):
                 return queue
-
-    def _has_turn(self, node: int | None) -> bool:
-        turn = self.turn
-        return turn is not None and turn.has_turn and turn.node == node
 
     def _grow(self, queue: PartitionQueue, core: BatchCore) -> bool:
         """Under pressure one larger batch is better than several: brokers and we ourselves pay

@@ -657,10 +657,10 @@ async def test_sick_broker_holds_at_most_its_share() -> None:
     harness.brokers.busy.add(1)
     slot = harness.appender.topics["t"]
     taken = 0
-    while harness.appender.append(slot, 0, b"x" * 800, None, None, None) is not None:
+    while (result := harness.appender.append(slot, 0, b"x" * 800, None, None, None)).delivery:
         taken += 1
         harness.step()
-    assert harness.accumulator.refused is harness.accumulator.queue("t", 0)
+    assert result.over_quota is harness.accumulator.queue("t", 0)
     assert 5_000 < harness.memory.used < 7_000
     healthy = harness.append(b"v", 1)
     harness.step()
@@ -673,7 +673,7 @@ async def test_single_broker_may_hold_everything() -> None:
     harness = EngineHarness(buffer_memory=10_000, batch_size=1000)
     harness.brokers.busy.add(1)
     slot = harness.appender.topics["t"]
-    while harness.appender.append(slot, 0, b"x" * 800, None, None, None) is not None:
+    while harness.appender.append(slot, 0, b"x" * 800, None, None, None).delivery:
         pass
     assert harness.memory.used > 9_000
 
@@ -683,7 +683,7 @@ async def test_sticky_choice_avoids_a_broker_that_holds_its_share() -> None:
     harness = EngineHarness(partitions=2, brokers=2, buffer_memory=10_000, batch_size=1000)
     harness.brokers.busy.add(1)
     slot = harness.appender.topics["t"]
-    while harness.appender.append(slot, 0, b"x" * 800, None, None, None) is not None:
+    while harness.appender.append(slot, 0, b"x" * 800, None, None, None).delivery:
         pass
     assert harness.accumulator.usable(slot, (0, 1)) == [1]
     slot.sticky = 0
