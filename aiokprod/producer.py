@@ -192,14 +192,14 @@ class Producer(TransactionMethods, Generic[K, V]):
             version=__version__,
             observer=self._observer,
             slow_submit=self._submit_here,
+            plain_records=(
+                self._serializers.plain and self._partitioner is None and self._interceptors is None
+            ),
         )
         self._slow_path = SlowPath(
             config, runtime, self._serializers, self._partitioner, self._interceptors,
             self._check_running,
         )  # fmt: skip
-        runtime.allow_fast_path(
-            self._serializers.plain and self._partitioner is None and self._interceptors is None
-        )
         self._runtime = runtime
         if type(self).submit is _SUBMIT:  # neither overridden nor instrumented
             # Calls go straight to compiled code; its slow path leads back to `_submit`.
@@ -315,7 +315,7 @@ class Producer(TransactionMethods, Generic[K, V]):
         record = checked_record(topic, value, key, partition, timestamp_ms, headers)
         block = self._max_block if block is None else min(block, self._max_block)
         delivery = await self._slow_path.admit(record, runtime.loop.time() + block)
-        if runtime.appender.slice_is_over():
+        if runtime.yield_queue.slice_is_over():
             await asyncio.sleep(0)
         return delivery
 

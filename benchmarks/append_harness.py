@@ -48,15 +48,15 @@ class AppendHarness:
         self._keep = keep
         self._next = 0
         self.appender = Appender(
-            loop=self.loop,
             memory=MemoryBudget(UNLIMITED),
             open_new_batch=self._open_new_batch,
             slow_submit=self._never,
             unix_ms=lambda: NOW_MS,
-            turns=YieldQueue(self.loop, self.loop.time, MemoryBudget(UNLIMITED)),
+            yield_queue=YieldQueue(
+                self.loop, self.loop.time, MemoryBudget(UNLIMITED), slice_length=1e9
+            ),
             max_request_size=1 << 30,
             sticky_limit=BATCH_BYTES,
-            slice_length=1e9,
         )
         self.appender.enabled = True
         self.topic = self.appender.topics[TOPIC] = TopicSlot(TOPIC)

@@ -55,15 +55,13 @@ class Press:
         self.loop = asyncio.get_running_loop()
         self.memory = MemoryBudget(1 << 62)
         self.appender = Appender(
-            loop=self.loop,
             memory=self.memory,
             open_new_batch=self.open_new_batch,
             slow_submit=self.refuse,
             unix_ms=lambda: int(time.time() * 1000),
-            turns=YieldQueue(self.loop, self.loop.time, self.memory),
+            yield_queue=YieldQueue(self.loop, self.loop.time, self.memory, slice_length=3600.0),
             max_request_size=1 << 30,
             sticky_limit=batch_size,
-            slice_length=3600.0,
         )
         self.topic = TopicSlot("t")
         self.topic.slots.extend(PartitionSlot("t", number) for number in range(partitions))

@@ -82,8 +82,8 @@ cdef class TableAppender:
             return start
         if topic is not None and not topic.slots:
             return start
-        if not self.appender.tick_open:
-            self.appender.open_tick()
+        if not self.appender.yield_queue.pass_open:
+            self.appender.open_pass()
         # Topics may have come and gone since the last slice.
         self.routes.clear()
         memset(self.recent, 0, sizeof(self.recent))
@@ -115,7 +115,7 @@ cdef class TableAppender:
                 hash_keys(&chunk.key, row, hashed, total, hashes)
             if not read_cells(chunk, row, &cells):
                 break
-            timestamp = appender.tick_ms
+            timestamp = appender.pass_ms
             if time_cell(&chunk.timestamp, chunk.multiplier, chunk.divisor, row, &timestamp) and \
                     timestamp < 0:
                 break
@@ -165,7 +165,7 @@ cdef class TableAppender:
             rows_left -= 1
             bytes_left -= size
             if rows_left <= 0 or bytes_left <= 0:
-                if appender.slice_over():
+                if appender.yield_queue.slice_over():
                     break
                 rows_left = CHECK_ROWS
                 bytes_left = CHECK_BYTES

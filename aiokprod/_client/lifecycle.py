@@ -251,7 +251,7 @@ class ProducerLifecycle(ABC):
     def _after_fork(self) -> None:
         self._forked = self._runtime is not None
         if self._runtime is not None:
-            self._runtime.appender.enabled = False
+            self._runtime.fast_path.stop()
 
 
 def _after_fork() -> None:

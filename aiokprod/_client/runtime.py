@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from aiokprod._backoff import ExponentialBackoff
+from aiokprod._client.fast_path import FastPathSwitch
 from aiokprod._core.append import Appender, TopicSlot
 from aiokprod._core.yielding import YieldQueue
 from aiokprod._engine.buffer.accumulator import RecordAccumulator
@@ -70,6 +71,7 @@ class Runtime:
         version: str,
         observer: Observer,
         slow_submit: Callable[..., Any],
+        plain_records: bool,
     ) -> None:
         self.config = config
         self.loop = loop
@@ -78,7 +80,6 @@ class Runtime:
         self.transactions: TransactionCalls | None = None
         self._driver: TransactionDriver | None = None
         self._coordinators: Coordinators | None = None
-        self._fast_path = False
         self._closing = False
         self._tasks: list[asyncio.Task[None]] = []
         self._topic_ids: dict[str, bytes] = {}
@@ -135,16 +136,21 @@ class Runtime:
             on_refused=self._on_refused,
         )
         self.updater = self._metadata_updater()
+        self.yield_queue = YieldQueue(loop, environment.stopwatch, self.memory)
         self.appender = Appender(
-            loop=loop,
             memory=self.memory,
             open_new_batch=self.accumulator.open_new_batch,
             slow_submit=slow_submit,
             unix_ms=environment.unix_ms,
-            turns=YieldQueue(loop, environment.stopwatch, self.memory),
+            yield_queue=self.yield_queue,
             max_request_size=config.max_request_size,
             sticky_limit=self.accumulator.sticky_limit,
             ignore_keys=config.partitioner_ignore_keys,
+        )
+        self.fast_path = FastPathSwitch(
+            self.appender,
+            plain_records=plain_records,
+            transactional=config.transactional_id is not None,
         )
         self.metadata.on_change(self._on_snapshot)
 
@@ -187,18 +193,11 @@ class Runtime:
         source = TransactionalIdentity(manager, self._coordinators)
         return ProducerState(TransactionalSequences(manager), manager, source)
 
-    def allow_fast_path(self, allowed: bool) -> None:
-        """May records go to batches without a look at each? Within transactions only, if the
-        producer is transactional."""
-        self._fast_path = allowed
-        self.appender.enabled = allowed and self.transactions is None
-
     # -- EngineControl: what a transaction switches on and off -----------------------------------
 
     def set_accepting(self, accepting: bool) -> None:
         """Records of the open transaction are accepted, or not."""
-        usable = self.failure is None and not self._closing and not self.accumulator.closing
-        self.appender.enabled = accepting and self._fast_path and usable
+        self.fast_path.set_transaction_open(accepting)
         if accepting:
             for slot in self.appender.topics.values():
                 if slot.sticky_bytes >= self.config.batch_size:
@@ -289,7 +288,7 @@ class Runtime:
 
     def _stop_with(self, error: KafkaError) -> None:
         self.failure = error
-        self.appender.enabled = False
+        self.fast_path.stop()
         self.memory.close(error)
         self.quota.close(error)
         self.metadata.close(error)
@@ -485,7 +484,7 @@ class Runtime:
 
     def refuse(self, error: KafkaError) -> None:
         """Take no more records; whoever waits to hand one over gets `error`."""
-        self.appender.enabled = False
+        self.fast_path.stop()
         self.accumulator.closing = True
         self.memory.close(error)
         self.quota.close(error)

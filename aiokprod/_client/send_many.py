@@ -126,7 +126,7 @@ class BulkSender:
                     self.tracker, slot, columns.values, columns.keys, columns.timestamps,
                     columns.headers, -1 if partition is None else partition, i,
                 )  # fmt: skip
-        if self._position > i and appender.slice_is_over():
+        if self._position > i and self._runtime.yield_queue.slice_is_over():
             await asyncio.sleep(0)
         elif self._position < len(columns.values):
             i = self._position
@@ -203,7 +203,7 @@ class BulkSender:
         if self.tracker.count == before:
             await self._one(number, fields)
             return
-        if not number & 255 and appender.slice_is_over():
+        if not number & 255 and self._runtime.yield_queue.slice_is_over():
             await asyncio.sleep(0)
 
     async def _one(self, position: int, fields: tuple[Any, ...]) -> None:
@@ -238,7 +238,7 @@ class BulkSender:
             self.refused[position] = own
         else:
             self._note(position, delivery)
-        if runtime.appender.slice_is_over():
+        if runtime.yield_queue.slice_is_over():
             await asyncio.sleep(0)
 
     def _note(self, position: int, delivery: Delivery) -> None:

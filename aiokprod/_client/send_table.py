@@ -218,7 +218,7 @@ class TableSender(BulkSender):
         if self._runtime.appender.enabled and (topic is None or slot is not None):
             with contextlib.suppress(MemoryError):  # the slow path tells what becomes of its row
                 appender.append(chunk, slot, before - base)
-        if self._position > before and self._runtime.appender.slice_is_over():
+        if self._position > before and self._runtime.yield_queue.slice_is_over():
             await asyncio.sleep(0)
         elif self._position - base < len(chunk):
             await self._row(chunk, topic, base)

@@ -1,4 +1,3 @@
-from cpython.ref cimport PyObject
 from libc.stdint cimport int32_t, int64_t
 
 from aiokprod._core.bulk_tracker cimport BulkTracker
@@ -33,29 +32,15 @@ cdef class Appender:
     cdef readonly int64_t max_request_size
     cdef readonly int64_t sticky_limit
     cdef readonly bint ignore_keys
-    cdef object loop
-    cdef object is_running
     cdef unsigned long thread
     cdef object open_new_batch
     cdef object slow_submit
     cdef object unix_ms
-    cdef readonly YieldQueue turns
-    cdef PyObject* last_task  # only compared, never used
-    cdef int streak
-    cdef int allowance
-    cdef object clock
+    cdef YieldQueue yield_queue
     cdef MemoryBudget memory
-    cdef bint tick_open
-    cdef bint overrun
-    cdef int64_t tick_ms
-    cdef double slice_start
-    cdef double slice_length
-    cdef int since_check
+    cdef int64_t pass_ms       # Unix time of the current loop pass
 
-    cdef bint open_tick(self) except -1
-    cdef bint slice_over(self)
-    cdef bint is_greedy(self) except -1
-    cdef bint must_wait(self) except -1
+    cdef bint open_pass(self) except -1
     cdef Delivery append_slot(self, TopicSlot slot, int32_t partition, bytes value, bytes key,
                               int64_t timestamp, object headers, int64_t reserved, object permit,
                               AppendResult result)

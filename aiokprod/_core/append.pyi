@@ -1,4 +1,3 @@
-import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
@@ -60,21 +59,17 @@ class Appender:
     def __init__(
         self,
         *,
-        loop: asyncio.AbstractEventLoop,
         memory: MemoryBudget,
         open_new_batch: Callable[[TopicSlot, int, int, Any], PartitionSlot],
         slow_submit: Callable[..., Awaitable[Delivery]],
         unix_ms: Callable[[], int],
-        turns: YieldQueue,
+        yield_queue: YieldQueue,
         max_request_size: int,
         sticky_limit: int,
         ignore_keys: bool = False,
-        slice_length: float = 0.001,
     ) -> None: ...
     @property
     def topics(self) -> dict[str, TopicSlot]: ...
-    @property
-    def turns(self) -> YieldQueue: ...
     def submit(
         self,
         topic: object,
@@ -126,4 +121,3 @@ class Appender:
         partition: int,
         start: int,
     ) -> int: ...
-    def slice_is_over(self) -> bool: ...

@@ -16,8 +16,6 @@ from cpython.dict cimport PyDict_GetItem
 from cpython.list cimport PyList_GET_ITEM
 from cpython.ref cimport PyObject, Py_INCREF
 
-from asyncio import current_task
-
 from aiokprod._core.bulk_tracker cimport BulkTracker
 from aiokprod._core.batch cimport (
     BatchCore, ByteCount, Delivery, MemoryBudget, Reservation, headers_encoded_size,
@@ -69,9 +67,6 @@ cdef enum:
     CHARGE = 96
     OVERHEAD = 36
     BATCH_HEADER = 61
-    CHECK_EVERY = 64
-    TURN_RECORDS = 256     # of a task that has waited for its turn: less than 0.1 ms
-    FREE_RECORDS = 2       # of a task, in a pass whose time is over
     AHEAD = 8              # values of a column asked of the memory before they are needed
     CHECK_ROWS = 1024      # of a column, between two looks at the clock
     BLOCK = 256            # keys hashed ahead; a power of two
@@ -194,27 +189,25 @@ cdef class TopicSlot:
 
 @cython.freelist(256)
 cdef class SubmitAwaitable:
-    """What `submit` returns: await it for the `Delivery`. The record is admitted already.
+    """What `submit` returns: await it for the `Delivery`. The record is already in a batch.
 
-    Awaiting suspends until the caller's turn if it sends more than this loop pass has time for.
+    Awaiting suspends if the caller has to wait in the `YieldQueue`.
     """
     cdef Delivery delivery
-    cdef Appender appender  # until the caller has let others go on, if it has to
+    cdef YieldQueue yield_queue  # if the caller may have to wait, until it has
     cdef bint waited
 
-    cdef object turn(self):
-        """A future to wait for; None if there is none, or none any more."""
-        cdef Appender appender = self.appender
-        if appender is None:
+    cdef object next_wait(self):
+        """A future to wait for, None if the caller may continue."""
+        cdef YieldQueue queue = self.yield_queue
+        if queue is None:
             return None
-        if not self.waited and appender.tick_open and \
-                (appender.overrun or appender.turns.line):
+        if not self.waited and queue.must_wait():
             self.waited = True
-            return appender.turns.join()
-        self.appender = None
+            return queue.join()
+        self.yield_queue = None
         if self.waited:
-            appender.since_check = CHECK_EVERY - TURN_RECORDS
-            appender.allowance = TURN_RECORDS
+            queue.resumed()
         return None
 
     def __await__(self):
@@ -224,9 +217,9 @@ cdef class SubmitAwaitable:
         return self
 
     def __next__(self):
-        turn = self.turn()
-        if turn is not None:
-            return turn
+        place = self.next_wait()
+        if place is not None:
+            return place
         raise StopIteration(self.delivery)
 
     # `admission_next` below takes the place of `__next__` in awaits.
@@ -245,15 +238,15 @@ cdef class SubmitAwaitable:
 cdef PyObject* admission_next(PyObject* self) noexcept:
     """`__next__` without the traceback that Cython adds to a StopIteration (1 µs)."""
     cdef SubmitAwaitable awaitable = <SubmitAwaitable>self
-    if awaitable.appender is not None:
+    if awaitable.yield_queue is not None:
         try:
-            turn = awaitable.turn()
+            place = awaitable.next_wait()
         except BaseException as error:
             PyErr_SetObject(type(error), error)
             return NULL
-        if turn is not None:
-            Py_INCREF(turn)
-            return <PyObject*>turn
+        if place is not None:
+            Py_INCREF(place)
+            return <PyObject*>place
     PyErr_SetObject(StopIteration, awaitable.delivery)
     return NULL
 
@@ -261,16 +254,16 @@ cdef PyObject* admission_next(PyObject* self) noexcept:
 cdef int admission_send(PyObject* self, PyObject* value, PyObject** result) noexcept:
     """The same for interpreters whose `await` needs no exception for a result (3.11)."""
     cdef SubmitAwaitable awaitable = <SubmitAwaitable>self
-    if awaitable.appender is not None:
+    if awaitable.yield_queue is not None:
         try:
-            turn = awaitable.turn()
+            place = awaitable.next_wait()
         except BaseException as error:
             PyErr_SetObject(type(error), error)
             result[0] = NULL
             return PYGEN_ERROR
-        if turn is not None:
-            Py_INCREF(turn)
-            result[0] = <PyObject*>turn
+        if place is not None:
+            Py_INCREF(place)
+            result[0] = <PyObject*>place
             return PYGEN_NEXT
     Py_INCREF(awaitable.delivery)
     result[0] = <PyObject*>awaitable.delivery
@@ -299,29 +292,27 @@ cdef class Appender:
     has room for `size` more bytes, or a slot without an open batch if its broker's share of the
     buffer is used up. Partition -1 asks it to choose the sticky partition. `permit` is the one
     given to `append`, else None. `slow_submit(...)` is the coroutine function behind `submit`.
-    `unix_ms` is read once per loop pass. `turns` queues tasks that keep sending when the time slice
-    of a pass is over.
+    `unix_ms` is read once per loop pass. `yield_queue` decides which tasks have to wait after their
+    record.
     """
 
-    def __init__(self, *, loop, MemoryBudget memory not None, open_new_batch, slow_submit, unix_ms,
-                 YieldQueue turns not None,
-                 int64_t max_request_size, int64_t sticky_limit, bint ignore_keys=False,
-                 double slice_length=0.001):
+    def __cinit__(self, *, YieldQueue yield_queue not None, **options):
+        # Not in `__init__`: its fields are read without a check for None.
+        self.yield_queue = yield_queue
+
+    def __init__(self, *, MemoryBudget memory not None, open_new_batch, slow_submit, unix_ms,
+                 YieldQueue yield_queue not None, int64_t max_request_size, int64_t sticky_limit,
+                 bint ignore_keys=False):
         self.enabled = False
         self.topics = {}
-        self.loop = loop
-        self.clock = loop.time
-        self.is_running = loop.is_running
         self.thread = PyThread_get_thread_ident()
         self.memory = memory
         self.open_new_batch = open_new_batch
         self.slow_submit = slow_submit
         self.unix_ms = unix_ms
-        self.turns = turns
         self.max_request_size = max_request_size
         self.sticky_limit = sticky_limit
         self.ignore_keys = ignore_keys
-        self.slice_length = slice_length
 
     # -- one record -----------------------------------------------------------------------------
 
@@ -334,31 +325,14 @@ cdef class Appender:
             return self.slow_submit(topic, value, key, partition, timestamp_ms, headers)
         awaitable = SubmitAwaitable.__new__(SubmitAwaitable)
         awaitable.delivery = delivery
-        self.since_check += 1
-        if self.since_check >= CHECK_EVERY or self.overrun:
+        if self.yield_queue.check_due():
             try:
-                if self.must_wait():
-                    awaitable.appender = self
+                if self.yield_queue.must_yield():
+                    awaitable.yield_queue = self.yield_queue
             except BaseException:
                 delivery.cancel()  # the caller does not get the handle: withdraw the record
                 raise
         return awaitable
-
-    cdef bint must_wait(self) except -1:
-        """True if the calling task has to let others go on; asked once per `CHECK_EVERY` records,
-        and for each record once the time of the pass is over."""
-        if self.since_check < CHECK_EVERY:
-            if not self.is_greedy():
-                return False
-            self.since_check = 0
-            return True
-        self.since_check = 0
-        if not self.is_running():
-            self.tick_open = False
-            return False
-        self.overrun = self.overrun or self.slice_over()
-        self.allowance = 0
-        return (self.overrun or self.turns.line) and self.is_greedy()
 
     def try_append(self, topic, value=None, key=None, partition=None, timestamp_ms=None,
                    headers=None):
@@ -384,8 +358,8 @@ cdef class Appender:
         cdef TopicSlot slot
         cdef int64_t timestamp
         cdef int32_t number = -1
-        # A running loop on this thread is this thread's running loop. Whether ours still runs is
-        # asked once per loop pass and every 64 records: asking asyncio costs a system call.
+        # A loop that runs on this thread is this thread's running loop. Whether ours still runs is
+        # checked once per loop pass and every 64 records: asyncio's check costs a system call.
         if not self.enabled or PyThread_get_thread_ident() != self.thread:
             return None
         if type(topic) is not str:
@@ -400,10 +374,10 @@ cdef class Appender:
             if type(partition) is not int or not 0 <= partition < len(slot.slots):
                 return None
             number = partition
-        if not self.tick_open and not self.open_tick():
+        if not self.yield_queue.pass_open and not self.open_pass():
             return None
         if timestamp_ms is None:
-            timestamp = self.tick_ms
+            timestamp = self.pass_ms
         elif type(timestamp_ms) is int and 0 <= timestamp_ms <= 0x7FFFFFFFFFFFFFFF:
             timestamp = timestamp_ms
         else:
@@ -421,11 +395,11 @@ cdef class Appender:
         cdef AppendResult result = AppendResult.__new__(AppendResult)
         if not slot.slots:
             return result
-        if not self.tick_open:
-            self.open_tick()
+        if not self.yield_queue.pass_open:
+            self.open_pass()
         result.delivery = self.append_slot(
             slot, -1 if partition is None else partition, value, key,
-            self.tick_ms if timestamp_ms is None else timestamp_ms, headers,
+            self.pass_ms if timestamp_ms is None else timestamp_ms, headers,
             0 if reservation is None else reservation.size, permit, result,
         )
         if result.delivery is not None and reservation is not None:
@@ -552,8 +526,8 @@ cdef class Appender:
         cdef object value, key = None, stamp
         cdef int64_t timestamp
         cdef int unchecked = 0
-        if not self.tick_open:
-            self.open_tick()
+        if not self.yield_queue.pass_open:
+            self.open_pass()
         while i < end:
             tracker.prepare(min(end - i, CHECK_ROWS + 1))  # of which one by `encode`
             if plain:
@@ -563,7 +537,7 @@ cdef class Appender:
                 unchecked += i - before
                 if unchecked >= CHECK_ROWS:
                     unchecked = 0
-                    if self.slice_over():
+                    if self.yield_queue.slice_over():
                         break
                 if i >= end:
                     break
@@ -573,7 +547,7 @@ cdef class Appender:
             if not (value is None or type(value) is bytes) or \
                     not (key is None or type(key) is bytes):
                 break
-            timestamp = self.tick_ms
+            timestamp = self.pass_ms
             if timestamps is not None:
                 stamp = timestamps[i]
                 if stamp is not None:
@@ -590,7 +564,7 @@ cdef class Appender:
             unchecked += 1
             if unchecked >= CHECK_ROWS:
                 unchecked = 0
-                if self.slice_over():
+                if self.yield_queue.slice_over():
                     break
         return i
 
@@ -647,7 +621,7 @@ cdef class Appender:
             if (<BatchCore>held).bulk_owner != tracker.identity:
                 tracker.enter(<BatchCore>held)
             prefix = varint_size(MIN_BODY + size)
-            p = begin_record(held, self.tick_ms, prefix)
+            p = begin_record(held, self.pass_ms, prefix)
             p = write_field(p, data_of(key, key_size), key_size)
             p = write_field(p, data_of(value, value_size), value_size)
             size = end_record(held, write_varint(p, 0), prefix)
@@ -661,45 +635,10 @@ cdef class Appender:
 
     # -- time -----------------------------------------------------------------------------------
 
-    cdef bint open_tick(self) except -1:
-        """A new loop pass; False if our loop does not run any more."""
-        if not self.is_running():
+    cdef bint open_pass(self) except -1:
+        """Before the first record of a loop pass; False if the loop does not run any more."""
+        if not self.yield_queue.is_running():
             return False
-        # `tick_open` comes last: if one of these calls raises, the pass must not stay open for
-        # good.
-        self.overrun = False
-        self.last_task = NULL
-        self.tick_ms = self.unix_ms()
-        self.slice_start = self.clock()
-        self.loop.call_soon(self.close_tick)
-        self.tick_open = True
+        self.pass_ms = self.unix_ms()
+        self.yield_queue.open_pass()
         return True
-
-    def close_tick(self):
-        """Runs once per loop pass with appends: wall time and time slice start anew."""
-        self.tick_open = False
-
-    cdef bint slice_over(self):
-        return <double>self.clock() - self.slice_start > self.slice_length
-
-    cdef bint is_greedy(self) except -1:
-        """True for a task that goes on sending in a pass whose time is over. Those who send
-        one record are let through, and who has waited for its turn has it."""
-        if self.allowance > 0:
-            self.allowance -= 1
-            return False
-        task = current_task(self.loop)
-        if task is None:  # a callback of the loop, which cannot wait
-            return False
-        if <PyObject*>task != self.last_task:
-            self.last_task = <PyObject*>task
-            self.streak = 0
-        self.streak += 1
-        if self.streak < FREE_RECORDS:
-            return False
-        self.streak = 0
-        return True
-
-    def slice_is_over(self):
-        """True if appends have held the loop for longer than a slice in this pass."""
-        return self.tick_open and self.slice_over()

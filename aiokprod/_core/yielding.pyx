@@ -1,10 +1,13 @@
 # cython: language_level=3
-"""Who sends more than a loop pass has time for, and goes on in which of the next ones.
+"""Fairness between tasks that submit records: which of them continue in this pass of the loop.
 
-Were all of them to go on in the next pass, thousands of tasks would make it last as long as all
-their records take, and brokers would be heard and served once in that time only.
+A task that keeps submitting after the pass's time slice is over waits in a queue. In each of the
+next passes a group of the queued tasks continues. If all of them continued in the next pass,
+thousands of tasks would make it last as long as all their records take, and the sockets of brokers
+would be served only once in that time.
 """
 
+from asyncio import current_task
 from collections import deque
 
 from libc.math cimport INFINITY
@@ -18,31 +21,101 @@ LONG = 0.0005
 
 
 cdef class YieldQueue:
-    """A line before the loop; in every pass a group of it goes on.
+    """Decides which tasks have to wait, and resumes them group by group.
 
-    The next group is half as large if this one used the loop for longer than `LONG` seconds, else
-    twice as large, and never so small that anybody waits for more than `ROUND` passes. What others
-    do in a pass does not count: a busy loop is not for us to relieve. While a quarter of the memory
-    is in use the group stays small, since who finds no room has to wait once more, and for longer.
+    A pass of the loop is open from its first record on. Its time slice is `slice_length` seconds of
+    the loop's clock. The clock is read with every 64th record only, because reading it costs more
+    than an append. Once the slice is over, a task has to wait if it submits its second record in a
+    row; a task that submits one record in a pass never waits.
 
-    A signal's handler may raise anywhere, so whether a release is scheduled is noted apart: whoever
-    joins sees to it again.
+    The next group is half as large if this one used the loop for longer than `LONG` seconds (of
+    `stopwatch`), else twice as large, but never so small that a task waits for more than `ROUND`
+    passes. Time used by other tasks of the pass does not count. While a quarter of the memory is in
+    use the group stays small: a resumed task that finds no memory has to wait again, and longer.
+
+    A signal handler may raise between any two steps, so `scheduled` is separate from the queue:
+    the next `join` schedules a release that was not scheduled because of an exception.
     """
 
-    def __init__(self, loop not None, clock, MemoryBudget memory not None):
+    def __init__(self, loop not None, stopwatch, MemoryBudget memory not None,
+                 double slice_length=0.001):
         self.loop = loop
-        self.clock = clock
+        self.is_running = loop.is_running
+        self.clock = loop.time
+        self.stopwatch = stopwatch
         self.memory = memory
+        self.slice_length = slice_length
         self.line = deque()
 
     @property
     def waiting(self):
-        """How many are in the line."""
+        """Number of waiting tasks."""
         return len(self.line)
 
+    def slice_is_over(self):
+        """True if appends have used the loop for longer than a time slice in this pass."""
+        return self.pass_open and self.slice_over()
+
+    # -- the current pass -----------------------------------------------------------------------
+
+    cdef int open_pass(self) except -1:
+        # `pass_open` is set last: if `clock` or `call_soon` raises, no `close_pass` is scheduled.
+        self.overrun = False
+        self.last_task = NULL
+        self.slice_start = self.clock()
+        self.loop.call_soon(self.close_pass)
+        self.pass_open = True
+        return 0
+
+    def close_pass(self):
+        """Runs once per loop pass with appends."""
+        self.pass_open = False
+
+    cdef bint slice_over(self) except -1:
+        return <double>self.clock() - self.slice_start > self.slice_length
+
+    cdef bint must_yield(self) except -1:
+        """True if the calling task has to wait. Asked for every record once the slice is over,
+        before that for every `CHECK_EVERY`th."""
+        if self.since_check < CHECK_EVERY:
+            if not self.is_greedy():
+                return False
+            self.since_check = 0
+            return True
+        return self.read_clock()
+
+    cdef bint read_clock(self) except -1:
+        self.since_check = 0
+        if not self.is_running():
+            self.pass_open = False
+            return False
+        self.overrun = self.overrun or self.slice_over()
+        self.allowance = 0
+        return (self.overrun or self.line) and self.is_greedy()
+
+    cdef bint is_greedy(self) except -1:
+        """True if the running task submits `FREE_RECORDS` in a row although the slice is over, and
+        has not waited in this pass."""
+        if self.allowance > 0:
+            self.allowance -= 1
+            return False
+        task = current_task(self.loop)
+        if task is None:  # a callback of the loop, which cannot wait
+            return False
+        if <PyObject*>task != self.last_task:
+            self.last_task = <PyObject*>task
+            self.streak = 0
+        self.streak += 1
+        if self.streak < FREE_RECORDS:
+            return False
+        self.streak = 0
+        return True
+
+    # -- tasks that wait ------------------------------------------------------------------------
+
     def join(self):
-        """A future, done when it is the caller's turn; marked as awaited, for an iterator to
-        yield."""
+        """A future that is done when the caller may continue. It is marked as awaited, for an
+        iterator to yield."""
         place = self.loop.create_future()
         place._asyncio_future_blocking = True
         self.line.append(place)
@@ -59,26 +132,26 @@ cdef class YieldQueue:
         return 0
 
     def begin(self):
-        """Runs just before a group, in the order in which a loop runs what is ready."""
-        self.began = self.clock()
+        """Runs just before a group, because a loop runs its callbacks in order."""
+        self.began = self.stopwatch()
 
     def release(self):
-        """Runs just after a group, once per loop pass while somebody waits."""
+        """Runs just after a group, once per loop pass while tasks wait."""
         self.scheduled = False
         try:
             self.resize()
-        finally:  # also if the clock or a signal's handler raises
+        finally:  # also if the stopwatch or a signal handler raises
             try:
                 self.loop.call_soon(self.begin)
-                self.let_go()
+                self.resume_group()
             finally:
                 if self.line:
                     self.schedule()
 
     cdef int resize(self) except -1:
         cdef Py_ssize_t waiting = len(self.line)
-        self.least = max(self.least, -(-waiting // ROUND))  # kept: who came last counts on it
-        if <double>self.clock() - self.began > LONG:
+        self.least = max(self.least, -(-waiting // ROUND))  # kept: the last task relies on it
+        if <double>self.stopwatch() - self.began > LONG:
             self.group = max(1, self.group // 2)
         else:
             self.group = min(MOST, self.group * 2)
@@ -87,7 +160,7 @@ cdef class YieldQueue:
         self.group = min(waiting, max(self.group, self.least))
         return 0
 
-    cdef int let_go(self) except -1:
+    cdef int resume_group(self) except -1:
         for _ in range(min(self.group, len(self.line))):
             place = self.line.popleft()
             if not place.done():  # else its task was cancelled

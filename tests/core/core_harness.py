@@ -51,6 +51,7 @@ class CoreHarness:
         ratio: float = 1.0,
         capacity: int = 0,
         loop: asyncio.AbstractEventLoop | None = None,
+        slice_length: float = 0.001,
         **options: Any,
     ) -> None:
         self.loop = loop or asyncio.get_running_loop()
@@ -67,13 +68,13 @@ class CoreHarness:
         self.on_roll: Callable[[], None] = lambda: None
         options.setdefault("max_request_size", 1 << 30)
         options.setdefault("sticky_limit", 1 << 20)
+        self.yield_queue = YieldQueue(self.loop, self.loop.time, self.memory, slice_length)
         self.appender = Appender(
-            loop=self.loop,
             memory=self.memory,
             open_new_batch=self.open_new_batch,
             slow_submit=self.slow_submit,
             unix_ms=self.unix_ms,
-            turns=YieldQueue(self.loop, self.loop.time, self.memory),
+            yield_queue=self.yield_queue,
             **options,
         )
         self.appender.enabled = True

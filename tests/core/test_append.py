@@ -22,7 +22,6 @@ from aiokprod._core.append import (
 )
 from aiokprod._core.batch import BatchCore, Delivery, MemoryBudget, murmur2
 from aiokprod._core.bulk_tracker import BulkTracker
-from aiokprod._core.yielding import YieldQueue
 from aiokprod.errors import BrokerError, Outcome
 from tests.core.core_harness import NOW_MS, CoreHarness, IdleLoop, idle_harness, on_both_loops
 from tests.core.test_batch import ANY_TIMES, HEADERS, NULLABLE
@@ -276,12 +275,11 @@ def test_refused_roll_counts_nothing() -> None:
 def test_roll_without_a_batch_counts_nothing() -> None:
     harness = idle_harness()
     appender = type(harness.appender)(
-        loop=harness.loop,
         memory=harness.memory,
         open_new_batch=lambda topic, partition, size, permit: topic.slots[partition],
         slow_submit=harness.slow_submit,
         unix_ms=harness.unix_ms,
-        turns=YieldQueue(harness.loop, harness.loop.time, harness.memory),
+        yield_queue=harness.yield_queue,
         max_request_size=1000,
         sticky_limit=1000,
     )
@@ -636,7 +634,7 @@ async def test_submitting_task_keeps_the_loop_within_its_slice() -> None:
     for _ in range(640):
         await harness.appender.submit("t", b"v")
     assert turns == []
-    assert not harness.appender.slice_is_over()
+    assert not harness.yield_queue.slice_is_over()
 
 
 # -- columns --------------------------------------------------------------------------------------
@@ -757,7 +755,7 @@ def test_column_stops_at_the_end_of_the_slice() -> None:
         )
         stops.append(position)
     assert stops == [1024, 2048, 3072, 4096, 5000]
-    assert harness.appender.slice_is_over()
+    assert harness.yield_queue.slice_is_over()
 
 
 def test_empty_column_is_nothing() -> None:

@@ -128,12 +128,11 @@ def test_roll_that_returns_a_slot_without_a_batch_needs_a_decision() -> None:
         return slot
 
     appender = type(harness.appender)(
-        loop=harness.loop,
         memory=harness.memory,
         open_new_batch=rolled,
         slow_submit=harness.slow_submit,
         unix_ms=harness.unix_ms,
-        turns=harness.appender.turns,
+        yield_queue=harness.yield_queue,
         max_request_size=1000,
         sticky_limit=1000,
     )
@@ -151,12 +150,11 @@ def test_batch_that_a_nested_call_filled_takes_no_record_too_many() -> None:
         return slot
 
     appender = type(harness.appender)(
-        loop=harness.loop,
         memory=harness.memory,
         open_new_batch=rolled,
         slow_submit=harness.slow_submit,
         unix_ms=harness.unix_ms,
-        turns=harness.appender.turns,
+        yield_queue=harness.yield_queue,
         max_request_size=1000,
         sticky_limit=1000,
     )

@@ -70,6 +70,9 @@ class SlowLoop:
         self.scheduled: list[object] = []
         self.places: list[asyncio.Future[None]] = []
 
+    def is_running(self) -> bool:
+        return True
+
     def time(self) -> float:
         return self.now
 

@@ -498,7 +498,7 @@ def close_forgets_the_waiting(patch: Patch) -> None:
 
     def quiet(self: Any, error: Any) -> None:
         self.failure = error
-        self.appender.enabled = False
+        self.fast_path.stop()
         self.memory.close(error)
         self.quota.close(error)
         self.metadata.close(error)

@@ -528,12 +528,11 @@ class EngineHarness:
             observer=self.observer,
         )
         self.appender = Appender(
-            loop=self.loop,
             memory=self.memory,
             open_new_batch=self.accumulator.open_new_batch,
             slow_submit=self._no_slow_path,
             unix_ms=lambda: 1_700_000_000_000 + int(self.now * 1000),
-            turns=YieldQueue(self.loop, self.loop.time, self.memory),
+            yield_queue=YieldQueue(self.loop, self.loop.time, self.memory),
             max_request_size=config.max_request_size,
             sticky_limit=max(1, config.batch_size),
             ignore_keys=config.partitioner_ignore_keys,

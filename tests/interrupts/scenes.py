@@ -210,7 +210,7 @@ class InterruptHarness:
         assert not runtime.quota._turns
         assert not any(count.bytes for count in runtime.quota._held.values())
         assert not runtime.flushes.active
-        assert not runtime.appender.turns.waiting
+        assert not runtime.yield_queue.waiting
 
     def _read_logs(self) -> None:
         for partition in range(PARTITIONS):

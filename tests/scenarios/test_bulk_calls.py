@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 import aiokprod._engine.buffer.accumulator as accumulator_module
-from aiokprod._core.append import Appender
+from aiokprod._core.yielding import YieldQueue
 from aiokprod.errors import (
     AbortableTransactionError,
     BufferTimeout,
@@ -243,8 +243,8 @@ async def test_part_of_records_that_break_off_is_never_committed(cluster, produc
 
 def test_bulk_call_takes_nothing_more_once_close_was_called(monkeypatch):
     """Although the closing itself begins a turn of the loop later."""
-    slices_of_one_look = functools.partial(Appender, slice_length=-1.0)
-    monkeypatch.setattr("aiokprod._client.runtime.Appender", slices_of_one_look)
+    slice_always_over = functools.partial(YieldQueue, slice_length=-1.0)
+    monkeypatch.setattr("aiokprod._client.runtime.YieldQueue", slice_always_over)
 
     async def main():
         async with harness(linger_ms=0) as (cluster, producer, _):

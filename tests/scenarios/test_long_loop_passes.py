@@ -8,7 +8,6 @@ import functools
 
 import pytest
 
-from aiokprod._core.append import Appender
 from aiokprod._core.yielding import YieldQueue
 from aiokprod.errors import KafkaError, Outcome, ProducerClosed
 from tests.scenarios.scenario_helpers import harness, play
@@ -19,12 +18,12 @@ USERS = 40
 
 @pytest.fixture(autouse=True)
 def short_passes(monkeypatch):
-    always_over = functools.partial(Appender, slice_length=-1.0)
-    monkeypatch.setattr("aiokprod._client.runtime.Appender", always_over)
+    always_over = functools.partial(YieldQueue, slice_length=-1.0)
+    monkeypatch.setattr("aiokprod._client.runtime.YieldQueue", always_over)
 
 
 def in_line(producer):
-    return producer._runtime.appender.turns.waiting
+    return producer._runtime.yield_queue.waiting
 
 
 async def crowded(producer):
@@ -146,7 +145,9 @@ def test_simulation_in_which_senders_wait_in_line(monkeypatch):
             releases.append(self.waiting)
             super().release()
 
-    monkeypatch.setattr("aiokprod._client.runtime.Turns", Watched)
+    monkeypatch.setattr(
+        "aiokprod._client.runtime.YieldQueue", functools.partial(Watched, slice_length=-1.0)
+    )
     totals = Totals()
     for seed, found in outcomes(range(300, 420), jobs=1):
         totals.add(seed, found)
