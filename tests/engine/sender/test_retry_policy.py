@@ -164,6 +164,19 @@ async def test_code_to_a_plain_producer_has_the_effect_of_the_table(code: int) -
     await answered(code, idempotent=False)
 
 
+@pytest.mark.parametrize("code", ERRORS)
+@virtual
+async def test_error_of_a_record_is_retriable_if_the_sender_would_have_retried_it(
+    code: int,
+) -> None:
+    """With retries=0 every code fails the record; `.retriable` says what retries would do."""
+    harness = EngineHarness(idempotent=False, retries=0)
+    delivery = harness.append(b"v")
+    harness.step()
+    harness.brokers.last.refuse(code)
+    assert error_of(delivery).retriable == (verdict(code) is Action.RETRY) == (code in RETRIED)
+
+
 def refused_after(code: int) -> Delivery:
     """A record whose first attempt ended with `code` and whose second one was refused for good."""
     harness = EngineHarness(idempotent=False)
