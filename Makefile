@@ -34,6 +34,9 @@ PY     := $(VENV)/bin/python
 PIP    := $(PY) -m pip --disable-pip-version-check --quiet
 INPUTS := pyproject.toml setup.py $(shell find aiokprod -name '*.pyx' -o -name '*.pxd')
 
+STUBS  := $(subst /,.,$(basename $(shell find aiokprod -name '*.pyi')))
+PROSE  := aiokprod benchmarks docs examples tests .ci $(wildcard *.md *.py) Makefile pyproject.toml
+
 .DEFAULT_GOAL := help
 .PHONY: help demo test lint unit matrices bench integration supply release-checks kerberos reauth \
     simulate detection mutants in-flight fuzz interrupts sanitize chaos soak contrast transactions spark-test spark-campaign spark-demo bench-spark \
@@ -70,6 +73,10 @@ lint: $(VENV)/.test
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
+	$(PY) -m mypy.stubtest --concise --ignore-missing-stub --ignore-disjoint-bases \
+	    --allowlist .ci/stubtest.txt $(STUBS)
+	PATH=$(CURDIR)/$(VENV)/bin:$$PATH $(VENV)/bin/cython-lint aiokprod
+	$(PY) -m codespell_lib $(PROSE)
 	$(PY) .ci/check_docs.py
 
 # What proves the measured modules; the rest runs without the tracer. Both use both cores. Tests with

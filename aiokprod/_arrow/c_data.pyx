@@ -434,7 +434,9 @@ cdef class Chunk:
                 raise InvalidRow(f"its headers[{j - start}] is null: filter such entries out")
             name = text_of(&self.headers.key, j, "headers")
             if name is None:
-                raise InvalidRow(f"its headers[{j - start}] has a null key: every header needs a name")
+                raise InvalidRow(
+                    f"its headers[{j - start}] has a null key: every header needs a name"
+                )
             found.append((name, bytes_of(&self.headers.value, j, "headers")))
         return found
 

@@ -113,7 +113,7 @@ class Appender:
     def append_column(
         self,
         tracker: BulkTracker,
-        slot: TopicSlot,
+        topic: TopicSlot,
         values: list[Any],
         keys: list[Any] | None,
         timestamps: list[Any] | None,

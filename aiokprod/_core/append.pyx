@@ -134,7 +134,8 @@ cdef class PartitionSlot:
         self.topic = topic
         self.partition = partition
 
-    def open(self, BatchCore core not None, int64_t opened, batch, batches, dict incomplete not None):
+    def open(self, BatchCore core not None, int64_t opened, batch, batches,
+             dict incomplete not None):
         """Make `core` the open batch and add its `batch` to `batches` and `incomplete`. False if
         another batch was opened since `opened` was read."""
         if self.core is not None or self.opened != opened:
@@ -168,8 +169,8 @@ cdef class PartitionSlot:
     def let_go(self, BatchCore core not None, MemoryBudget memory not None):
         """Give back what a batch holds of its broker's share and of the memory; the bytes."""
         cdef int64_t charged = core.buffered_bytes
-        if self.account is None or self.reserved_bytes < core.reserved_bytes or self.account.bytes < core.reserved_bytes or \
-                memory.used < charged:
+        if (self.account is None or self.reserved_bytes < core.reserved_bytes
+                or self.account.bytes < core.reserved_bytes or memory.used < charged):
             raise AssertionError(f"{core!r} gives back more than is held")
         self.reserved_bytes -= core.reserved_bytes
         self.account.bytes -= core.reserved_bytes
@@ -498,7 +499,9 @@ cdef class Appender:
                     <const uint8_t*>PyBytes_AS_STRING(key), PyBytes_GET_SIZE(key))
                     & 0x7FFFFFFF) % total)
         if partition >= len(topic.slots):
-            raise IndexError(f"partition {partition} of {topic.topic}: {len(topic.slots)} are known")
+            raise IndexError(
+                f"partition {partition} of {topic.topic}: {len(topic.slots)} are known"
+            )
         return <PartitionSlot>topic.slots[partition]
 
     # -- many records ---------------------------------------------------------------------------
@@ -519,7 +522,9 @@ cdef class Appender:
             if column is not None and len(column) != end:
                 raise ValueError("columns have different lengths")
         if partition >= len(topic.slots):
-            raise IndexError(f"partition {partition} of {topic.topic}: {len(topic.slots)} are known")
+            raise IndexError(
+                f"partition {partition} of {topic.topic}: {len(topic.slots)} are known"
+            )
         cdef bint plain = timestamps is None and headers is None
         cdef Py_ssize_t before
         cdef BatchCore core

@@ -1,7 +1,7 @@
 import asyncio
 from collections.abc import Callable, Generator
 from contextvars import Context
-from typing import Any
+from typing import Any, Self
 
 from aiokprod.errors import KafkaError
 
@@ -49,7 +49,7 @@ class ByteCount:
     def __init__(self) -> None: ...
 
 class Reservation:
-    def __init__(self, budget: MemoryBudget) -> None: ...
+    def __new__(cls, budget: MemoryBudget) -> Self: ...
     @property
     def size(self) -> int: ...
     @property
@@ -62,15 +62,15 @@ class BatchCore:
     buffered_bytes: int
     reserved_bytes: int
     limit: int
-    def __init__(
-        self,
+    def __new__(
+        cls,
         topic: str,
         partition: int,
         loop: asyncio.AbstractEventLoop,
         limit: int,
         ratio: float = 1.0,
         capacity: int = 0,
-    ) -> None: ...
+    ) -> Self: ...
     @property
     def topic(self) -> str: ...
     @property

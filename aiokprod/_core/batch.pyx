@@ -24,7 +24,7 @@ from libc.string cimport memcpy
 
 from aiokprod._core.callbacks cimport Callbacks
 from aiokprod._core.varint cimport (
-    int32_t, int64_t, uint8_t, uint32_t, murmur2_bytes, read_varint, varint_size, write_varint,
+    int32_t, int64_t, uint8_t, murmur2_bytes, read_varint, varint_size, write_varint,
 )
 
 ctypedef PyObject* (*iternext)(PyObject*) noexcept
@@ -189,7 +189,7 @@ cdef Py_ssize_t headers_encoded_size(object headers, int32_t* count) except -2:
 cdef char* write_headers(char* p, object headers, int32_t count) except NULL:
     cdef Py_ssize_t size
     cdef const char* text
-    cdef object pair, value
+    cdef object pair
     p = write_varint(p, count)
     if count == 0:
         return p

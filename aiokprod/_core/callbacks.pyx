@@ -26,10 +26,10 @@ cdef class Callbacks:
 
     cdef int schedule(self) except -1:
         """Let them run in the next pass. Never raises: nobody else would wake those who wait."""
-        cdef int attempt
+        cdef int _attempt
         if self.next >= len(self.calls):
             return 0
-        for attempt in range(2):  # an interrupted call may have been in time: twice is harmless
+        for _attempt in range(2):  # an interrupted call may have been in time: twice is harmless
             try:
                 self.handle = self.loop.call_soon(self)
                 return 0

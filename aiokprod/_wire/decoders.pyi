@@ -1,7 +1,7 @@
 """Structs of Kafka's messages from bytes to objects; see decoders.pyx."""
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, Self
 
 class Decoder:
     @property
@@ -14,7 +14,7 @@ class Decoder:
     ) -> tuple[Any, int]: ...
 
 class IntDecoder(Decoder):
-    def __init__(self, code: str) -> None: ...
+    def __new__(cls, code: str) -> Self: ...
 
 class BoolDecoder(Decoder): ...
 class UuidDecoder(Decoder): ...

@@ -6,7 +6,7 @@ No Python object per record. Everything read is checked against the bytes that a
 
 cimport cython
 
-from libc.stdint cimport int16_t, int32_t, int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdint cimport int16_t, int32_t, int64_t, uint8_t, uint64_t
 from libc.stdlib cimport free, realloc
 from libc.string cimport memcpy
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
@@ -202,10 +202,10 @@ cdef class RecordColumns:
 
     cdef int _take_headers(self, RecordReader reader) except -1:
         cdef int64_t number = reader.varlong()
-        cdef int64_t index
+        cdef int64_t _index
         if number < 0 or number > reader.end - reader.at:
             raise ValueError("a record's number of headers is impossible")
-        for index in range(number):
+        for _index in range(number):
             reader.blob(self._header_keys if self._with_headers else None)
             reader.blob(self._header_values if self._with_headers else None)
             if self._with_headers:
