@@ -1,6 +1,6 @@
-"""What an audit asks of a topic, as DataFrames over `format("aiokprod-audit")`.
+"""The queries of an audit, as DataFrames over `format("aiokprod-audit")`.
 
-Each function takes and returns lazy DataFrames: an empty result means nothing was found.
+Each function takes and returns lazy DataFrames. An empty result means that nothing was found.
 """
 
 from __future__ import annotations
@@ -31,24 +31,24 @@ def read_log(spark: SparkSession, options: Mapping[str, str], **more: object) ->
 
 
 def loss(expected: DataFrame, log: DataFrame, *, by: str = "id") -> DataFrame:
-    """Rows of `expected` whose column `by` no record of `log` has; those without an id are among
-    them. One copy of a row that is twice in `expected` stands for both: see `duplicates`."""
+    """Rows of `expected` whose column `by` no record of `log` has, and rows without an id. If a row
+    is twice in `expected`, one record is enough for both; see `duplicates`."""
     return expected.join(log.select(by), on=by, how="left_anti")
 
 
 def extra(expected: DataFrame, log: DataFrame, *, by: str = "id") -> DataFrame:
-    """Records whose column `by` no row of `expected` has, or that have none: of another writer, or
-    of an earlier run: (by, topic, partition, offset)."""
+    """Records whose column `by` no row of `expected` has, or is null: those of other writers or
+    earlier runs: (by, topic, partition, offset)."""
     return log.select(by, *_PLACE).join(expected.select(by), on=by, how="left_anti")
 
 
 def duplicates(log: DataFrame, *, by: str = "id") -> DataFrame:
     """Values of `by` that several records have: (by, copies, producers).
 
-    `producers` 2 or more are repeated attempts (a retried task, a replayed batch). 1 means that one
-    producer session wrote all copies: an attempt repeated in a process that kept its producer
-    (option reuseProducer), or rows that were twice in the DataFrame; idempotence lets a producer
-    never store one record twice.
+    `producers` >= 2 is a repeated attempt (a retried task, a replayed batch). 1 means that one
+    producer wrote all copies: an attempt was repeated in a process that kept its producer (option
+    reuseProducer), or the rows were twice in the DataFrame. An idempotent producer does not store
+    a record twice.
     """
     from pyspark.sql import functions as f
 
@@ -100,7 +100,7 @@ def integrity(expected: DataFrame, log: DataFrame, *, by: str = "id") -> DataFra
 
 
 def _normal(name: str) -> Column:
-    """One of the sink's columns in the form in which the log has it, short enough to be joined."""
+    """One of the sink's columns as stored in the log, short enough for a join."""
     from pyspark.sql import functions as f
 
     if name in ("value", "key"):

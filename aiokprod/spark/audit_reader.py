@@ -61,7 +61,7 @@ class AuditOptions:
     @classmethod
     @without_frames(ConfigError)
     def parse(cls, options: Mapping[str, str]) -> Self:
-        """Options as Spark hands them over.
+        """Parse options as Spark passes them.
 
         Raises:
             ConfigError: an option is unknown, missing or wrong.
@@ -92,7 +92,7 @@ class AuditOptions:
 
     @without_frames(ConfigError)
     def config(self) -> ProducerConfig:
-        """Of the connections."""
+        """The configuration of the connections."""
         settings = dict(self.kafka)
         settings.setdefault("receive.max.bytes", str(_RECEIVE_MAX))
         return SinkOptions(kafka=SealedOptions(settings)).producer_config()
@@ -112,20 +112,20 @@ class AuditReader(DataSourceReader):
     """Plans on the driver, reads in the tasks."""
 
     def __init__(self, options: SealedOptions) -> None:
-        """`options` must be ones that `AuditOptions.parse` has found good."""
+        """`options` must have been checked by `AuditOptions.parse`."""
         self._options = options
         self._version = __version__
 
     def partitions(self) -> list[AuditRange]:
-        """One task per partition, or per `offsetsPerTask` offsets of it, as the log is now."""
+        """One task per partition, or per `offsetsPerTask` offsets of it, up to the current end."""
         with redacted(self._options):
             options = AuditOptions.parse(self._options)
             return loop_thread().run(_plan(options), _PLAN_SECONDS)
 
     def read(self, partition: Any) -> Iterator[Any]:
-        """RecordBatches of `SCHEMA`; the next fetch is under way while one is used."""
+        """RecordBatches of `SCHEMA`; the next fetch is sent while one is processed."""
         if not isinstance(partition, AuditRange):
-            return  # an empty topic: Spark runs one task with a partition of its own all the same
+            return  # the topic is empty: Spark runs one task with another partition object
         with redacted(self._options):
             check_version(self._version)
             yield from _records(AuditOptions.parse(self._options), partition)
@@ -144,7 +144,7 @@ def _records(options: AuditOptions, part: AuditRange) -> Iterator[Any]:
             coming = thread.start(reader.read())
             yield record_batch(part.topic, part.partition, columns)
     finally:
-        coming.cancel()  # of a reader that was left early
+        coming.cancel()  # if the reader was closed early
         thread.run(client.close(1.0))
 
 

@@ -1,8 +1,7 @@
-"""`BatchHandoff`: Arrow batches from the thread that iterates to the loop that sends, one at a
-time.
+"""`BatchHandoff`: passes Arrow batches from Spark's thread to the event loop, one at a time.
 
 Spark's iterator blocks, so it must never be advanced on the loop. Not advancing it is the
-back-pressure: at most one batch waits here while one is being handed over.
+back-pressure: at most one batch waits here while another one is being submitted.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from aiokprod.spark.jvm_socket_watch import LOOK_EVERY
 
 
 class BatchHandoff:
-    """`put` and `end` are for the thread that iterates, `get` and `close` for the loop."""
+    """`put` and `end` are called by the iterating thread, `get` and `close` on the loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -27,9 +26,9 @@ class BatchHandoff:
         self._closed = False
 
     def put(self, table: Any, look: Callable[[], None] = lambda: None) -> bool:
-        """Hand over one batch; waits until the one before was taken. False if nobody takes any.
+        """Pass on one batch, once the batch before it was taken. False after `close`.
 
-        While it waits it calls `look` now and then, which may raise.
+        Calls `look` every `LOOK_EVERY` seconds while it waits; what it raises ends the wait.
         """
         with self._changed:
             while self._table is not None and not self._closed:
@@ -42,7 +41,7 @@ class BatchHandoff:
         return True
 
     def end(self) -> None:
-        """Nothing more comes."""
+        """There are no more batches."""
         with self._changed:
             self._ended = True
         self._loop.call_soon_threadsafe(self._filled.set)
@@ -60,7 +59,7 @@ class BatchHandoff:
             await self._filled.wait()
 
     def close(self) -> None:
-        """Nobody takes batches any more."""
+        """No more batches are taken: `put` returns False."""
         with self._changed:
             self._closed = True
             self._table = None

@@ -1,4 +1,5 @@
-"""What a finished task tells the driver. All messages of a job meet there: they stay small."""
+"""What a finished task reports to the driver. The driver holds those of all tasks, so they are
+small."""
 
 from __future__ import annotations
 
@@ -16,16 +17,16 @@ if TYPE_CHECKING:
     from aiokprod.spark.task_sender import Range
 
 MAX_BYTES: Final = 52_000
-"""For the ranges of a task; a message stays below 64 KiB."""
+"""Limit for the ranges of a task, so that a message stays below 64 KiB."""
 MAX_TOPIC_BYTES: Final = 8_000
-"""For the names of the topics that hold its marker."""
+"""Limit for the names of the topics that hold its marker."""
 _TOPIC_BYTES: Final = 8
-"""Of a pickled name without its letters."""
+"""Size of a pickled topic name, without the characters."""
 _RANGE_BYTES: Final = 48
-"""Of a pickled range without its topic's name."""
+"""Size of a pickled range, without the characters of the topic name."""
 
 Ranges = tuple[tuple[str, int, int | None, int | None, int], ...]
-"""(topic, partition, first offset, last offset, count); offsets None if the broker told none."""
+"""(topic, partition, first offset, last offset, count); offsets None if not returned."""
 
 
 @dataclass(frozen=True)
@@ -54,15 +55,15 @@ class TaskReport(WriterCommitMessage):
 
 @dataclass(frozen=True)
 class Prepared(TaskReport):
-    """As `TaskReport`, in a transaction that only the driver may end.
+    """A `TaskReport` of rows in a transaction that only the driver may end.
 
     Attributes:
         transactional_id, producer_id, epoch: of the transaction, for EndTxn.
-        second_protocol: it follows transaction protocol V2 (KIP-890).
-        row_hash: sum of the rows' hashes, independent of their order.
-        skipped: an earlier attempt at this batch was committed; nothing was sent this time.
-        marked_rows, marked_hash: what the committed attempt had, if skipped.
-        marked: topics that hold the task's marker, as far as a message has room for them.
+        second_protocol: the transaction follows transaction protocol V2 (KIP-890).
+        row_hash: sum of the hashes of the rows, independent of their order.
+        skipped: an earlier attempt at this batch was committed, so this one sent nothing.
+        marked_rows, marked_hash: rows and hash of the committed attempt, if skipped.
+        marked: topics that hold the task's marker, as many as fit into a message.
     """
 
     transactional_id: str = ""
@@ -77,7 +78,7 @@ class Prepared(TaskReport):
 
 
 def trimmed_topics(topics: Iterable[str]) -> tuple[str, ...]:
-    """The first topics by name, as many as fit into a message beside its ranges."""
+    """The first topics in alphabetical order, as many as fit into a message with its ranges."""
     left = MAX_TOPIC_BYTES
     listed = []
     for topic in sorted(topics):

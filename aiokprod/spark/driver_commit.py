@@ -1,8 +1,7 @@
-"""The driver's side of transactions: decides, ends what the tasks prepared, fences orphans.
+"""The driver's side of transactions: decides, ends the prepared transactions, fences orphans.
 
-Invariants: no EndTxn(commit) before it is certain that the batch consists of the rows that an
-earlier attempt at it, if one was committed in part, consisted of; and none before every
-transaction of the attempt was found open.
+Invariants: EndTxn(commit) is sent only after every transaction of the attempt was found open, and,
+if an earlier attempt at the batch was committed in part, only if the batch has the same rows.
 """
 
 from __future__ import annotations
@@ -47,13 +46,13 @@ if TYPE_CHECKING:
 logger = logging.getLogger("aiokprod.spark")
 
 _AT_ONCE: Final = 8
-"""EndTxn requests under way at the same time."""
+"""Maximum number of concurrent EndTxn requests."""
 _SECONDS: Final = 120.0
-"""For all requests of one commit together."""
+"""Limit for all requests of one commit."""
 _GONE: Final = frozenset(
     {Code.PRODUCER_FENCED, Code.INVALID_PRODUCER_EPOCH, Code.INVALID_TXN_STATE}
 )
-"""The transaction is not open any more: aborted by its timeout, or by a newer InitProducerId."""
+"""The transaction is no longer open: aborted by its timeout, or by a newer InitProducerId."""
 
 _REPLAYED: Final = "Spark replays the batch; tasks that are committed are skipped then"
 _PARTS: Final = (
@@ -75,20 +74,20 @@ _RIVAL: Final = (
 _NOTHING: Final = object()
 
 _UNSTABLE: Final = 2.0
-"""Seconds that a decision may take to be ended, if the process that made it lives."""
+"""Seconds in which a running process ends the transaction of its decision."""
 _FENCE_TIMEOUT_MS: Final = 60_000
 """Transaction timeout of an InitProducerId that only fences; no transaction is opened with it."""
 _SWEEP_EVERY: Final = 10.0
-"""Seconds between two looks for transactions that nobody will end."""
+"""Seconds between two searches for transactions that no task will end."""
 
 _unverified: weakref.WeakSet[ClusterClient] = weakref.WeakSet()
 """Clients of brokers before 3.0 for which the warning has been logged."""
 _swept: dict[str, float] = {}
-"""When (loop time) this driver process last looked for the leftovers of a query."""
+"""When (loop time) this driver process last searched for orphans of a query."""
 
 
 class CommitFailed(RuntimeError):
-    """A transaction was not committed; Spark replays the batch, and committed parts are skipped."""
+    """A transaction was not committed; Spark replays the batch and committed tasks are skipped."""
 
 
 class TransactionEnder:
@@ -99,7 +98,7 @@ class TransactionEnder:
         self._batch_id = batch_id
         self._thread = loop_thread(options.loop)
         self._exactly_once = options.delivery == EXACTLY_ONCE
-        self._seen: object = _NOTHING  # the decision before, as it was read first
+        self._seen: object = _NOTHING  # the previous decision, as first read
 
     def _cluster_client(self) -> AbstractAsyncContextManager[ClusterClient]:
         async def make() -> ClusterClient:
@@ -111,8 +110,8 @@ class TransactionEnder:
         """Make all rows of the batch visible.
 
         Raises:
-            NonDeterministicReplay: the batch differs from what is committed in part; nothing more
-                is committed.
+            NonDeterministicReplay: the batch differs from an attempt that was committed in part;
+                nothing more is committed.
             CheckpointRolledBack: Kafka has a later batch; nothing is committed.
             CommitFailed: a transaction was fenced or timed out.
             KafkaError: the brokers gave no definite answer in time.
@@ -124,13 +123,13 @@ class TransactionEnder:
             await self._verify(client, tasks, deadline)
             if self._exactly_once and tasks:
                 before = await self._decide(client, tasks, deadline)
-                await self._verify(client, tasks, deadline)  # deciding may have taken long
+                await self._verify(client, tasks, deadline)  # the decision may have taken long
             await self._end_all(client, tasks, deadline, commit=True)
             if self._exactly_once and tasks:
                 await self._fence_orphans(client, tasks, before, deadline)
 
     async def abort(self, tasks: Sequence[Prepared]) -> None:
-        """Make sure that nothing more of the batch becomes visible. What is committed stays."""
+        """Abort the transactions of the batch that are not committed."""
         async with self._cluster_client() as client:
             await self._end_all(client, tasks, client.loop.time() + 30.0, commit=False)
 
@@ -176,23 +175,23 @@ class TransactionEnder:
     async def _decide(
         self, client: ClusterClient, tasks: Sequence[Prepared], deadline: float
     ) -> Marker | None:
-        """Check a replay, or write down what this batch consists of; returns the record before."""
+        """Check a replay, or write the decision of a batch; returns the previous decision."""
         group = driver_id(self._sid(tasks))
         config = self._options.producer_config(transactional_id=group)
 
         async def make() -> Producer[Any, Any]:
             producer: Producer[Any, Any] = Producer(config)
-            await producer.start()  # fences other drivers, aborts what they left
+            await producer.start()  # fences other drivers and aborts their transactions
             return producer
 
         key = ("decisions", group, self._options.kafka)
-        # One of the same query with other options: each would fence the other.
+        # A producer of the same query with other options: each would fence the other.
         await self._thread.drop(
             lambda kept: isinstance(kept, tuple) and kept[:2] == key[:2] and kept != key
         )
-        # Spark has several processes for commits. A producer kept here was fenced if another one of
-        # them wrote a decision in between, and does not end what one that died has left open: then
-        # a new one takes over. What tasks prepared fences as ever.
+        # Spark commits in several processes. A producer kept here is fenced if another process
+        # wrote a decision in between, and it does not end the transaction of a process that died:
+        # in both cases a new producer takes over. For transactions of tasks nothing changes.
         try:
             if key in self._thread.kept:
                 with contextlib.suppress(ProducerFenced, UnstableMarker):
@@ -211,11 +210,11 @@ class TransactionEnder:
         deadline: float,
         unstable_for: float | None,
     ) -> Marker | None:
-        """As `_decide`, by a producer with the driver's transactional id; `unstable_for` as for
-        `read_marker`.
+        """As `_decide`, with a producer that has the driver's transactional id. `unstable_for` is
+        that of `read_marker`.
 
         Raises:
-            ProducerFenced, UnstableMarker: another process has, or had, the driver's id.
+            ProducerFenced, UnstableMarker: another process uses, or used, the driver's id.
             NonDeterministicReplay, CheckpointRolledBack, CommitFailed: the batch must not be
                 committed.
         """
@@ -243,7 +242,7 @@ class TransactionEnder:
             await _check_dropped(client, sid, before, now, deadline)
             now = replace(now, version=before.version + 1)
         topics = {topic for task in tasks for topic in task.marked}
-        if topics:  # wherever a marker is, the decision is too
+        if topics:  # every topic with a marker has the decision too
             if before is None and now.batch_id > 0:
                 self._nothing_recorded(now)
             await self._note(producer, topics, now, driver_id(sid))
@@ -256,8 +255,9 @@ class TransactionEnder:
             await txn.send_offsets(decision.offsets(topics), GroupMetadata(group))
 
     def _nothing_recorded(self, now: Marker) -> None:
-        """The first batch with this delivery or with rows, or one long after the last: whether
-        parts of it are in Kafka since then, nobody can tell."""
+        """There is no decision of an earlier batch: this is the first batch with exactly_once or
+        with rows, or Kafka has deleted the decision. Warn or fail, because an earlier attempt may
+        have been committed in part."""
         text = (
             f"aiokprod: batch {now.batch_id} is not the first one, but Kafka has no record of one "
             "before. That is as it should be if this query was not exactly_once until now, or had "
@@ -291,7 +291,7 @@ class TransactionEnder:
 
         open_ones = _open(tasks)
         if commit:
-            # One alone: every attempt at a batch has it, so a later one has fenced it, and then
+            # The first task alone: every attempt at the batch has it. If a later attempt fenced it,
             # nothing of this attempt may be committed.
             open_ones.sort(key=lambda task: task.partition)
             await asyncio.gather(*map(one, open_ones[:1]))
@@ -318,9 +318,9 @@ class TransactionEnder:
                 logger.warning("%s may be committed: %s. %s", where, why, next_step)
             raise
         if code == Code.NONE or (not commit and code in _GONE):
-            return  # an abort of what is committed, or was fenced, changes nothing
+            return  # aborting a committed or fenced transaction changes nothing
         found = error_code(code)
-        # A refusal says nothing about an earlier attempt that the coordinator may have carried out.
+        # An error says nothing about an earlier request, which may have been executed.
         if end.in_doubt:
             what, why = "may be committed", found.text
         else:
@@ -336,8 +336,8 @@ class TransactionEnder:
         before: Marker | None,
         deadline: float,
     ) -> None:
-        """Abort transactions of tasks that this batch no longer has; they would hold readers back
-        until they time out. Failing at it loses nothing."""
+        """Abort the transactions of tasks that this batch no longer has. They would block
+        read_committed readers until they time out. A failure loses nothing and is only logged."""
         sid = self._sid(tasks)
         try:
             orphans = set()
@@ -357,12 +357,12 @@ class TransactionEnder:
 
 
 def _open(tasks: Sequence[Prepared]) -> list[Prepared]:
-    """The tasks that left a transaction to end."""
+    """The tasks that left a transaction open."""
     return [task for task in tasks if not task.skipped and task.producer_id >= 0]
 
 
 def _check_replay(before: Marker | None, now: Marker, tasks: Sequence[Prepared]) -> None:
-    """Raises unless this replay consists of the tasks and rows it was decided to consist of."""
+    """Raises unless this replay has the tasks and rows of its decision."""
     if before is None or before.batch_id != now.batch_id:
         raise _differs(now, "what it consisted of is not recorded any more")
     if before.tasks != now.tasks:
@@ -381,18 +381,18 @@ def _check_replay(before: Marker | None, now: Marker, tasks: Sequence[Prepared])
 async def _check_dropped(
     client: ClusterClient, sid: str, before: Marker, now: Marker, deadline: float
 ) -> None:
-    """Tasks that an earlier attempt at this batch had, and this one has not, must not be committed:
-    their rows are in other tasks now. Raises if one is."""
+    """Raises if a task that only an earlier attempt at this batch had was committed, because its
+    rows are in other tasks now."""
     for index in range(now.tasks, before.tasks):
         dropped = task_id(sid, index)
-        await _fence(client, dropped, deadline)  # or it may still be committed later
+        await _fence(client, dropped, deadline)  # otherwise it could still be committed later
         marker = await read_marker(client, dropped, deadline)
         if marker is not None and marker.batch_id == now.batch_id:
             raise _differs(now, f"it had {before.tasks} tasks and has {now.tasks} now")
 
 
 async def _fence(client: ClusterClient, transactional_id: str, deadline: float) -> None:
-    """Abort what is open under this id."""
+    """Abort the open transaction of this id."""
     code = await fence_producer(client, transactional_id, _FENCE_TIMEOUT_MS, deadline)
     if code != Code.NONE:
         found = error_code(code)

@@ -1,4 +1,4 @@
-"""What a failing task tells: one exception, as text that survives the way to the driver."""
+"""The exception of a failed task: its text is all that Spark forwards to the driver."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CLEAN: Final = (
 
 
 class SinkError(RuntimeError):
-    """A task could not write all of its rows. Spark forwards the text only."""
+    """A task could not write all of its rows. Spark forwards only the text."""
 
 
 class NonDeterministicReplay(RuntimeError):
@@ -29,7 +29,7 @@ class CheckpointRolledBack(RuntimeError):
 
 
 def rolled_back(found: int, replayed: int) -> str:
-    """Why a batch is refused: Kafka has batch `found` of the query, Spark replays `replayed`."""
+    """Text of a refused batch: Kafka has batch `found` of the query, Spark replays `replayed`."""
     return (
         f"Kafka has batch {found} of this query, Spark replays batch {replayed}: the checkpoint "
         "was rolled back. Restore it, or start a new checkpoint with another transactionalIdPrefix"
@@ -38,12 +38,12 @@ def rolled_back(found: int, replayed: int) -> str:
 
 @dataclass(slots=True)
 class Counts:
-    """Rows of one task attempt by what is known of them.
+    """Rows of one task attempt by outcome.
 
     Attributes:
         acknowledged: in the log.
-        unknown: perhaps in the log.
-        unsent: certainly not in the log.
+        unknown: may be in the log.
+        unsent: not in the log.
     """
 
     acknowledged: int = 0
@@ -64,7 +64,7 @@ def describe(error: BaseException, counts: Counts, *, where: str, transactional:
     Args:
         error: the first failure.
         where: "topic-partition", or another place.
-        transactional: what was acknowledged is not visible.
+        transactional: acknowledged rows do not become visible to read_committed readers.
     """
     if isinstance(error, KafkaError):
         name = error.code.name if error.code is not None else type(error).__name__
@@ -82,5 +82,5 @@ def describe(error: BaseException, counts: Counts, *, where: str, transactional:
 
 
 def describe_early(error: BaseException) -> SinkError:
-    """The exception of an attempt that failed before its first row."""
+    """The exception of a task attempt that failed before its first row."""
     return describe(error, Counts(), where="start of the task", transactional=False)

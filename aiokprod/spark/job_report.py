@@ -1,4 +1,4 @@
-"""What the driver keeps of a job: one log line, and one JSON line if a folder is given."""
+"""The driver's report of a job: one log line, and a line of JSON if there is a folder for it."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ FILE_NAME = "aiokprod-report.jsonl"
 
 
 def committed(options: SinkOptions, tasks: Sequence[TaskReport], batch_id: int | None) -> None:
-    """A job or micro-batch is through. A report that cannot be written is only logged: the rows
-    are in Kafka, and failing the batch would write them again."""
+    """Report a job or micro-batch that was committed. A report that cannot be written is only
+    logged: the rows are in Kafka, and failing the batch would write them again."""
     rows = sum(task.rows for task in tasks)
     logger.info(
         "%s rows in %s tasks acknowledged%s",
@@ -42,10 +42,10 @@ def committed(options: SinkOptions, tasks: Sequence[TaskReport], batch_id: int |
 
 
 def report(tasks: Sequence[TaskReport], batch_id: int | None) -> dict[str, Any]:
-    """One job as plain data; `ranges` is [topic, partition, first, last, count] per task.
+    """One job as plain data; `ranges` is a list of [topic, partition, first, last, count] per task.
 
     A task of a replayed batch that an earlier attempt committed is `skipped`: its rows are in
-    Kafka, in ranges that only the driver of that attempt knew.
+    Kafka, but their offsets were known only to the driver of that attempt.
     """
     return {
         "time_ms": unix_ms(),

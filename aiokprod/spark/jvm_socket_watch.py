@@ -1,7 +1,7 @@
-"""`JvmSocketWatch`: is Spark still waiting for this task?
+"""`JvmSocketWatch`: whether Spark still waits for this task.
 
-Spark tells a killed task nothing. Its iterator ends as if the data were complete, and the worker
-runs on unseen. What does change is the socket between the JVM and this process: it is closed.
+Spark does not notify a killed task. Its iterator ends as if the data were complete, and the worker
+keeps running. Only the socket between the JVM and this process changes: it is closed.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ _HANG_UP: Final = getattr(select, "POLLRDHUP", 0) | getattr(select, "POLLHUP", 0
     select, "POLLERR", 0)  # fmt: skip
 _FRAMES: Final = 64
 LOOK_EVERY: Final = 0.5
-"""Seconds between two looks while waiting for something else."""
+"""Seconds between two checks while waiting for something else."""
 
 
 class TaskCancelled(RuntimeError):
-    """Spark gave this task up: nothing more is sent, and nobody reads what it says."""
+    """Spark gave up this task: nothing more is sent, and its result is not read."""
 
 
 class JvmSocketWatch:
-    """Watches the socket to the JVM. `descriptor` None: never cut, as it cannot be watched."""
+    """Watches the socket to the JVM. With `descriptor` None it never reports that it was closed."""
 
     def __init__(self, descriptor: int | None) -> None:
         self._poll: Any = None
@@ -35,7 +35,7 @@ class JvmSocketWatch:
 
     @classmethod
     def of_this_task(cls) -> JvmSocketWatch:
-        """Out of the frame of pyspark's worker, `pyspark.worker.main(infile, outfile)`."""
+        """Finds the socket in the frame of `pyspark.worker.main(infile, outfile)`."""
         frame: FrameType | None = sys._getframe(1)
         for _ in range(_FRAMES):
             if frame is None:
@@ -54,11 +54,11 @@ class JvmSocketWatch:
         return self._poll is not None
 
     def cut(self) -> bool:
-        """True once the JVM closed its end."""
+        """True once the JVM has closed its end."""
         return self._poll is not None and bool(self._poll.poll(0))
 
     def check(self) -> None:
-        """Raises TaskCancelled if it is cut."""
+        """Raises TaskCancelled if the JVM has closed its end."""
         if self.cut():
             raise TaskCancelled(
                 "aiokprod: Spark gave this task up (killed or cancelled); what was not sent yet "

@@ -1,9 +1,9 @@
 """Markers of exactly-once streams: committed offsets that say which batch a task has in Kafka.
 
-A task's marker is committed within the task's transaction, so it is there if and only if the
-task's rows are. It is an offset of partition 0 of every topic that the task wrote to: Kafka deletes
-the offsets of a topic together with the topic, and then the marker is still in the others, as the
-rows are. Names, encodings and how they are read; see docs/spark.md for the protocol.
+A task's marker is committed within the task's transaction, so it exists if and only if the task's
+rows do. It is an offset of partition 0 of every topic that the task wrote to: Kafka deletes the
+offsets of a topic together with the topic, and the other topics still have both marker and rows.
+This module has the names, the encoding and the reading; docs/spark.md describes the protocol.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ class MarkerOffset(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Marker:
-    """What is known of the last batch: its number, and two numbers that identify its rows.
+    """The last batch of a task or query: its number, its rows and their hash.
 
     Attributes:
         tasks: of a decision, the number of tasks; of a task's marker, the attempt.
-        version: of a decision, how many were written for the same batch before it: the one with
-            the highest version is valid, whichever topics the others are left in.
+        version: of a decision, how many decisions of the same batch were written before it. The
+            one with the highest version is valid, in whichever topics the others remain.
     """
 
     batch_id: int
@@ -48,20 +48,20 @@ class Marker:
     version: int = 0
 
     def offsets(self, topics: Iterable[str]) -> dict[tuple[str, int], MarkerOffset]:
-        """As committed offsets; they count from 1, so that batch 0 differs from nothing."""
+        """The marker as committed offsets: batch number + 1, because 0 means no marker."""
         text = f"{self.rows} {self.row_hash:016x} {self.tasks} {self.version}"
         return {(topic, 0): MarkerOffset(self.batch_id + 1, text) for topic in sorted(topics)}
 
     @classmethod
     def of(cls, offset: int, metadata: str | None) -> Marker:
-        """Out of a committed offset.
+        """The marker in a committed offset.
 
         Raises:
-            KafkaError: something else than this sink wrote it.
+            KafkaError: the offset was not written by this sink.
         """
         try:
             rows, row_hash, tasks, *version = (metadata or "").split()
-            (number,) = map(int, version or ["0"])  # the first markers had none
+            (number,) = map(int, version or ["0"])  # old markers have no version
             return cls(offset - 1, int(rows), int(row_hash, 16), int(tasks), number)
         except ValueError:
             raise KafkaError(
@@ -71,29 +71,29 @@ class Marker:
 
 
 def stream_id(prefix: str, query_id: str) -> str:
-    """The part that all transactional ids of a query begin with."""
+    """The prefix of all transactional ids of a query."""
     return f"{prefix}.{query_id}"
 
 
 def task_id(sid: str, partition: int) -> str:
-    """Transactional id of a task, and the group of its marker."""
+    """Transactional id of a task, and consumer group of its marker."""
     return f"{sid}.{partition}"
 
 
 def is_task_id(name: str, sid: str) -> bool:
-    """True for ids of this query's tasks; those of a query whose name goes on behind a dot begin
-    with the same letters."""
+    """True if `name` is `sid`, a dot and a number. A query whose id is `sid`, a dot and more has
+    ids with the same prefix."""
     number = name.removeprefix(f"{sid}.")
     return number != name and number.isascii() and number.isdecimal()
 
 
 def driver_id(sid: str) -> str:
-    """Transactional id of the driver's decisions, and their group."""
+    """Transactional id of the driver's decisions, and their consumer group."""
     return f"{sid}.driver"
 
 
 class UnstableMarker(KafkaError):
-    """Nobody ends the transaction in which a marker is being changed."""
+    """The transaction that changes a marker stays open."""
 
 
 async def read_marker(
@@ -153,12 +153,12 @@ async def _fetch(
 def hash_rows(table: Any) -> int:
     """Sum of 64-bit hashes of a RecordBatch's rows, the same for every order of them.
 
-    Covers all columns that `rows.project` makes; null and empty differ. Taken from the Arrow
-    buffers, so that neither the session's time zone nor the versions of pyarrow and Python matter:
-    a replay may run with others. Timestamps are hashed as microseconds since the epoch.
+    Covers all columns of `rows.project`; null and empty values differ. Computed from the Arrow
+    buffers, because a replay may run with another session time zone or other versions of pyarrow
+    and Python. Timestamps are hashed as microseconds since the epoch.
 
     Raises:
-        TypeError: a column is of another type than the sink takes.
+        TypeError: a column has a type that the sink does not accept.
     """
     hashes = RowHashes(table.num_rows)
     if table.num_rows:
@@ -178,7 +178,7 @@ def _hash_column(hashes: RowHashes, column: Any) -> None:
         hashes.fixed(validity, column.offset, data, _INTEGER_WIDTH.get(kind, 8))
     elif kind.startswith(("list<", "large_list<")):
         first, last = column.offsets[0].as_py(), column.offsets[-1].as_py()
-        elements = column.values.slice(first, last - first)  # those of this slice only
+        elements = column.values.slice(first, last - first)  # only those of this slice
         fields = RowHashes(len(elements))
         for name in ("key", "value"):
             _hash_column(fields, elements.field(name))

@@ -1,6 +1,6 @@
-"""Which DataFrames the sink takes: the columns of Spark's Kafka sink, checked by name and type.
+"""Checks the schema of a DataFrame: the columns of Spark's Kafka sink, by name and type.
 
-Knows Spark's type objects by their `typeName()` only, so that it can be tested and imported
+Uses only `typeName()` and the fields of Spark's types, so that it can be imported and tested
 without pyspark.
 """
 
@@ -23,7 +23,7 @@ ALLOWED: Final[dict[str, tuple[str, ...]]] = {
     "headers": (HEADERS_TYPE,),
     "timestamp": ("timestamp", "timestamp_ntz", "bigint"),
 }
-"""Types by column, in Spark's own names, the preferred one first."""
+"""Types by column, as Spark names them, the preferred one first."""
 
 _CASTS: Final = {
     "key": "col('key').cast('string')",
@@ -37,7 +37,7 @@ _CASTS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class SinkColumns:
-    """Position of each known column in the DataFrame, None if it is not there.
+    """Position of each column in the DataFrame, None if it is missing.
 
     Attributes:
         header_key_first: the struct's fields are (key, value) and not (value, key).
@@ -55,15 +55,16 @@ class SinkColumns:
 
 
 def check_schema(schema: Any, *, topic: str | None, unknown_columns: str) -> SinkColumns:
-    """Where the columns are.
+    """Find and check the columns.
 
     Args:
         schema: a pyspark `StructType`.
-        topic: of the option, None if there is none.
+        topic: the option, None if it is not set.
         unknown_columns: "error" or "ignore".
 
     Raises:
-        ConfigError: a column is missing, unknown or of another type; names it and the mend.
+        ConfigError: a column is missing, unknown or has the wrong type; names the column and how
+            to fix it.
     """
     places: dict[str, int] = {}
     for number, field in enumerate(schema.fields):

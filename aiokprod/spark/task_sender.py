@@ -1,7 +1,7 @@
-"""`TaskSender`: one task's rows on their way, on the loop thread.
+"""`TaskSender`: sends the rows of one task, on the loop thread.
 
-Hands over batch after batch in order, settles them in the background, keeps what is known of the
-acknowledged ones as ranges per partition, and stops at the first failure.
+Submits the tables in order, processes their outcomes in the background, keeps the acknowledged
+offsets as one range per partition, and stops at the first failure.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ if TYPE_CHECKING:
     from aiokprod.spark.table_handoff import Batch
 
 _FORGET_EVERY: Final = 1024
-"""Counted batches that are remembered before those that no live hand-over shares are dropped."""
+"""Number of counted batches after which those that no pending table shares are forgotten."""
 
 
 @dataclass(slots=True)
 class Range:
-    """What was acknowledged in one partition; offsets are None if the broker did not tell."""
+    """Acknowledged records of one partition; offsets are None if the broker returned none."""
 
     first: int | None = None
     last: int | None = None
     count: int = 0
 
     def add(self, base: int, count: int) -> None:
-        """A batch of `count` records from offset `base` on (-1 = unknown)."""
+        """Add a batch of `count` records that starts at offset `base` (-1 = unknown)."""
         self.count += count
         if base < 0:
             return
@@ -44,11 +44,11 @@ class Range:
 
 
 class TaskSender:
-    """Sends the rows of one task attempt with a producer that nobody else uses meanwhile.
+    """Sends the rows of one task attempt, with a producer that only this task uses.
 
     Attributes:
-        rows, size: handed over so far; bytes are those of the Arrow columns.
-        ranges: acknowledged so far, by (topic, partition).
+        rows, size: rows and bytes of Arrow columns that were submitted so far.
+        ranges: what was acknowledged so far, by (topic, partition).
     """
 
     def __init__(
@@ -70,14 +70,14 @@ class TaskSender:
         self._settling: asyncio.Task[None] | None = None
         self._failure: BaseException | None = None
         self._where = topic or "this task"
-        self._counts = Counts()  # of what is no longer live
+        self._counts = Counts()  # of tables that are no longer pending
         self.rows = 0
         self.size = 0
         self.ranges: dict[tuple[str, int], Range] = {}
 
     async def admit(self, table: Any) -> None:
-        """Hand over a RecordBatch as `rows.project` makes it; returns once all its rows are in
-        batches, which waits while memory is short.
+        """Submit a RecordBatch of `rows.project`; returns once all its rows are in batches, which
+        waits while the buffer is full.
 
         Raises:
             SinkError: a row, of this or an earlier batch, failed.
@@ -122,12 +122,12 @@ class TaskSender:
             raise self.failure()
 
     def blame(self, error: BaseException) -> None:
-        """This ended the attempt, unless something else did before."""
-        if not isinstance(error, SinkError):  # of which the cause is known
+        """Note the error that ended the attempt, unless there was an earlier one."""
+        if not isinstance(error, SinkError):  # its cause was noted before
             self._note(error)
 
     def failure(self, error: BaseException | None = None) -> SinkError:
-        """The exception of this attempt; to be made when nothing is pending any more."""
+        """The exception of this attempt; only when no row is pending any more."""
         first = self._failure or error
         assert first is not None, "only failures are described"
         counts = copy.copy(self._counts)
@@ -154,13 +154,13 @@ class TaskSender:
         try:
             check_partitions(table, self._partition_counts, topic=self._topic, first_row=self.rows)
         except RowError:
-            # A producer that is kept between tasks may not know yet that the topic has grown.
+            # The metadata of a producer kept from an earlier task may lack new partitions.
             await self._producer.refresh_metadata()
             for name in list(self._partition_counts):
                 self._partition_counts[name] = len(await self._producer.partitions_for(name))
             check_partitions(table, self._partition_counts, topic=self._topic, first_row=self.rows)
 
-    # -- settling -------------------------------------------------------------------------------
+    # -- outcomes -------------------------------------------------------------------------------
 
     async def _settle(self) -> None:
         while self._live and self._live[0].complete:
@@ -170,7 +170,7 @@ class TaskSender:
             if bad is not None:
                 self._note(bad[1], bad[0])
             if bad is not None or handed.refused:
-                return  # `failure` counts what is left
+                return  # `failure` counts the rows that are left
             for core in handed.cores:
                 self._count(core)
             self._counts.acknowledged += handed.admitted
@@ -182,12 +182,12 @@ class TaskSender:
             for part in core.parts:
                 self._count(part)
         elif id(core) not in self._counted:
-            self._counted[id(core)] = core  # kept, so that its id is not given away
+            self._counted[id(core)] = core  # kept, so that no other object gets its id
             found = self.ranges.setdefault((core.topic, core.partition), Range())
             found.add(core.base_offset, core.record_count)
 
     def _forget(self) -> None:
-        """Batches that no hand-over under way shares cannot come again."""
+        """Forget batches that no pending table shares: they are not counted again."""
         if len(self._counted) > _FORGET_EVERY:
             live = {id(core) for handed in self._live for core in handed.cores}
             self._counted = {key: core for key, core in self._counted.items() if key in live}

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 R = TypeVar("R")
 
 _GIVE_UP: Final = 2.0
-"""Seconds for a cancelled sending to close its producer."""
+"""Seconds that a cancelled task gets to close its producer."""
 
 
 def run_task(
@@ -39,7 +39,7 @@ def run_task(
     *,
     job: str | None,
 ) -> TaskReport:
-    """Send all rows of `batches` (RecordBatches); returns when each is acknowledged.
+    """Send all rows of `batches` (RecordBatches); returns once all are acknowledged.
 
     Raises:
         SinkError: a row failed.
@@ -62,13 +62,13 @@ def run_task(
             if not handoff.put(table, socket_watch.check):
                 break
             rows += batch.num_rows
-        socket_watch.check()  # a killed task's iterator ends as if it were complete
+        socket_watch.check()  # the iterator of a killed task ends as if it were complete
         handoff.end()
         return _wait(future, socket_watch)
     except BaseException:
         if not future.done():
             future.cancel()
-            ended.wait(_GIVE_UP)  # its producer is closed then: nothing more is sent
+            ended.wait(_GIVE_UP)  # then its producer is closed, and nothing more is sent
         raise
 
 
@@ -83,7 +83,7 @@ def _wait(future: concurrent.futures.Future[R], socket_watch: JvmSocketWatch) ->
 
 
 async def _tracked(work: Coroutine[Any, Any, R], ended: threading.Event) -> R:
-    """A cancelled concurrent future is done before its coroutine is."""
+    """Sets `ended` when the coroutine ends; a cancelled concurrent future is done earlier."""
     try:
         return await work
     finally:
@@ -124,16 +124,16 @@ async def _run_plain(
 
 
 async def send_all(producer: Producer[Any, Any], sender: TaskSender, handoff: BatchHandoff) -> None:
-    """Send what comes out of the feed and wait for the acknowledgments.
+    """Send all tables of `handoff` and wait for the acknowledgments.
 
     Raises:
-        SinkError: a row failed. The producer is closed then, so that all is settled.
+        SinkError: a row failed. The producer is closed, so that every row has its outcome.
     """
     try:
         while (table := await handoff.get()) is not None:
             await sender.admit(table)
         await sender.finish()
     except Exception as error:
-        sender.blame(error)  # first of all: closing fails what is pending, with another reason
+        sender.blame(error)  # before closing, which fails pending rows for another reason
         await producer.close(0)
         raise sender.failure() from None

@@ -1,7 +1,9 @@
-"""Keeps secrets out of the tracebacks that Spark writes.
+"""Masks secrets in the tracebacks that Spark writes.
 
-Spark 4.3 can print the local variables of every frame of a failing planner or worker
-(`tracebackWithLocals`), those of its own functions included, which read the options one by one.
+With SPARK_TRACEBACK_WITH_LOCALS=1, Spark 4.3 prints the local variables of every frame of a failing
+planner or worker. A mapping that masks its values is not enough: Spark's own functions read the
+options one by one, so the last one remains in a local variable, and they keep all of them in a
+dict. Only writing to these frames masks them.
 """
 
 from __future__ import annotations
@@ -19,19 +21,19 @@ if TYPE_CHECKING:
     from types import FrameType
 
 _PLAIN: Final = frozenset({"", "true", "false"})
-"""Values of options with unknown names that are no secrets."""
+"""Values that are no secrets, even in options with unknown names."""
 _FRAMES: Final = 32
-"""How far up to look; Spark's planner is a handful of frames away."""
+"""Number of callers to mask; Spark's planner is only a few frames away."""
 
 
 @contextlib.contextmanager
 def redacted(options: Mapping[str, str]) -> Iterator[None]:
-    """If the body raises, mask the secrets of `options` in the local variables of all functions
-    that the traceback names: those the body called, and all callers."""
+    """If the body raises, mask the secrets of `options` in the local variables of all functions in
+    the traceback: those that the body called, and all callers."""
     try:
         yield
     except GeneratorExit:
-        raise  # a reader that is left early is no failure
+        raise  # a reader that is closed early has not failed
     except BaseException as error:
         secrets = {value for key, value in options.items() if is_secret(key, value)} - _PLAIN
         for below in _frames_below(error):
@@ -46,7 +48,7 @@ def redacted(options: Mapping[str, str]) -> Iterator[None]:
 
 
 def _frames_below(error: BaseException) -> Iterator[FrameType]:
-    """The frames of the traceback, and of those of the errors behind it."""
+    """The frames of the tracebacks of the error, its causes and contexts."""
     seen: set[int] = set()
     chain: list[BaseException | None] = [error]
     while chain:

@@ -1,7 +1,7 @@
-"""A task attempt within a transaction that it never ends: only the driver's commit may.
+"""A task attempt within a transaction, which only the driver's commit ends.
 
-The end of Spark's iterator does not prove that the data are complete (a killed task's iterator
-ends normally, truncated), so nothing here commits.
+The end of Spark's iterator does not prove that the data are complete (the iterator of a killed task
+ends early without an error), so nothing here commits.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from aiokprod.spark.worker_loop import LoopThread
 
 MARKER_SECONDS = 60.0
-"""To read a marker, leftovers of an earlier attempt being aborted included."""
+"""Limit for reading a marker, including the abort of an earlier attempt's transaction."""
 
 _FENCED = (
     " A later attempt of this task, or another query with the same transactionalIdPrefix and query "
@@ -48,7 +48,7 @@ _FENCED = (
 async def run_transactional(
     thread: LoopThread, options: SinkOptions, task: Task, handoff: BatchHandoff, job: str | None
 ) -> Prepared:
-    """Send what comes out of the feed in a transaction and leave it open.
+    """Send all tables of `handoff` in a transaction and leave it open.
 
     Raises:
         SinkError: a row failed; the transaction is aborted.
@@ -57,7 +57,7 @@ async def run_transactional(
         return await _Run(thread, options, task, handoff, job).go()
     except SinkError:
         raise
-    except Exception as error:  # before or beside the rows
+    except Exception as error:  # not of a row
         where = f"transaction of task {task.partition}"
         raise describe(error, Counts(), where=where, transactional=True) from error
 
@@ -95,14 +95,14 @@ class _Run:
         self._job = job
         self._id = _transactional_id(options, task, job)
         self._started = thread.loop.time()
-        # Rows for another topic are other rows.
+        # The same rows for another topic must have another hash.
         self._hash = 0 if options.topic is None else zlib.crc32(options.topic.encode())
 
     async def go(self) -> Prepared:
         config = self._options.producer_config(transactional_id=self._id)
         producer: Producer[Any, Any] = Producer(config)
         try:
-            await producer.start()  # fences zombies, aborts what they left
+            await producer.start()  # fences earlier attempts and aborts their transactions
             marker = await self._marker()
             ours = self._task.batch_id
             if marker is not None and ours is not None and marker.batch_id == ours:
@@ -128,7 +128,7 @@ class _Run:
         return self._thread.borrowed(("client", self._options.kafka), make, keep=True)
 
     async def _skip(self, marker: Marker) -> Prepared:
-        """This batch was committed: only count and hash what comes."""
+        """This batch was committed: only count and hash its rows."""
         rows = 0
         while (table := await self._handoff.get()) is not None:
             rows += table.num_rows
@@ -181,12 +181,12 @@ class _Run:
         )  # fmt: skip
 
     async def _mark(self, producer: Producer[Any, Any], sender: TaskSender) -> tuple[str, ...]:
-        """Put the task's marker into its transaction; returns the topics it is in."""
+        """Add the task's marker to the transaction; returns the topics that hold it."""
         assert self._task.batch_id is not None, "checked for the transactional id"
         topics = {topic for topic, _ in sender.ranges}
         if self._options.topic is not None:
             topics.add(self._options.topic)
-        if not topics:  # no rows, and a topic column: any topic that the query wrote to before
+        if not topics:  # no rows, but a topic column: any topic that the query wrote to earlier
             topics.update(await self._former_topic())
         if not topics:
             return ()

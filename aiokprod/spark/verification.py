@@ -1,7 +1,7 @@
 """Whether the transactions that the tasks prepared can still be committed, asked before any is.
 
-A transaction that timed out, or was fenced, cannot be committed any more. Found out by its own
-EndTxn, that would leave the job committed in part: what was committed before it stays committed.
+A transaction that timed out or was fenced cannot be committed any more. If only its EndTxn showed
+that, the job would be committed in part, because the transactions committed before it stay so.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from aiokprod.spark.commit_messages import Prepared
 
 _ONGOING: Final = "Ongoing"
-"""Name of the only state from which a transaction can be committed."""
+"""The only state in which a transaction can be committed."""
 
 TIMED_OUT: Final = (
     "it was open for longer than kafka.transaction.timeout.ms, or a later attempt or another query "
@@ -29,12 +29,12 @@ TIMED_OUT: Final = (
 async def lost_transactions(
     client: ClusterClient, tasks: Sequence[Prepared], deadline: float
 ) -> list[tuple[Prepared, str]]:
-    """The tasks whose transaction is not open any more under its producer id and epoch, and why.
+    """The tasks whose transaction is no longer open with its producer id and epoch, and why.
 
-    One DescribeTransactions (KIP-664) to each coordinator, all of them at the same time.
+    Sends one DescribeTransactions (KIP-664) to each coordinator, concurrently.
 
     Raises:
-        UnsupportedVersion: the brokers are older than 3.0, which have no DescribeTransactions.
+        UnsupportedVersion: brokers before 3.0 have no DescribeTransactions.
         KafkaError: the brokers gave no definite answer.
     """
     states = await describe_transactions(

@@ -1,8 +1,8 @@
-"""One event loop in a thread per Python process, with what is worth keeping between tasks.
+"""One event loop in a thread per Python process, and the clients that are kept between tasks.
 
 Spark runs tasks in the main thread of worker processes that it forks, reuses, leaves idle and
-kills without notice. So nothing starts at import, nothing is inherited over a fork, and nothing
-that matters is left to be sent when a task returns: what is kept here are warm connections only.
+kills without notice. So nothing starts at import, nothing is inherited over a fork, and no record
+is pending when a task returns: only open connections are kept.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from typing import Any, Final, Protocol, TypeVar
 from aiokprod.errors import ConfigError
 
 IDLE_SECONDS: Final = 60.0
-"""How long something unused is kept; Spark kills idle workers after as long."""
+"""How long an unused client is kept; Spark kills idle workers after the same time."""
 
 EXIT_SECONDS: Final = 2.0
-"""How long the end of the process waits for a loop that is busy."""
+"""How long the exit of the process waits for a busy loop."""
 
 T = TypeVar("T")
 
 
 class Closable(Protocol):
-    """What may be kept: a producer or a session."""
+    """A client that can be kept: a producer or a `ClusterClient`."""
 
     async def close(self, timeout: float | None = None) -> Any: ...
 
@@ -52,25 +52,25 @@ class LoopThread:
         asyncio.set_event_loop(self.loop)
         try:
             self.loop.run_forever()
-            with contextlib.suppress(RuntimeError):  # stopped again before that was done
+            with contextlib.suppress(RuntimeError):  # stopped again before it was done
                 self.loop.run_until_complete(self._end())
         finally:
             self.loop.close()
 
     @property
     def usable(self) -> bool:
-        """In this process, and alive."""
+        """True if the thread is alive and belongs to this process."""
         return self.pid == os.getpid() and self._thread.is_alive()
 
     def start(self, coroutine: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
-        """Run a coroutine on the loop; the future is for the calling thread."""
+        """Run a coroutine on the loop; returns a future for the calling thread."""
         return asyncio.run_coroutine_threadsafe(self._counted(coroutine), self.loop)
 
     def run(self, coroutine: Coroutine[Any, Any, T], timeout: float | None = None) -> T:
         """Run a coroutine on the loop and wait for it; an interrupted wait cancels it.
 
         Raises:
-            TimeoutError: not done within `timeout` seconds; it is cancelled.
+            TimeoutError: it took longer than `timeout` seconds and was cancelled.
         """
         future = self.start(coroutine)
         try:
@@ -80,10 +80,10 @@ class LoopThread:
             raise
 
     def stop(self, within: float) -> None:
-        """End what runs, close what is kept, and end the thread; waits `within` seconds for that,
-        and as long again if the thread has to end without.
+        """Cancel what runs, close the kept clients and end the thread, within `within` seconds; if
+        that takes longer, end the thread at once, within the same time again.
 
-        The thread must not outlive the interpreter: a uvloop that wakes after it crashes.
+        The thread must not outlive the interpreter: a uvloop that wakes up later crashes.
         """
         for _ in range(2):
             with contextlib.suppress(RuntimeError):  # closed meanwhile
@@ -96,9 +96,9 @@ class LoopThread:
     async def borrowed(
         self, key: Hashable, make: Callable[[], Awaitable[C]], *, keep: bool
     ) -> AsyncIterator[C]:
-        """Something kept under `key`, or a new one; after an error it is not kept.
+        """The client kept under `key`, or a new one. After an error it is closed.
 
-        With `keep` it stays for the next borrower until it was unused for `IDLE_SECONDS`.
+        With `keep` it is kept for the next borrower, until it is unused for `IDLE_SECONDS`.
         """
         entry = self.kept.pop(key, None)
         if entry is None:
@@ -119,7 +119,7 @@ class LoopThread:
         self.kept[key] = _Kept(item, timer)
 
     async def drop(self, unwanted: Callable[[Any], bool]) -> None:
-        """Close what is kept, unused, under keys that `unwanted` picks."""
+        """Close the unused clients whose keys `unwanted` selects."""
         for key in [key for key in self.kept if unwanted(key)]:
             entry = self.kept.pop(key)
             entry.timer.cancel()
@@ -145,7 +145,7 @@ class LoopThread:
 
 
 class _Kept:
-    """An unused item, the timer that ends it, and the task that closes it then."""
+    """An unused client, the timer that ends it, and the task that closes it then."""
 
     __slots__ = ("closing", "item", "timer")
 
@@ -181,7 +181,7 @@ def _new_loop(kind: str) -> asyncio.AbstractEventLoop:
 
 
 class _Process:
-    """The loop threads of this process by kind; the one place that changes."""
+    """The loop threads of this process, by kind."""
 
     def __init__(self) -> None:
         self._threads: dict[str, LoopThread] = {}
@@ -195,7 +195,7 @@ class _Process:
             return thread
 
     def stop(self) -> None:
-        """At the end of the process."""
+        """Called at the exit of the process."""
         with self._lock:
             threads, self._threads = self._threads, {}
         for thread in threads.values():
@@ -203,8 +203,8 @@ class _Process:
                 thread.stop(EXIT_SECONDS)
 
     def renew_lock(self) -> None:
-        """In a child: another thread of the parent may have held the lock. The threads, which
-        stayed with the parent, are replaced when one is asked for: they are not `usable` here."""
+        """Called in a forked child: another thread of the parent may have held the lock. Threads
+        stay with the parent, and are not `usable` here, so they are replaced when requested."""
         self._lock = threading.Lock()
 
 

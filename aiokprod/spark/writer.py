@@ -1,7 +1,7 @@
 """The writer that Spark pickles: `write` in the tasks, `commit` and `abort` on the driver.
 
 One class for all versions since 4.0: mixing `DataSourceArrowWriter` into a stream writer makes
-4.0, which has no stream writer for Arrow, hand over RecordBatches too.
+4.0, which has no stream writer for Arrow, pass RecordBatches too.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ logger = logging.getLogger("aiokprod.spark")
 
 
 class AiokprodWriter(DataSourceStreamWriter, DataSourceArrowWriter):
-    """Writes the RecordBatches of a task to Kafka and answers for every row.
+    """Writes the RecordBatches of a task to Kafka.
 
     Args:
-        options: as Spark handed them over, sealed; checked before and again where they are used.
-        columns: where they are in the DataFrame.
-        job: a name of this batch job that its tasks and its commit share; None for streams, whose
-            commit side is another instance.
+        options: as passed by Spark; checked before and again where they are used.
+        columns: positions of the columns in the DataFrame.
+        job: a name of this batch job that its tasks and its commit share; None for streams, which
+            commit with another instance.
     """
 
     def __init__(self, options: SealedOptions, columns: SinkColumns, job: str | None) -> None:
@@ -53,10 +53,10 @@ class AiokprodWriter(DataSourceStreamWriter, DataSourceArrowWriter):
         return f"<AiokprodWriter {self._options!r}>"
 
     def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
-        """Send all rows; returns when each is acknowledged.
+        """Send all rows; returns once all are acknowledged.
 
         Raises:
-            SinkError: a row failed; tells what is known of the others.
+            SinkError: a row failed; its text has the number of rows by outcome.
         """
         with redacted(self._options):
             check_version(self._version)
@@ -73,7 +73,7 @@ class AiokprodWriter(DataSourceStreamWriter, DataSourceArrowWriter):
     def commit(
         self, messages: Sequence[WriterCommitMessage | None], batchId: int | None = None
     ) -> None:
-        """On the driver, once all tasks succeeded: end their transactions, write the report."""
+        """On the driver, after all tasks succeeded: end their transactions, write the report."""
         with redacted(self._options):
             self._commit(messages, batchId)
 
@@ -95,8 +95,8 @@ class AiokprodWriter(DataSourceStreamWriter, DataSourceArrowWriter):
     def abort(
         self, messages: Sequence[WriterCommitMessage | None], batchId: int | None = None
     ) -> None:
-        """On the driver, after a failed job or commit: end what may be open. Never raises, as
-        Spark would hide the reason of the failure behind it."""
+        """On the driver, after a failed job or commit: abort transactions that may be open. Never
+        raises, because Spark would show that error instead of the failure's reason."""
         try:
             options = SinkOptions.parse(self._options)
             prepared = [one for one in messages if isinstance(one, Prepared) and not one.skipped]
