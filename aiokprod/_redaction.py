@@ -1,8 +1,8 @@
-"""Errors that leave code which holds secrets: fresh ones, without the frames of that code.
+"""Removes the frames of code that handles secrets from the errors that it raises.
 
-Error reporters print the local variables of every frame of an error and of its causes, also of
-those that `from None` hides in a traceback. A password in such a variable is published. Code that
-has secrets in variables is therefore called through `redacted`.
+Error reporters print the local variables of every frame of an error and of its causes, including
+those that `from None` hides in a traceback. A password in such a variable would be published, so
+functions that have secrets in local variables are decorated with `redacted`.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ R = TypeVar("R")
 def redacted(failure: type[KafkaError]) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Decorates a function or coroutine function whose local variables hold secrets.
 
-    A `KafkaError` is raised again as a fresh one: same class, text and attributes, but without
-    cause, context and frames. Of any other exception only the class is named, in a new `failure`:
-    its text, or an attribute such as `UnicodeEncodeError.object`, may hold a secret. Exceptions: a
-    TypeError keeps its class and text where `failure` is `ConfigError` (wrong arguments of a
-    constructor), and so does what is not an `Exception` (cancellation, KeyboardInterrupt).
+    A `KafkaError` is replaced by a copy without cause, context and frames. Any other exception is
+    replaced by a `failure` that names only its class: its text, or an attribute such as
+    `UnicodeEncodeError.object`, may contain a secret. Two kinds keep their class and text: a
+    TypeError if `failure` is `ConfigError` (wrong arguments of a constructor), and exceptions that
+    are no `Exception` (cancellation, KeyboardInterrupt).
 
     Args:
-        failure: class of the error that stands for foreign exceptions.
+        failure: class of the error that replaces exceptions other than `KafkaError`.
     """
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
@@ -76,7 +76,7 @@ def redacted_init(cls: type[R]) -> type[R]:
 
 
 def _fresh(error: BaseException, failure: type[KafkaError], name: str) -> BaseException:
-    """The error to raise in place of this one, which loses its frames."""
+    """The error to raise instead of this one; this one loses its frames."""
     fresh: BaseException
     if isinstance(error, KafkaError):
         fresh = error.copy()
@@ -88,7 +88,7 @@ def _fresh(error: BaseException, failure: type[KafkaError], name: str) -> BaseEx
         fresh = failure(f"{name} failed with {type(error).__name__}")
     else:
         fresh = error
-    # They may still be referred to, by a future for instance.
+    # The original errors may still be referenced, e.g. by a future.
     rest: list[BaseException | None] = [error]
     while rest:
         replaced = rest.pop()

@@ -1,6 +1,6 @@
-"""Checks of single settings, and what is known about keys that are not settings of this producer.
+"""Checks of single settings, and hints for keys that are not settings of this producer.
 
-Knows nothing of `ProducerConfig`; `config.py` attaches the checks to its fields.
+Independent of `ProducerConfig`; `config.py` attaches the checks to its fields.
 """
 
 from __future__ import annotations
@@ -17,31 +17,31 @@ INT64_MAX: Final = 2**63 - 1
 
 
 class DefaultInt(int):
-    """A default that the user did not choose, so that a conflict may change it with a warning."""
+    """A default value: if it conflicts with another setting, it is changed with a warning."""
 
     __slots__ = ()
 
 
 class Check(Protocol):
-    """What one setting accepts."""
+    """The check of one setting."""
 
     def validate(self, name: str, value: object) -> object:
-        """The value in its normal form.
+        """The normalised value.
 
         Raises:
             ConfigError: the value is not acceptable.
         """
 
     def parse(self, name: str, text: str) -> object:
-        """The value a Java properties file means by this text, not yet validated.
+        """The value of this text in a Java properties file, not yet validated.
 
         Raises:
-            ConfigError: the text is not of the right type.
+            ConfigError: the text has the wrong type.
         """
 
 
 def refuse(name: str, value: object, fix: str) -> ConfigError:
-    """The error of a bad value. Only for settings that hold no secret."""
+    """The error of an invalid value. Only for settings that contain no secret."""
     shown = repr(value)
     if len(shown) > 80:
         shown = shown[:80] + "…"
@@ -50,7 +50,7 @@ def refuse(name: str, value: object, fix: str) -> ConfigError:
 
 @dataclass(frozen=True, slots=True)
 class IntRange:
-    """An int of low to high, both included, or one of a few special values outside."""
+    """An int from low to high, both included, or one of the values in `also`."""
 
     low: int
     high: int = INT32_MAX
@@ -75,7 +75,7 @@ class IntRange:
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """A bool; None as well if it means "not set"."""
+    """A bool, or None for "not set" if it is optional."""
 
     optional: bool = False
 
@@ -143,7 +143,7 @@ class Text:
             if self.empty_is_none:
                 return None
             raise refuse(name, value, "must not be empty")
-        # A line break in a client id would forge lines of the broker's request log.
+        # A line break in a client id could forge lines in the broker's request log.
         if any(ord(char) < 32 or ord(char) == 127 for char in value):
             raise refuse(name, value, "must not contain control characters")
         try:
@@ -177,7 +177,7 @@ class Acks:
 
 @dataclass(frozen=True, slots=True)
 class ServerList:
-    """ "host:port" strings, or one string of them with commas; becomes a tuple without doubles."""
+    """ "host:port" strings, or one string of them with commas; a tuple without duplicates."""
 
     def validate(self, name: str, value: object) -> tuple[str, ...]:
         if isinstance(value, str):
@@ -211,7 +211,7 @@ def parse_address(name: str, entry: str) -> tuple[str, int]:
 
     Source: Java `Utils.getHost`, `Utils.getPort`.
     """
-    if "@" in entry:  # not quoted: what stands before it may be a password
+    if "@" in entry:  # not shown: the part before it may contain a password
         raise ConfigError(
             f"{name}: an address has user information before '@': use \"host:port\", and "
             "sasl_username and sasl_password for credentials"
@@ -242,8 +242,8 @@ _BROKER: Final = "it is a broker or topic setting; set it on the cluster"
 _CONSUMER: Final = "it is a consumer setting; leave it out"
 _NOT_YET: Final = "not in this version yet; leave it out"
 
-# Keys of the Java producer without meaning here, of brokers, topics and consumers, and other
-# clients' names for what we have; each with what to do instead.
+# Keys of the Java producer without meaning here, keys of brokers, topics and consumers, and other
+# clients' names of settings; each with what to do instead.
 _HINTS: Final[dict[str, str]] = {
     "key.serializer": _OBJECTS.format("key_serializer=..."),
     "value.serializer": _OBJECTS.format("value_serializer=..."),
@@ -337,11 +337,11 @@ _PREFIX_HINTS: Final[tuple[tuple[str, str], ...]] = (
 
 
 _MISSPELT: Final = 0.9
-"""Similarity from which a key is taken for a misspelt one, whatever else begins as it does."""
+"""Similarity above which a key is taken for a misspelt setting."""
 
 
 def unknown_key(key: str, known: Iterable[str]) -> ConfigError:
-    """The error of a key that is no setting: what to use instead, or the nearest known name."""
+    """The error of an unknown key: what to use instead, or the most similar setting."""
     dotted = key.strip().lower().replace("_", ".")
     hint = _HINTS.get(dotted)
     names = [name.replace("_", ".") for name in known]

@@ -1,8 +1,8 @@
-"""One https request with a deadline for all of it, in a thread of its own, which can be aborted.
+"""An https request in a separate thread, with one deadline for everything, which can be aborted.
 
-`http.client` bounds single socket operations only: a server that sends one byte per operation would
-keep the thread for as long as it likes. Here every operation gets what is left of the whole time,
-and `abort` ends the operation under way.
+`http.client` limits single socket operations only, so a server that sends one byte at a time could
+keep the thread for any time. Here every operation gets the time that is left, and `abort` ends the
+operation in progress.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class HttpsRequest:
     Attributes:
         path: with the query.
         tls: None for the system's CAs.
-        timeout_s: seconds from the start of the thread to the last byte of the answer.
-        max_answer: bytes of the body that are read; one more tells that there were more.
+        timeout_s: seconds from the start of the thread to the last byte of the response.
+        max_answer: limit of the body in bytes; one byte more is read, to detect a longer body.
     """
 
     host: str
@@ -44,7 +44,7 @@ class HttpsRequest:
 
 @dataclass(frozen=True, slots=True)
 class HttpsAnswer:
-    """Status and body, which may hold a token."""
+    """Status and body of a response. The body may contain a token."""
 
     status: int
     body: bytes = field(repr=False)
@@ -53,8 +53,8 @@ class HttpsAnswer:
 class HttpsExchange:
     """Starts the request in a new thread.
 
-    The thread ends by itself when the time is over, except while it resolves the name: no system
-    can interrupt that.
+    The thread ends when the time is over, except while it resolves the name, which cannot be
+    interrupted.
 
     Attributes:
         answer: done when the thread has ended. Fails with OSError (TimeoutError included),
@@ -74,11 +74,11 @@ class HttpsExchange:
 
     @property
     def running(self) -> bool:
-        """Its thread has not ended. A forked child has no thread of its parent."""
+        """True until the thread has ended. In a forked child the parent's thread does not exist."""
         return self._process == os.getpid() and not self.answer.done()
 
     def abort(self) -> None:
-        """End the connection; the thread ends soon."""
+        """Shut the connection down, which ends the thread."""
         with self._lock:
             self._aborted = True
             if self._socket is not None:
@@ -88,7 +88,7 @@ class HttpsExchange:
         """Seconds left, always positive.
 
         Raises:
-            TimeoutError: none are left, or the exchange was aborted.
+            TimeoutError: no time is left, or the exchange was aborted.
         """
         left = self._deadline - monotonic()
         if left <= 0 or self._aborted:
@@ -101,7 +101,7 @@ class HttpsExchange:
         connection = http.client.HTTPSConnection(request.host, request.port, context=context)
         try:
             tls = self._connect(context)
-            # Set beforehand, it is used as it is.
+            # http.client uses a socket that is already set.
             connection.sock = _BoundedSocket(tls, self)
             connection.request("POST", request.path, request.form, dict(request.headers))
             with connection.getresponse() as response:
@@ -126,7 +126,7 @@ class HttpsExchange:
             )
             self._own(tls)
             try:
-                # An address that does not answer leaves time for the others.
+                # Shared, so that an address that does not respond leaves time for the others.
                 tls.settimeout(self.remaining() / (len(found) - number))
                 tls.connect(address)
             except OSError as error:
@@ -139,7 +139,7 @@ class HttpsExchange:
         raise failure
 
     def _own(self, one: socket.socket) -> None:
-        """From now on this is the socket that `abort` ends."""
+        """Make this the socket that `abort` shuts down."""
         with self._lock:
             self._socket = one
             if self._aborted:
@@ -147,33 +147,33 @@ class HttpsExchange:
 
 
 def _shut_down(one: socket.socket) -> None:
-    # Not `SSLSocket.shutdown`: that one goes on in plain text, and the other thread may just be
+    # Not `SSLSocket.shutdown`: after it the socket sends plain text, and the other thread may be
     # about to send credentials.
-    with contextlib.suppress(OSError):  # it is not connected
+    with contextlib.suppress(OSError):  # not connected
         socket.socket.shutdown(one, socket.SHUT_RDWR)
 
 
 class _BoundedSocket:
-    """What `http.client` needs of a socket, each operation bounded by the exchange's deadline.
-    The exchange closes the socket."""
+    """The methods of a socket that `http.client` uses, limited by the deadline of the exchange. The
+    exchange closes the socket."""
 
     def __init__(self, tls: ssl.SSLSocket, exchange: HttpsExchange) -> None:
         self._tls = tls
         self._exchange = exchange
 
     def sendall(self, data: bytes) -> None:
-        """Send all of it, in pieces."""
+        """Send all data, in parts."""
         view = memoryview(data)
         while view:
             self._tls.settimeout(self._exchange.remaining())
             view = view[self._tls.send(view) :]
 
     def makefile(self, mode: str) -> io.BufferedReader:
-        """The answer's bytes."""
+        """A reader of the response."""
         return io.BufferedReader(_BoundedReader(self._tls, self._exchange))
 
     def close(self) -> None:
-        """Left to the exchange: http.client closes before the answer is read."""
+        """Does nothing: http.client closes the socket before the response is read."""
 
 
 class _BoundedReader(io.RawIOBase):

@@ -1,6 +1,6 @@
 """Tokens from an OpenID Connect provider by the JWT-bearer grant (RFC 7523, KIP-1139).
 
-Instead of a client secret the provider gets an assertion signed with a private key:
+Instead of a client secret, the provider receives an assertion signed with a private key:
 
     Producer(..., security_protocol="SASL_SSL", sasl_mechanism="OAUTHBEARER",
              sasl_token_provider=JwtBearerTokens(
@@ -32,24 +32,24 @@ _OURS: Final = frozenset({"iss", "sub", "aud", "iat", "nbf", "exp", "jti"})
 
 
 class JwtBearerTokens:
-    """A token provider for OAUTHBEARER that keeps a token until 80 % of its life have passed.
+    """A token provider for OAUTHBEARER that caches a token until 80 % of its lifetime have passed.
 
-    If the endpoint fails then, the old token is used for as long as it is valid.
+    If the endpoint then fails, the old token is used while it is valid.
 
     Args:
         token_endpoint: an https URL.
-        key: private key as PEM text; `Secret.from_file` is read again for every assertion, so that
-            a rotated key counts.
+        key: private key as PEM text. `Secret.from_file` is read for every assertion, so that a
+            rotated key takes effect.
         key_password: of an encrypted key.
         algorithm: "RS256" or "ES256".
         key_id: header field `kid`.
         issuer, subject, audience: the claims `iss`, `sub`, `aud`.
         claims: further claims.
-        lifetime_s: `exp` is so many seconds after now, 1 to 86400.
-        skew_s: `nbf` is so many seconds before now, since clocks differ; 0 to 3600.
+        lifetime_s: seconds from now to `exp`, 1 to 86400.
+        skew_s: seconds from `nbf` to now, because clocks differ; 0 to 3600.
         assertion: a ready assertion instead of a key and claims, such as the token of a Kubernetes
             service account: `Secret.from_file("/var/run/secrets/tokens/kafka")`.
-        scope: space separated, as the provider wants it.
+        scope: the scopes, separated by spaces.
         parameters: further form fields.
         tls: context for the endpoint; default: the system's CAs.
         timeout_s: seconds for the whole exchange with the endpoint.
@@ -109,11 +109,11 @@ class JwtBearerTokens:
 
     @redacted(AuthenticationError)
     async def token(self) -> Secret:
-        """The token; callers at the same time share one request.
+        """The token; concurrent callers share one request.
 
         Raises:
-            AuthenticationError: the key cannot be used; the endpoint cannot be asked, refuses, or
-                answers no token.
+            AuthenticationError: the key cannot be used; the endpoint cannot be reached, refuses,
+                or returns no token.
         """
         return await self._endpoint.token(self._request)
 
@@ -121,7 +121,7 @@ class JwtBearerTokens:
         if self._assertion is not None:
             assertion = await revealed(self._assertion)
         else:
-            # RSA takes milliseconds, a file more.
+            # Signing with RSA takes milliseconds, reading a file may take longer.
             loop = asyncio.get_running_loop()
             assertion = (await loop.run_in_executor(None, self._signed)).reveal()
         return TokenRequest({**self._form, "assertion": assertion.strip()})
@@ -146,7 +146,7 @@ class JwtBearerTokens:
         except ConfigError as error:
             raise AuthenticationError(f"JWT-bearer grant: {error.message}") from None
         except Exception as error:
-            # Its text is not ours to show: it may hold the key.
+            # The text is not shown, because it may contain the key.
             raise AuthenticationError(
                 f"JWT-bearer grant: the private key cannot be used with {self._algorithm} "
                 f"({type(error).__name__}): is it PEM, of that kind, and is key_password right?"
@@ -156,7 +156,7 @@ class JwtBearerTokens:
 def _check_claims(more: Mapping[str, Any], named: Mapping[str, str], *, signing: bool) -> None:
     if not signing:
         if more or named:
-            raise ConfigError("a ready assertion has its claims in itself: leave them out")
+            raise ConfigError("a ready assertion contains its claims: leave them out")
         return
     missing = [
         word
@@ -168,7 +168,7 @@ def _check_claims(more: Mapping[str, Any], named: Mapping[str, str], *, signing:
     clash = sorted(_OURS & set(more))
     if clash:
         raise ConfigError(
-            f"claims must not hold {', '.join(clash)}: they have arguments or are set"
+            f"claims must not contain {', '.join(clash)}: they have arguments or are set"
         )
 
 

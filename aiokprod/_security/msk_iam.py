@@ -1,7 +1,7 @@
-"""Tokens for Amazon MSK with IAM access control, signed here: no AWS SDK is needed.
+"""Tokens for Amazon MSK with IAM access control, signed without an AWS SDK.
 
-The token is a pre-signed URL (Signature Version 4) that OAUTHBEARER carries; the mechanism
-AWS_MSK_IAM carries the same as JSON:
+The token is a pre-signed URL (Signature Version 4), sent with OAUTHBEARER. The mechanism
+AWS_MSK_IAM sends the same fields as JSON:
 
     Producer(..., security_protocol="SASL_SSL", sasl_mechanism="OAUTHBEARER",
              sasl_token_provider=MskIamTokens("eu-west-1", credentials))
@@ -37,7 +37,7 @@ _REGION: Final = re.compile(r"[a-z]{2,4}(-[a-z]+)+-[0-9]{1,2}")
 @redacted_init
 @dataclass(frozen=True, slots=True)
 class AwsCredentials:
-    """An access key; the session token belongs to temporary ones."""
+    """An access key; temporary credentials have a session token."""
 
     access_key_id: str
     secret_access_key: Secret
@@ -51,7 +51,7 @@ class AwsCredentials:
     @classmethod
     @redacted(ConfigError)
     def from_env(cls) -> Self:
-        """Of AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN.
+        """From AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN.
 
         Raises:
             ConfigError: one of the first two is missing.
@@ -65,7 +65,8 @@ class AwsCredentials:
 
 @redacted(ConfigError)
 def botocore_credentials() -> AwsCredentials:
-    """What the AWS SDK finds: profiles, containers, instance roles. Blocks; needs botocore.
+    """The credentials that the AWS SDK finds: profiles, containers, instance roles. Blocks; needs
+    botocore.
 
     Raises:
         ConfigError: botocore is not installed or finds nothing.
@@ -83,16 +84,16 @@ def botocore_credentials() -> AwsCredentials:
 
 
 class MskIamTokens:
-    """A token provider for OAUTHBEARER: a fresh token, valid for 15 minutes, at every call.
+    """A token provider for OAUTHBEARER and AWS_MSK_IAM. Each token is new and valid for 15 minutes.
 
     Args:
-        region: of the cluster, "eu-west-1".
-        credentials: ready ones, or a callable that gives them; it is run in a thread at every call,
-            so that rotated credentials count.
-        clock: wall clock in ms; AWS accepts five minutes of error.
+        region: of the cluster, e.g. "eu-west-1".
+        credentials: the credentials, or a function that returns them and is run in a thread for
+            every token, so that rotated credentials take effect.
+        clock: wall clock in ms; AWS accepts a difference of five minutes.
 
     Raises:
-        ConfigError: the region is no name of one.
+        ConfigError: the region is not the name of an AWS region.
     """
 
     def __init__(
@@ -124,7 +125,7 @@ class MskIamTokens:
 
     @redacted(AuthenticationError)
     async def payload(self, host: str) -> dict[str, str]:
-        """What AWS_MSK_IAM sends to the broker of that name.
+        """The fields that AWS_MSK_IAM sends to the broker with this host name.
 
         Raises:
             AuthenticationError: there are no credentials.
@@ -166,8 +167,8 @@ def signed_fields(
     session_token: str | None,
     at: datetime,
 ) -> dict[str, str]:
-    """The query of a pre-signed GET that asks for the action kafka-cluster:Connect, valid for
-    `LIFETIME_S`; the signature comes last."""
+    """The query of a pre-signed GET for the action kafka-cluster:Connect, valid for `LIFETIME_S`.
+    The last field is the signature."""
     stamp, day = at.strftime("%Y%m%dT%H%M%SZ"), at.strftime("%Y%m%d")
     scope = f"{day}/{region}/{_SERVICE}/aws4_request"
     fields = {

@@ -19,20 +19,20 @@ from aiokprod.errors import AuthenticationError, ConfigError
 
 
 class OidcTokens:
-    """A token provider for OAUTHBEARER that keeps a token until 80 % of its life have passed.
+    """A token provider for OAUTHBEARER that caches a token until 80 % of its lifetime have passed.
 
-    If the endpoint fails then, the old token is used for as long as it is valid.
+    If the endpoint then fails, the old token is used while it is valid.
 
     Args:
         token_endpoint: an https URL.
-        client_id, client_secret: sent by HTTP Basic, as RFC 6749 asks of every provider.
-        scope: space separated, as the provider wants it.
+        client_id, client_secret: sent by HTTP Basic, which RFC 6749 requires providers to support.
+        scope: the scopes, separated by spaces.
         parameters: further form fields, such as "audience".
         tls: context for the endpoint; default: the system's CAs.
         timeout_s: seconds for the whole exchange with the endpoint.
 
     Raises:
-        ConfigError: the URL is not one of https, or has a user name in it.
+        ConfigError: the URL is not an https URL, or contains a user name.
     """
 
     @redacted(ConfigError)
@@ -59,10 +59,10 @@ class OidcTokens:
 
     @redacted(AuthenticationError)
     async def token(self) -> Secret:
-        """The token; callers at the same time share one request.
+        """The token; concurrent callers share one request.
 
         Raises:
-            AuthenticationError: the endpoint cannot be asked, refuses, or answers no token.
+            AuthenticationError: the endpoint cannot be reached, refuses, or returns no token.
         """
         return await self._endpoint.token(self._request)
 

@@ -1,4 +1,4 @@
-"""Secrets that do not show themselves, and credentials that can be replaced while in use."""
+"""Secrets that are masked in all texts, and credentials that can be replaced while in use."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _TEXT, _FILE, _ENVIRONMENT, _LOST = "text", "file", "environment", "lost"
 class Secret:
     """A password, token or key whose repr, str, format and pickled forms are masked.
 
-    `Secret("text")` holds the text; `Secret.from_file` and `Secret.from_env` hold only where it is,
-    read it at each use (so that a rotated secret counts from the next connection on) and survive
-    pickling. A pickled text does not: the copy raises when it is used.
+    `Secret("text")` contains the text. `Secret.from_file` and `Secret.from_env` contain only its
+    location and read it at each use, so that a rotated secret takes effect with the next
+    connection; they can be pickled. A pickled text is lost: the copy raises when it is used.
 
     Raises:
         ConfigError: the text is not a str or is empty.
@@ -54,7 +54,7 @@ class Secret:
 
     @property
     def blocks(self) -> bool:
-        """`reveal` reads a file: not a job for the event loop."""
+        """True if `reveal` reads a file, which must not be done on the event loop."""
         return self._kind == _FILE
 
     @redacted(ConfigError)
@@ -108,7 +108,7 @@ class Secret:
         return hmac.compare_digest(ours, theirs) and self._kind == other._kind
 
     def __hash__(self) -> int:
-        # One bucket for all: a hash of the text would tell something about it.
+        # The same for all secrets: a hash of the text would reveal something about it.
         return hash(Secret)
 
     def __copy__(self) -> Self:
@@ -142,8 +142,8 @@ def as_secret(value: str | Secret) -> Secret:
 class Credentials:
     """User name and password that may be replaced while a producer runs.
 
-    The next connection and the next re-authentication use the new ones; open connections stay.
-    Both are swapped at once, from any thread.
+    New connections and re-authentications use the new ones; open connections are not closed. Both
+    values are replaced together, from any thread.
 
     Raises:
         ConfigError: the user name is not a str or is empty.
@@ -157,12 +157,12 @@ class Credentials:
 
     @redacted(ConfigError)
     def replace(self, username: str, password: str | Secret) -> None:
-        """Use these from now on."""
+        """Replace user name and password."""
         self._pair = _checked_pair(username, password)
 
     @property
     def pair(self) -> tuple[str, Secret]:
-        """User name and password as they are now."""
+        """The current user name and password."""
         return self._pair
 
     def __repr__(self) -> str:
@@ -179,11 +179,11 @@ async def revealed(secret: Secret) -> str:
     """The text of a secret, read in a thread if it is in a file.
 
     Raises:
-        AuthenticationError: it cannot be had.
+        AuthenticationError: it cannot be read.
     """
     try:
         if secret.blocks:
-            # Wrapped: in debug mode asyncio logs the results of futures.
+            # Wrapped in a `Secret`, because asyncio in debug mode logs the results of futures.
             loop = asyncio.get_running_loop()
             secret = await loop.run_in_executor(None, lambda: Secret(secret.reveal()))
         return secret.reveal()

@@ -1,7 +1,7 @@
-"""The token endpoint of an OpenID Connect provider: one https request at a time, answers kept.
+"""The token endpoint of an OpenID Connect provider: one https request at a time, tokens are cached.
 
-Only the endpoint named in code is ever asked, by https, without redirects; what it answers is in no
-error text (CVE-2025-27817). Source: RFC 6749 §5.1; Java `HttpJwtRetriever`.
+Only the configured endpoint is requested, by https and without redirects, and error texts contain
+nothing of its response (CVE-2025-27817). Source: RFC 6749 §5.1; Java `HttpJwtRetriever`.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ log = logging.getLogger(__name__)
 
 _MAX_ANSWER: Final = 1 << 20
 _REFRESH_AT: Final = 0.8
-"""Share of a token's life after which a new one is fetched, as Java does."""
+"""Fraction of a token's lifetime after which a new one is fetched, as in Java."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenRequest:
-    """A form and what proves who asks."""
+    """A form, and headers such as the client's credentials."""
 
     form: Mapping[str, str] = field(repr=False)
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
@@ -48,9 +48,9 @@ class _Cached:
 
 
 class TokenEndpoint:
-    """Fetches tokens and keeps each until 80 % of its life have passed.
+    """Fetches tokens and caches each until 80 % of its lifetime have passed.
 
-    If the endpoint fails then, the old token is used for as long as it is valid.
+    If the endpoint then fails, the old token is used while it is valid.
 
     Args:
         url: https.
@@ -82,13 +82,13 @@ class TokenEndpoint:
         return f"'https://{self._host}:{self._port}'"
 
     async def token(self, make: Callable[[], Awaitable[TokenRequest]]) -> Secret:
-        """The token; callers at the same time share one request.
+        """The token; concurrent callers share one request.
 
         Args:
-            make: gives the request if one is needed.
+            make: makes the request if one is needed.
 
         Raises:
-            AuthenticationError: the endpoint cannot be asked, refuses, or answers no token.
+            AuthenticationError: the endpoint cannot be reached, refuses, or returns no token.
         """
         async with self._lock:
             loop = asyncio.get_running_loop()
@@ -102,7 +102,7 @@ class TokenEndpoint:
                     return cached.token
                 raise
             token, lifetime = fetched
-            # Counted from before the request: the token is at least that old.
+            # Counted from before the request, because the token may have been issued then.
             self._cached = _Cached(token, asked_at + lifetime * _REFRESH_AT, asked_at + lifetime)
             return token
 
@@ -144,8 +144,8 @@ class TokenEndpoint:
             raise self._error(f"it cannot be asked ({type(error).__name__})") from None
 
     async def _previous_ended(self, deadline: float) -> None:
-        """One request at a time, also after the caller of the previous one was cancelled: its
-        thread may still be resolving the name."""
+        """Wait until the previous request has ended. If its caller was cancelled, its thread may
+        still be resolving the name."""
         previous = self._exchange
         if previous is not None and previous.running and not await _ended(previous, deadline):
             raise self._error(
@@ -155,7 +155,7 @@ class TokenEndpoint:
         self._exchange = None
 
     def _parse(self, answer: HttpsAnswer) -> tuple[Secret, float]:
-        """Token and its life in seconds."""
+        """The token and its lifetime in seconds."""
         if answer.status != http.client.OK:
             raise self._error(f"it answered with status {answer.status}")
         return self._token_in(answer.body)
@@ -166,19 +166,19 @@ class TokenEndpoint:
         except (ValueError, RecursionError):
             answer = None
         if not isinstance(answer, dict):
-            raise self._error("its answer is not JSON of bearable size")
+            raise self._error("its answer is not JSON, or too large")
         token, kind = answer.get("access_token"), answer.get("token_type", "Bearer")
         if not isinstance(token, str) or not token or str(kind).lower() != "bearer":
             raise self._error("its answer has no bearer token")
-        # The broker ends the session by the token's own claim, which has whole seconds only.
+        # The broker ends the session by the claim `exp`, which has whole seconds.
         lifetime = (expiry_ms(token) - self._clock()) / 1000
         with contextlib.suppress(TypeError, ValueError, OverflowError):
-            told = float(answer.get("expires_in", lifetime))
-            lifetime = lifetime if math.isnan(told) else min(lifetime, told)
+            given = float(answer.get("expires_in", lifetime))
+            lifetime = lifetime if math.isnan(given) else min(lifetime, given)
         if lifetime == math.inf and not self._warned:
             self._warned = True
             log.warning(
-                "OIDC token endpoint https://%s:%d tells no lifetime of its tokens (expires_in, "
+                "OIDC token endpoint https://%s:%d returns no lifetime of its tokens (expires_in, "
                 "exp): every connection will fetch one",
                 self._host,
                 self._port,
@@ -186,7 +186,7 @@ class TokenEndpoint:
         return Secret(token), lifetime if 0 < lifetime < math.inf else 0.0
 
     def __getstate__(self) -> tuple[Any, ...]:
-        # A lock belongs to a loop, a request to a process, and a token does not travel.
+        # A lock belongs to a loop and a request to a process; a token must not be pickled.
         return self._host, self._port, self._path, self._tls, self._timeout, self._clock
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
@@ -200,7 +200,7 @@ class TokenEndpoint:
 
 
 async def _ended(exchange: HttpsExchange, deadline: float) -> bool:
-    """Wait for its thread, until the instant `deadline` of the loop at most."""
+    """Wait for the exchange's thread, at most until `deadline` (loop time). False if it runs on."""
     loop = asyncio.get_running_loop()
     ended = asyncio.Event()
 
@@ -232,9 +232,9 @@ def _split(url: str) -> tuple[str, int, str]:
 
 
 def expiry_ms(token: str) -> float:
-    """When a JWT says that it expires, in ms since 1970; inf for tokens that do not say.
+    """The expiry of a JWT, in ms since 1970; inf for a token without one.
 
-    Nothing is verified: that is for the broker to do.
+    The token is not verified; the broker does that.
     """
     parts = token.split(".")
     if len(parts) != 3:

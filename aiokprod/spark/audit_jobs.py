@@ -127,28 +127,31 @@ def aborted(committed: DataFrame, uncommitted: DataFrame) -> DataFrame:
 
 
 def ranges(spark: SparkSession, report_path: str, log: DataFrame) -> DataFrame:
-    """Acknowledged ranges of the reports (option reportPath) that the log does not fill:
-    (topic, partition, first, last, count, found). Other writers may fill a range further. Ranges
-    whose offsets the brokers did not tell, or that were too many for a report, are not compared:
-    reports say of each task whether they are complete."""
+    """Ranges of the reports (option reportPath) that have fewer records in the log than were
+    acknowledged: (topic, partition, first, last, count, found).
+
+    Records of other writers in a range are counted too. Ranges without offsets, and those left out
+    of a report because there were too many, are not compared; `trimmed` in the report says of each
+    task whether some were left out.
+    """
     from pyspark.sql import functions as f
 
     reports = spark.read.json(report_path)
-    told = reports.select(f.explode("tasks.ranges").alias("of_task")).select(
+    reported = reports.select(f.explode("tasks.ranges").alias("of_task")).select(
         f.explode("of_task").alias("one")
     )
     fields = {"topic": "string", "partition": "int", "first": "long", "last": "long",
               "count": "long"}  # fmt: skip
-    told = told.select(
+    reported = reported.select(
         *(f.col("one")[i].cast(kind).alias(name) for i, (name, kind) in enumerate(fields.items()))
     ).where("first is not null")
     inside = (
-        (log["topic"] == told["topic"])
-        & (log["partition"] == told["partition"])
-        & log["offset"].between(told["first"], told["last"])
+        (log["topic"] == reported["topic"])
+        & (log["partition"] == reported["partition"])
+        & log["offset"].between(reported["first"], reported["last"])
     )
-    joined = told.join(log, on=inside, how="left")
-    counted = joined.groupBy(*(told[name] for name in fields)).agg(
+    joined = reported.join(log, on=inside, how="left")
+    counted = joined.groupBy(*(reported[name] for name in fields)).agg(
         f.count(log["offset"]).alias("found")
     )
     return counted.where(f.col("found") < f.col("count"))
@@ -156,8 +159,8 @@ def ranges(spark: SparkSession, report_path: str, log: DataFrame) -> DataFrame:
 
 def with_audit_id(log: DataFrame) -> DataFrame:
     """`log` with the parts of the header that option auditHeaders adds: id, run, batch, task and
-    seq; null without it. Of several such headers the last one counts: a row that was read from an
-    audited topic brings that topic's along, and the sink adds its own at the end."""
+    seq; null without it. The last such header is used: a row that was read from an audited topic
+    has that topic's header as well, and the sink adds its header at the end."""
     from pyspark.sql import functions as f
 
     matching = f.filter("headers", lambda one: one["key"] == AUDIT_HEADER)

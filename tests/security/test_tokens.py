@@ -250,7 +250,7 @@ def test_oidc_keeps_a_token_for_as_long_as_answer_and_claim_allow(
         (200, b"canary no json", "not JSON"),
         (200, [1], "not JSON"),
         (200, b"[" * 100_000, "not JSON"),
-        (200, b" " * (1 << 20) + b"{}", "not JSON of bearable size"),
+        (200, b" " * (1 << 20) + b"{}", "not JSON, or too large"),
         (200, {}, "no bearer token"),
         (200, {"access_token": 5}, "no bearer token"),
         (200, {"access_token": "x", "token_type": "mac"}, "no bearer token"),

@@ -1,7 +1,7 @@
-"""The SASL exchange with a broker: choice of the mechanism, then its messages, then the session.
+"""The SASL exchange with a broker: SaslHandshake, the mechanism's messages, the session lifetime.
 
-What a mechanism says and checks is in its own file. Source: KIP-43, KIP-152, KIP-368; Java
-`SaslClientAuthenticator`.
+The messages and checks of each mechanism are in a file of its own. Source: KIP-43, KIP-152,
+KIP-368; Java `SaslClientAuthenticator`.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 
 _LONGEST_TEXT: Final = 300
 _SHORTEST_FORM: Final = 4
-"""Shorter encoded forms, of secrets of one or two characters, would be found in any text."""
+"""Shorter encoded forms, those of secrets of one or two characters, occur in any text."""
 
 
 class Mechanism(Protocol):
-    """One exchange of one SASL mechanism. Runs in a task; cancelled with the connection.
+    """One exchange of one SASL mechanism. Runs in a task that is cancelled with the connection.
 
     Attributes:
-        name: as the broker knows it.
+        name: as in SaslHandshake.
     """
 
     name: str
@@ -44,21 +44,21 @@ class Mechanism(Protocol):
         """The client's first message.
 
         Raises:
-            AuthenticationError: the credentials cannot be had or cannot be sent.
+            AuthenticationError: the credentials are not available or cannot be sent.
         """
 
     async def next(self, challenge: bytes) -> bytes | None:
-        """The answer to the broker's message; None once both sides have proven themselves.
+        """The response to the broker's message; None once both sides are authenticated.
 
         Raises:
-            AuthenticationError: the broker breaks the mechanism's rules or did not prove itself.
+            AuthenticationError: the broker violates the mechanism's rules or is not authenticated.
         """
 
     def same_user(self) -> bool:
-        """The credentials still are those of the user who authenticated."""
+        """True if the credentials are still those of the authenticated user."""
 
     def secrets(self) -> tuple[str, ...]:
-        """What must not be shown if the broker sends it back."""
+        """Texts that must not be shown if the broker sends them back."""
 
 
 class SaslAuthenticator:
@@ -66,7 +66,7 @@ class SaslAuthenticator:
 
     Args:
         peer: how to name the broker in messages.
-        new_mechanism: makes a fresh exchange; called again for every re-authentication.
+        new_mechanism: makes a new exchange; called again for every re-authentication.
     """
 
     def __init__(self, peer: str, new_mechanism: Callable[[], Mechanism]) -> None:
@@ -75,10 +75,10 @@ class SaslAuthenticator:
         self._mechanism = new_mechanism()
         self._version = 0
         self._chosen = False
-        self._sent: tuple[str, ...] = ()  # secrets of the exchange before
+        self._sent: tuple[str, ...] = ()  # secrets of the previous exchange
 
     def start(self, versions: VersionRanges) -> AuthenticationStep:
-        """Ask for the mechanism."""
+        """Request the mechanism."""
         for message in (SaslHandshakeRequest, SaslAuthenticateRequest):
             if message.api_key not in versions:
                 raise self._error(
@@ -94,12 +94,12 @@ class SaslAuthenticator:
         return SendToBroker(SaslHandshakeRequest(mechanism=self._mechanism.name), 1)
 
     def renewable(self) -> bool:
-        """Not if the credentials were replaced by those of another user."""
+        """False if the credentials were replaced by those of another user."""
         return self._mechanism.same_user()
 
     @redacted(AuthenticationError)
     def receive(self, response: Message) -> AuthenticationStep:
-        """Check the answer; the mechanism's next message is worked out in a task."""
+        """Check a response; the mechanism's next message is computed in a task."""
         if isinstance(response, SaslHandshakeResponse) and not self._chosen:
             self._check_handshake(response)
             self._chosen = True
@@ -142,12 +142,12 @@ class SaslAuthenticator:
     def _check_answer(self, response: SaslAuthenticateResponse) -> None:
         if response.error_code == Code.NONE:
             return
-        told = self._harmless(response.error_message or "")
-        text = told or error_code(response.error_code).text
+        shown = self._harmless(response.error_message or "")
+        text = shown or error_code(response.error_code).text
         raise self._error(f"refused {self._mechanism.name}: {text}", response.error_code)
 
     def _harmless(self, text: str) -> str:
-        """A text of the broker, which may say what it was sent."""
+        """A text of the broker, which may contain what was sent to it."""
         return harmless(without_secrets(text, (*self._sent, *self._mechanism.secrets())))
 
     def _error(self, text: str, code: int | None = None) -> AuthenticationError:
@@ -158,8 +158,8 @@ class SaslAuthenticator:
 
 
 def without_secrets(text: str, secrets: Iterable[str]) -> str:
-    """The text with the secrets masked; all of it masked if one is in it in base64, hex or
-    percent-encoding, alone or as a part of what was encoded."""
+    """The text with the secrets masked. If it contains a secret in base64, hex or percent-encoding,
+    alone or as part of the encoded data, the whole text is masked."""
     for secret in secrets:
         text = text.replace(secret, MASK)
         if any(form in text for form in _encoded(secret)):
@@ -172,7 +172,7 @@ def _encoded(secret: str) -> set[str]:
     percent = {quote(data), quote(data, safe=""), quote_plus(data)}
     forms = ({data.hex(), data.hex().upper()} | percent) - {secret}
     for before in range(3):
-        # The characters at the ends depend on what was encoded with it.
+        # The first and last characters depend on the neighbouring bytes.
         whole = base64.b64encode(b"\0" * before + data).decode()
         part = whole[before and before + 1 : (before + len(data)) * 8 // 6]
         forms |= {part, part.replace("+", "-").replace("/", "_")}
@@ -180,16 +180,16 @@ def _encoded(secret: str) -> set[str]:
 
 
 def harmless(text: str) -> str:
-    """A broker's text without line breaks and of bearable length."""
+    """A broker's text without control characters and of limited length."""
     shown = "".join(char if char.isprintable() else "?" for char in text[:_LONGEST_TEXT])
     return shown + ("…" if len(text) > _LONGEST_TEXT else "")
 
 
 async def user_and_password(credentials: Credentials) -> tuple[str, str]:
-    """Both as they are now.
+    """The current user name and password.
 
     Raises:
-        AuthenticationError: the password cannot be had.
+        AuthenticationError: the password cannot be read.
     """
     username, password = credentials.pair
     return username, await revealed(password)

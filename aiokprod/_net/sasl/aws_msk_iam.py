@@ -1,4 +1,4 @@
-"""SASL AWS_MSK_IAM: Amazon MSK's own mechanism, older than its OAUTHBEARER.
+"""SASL AWS_MSK_IAM: a mechanism of Amazon MSK, older than its support of OAUTHBEARER.
 
     Producer(..., security_protocol="SASL_SSL", sasl_mechanism="AWS_MSK_IAM",
              sasl_token_provider=MskIamTokens("eu-west-1", credentials))
@@ -24,11 +24,11 @@ _MAX_MESSAGE: Final = 8192
 
 
 class AwsMskIam:
-    """One exchange: a signed request as JSON, and an answer that names its version.
+    """One exchange: a signed request as JSON, and a response with its version.
 
     Args:
         provider: has an async `payload(host)`, such as `MskIamTokens`.
-        host: the name that was dialled; it is signed, so the broker cannot use it elsewhere.
+        host: the broker's host name, which is signed, so that the broker cannot reuse the request.
     """
 
     name = "AWS_MSK_IAM"
@@ -44,7 +44,7 @@ class AwsMskIam:
         except AuthenticationError:
             raise
         except Exception as error:
-            # Its text is not ours to show: it may hold a secret.
+            # The text is not shown, because it may contain a secret.
             raise AuthenticationError(
                 f"AWS_MSK_IAM: the provider failed with {type(error).__name__}"
             ) from None
@@ -54,7 +54,7 @@ class AwsMskIam:
         return json.dumps({"version": _VERSION, **fields}, separators=(",", ":")).encode()
 
     async def next(self, challenge: bytes) -> bytes | None:
-        # Success without an answer would mean that nobody looked at the signature.
+        # Success without a response would mean that the signature was not checked.
         try:
             answer = json.loads(challenge) if len(challenge) <= _MAX_MESSAGE else None
         except (ValueError, RecursionError):
@@ -66,7 +66,7 @@ class AwsMskIam:
         return None
 
     def same_user(self) -> bool:
-        # Whose credentials the provider gives next is not known before.
+        # The user of the provider's next credentials is not known in advance.
         return True
 
     def secrets(self) -> tuple[str, ...]:

@@ -1,8 +1,8 @@
 """SASL GSSAPI (RFC 4752) with Kerberos tickets: no password and no key is sent.
 
-Needs the extra `aiokprod[gssapi]`, which wraps the system's Kerberos library. All of its calls may
-block (they ask the KDC, resolvers and files), so they run one after the other in a thread of their
-own. Source: RFC 4752 §3.1; Java `GssKrb5Client`, `SaslClientAuthenticator`; krb5 cred stores.
+Needs the extra `aiokprod[gssapi]`, a wrapper of the system's Kerberos library. All of its calls may
+block (on the KDC, name resolution and files), so they run one after the other in a separate
+thread. Source: RFC 4752 §3.1; Java `GssKrb5Client`, `SaslClientAuthenticator`; krb5 cred stores.
 """
 
 from __future__ import annotations
@@ -24,28 +24,28 @@ if TYPE_CHECKING:
 R = TypeVar("R")
 
 _NO_LAYER: Final = 1
-"""Bit of the broker's offer. Integrity and privacy of what follows are the business of TLS."""
+"""Bit in the broker's offer. Integrity and privacy of the connection are left to TLS."""
 
 _MAX_MESSAGE: Final = 64 * 1024
 _UNSPECIFIED: Final = 13 << 16
-"""GSS_S_FAILURE: the minor code says it all."""
+"""GSS_S_FAILURE: only the minor code has information."""
 
 
 def _library() -> Any:
-    """The package of the extra, which need not be there."""
+    """The package of the extra, which may not be installed."""
     return importlib.import_module("gssapi")
 
 
 class KerberosLogin:
     """The tickets of one producer, shared by its connections.
 
-    Without a keytab they come from the default credential cache (KRB5CCNAME), as `kinit` left
-    them. From a keytab they are fetched and renewed by the Kerberos library, into memory. Either
-    is looked at for every authentication, so renewed tickets and rotated keytabs count.
+    Without a keytab they come from the default credential cache (KRB5CCNAME), where `kinit` puts
+    them. With a keytab the Kerberos library fetches and renews them, in memory. Both are read for
+    every authentication, so that renewed tickets and rotated keytabs take effect.
 
     Args:
         service: first part of the brokers' principals.
-        principal: whose tickets; None is the default of the cache or the first of the keytab.
+        principal: of the client; None is the default of the cache or the first of the keytab.
         keytab: path; None for the credential cache.
     """
 
@@ -59,10 +59,10 @@ class KerberosLogin:
         self._executor = ThreadPoolExecutor(1, "aiokprod-gssapi")
 
     async def run(self, function: Callable[..., R], *args: Any) -> R:
-        """Call what may block.
+        """Call a blocking function in the thread.
 
         Raises:
-            AuthenticationError: the Kerberos library refused.
+            AuthenticationError: the Kerberos library reports an error.
         """
         loop = asyncio.get_running_loop()
         try:
@@ -89,13 +89,13 @@ class KerberosLogin:
 
     @staticmethod
     def is_mutual(context: Any) -> bool:
-        """The broker has proven itself too."""
+        """True if the broker is authenticated too."""
         return _library().RequirementFlag.mutual_authentication in context.actual_flags
 
 
 class Gssapi:
-    """One exchange: tickets both ways, then the broker's offer of security layers, and our choice
-    of none of them."""
+    """One exchange: mutual authentication, then the broker's offer of security layers; none of them
+    is chosen."""
 
     name = "GSSAPI"
 
@@ -120,7 +120,7 @@ class Gssapi:
         return answer
 
     def same_user(self) -> bool:
-        # Whose tickets will be there is not known before; brokers compare the principals.
+        # The principal of the next tickets is not known in advance; brokers compare principals.
         return True
 
     def secrets(self) -> tuple[str, ...]:
@@ -144,13 +144,13 @@ class Gssapi:
             raise AuthenticationError(
                 "GSSAPI: the broker insists on a security layer, which Kafka does not have"
             )
-        # No layer, hence no size of messages; no authorization id: we act as ourselves.
+        # No layer, so no message size; an empty authorization id is that of the principal.
         answer: bytes = self._context.wrap(bytes((_NO_LAYER, 0, 0, 0)), False).message
         return answer
 
 
 def _reason(error: Any) -> str:
-    """What the Kerberos library says: names of principals, hosts and files, never keys."""
+    """The text of the Kerberos library: it names principals, hosts and files, never keys."""
     minor = error.get_all_statuses(error.min_code, False) if error.min_code else []
     major = error.get_all_statuses(error.maj_code, True)
     if minor and error.maj_code == _UNSPECIFIED:

@@ -1,6 +1,6 @@
-"""SASL OAUTHBEARER (RFC 7628, KIP-255): a token that an async provider of the user gives.
+"""SASL OAUTHBEARER (RFC 7628, KIP-255): a token of the configured `TokenProvider`.
 
-Tokens are asked for at every authentication; caching them is the provider's business.
+The provider is called for every authentication; caching is up to the provider.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ _MAX_TOKEN: Final = 64 * 1024
 
 
 class OAuthBearer:
-    """One exchange: the token, then an empty answer, or a JSON text that says why not.
+    """One exchange: the token, then an empty response, or JSON with the reason of a refusal.
 
     Args:
         provider: an async callable, or an object with an async `token()` and maybe `extensions()`.
-        unix_ms: wall clock, to see that a token has expired already.
+        unix_ms: wall clock, to reject expired tokens.
     """
 
     name = "OAUTHBEARER"
@@ -52,12 +52,12 @@ class OAuthBearer:
             raise AuthenticationError(f"OAUTHBEARER: the broker refused the token{self._refusal}")
         if not challenge:
             return None
-        # The broker tells the reason first and ends the exchange once we have answered (RFC 7628).
+        # The broker sends the reason first and ends the exchange after a response (RFC 7628).
         self._refusal = self._reason(challenge)
         return b"\x01"
 
     def same_user(self) -> bool:
-        # Whose token the provider gives next is not known before.
+        # The user of the provider's next token is not known in advance.
         return True
 
     def secrets(self) -> tuple[str, ...]:
@@ -70,7 +70,7 @@ class OAuthBearer:
         except AuthenticationError:
             raise
         except Exception as error:
-            # Its text is not ours to show: it may hold the token.
+            # The text is not shown, because it may contain the token.
             raise AuthenticationError(
                 f"OAUTHBEARER: the token provider failed with {type(error).__name__}"
             ) from None
@@ -100,7 +100,7 @@ class OAuthBearer:
         return dict(given)
 
     def _reason(self, challenge: bytes) -> str:
-        """The status in the broker's JSON; the rest of it is not trusted to be free of secrets."""
+        """The status in the broker's JSON; its other fields may contain secrets."""
         try:
             status = json.loads(challenge).get("status")
         except (ValueError, AttributeError, RecursionError):

@@ -71,7 +71,7 @@ class KeyCache:
         keys = self._keys
         if asked != self._asked:
             loop = asyncio.get_running_loop()
-            # Nothing that asyncio logs in debug mode, arguments and results, shows a secret.
+            # asyncio in debug mode logs arguments and results, so neither may show a secret.
             keys = await loop.run_in_executor(None, lambda: _derive(*asked))
             self._asked, self._keys = asked, keys
         return keys.client, keys.server
@@ -144,7 +144,7 @@ class Scram:
             shown = text[2:] if text[2:] in _ERRORS else "unknown reason"
             raise self._error(f"the broker refused: {shown}")
         if text.startswith("m="):
-            raise self._error("the broker demands an extension nobody knows")
+            raise self._error("the broker demands an unknown extension")
         return text
 
     async def _final(self, server_first: str) -> bytes:
@@ -180,7 +180,7 @@ class Scram:
         return nonce, salt, count
 
     def _verify(self, server_final: str, expected: bytes) -> None:
-        """The check that makes a broker that does not know the password useless."""
+        """Check the broker's proof that it knows the password."""
         if not server_final.startswith("v="):
             raise self._error("the broker did not prove that it knows the password")
         signature = self._base64(server_final[2:].split(",", 1)[0])
