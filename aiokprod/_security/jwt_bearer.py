@@ -168,7 +168,7 @@ def _check_claims(more: Mapping[str, Any], named: Mapping[str, str], *, signing:
     clash = sorted(_OURS & set(more))
     if clash:
         raise ConfigError(
-            f"claims must not contain {', '.join(clash)}: they have arguments or are set"
+            f"claims must not hold {', '.join(clash)}: they have arguments or are set"
         )
 
 

@@ -156,8 +156,8 @@ class RangeReader:
                 give_up = loop.time() + PATIENCE
             elif loop.time() > give_up:
                 raise KafkaTimeout(
-                    f"{self._topic}-{self._partition}: no record at offset {self._next}, although "
-                    f"the log ends at {self._end}"
+                    f"{self._topic}-{self._partition}: nothing at offset {self._next}, although "
+                    f"the log goes on to {self._end}"
                 )
         return None
 
