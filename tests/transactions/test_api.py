@@ -1,4 +1,4 @@
-"""The transactional calls when nothing goes wrong, and when they are used wrongly."""
+"""The transactional calls without faults, and their misuse."""
 
 from __future__ import annotations
 
@@ -365,7 +365,7 @@ async def test_timeout_wrong_is_refused(
 async def test_busy_coordinator_its_requests_come_before_more_records(
     cluster: FakeCluster, producer: Producer[Any, Any]
 ) -> None:
-    """Produce requests to the same broker would take every free place, again and again."""
+    """Otherwise produce requests to the same broker would take every free place in flight."""
     cluster.control(0, answer_late(0.05))
     await producer.begin_transaction()
     stop = False

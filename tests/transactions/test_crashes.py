@@ -27,8 +27,8 @@ TIMEOUT_S = 10.0
 
 
 async def run_until_crash(cluster: FakeCluster, step: int, arrives: bool) -> bool:
-    """A transaction on a machine that dies as its request number `step` is sent; did it get there,
-    or was the commit through before?"""
+    """Run a transaction on a machine that dies when request number `step` is sent; False if the
+    commit succeeded before that request."""
     machine = Machine(cluster.network)
     producer = make_producer(
         cluster, dialer=machine, transactional_id=ID,

@@ -43,7 +43,7 @@ from tests.transactions.transaction_helpers import (
 )
 
 WRITE_ERRORS = [14, 15, 16, -1, 7, 19, 20, 56]
-"""What a failed or unfinished write of the transaction log is answered with."""
+"""Error codes after a failed or unfinished write of the transaction log."""
 
 
 def carried_out(code: int) -> Reaction:
@@ -90,7 +90,7 @@ async def test_end_carried_out_answered_with_a_write_error_then_fenced_is_in_dou
 async def test_end_answered_with_concurrent_transactions_then_fenced_is_rejected(
     cluster: FakeCluster, producer: Producer[Any, Any], commit: bool
 ) -> None:
-    """Kafka 4.3 answers so while the markers of the other producer are written."""
+    """The response of Kafka 4.3 while the markers of the other producer are written."""
     await producer.begin_transaction()
     await producer.send("t", b"v", partition=0)
     cluster.control(END, Reaction(process=False, error=51), times=3)
@@ -107,7 +107,7 @@ async def test_end_answered_with_concurrent_transactions_then_fenced_is_rejected
 async def test_end_in_doubt_stays_so_after_concurrent_transactions(
     cluster: FakeCluster, producer: Producer[Any, Any], processed: bool
 ) -> None:
-    """What is concurrent may be the first copy of this EndTxn."""
+    """The concurrent transaction may be that of the first copy of this EndTxn."""
     await producer.begin_transaction()
     await producer.send("t", b"v", partition=0)
     cluster.control(END, lose_answer() if processed else lose_request(), times=1)
@@ -138,7 +138,7 @@ async def test_end_refused_before_any_write_is_rejected(
 async def test_partitions_added_but_answered_with_a_write_error_are_aborted(
     cluster: FakeCluster, producer: Producer[Any, Any], code: int
 ) -> None:
-    """The abort falls into the backoff before the repetition: EndTxn leaves all the same, and the
+    """The abort comes during the backoff before the retry: EndTxn is sent nevertheless, and the
     next transaction has its whole timeout."""
     await producer.begin_transaction()
     stop = cluster.control(ADD_PARTITIONS, carried_out(code))
@@ -184,7 +184,7 @@ async def test_offsets_added_but_answered_with_a_write_error_are_aborted(
 async def test_partitions_not_added_though_in_doubt_abort_ends_and_bumps_the_epoch(
     cluster: FakeCluster, producer: Producer[Any, Any], code: int
 ) -> None:
-    """The coordinator knows no transaction and says INVALID_TXN_STATE: that is no failure."""
+    """The coordinator knows no transaction and answers INVALID_TXN_STATE: that is not a failure."""
     await producer.begin_transaction()
     stop = cluster.control(ADD_PARTITIONS, Reaction(process=False, error=code))
     handle = await producer.submit("t", b"aborted", partition=0)

@@ -13,7 +13,7 @@ ARRIVES_S = 8.0
 
 
 def first_late_others_lost() -> Any:
-    """The first request arrives after its connection was given up, its repetitions never."""
+    """The first request arrives after its connection was given up; its retries never arrive."""
     seen = 0
 
     def control(request: Request) -> Reaction:

@@ -38,14 +38,14 @@ CALLS = {
 FENCING = {47, 90}
 ABORTING = {120}
 RETRIED_BY_API = {(END, -1)}
-"""UNKNOWN_SERVER_ERROR is not retriable. At EndTxn it leaves open whether the transaction has
-ended, so the request is repeated."""
+"""UNKNOWN_SERVER_ERROR is not retriable. After EndTxn the transaction may have
+ended or not, so the request is repeated."""
 LIMIT_S = 130.0
-"""Every call has max_block_ms or the timeout of the transaction, 100 s, and some follow another."""
+"""Every call may take max_block_ms or the timeout of the transaction, 100 s; some come in a row."""
 
 
 async def one_case(api: int, code: int, tv: int) -> str:
-    """Meet the code once; the class of what the user gets."""
+    """Run a transaction in which the code is answered once; the class of the error that results."""
     cluster = FakeCluster(network=MemoryNetwork(), transaction_version=tv)
     cluster.create_topic("t", 3)
     producer = make_producer(
@@ -77,7 +77,7 @@ def _class_of(error: KafkaError) -> str:
 
 
 async def _check_effects(cluster: FakeCluster, producer, ended: str, *, in_doubt: bool) -> None:
-    """All or nothing (P7), and whoever is not fatal goes on."""
+    """All or nothing (P7), and a producer without a fatal error can continue."""
     seen = committed(cluster)
     if ended == "committed":
         assert seen == [b"1", b"1"]

@@ -74,7 +74,7 @@ WHOLE = bool(os.environ.get("AIOKPROD_WHOLE_MATRIX"))
 
 @dataclass
 class Report:
-    """What the calls of one transaction said.
+    """What the calls of one transaction reported.
 
     Attributes:
         start, offsets, end: errors of begin, send_offsets and commit or abort; None: no error.
@@ -180,7 +180,7 @@ def expected(api: int, code: int, times: int | None, *, tv: int, commit: bool) -
     if code in RETRIED or lost:
         return "done" if times is not None else "timeout"
     if code in ABORTABLE | OWN_ABORTABLE.get(api, set()):
-        # 120 says by its class what to do, although no transaction is open yet.
+        # 120 is abortable by its class, although no transaction is open yet.
         return "refused" if api in (FIND, INIT) and code != 120 else "abortable"
     if code == UNMAPPED and api not in (FIND, INIT):
         return "abortable" if api != END or commit else "done"
@@ -198,7 +198,7 @@ def expected(api: int, code: int, times: int | None, *, tv: int, commit: bool) -
 async def one_case(
     api: int, reaction: Reaction, times: int | None, *, tv: int, commit: bool, lies: bool = False
 ) -> str:
-    """Meet the fault, judge, let a new instance end what is open, judge again."""
+    """Run into the fault, check, let a new instance end what is open, and check again."""
     cluster = FakeCluster(network=MemoryNetwork(), transaction_version=tv)
     cluster.create_topic("t", 2)
     producer = make_producer(
@@ -212,7 +212,7 @@ async def one_case(
         stop()
         found = class_of(report)
         if found == "timeout" and report.called_end:
-            # The same call goes on waiting: without the fault it ends, and definitely.
+            # The same call continues to wait: without the fault it gets a definite result.
             await (producer.commit_transaction(60) if commit else producer.abort_transaction(60))
             report.end = None
         elif found == "abortable" and report.start is None and not lies:
@@ -237,7 +237,7 @@ async def one_case(
 
 
 async def go_on(cluster: FakeCluster, producer: Producer[Any, Any]) -> None:
-    """The next transaction is its own."""
+    """The next transaction is not affected."""
     before = sorted(value or b"" for value in committed(cluster))
     report = await transact(producer, b"2", commit=False)
     assert report.error is None, report
@@ -289,7 +289,7 @@ INTERRUPTIONS = ["another instance", "abort", "close", "timeout"]
 async def interrupted_case(
     api: int, code: int, interruption: str, *, tv: int, processed: bool
 ) -> Report:
-    """The answer has a code that is retried; something happens before the repetition."""
+    """The response has a code that is retried; something happens before the retry."""
     cluster = FakeCluster(network=MemoryNetwork(), transaction_version=tv)
     cluster.create_topic("t", 2)
     producer = make_producer(
@@ -327,7 +327,7 @@ async def interrupted_case(
 
 
 async def _abort_now(producer: Producer[Any, Any], running: asyncio.Task[Report]) -> None:
-    """Abort as soon as no other transactional call is in progress, and go on."""
+    """Abort as soon as no other transactional call is in progress, and continue."""
     while not running.done():
         try:
             await producer.abort_transaction()

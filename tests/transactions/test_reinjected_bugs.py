@@ -1,4 +1,4 @@
-"""Bugs that real clients had, put back one at a time: a scenario has to notice each.
+"""Bugs that real clients had, re-injected one at a time: a scenario must detect each.
 
 Sources: librdkafka 0105 commit_after_msg_timeout; franz-go TestEndTxnUnconfirmedErrorNoSilentJoin,
 UnknownServerErrorNotFalseCommit; KAFKA-14402 (partitions that never were announced).

@@ -56,8 +56,8 @@ CRASHES = 0.15
 """Share of the transactions during which the process dies."""
 
 LAST_S = 20.0
-"""Seconds that a transaction may take once nothing is wrong any more: an instance before it may
-have to be fenced, and each of its requests may meet a throttle or a broker that was away."""
+"""Seconds that a transaction may take once all faults are over: an earlier instance may have to be
+fenced, and each request may be throttled or go to a broker that was down."""
 
 COMMITTED, ABORTED, UNKNOWN = "committed", "aborted", "unknown"
 
@@ -70,7 +70,7 @@ TEMPERAMENTS = (
 
 
 class TransactionHarness:
-    """A cluster that fails at random, an application that goes on whatever happens.
+    """A cluster that fails at random, and an application that continues whatever happens.
 
     Attributes:
         temperaments: what its brokers always do; each is a method, whose docstring says why they
@@ -79,7 +79,7 @@ class TransactionHarness:
 
     def __init__(self, seed: int) -> None:
         self.dice = random.Random(seed)
-        # With dice of their own: they change nothing else about a seed.
+        # A separate generator: these choices change nothing else about a seed.
         self.nature = random.Random(seed * 31 + 17)
         self.temperaments = self.nature.sample(TEMPERAMENTS, self.nature.choice((0, 1, 2)))
         version = self.dice.choice([1, 2])
@@ -113,8 +113,8 @@ class TransactionHarness:
         self.cluster.coordinator_ids = self.nature.choice([(4,), (3, 4)])
 
     def null_in_errors(self) -> None:
-        """FindCoordinator without a find names a null host, or leaves its list empty: librdkafka's
-        mock cluster does the one, gateways the other."""
+        """FindCoordinator that finds nothing returns a null host, as the mock cluster of librdkafka
+        does, or an empty list, as gateways do."""
         empty = self.nature.random() < 0.3
 
         def change(request: Request, message: Any) -> Any:
@@ -146,7 +146,8 @@ class TransactionHarness:
             self.processed_errors[api] = [15, 16]
 
     def unknown_codes(self) -> None:
-        """A code this client does not know, carried out or not: newer brokers, other makers'."""
+        """A code that this client does not know, carried out or not: newer brokers or other
+        implementations."""
         for api in (ADD_PARTITIONS, END, COMMIT_OFFSETS):
             self.processed_errors.setdefault(api, []).append(9_999)
 
@@ -318,7 +319,7 @@ class TransactionHarness:
 
     async def last_transaction(self) -> None:
         """All faults are over, temperaments are not: a new instance begins and commits in time,
-        after one answer that could not name the coordinator, and under load."""
+        after one response without a coordinator, and under load."""
         self.processed_errors.clear()
         cluster = self.cluster
         cluster.control(FIND, refuse(Code.COORDINATOR_NOT_AVAILABLE), times=1)

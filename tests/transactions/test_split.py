@@ -91,8 +91,8 @@ async def test_rest_of_a_divided_batch_is_not_sent_once_a_part_has_failed(
 def test_unknown_producer_restarts_only_if_retention_took_our_last_record(
     log_start: int, restarts: bool
 ) -> None:
-    """Offset 5 was acknowledged last. Log start 5: that record is there, and the broker should
-    know us by it."""
+    """Offset 5 was acknowledged last. Log start 5: that record is still there, so the broker
+    should still have the producer state."""
 
     async def main() -> None:
         state = sequences(opened())

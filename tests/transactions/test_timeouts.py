@@ -58,7 +58,7 @@ DICE = random.Random(5)
 
 
 def something_else(request: Any) -> Reaction:
-    """Something else every time."""
+    """A different fault each time."""
     return DICE.choice([*SILENT.values(), *RUDE.values(), refuse(16), refuse(15), refuse(51)])
 
 
@@ -84,7 +84,7 @@ async def outcome_of(producer: Producer[Any, Any], end: Ender, timeout: float) -
 
 
 def check_truth(cluster: FakeCluster, error: KafkaError | None, verdict: str, values: int) -> None:
-    """An answer without error means carried out, a definite one means not committed."""
+    """Success means that it was carried out; an error with a definite outcome, that it was not."""
     seen = len(committed(cluster))
     if error is None:
         assert seen == (values if verdict == "commit" else 0)
@@ -182,7 +182,7 @@ async def test_end_all_brokers_gone_returns_in_time_then_resumes(
 async def test_end_coordinator_always_elsewhere_returns_in_time(
     cluster: FakeCluster, producer: Producer[Any, Any], verdict: str
 ) -> None:
-    """Every broker names another one, and no one wants to be it."""
+    """Every broker names another one, and each answers NOT_COORDINATOR."""
     await producer.begin_transaction()
     await producer.send("t", b"v", partition=0)
     cluster.control(END, refuse(Code.NOT_COORDINATOR))

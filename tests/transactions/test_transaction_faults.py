@@ -1,4 +1,4 @@
-"""The fault catalogue's rows about transactions, one test each by number."""
+"""The rows of the fault catalogue about transactions, one test for each number."""
 
 from __future__ import annotations
 

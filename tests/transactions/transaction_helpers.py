@@ -87,7 +87,7 @@ def committed(cluster: FakeCluster, topic: str = "t") -> list[bytes | None]:
 
 
 def stable(cluster: FakeCluster, topic: str = "t") -> bool:
-    """True if no transaction holds readers up."""
+    """True if no open transaction blocks read_committed readers."""
     logs = [partition.log for partition in cluster.topics[topic].partitions]
     return all(log.last_stable_offset == log.end_offset for log in logs)
 
@@ -99,7 +99,7 @@ async def one(producer: Producer[Any, Any], value: bytes, **options: Any) -> Non
 
 
 async def full(producer: Producer[Any, Any], value: bytes, *, send: Any = None) -> None:
-    """A transaction that makes every request there is."""
+    """A transaction that makes every kind of request."""
     async with producer.transaction(timeout=100) as txn:
         await producer.submit("t", value, partition=0)
         await producer.submit("t", value, partition=1)
@@ -115,7 +115,7 @@ async def failing(producer: Producer[Any, Any], error: Exception) -> None:
 
 
 class Machine:
-    """The host of one producer: a dialer that may lose its power at any moment."""
+    """The host of one producer: a dialer that may lose power at any moment."""
 
     def __init__(self, network: MemoryNetwork) -> None:
         self._network = network

@@ -165,7 +165,7 @@ async def test_slow_connection_is_waited_for(
     assert committed(cluster) == [b"v"]
 
 
-# -- the address of the answer counts ------------------------------------------------------------
+# -- the address in the response decides ---------------------------------------------------------
 
 
 @transactional()
@@ -214,7 +214,7 @@ async def test_dead_coordinator_that_a_lagging_broker_still_names_is_asked_for_a
 async def test_renumbered_coordinator_is_reached_at_its_address(
     cluster: FakeCluster, producer: Producer[Any, Any], ids: dict[int, int], commit: bool
 ) -> None:
-    """The metadata that the client holds give the old ids."""
+    """The cached metadata contain the old ids."""
     await producer.start()
     await producer.begin_transaction()
     await producer.send("t", b"1", partition=0)
@@ -234,7 +234,7 @@ async def test_renumbered_coordinator_is_reached_at_its_address(
 async def test_coordinator_that_the_metadata_do_not_list_is_dialled(
     cluster: FakeCluster, producer: Producer[Any, Any], listed_later: bool
 ) -> None:
-    """A new broker that metadata list late, or a proxy's coordinator that they never list."""
+    """A new broker that metadata list late, or a proxy's coordinator, which they never list."""
     hidden = cluster.brokers[2]
     cluster.coordinator_ids = (2,)
     for partition in cluster.topics["t"].partitions:
@@ -345,7 +345,7 @@ async def test_snapshot_forgets_listed_coordinators_only(
     assert coordinators.known(*KEY) is None
 
 
-# -- what is not wanted any more is not waited for ------------------------------------------------
+# -- requests that are no longer wanted -----------------------------------------------------------
 
 
 @pytest.mark.parametrize("hole", ["coordinator", "all"])
@@ -353,7 +353,7 @@ async def test_snapshot_forgets_listed_coordinators_only(
 async def test_abort_does_not_wait_for_a_coordinator_that_has_nothing_to_end(
     cluster: FakeCluster, producer: Producer[Any, Any], hole: str
 ) -> None:
-    """AddPartitionsToTxn never left: there is nothing to tell the coordinator."""
+    """AddPartitionsToTxn was never sent: the coordinator has nothing to end."""
     await one(producer, b"0")
     added = cluster.count(ADD_PARTITIONS), cluster.count(END)
     await producer.begin_transaction()
@@ -461,7 +461,7 @@ async def test_init_answer_without_an_id_is_asked_for_again_with_backoff(
     assert committed(cluster) == [b"1"]
 
 
-# -- pace -----------------------------------------------------------------------------------------
+# -- backoff --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("code", [Code.COORDINATOR_NOT_AVAILABLE, Code.NOT_COORDINATOR])

@@ -43,7 +43,7 @@ def sequences(harness: EngineHarness) -> list[tuple[int, int]]:
 
 
 async def started(**settings: object) -> tuple[EngineHarness, asyncio.Task[None]]:
-    """A world with one acknowledged record and a running sender."""
+    """A harness with one acknowledged record and a running sender."""
     harness = EngineHarness(**settings)  # type: ignore[arg-type]
     task = asyncio.ensure_future(harness.sender.run())
     harness.append_all(b"first")
@@ -89,7 +89,7 @@ def deliver_all(harness: EngineHarness) -> None:
     harness.check_idle()
 
 
-# -- numbers --------------------------------------------------------------------------------------
+# -- sequences ------------------------------------------------------------------------------------
 
 
 @virtual
@@ -108,7 +108,7 @@ async def test_sequences_count_records_per_partition() -> None:
 
 @virtual
 async def test_first_batch_of_a_partition_goes_alone_until_it_is_acknowledged() -> None:
-    """A broker without state takes any first sequence: a second batch on its way could be stored
+    """A broker without state accepts any first sequence: a second batch in flight could be stored
     before the first one."""
     harness = EngineHarness()
     harness.append_all(b"1", b"2", b"3")
@@ -310,7 +310,7 @@ async def test_answers_of_the_old_leader_are_awaited_before_the_new_one_gets_any
 
 @virtual
 async def test_sequences_that_a_broker_has_seen_are_never_given_out_again() -> None:
-    """Whatever it answered: had it stored the batch, it would take the next one for a copy."""
+    """Whatever it answered: if it stored the batch, it would take the next one for a duplicate."""
     harness = EngineHarness()
     acknowledged(harness)
     delivery = harness.append(b"bad")
@@ -508,7 +508,7 @@ async def test_producer_epoch_too_old_bumps_the_epoch_and_tries_the_batch_again(
 
 @virtual
 async def test_producer_epoch_too_old_ends_a_batch_whose_earlier_attempt_is_in_doubt() -> None:
-    """Brokers find no copies under an older epoch; a new number would store it twice."""
+    """Brokers find no duplicates under an older epoch; a new sequence would store it twice."""
     harness = EngineHarness()
     acknowledged(harness)
     delivery = harness.append(b"v")
@@ -559,7 +559,7 @@ async def test_recreated_topic_gets_new_sequences_once_nothing_is_in_flight() ->
     assert harness.brokers.stored(T1) == [b"p1"]
 
 
-# -- fates that only the broker knows -------------------------------------------------------------
+# -- batches in doubt -----------------------------------------------------------------------------
 
 
 @virtual
