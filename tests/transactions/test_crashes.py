@@ -27,8 +27,8 @@ TIMEOUT_S = 10.0
 
 
 async def run_until_crash(cluster: FakeCluster, step: int, arrives: bool) -> bool:
-    """Run a transaction on a machine that dies when request number `step` is sent; False if the
-    commit succeeded before that request."""
+    """Run a transaction on a machine that dies when request number `step` is sent; True if the
+    commit returned before that."""
     machine = Machine(cluster.network)
     producer = make_producer(
         cluster, dialer=machine, transactional_id=ID,
