@@ -1,145 +1,107 @@
-"""The life of a producer: start, close, who may call it, and what it tells about itself."""
+"""The lifecycle of a producer: start, close, and the checks that begin every call."""
 
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import warnings
 import weakref
-from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING
 
-from aiokprod._client.hooks import UserHooks
-from aiokprod._client.status import DrainCounter, Health, explain, health
+from aiokprod._client.status import DrainCounter
+from aiokprod._client.transactions import abort_on_close
 from aiokprod._client.validation import check_timeout
 from aiokprod._engine.metadata.bootstrap import check_bootstrap
 from aiokprod.errors import ForkedProcess, KafkaError, Outcome, ProducerClosed, WrongLoop
 from aiokprod.records import DrainReport
 
 if TYPE_CHECKING:
-    from types import TracebackType
+    from collections.abc import Callable
 
+    from aiokprod._client.hooks import UserHooks
     from aiokprod._client.runtime import Runtime
-    from aiokprod._client.transactions import Transactions
     from aiokprod.config import ProducerConfig
     from aiokprod.environment import Environment
     from aiokprod.observer import Metrics
 
-FOREVER: Final = float("inf")
-
-_live: weakref.WeakSet[ProducerLifecycle] = weakref.WeakSet()
+_live: weakref.WeakSet[Lifecycle] = weakref.WeakSet()
 
 
-class ProducerLifecycle(ABC):
-    """What `Producer` inherits, apart from sending."""
+class Lifecycle:
+    """Starts a producer on its first call, closes it, and refuses calls it cannot serve.
+
+    Attributes:
+        runtime: what belongs to the event loop; None until the producer is started.
+        closed: `close` was called.
+        forked: this process is a child of the one in which the producer was started.
+    """
 
     def __init__(
-        self, config: ProducerConfig, environment: Environment, client_id: str, metrics: Metrics
+        self,
+        config: ProducerConfig,
+        environment: Environment,
+        client_id: str,
+        metrics: Metrics,
+        hooks: UserHooks,
+        launch: Callable[[], Runtime],
     ) -> None:
-        self._runtime: Runtime | None = None
-        self._closed = False
-        self._forked = False
+        self.runtime: Runtime | None = None
+        self.closed = False
+        self.forked = False
         self._config = config
         self._environment = environment
         self._client_id = client_id
         self._metrics = metrics
+        self._hooks = hooks
+        self._launch = launch
         self._closing: asyncio.Task[DrainReport] | None = None
-        self._transactions: Transactions
-        self._hooks: UserHooks
         _live.add(self)
 
-    @abstractmethod
-    def _launch(self) -> Runtime:
-        """Build and start the runtime on the running loop."""
-
     async def start(self) -> None:
-        """Start, and check that at least one bootstrap server can be resolved.
-
-        Optional and idempotent: the first send starts too. Contacts no broker by itself; brokers
-        that are down now may be up later.
-
-        With a transactional_id it also waits, up to max_block_ms, for the coordinator: an earlier
-        instance with this id is fenced then, and what it left open is aborted.
-
-        Raises:
-            ConfigError: no bootstrap server can be resolved within the connection setup timeout.
-            KafkaTimeout: the transaction coordinator did not answer in time.
-            TransactionError, BrokerError: it refused.
-            ProducerClosed, WrongLoop, ForkedProcess: the producer cannot be used here.
-        """
-        fresh = self._runtime is None
-        self._usable()
+        """Start the runtime; raises ConfigError if no bootstrap server can be resolved."""
+        fresh = self.runtime is None
+        self.usable()
         if fresh:
             await check_bootstrap(
                 self._config.bootstrap_addresses(),
                 self._environment.dialer,
                 timeout=self._config.socket_connection_setup_timeout_ms / 1000,
             )
-        await self._transactions.initialise()
-
-    async def __aenter__(self) -> Self:
-        try:
-            await self.start()
-        except BaseException:
-            await self.close(0)
-            raise
-        return self
-
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if not self._forked:  # in a child it is not ours to close
-            await self.close()
 
     async def close(self, timeout: float | None = None) -> DrainReport:
-        """Send what was handed over, then end everything.
-
-        Idempotent: later and concurrent calls get the same report.
-
-        Args:
-            timeout: seconds for the draining, never exceeded; 0 fails what is pending at once;
-                None waits until every record has its outcome (at most delivery_timeout_ms).
-
-        Records without an outcome by then fail with ProducerClosed and are listed in the report.
-        Cancellation: pending records fail at once.
-
-        Raises:
-            ConfigError: timeout is negative.
-            WrongLoop, ForkedProcess: called where the producer does not live.
-        """
+        """See `Producer.close`."""
         check_timeout("close", timeout)
-        self._check_place()
+        self.check_place()
         if self._closing is None or self._closing.cancelled():
-            self._closed = True
+            self.closed = True
             loop = asyncio.get_running_loop()
             self._closing = loop.create_task(self._close(timeout), name="aiokprod-close")
         try:
             return await asyncio.shield(self._closing)
         except asyncio.CancelledError:
-            if self._runtime is not None and not self._closing.done():
-                self._runtime.flushes.give_up()
+            if self.runtime is not None and not self._closing.done():
+                self.runtime.flushes.give_up()
             raise
 
     async def _close(self, timeout: float | None) -> DrainReport:
         loop = asyncio.get_running_loop()
         start = loop.time()
-        runtime = self._runtime
+        runtime = self.runtime
         if runtime is None:
             self._hooks.close()
             return DrainReport(0, 0, (), 0.0, complete=True)
-        deadline = FOREVER if timeout is None else start + timeout
+        deadline = math.inf if timeout is None else start + timeout
         counter = DrainCounter(self._metrics)
         runtime.refuse(ProducerClosed("the producer was closed while the send was in progress"))
         try:
             if timeout != 0 and runtime.failure is None:
                 await runtime.drain(deadline)
                 if runtime.transactions is not None:
-                    await self._transactions.abandon(runtime.transactions, deadline)
+                    max_block = self._config.max_block_ms / 1000
+                    await abort_on_close(runtime.transactions, deadline, max_block)
         except asyncio.CancelledError:
-            # Somebody cancelled this very task (a "cancel everything" shutdown): end at once.
+            # This very task was cancelled (a "cancel everything" shutdown): end at once.
             deadline = loop.time()
         undelivered = counter.undelivered(runtime.accumulator.incomplete)
         try:
@@ -148,26 +110,29 @@ class ProducerLifecycle(ABC):
             self._hooks.close()
         return counter.report(undelivered, loop.time() - start)
 
-    def __del__(self) -> None:
-        if getattr(self, "_runtime", None) is not None and not self._closed and not self._forked:
+    def warn_if_unclosed(self, producer: object) -> None:
+        """Issue a ResourceWarning if a started producer is dropped without `close`."""
+        if self.runtime is not None and not self.closed and not self.forked:
             warnings.warn(
                 f"unclosed producer {self._client_id}: use `async with` or `await close()`",
                 ResourceWarning,
-                source=self,
-                stacklevel=1,
+                source=producer,
+                stacklevel=2,
             )
 
     # -- checks ---------------------------------------------------------------------------------
 
-    def _check_place(self, *, running: bool = False) -> None:
-        """Raises off the producer's loop; with `running` also where no loop runs, before it is
-        started."""
-        if self._forked:
+    def check_place(self, *, running: bool = False) -> None:
+        """Raise unless called on the producer's event loop, in its process.
+
+        Before the start there is no such loop; then `running` demands that any loop runs.
+        """
+        if self.forked:
             raise ForkedProcess(
                 "this producer was started before the process forked; its connections belong to "
                 "the parent. Create a producer in each process, after the fork"
             )
-        runtime = self._runtime
+        runtime = self.runtime
         if runtime is None and not running:
             return
         try:
@@ -187,19 +152,24 @@ class ProducerLifecycle(ABC):
                 "asyncio.run_coroutine_threadsafe"
             )
 
-    def _usable(self) -> Runtime:
-        """The runtime, started if need be; raises if records cannot be taken here and now."""
-        runtime = self._live()
+    def usable(self) -> Runtime:
+        """The runtime, started if need be.
+
+        Raises:
+            ProducerClosed, ProducerFailed, WrongLoop, ForkedProcess: it takes no records here.
+            KafkaError: the fatal error of the producer state.
+        """
+        runtime = self.live()
         fatal = runtime.state.source.fatal_error
         if fatal is not None:
             raise fatal.copy()
         return runtime
 
-    def _accepting(self) -> Runtime:
-        """As `_usable`, for calls that hand records over: a record refused here was never sent,
-        whatever became of others."""
+    def accepting(self) -> Runtime:
+        """As `usable`, for calls that send records. The outcome of the error is NOT_SENT: it is
+        that of this call's records, not of those that caused the error."""
         try:
-            return self._usable()
+            return self.usable()
         except KafkaError as error:
             refused = error.with_(outcome=Outcome.NOT_SENT)
         try:
@@ -207,56 +177,42 @@ class ProducerLifecycle(ABC):
         finally:
             del refused  # no cycle of error, traceback and frame
 
-    def _live(self) -> Runtime:
-        """The runtime, started if need be; a fatal error of the producer state is let pass."""
-        self._check_place(running=True)
-        if self._closed:
+    def live(self) -> Runtime:
+        """As `usable`, but a fatal error of the producer state is not raised."""
+        self.check_place(running=True)
+        if self.closed:
             raise ProducerClosed("the producer is closed; create a new one")
-        runtime = self._runtime
+        runtime = self.runtime
         if runtime is None:
             runtime = self._launch()
+            self.runtime = runtime
+            runtime.start()
         if runtime.failure is not None:
             raise runtime.failure.copy()
         return runtime
 
-    def _check_running(self) -> None:
-        """After a wait in the slow path: is the producer still what it was?"""
-        runtime = self._runtime
-        assert runtime is not None, "records are admitted by a started producer"
+    def check_running(self) -> None:
+        """After a wait in the slow path: raise if the producer failed or was closed meanwhile."""
+        runtime = self.started()
         if runtime.failure is not None:
             raise runtime.failure.copy().with_(outcome=Outcome.NOT_SENT)
-        if self._closed:
+        if self.closed:
             raise ProducerClosed("the producer was closed while the send was in progress")
 
-    # -- looking --------------------------------------------------------------------------------
+    def started(self) -> Runtime:
+        """The runtime of a producer that was started."""
+        assert self.runtime is not None, "only called once the producer is started"
+        return self.runtime
 
-    def metrics(self) -> dict[str, Any]:
-        """Counters since start, histograms and gauges by name; see `Metrics`. Plain values,
-        independent of what happens afterwards."""
-        return self._metrics.snapshot() | (self._runtime.gauges() if self._runtime else {})
-
-    def health(self) -> Health:
-        """A snapshot for liveness and readiness checks; never waits."""
-        return health(self._runtime, closed=self._closed or self._forked)
-
-    def explain(self) -> str:
-        """Effective settings, negotiated versions and risky combinations, as text for humans.
-        Contains no secrets."""
-        return explain(self._config, self._runtime)
-
-    def __repr__(self) -> str:
-        state = "closed" if self._closed else "started" if self._runtime else "new"
-        return f"<Producer {self._client_id} {state}>"
-
-    def _after_fork(self) -> None:
-        self._forked = self._runtime is not None
-        if self._runtime is not None:
-            self._runtime.fast_path.stop()
+    def after_fork(self) -> None:
+        self.forked = self.runtime is not None
+        if self.runtime is not None:
+            self.runtime.fast_path.stop()
 
 
 def _after_fork() -> None:
-    for producer in list(_live):
-        producer._after_fork()
+    for lifecycle in list(_live):
+        lifecycle.after_fork()
 
 
 if hasattr(os, "register_at_fork"):

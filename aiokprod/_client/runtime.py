@@ -28,7 +28,7 @@ from aiokprod._engine.metadata.updater import MetadataUpdater
 from aiokprod._engine.sender.sender import Sender
 from aiokprod._engine.wakeup import WakeupEvent
 from aiokprod._net.client import NetworkClient
-from aiokprod._wire.compression import Codec, codec_for
+from aiokprod._wire.compression import codec_of
 from aiokprod.errors import KafkaError, ProducerClosed, ProducerFailed
 from aiokprod.partitioners import StickyLoad
 from aiokprod.records import TopicPartition
@@ -514,20 +514,3 @@ class Runtime:
             self._executor.shutdown(wait=False, cancel_futures=True)
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.client.close(deadline, error)
-
-
-def codec_of(config: ProducerConfig) -> Codec | None:
-    """The codec of a configuration, None for no compression.
-
-    Raises:
-        ConfigError: its level is out of range, or its package is missing.
-    """
-    name = config.compression_type
-    if name == "none":
-        return None
-    levels = {
-        "gzip": config.compression_gzip_level,
-        "lz4": config.compression_lz4_level,
-        "zstd": config.compression_zstd_level,
-    }
-    return codec_for(name, levels.get(name))

@@ -51,7 +51,7 @@ class SlowPath:
     def __init__(
         self,
         config: ProducerConfig,
-        runtime: Runtime,
+        started: Callable[[], Runtime],
         serializers: RecordSerializers,
         partitioner: Partitioner | None,
         interceptors: InterceptorChain | None,
@@ -59,7 +59,7 @@ class SlowPath:
     ) -> None:
         self._max_request_size = config.max_request_size
         self._buffer_memory = config.buffer_memory
-        self._runtime = runtime
+        self._started = started
         self._serializers = serializers
         self._partitioner = partitioner
         self._interceptors = interceptors
@@ -88,7 +88,7 @@ class SlowPath:
 
         Cancellation: the record does not exist.
         """
-        reservation = reservation or Reservation(self._runtime.memory)
+        reservation = reservation or Reservation(self._started().memory)
         interceptors = self._interceptors
         if interceptors is not None:
             record = interceptors.on_send(record)
@@ -129,7 +129,7 @@ class SlowPath:
         except KafkaError as error:
             refused = _located(error, record.topic, record.partition)
         try:
-            self._runtime.state.gate.on_refused(refused)
+            self._started().state.gate.on_refused(refused)
             raise refused
         finally:
             del refused  # no cycle of error, traceback and frame
@@ -174,7 +174,7 @@ class SlowPath:
         reservation: Reservation,
     ) -> Delivery:
         """Append as soon as there is memory, and room in the share of the partition's broker."""
-        runtime = self._runtime
+        runtime = self._started()
         permit: QuotaWaiter | None = None
         try:
             while True:
@@ -203,7 +203,7 @@ class SlowPath:
 
     async def _known(self, topic: str, partition: int | None, deadline: float) -> None:
         """Wait until the metadata have the topic and partition."""
-        metadata = self._runtime.metadata
+        metadata = self._started().metadata
         try:
             if metadata.lookup(topic, partition) is None:
                 await metadata.wait_for_topic(topic, partition, deadline=deadline)
@@ -225,7 +225,7 @@ class SlowPath:
         permit: QuotaWaiter | None,
     ) -> AppendResult:
         """Choose the partition and append, without suspension."""
-        runtime = self._runtime
+        runtime = self._started()
         runtime.state.gate.check_open()
         key, value, headers = payload
         partition = record.partition
@@ -248,7 +248,7 @@ class SlowPath:
         """
         if self._interceptors is not None:
             record = self._interceptors.on_send(record)
-        reservation = Reservation(self._runtime.memory)
+        reservation = Reservation(self._started().memory)
         try:
             delivery = self._try_admit(record, reservation)
             if delivery is None:
@@ -266,7 +266,7 @@ class SlowPath:
             raise
         try:
             self._withdraw(record, reservation, refused)
-            self._runtime.state.gate.on_refused(refused)
+            self._started().state.gate.on_refused(refused)
             raise refused
         finally:
             del refused  # no cycle of error, traceback and frame
@@ -274,7 +274,7 @@ class SlowPath:
     def _try_admit(
         self, record: ProducerRecord[Any, Any], reservation: Reservation
     ) -> Delivery | None:
-        runtime = self._runtime
+        runtime = self._started()
         snapshot = runtime.metadata.lookup(record.topic, record.partition)
         if snapshot is None:
             runtime.metadata.request_topic(record.topic, runtime.loop.time())

@@ -81,18 +81,6 @@ class Transactions:
         with self._alone("prepare_transaction") as (calls, _):
             return calls.prepare()
 
-    async def abandon(self, calls: TransactionCalls, deadline: float) -> None:
-        """Abort what is open when the producer is closed, at most until `deadline`."""
-        manager = calls.manager
-        if manager.progress.prepared:
-            return
-        limit = min(deadline, asyncio.get_running_loop().time() + self._max_block)
-        with contextlib.suppress(KafkaError):
-            if manager.state in _ABORTABLE:
-                await calls.end(commit=False, deadline=limit)
-            elif manager.ending is not None:
-                await calls.end(commit=manager.ending.commit, deadline=limit)
-
     @property
     def needs_abort(self) -> bool:
         """True if a transaction is open that can only, or still, be aborted."""
@@ -203,8 +191,22 @@ async def run_transaction(
         await asyncio.sleep(pause(attempt))
 
 
+async def abort_on_close(calls: TransactionCalls, deadline: float, max_block: float) -> None:
+    """Abort the open transaction of a producer that is being closed, or finish the one that is
+    ending; waits up to `max_block` seconds, and at most until `deadline` (loop time)."""
+    manager = calls.manager
+    if manager.progress.prepared:
+        return
+    limit = min(deadline, asyncio.get_running_loop().time() + max_block)
+    with contextlib.suppress(KafkaError):
+        if manager.state in _ABORTABLE:
+            await calls.end(commit=False, deadline=limit)
+        elif manager.ending is not None:
+            await calls.end(commit=manager.ending.commit, deadline=limit)
+
+
 def _repeatable(error: KafkaError) -> bool:
-    """It may go better next time."""
+    """True if repeating the transaction can succeed."""
     if isinstance(error, TransactionError):
         return isinstance(error, AbortableTransactionError)
     return error.retriable

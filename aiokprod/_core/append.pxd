@@ -41,6 +41,8 @@ cdef class Appender:
     cdef int64_t pass_ms       # Unix time of the current loop pass
 
     cdef bint open_pass(self) except -1
+    cdef object admit(self, object topic, object value, object key, object partition,
+                      object timestamp_ms, object headers)
     cdef Delivery append_slot(self, TopicSlot slot, int32_t partition, bytes value, bytes key,
                               int64_t timestamp, object headers, int64_t reserved, object permit,
                               AppendResult result)

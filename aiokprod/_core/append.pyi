@@ -121,3 +121,14 @@ class Appender:
         partition: int,
         start: int,
     ) -> int: ...
+
+def submit(
+    self: Any,
+    topic: object,
+    value: object = None,
+    *,
+    key: object = None,
+    partition: object = None,
+    timestamp_ms: object = None,
+    headers: object = None,
+) -> Awaitable[Delivery]: ...

@@ -320,6 +320,10 @@ cdef class Appender:
     def submit(self, topic, value=None, *, key=None, partition=None, timestamp_ms=None,
                headers=None):
         """An awaitable of the record's `Delivery`."""
+        return self.admit(topic, value, key, partition, timestamp_ms, headers)
+
+    cdef object admit(self, object topic, object value, object key, object partition,
+                      object timestamp_ms, object headers):
         cdef Delivery delivery = self.fast(topic, value, key, partition, timestamp_ms, headers)
         cdef SubmitAwaitable awaitable
         if delivery is None:
@@ -647,3 +651,28 @@ cdef class Appender:
         self.pass_ms = self.unix_ms()
         self.yield_queue.open_pass()
         return True
+
+
+def submit(self, topic, value=None, *, key=None, partition=None, timestamp_ms=None, headers=None):
+    """Put one record into a batch: `delivery = await producer.submit(...)`.
+
+    Arguments as `send`. Awaiting returns once the record is in a batch. It suspends only while
+    metadata are missing, while memory is short, or if this task keeps sending after the loop's
+    time slice of 1 ms is over: then other tasks continue first. If that last wait is cancelled
+    (`wait_for`), the record is in a batch already. The `Delivery` is an awaitable for the
+    `RecordMetadata`; it works with gather, wait, wait_for, shield and `add_done_callback`. A
+    failure that no task awaits is reported to the observer and logged, once per batch.
+
+    Raises (at the call or on await): as `send`, except for the errors of the delivery itself.
+    WrongLoop is raised at the call.
+
+    Counts as a coroutine function for `inspect` (3.12 and newer) and `asyncio`, so that
+    frameworks that run plain functions in threads await it on the loop. For the same reason the
+    loop's debug mode refuses it as a callback (`call_soon`, `call_later`), where nothing would
+    await it: use `try_submit` there.
+    """
+    # The method `submit` of `Producer`, which is `self`.
+    cdef Appender appender = self._appender
+    if appender is None:  # not started
+        return self._submit_slowly(topic, value, key, partition, timestamp_ms, headers)
+    return appender.admit(topic, value, key, partition, timestamp_ms, headers)

@@ -11,10 +11,13 @@ import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from struct import pack
-from typing import Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from aiokprod._wire.primitives import BytesLike, Reader
 from aiokprod.errors import ConfigError, DecodeError
+
+if TYPE_CHECKING:
+    from aiokprod.config import ProducerConfig
 
 _XERIAL_HEADER: Final = b"\x82SNAPPY\x00" + pack(">ii", 1, 1)
 _XERIAL_BLOCK: Final = 32 * 1024
@@ -30,12 +33,14 @@ class Codec(ABC):
         name: value of `compression_type`.
         codec_id: number in the attributes of a batch.
         levels: lowest and highest level, or None if the codec has no levels.
+        level_setting: name of the setting that holds the level, if the codec has levels.
         level: the level in use, None = the default of Java's client.
     """
 
     name: ClassVar[str]
     codec_id: ClassVar[int]
     levels: ClassVar[tuple[int, int] | None] = None
+    level_setting: ClassVar[str | None] = None
 
     def __init__(self, level: int | None = None) -> None:
         self.level = level
@@ -76,6 +81,7 @@ class Gzip(Codec):
     name = "gzip"
     codec_id = 1
     levels = (1, 9)
+    level_setting = "compression_gzip_level"
 
     def compress(self, data: BytesLike) -> bytes:
         """One gzip member."""
@@ -151,6 +157,7 @@ class Lz4(Codec):
     name = "lz4"
     codec_id = 3
     levels = (1, 17)
+    level_setting = "compression_lz4_level"
 
     _FAST: ClassVar[int] = 0
     _JAVA_DEFAULT: ClassVar[int] = 9  # stands for the fast compressor in Java's client
@@ -192,6 +199,7 @@ class Zstd(Codec):
     name = "zstd"
     codec_id = 4
     levels = (-131072, 22)
+    level_setting = "compression_zstd_level"
 
     _DEFAULT: ClassVar[int] = 3
     _MAX_WINDOW: ClassVar[int] = 1 << 27  # the largest that level 22 uses
@@ -277,12 +285,7 @@ def codec_for(name: str, level: int | None = None) -> Codec:
     Raises:
         ConfigError: the name is unknown, the level out of range, or a package is missing.
     """
-    for codec in _CODECS:
-        if codec.name == name:
-            break
-    else:
-        known = ", ".join(codec.name for codec in _CODECS)
-        raise ConfigError(f"compression type {name!r} is unknown: use one of {known}")
+    codec = _codec_named(name)
     if codec is Gzip and level == zlib.Z_DEFAULT_COMPRESSION:
         level = None
     if level is None or codec.levels is None:
@@ -291,6 +294,27 @@ def codec_for(name: str, level: int | None = None) -> Codec:
     if not low <= level <= high:
         raise ConfigError(f"{name} compression level {level} is not in the range {low} to {high}")
     return codec(level)
+
+
+def codec_of(config: ProducerConfig) -> Codec | None:
+    """The codec of a configuration, None for no compression.
+
+    Raises:
+        ConfigError: its level is out of range, or its package is missing.
+    """
+    if config.compression_type == NoCompression.name:
+        return None
+    setting = _codec_named(config.compression_type).level_setting
+    level = None if setting is None else getattr(config, setting)
+    return codec_for(config.compression_type, level)
+
+
+def _codec_named(name: str) -> type[Codec]:
+    for codec in _CODECS:
+        if codec.name == name:
+            return codec
+    known = ", ".join(codec.name for codec in _CODECS)
+    raise ConfigError(f"compression type {name!r} is unknown: use one of {known}")
 
 
 def codec_by_id(codec_id: int) -> Codec:

@@ -710,7 +710,7 @@ async def test_hand_over_with_a_refused_row_spoils_the_transaction(cluster, prod
 async def test_row_for_which_there_is_no_memory_is_refused_alone(cluster, producer, history):
     """On the slow path, which reads the row into objects."""
     await producer.warm(["t"])
-    producer._runtime.fast_path.stop()
+    producer._lifecycle.runtime.fast_path.stop()
 
     class Chunk:
         """Three rows, the second of which does not fit into memory."""

@@ -223,7 +223,7 @@ def test_batch_that_an_interrupted_callback_lost_expires() -> None:
     async def main() -> None:
         harness = InterruptHarness({}, 1)
         await harness.start()
-        runtime = harness.producer._runtime
+        runtime = harness.producer._lifecycle.runtime
         handle = harness.producer.try_submit(TOPIC, b"v", partition=0)
         (batch,) = runtime.accumulator.incomplete
         runtime.accumulator._take_in()

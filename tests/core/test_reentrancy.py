@@ -211,7 +211,7 @@ def test_serializer_that_sends_does_no_harm() -> None:
                     assert delivery.exception() is None
         for _, delivery in harness.handles:
             assert delivery.result().offset is not None
-        assert harness.producer._runtime.memory.used == 0
+        assert harness.producer._lifecycle.runtime.memory.used == 0
         await harness.producer.close()
 
     run(main, debug=False, collect_garbage=False)

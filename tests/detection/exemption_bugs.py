@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from aiokprod._client.lifecycle import ProducerLifecycle
+from aiokprod._client.lifecycle import Lifecycle
 from aiokprod._client.runtime import Runtime
 from aiokprod._engine.buffer import producer_batch as batch
 from aiokprod._engine.identity.producer_id_requests import ProducerIdRequests
@@ -66,13 +66,13 @@ def timestamps_are_a_second_late(patch: Patch) -> None:
 @bug
 def close_takes_three_seconds_more(patch: Patch) -> None:
     """All stalls of a seed were slack for its close (`test_simulation` holds how they count)."""
-    close = ProducerLifecycle.close
+    close = Lifecycle.close
 
     async def slow(self: Any, timeout: float | None = None) -> Any:
         await asyncio.sleep(3.0)
         return await close(self, timeout)
 
-    patch.setattr(ProducerLifecycle, "close", slow)
+    patch.setattr(Lifecycle, "close", slow)
 
 
 @bug

@@ -125,7 +125,7 @@ class Simulation:
         self.harness.sender._settlement._observer = self.sightings
         self.slow_path = SlowPath(
             self.harness.config,
-            self.harness,  # type: ignore[arg-type]
+            lambda: self.harness,  # type: ignore[arg-type,return-value]
             RecordSerializers(None, None),
             None,
             None,

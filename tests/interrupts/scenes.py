@@ -140,7 +140,7 @@ class InterruptHarness:
         """Everything that was accepted has its outcome, and nothing is left of the interrupted
         call: no bytes, no turns, no wait; and the producer goes on."""
         producer = self.producer
-        runtime = producer._runtime
+        runtime = producer._lifecycle.runtime
         await producer.flush(60)
         assert producer.health().ok, producer.health()
         assert not runtime.accumulator.incomplete
@@ -160,7 +160,7 @@ class InterruptHarness:
         """Everything that was accepted since the last look is acknowledged in time, without a
         flush or another call that wakes the sender. The cluster is well, so an error, or what
         waits until the delivery timeout, is a consequence of an exception."""
-        runtime = self.producer._runtime
+        runtime = self.producer._lifecycle.runtime
         try:
             async with asyncio.timeout(SETTLED_S):
                 for _, delivery in self.handles:
@@ -201,7 +201,7 @@ class InterruptHarness:
         self.bulks.clear()
 
     def _look_for_remains(self) -> None:
-        runtime = self.producer._runtime
+        runtime = self.producer._lifecycle.runtime
         if runtime.memory.used:
             gc.collect()  # the traceback of the exception may hold a reservation
         assert runtime.memory.used == 0, runtime.memory.used
@@ -280,7 +280,7 @@ async def send_with_timeout(harness: InterruptHarness, injector: Injector | Alar
 
 async def short_of_memory(harness: InterruptHarness, injector: Injector | Alarm) -> None:
     """The call waits for room, and for its turn."""
-    while harness.producer._runtime.memory.used < BUFFER - 4_000:
+    while harness.producer._lifecycle.runtime.memory.used < BUFFER - 4_000:
         harness.try_submit(NEVER, 1_700, partition=harness.number % PARTITIONS)
     waiting = [
         asyncio.ensure_future(harness.submit(NEVER, 1_700, partition=i % PARTITIONS))

@@ -463,7 +463,7 @@ def test_handle_that_is_kept_keeps_no_engine(end):
             assert delivery.cancelled() == (end == "cancelled")
             if end != "cancelled":
                 assert (delivery.exception() is None) == (end == "acknowledged")
-            return weakref.ref(producer._runtime)
+            return weakref.ref(producer._lifecycle.runtime)
 
     runtime = play(main)
     gc.collect()

@@ -25,7 +25,7 @@ def sequences_of(runtime):
 
 def tables(producer):
     """What a producer remembers of topics."""
-    runtime = producer._runtime
+    runtime = producer._lifecycle.runtime
     return {
         "slots": len(runtime.appender.topics),
         "ids": len(runtime._topic_ids),
@@ -185,7 +185,7 @@ def test_transactional_producer_keeps_few_sequences_of_topics_it_used_once(profi
         made = {"version_profile": profile}
         async with harness(cluster=made, transactional_id="x", **IDLE) as (cluster, producer, _):
             await producer.start()
-            sequences = sequences_of(producer._runtime)
+            sequences = sequences_of(producer._lifecycle.runtime)
             began = cluster.count(INIT_PRODUCER_ID)
             most = 0
             for number in range(30):
@@ -223,7 +223,7 @@ def test_topic_forgotten_in_an_open_transaction_and_used_again_goes_on(profile):
             await producer.begin_transaction()
             await producer.send("t", b"0")
             await asyncio.sleep(20)
-            assert "t" not in producer._runtime.appender.topics
+            assert "t" not in producer._lifecycle.runtime.appender.topics
             await producer.send("t", b"1")
             await producer.commit_transaction()
             assert cluster.committed_values("t", 0) == [b"0", b"1"]
@@ -232,7 +232,7 @@ def test_topic_forgotten_in_an_open_transaction_and_used_again_goes_on(profile):
             for _ in range(2):
                 async with producer.transaction():
                     await producer.send("other", b"v")
-            known = [key.topic for key in sequences_of(producer._runtime)]
+            known = [key.topic for key in sequences_of(producer._lifecycle.runtime)]
             assert known == (["t", "other"] if profile == "3.9" else ["other"])
             assert cluster.violations == []
 

@@ -23,7 +23,7 @@ def short_passes(monkeypatch):
 
 
 def in_line(producer):
-    return producer._runtime.yield_queue.waiting
+    return producer._lifecycle.runtime.yield_queue.waiting
 
 
 async def crowded(producer):

@@ -391,8 +391,8 @@ async def world_of(seed: int) -> None:
 def _outgrow_lies(cluster: FakeCluster, producer: Producer[Any, Any]) -> None:
     """A leader epoch from the future lasts until the true one has grown to it, as in Java: while
     the topic id stays, older ones are those of brokers that lag behind."""
-    assert producer._runtime is not None
-    told = producer._runtime.metadata.snapshot
+    assert producer._lifecycle.runtime is not None
+    told = producer._lifecycle.runtime.metadata.snapshot
     for partition in cluster.topics["t"].partitions:
         known = told.leader_epoch_of(TopicPartition("t", partition.index))
         partition.leader_epoch = max(partition.leader_epoch, -1 if known is None else known)

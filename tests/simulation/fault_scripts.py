@@ -301,7 +301,7 @@ class Misfortunes:
         for link in self.cluster.network.links:
             if link.client.is_closing() and link.is_open:
                 link.reset()
-        runtime = self.load.producer._runtime
+        runtime = self.load.producer._lifecycle.runtime
         tracker = getattr(runtime.state.sequences, "tracker", None) if runtime else None
         for key, entry in tracker.partitions.items() if tracker else ():
             quiet = not (entry.open or entry.window or entry.unresolved or entry.bump_planned)

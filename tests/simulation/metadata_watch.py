@@ -41,7 +41,7 @@ class EpochWatch:
 
     def follow(self, producer: Any) -> None:
         """Look at every view of the producer's metadata from now on."""
-        self._metadata = producer._runtime.metadata
+        self._metadata = producer._lifecycle.runtime.metadata
         self._metadata.on_change(self._look)
 
     def check(self) -> None:

@@ -240,7 +240,7 @@ async def test_close_while_the_coordinator_of_the_end_is_looked_up_nothing_was_s
 ) -> None:
     await producer.begin_transaction()
     await producer.send("t", b"v", partition=0)
-    runtime = producer._runtime
+    runtime = producer._lifecycle.runtime
     assert runtime is not None
     assert runtime._coordinators is not None
     runtime._coordinators._known.clear()

@@ -54,7 +54,7 @@ def elsewhere(cluster: FakeCluster) -> int:
 
 def coordinators_of(producer: Producer[Any, Any]) -> Coordinators:
     """The coordinators of a started producer whose driver is idle."""
-    runtime = producer._runtime
+    runtime = producer._lifecycle.runtime
     assert runtime is not None
     assert runtime._coordinators is not None
     return runtime._coordinators
@@ -137,7 +137,7 @@ async def test_coordinator_throttled_beyond_the_request_timeout_is_looked_up_aga
     await producer.start()
     here = coordinator(cluster).broker_id
     connection_id = here
-    runtime = producer._runtime
+    runtime = producer._lifecycle.runtime
     assert runtime is not None
     broker = runtime.client._brokers[connection_id]
     assert broker.connection is not None
@@ -181,7 +181,7 @@ async def test_coordinator_that_left_the_metadata_and_then_ended_does_not_hold_u
     for partition in cluster.topics["t"].partitions:
         if partition.leader == leaving.broker_id:
             partition.elect(next(n for n in partition.isr if n != leaving.broker_id))
-    runtime = producer._runtime
+    runtime = producer._lifecycle.runtime
     assert runtime is not None
     runtime.metadata.request_update()
     await asyncio.sleep(1)
@@ -243,7 +243,7 @@ async def test_coordinator_that_the_metadata_do_not_list_is_dialled(
     hidden.is_listed = False
     assert await timed(producer.start()) < QUICK_S
     assert await timed(full(producer, b"1")) < QUICK_S
-    runtime = producer._runtime
+    runtime = producer._lifecycle.runtime
     assert runtime is not None
     hidden.is_listed = listed_later
     runtime.metadata.request_update()
@@ -286,7 +286,7 @@ async def test_unlisted_address_is_dropped_when_another_one_is_named(
     await one(producer, b"2")
     await asyncio.sleep(0.1)
     assert not cluster.brokers[2].connections
-    runtime = producer._runtime
+    runtime = producer._lifecycle.runtime
     assert runtime is not None
     assert set(runtime.client._coordinators) == {("broker3", 9092)}
     assert committed(cluster) == [b"1", b"2"]
@@ -311,7 +311,7 @@ async def test_node_that_left_the_metadata_ends_the_waiting_for_its_connection(
     cluster.kill(gone.broker_id)
     cluster.network.blackhole(gone.host, gone.port)
     await asyncio.sleep(0.2)
-    runtime = producer._runtime
+    runtime = producer._lifecycle.runtime
     assert runtime is not None
     runtime.metadata.request_update()
     assert await timed(sending) < QUICK_S
@@ -327,7 +327,7 @@ async def test_snapshot_forgets_listed_coordinators_only(
     coordinators = coordinators_of(producer)
     here = coordinators.known(*KEY)
     assert here == coordinator(cluster).broker_id
-    runtime = producer._runtime
+    runtime = producer._lifecycle.runtime
     assert runtime is not None
     snapshot = runtime.metadata.snapshot
     coordinators.on_snapshot(snapshot)

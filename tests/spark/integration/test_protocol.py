@@ -143,9 +143,9 @@ def batches(numbers: list[int]) -> Iterator[pa.RecordBatch]:
 
 async def leave_open(producer: Producer[Any, Any], timeout: float | None = None) -> None:
     """What SIGKILL does to a producer: connections end, no EndTxn leaves."""
-    if producer._runtime is not None:
-        await producer._runtime.close(0)
-    producer._closed = True
+    if producer._lifecycle.runtime is not None:
+        await producer._lifecycle.runtime.close(0)
+    producer._lifecycle.closed = True
 
 
 @pytest.fixture(params=["V2", pytest.param("V1", marks=pytest.mark.slow)])
