@@ -36,7 +36,6 @@ _LEAST_BATCHES: Final = 16
 """No batch grows so far that fewer would fill the buffer."""
 _GROWING_AGE: Final = 1 / 16
 """Of the delivery timeout, which young records share with the oldest of their batch."""
-FOREVER: Final = float("inf")
 
 
 class AccumulatorSettings(Protocol):
@@ -122,7 +121,7 @@ class RecordAccumulator:
         self._sealed: list[ProducerBatch] = []
         self._lingering_queues: list[PartitionQueue] = []
         self.incomplete: dict[ProducerBatch, None] = {}
-        self.expires_at = FOREVER
+        self.expires_at = math.inf
         self.closing = False
         self.completing = False
 
@@ -322,7 +321,7 @@ class RecordAccumulator:
         while due and not self._is_awaited(*due[0]):
             queue = heapq.heappop(due)[2]  # its batch is not at the head; nobody need wake up
             queue.linger_at = -1.0  # once it is at the head, it must be noted again
-        return due[0][0] if due else FOREVER
+        return due[0][0] if due else math.inf
 
     def _note_linger(self, queue: PartitionQueue) -> None:
         if queue in self._node(queue.node).lingering:
@@ -478,7 +477,7 @@ class RecordAccumulator:
             self._flushes.settled(batch)  # first: while it is incomplete, this can be repeated
             self.incomplete.pop(batch, None)
             if not self.incomplete:
-                self.expires_at = FOREVER
+                self.expires_at = math.inf
         self.release(batch)
 
     def release(self, batch: ProducerBatch) -> None:
@@ -513,7 +512,7 @@ class RecordAccumulator:
     def next_expiry(self) -> float:
         """The next delivery deadline, inf if nothing is incomplete; O(batches)."""
         deadlines = [batch.deadline for batch in list(self.incomplete)]
-        self.expires_at = min(deadlines, default=FOREVER)
+        self.expires_at = min(deadlines, default=math.inf)
         return self.expires_at
 
     # -- topology -------------------------------------------------------------------------------

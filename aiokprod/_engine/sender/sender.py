@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING, Final, Protocol
+import math
+from typing import TYPE_CHECKING, Protocol
 
 from aiokprod._engine.sender.auth_failures import AuthFailures
 from aiokprod._engine.sender.batch_completion import BatchCompletion
@@ -40,8 +41,6 @@ if TYPE_CHECKING:
     from aiokprod.observer import Observer
 
 logger = logging.getLogger(__name__)
-
-FOREVER: Final = float("inf")
 
 
 class SenderSettings(Protocol):
@@ -158,10 +157,10 @@ class Sender:
                 continue
             retry_at = self._client.retry_at(node_id, now)
             next_at = min(next_at, retry_at)
-            if retry_at == FOREVER:
+            if retry_at == math.inf:
                 stuck.append(node_id)
         unresponsive.connecting_to(stuck, now)
-        refused_at = refusals.next_check_at if accumulator.incomplete else FOREVER
+        refused_at = refusals.next_check_at if accumulator.incomplete else math.inf
         deadline = min(next_at, accumulator.next_due(), accumulator.expires_at)
         return min(deadline, refused_at, unresponsive.next_check_at)
 
@@ -212,7 +211,7 @@ class Sender:
             return due_at
         node_id = self._client.least_loaded(now)
         if node_id is None:
-            return FOREVER  # a dial in progress or the metadata updater's next one wakes us
+            return math.inf  # a dial in progress or the metadata updater's next one wakes us
         if not self._client.ready(node_id, now):
             return self._client.retry_at(node_id, now)
         request = source.next_request(now, pending)
@@ -228,7 +227,7 @@ class Sender:
         self._client.send(
             node_id, request.request, on_done, now, timeout=self._request_timeout_ms / 1000
         )
-        return FOREVER
+        return math.inf
 
     # -- sending --------------------------------------------------------------------------------
 
