@@ -700,7 +700,7 @@ class Producer(Generic[K, V]):
         deadline = runtime.loop.time() + self._max_block
         for topic in names:
             await self.partitions_for(topic)
-        await runtime.connect_leaders(names, deadline)
+        await runtime.warm_up.connect_leaders(names, deadline)
 
     # -- status ---------------------------------------------------------------------------------
 

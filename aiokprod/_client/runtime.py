@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from aiokprod._backoff import ExponentialBackoff
 from aiokprod._client.fast_path import FastPathSwitch
-from aiokprod._core.append import Appender, TopicSlot
+from aiokprod._client.topic_slots import TopicSlots
+from aiokprod._client.warm_up import WarmUp
+from aiokprod._core.append import Appender
 from aiokprod._core.yielding import YieldQueue
 from aiokprod._engine.buffer.accumulator import RecordAccumulator
 from aiokprod._engine.buffer.batch_compressor import BatchCompressor
@@ -26,7 +28,6 @@ from aiokprod._engine.identity.producer_state import ProducerState, non_idempote
 from aiokprod._engine.metadata.cache import Metadata
 from aiokprod._engine.metadata.updater import MetadataUpdater
 from aiokprod._engine.sender.sender import Sender
-from aiokprod._engine.wakeup import WakeupEvent
 from aiokprod._net.client import NetworkClient
 from aiokprod._wire.compression import codec_of
 from aiokprod.errors import KafkaError, ProducerClosed, ProducerFailed
@@ -36,6 +37,7 @@ from aiokprod.records import TopicPartition
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
 
+    from aiokprod._core.append import TopicSlot
     from aiokprod._engine.buffer.producer_batch import ProducerBatch
     from aiokprod._engine.identity.coordinators import Coordinators
     from aiokprod._engine.identity.transaction_calls import TransactionCalls
@@ -82,9 +84,6 @@ class Runtime:
         self._coordinators: Coordinators | None = None
         self._closing = False
         self._tasks: list[asyncio.Task[None]] = []
-        self._topic_ids: dict[str, bytes] = {}
-        self._vanished: dict[str, None] = {}  # topics that wait to be forgotten, in order
-        self._warming: dict[WakeupEvent, None] = {}  # in order, so that equal runs stay equal
         self._retry = ExponentialBackoff(
             config.retry_backoff_ms / 1000, config.retry_backoff_max_ms / 1000
         )
@@ -152,6 +151,12 @@ class Runtime:
             plain_records=plain_records,
             transactional=config.transactional_id is not None,
         )
+        self.topic_slots = TopicSlots(
+            self.appender.topics, self.accumulator, self.state.sequences, loop.time
+        )
+        self.warm_up = WarmUp(
+            loop, self.metadata, self.client, self.sender.auth_failures, lambda: self.failure
+        )
         self.metadata.on_change(self._on_snapshot)
 
     def _producer_state(self) -> ProducerState:
@@ -199,9 +204,8 @@ class Runtime:
         """Records of the open transaction are accepted, or not."""
         self.fast_path.set_transaction_open(accepting)
         if accepting:
-            for slot in self.appender.topics.values():
-                if slot.sticky_bytes >= self.config.batch_size:
-                    slot.sticky = -1  # stays within a transaction only
+            # The sticky partition is kept within a transaction only.
+            self.topic_slots.choose_sticky_anew(self.config.batch_size)
 
     def set_completing(self, completing: bool) -> None:
         """The transaction ends: flushing ignores `linger_ms`."""
@@ -294,28 +298,24 @@ class Runtime:
         self.metadata.close(error)
         self.state.source.close(error)
         self.sender.fail_all(error)
-        self._wake_warming()
+        self.warm_up.wake()
 
     # -- events between the parts ---------------------------------------------------------------
 
     def _on_network(self) -> None:
         self.sender.wakeup()
         self.updater.on_network()
-        if self._warming:
-            self._wake_warming()
+        if self.warm_up.waiting:
+            self.warm_up.wake()
         if self._coordinators is not None:
             self._coordinators.on_network()
-
-    def _wake_warming(self) -> None:
-        for wakeup in self._warming:
-            wakeup.set()
 
     def _on_disconnect(self, node_id: int, error: KafkaError) -> None:
         if self._coordinators is not None:
             self._coordinators.on_disconnect(node_id, error)
         self.updater.on_disconnect(node_id, error)
         self.sender.auth_failures.lost(node_id, error, self.loop.time())
-        self._wake_warming()
+        self.warm_up.wake()
         self.sender.wakeup()
 
     def shut_out(self) -> KafkaError | None:
@@ -359,64 +359,13 @@ class Runtime:
         self.sender.on_batch_closed(batch, error)
 
     def _on_snapshot(self, snapshot: ClusterSnapshot) -> None:
-        for topic, slot in list(self.appender.topics.items()):
-            self._refresh_slot(snapshot, topic, slot)
-        self._forget_vanished()
+        self.topic_slots.on_snapshot(snapshot)
         self.accumulator.on_snapshot(snapshot, self.loop.time())
         self.quota.look_again()
         self.sender.on_snapshot()
         if self._coordinators is not None:
             self._coordinators.on_snapshot(snapshot)
         self.observer.on_metadata_updated(snapshot)  # last: it may send
-
-    def _refresh_slot(self, snapshot: ClusterSnapshot, topic: str, slot: TopicSlot) -> None:
-        count = snapshot.partition_count(topic)
-        if count is None:
-            # Unknown for now: the next send waits for metadata.
-            del self.appender.topics[topic]
-            self._vanished[topic] = None
-            return
-        self._note_topic_id(snapshot, topic)
-        if count < len(slot.slots):
-            del slot.slots[count:]
-            slot.sticky = -1
-        for partition in range(len(slot.slots), count):
-            slot.slots.append(self.accumulator.queue(topic, partition))
-
-    def _forget_vanished(self) -> None:
-        """Drop what is known of topics that are not in use any more, once nothing of them is queued
-        or on the wire; else at a later snapshot."""
-        for topic in list(self._vanished):
-            if topic in self.appender.topics:  # it has returned
-                del self._vanished[topic]
-                continue
-            partitions = self.accumulator.forget(topic)
-            if partitions is not None:
-                del self._vanished[topic]
-                self._topic_ids.pop(topic, None)
-                self.state.sequences.on_topic_forgotten(topic, partitions)
-
-    def _note_topic_id(self, snapshot: ClusterSnapshot, topic: str) -> None:
-        topic_id = snapshot.topic_id(topic)
-        known = self._topic_ids.get(topic)
-        if any(topic_id):
-            self._topic_ids[topic] = topic_id
-            if known is not None and known != topic_id:
-                logger.warning("topic %s was recreated: its new log gets new sequences", topic)
-                self.state.sequences.on_topic_recreated(topic)
-
-    def topic_slot(self, topic: str, snapshot: ClusterSnapshot) -> TopicSlot:
-        """The append path's view of a topic the snapshot knows."""
-        slot = self.appender.topics.get(topic)
-        if slot is None:
-            made = TopicSlot(topic)
-            self._refresh_slot(snapshot, topic, made)
-            now = self.loop.time()
-            for queue in made.slots:
-                self.accumulator.follow_leader(queue, snapshot, now)
-            # Published once it is whole: a signal handler may raise or submit at any point above.
-            slot = self.appender.topics.setdefault(topic, made)
-        return slot
 
     def _several_nodes(self) -> bool:
         return len(self.metadata.snapshot.nodes) > 1
@@ -433,42 +382,6 @@ class Runtime:
         return self._sticky.next_partition(
             usable, len(slot.slots), self.accumulator.loads(slot, usable), self._rng
         )
-
-    async def connect_leaders(self, topics: list[str], deadline: float) -> None:
-        """Connect to the leaders of `topics`; returns at `deadline` at the latest.
-
-        Raises:
-            AuthenticationError: one of them refuses us.
-            ProducerClosed, ProducerFailed: it ended meanwhile.
-        """
-        wakeup = WakeupEvent(self.loop)
-        refusals = self.sender.auth_failures
-        known = {node: refusals.reason(node) for node in self._leaders(topics)}
-        self._warming[wakeup] = None
-        try:
-            while True:
-                wakeup.clear()
-                if self.failure is not None:
-                    raise self.failure.copy()
-                now = self.loop.time()
-                for node in self._leaders(topics):
-                    refusal = refusals.reason(node)
-                    if refusal is not None and refusal is not known.get(node):
-                        raise refusal.copy()
-                waiting = [n for n in self._leaders(topics) if not self.client.ready(n, now)]
-                if not waiting or now >= deadline:
-                    return
-                retry_at = min(self.client.retry_at(node, now) for node in waiting)
-                await wakeup.wait(min(deadline, retry_at))
-        finally:
-            del self._warming[wakeup]
-
-    def _leaders(self, topics: list[str]) -> set[int]:
-        known = self.metadata.snapshot.topics
-        partitions = (
-            info for topic in topics if topic in known for info in known[topic].partitions
-        )
-        return {info.leader for info in partitions if info.leader is not None}
 
     def gauges(self) -> dict[str, float]:
         """What `metrics()` tells about the present."""

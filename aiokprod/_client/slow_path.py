@@ -233,7 +233,7 @@ class SlowPath:
             partition = choose(
                 self._partitioner, record.topic, record.key, key, record.value, value, snapshot
             )
-        slot = runtime.topic_slot(record.topic, snapshot)
+        slot = runtime.topic_slots.slot_of(record.topic, snapshot)
         return runtime.appender.append(
             slot, partition, value, key, record.timestamp_ms, headers, reservation, permit
         )

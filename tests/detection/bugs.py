@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from aiokprod._client.runtime import Runtime
+from aiokprod._client.topic_slots import TopicSlots
 from aiokprod._engine.buffer.accumulator import RecordAccumulator
 from aiokprod._engine.buffer.broker_memory_quota import BrokerMemoryQuota
 from aiokprod._engine.buffer.buffer_memory import BufferMemory
@@ -260,17 +261,17 @@ def codes_that_may_follow_the_append_count_as_refusals(patch: Patch) -> None:
 @bug
 def sequences_die_with_the_metadata(patch: Patch) -> None:
     """librdkafka 0105 topic_disappears_for_awhile: sequence 0 again under the same epoch."""
-    refresh = Runtime._refresh_slot
+    refresh = TopicSlots._refresh
 
     def forget(self: Any, snapshot: Any, topic: str, slot: Any) -> None:
         if snapshot.partition_count(topic) is None:
-            tracker = getattr(self.state.sequences, "tracker", None)
+            tracker = getattr(self._sequences, "tracker", None)
             known = {} if tracker is None else tracker.partitions
             for key in [key for key in known if key.topic == topic and not known[key].open]:
                 del known[key]
         refresh(self, snapshot, topic, slot)
 
-    patch.setattr(Runtime, "_refresh_slot", forget)
+    patch.setattr(TopicSlots, "_refresh", forget)
 
 
 @bug
@@ -437,16 +438,18 @@ def recreated_topic_never_adopted(patch: Patch) -> None:
 def one_omission_is_a_verdict(patch: Patch) -> None:
     """kfake TestProduceTransientMissingPartitionKeepsRecords: records fail at the first answer
     that lacks their topic."""
-    refresh = Runtime._refresh_slot
+    on_snapshot = Runtime._on_snapshot
 
-    def impatient(self: Any, snapshot: Any, topic: str, slot: Any) -> None:
-        if snapshot.partition_count(topic) is None:
+    def impatient(self: Any, snapshot: Any) -> None:
+        for topic in list(self.appender.topics):
+            if snapshot.partition_count(topic) is not None:
+                continue
             for batch in list(self.accumulator.incomplete):
                 if batch.topic_partition.topic == topic and self.accumulator.remove(batch):
                     self.sender._settlement.fail(batch, UnknownTopic(f"{topic} does not exist"))
-        refresh(self, snapshot, topic, slot)
+        on_snapshot(self, snapshot)
 
-    patch.setattr(Runtime, "_refresh_slot", impatient)
+    patch.setattr(Runtime, "_on_snapshot", impatient)
     patch.setattr(merge, "MISSES_BEFORE_FORGETTING", 1)
 
 

@@ -575,8 +575,13 @@ class EngineHarness:
         slot.slots.extend(self.accumulator.queue(topic, partition) for partition in range(count))
         self.accumulator.on_snapshot(self.metadata.snapshot, self.now)
 
-    def topic_slot(self, topic: str, snapshot: ClusterSnapshot) -> TopicSlot:
-        """As in `Runtime`, for `Admission`."""
+    @property
+    def topic_slots(self) -> EngineHarness:
+        """As in `Runtime`, for `SlowPath`."""
+        return self
+
+    def slot_of(self, topic: str, snapshot: ClusterSnapshot) -> TopicSlot:
+        """As `TopicSlots.slot_of`."""
         return self.appender.topics[topic]
 
     async def _no_slow_path(self, *arguments: Any) -> Any:

@@ -28,8 +28,8 @@ def tables(producer):
     runtime = producer._lifecycle.runtime
     return {
         "slots": len(runtime.appender.topics),
-        "ids": len(runtime._topic_ids),
-        "vanished": len(runtime._vanished),
+        "ids": len(runtime.topic_slots.topic_ids),
+        "vanished": len(runtime.topic_slots.vanished),
         "queues": len(runtime.accumulator._queues),
         "ratios": len(runtime.accumulator._compressor._ratios),
         "sequences": len(sequences_of(runtime)),
