@@ -23,19 +23,16 @@ from aiokprod._arrow.c_data cimport (
 from aiokprod._core.bulk_tracker cimport BulkTracker
 from aiokprod._core.batch cimport BatchCore, MemoryBudget
 from aiokprod._core.varint cimport (
-    int32_t, int64_t, uint8_t, uint32_t, murmur2_bytes, varint_size, write_varint,
+    int32_t, int64_t, uint32_t, varint_size, write_varint,
 )
 from aiokprod._core.record cimport (
-    MIN_BODY, begin_record, end_record, has_ample_room, write_field,
+    BATCH_HEADER, BLOCK, CHECK_ROWS, MIN_BODY, OVERHEAD, begin_record, end_record, has_ample_room,
+    key_hash, write_field,
 )
 
 cdef enum:
-    OVERHEAD = 36          # as in `append`
-    BATCH_HEADER = 61
-    CHECK_ROWS = 1024      # between two looks at the clock
-    CHECK_BYTES = 1 << 18
-    BLOCK = 256            # keys hashed ahead; a power of two
-    RECENT = 64            # topics found without a look into the dict
+    CHECK_BYTES = 1 << 18  # bytes between two reads of the clock
+    RECENT = 64            # topics found without a dict lookup
 
 cdef struct Cells:
     const char* key
@@ -130,15 +127,15 @@ cdef class TableAppender:
                 if number < 0 or number >= PyList_GET_SIZE(topic.slots):
                     break
                 partition = <int32_t>number
-            sticky = partition < 0 and (cells.key_size < 0 or appender.ignore_keys)
+            sticky = appender.is_sticky(partition, cells.key_size >= 0)
             if partition < 0 and not sticky:
                 partition = <int32_t>hashes[(row - hashed) & (BLOCK - 1)]
                 if by_column:
                     partition = partition % <int32_t>PyList_GET_SIZE(topic.slots)
                 elif partition >= PyList_GET_SIZE(topic.slots):
                     break  # there are fewer than a moment ago
-            elif sticky and topic.sticky_bytes < 2 * appender.sticky_limit:
-                partition = topic.sticky
+            elif sticky:
+                partition = appender.sticky_partition(topic)
             held = NULL
             if partition >= 0:
                 held = <PyObject*>(<PartitionSlot>PyList_GET_ITEM(topic.slots, partition)).core
@@ -210,7 +207,7 @@ cdef class TableAppender:
         cdef int64_t size = bytes_cell(&chunk.topic, row, &name)
         if size <= 0:
             return None
-        place = murmur2_bytes(<const uint8_t*>name, size) % RECENT
+        place = key_hash(name, size) % RECENT
         if self.recent[place] is not NULL:
             route = <Route>self.recent[place]
             if PyBytes_GET_SIZE(route.name) == size and \
@@ -263,11 +260,11 @@ cdef inline bint read_cells(Chunk chunk, Py_ssize_t row, Cells* cells) noexcept:
 
 cdef inline void hash_keys(const BytesColumn* keys, Py_ssize_t row, Py_ssize_t end,
                            uint32_t total, uint32_t* hashes) noexcept:
-    """Positive murmur2 of the keys, modulo `total` unless that is 0; what null and damaged ones
-    get does not matter.
+    """Hashes of the keys, modulo `total` unless that is 0. Those of null and damaged keys are not
+    used. That of row i is at `i - end` modulo BLOCK.
 
-    In a loop of its own because one hash is a chain of multiplications: only independent ones can
-    run side by side. Row i's is at `i - end` modulo BLOCK.
+    A separate loop because one hash is a chain of multiplications: only independent ones can run in
+    parallel.
     """
     cdef Py_ssize_t i
     cdef int64_t size
@@ -279,7 +276,7 @@ cdef inline void hash_keys(const BytesColumn* keys, Py_ssize_t row, Py_ssize_t e
         size = bytes_cell(keys, i, &data)
         if size < 0:
             size = 0
-        found = murmur2_bytes(<const uint8_t*>data, size) & 0x7FFFFFFF
+        found = key_hash(data, size)
         hashes[(i - end) & (BLOCK - 1)] = found % total if total else found
 
 

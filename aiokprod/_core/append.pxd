@@ -46,8 +46,16 @@ cdef class Appender:
     cdef Delivery append_slot(self, TopicSlot slot, int32_t partition, bytes value, bytes key,
                               int64_t timestamp, object headers, int64_t reserved, object permit,
                               AppendResult result)
-    cdef inline bint is_sticky(self, int32_t partition, bytes key):
-        return partition < 0 and (key is None or self.ignore_keys)
+    # The partition of a record is the one it names (`partition` ≥ 0), or that of its key
+    # (`key_hash`), or the sticky one.
+    cdef inline bint is_sticky(self, int32_t partition, bint has_key) noexcept:
+        return partition < 0 and (not has_key or self.ignore_keys)
+
+    cdef inline int32_t sticky_partition(self, TopicSlot topic) noexcept:
+        """-1 if `open_new_batch` has to choose another one: twice `sticky_limit`, because the
+        partition is kept until its batch is full."""
+        return topic.sticky if topic.sticky_bytes < 2 * self.sticky_limit else -1
+
     cdef PartitionSlot choose(self, TopicSlot topic, int32_t partition, bytes key)
     cdef BatchCore encode(self, TopicSlot topic, int32_t partition, bytes value, bytes key,
                           int64_t timestamp, object headers, int64_t reserved, int64_t charge,

@@ -22,10 +22,11 @@ from aiokprod._core.batch cimport (
     new_delivery, record_body_size,
 )
 from aiokprod._core.varint cimport (
-    int32_t, int64_t, uint8_t, uint32_t, murmur2_bytes, varint_size, write_varint,
+    int32_t, int64_t, uint32_t, varint_size, write_varint,
 )
 from aiokprod._core.record cimport (
-    MIN_BODY, begin_record, end_record, has_ample_room, write_field,
+    BATCH_HEADER, BLOCK, CHARGE, CHECK_ROWS, MIN_BODY, OVERHEAD, begin_record, end_record,
+    has_ample_room, key_hash, write_field,
 )
 from aiokprod._core.yielding cimport YieldQueue
 
@@ -56,20 +57,11 @@ cdef extern from *:
 cdef extern from "pythread.h":
     unsigned long PyThread_get_thread_ident() nogil
 
-# Memory an unsettled record holds besides its bytes: its handle, with the allocator's overhead.
-DELIVERY_CHARGE = 96
-# Largest encoding of a record apart from key, value and headers: Java DefaultRecord
-# MAX_RECORD_OVERHEAD (21: record length 5, attributes 1, timestamp delta 10, offset delta 5) and
-# the lengths of key and value and the header count, 5 each.
-RECORD_OVERHEAD = 36
+DELIVERY_CHARGE = CHARGE
+RECORD_OVERHEAD = OVERHEAD
 
 cdef enum:
-    CHARGE = 96
-    OVERHEAD = 36
-    BATCH_HEADER = 61
-    AHEAD = 8              # values of a column asked of the memory before they are needed
-    CHECK_ROWS = 1024      # of a column, between two looks at the clock
-    BLOCK = 256            # keys hashed ahead; a power of two
+    AHEAD = 8              # rows by which values of a column are prefetched
 
 
 cdef inline Py_ssize_t size_of(PyObject* data) noexcept:
@@ -85,20 +77,19 @@ cdef inline const char* data_of(PyObject* data, Py_ssize_t size) noexcept:
 
 cdef inline void hash_keys(list keys, Py_ssize_t start, Py_ssize_t end,
                            uint32_t* hashes) noexcept:
-    """Positive murmur2 of the keys; what is no bytes gets none. Key i's is at `i - end` modulo
-    BLOCK.
+    """Hashes of the keys that are bytes. That of key i is at `i - end` modulo BLOCK.
 
-    In a loop of its own because one hash is a chain of multiplications: only independent ones can
-    run side by side.
+    A separate loop because one hash is a chain of multiplications: only independent ones can run in
+    parallel.
     """
     cdef Py_ssize_t i
     cdef PyObject* key
     for i in range(start, end):
         key = PyList_GET_ITEM(keys, i)
         if PyBytes_CheckExact(<object>key):
-            hashes[(i - end) & (BLOCK - 1)] = murmur2_bytes(
-                <const uint8_t*>PyBytes_AS_STRING(<object>key), PyBytes_GET_SIZE(<object>key)
-            ) & 0x7FFFFFFF
+            hashes[(i - end) & (BLOCK - 1)] = key_hash(
+                PyBytes_AS_STRING(<object>key), PyBytes_GET_SIZE(<object>key)
+            )
 
 
 def record_size_bound(key, value, headers):
@@ -112,6 +103,13 @@ def record_size_bound(key, value, headers):
         raise ValueError("headers must be a list or tuple of (str, bytes | None) tuples")
     return (RECORD_OVERHEAD + size + (len(key) if key is not None else 0)
             + (len(value) if value is not None else 0))
+
+
+def key_partition(bytes key not None, int32_t partitions):
+    """The partition of a key in a topic of so many partitions."""
+    if partitions <= 0:
+        raise ValueError("a topic has partitions")
+    return <int32_t>(key_hash(PyBytes_AS_STRING(key), PyBytes_GET_SIZE(key)) % <uint32_t>partitions)
 
 
 def handle_of(BatchCore core not None):
@@ -464,7 +462,7 @@ cdef class Appender:
                     return None
             slot = self.open_new_batch(
                 topic,
-                slot.partition if slot is not None and not self.is_sticky(partition, key) else -1,
+                slot.partition if slot is not None and not self.is_sticky(partition, key is not None) else -1,
                 bound, permit,
             )
             core = slot.core if slot is not None else None
@@ -483,7 +481,7 @@ cdef class Appender:
         core.append_record(timestamp, key, value, headers, body, headers_size)
         core.buffered_bytes += size + charge
         memory.used += size + charge - reserved
-        if self.is_sticky(partition, key):
+        if self.is_sticky(partition, key is not None):
             topic.sticky_bytes += size
         return core
 
@@ -491,17 +489,16 @@ cdef class Appender:
         """The record's partition slot, None if the sticky partition is to be chosen anew."""
         cdef int32_t total
         if partition < 0:
-            if self.is_sticky(partition, key):
-                if topic.sticky < 0 or topic.sticky_bytes >= 2 * self.sticky_limit:
+            if self.is_sticky(partition, key is not None):
+                partition = self.sticky_partition(topic)
+                if partition < 0:
                     return None
-                partition = topic.sticky
             else:
                 total = <int32_t>len(topic.slots)
                 if total == 0:
                     raise IndexError(f"{topic.topic} has no partitions")
-                partition = <int32_t>((murmur2_bytes(
-                    <const uint8_t*>PyBytes_AS_STRING(key), PyBytes_GET_SIZE(key))
-                    & 0x7FFFFFFF) % total)
+                partition = <int32_t>(key_hash(PyBytes_AS_STRING(key), PyBytes_GET_SIZE(key))
+                                      % <uint32_t>total)
         if partition >= len(topic.slots):
             raise IndexError(
                 f"partition {partition} of {topic.topic}: {len(topic.slots)} are known"
@@ -613,10 +610,10 @@ cdef class Appender:
             if bound + BATCH_HEADER > self.max_request_size or memory.has_waiters or \
                     memory.used + bound > memory.limit:
                 break
-            sticky = partition < 0 and (key_size < 0 or self.ignore_keys)
+            sticky = self.is_sticky(partition, key_size >= 0)
             if sticky:
-                place = topic.sticky
-                if place < 0 or topic.sticky_bytes >= 2 * self.sticky_limit:
+                place = self.sticky_partition(topic)
+                if place < 0:
                     break
             elif partition >= 0:
                 place = partition

@@ -1,4 +1,5 @@
-# One record into an open batch that has room for it, as inline C on borrowed batches.
+# One record into an open batch that has room for it, as inline C on borrowed batches; and the
+# constants of the row loops that do so (`append_column`, `TableAppender`).
 #
 # Source: Kafka protocol guide, "Record"; Java `DefaultRecord.writeTo`.
 
@@ -6,11 +7,26 @@ from cpython.ref cimport PyObject
 from libc.string cimport memmove
 
 from aiokprod._core.batch cimport BatchCore
-from aiokprod._core.varint cimport aiokprod_copy, int64_t, varint_size, write_varint
+from aiokprod._core.varint cimport (
+    aiokprod_copy, int64_t, murmur2_bytes, uint8_t, uint32_t, varint_size, write_varint,
+)
 
 cdef enum:
     MIN_BODY = 6           # attributes, two deltas, three lengths
     OPEN = 0
+    # Largest encoding of a record apart from key, value and headers: Java DefaultRecord
+    # MAX_RECORD_OVERHEAD (21: record length 5, attributes 1, timestamp delta 10, offset delta 5)
+    # and the lengths of key and value and the header count, 5 each.
+    OVERHEAD = 36
+    BATCH_HEADER = 61      # bytes of a record batch before its records
+    CHARGE = 96            # bytes of memory of a `Delivery`, with the allocator's overhead
+    CHECK_ROWS = 1024      # rows between two reads of the clock
+    BLOCK = 256            # keys hashed ahead; a power of two
+
+
+cdef inline uint32_t key_hash(const char* key, Py_ssize_t size) noexcept nogil:
+    """Modulo the number of partitions, the partition of a key (Java `BuiltInPartitioner`)."""
+    return murmur2_bytes(<const uint8_t*>key, size) & 0x7FFFFFFF
 
 
 cdef inline bint has_ample_room(PyObject* held, int64_t bound) noexcept:
