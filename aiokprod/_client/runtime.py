@@ -1,6 +1,6 @@
-"""What belongs to one event loop: built when a producer starts, gone when it is closed.
+"""The parts of a started producer, all on one event loop.
 
-Joins engine and network, owns the background tasks and fails loudly if one of them ends.
+Connects engine and network, and owns the background tasks: if one of them ends, the producer fails.
 """
 
 from __future__ import annotations
@@ -267,7 +267,7 @@ class Runtime:
             return
         cause: BaseException
         if task.cancelled():
-            cause = asyncio.CancelledError(f"somebody cancelled the task {task.get_name()}")
+            cause = asyncio.CancelledError(f"the task {task.get_name()} was cancelled")
         else:
             cause = task.exception() or RuntimeError(f"the task {task.get_name()} returned")
         self.fail(cause)
@@ -319,15 +319,16 @@ class Runtime:
         self.sender.wakeup()
 
     def shut_out(self) -> KafkaError | None:
-        """Why no call should wait for a broker to let us in, an error to be copied; None if one
-        may."""
+        """The refusal, if all brokers refuse the credentials; an error to be copied, or None."""
         return self.sender.auth_failures.final_of_all(self.loop.time())
 
     def on_unretrieved_bulk(self, records: int, error: KafkaError) -> None:
-        """A result of `send_many` or `send_table` was dropped before anybody looked at it, in
-        whatever thread; `error` is that of the first of `records` failures."""
+        """A result of `send_many` or `send_table` with failed records was dropped unread.
+
+        May be called from any thread. `error` is that of the first of `records` failures.
+        """
         logger.error(
-            "%d records of a bulk call failed and nobody looked at its result, the first one: %s",
+            "%d records of a bulk call failed and its result was not read, the first one: %s",
             records, error,
         )  # fmt: skip
         partition = -1 if error.partition is None else error.partition
@@ -338,7 +339,7 @@ class Runtime:
             )
 
     def _on_refused(self, refusals: AuthFailures) -> None:
-        """Callers that wait for room get what fails the records that hold it."""
+        """Fail the calls that wait for memory held by records that fail because of a refusal."""
         now = self.loop.time()
         for node_id, error in refusals.final_failures(now).items():
             self.quota.refuse(node_id, error)
@@ -371,8 +372,8 @@ class Runtime:
         return len(self.metadata.snapshot.nodes) > 1
 
     def _choose_sticky(self, slot: TopicSlot) -> int:
-        """The next partition for keyless records (KIP-794). Of a topic with many partitions a
-        sample is looked at, so that a batch costs the same whatever their number."""
+        """The next partition for records without key (KIP-794). Chosen from a sample if the topic
+        has many partitions, so that the cost of a batch does not depend on their number."""
         snapshot = self.metadata.snapshot
         available: Sequence[int] = snapshot.available_partitions(slot.topic)
         usable: Sequence[int] = ()
@@ -384,7 +385,7 @@ class Runtime:
         )
 
     def gauges(self) -> dict[str, float]:
-        """What `metrics()` tells about the present."""
+        """The gauges of `metrics()`: present values by name."""
         return {
             "buffer_available_bytes": self.memory.limit - self.memory.used,
             "buffer_total_bytes": self.memory.limit,
@@ -396,7 +397,7 @@ class Runtime:
     # -- end ------------------------------------------------------------------------------------
 
     def refuse(self, error: KafkaError) -> None:
-        """Take no more records; whoever waits to hand one over gets `error`."""
+        """Accept no more records; calls that wait to append one raise `error`."""
         self.fast_path.stop()
         self.accumulator.closing = True
         self.memory.close(error)
@@ -405,16 +406,16 @@ class Runtime:
         self.sender.wakeup()
 
     async def drain(self, deadline: float) -> None:
-        """Wait until everything handed over has an outcome, at most until `deadline`."""
+        """Wait until every appended record has an outcome, at most until `deadline`."""
         pending = list(self.accumulator.incomplete)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout_at(deadline):
                 await self.flushes.wait(pending)
 
     async def close(self, deadline: float) -> None:
-        """Fail what is left, end the tasks, close the connections.
+        """Fail the remaining records, end the tasks, close the connections.
 
-        Cancellation: nothing is awaited any more, but everything has been told to end.
+        Cancellation: stops waiting; tasks are cancelled and connections are being closed.
         """
         self._closing = True
         error = self.failure or ProducerClosed(

@@ -1,4 +1,4 @@
-"""The work behind `send_many`: hand over as fast as memory allows, yielding to the loop."""
+"""`send_many`: appends records as fast as memory allows, and yields to the event loop."""
 
 from __future__ import annotations
 
@@ -36,15 +36,16 @@ if TYPE_CHECKING:
 class BulkSender:
     """One `send_many` call.
 
-    A record that cannot be admitted gets its error in the result, also if there is no memory for
-    it; only an error that ends the producer ends the call, and an error in the program: that of the
-    first record is raised if all records have a wrong type. What one record has waited for in vain
-    no later one waits for: a topic as long as the metadata lack it, room until one got in again.
+    A record that cannot be appended gets its error in the result, also if there is no memory for
+    it. Only an error that ends the producer ends the call, or a programming error: if all records
+    have a wrong type, the error of the first one is raised. After a wait that timed out, later
+    records do not wait for the same thing: for a topic as long as the metadata do not have it, for
+    memory until a record has been appended again.
 
     Attributes:
         tracker: the records that are in batches.
-        refused: errors of those that got into none, by position in the call.
-        interrupted: why the rest was not looked at; None if all were.
+        refused: errors of the others, by position in the call.
+        interrupted: why the remaining records were not read; None if all were.
     """
 
     def __init__(
@@ -61,8 +62,8 @@ class BulkSender:
         self.tracker = BulkTracker()
         self.refused: dict[int, KafkaError] = {}
         self.interrupted: KafkaError | None = None
-        self._wrong_types = 0  # records refused for that
-        self._no_room_since = -1  # so many were admitted when one waited for room in vain
+        self._wrong_types = 0  # number of records with a wrong type
+        self._no_room_since = -1  # number of appended records when a wait for memory timed out
         self._missing: dict[str, tuple[int | None, KafkaError]] = {}
 
     async def send_columns(
@@ -91,8 +92,8 @@ class BulkSender:
             return await self._finish()
 
     def _all_like_first(self, columns: Columns) -> bool:
-        """The first record has a wrong type, and so have all others: each need not be tried. Types
-        alone decide that only without serializers, which may look at contents."""
+        """True if all records have the type of the first one, which is wrong. Only without
+        serializers, because those may accept some values of a type."""
         keys = columns.keys or ()
         return (
             self._slow_path.plain
@@ -102,7 +103,7 @@ class BulkSender:
 
     @contextlib.contextmanager
     def awaiting(self) -> Iterator[None]:
-        """The caller gets a result: until then, failures of its records are not logged."""
+        """Failures of the records are not logged within: the caller gets them in the result."""
         try:
             yield
         except BaseException:
@@ -115,7 +116,7 @@ class BulkSender:
         return self.tracker.count + len(self.refused)
 
     async def _advance(self, topic: str, partition: int | None, columns: Columns) -> None:
-        """Admit as many records as go at once, or one by the slow path."""
+        """Append as many records as possible without waiting, or one by the slow path."""
         self._check()
         i = self._position
         appender = self._runtime.appender
@@ -134,8 +135,8 @@ class BulkSender:
             await self._one(i, (topic, value, key, partition, timestamp, row_headers))
 
     def _refuse(self, positions: Iterable[int], error: KafkaError) -> None:
-        """The producer ended: what it has not taken fails with `error`; if it took nothing at all
-        there is no result to give."""
+        """The producer ended: the remaining records fail with `error`, which is raised if there are
+        no others."""
         if not self._position:
             raise error
         not_sent = error.with_(outcome=Outcome.NOT_SENT)
@@ -168,7 +169,7 @@ class BulkSender:
             return await self._finish()
 
     def _numbered(self, records: Iterable[Any]) -> Iterator[tuple[int, Any]]:
-        """The caller's records, until they end or break off."""
+        """The caller's records, until their iterator ends or raises."""
         try:
             yield from enumerate(records)
         except Exception as error:
@@ -177,10 +178,9 @@ class BulkSender:
             self._break_off(unreadable("iterable of records", "record", self._position, error))
 
     def _break_off(self, error: KafkaError) -> None:
-        """What is to be sent cannot be read on, but the outcomes of what was handed over must not
-        be lost."""
+        """The records cannot be read to the end; the result has the outcomes of those before."""
         self.interrupted = error
-        self._runtime.state.gate.on_refused(error)  # a transaction must know what it lacks
+        self._runtime.state.gate.on_refused(error)  # an open transaction can only be aborted
 
     async def _record(self, number: int, record: Any) -> None:
         if not isinstance(record, ProducerRecord):
@@ -207,7 +207,7 @@ class BulkSender:
             await asyncio.sleep(0)
 
     async def _one(self, position: int, fields: tuple[Any, ...]) -> None:
-        """Admit one record by the slow path; its refusal is its own."""
+        """Append one record by the slow path. Its error does not end the call."""
         runtime = self._runtime
         reservation = Reservation(runtime.memory)
         try:
@@ -223,7 +223,7 @@ class BulkSender:
             self._wrong_types += isinstance(error.__cause__, WrongType)
             if isinstance(error, BufferTimeout):
                 self._no_room_since = self.tracker.count
-            # Any other, such as that of a bad timestamp, tells nothing of the topic.
+            # Other errors, such as that of an invalid timestamp, say nothing about the topic.
             elif isinstance(error, (MetadataTimeout, BrokerError)):
                 topic, partition = fields[0], fields[3]
                 if topic not in self._missing and self._lacks(topic, partition):
@@ -256,8 +256,8 @@ class BulkSender:
             self.refused[position] = own
 
     def _deadline(self, topic: str, partition: int | None) -> float:
-        """Until when a record may wait: not at all for room that the last one waited for in vain,
-        or a call of many records would take max_block_ms for each."""
+        """Deadline of a record's waits. If the last wait for memory timed out, it is now: otherwise
+        a call with many records would take max_block_ms for each."""
         now = self._runtime.loop.time()
         if self._no_room_since == self.tracker.count and not self._lacks(topic, partition):
             return now
@@ -270,15 +270,15 @@ class BulkSender:
             return True
 
     def _known_missing(self, topic: str, partition: int | None) -> KafkaError | None:
-        """The error of a record whose topic or partition an earlier one has waited for in vain: a
-        column of wrong ones must not cost max_block_ms each. Nor must a wrong password cost every
-        record a refusal, once all brokers have refused us for long."""
+        """The error of a record whose topic or partition an earlier record has waited for until a
+        timeout, or which no broker can take because all refuse the credentials: otherwise each
+        record would take max_block_ms."""
         runtime = self._runtime
         shut_out = runtime.shut_out()
         if (shut_out is None and topic not in self._missing) or not self._lacks(topic, partition):
             return None
         if shut_out is not None:
-            # Or nobody would notice that they let us in again.
+            # Otherwise no request would find out that the credentials are accepted again.
             runtime.metadata.request_topic(topic, runtime.loop.time())
             return shut_out.copy(topic=topic, partition=partition)
         waited_for, error = self._missing[topic]
@@ -300,14 +300,14 @@ class BulkSender:
         )
 
     def _tell_refused(self) -> None:
-        """A transaction must know what it lacks."""
+        """An open transaction with a refused record can only be aborted."""
         for error in self.refused.values():
             self._runtime.state.gate.on_refused(error, raised=False)
             break
 
 
 def unreadable(what: str, one: str, position: int, error: Exception) -> KafkaError:
-    """The error of something that broke off while it was read, after `position` of its parts."""
+    """The error of a table or iterable that raised after `position` rows or records."""
     broken = SerializationError(
         f"the {what} could not be read on after {one} {position} "
         f"({type(error).__name__}, chained); the {one}s before were handed over",

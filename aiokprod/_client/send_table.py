@@ -1,7 +1,7 @@
-"""The work behind `send_table`: record batches of a table, one after another, into batches.
+"""`send_table`: appends the rows of Arrow tables.
 
-Rows that need a decision (memory short, topic unknown, too large, a hook to run) become Python
-objects and take the way of a single record; all others never do.
+Rows that need a decision (memory is short, unknown topic, too large, an interceptor) become Python
+objects and take the slow path of a single record; all others never become objects.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
     from aiokprod._client.slow_path import SlowPath
 
 _SLOW_RUN: Final = 64
-"""Rows in a row on the slow path until the loop gets its turn: a refusal does not suspend."""
+"""Consecutive rows on the slow path before it yields to the loop: a refusal does not suspend."""
 
 
 class TableReader:
     """The record batches of a table, without stalling the loop.
 
-    A single batch is there at once. A stream may compute, so it is read in a worker thread, one
-    batch ahead, and what was sent is given back there.
+    A single batch is available at once. A stream may compute, so it is read in a worker thread, one
+    batch ahead, and batches that were sent are released there.
     """
 
     def __init__(self, stream: Stream, loop: asyncio.AbstractEventLoop) -> None:
@@ -65,9 +65,9 @@ class TableReader:
             raise _no_export(table, error) from error
 
     async def next(self, done: Chunk | None) -> Chunk | None:
-        """The next batch, None at the end; `done` is given back.
+        """The next batch, None at the end; releases `done`.
 
-        Raises whatever the other side raises. Cancellation: the batch read ahead is given back.
+        Raises whatever the stream raises. Cancellation: `close` releases the batch read ahead.
         """
         if self._stream.is_single:
             return _exchange(self._stream, done)
@@ -77,7 +77,7 @@ class TableReader:
             chunk = await waiting
         except Exception:
             if done is not None:
-                done.close()  # now: the traceback holds on to it
+                done.close()  # now, because the traceback references it
             raise
         self._ahead = self._read(done) if chunk is not None else None
         if chunk is None and done is not None:
@@ -90,7 +90,7 @@ class TableReader:
         return reading
 
     def close(self) -> None:
-        """Give everything back that was not handed out."""
+        """Release the batches that `next` has not returned."""
         ahead = self._ahead
         if ahead is not None and not ahead.cancel() and not ahead.cancelled():
             chunk = None if ahead.exception() else ahead.result()
@@ -107,7 +107,7 @@ def _exchange(stream: Stream, done: Chunk | None) -> Chunk | None:
 
 def _look_at(reading: asyncio.Future[Chunk | None]) -> None:
     if not reading.cancelled():
-        reading.exception()  # raised where it is awaited; nobody may be there any more
+        reading.exception()  # marks it as retrieved: `next` may have been cancelled
 
 
 def _no_export(table: Any, error: Exception) -> ConfigError:
@@ -178,7 +178,7 @@ class TableSender(BulkSender):
                 chunk.close()
 
     async def _next(self, reader: TableReader, done: Chunk | None, layout: Layout) -> Chunk | None:
-        """The next batch, bound to the layout; None at the end, or if the table breaks off."""
+        """The next batch, bound to the layout; None at the end, or if reading failed."""
         if self.interrupted is not None:
             if done is not None:
                 done.close()
@@ -211,12 +211,12 @@ class TableSender(BulkSender):
     async def _advance_table(
         self, appender: TableAppender, chunk: Chunk, topic: str | None, base: int
     ) -> None:
-        """Admit as many rows as go at once, or one by the slow path."""
+        """Append as many rows as possible without waiting, or one by the slow path."""
         self._check()
         before = self._position
         slot = None if topic is None else self._slot(topic, None)
         if self._runtime.appender.enabled and (topic is None or slot is not None):
-            with contextlib.suppress(MemoryError):  # the slow path tells what becomes of its row
+            with contextlib.suppress(MemoryError):  # the slow path reports the error of the row
                 appender.append(chunk, slot, before - base)
         if self._position > before and self._runtime.yield_queue.slice_is_over():
             await asyncio.sleep(0)

@@ -1,4 +1,4 @@
-"""The slow path of a record: everything that may need a decision, a wait or an error text.
+"""The slow path of a record: whatever needs a decision, a wait or an error message.
 
 Order as in Java `KafkaProducer.doSend`: interceptors, checks, metadata, serializers, partitioner,
 size, memory, append. No memory is held while something else is awaited.
@@ -43,9 +43,12 @@ _Payload = tuple["bytes | None", "bytes | None", "Sequence[Header]"]
 
 
 class SlowPath:
-    """Admits records that the fast path does not take.
+    """Puts records into batches that the fast path has not taken.
 
-    `partitioner` None is the built-in logic: by key, else sticky.
+    Args:
+        started: returns the runtime of the started producer.
+        partitioner: None is the built-in logic: by key, else sticky.
+        check: raises if the producer has failed or was closed.
     """
 
     def __init__(
@@ -76,17 +79,17 @@ class SlowPath:
         deadline: float,
         reservation: Reservation | None = None,
     ) -> Delivery:
-        """The record's handle once it is in a batch.
+        """Wait until the record is in a batch; returns its handle.
 
-        Whatever this raises, the record is not sent, with one exception: `reservation`, if given,
-        has the handle of a record that was in a batch and could not be withdrawn any more.
+        If this raises, the record is not sent, with one exception: a record that was already in a
+        batch and could not be withdrawn. Then `reservation`, if given, has its handle.
 
         Raises:
             ConfigError, SerializationError, RecordTooLarge: the record cannot be sent at all.
             MetadataTimeout, BufferTimeout: `deadline` (loop time) passed.
             KafkaError: of the topic or the producer.
 
-        Cancellation: the record does not exist.
+        Cancellation: the record is not sent.
         """
         reservation = reservation or Reservation(self._started().memory)
         interceptors = self._interceptors
@@ -104,7 +107,7 @@ class SlowPath:
     def _withdraw(
         self, record: ProducerRecord[Any, Any], reservation: Reservation, error: BaseException
     ) -> None:
-        """A call that admits a record raises, possibly by a signal handler after the append."""
+        """The call raises, possibly because of a signal handler after the append."""
         delivery = reservation.delivery
         if delivery is not None:
             delivery.cancel()  # tells interceptors that have a hook already
@@ -112,10 +115,10 @@ class SlowPath:
             self._tell_refused(record, error)
 
     def refuse(self, record: ProducerRecord[Any, Any], error: KafkaError) -> None:
-        """Tell interceptors of a record that is refused without being looked at.
+        """Report a record to the interceptors that is refused without an attempt to send it.
 
         Args:
-            error: of this record alone; it names the record's topic and partition.
+            error: names the record's topic and partition; no other record has this object.
         """
         if self._interceptors is not None:
             self._tell_refused(self._interceptors.on_send(record), error)
@@ -123,7 +126,7 @@ class SlowPath:
     async def _watched(
         self, record: ProducerRecord[Any, Any], deadline: float, reservation: Reservation
     ) -> Delivery:
-        """A transaction must know of the records it lacks."""
+        """As `_admit`; an open transaction with a refused record can only be aborted."""
         try:
             return await self._admit(record, deadline, reservation)
         except KafkaError as error:
@@ -138,8 +141,8 @@ class SlowPath:
         self._tell(record.topic, record.partition, None, error)
 
     def _await_end(self, delivery: Delivery) -> None:
-        """Tell interceptors of the record's end. No reference to the record is kept: its memory
-        counts as free before its end."""
+        """Report the record's outcome to the interceptors. Keeps no reference to the record, whose
+        memory is not counted any more."""
         delivery.set_hook(functools.partial(self._tell, delivery.topic, delivery.partition))
 
     def _tell(
@@ -173,7 +176,8 @@ class SlowPath:
         deadline: float,
         reservation: Reservation,
     ) -> Delivery:
-        """Append as soon as there is memory, and room in the share of the partition's broker."""
+        """Append as soon as there is memory in the buffer and in the share of the partition's
+        broker."""
         runtime = self._started()
         permit: QuotaWaiter | None = None
         try:
@@ -209,7 +213,7 @@ class SlowPath:
                 await metadata.wait_for_topic(topic, partition, deadline=deadline)
             return
         except KafkaError as error:
-            # Whatever was refused, it was not this record.
+            # The error is about the topic; this record was not sent.
             refused = error.with_(outcome=Outcome.NOT_SENT)
         try:
             raise refused
@@ -242,7 +246,7 @@ class SlowPath:
         """As `admit` but without waiting.
 
         Raises:
-            MetadataMissing: the topic is not known yet; it is being asked for.
+            MetadataMissing: the topic's metadata are not known yet; they were requested.
             BufferFull: memory is short.
             ConfigError: a serializer is asynchronous.
         """
@@ -316,12 +320,12 @@ class SlowPath:
 
 
 def _located(error: KafkaError, topic: str, partition: int | None) -> KafkaError:
-    """The error with the place of its record, unless it names one already."""
+    """The error with its record's topic and partition, unless it has them already."""
     return error if error.topic is not None else error.with_(topic=topic, partition=partition)
 
 
 def _as_kafka_error(error: BaseException) -> KafkaError:
-    """What interceptors are told: whatever else was raised, the record was not sent."""
+    """The error that interceptors get. Any other exception means that nothing was sent."""
     if isinstance(error, KafkaError):
         return error
     what = (

@@ -1,6 +1,6 @@
-"""Transactions as the application sees them: one object per producer behind `Producer`'s calls.
+"""The transactional calls of `Producer`: one object per producer.
 
-It refuses calls that come at the same time, sets deadlines and closes what `async with` opened.
+Refuses concurrent calls, sets deadlines, and ends what `async with` began.
 The states of a transaction are in `_engine.identity`.
 """
 
