@@ -214,19 +214,19 @@ def test_coordinator_without_an_address_is_looked_for_again(
 
         cluster.control(FIND_COORDINATOR, nowhere, times=3)
         config = ProducerConfig.from_mapping({"bootstrap.servers": cluster.bootstrap_servers})
-        session = Session(config, cluster.environment())
+        client = ClusterClient(config, cluster.environment())
         loop = asyncio.get_running_loop()
         deadline = loop.time() + 30.0
-        body = await session.coordinate(
+        body = await client.coordinate(
             CoordinatorKind.TRANSACTION, "x", METADATA, deadline, lambda body: 0
         )
         assert body.brokers
         assert cluster.count(FIND_COORDINATOR) == 4
         cluster.control(FIND_COORDINATOR, nowhere)
         with pytest.raises(KafkaTimeout, match="no definite answer in time: COORDINATOR_NOT_AVAIL"):
-            await session.coordinate(
+            await client.coordinate(
                 CoordinatorKind.GROUP, "y", METADATA, loop.time() + 5.0, lambda body: 0
             )
-        await session.close(1.0)
+        await client.close(1.0)
 
     virtual.run(main)

@@ -42,7 +42,7 @@ def test_keyless_batches_of_a_wide_topic_look_at_a_sample(
     async def main() -> None:
         async with harness(partitions=width) as (_, producer, _):
             await producer.send("t", b"x")
-            runtime = producer._runtime
+            runtime = producer._lifecycle.runtime
             accumulator, slot = runtime.accumulator, runtime.appender.topics["t"]
             looked_at = []
             usable = accumulator.usable

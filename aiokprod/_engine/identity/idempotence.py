@@ -127,8 +127,8 @@ class IdempotentSequences:
                 self.tracker.request_epoch_bump(key)
 
     def bump_epochs(self) -> None:
-        """Renumber the partitions that need it and may be renumbered now, and bump the epoch for them
-        and for those that were forgotten, at most once.
+        """Renumber the partitions that need it and may be renumbered now. Bump the epoch at most
+        once for them and for those that were forgotten.
 
         The bump is local (KIP-360): brokers accept a higher epoch that starts at sequence 0. Other
         partitions continue under the epoch they have.
@@ -140,10 +140,12 @@ class IdempotentSequences:
         if not (ready or self._has_forgotten) or tracker.producer_id == NO_PRODUCER_ID:
             return
         # A partition without a sequence under the present epoch can start at 0 under it.
-        if self._has_forgotten or not all(tracker.is_stale(tracker.partitions[key]) for key in ready):
+        if self._has_forgotten or not all(
+            tracker.is_stale(tracker.partitions[key]) for key in ready
+        ):
             self._has_forgotten = False
             if tracker.epoch >= MAX_EPOCH:
-                # No epoch is left: `ProducerIdRequests` gets a new producer id, then there is a bump.
+                # No epoch is left: `ProducerIdRequests` gets a new producer id first.
                 tracker.producer_id, tracker.epoch = NO_PRODUCER_ID, -1
                 return
             tracker.epoch += 1

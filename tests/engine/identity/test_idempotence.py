@@ -391,11 +391,11 @@ async def test_partition_without_a_sequence_under_the_present_epoch_restarts_wit
     bad_0, bad_1 = harness.brokers.waiting
     bad_0.refuse(Code.INVALID_RECORD)
     harness.step()
-    assert state_of(harness).epoch == 1
+    assert tracker_of(harness).epoch == 1
     bad_1.refuse(Code.INVALID_RECORD)
     good = [harness.append(b"good", partition) for partition in (0, 1)]
     deliver_all(harness)
-    assert state_of(harness).epoch == 1
+    assert tracker_of(harness).epoch == 1
     assert [offset_of(one) for one in good] == [1, 1]
     # Now both have sequences under it.
     harness.append(b"bad", 1)

@@ -106,7 +106,7 @@ def test_many_sequences_of_unused_topics_end_with_an_epoch_where_there_is_one(
             for topic, index in (("t", 0), ("s", 0), ("s", 1)):
                 async with producer.transaction():
                     await producer.send(topic, b"v", partition=index)
-            sequences = producer._runtime.state.sequences
+            sequences = producer._lifecycle.runtime.state.sequences
             began = cluster.count(INIT)
             sequences.on_topic_forgotten("s", 1)
             await one(producer, b"1")
