@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from aiokprod._client.cluster_client import ClusterClient
 from aiokprod._wire.messages.fetch import FetchResponse
 from aiokprod._wire.messages.list_offsets import ListOffsetsResponse
 from aiokprod.config import ProducerConfig
@@ -24,7 +25,6 @@ from aiokprod.spark.audit_fetch import (
     RangeReader,
     list_offset,
 )
-from aiokprod.spark.session import Session
 from aiokprod.testing.fake_cluster.control import (
     Reaction,
     answer,
@@ -58,7 +58,7 @@ class World:
 
     async def __aenter__(self) -> World:
         config = ProducerConfig.from_mapping({"bootstrap.servers": self.cluster.bootstrap_servers})
-        self.session = Session(config, self.cluster.environment())
+        self.session = ClusterClient(config, self.cluster.environment())
         return self
 
     async def __aexit__(self, *exc: object) -> None:

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
+from aiokprod._client.cluster_client import ClusterClient
 from aiokprod._wire.messages.offset_fetch import OffsetFetchResponsePartitions
 from aiokprod.config import ProducerConfig
 from aiokprod.errors import Code, KafkaError, KafkaTimeout
 from aiokprod.spark.markers import Marker, UnstableMarker, is_task_id, marked_topics, read_marker
-from aiokprod.spark.session import Session
 from aiokprod.testing.fake_cluster.control import Reaction, answer
 from aiokprod.testing.fake_cluster.framing import Request
 from tests.spark.cluster import OFFSET_FETCH, SparkCluster, _Offset, offsets_answer, run
@@ -33,7 +33,7 @@ class World:
 
     async def __aenter__(self) -> World:
         config = ProducerConfig.from_mapping({"bootstrap.servers": self.cluster.bootstrap_servers})
-        self.session = Session(config, self.cluster.environment())
+        self.session = ClusterClient(config, self.cluster.environment())
         return self
 
     async def __aexit__(self, *exc: object) -> None:
@@ -130,7 +130,6 @@ def test_marker_of_the_first_version_has_three_numbers() -> None:
     marker = Marker(0, 5, 2**64 - 1, 2, 4)
     (offset,) = marker.offsets(["t"]).values()
     assert offset.offset == 1, "batch 0 differs from nothing"
-    assert offset.leader_epoch == -1
     assert Marker.of(offset.offset, offset.metadata) == marker
     assert list(marker.offsets({"b", "a"})) == [("a", 0), ("b", 0)]
 

@@ -23,6 +23,7 @@ from pyspark import TaskContext
 from pyspark.sql import types as t
 
 from aiokprod import ConfigError
+from aiokprod._client.cluster_client import ClusterClient
 from aiokprod.errors import Code
 from aiokprod.producer import Producer
 from aiokprod.spark import audit_reader, driver_commit, preflight, tasks, transactional_task
@@ -36,7 +37,6 @@ from aiokprod.spark.job_report import FILE_NAME
 from aiokprod.spark.jvm_socket_watch import JvmSocketWatch, TaskCancelled
 from aiokprod.spark.preflight import PreflightError
 from aiokprod.spark.rows import AUDIT_HEADER, RowError
-from aiokprod.spark.session import Session
 from aiokprod.spark.source import AiokprodAuditSource, AiokprodDataSource
 from aiokprod.spark.worker_loop import LoopThread, loop_thread
 from aiokprod.spark.writer import AiokprodWriter
@@ -65,7 +65,7 @@ class World:
         for module in (driver_commit, transactional_task, tasks):
             patch.setattr(module, "Producer", partial(Producer, environment=environment))
         for module in (driver_commit, transactional_task, preflight, audit_reader):
-            patch.setattr(module, "Session", partial(Session, environment=environment))
+            patch.setattr(module, "ClusterClient", partial(ClusterClient, environment=environment))
         # The audit has no option for the kind of loop.
         patch.setattr(audit_reader, "loop_thread", lambda: self.thread)
         patch.setattr(TaskContext, "_taskContext", None)
