@@ -494,8 +494,9 @@ class Producer(Generic[K, V]):
         return await self.table_sender().send_table(topic, table, columns)
 
     def table_sender(self) -> TableSender:
-        """What `send_table` works with: one call's hand-over, apart from the wait for outcomes.
-        For layers such as the Spark sink, which hand over many tables before they look at any.
+        """An object that appends the rows of one table and waits for their outcomes separately.
+
+        For layers such as the Spark sink, which append many tables before they wait for any.
 
         Raises:
             ConfigError: the producer has serializers.

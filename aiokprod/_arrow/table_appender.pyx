@@ -1,10 +1,10 @@
 # cython: language_level=3, boundscheck=False, cdivision=True
-"""Rows of Arrow tables to bytes in open batches, without a Python object per row.
+"""Encodes rows of Arrow tables into open batches, without a Python object per row.
 
-The row loop below is the append path of `append`, fed from Arrow buffers instead of Python
-objects: the same choice of partition, room in memory and batch, and `open_new_batch`. What it does
-not take is left to the caller, row by row. It holds the GIL: to give it up and fight for it again
-after every batch would cost more than other threads gain.
+The row loop is that of the append path, but reads Arrow buffers instead of Python objects. It
+chooses partitions, checks memory and batch, and calls `open_new_batch` in the same way. It stops at
+a row that needs a decision, which is left to the caller. It holds the GIL: to release and acquire
+it for every batch would cost more than other threads gain.
 
 Source: Java `KafkaProducer.doSend`, `RecordAccumulator.append`; Arrow columnar format.
 """
@@ -171,9 +171,8 @@ cdef class TableAppender:
 
     cdef PyObject* place(self, PyObject* held, TopicSlot topic, int32_t partition, int64_t bound,
                          int64_t timestamp, Cells* cells, Py_ssize_t* body) except? NULL:
-        """The batch that takes the record, with room for it: `held`, if any, or another one; NULL
-        if none may be opened for now, or the row has to be looked at again. The batch's slot
-        keeps it alive."""
+        """A batch with room for the record: `held`, if any, or another one. NULL if none can be
+        opened now, or the row must be evaluated again. The batch's slot keeps it alive."""
         cdef PartitionSlot slot
         cdef BatchCore core
         cdef Py_ssize_t size = 0
@@ -295,8 +294,8 @@ cdef inline Py_ssize_t body_size(PyObject* held, int64_t timestamp, Cells* cells
 
 cdef inline Py_ssize_t write_record(PyObject* held, Chunk chunk, int64_t timestamp, Cells* cells,
                                     Py_ssize_t body) noexcept:
-    """Encode one record into room that is there; its size. `body` is its size without its length
-    prefix, 0 if there is room enough to find out.
+    """Encode one record into a batch with room for it; its size. `body` is its size without the
+    length prefix, or 0 if there is ample room.
 
     -1, and no record, if the headers take more room than when they were measured: the table's
     memory may belong to a library whose threads write to it.

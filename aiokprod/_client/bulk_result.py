@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 
 class OffsetRange(NamedTuple):
-    """Records of one partition: how many, lowest and highest offset (None: the broker did not
-    tell). Records of others may lie between."""
+    """Records of one partition: their number, lowest and highest offset (None if the broker did not
+    return it). Records of other producers may lie between."""
 
     records: int
     first: int | None
@@ -60,7 +60,7 @@ class BulkResult:
         self._tracker = tracker
         self._refused = refused  # by position in the call
         self.interrupted = interrupted
-        self._on_unretrieved = on_unretrieved  # until somebody looks
+        self._on_unretrieved = on_unretrieved  # until the result is read
 
     def __del__(self) -> None:
         tell = self._on_unretrieved
@@ -98,7 +98,7 @@ class BulkResult:
 
     @property
     def offsets(self) -> list[int | None]:
-        """The offset of each record; None if it failed or the broker did not tell."""
+        """The offset of each record; None if it failed or the broker did not return it."""
         offsets: list[int | None] = [None] * len(self)
         for entry, position in enumerate(self._positions()):
             offsets[position] = self._tracker.position(entry)[1]
@@ -190,7 +190,7 @@ def _column(name: str, column: Iterable[Any] | None, size: int | None = None) ->
 async def wait_settled(cores: Iterable[BatchCore]) -> None:
     """Return once every batch has its outcome, good or bad, split ones included.
 
-    Cancellation: stops waiting; what was admitted is delivered or fails all the same.
+    Cancellation: stops waiting; records in batches are still delivered or fail.
     """
     for core in cores:
         delivery = handle_of(core)

@@ -29,8 +29,8 @@ class UserHooks:
     def configure(self, config: ProducerConfig) -> None:
         """Call `configure(config)` on each object that has it.
 
-        If one fails, it and those configured before are closed, the others are left alone: nobody
-        has told them that they are in use.
+        If one fails, it and those configured before are closed. The others are not: their
+        `configure` was not called.
 
         Raises:
             ConfigError: one failed, and its error is the cause; or it is asynchronous.

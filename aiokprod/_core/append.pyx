@@ -1,10 +1,10 @@
 # cython: language_level=3, boundscheck=False, cdivision=True
-"""From a `submit` call to bytes in an open batch, without suspension and without Python code.
+"""The append path: encodes records into open batches, without suspension and without Python code.
 
-The fast path takes records that need no policy: topic known, key and value already bytes, room in
-memory and in the batch. Whatever else comes up is answered with None, and the caller takes the
-slow path, which gives every error its text. Policy that runs once per batch (a new batch, the
-next sticky partition) is the `open_new_batch` callback.
+The fast path takes records that need no decision: the topic is known, key and value are bytes, and
+the buffer and the open batch have room. For all others it returns None, and the caller takes the
+slow path, which raises the errors. What is decided once per batch (a new batch, the next sticky
+partition) is in Python: the `open_new_batch` callback.
 
 Source: Java `KafkaProducer.doSend`, `RecordAccumulator.append`, `BuiltInPartitioner` (KIP-794).
 """
@@ -116,7 +116,7 @@ def handle_of(BatchCore core not None):
     """A `Delivery` of the newest record of a batch: it settles when the batch does, or when the
     last part of it does if it was split."""
     cdef Delivery delivery = new_delivery(core, core.count - 1)
-    delivery.of_batch = True  # whoever waits for it does not wait for that record
+    delivery.of_batch = True  # a task that awaits it waits for the batch, not for that record
     return delivery
 
 
@@ -437,6 +437,7 @@ cdef class Appender:
         cdef PartitionSlot slot
         cdef BatchCore core
         cdef MemoryBudget memory = self.memory
+        cdef bint sticky = self.is_sticky(partition, key is not None)
         if headers_size < 0:
             return None
         bound = OVERHEAD + headers_size
@@ -462,7 +463,7 @@ cdef class Appender:
                     return None
             slot = self.open_new_batch(
                 topic,
-                slot.partition if slot is not None and not self.is_sticky(partition, key is not None) else -1,
+                slot.partition if slot is not None and not sticky else -1,
                 bound, permit,
             )
             core = slot.core if slot is not None else None
@@ -481,7 +482,7 @@ cdef class Appender:
         core.append_record(timestamp, key, value, headers, body, headers_size)
         core.buffered_bytes += size + charge
         memory.used += size + charge - reserved
-        if self.is_sticky(partition, key is not None):
+        if sticky:
             topic.sticky_bytes += size
         return core
 
@@ -577,8 +578,9 @@ cdef class Appender:
     cdef Py_ssize_t append_plain(self, BulkTracker tracker, TopicSlot topic, list values,
                                  list keys, int32_t partition, Py_ssize_t i,
                                  Py_ssize_t end) except -1:
-        """The records of `append_column` that need no decision: no headers, the time of this loop
-        pass, an open batch with ample room. The position of the first other one."""
+        """Append the records of `append_column` that need no decision: without headers and
+        timestamp, into an open batch with ample room. Returns the position of the first other
+        one."""
         cdef MemoryBudget memory = self.memory
         cdef PyObject* held  # a BatchCore; its slot keeps it alive
         cdef PyObject* key = NULL

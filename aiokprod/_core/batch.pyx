@@ -70,7 +70,7 @@ def murmur2(bytes data not None):
 
 @cython.freelist(64)
 cdef class RecordMetadata:
-    """Where an acknowledged record is. `offset` is None when the broker did not tell it."""
+    """Where an acknowledged record is. `offset` is None if the broker did not return it."""
 
     __match_args__ = ("topic", "partition", "offset", "timestamp_ms",
                       "serialized_key_size", "serialized_value_size")
@@ -115,7 +115,7 @@ cdef class MemoryBudget:
         self.has_waiters = False
 
     def on_dropped(self):
-        """A reservation that still had bytes was dropped while somebody waits. Called by its
+        """A reservation that still had bytes was dropped while calls wait for memory. Called by its
         finalizer: in any thread, within any other call."""
 
 
@@ -229,7 +229,7 @@ cdef Py_ssize_t record_body_size(BatchCore core, int64_t timestamp, bytes key, b
 cdef class BatchCore:
     """The records of one batch: encoded bytes while open, one outcome afterwards.
 
-    Invariant: bytes handed out by `finish` never change. `limit` is the target size of the
+    Invariant: the bytes that `finish` returned never change. `limit` is the target size of the
     records section in bytes, which may be raised; a first record of any size is taken. `ratio`
     estimates compressed size / plain size, so that batches fill to `limit` after compression.
     """
@@ -254,8 +254,8 @@ cdef class BatchCore:
 
     cdef int resize(self, Py_ssize_t capacity) except -1:
         """A larger buffer; if there is no memory for it, everything stays as it was."""
-        # A bytes object nobody else has seen may be written. It is not resized in place, because
-        # a failure of that would lose what is in it.
+        # A bytes object without other references may be written. It is not resized in place,
+        # because a failure would lose its content.
         cdef PyObject* grown = PyBytes_FromStringAndSize(NULL, capacity)
         if grown is NULL:
             PyErr_Clear()
@@ -381,7 +381,7 @@ cdef class BatchCore:
 
     @property
     def unwatched(self):
-        """Records for which nobody waits and no callback is registered."""
+        """Number of records that no task awaits and that have no callback."""
         cdef Delivery delivery
         cdef Py_ssize_t watched = 0
         if self.waiters is not None:
@@ -611,12 +611,12 @@ def _position(Delivery delivery):
 @cython.freelist(1024)
 @cython.no_gc
 cdef class Delivery:
-    """The handle of one record handed over: await it for its `RecordMetadata`.
+    """The handle of one record in a batch: await it for its `RecordMetadata`.
 
     Works with `await`, `asyncio.gather`, `wait`, `wait_for`, `shield` and `as_completed`.
     Cancelling (directly, or by cancelling a task that awaits it) withdraws the record if its
-    batch has not been closed for sending yet; a record that may be on its way is delivered or
-    failed all the same and only the waiting ends.
+    batch has not been closed for sending; otherwise only the wait ends, and the record is still
+    delivered or fails.
     Complexity: O(1) per operation. Not thread-safe: use it on the producer's loop.
     """
 
@@ -761,7 +761,7 @@ cdef class Delivery:
         try:
             if self.is_withdrawn:
                 self.core.tell_if_emptied()
-        finally:  # a signal handler may have raised: those who wait must wake all the same
+        finally:  # also if a signal handler raised: waiting tasks must wake
             try:
                 self.settle(callbacks)
             finally:

@@ -69,7 +69,7 @@ cdef class BulkTracker:
         self.add(delivery.core, delivery.index)
 
     def abandon(self):
-        """The caller does not wait any more: failures of these records are nobody's."""
+        """The caller has stopped waiting: failures of these records are not retrieved by it."""
         cdef Py_ssize_t i
         cdef int32_t index
         cdef BatchCore core

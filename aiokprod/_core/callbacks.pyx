@@ -1,8 +1,8 @@
 # cython: language_level=3
 """The callbacks of all deliveries of a batch, as one entry in the loop's queue.
 
-A handle of the loop for each would cost as much as the callbacks do; they run in the same pass and
-order as if each had one.
+A `call_soon` for each would cost as much as the callbacks do. They run in the same pass and order
+as with one each.
 """
 
 cdef extern from "Python.h":
@@ -25,7 +25,7 @@ cdef class Callbacks:
         return 0
 
     cdef int schedule(self) except -1:
-        """Let them run in the next pass. Never raises: nobody else would wake those who wait."""
+        """Schedule the callbacks for the next pass. Never raises: tasks would not be woken."""
         cdef int _attempt
         if self.next >= len(self.calls):
             return 0
