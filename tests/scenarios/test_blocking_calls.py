@@ -114,6 +114,11 @@ async def crowd(sender: Any) -> None:
     await sender.submit("t", VICTIM, partition=0)
 
 
+async def prepared(producer: Any) -> Any:
+    await producer.flush()
+    return await producer.prepare_transaction()
+
+
 STEPS = 3
 """Begin, room for records, end: each may wait for max_block_ms."""
 OFFSETS = {TopicPartition("source", 0): 5}
@@ -131,6 +136,7 @@ CALLS = {
     "flush-within": Call("flush", lambda p: p.flush(9.0), before=pending),
     "start": Call("start", lambda p: p.start()),
     "partitions_for": Call("partitions_for", lambda p: p.partitions_for("t")),
+    "refresh_metadata": Call("refresh_metadata", lambda p: p.refresh_metadata()),
     "warm": Call("warm", lambda p: p.warm(["t"])),
     "close": Call("close", lambda p: p.close(), before=pending),
     "close-within": Call("close", lambda p: p.close(5.0), before=pending, limit_s=5.0),
@@ -142,6 +148,7 @@ IN_TRANSACTIONS = {
         "commit_transaction", lambda p: p.commit_transaction(), before=begun_with_record
     ),
     "abort": Call("abort_transaction", lambda p: p.abort_transaction(), before=begun_with_record),
+    "prepare": Call("prepare_transaction", prepared, before=begun),
     "send_offsets": Call(
         "send_offsets_to_transaction",
         lambda p: p.send_offsets_to_transaction(OFFSETS, "group"),

@@ -82,6 +82,7 @@ CALLS = {
     "start": lambda p: p.start(),
     "warm": lambda p: p.warm(["t", "u"]),
     "partitions_for": lambda p: p.partitions_for("t"),
+    "refresh_metadata": lambda p: p.refresh_metadata(),
     "close": lambda p: p.close(),
     "close_timeout": lambda p: p.close(20),
 }
