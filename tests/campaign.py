@@ -46,11 +46,10 @@ class Journal(Generic[Result]):
 
 
 def fingerprint() -> int:
-    """A checksum over the sources of the compiled core."""
+    """A checksum over the sources of the compiled modules."""
     checksum = 0
-    for path in sorted((Path(__file__).parents[1] / "aiokprod" / "hot").iterdir()):
-        if path.suffix in (".py", ".pyx", ".pxd"):
-            checksum = zlib.crc32(path.read_bytes(), zlib.crc32(path.name.encode(), checksum))
+    for path in sorted((Path(__file__).parents[1] / "aiokprod").rglob("*.p[yx][xd]")):
+        checksum = zlib.crc32(path.read_bytes(), zlib.crc32(path.name.encode(), checksum))
     return checksum
 
 

@@ -25,7 +25,7 @@ def test_task_of_the_engine_that_somebody_cancels_ends_the_producer(task: str) -
             (found,) = (one for one in asyncio.all_tasks() if one.get_name() == f"aiokprod-{task}")
             found.cancel()
             started = now()
-            with pytest.raises(ProducerFailed, match=f"cancelled the task aiokprod-{task}"):
+            with pytest.raises(ProducerFailed, match=f"the task aiokprod-{task} was cancelled"):
                 await handle
             with pytest.raises(ProducerFailed, match="close it and create a new one"):
                 await producer.submit("t", b"y")
