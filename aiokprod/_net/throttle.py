@@ -17,15 +17,11 @@ _CLIENT_WAITS_SINCE: Final = {
     9: 4,  # OffsetFetch
     10: 2,  # FindCoordinator
     18: 2,  # ApiVersions
-    19: 3,  # CreateTopics
-    20: 2,  # DeleteTopics
     22: 1,  # InitProducerId
     24: 1,  # AddPartitionsToTxn
     25: 1,  # AddOffsetsToTxn
     26: 1,  # EndTxn
     28: 1,  # TxnOffsetCommit
-    32: 2,  # DescribeConfigs
-    37: 1,  # CreatePartitions
 }
 """First version in which the client waits. APIs not listed are younger than KIP-219: all do."""
 

@@ -17,8 +17,8 @@ from aiokprod._wire import messages
 from aiokprod._wire.message import Message
 from aiokprod._wire.messages import REQUESTS, RESPONSES
 from aiokprod._wire.messages.api_versions import ApiVersionsResponse
-from aiokprod._wire.messages.create_topics import CreateTopicsRequest
 from aiokprod._wire.messages.find_coordinator import FindCoordinatorRequest
+from aiokprod._wire.messages.init_producer_id import InitProducerIdRequest
 from aiokprod._wire.messages.metadata import (
     MetadataRequest,
     MetadataRequestTopic,
@@ -253,5 +253,5 @@ def test_topic_names_of_any_script_survive() -> None:
 def test_decode_names_message_and_version_in_its_error() -> None:
     with pytest.raises(DecodeError, match="ApiVersionsResponse version 0: 2 bytes expected"):
         ApiVersionsResponse.decode(b"\0", 0)
-    with pytest.raises(DecodeError, match="CreateTopicsRequest version 2: 1 bytes left over"):
-        CreateTopicsRequest.decode(CreateTopicsRequest().encode(2) + b"\0", 2)
+    with pytest.raises(DecodeError, match="InitProducerIdRequest version 2: 1 bytes left over"):
+        InitProducerIdRequest.decode(InitProducerIdRequest().encode(2) + b"\0", 2)

@@ -80,7 +80,7 @@ def test_kio_reads_our_bytes_and_writes_the_same(message: type[Message], version
         assert written.getvalue() == ours
 
 
-# ── kafka-python: every version except telemetry, from Kafka's schemas at run time ───────────────
+# ── kafka-python: every version, from Kafka's schemas at run time ───────────────────────────────
 
 IN_KAFKA_PYTHON = [
     (message, version)
@@ -92,7 +92,6 @@ IN_KAFKA_PYTHON = [
 
 RENAMED_BY_KAFKA_PYTHON = {
     "MetadataResponse",  # authorized operations become sets
-    "DescribeClusterResponse",
     "FetchRequest",  # the replica state defaults to None
 }
 
