@@ -1,6 +1,6 @@
 """What the engine wants of a network, and nothing else.
 
-`net.client.NetworkClient` satisfies `BrokerClient` structurally; tests pass a fake.
+`NetworkClient` satisfies `BrokerClient` structurally and `Connection` `Slot`; tests pass fakes.
 Times are seconds of `loop.time()`. Source: Java `KafkaClient`, `ClientResponse`.
 """
 
@@ -46,6 +46,34 @@ class ClientResponse(Protocol):
         """For how long the broker wants no further request; 0 if it does not say so."""
 
 
+class Slot(Protocol):
+    """A connection that takes a request now. Use it before the next suspension: later the
+    connection may be full, throttled or closed."""
+
+    @property
+    def node_id(self) -> int: ...
+
+    def can_send(self, now: float) -> bool:
+        """True if it takes one more request."""
+
+    def send(
+        self,
+        request: Any,
+        on_done: Callable[[Any], None],
+        now: float,
+        *,
+        timeout: float,
+        max_version: int | None = None,
+        expect_response: bool = True,
+    ) -> None:
+        """Encode and write a request.
+
+        `on_done(response)` runs exactly once, never inside this call. `max_version` caps the
+        negotiated version. `request` is a wire Message, or a callable `(version) -> Message` when
+        the body depends on the version. `timeout` is in seconds.
+        """
+
+
 class BrokerClient(Protocol):
     """Requests to brokers by node id. All methods are synchronous and never suspend."""
 
@@ -60,11 +88,11 @@ class BrokerClient(Protocol):
     def coordinator_id(self, node: Node) -> int:
         """The node id for all other methods by which one of `set_coordinators` is reached."""
 
-    def ready(self, node_id: int, now: float) -> bool:
-        """True if a request may be sent now; otherwise starts dialling where backoff allows."""
+    def ready(self, node_id: int, now: float) -> Slot | None:
+        """What a request may be sent on now; None starts dialling where backoff allows."""
 
     def can_send(self, node_id: int, now: float) -> bool:
-        """As `ready`, without side effect."""
+        """True if `ready` would return a slot; without side effect."""
 
     def retry_at(self, node_id: int, now: float) -> float:
         """When `ready` may change by time alone (backoff or throttle end); inf if only an event
@@ -84,24 +112,6 @@ class BrokerClient(Protocol):
 
     def finalized_feature(self, name: str) -> int:
         """Level of a cluster feature by the newest word of any broker; 0 if unknown (KIP-584)."""
-
-    def send(
-        self,
-        node_id: int,
-        request: Any,
-        on_done: Callable[[Any], None],
-        now: float,
-        *,
-        timeout: float,
-        max_version: int | None = None,
-        expect_response: bool = True,
-    ) -> None:
-        """Encode and hand over a request to a node for which `can_send` is true (else NotReady).
-
-        `on_done(response)` runs exactly once, never inside this call. `max_version` caps the
-        negotiated version. `request` is a wire Message, or a callable `(version) -> Message` when
-        the body depends on the version.
-        """
 
     def give_up(self, node_id: int, error: KafkaError) -> None:
         """Close all connections to a node, known or vanished; their open requests end with

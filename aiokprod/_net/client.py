@@ -11,7 +11,7 @@ import logging
 import math
 import os
 from collections.abc import Callable, Iterable
-from typing import Any, Final
+from typing import Final
 
 from aiokprod._config.security import TLS_PROTOCOLS
 from aiokprod._net.authentication import Authenticator
@@ -20,22 +20,17 @@ from aiokprod._net.connection import Connection
 from aiokprod._net.connection_factory import ConnectionFactory
 from aiokprod._net.connection_states import ClusterConnectionStates
 from aiokprod._net.dial_tasks import DialTasks
-from aiokprod._net.in_flight import OnDone, Response
 from aiokprod._net.least_loaded import Candidate, least_loaded
 from aiokprod._net.node_api_versions import NO_FEATURES
 from aiokprod._net.sasl.mechanisms import authenticators
 from aiokprod._net.tls import TlsContexts
-from aiokprod._wire.message import Message
 from aiokprod.cluster import Node
 from aiokprod.config import ProducerConfig
 from aiokprod.environment import Environment
 from aiokprod.errors import (
     ForkedProcess,
     KafkaError,
-    NotReady,
-    Outcome,
     ProducerClosed,
-    ProtocolError,
 )
 
 log = logging.getLogger(__name__)
@@ -171,20 +166,27 @@ class NetworkClient:
             return node.id
         return self._coordinators[node.host, node.port]
 
-    def ready(self, node_id: int, now: float) -> bool:
-        """True if a request may be sent now; otherwise starts dialling where backoff allows."""
+    def ready(self, node_id: int, now: float) -> Connection | None:
+        """The connection, if a request may be sent on it now; None starts dialling where backoff
+        allows.
+
+        Raises:
+            ForkedProcess: called in a child process.
+        """
+        if os.getpid() != self._pid:
+            self._check_process()
         broker = self._brokers.get(node_id)
         if broker is None or self._closed:
-            return False
-        if broker.connection is not None:
-            return broker.connection.can_send(now)
+            return None
+        connection = broker.connection
+        if connection is not None:
+            return connection if connection.can_send(now) else None
         if self._states.can_connect(node_id, now):
-            self._check_process()
             self._dial(broker, now)
-        return False
+        return None
 
     def can_send(self, node_id: int, now: float) -> bool:
-        """As `ready`, without side effect."""
+        """True if `ready` would return a connection; without side effect."""
         broker = self._brokers.get(node_id)
         return (
             broker is not None and broker.connection is not None and broker.connection.can_send(now)
@@ -237,60 +239,6 @@ class NetworkClient:
     def finalized_feature(self, name: str) -> int:
         """Level of a cluster feature by the newest word of any broker; 0 if none told (KIP-584)."""
         return self._features.levels.get(name, 0)
-
-    def send(
-        self,
-        node_id: int,
-        request: Any,
-        on_done: OnDone,
-        now: float,
-        *,
-        timeout: float,
-        max_version: int | None = None,
-        expect_response: bool = True,
-    ) -> None:
-        """Encode and hand over a request to a node for which `can_send` is true.
-
-        Args:
-            request: a wire message; or a callable `(version) -> message` with an attribute
-                `api_key`, when the body depends on the version.
-            on_done: called exactly once with the `Response`, never inside this call; a request
-                that cannot be encoded ends with `version` -1 or an error, nothing written.
-            timeout: seconds until the whole connection counts as dead.
-            max_version: cap of the negotiated version.
-            expect_response: False for acks=0: done when the bytes left the process.
-
-        Raises:
-            NotReady: the node cannot take a request: a bug of the caller.
-            ProducerClosed: the client is closed.
-            ForkedProcess: called in a child process.
-        """
-        if os.getpid() != self._pid:
-            self._check_process()
-        if self._closed:
-            raise ProducerClosed("the network client is closed")
-        broker = self._brokers.get(node_id)
-        connection = None if broker is None else broker.connection
-        if connection is None or not connection.can_send(now):
-            raise NotReady(f"node {node_id} cannot take a request: {connection!r}")
-        # Read outside of the `try`: a request without it is a bug of the caller and must be loud.
-        api_key = request.api_key
-        version = -1
-        try:
-            version = connection.channel.negotiate(api_key, max_version)
-            message = request if isinstance(request, Message) else request(version)
-            connection.send(
-                message,
-                version,
-                on_done,
-                now=now,
-                deadline=now + timeout,
-                expect_response=expect_response,
-            )
-        except Exception as error:
-            failure = _encoding_error(connection.channel.peer, error)
-            response = Response(node_id, version, None, failure, False, 0.0)
-            self._loop.call_soon(self._deliver, on_done, response)
 
     def give_up(self, node_id: int, error: KafkaError) -> None:
         """Close all connections to a node, also of one that is not known any more; their open
@@ -476,14 +424,6 @@ class NetworkClient:
         del self._throttle_timers[node_id]
         self._on_wakeup()
 
-    def _deliver(self, on_done: OnDone, response: Response) -> None:
-        try:
-            on_done(response)
-        except BaseException as error:
-            self.callback_failed(error)
-            if not isinstance(error, Exception):
-                raise  # of a signal handler, such as KeyboardInterrupt
-
     def _check_process(self) -> None:
         if os.getpid() != self._pid:
             raise ForkedProcess(
@@ -503,14 +443,3 @@ class NetworkClient:
             else:
                 self._warn_again[connection.node_id] = now + _WARN_EVERY
         log.log(level, "connection closed (%s): %s", reason.value, error)
-
-
-def _encoding_error(peer: str, error: Exception) -> KafkaError:
-    """A request that could not be built is the request's failure, whatever was raised."""
-    if isinstance(error, KafkaError):
-        return error
-    failure = ProtocolError(
-        f"cannot encode a request for {peer}: {error!r}", outcome=Outcome.NOT_SENT
-    )
-    failure.__cause__ = error
-    return failure

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import math
 from dataclasses import dataclass
-from typing import Final, Protocol, cast
+from typing import Any, Final, Protocol, cast
 
 from aiokprod._net.authentication import AuthenticationStep
 from aiokprod._net.channel import KafkaChannel
@@ -29,6 +29,8 @@ from aiokprod.errors import (
     AuthenticationError,
     Disconnected,
     KafkaError,
+    NotReady,
+    Outcome,
     ProtocolError,
     RequestTimedOut,
 )
@@ -190,25 +192,54 @@ class Connection(asyncio.Protocol):
 
     def send(
         self,
-        message: Message,
-        version: int,
+        request: Any,
         on_done: OnDone,
-        *,
         now: float,
-        deadline: float,
-        expect_response: bool,
+        *,
+        timeout: float,
+        max_version: int | None = None,
+        expect_response: bool = True,
     ) -> None:
-        """Encode and write a request for which `can_send` is true. `on_done` runs later.
+        """Encode and write a request while `can_send` is true.
+
+        Args:
+            request: a wire message; or a callable `(version) -> message` with an attribute
+                `api_key`, when the body depends on the version.
+            on_done: called exactly once with the `Response`, never inside this call; a request
+                that cannot be encoded ends with an error, nothing written, and `version` -1 if
+                none could be chosen.
+            timeout: seconds until the whole connection counts as dead.
+            max_version: cap of the negotiated version.
+            expect_response: False for acks=0: done when the bytes left the process.
 
         Raises:
-            KafkaError: the message cannot be encoded; nothing was written.
+            NotReady: the connection cannot take a request: a bug of the caller.
         """
         channel = self.channel
-        # First: it is the one step that may fail (closed loop), and nothing is registered yet.
-        self._arm(deadline)
-        channel.send(
-            message, version, on_done, now=now, deadline=deadline, expect_response=expect_response
-        )
+        # Read outside of the `try`: a request without it is a bug of the caller and must be loud.
+        api_key = request.api_key
+        version = -1
+        deadline = now + timeout
+        try:
+            version = channel.negotiate(api_key, max_version)
+            message = request if isinstance(request, Message) else request(version)
+            # Before `channel.send`: if it fails (closed loop), nothing is registered yet.
+            self._arm(deadline)
+            channel.send(
+                message,
+                version,
+                on_done,
+                now=now,
+                deadline=deadline,
+                expect_response=expect_response,
+            )
+        except NotReady:
+            raise
+        except Exception as error:
+            failure = _encoding_error(channel.peer, error)
+            response = Response(self.node_id, version, None, failure, False, 0.0)
+            self._loop.call_soon(self._deliver, on_done, response)
+            return
         self._last_activity = now
         self._flush()
         if channel.has_events:
@@ -367,8 +398,11 @@ class Connection(asyncio.Protocol):
             throttle,
         )
         assert request.on_done is not None
+        self._deliver(request.on_done, response)
+
+    def _deliver(self, on_done: OnDone, response: Response) -> None:
         try:
-            request.on_done(response)
+            on_done(response)
         except BaseException as error:
             self._owner.callback_failed(error)
             if not isinstance(error, Exception):
@@ -512,3 +546,14 @@ def _refusal(task: asyncio.Task[AuthenticationStep], peer: str) -> KafkaError | 
     if isinstance(error, AuthenticationError):
         return AuthenticationError(f"{peer}: {error.message}", code=error.code)
     return AuthenticationError(f"{peer}: authentication failed with {type(error).__name__}")
+
+
+def _encoding_error(peer: str, error: Exception) -> KafkaError:
+    """A request that could not be built is the request's failure, whatever was raised."""
+    if isinstance(error, KafkaError):
+        return error
+    failure = ProtocolError(
+        f"cannot encode a request for {peer}: {error!r}", outcome=Outcome.NOT_SENT
+    )
+    failure.__cause__ = error
+    return failure

@@ -170,10 +170,10 @@ def old_epochs_believed_while_anything_is_wrong(patch: Patch) -> None:
 def slow_broker_is_not_asked_for_metadata(patch: Patch) -> None:
     """D8: brokers that cannot be reached were waited for rather than a slow one asked."""
 
-    def chosen_only(self: Any, chosen: int | None, now: float) -> int | None:
-        if chosen is None or chosen in self._asked or not self._client.ready(chosen, now):
+    def chosen_only(self: Any, chosen: int | None, now: float) -> Any:
+        if chosen is None or chosen in self._asked:
             return None
-        return chosen
+        return self._client.ready(chosen, now)
 
     patch.setattr(MetadataUpdater, "_askable", chosen_only)
 
@@ -247,7 +247,7 @@ def refused_addition_called_definite(patch: Patch) -> None:
 def throttled_coordinator_is_unreachable(patch: Patch) -> None:
     """D3: the end of a throttle was taken for that of a reconnect backoff."""
 
-    async def connected(self: Any, kind: Any, key: str, wanted: Any) -> int | None:
+    async def connected(self: Any, kind: Any, key: str, wanted: Any) -> Any:
         coordinator = self._known[kind, key]
         give_up = self._loop.time() + self._request_timeout
         tried = False
@@ -256,8 +256,9 @@ def throttled_coordinator_is_unreachable(patch: Patch) -> None:
             now = self._loop.time()
             node_id: int = self._client.coordinator_id(coordinator.node)
             self.waiting_for = node_id
-            if self._client.ready(node_id, now):
-                return node_id
+            slot = self._client.ready(node_id, now)
+            if slot is not None:
+                return slot
             retry_at = self._client.retry_at(node_id, now)
             if now >= give_up or (tried and retry_at < math.inf):
                 return None
@@ -273,7 +274,7 @@ def coordinator_must_be_in_the_metadata(patch: Patch) -> None:
     """D4: the address that FindCoordinator names was not used."""
     connected = Coordinators._connected
 
-    async def listed(self: Any, kind: Any, key: str, wanted: Any) -> int | None:
+    async def listed(self: Any, kind: Any, key: str, wanted: Any) -> Any:
         node = self._known[kind, key].node
         give_up = self._loop.time() + self._request_timeout
         self._metadata.request_update()

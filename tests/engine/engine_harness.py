@@ -251,6 +251,22 @@ def refusal(
     )
 
 
+class FakeSlot:
+    """A connection of the fake client that takes a request."""
+
+    def __init__(self, client: Brokers, node_id: int) -> None:
+        self.node_id = node_id
+        self._client = client
+
+    def can_send(self, now: float) -> bool:
+        return self._client.can_send(self.node_id, now)
+
+    def send(
+        self, request: Any, on_done: Callable[[Any], None], now: float, **options: Any
+    ) -> None:
+        self._client.send(self.node_id, request, on_done, now, **options)
+
+
 class Brokers:
     """The engine's `BrokerClient`: nodes are up, down or busy by order of the test."""
 
@@ -280,12 +296,12 @@ class Brokers:
             and self.in_flight_count(node_id) < self.max_in_flight
         )
 
-    def ready(self, node_id: int, now: float) -> bool:
+    def ready(self, node_id: int, now: float) -> FakeSlot | None:
         self.ready_calls.append(node_id)
         if self.down.get(node_id, math.inf) <= now:
             self.down[node_id] = math.inf  # dialling
             asyncio.get_running_loop().call_soon(self.connected, node_id)
-        return self.can_send(node_id, now)
+        return FakeSlot(self, node_id) if self.can_send(node_id, now) else None
 
     def connected(self, node_id: int) -> None:
         """A connection is up: whoever waits for it is woken."""

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from aiokprod._net.client import NetworkClient
+from aiokprod._net.connection import Connection
 from aiokprod._net.in_flight import Response
 from aiokprod._wire.frames import FrameReader
 from aiokprod._wire.headers import RequestHeader, decode_request_header, encode_response
@@ -160,10 +161,14 @@ class ConnectionHarness:
         self, node_id: int = -1, request: Any = METADATA, **options: Any
     ) -> asyncio.Future[Response]:
         done: asyncio.Future[Response] = self.loop.create_future()
-        self.client.send(
-            node_id, request, done.set_result, self.now, **({"timeout": 30.0} | options)
-        )
+        self.slot(node_id).send(request, done.set_result, self.now, **({"timeout": 30.0} | options))
         return done
+
+    def slot(self, node_id: int = -1) -> Connection:
+        """The connection of a node that takes a request now."""
+        connection = self.client.ready(node_id, self.now)
+        assert connection is not None, f"node {node_id} takes no request"
+        return connection
 
     async def close(self) -> None:
         await self.client.close(self.now + 5.0)

@@ -533,18 +533,18 @@ async def test_request_that_cannot_be_encoded_ends_as_not_sent():
 
 
 @in_virtual_time
-async def test_send_to_a_node_that_is_not_ready_raises():
+async def test_send_on_a_connection_that_is_not_ready_raises():
     harness = ConnectionHarness(max_in_flight_requests_per_connection=1)
     broker = harness.broker()
-    with pytest.raises(NotReady):
-        harness.send()
-    with pytest.raises(NotReady):
-        harness.send(17)
+    assert harness.client.ready(-1, harness.now) is None
+    assert harness.client.ready(17, harness.now) is None
     await harness.connect()
     broker.silence(3)
+    slot = harness.slot()
     harness.send(timeout=1.0)
+    assert harness.client.ready(-1, harness.now) is None
     with pytest.raises(NotReady):
-        harness.send()
+        slot.send(METADATA, print, harness.now, timeout=1.0)
     assert harness.client.retry_at(-1, harness.now) == math.inf
     await asyncio.sleep(2.0)
     await harness.close()
@@ -603,8 +603,8 @@ async def test_raising_callback_is_reported_and_the_client_goes_on():
     def bad(response: Response) -> None:
         raise RuntimeError(str(response.version))
 
-    harness.client.send(-1, METADATA, bad, harness.now, timeout=1.0)
-    harness.client.send(-1, ProduceRequest(acks=1, timeout_ms=1), bad, harness.now, timeout=1.0)
+    harness.slot().send(METADATA, bad, harness.now, timeout=1.0)
+    harness.slot().send(ProduceRequest(acks=1, timeout_ms=1), bad, harness.now, timeout=1.0)
     assert (await harness.send()).error is None
     assert [str(error) for error in harness.callback_errors] == ["-1", "5"]
     await harness.close()
@@ -623,7 +623,7 @@ def test_raising_callback_reaches_the_loops_exception_handler_by_default():
         def bad(response: Response) -> None:
             raise RuntimeError("bug above")
 
-        harness.client.send(-1, METADATA, bad, harness.now, timeout=1.0)
+        harness.slot().send(METADATA, bad, harness.now, timeout=1.0)
         assert (await harness.send()).error is None
         await harness.close()
 
@@ -1054,7 +1054,7 @@ async def test_metadata_callback_may_replace_the_nodes_of_its_own_connection():
         done.append(response)
         harness.set_nodes((1, "c", 1))
 
-    harness.client.send(-1, METADATA, on_done, harness.now, timeout=1.0)
+    harness.slot().send(METADATA, on_done, harness.now, timeout=1.0)
     await harness.until(lambda: bool(done))
     assert done[0].error is None
     await asyncio.sleep(0.01)
@@ -1297,8 +1297,7 @@ async def test_close_fails_open_requests_with_the_given_error_and_leaves_nothing
     assert harness.client.least_loaded(harness.now) is None
     assert harness.client.retry_at(-1, harness.now) == math.inf
     harness.set_nodes((5, "z", 1))
-    with pytest.raises(ProducerClosed):
-        harness.send(-1)
+    assert harness.client.ready(-1, harness.now) is None
 
 
 @in_virtual_time

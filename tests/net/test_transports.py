@@ -189,7 +189,12 @@ class Pair:
         done: asyncio.Future[Response] = self.loop.create_future()
         now = self.loop.time()
         self.connection.send(
-            message, 9, done.set_result, now=now, deadline=now + 60.0, expect_response=acks != 0
+            message,
+            done.set_result,
+            now,
+            timeout=60.0,
+            max_version=9,
+            expect_response=acks != 0,
         )
         return done
 

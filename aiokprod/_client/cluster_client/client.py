@@ -33,7 +33,7 @@ from aiokprod.errors import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
 
-    from aiokprod._engine.ports import ClientResponse
+    from aiokprod._engine.ports import ClientResponse, Slot
     from aiokprod._wire.message import Message
     from aiokprod.cluster import ClusterSnapshot, TopicInfo
     from aiokprod.config import ProducerConfig
@@ -168,7 +168,7 @@ class ClusterClient:
     async def _ask(
         self, where: int | Node | None, request: Message | VersionedRequest, deadline: float
     ) -> ClientResponse:
-        node = await self._connected(where, deadline)
+        slot = await self._connected(where, deadline)
         done: asyncio.Future[ClientResponse] = self.loop.create_future()
 
         def on_done(response: ClientResponse) -> None:
@@ -178,14 +178,14 @@ class ClusterClient:
         now = self.loop.time()
         timeout = min(self._config.request_timeout_ms / 1000, max(0.001, deadline - now))
         cap = request.max_version if isinstance(request, VersionedRequest) else None
-        self.client.send(node, request, on_done, now, timeout=timeout, max_version=cap)
+        slot.send(request, on_done, now, timeout=timeout, max_version=cap)
         response = await done
         if response.error is not None:
             raise response.error
         return response
 
-    async def _connected(self, where: int | Node | None, deadline: float) -> int:
-        """Wait until a broker's connection can take a request; returns the connection's id."""
+    async def _connected(self, where: int | Node | None, deadline: float) -> Slot:
+        """Wait until a broker's connection can take a request, and return it."""
         node_id: int | None
         wakeup = WakeupEvent(self.loop)
         began = self.loop.time()
@@ -203,8 +203,9 @@ class ClusterClient:
                 else:
                     node_id = where
                 node = self.client.least_loaded(now) if node_id is None else node_id
-                if node is not None and self.client.ready(node, now):
-                    return node
+                slot = None if node is None else self.client.ready(node, now)
+                if slot is not None:
+                    return slot
                 self._check_reachable(node_id, began, now, deadline)
                 if node is not None and node >= 0 and node not in self.metadata.snapshot.nodes:
                     self.refresh()

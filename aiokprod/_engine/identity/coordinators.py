@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from aiokprod._engine.metadata.cache import Metadata
-    from aiokprod._engine.ports import BrokerClient, ClientResponse
+    from aiokprod._engine.ports import BrokerClient, ClientResponse, Slot
     from aiokprod.cluster import ClusterSnapshot
     from aiokprod.errors import KafkaError
 
@@ -171,10 +171,10 @@ class Coordinators:
             success or if the lookup is no longer wanted.
         """
         try:
-            node_id = await self._any_node(wanted)
-            if node_id is None:
+            slot = await self._any_node(wanted)
+            if slot is None:
                 return _NO_CODE, None
-            answer = self._send(node_id, _find_request(kind, key))
+            answer = self._send(slot, _find_request(kind, key))
         finally:
             self.waiting_for = None
             self._on_free()
@@ -199,15 +199,16 @@ class Coordinators:
         self._client.set_coordinators([one.node for one in self._known.values()])
         return _NO_CODE, None
 
-    async def _any_node(self, wanted: Callable[[], bool]) -> int | None:
+    async def _any_node(self, wanted: Callable[[], bool]) -> Slot | None:
         while wanted():
             self._network.clear()
             now = self._loop.time()
             node_id = self._client.least_loaded(now)
             if node_id is None:  # all are busy or unreachable: wait for one of them
                 node_id = next(iter(self._metadata.snapshot.nodes), None)
-            if node_id is not None and self._client.ready(node_id, now):
-                return node_id
+            slot = None if node_id is None else self._client.ready(node_id, now)
+            if slot is not None:
+                return slot
             self.waiting_for = node_id
             # Without a known node, the next connection of the metadata updater wakes this task.
             again = math.inf if node_id is None else self._client.retry_at(node_id, now)
@@ -230,11 +231,11 @@ class Coordinators:
         Cancellation: a later response is ignored.
         """
         try:
-            node_id = await self._connected(kind, key, wanted)
-            if node_id is None:
+            slot = await self._connected(kind, key, wanted)
+            if slot is None:
                 self.forget(kind, key)
                 return None
-            answer = self._send(node_id, request)
+            answer = self._send(slot, request)
         finally:
             self.waiting_for = None
             self._on_free()
@@ -245,8 +246,8 @@ class Coordinators:
 
     async def _connected(
         self, kind: CoordinatorKind, key: str, wanted: Callable[[], bool]
-    ) -> int | None:
-        """The connection id of the coordinator once it accepts a request; None to look it up again.
+    ) -> Slot | None:
+        """The connection of the coordinator once it accepts a request; None to look it up again.
 
         It may have moved if an attempt to connect failed (`on_disconnect` has forgotten it), if its
         node left the metadata, or after request_timeout_ms. A coordinator that throttles this
@@ -258,14 +259,15 @@ class Coordinators:
             self._network.clear()
             now = self._loop.time()
             node_id = self.waiting_for = self._client.coordinator_id(coordinator.node)
-            if self._client.ready(node_id, now):
-                return node_id
+            slot = self._client.ready(node_id, now)
+            if slot is not None:
+                return slot
             if now >= give_up:
                 return None
             await self._network.wait(min(self._client.retry_at(node_id, now), give_up))
         return None
 
-    def _send(self, node_id: int, request: VersionedRequest) -> Awaitable[Reply]:
+    def _send(self, slot: Slot, request: VersionedRequest) -> Awaitable[Reply]:
         """Send the request at once; the awaitable returns its reply."""
         done: asyncio.Future[ClientResponse] = self._loop.create_future()
 
@@ -274,8 +276,7 @@ class Coordinators:
                 done.set_result(response)
 
         request.sent = True
-        self._client.send(
-            node_id,
+        slot.send(
             request,
             on_done,
             self._loop.time(),

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Final
 
 from aiokprod._engine.metadata.cache import Metadata, UpdatePlan
-from aiokprod._engine.ports import BrokerClient, ClientResponse
+from aiokprod._engine.ports import BrokerClient, ClientResponse, Slot
 from aiokprod._engine.sender.unresponsive_brokers import PATIENCE_S
 from aiokprod._wire.messages.metadata import (
     MetadataRequest,
@@ -173,15 +173,15 @@ class MetadataUpdater:
             self._trying_since = now
         node_id = self._choose_node(now)
         self._asked.clear()
-        asked = self._askable(node_id, now)
-        if asked is not None:
+        slot = self._askable(node_id, now)
+        if slot is not None:
             self._plan = self._metadata.plan(now)
             self._owing = 0
             # Throttling moves the deadlines of requests by whatever a broker says.
             self._give_up_at = now + max(self._trigger, self._request_timeout)
             # A slow node is asked together with the one that is being connected, once that is.
-            self._ask_again_at = now + PATIENCE_S if asked == node_id else now
-            self._send(self._plan, asked, now)
+            self._ask_again_at = now + PATIENCE_S if slot.node_id == node_id else now
+            self._send(self._plan, slot, now)
             if self._on_request_sent is not None:
                 self._on_request_sent()
             return min(self._ask_another(now), self._give_up_at)
@@ -254,34 +254,37 @@ class MetadataUpdater:
 
     # -- asking -----------------------------------------------------------------------------------
 
-    def _askable(self, chosen: int | None, now: float) -> int | None:
+    def _askable(self, chosen: int | None, now: float) -> Slot | None:
         """The chosen node if it can take the request. While it is being connected, which may never
         succeed, one that was not chosen because it is slow to answer. None if there is no such
         node, or all have been asked already."""
-        if chosen is not None and chosen not in self._asked and self._client.ready(chosen, now):
-            return chosen
-        slow = (n for n in self._nodes if n not in self._asked and self._client.can_send(n, now))
-        return next(slow, None)
+        slot = None
+        if chosen is not None and chosen not in self._asked:
+            slot = self._client.ready(chosen, now)
+        if slot is None:
+            client, others = self._client, (n for n in self._nodes if n not in self._asked)
+            slow = next((n for n in others if client.can_send(n, now)), None)
+            slot = None if slow is None else client.ready(slow, now)
+        return slot
 
-    def _send(self, plan: UpdatePlan, node_id: int, now: float) -> None:
+    def _send(self, plan: UpdatePlan, slot: Slot, now: float) -> None:
         request = MetadataRequest(
             topics=[MetadataRequestTopic(name=name) for name in plan.topics],
             allow_auto_topic_creation=self._auto_create,
         )
-        self._asked.add(node_id)
+        self._asked.add(slot.node_id)
         self._owing += 1
-        logger.debug("asking node %d for metadata of %d topics", node_id, len(plan.topics))
-        on_done = partial(self._on_done, plan)
-        self._client.send(node_id, request, on_done, now, timeout=self._request_timeout)
+        logger.debug("asking node %d for metadata of %d topics", slot.node_id, len(plan.topics))
+        slot.send(request, partial(self._on_done, plan), now, timeout=self._request_timeout)
 
     def _ask_another(self, now: float) -> float:
         """No answer so far; when to run again."""
         if now < self._ask_again_at:
             return self._ask_again_at
-        node_id = self._askable(self._client.least_loaded(now), now)
-        if node_id is not None:
+        slot = self._askable(self._client.least_loaded(now), now)
+        if slot is not None:
             assert self._plan is not None, "only called while there is one"
-            self._send(self._plan, node_id, now)
+            self._send(self._plan, slot, now)
             self._ask_again_at = now + self._request_timeout
             self._claim(frozenset())
             return self._ask_again_at

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from aiokprod._engine.sender.auth_failures import AuthFailures
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from aiokprod._engine.buffer.producer_batch import ProducerBatch
     from aiokprod._engine.identity.producer_state import ProducerState
     from aiokprod._engine.metadata.cache import Metadata
-    from aiokprod._engine.ports import BrokerClient, ClientResponse
+    from aiokprod._engine.ports import BrokerClient, ClientResponse, Slot
     from aiokprod.observer import Observer
 
 logger = logging.getLogger(__name__)
@@ -149,11 +150,11 @@ class Sender:
         for node_id in accumulator.due_nodes(self._idle):
             if node_id == self._source.reserved_node:
                 continue
-            able = self._client.ready(node_id, now)
-            accumulator.note_drainable(node_id, now, able=able)
-            if able:
+            slot = self._client.ready(node_id, now)
+            accumulator.note_drainable(node_id, now, able=slot is not None)
+            if slot is not None:
                 if not updating and node_id not in self._metadata.claimed:
-                    self._send_to(node_id, now)
+                    self._send_to(slot, now)
                 continue
             retry_at = self._client.retry_at(node_id, now)
             next_at = min(next_at, retry_at)
@@ -212,7 +213,8 @@ class Sender:
         node_id = self._client.least_loaded(now)
         if node_id is None:
             return math.inf  # a dial in progress or the metadata updater's next one wakes us
-        if not self._client.ready(node_id, now):
+        slot = self._client.ready(node_id, now)
+        if slot is None:
             return self._client.retry_at(node_id, now)
         request = source.next_request(now, pending)
         assert request is not None, "a request was due"
@@ -224,26 +226,24 @@ class Sender:
                 request.on_body(response.body, self._loop.time())
             self.wakeup()
 
-        self._client.send(
-            node_id, request.request, on_done, now, timeout=self._request_timeout_ms / 1000
-        )
+        slot.send(request.request, on_done, now, timeout=self._request_timeout_ms / 1000)
         return math.inf
 
     # -- sending --------------------------------------------------------------------------------
 
-    def _send_to(self, node_id: int, now: float) -> None:
+    def _send_to(self, slot: Slot, now: float) -> None:
         """Send to a broker that takes a request, until it takes no more or nothing must leave."""
-        accumulator = self._accumulator
+        accumulator, node_id = self._accumulator, slot.node_id
         while True:
             batches = accumulator.drain(node_id, self._max_request_size, self._sequences.may_drain)
             if not batches:
                 return
-            self._send_batches(node_id, batches, now)
-            if not accumulator.has_ready(node_id) or not self._client.can_send(node_id, now):
+            self._send_batches(slot, batches, now)
+            if not accumulator.has_ready(node_id) or not slot.can_send(now):
                 return
 
-    def _send_batches(self, node_id: int, batches: list[ProducerBatch], now: float) -> None:
-        metadata, sequences = self._metadata, self._sequences
+    def _send_batches(self, slot: Slot, batches: list[ProducerBatch], now: float) -> None:
+        metadata, sequences, node_id = self._metadata, self._sequences, slot.node_id
         snapshot = metadata.snapshot
         for batch in batches:
             sequences.assign_sequence(batch)
@@ -266,10 +266,9 @@ class Sender:
         self._produce_in_flight[node_id] = self._produce_in_flight.get(node_id, 0) + 1
         self._unresponsive.request_sent(node_id, now)
         self._observer.on_batches_sent(node_id, batches)
-        self._client.send(
-            node_id,
+        slot.send(
             call,
-            lambda response: self._on_produce_done(node_id, call, response),
+            partial(self._on_produce_done, node_id, call),
             now,
             timeout=self._request_timeout_ms / 1000,
             max_version=call.max_version,
