@@ -1,9 +1,10 @@
-"""The table of Kafka's error codes: one row for each, the only place that knows what a code means.
+"""The table of Kafka's error codes: one row per code, the only definition of what a code means.
 
 Source: the error table of the Kafka protocol guide and Java `o.a.k.common.protocol.Errors` of the
 4.x line. `retriable` and the refresh flags follow the Java exception hierarchy
-(`RetriableException`, `InvalidMetadataException`, `RefreshRetriableException` for coordinators)
-but for BROKER_NOT_AVAILABLE: it only says that the broker is starting or stopping.
+(`RetriableException`, `InvalidMetadataException`, `RefreshRetriableException` for coordinators).
+The exception is BROKER_NOT_AVAILABLE, which is retriable here: it only says that the broker is
+starting or stopping.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ if TYPE_CHECKING:
 
 
 class Outcome(enum.Enum):
-    """Whether a record that failed can be in the log."""
+    """Whether a record whose send failed can be in the log."""
 
     NOT_SENT = "not_sent"
     """No byte of it ever reached a broker; sending it again cannot duplicate it."""
     REJECTED = "rejected"
-    """A broker refused it and did not keep it; sending it again cannot duplicate it."""
+    """A broker rejected it and did not append it; sending it again cannot duplicate it."""
     UNKNOWN = "unknown"
     """It may or may not be in the log; sending it again may duplicate it."""
 
@@ -33,7 +34,7 @@ class Outcome(enum.Enum):
 
 
 class TxnApi(enum.Enum):
-    """The requests of a transactional producer to coordinators."""
+    """The requests that a transactional producer sends to coordinators."""
 
     FIND = "FindCoordinator"
     INIT = "InitProducerId"
@@ -44,51 +45,52 @@ class TxnApi(enum.Enum):
 
 
 class ErrorAction(enum.Enum):
-    """What a transactional producer does after an error code of a coordinator."""
+    """What a transactional producer does after a coordinator answered with an error code."""
 
     OK = "ok"
-    RETRY = "retry"  # the same request to the same broker
-    LOOKUP = "lookup"  # find the coordinator again, then the same request
-    LOST = "lost"  # the coordinator may have carried it out: the same request again
-    ABORT = "abort"  # the transaction can only be aborted
-    FENCED = "fenced"  # another producer took over
-    FATAL = "fatal"  # the producer can only be closed
+    RETRY = "retry"  # repeat the request to the same broker
+    LOOKUP = "lookup"  # find the coordinator again, then repeat the request
+    LOST = "lost"  # the coordinator may have processed the request: repeat it
+    ABORT = "abort"  # the transaction must be aborted
+    FENCED = "fenced"  # another producer uses the transactional id
+    FATAL = "fatal"  # the producer must be closed
 
 
 @dataclass(frozen=True, slots=True)
 class ErrorCode:
     """One row of the error table.
 
-    Rows pickle and copy by their number.
+    Pickling and copying a row keeps only its number; the row is looked up again.
 
     Attributes:
         number: the int16 on the wire.
-        text: what it means, for messages.
+        text: meaning of the code, used in error messages.
         name: Kafka's name of the code.
-        retriable: the same request may succeed later, and the producer repeats it. An idempotent
-            producer also sends a batch again after OUT_OF_ORDER_SEQUENCE_NUMBER,
+        retriable: the same request may succeed later, and the producer repeats it. Idempotent
+            producers also resend a batch after OUT_OF_ORDER_SEQUENCE_NUMBER,
             INVALID_PRODUCER_EPOCH and UNKNOWN_PRODUCER_ID, with another epoch or sequence number.
-        refresh_metadata: the cause may be stale metadata, so it must be fetched again.
+        refresh_metadata: the cause may be stale metadata, so metadata must be fetched again.
         refresh_coordinator: the coordinator must be looked up again.
-        outcome: whether records of a Produce request that got this code can be in the log. REJECTED
-            only if every broker version that answers the code to Produce checks before it appends.
-        exception: name of the class in `aiokprod.errors` that stands for the code.
-        hint: what the user can do about a failed Produce request; empty if nothing is known.
+        outcome: whether records of a Produce request that failed with this code can be in the log.
+            REJECTED only if every broker version that answers Produce with it checks first and
+            appends afterwards.
+        exception: name of the class in `aiokprod.errors` that is raised for the code.
+        hint: how to fix a failed Produce request; empty if unknown.
         spark_hint: the same for tasks of the Spark sink, in terms of its options.
-        too_large: Produce: the batch is split; a batch of one record fails.
-        fatal_idempotent: Produce: the idempotent producer can send nothing any more.
-        fatal_transactional: Produce: the same for a transactional producer. Any other code that
-            fails a record only aborts the transaction.
-        fails_topic: Metadata: calls that wait for the topic fail at once. After any other code they
-            wait for a better answer until max_block_ms.
-        coordinator_action: what follows if a coordinator answers it; None for the default of
-            `action_after`.
-        coordinator_actions: what follows at single requests, where it differs.
-        refused_before_write: in every broker version a transaction coordinator answers the code
-            before it writes to its log, so that the request has changed nothing. A write that fails
-            or is not finished in time is answered with COORDINATOR_NOT_AVAILABLE, NOT_COORDINATOR,
-            COORDINATOR_LOAD_IN_PROGRESS, UNKNOWN_SERVER_ERROR or the code of the write itself, and
-            the next coordinator goes by what is in the log. Source: Kafka
+        too_large: after Produce: the batch is split; a batch of one record fails.
+        fatal_idempotent: after Produce: an idempotent producer can send no more records.
+        fatal_transactional: after Produce: a transactional producer can send no more records. Any
+            other code that fails a record only makes the transaction abortable.
+        fails_topic: after Metadata: calls that wait for the topic fail at once. With any other code
+            they keep waiting until max_block_ms.
+        coordinator_action: action after a coordinator's answer with this code; None for the default
+            of `action_after`.
+        coordinator_actions: exceptions from `coordinator_action` for single requests.
+        refused_before_write: in every broker version, a transaction coordinator that answers with
+            this code has not written to its log, so the request has changed nothing. If the write
+            fails or times out, the coordinator answers COORDINATOR_NOT_AVAILABLE, NOT_COORDINATOR,
+            COORDINATOR_LOAD_IN_PROGRESS, UNKNOWN_SERVER_ERROR or the code of the write, and the
+            state in the log decides. Source: Kafka
             `TransactionStateManager.appendTransactionToLog`.
     """
 
@@ -118,9 +120,9 @@ class ErrorCode:
     def action_after(self, call: TxnApi) -> ErrorAction:
         """What a transactional producer does if a coordinator answers `call` with this code.
 
-        Without an entry in the row: what is retriable is repeated, at the coordinator that is
-        looked up again if need be. Everything else is fatal, except in answers to
-        AddPartitionsToTxn: the abort that follows settles whether the partitions were added.
+        Defaults for rows without an entry: retriable codes repeat the request, after a new look-up
+        of the coordinator if the code asks for one. All other codes are fatal, except in answers to
+        AddPartitionsToTxn, where aborting the transaction is enough.
         Source: Java `TransactionManager` request handlers, `AddPartitionsToTxnHandler`.
         """
         action = self.coordinator_actions.get(call, self.coordinator_action)
@@ -136,15 +138,15 @@ class ErrorCode:
 class Code(enum.IntEnum):
     """Every error code of Kafka 4.x by its protocol name; `Code.X.row` is its row.
 
-    A comment at `outcome=REJECTED` names the place of the broker's source that checks before the
-    append. Everything else is UNKNOWN, as a wrong "definite" would duplicate records. In particular
-    `DelayedProduce.tryComplete` answers after the local append, while acks=all waits for the
-    replicas: NOT_LEADER_OR_FOLLOWER, REQUEST_TIMED_OUT, NOT_ENOUGH_REPLICAS_AFTER_APPEND,
-    KAFKA_STORAGE_ERROR (log directory offline) and UNKNOWN_TOPIC_OR_PARTITION (replica removed in
-    Kafka 2.3 and older, topic gone from the metadata cache since). KAFKA_STORAGE_ERROR also follows
-    a failed flush in `UnifiedLog.append`, behind the append. Codes that no broker answers to
-    Produce (LEADER_NOT_AVAILABLE, BROKER_NOT_AVAILABLE, REPLICA_NOT_AVAILABLE, LISTENER_NOT_FOUND,
-    FENCED_LEADER_EPOCH, those of coordinators and of groups) prove nothing either.
+    A comment beside `outcome=REJECTED` names the place in the broker's source that checks before it
+    appends. All other codes are UNKNOWN, because a record wrongly reported as not written would be
+    sent twice. In particular, with acks=all `DelayedProduce.tryComplete` answers after the local
+    append with NOT_LEADER_OR_FOLLOWER, REQUEST_TIMED_OUT, NOT_ENOUGH_REPLICAS_AFTER_APPEND,
+    KAFKA_STORAGE_ERROR (log directory offline) or UNKNOWN_TOPIC_OR_PARTITION (replica removed in
+    Kafka 2.3 and older; later: topic missing from the metadata cache). A flush that fails after the
+    append in `UnifiedLog.append` also causes KAFKA_STORAGE_ERROR. Codes that no broker sends in
+    answer to Produce (LEADER_NOT_AVAILABLE, BROKER_NOT_AVAILABLE, REPLICA_NOT_AVAILABLE,
+    LISTENER_NOT_FOUND, FENCED_LEADER_EPOCH, those of coordinators and groups) are UNKNOWN too.
     """
 
     row: ErrorCode
@@ -159,8 +161,8 @@ class Code(enum.IntEnum):
 
     UNKNOWN_SERVER_ERROR = ErrorCode(
         -1,
-        "the broker met an error it has no code for; its log has the cause",
-        # the broker failed somewhere between reading the request and answering it
+        "an unexpected error in the broker; its log has the cause",
+        # the broker failed at any point between reading the request and answering it
         coordinator_actions={TxnApi.END: ErrorAction.LOST},
     )
     NONE = ErrorCode(0, "no error", coordinator_action=ErrorAction.OK)
@@ -252,7 +254,7 @@ class Code(enum.IntEnum):
     )
     NOT_ENOUGH_REPLICAS = ErrorCode(
         19,
-        "fewer replicas are in sync than min.insync.replicas asks for",
+        "fewer replicas are in sync than min.insync.replicas requires",
         retriable=True,
         # Partition.appendRecordsToLeader (size of the ISR), or transaction verification
         outcome=Outcome.REJECTED,
@@ -260,7 +262,7 @@ class Code(enum.IntEnum):
     )
     NOT_ENOUGH_REPLICAS_AFTER_APPEND = ErrorCode(
         20,
-        "written, but fewer replicas were in sync than min.insync.replicas asks for",
+        "written, but fewer replicas were in sync than min.insync.replicas requires",
         retriable=True,
     )
     INVALID_REQUIRED_ACKS = ErrorCode(
@@ -295,7 +297,7 @@ class Code(enum.IntEnum):
         fails_topic=True,
         coordinator_action=ErrorAction.ABORT,
         hint="grant Write on the topic; later sends then succeed",
-        spark_hint="grant WRITE and DESCRIBE on the topic; delivery=exactly_once wants READ too, "
+        spark_hint="grant WRITE and DESCRIBE on the topic; delivery=exactly_once also needs READ, "
         "for the markers that it commits as offsets",
         refused_before_write=True,
     )
@@ -314,10 +316,10 @@ class Code(enum.IntEnum):
         exception="AuthorizationError",
         fatal_idempotent=True,
         fatal_transactional=True,
-        # a later call asks again: it succeeds once the ACL is granted (Java 4.0+)
+        # a later call repeats the request and succeeds once the ACL is granted (Java 4.0+)
         coordinator_actions={TxnApi.INIT: ErrorAction.ABORT},
         hint="grant IdempotentWrite on the cluster, or set enable_idempotence=False",
-        spark_hint="brokers before 2.8 want IDEMPOTENT_WRITE on the cluster for idempotent "
+        spark_hint="brokers before 2.8 require IDEMPOTENT_WRITE on the cluster for idempotent "
         "producers: grant it, or set kafka.enable.idempotence=false",
         refused_before_write=True,
     )
@@ -356,7 +358,7 @@ class Code(enum.IntEnum):
     NOT_CONTROLLER = ErrorCode(41, "the broker is not the controller", retriable=True)
     INVALID_REQUEST = ErrorCode(
         42,
-        "the broker could not make sense of the request",
+        "the broker found the request invalid",
         outcome=Outcome.REJECTED,  # the request as a whole: ProduceRequest, KafkaApis
         refused_before_write=True,
     )
@@ -370,7 +372,7 @@ class Code(enum.IntEnum):
     POLICY_VIOLATION = ErrorCode(
         44,
         "a policy of the cluster refused the request",
-        # never by Kafka; gateways answer it instead of passing the request on
+        # not used by Kafka itself; gateways answer it without forwarding the request
         outcome=Outcome.REJECTED,
         exception="RecordRejected",
         fails_topic=True,
@@ -386,7 +388,7 @@ class Code(enum.IntEnum):
     INVALID_PRODUCER_EPOCH = ErrorCode(
         47,
         "the producer's epoch is older than the newest the broker knows",
-        # ProducerAppendInfo.checkProducerEpoch, likewise; or transaction verification
+        # ProducerAppendInfo.checkProducerEpoch, before the append; or transaction verification
         outcome=Outcome.REJECTED,
         coordinator_action=ErrorAction.FENCED,
         refused_before_write=True,
@@ -403,9 +405,9 @@ class Code(enum.IntEnum):
         49,
         "the producer id does not belong to the transactional id",
         outcome=Outcome.REJECTED,  # transaction verification (AddPartitionsToTxn before the append)
-        # The transactional id expired while nothing was sent (transactional.id.expiration.ms), or
-        # another producer took over and was given another id: InitProducerId after the abort tells
-        # which. Java 3.x did the same; 4.x gives up.
+        # Either the transactional id expired without traffic (transactional.id.expiration.ms), or
+        # another producer took over and got another producer id. InitProducerId after the abort
+        # shows which. As in Java 3.x; 4.x gives up.
         coordinator_action=ErrorAction.ABORT,
         coordinator_actions={TxnApi.FIND: ErrorAction.FATAL, TxnApi.INIT: ErrorAction.FATAL},
         refused_before_write=True,
@@ -452,7 +454,7 @@ class Code(enum.IntEnum):
         59,
         "the broker has no state for this producer id; its records may have expired",
         outcome=Outcome.REJECTED,  # ProducerAppendInfo.checkSequence of Kafka 2.4 and older
-        # brokers before 2.5 answer it instead of INVALID_PRODUCER_ID_MAPPING
+        # brokers before 2.5 answer this code instead of INVALID_PRODUCER_ID_MAPPING
         coordinator_actions={TxnApi.ADD_OFFSETS: ErrorAction.ABORT},
     )
     REASSIGNMENT_IN_PROGRESS = ErrorCode(60, "a partition reassignment is in progress")
@@ -519,10 +521,10 @@ class Code(enum.IntEnum):
     GROUP_SUBSCRIBED_TO_TOPIC = ErrorCode(86, "the group is subscribed to the topic")
     INVALID_RECORD = ErrorCode(
         87,
-        "the broker refused one or more records of the batch",
+        "the broker rejected one or more records of the batch",
         outcome=Outcome.REJECTED,  # LogValidator, ProduceRequest.validateRecords
         exception="RecordRejected",
-        hint="the broker refused its content, e.g. no key on a compacted topic",
+        hint="the broker rejected its content, e.g. no key on a compacted topic",
     )
     UNSTABLE_OFFSET_COMMIT = ErrorCode(
         88, "offsets of an open transaction are still unstable", retriable=True
@@ -598,7 +600,7 @@ class Code(enum.IntEnum):
     INVALID_REGISTRATION = ErrorCode(119, "the broker registration is not valid")
     TRANSACTION_ABORTABLE = ErrorCode(
         120,
-        "the transaction must be aborted before work can go on",
+        "the transaction must be aborted before the producer can continue",
         outcome=Outcome.REJECTED,  # transaction verification
         exception="AbortableTransactionError",
         coordinator_action=ErrorAction.ABORT,
@@ -631,8 +633,8 @@ _ROWS: Final = {code.value: code.row for code in Code}
 def error_code(number: int) -> ErrorCode:
     """The row of an error code.
 
-    A number that Kafka had not assigned when this was written gets a row of its own: not retriable,
-    outcome UNKNOWN, as Java maps it to UNKNOWN_SERVER_ERROR.
+    A number that is not in the table gets a new row: not retriable, outcome UNKNOWN. Java likewise
+    maps it to UNKNOWN_SERVER_ERROR.
     """
     row = _ROWS.get(number)
     if row is not None:

@@ -1,4 +1,4 @@
-"""The exception tree: one class per thing a caller does differently.
+"""The exception tree: one class for each way a caller may want to react.
 
     KafkaError
     ├── ConfigError (ValueError)        fix the configuration
@@ -7,11 +7,11 @@
     ├── WouldBlock                      wait or shed load
     │   ├── BufferFull
     │   └── MetadataMissing
-    ├── KafkaTimeout (TimeoutError)     may send again, knowing `.outcome`
+    ├── KafkaTimeout (TimeoutError)     check `.outcome`, then send again
     │   ├── MetadataTimeout
     │   ├── BufferTimeout
     │   └── DeliveryTimeout
-    ├── NetworkError (OSError)          mostly retried inside
+    ├── NetworkError (OSError)          usually retried by the producer
     │   ├── DialError
     │   ├── Disconnected
     │   └── RequestTimedOut
@@ -27,14 +27,14 @@
     │   ├── InvalidTopic
     │   └── RecordRejected
     ├── TransactionError
-    │   ├── AbortableTransactionError   abort, then go on
+    │   ├── AbortableTransactionError   abort, then continue
     │   └── FatalTransactionError       close
     │       └── ProducerFenced
     ├── ProducerClosed, WrongLoop, ForkedProcess   fix the program
-    └── ProducerFailed, NotReady        a bug of ours; the cause is chained
+    └── ProducerFailed, NotReady        a bug in aiokprod; the cause is chained
 
-Every instance carries `.outcome` (can the record be in the log?), `.retriable` and, when a broker
-or the client assigned one, `.code`.
+Every instance has `.outcome` (whether the record can be in the log), `.retriable` and `.code` (None
+unless a broker or the client assigned an error code).
 """
 
 from __future__ import annotations
@@ -88,19 +88,19 @@ __all__ = [
 
 
 class KafkaError(Exception):
-    """Base of everything this package raises on purpose.
+    """Base class of all errors that this package raises deliberately.
 
     Args:
         message: the text, without the code.
-        code: row of the error table; None for that of the class.
-        outcome, retriable: None for what the code says, or the class if no code is given.
+        code: row of the error table; None for the default of the class.
+        outcome, retriable: None for the value of the code, or of the class if no code is given.
 
-    The properties are read-only, since several tasks may hold one error: `with_` makes a changed
-    one, `copy` one for another task. A subclass may have an `__init__` of its own. Both leave it
-    out and take over all attributes of the instance.
+    The properties are read-only, since several tasks may hold the same error: `with_` returns a
+    changed error, `copy` one for another task. Both copy the attributes of the instance without
+    calling `__init__`, so that subclasses may define `__init__` with other arguments.
 
-    Errors pickle with their attributes, and with the cause if that is a `KafkaError`: any other
-    exception may not pickle. Tracebacks do not pickle.
+    Errors pickle with their attributes, and with their cause if it is a `KafkaError`; other causes
+    are dropped, because not every exception can be pickled. Tracebacks are not pickled.
     """
 
     default_outcome: ClassVar[Outcome] = Outcome.UNKNOWN
@@ -141,7 +141,7 @@ class KafkaError(Exception):
 
     @property
     def code(self) -> ErrorCode | None:
-        """Row of the error table, or None if no code belongs to the failure."""
+        """Row of the error table, or None if the failure has no error code."""
         return self.__code
 
     @property
@@ -156,13 +156,13 @@ class KafkaError(Exception):
 
     @property
     def topic(self) -> str | None:
-        """Topic of the record that failed; None if the error is not that of one record."""
+        """Topic of the record that failed; None if the error does not concern a single record."""
         return self.__topic
 
     @property
     def partition(self) -> int | None:
-        """Partition of the record that failed; None if the error is not that of one record, or was
-        raised before a partition was chosen."""
+        """Partition of the record that failed; None if the error does not concern a single record,
+        or if no partition was chosen yet."""
         return self.__partition
 
     def __str__(self) -> str:
@@ -181,9 +181,9 @@ class KafkaError(Exception):
         topic: str | None = None,
         partition: int | None = None,
     ) -> Self:
-        """This error with other values; it takes the place of this one.
+        """A copy of this error with other values, to be raised in its place.
 
-        Class, code, other attributes, notes, cause, context and traceback are the same.
+        Class, code, other attributes, notes, cause, context and traceback stay the same.
 
         Args:
             message, outcome, retriable: None keeps the value.
@@ -204,9 +204,9 @@ class KafkaError(Exception):
         return fresh
 
     def copy(self, *, topic: str | None = None, partition: int | None = None) -> Self:
-        """A fresh equal error, without traceback, whose `__cause__` is this one.
+        """An equal error without traceback, whose `__cause__` is this one.
 
-        Every task that waits for the same batch, connection or producer is given its own: raising
+        Each task that waits for the same batch, connection or producer gets its own copy. Raising
         one instance in several tasks would mix their tracebacks and contexts, and keep the frames
         of all of them alive.
 
@@ -247,20 +247,20 @@ class KafkaError(Exception):
 
 
 def _blank(cls: type[KafkaError], args: tuple[Any, ...]) -> KafkaError:
-    """An instance without attributes; `__init__` of a subclass may want other arguments."""
+    """An instance without attributes; `__init__` of a subclass may take other arguments."""
     error = cls.__new__(cls)
     error.args = args
     return error
 
 
 class ConfigError(KafkaError, ValueError):
-    """A setting or an argument is wrong; the message names it, its value and the mend."""
+    """A setting or an argument is invalid; the message names it, its value and how to fix it."""
 
     default_outcome = Outcome.NOT_SENT
 
 
 class SerializationError(KafkaError, ValueError):
-    """A serializer failed on a key or value; nothing was appended."""
+    """A serializer failed on a key or value; the record was not appended."""
 
     default_outcome = Outcome.NOT_SENT
 
@@ -279,11 +279,11 @@ class WouldBlock(KafkaError):
 
 
 class BufferFull(WouldBlock):
-    """buffer_memory is used up at the moment."""
+    """`buffer_memory` is exhausted at the moment."""
 
 
 class MetadataMissing(WouldBlock):
-    """The topic's metadata are not known yet; a fetch has been requested."""
+    """The topic's metadata is not known yet; a fetch has been requested."""
 
 
 class KafkaTimeout(KafkaError, TimeoutError):
@@ -293,23 +293,23 @@ class KafkaTimeout(KafkaError, TimeoutError):
 
 
 class MetadataTimeout(KafkaTimeout):
-    """Topic or partition did not appear in the metadata in time; nothing was appended."""
+    """Topic or partition did not appear in the metadata in time; the record was not appended."""
 
     default_outcome = Outcome.NOT_SENT
 
 
 class BufferTimeout(KafkaTimeout):
-    """No buffer memory became free in time; nothing was appended."""
+    """No buffer memory became free in time; the record was not appended."""
 
     default_outcome = Outcome.NOT_SENT
 
 
 class DeliveryTimeout(KafkaTimeout):
-    """delivery_timeout_ms passed; `.outcome` is NOT_SENT only if no byte was written."""
+    """`delivery_timeout_ms` passed; `.outcome` is NOT_SENT only if no byte was written."""
 
 
 class NetworkError(KafkaError, OSError):
-    """A connection failed; retried inside, so callers mostly never see it."""
+    """A connection failed. The producer retries it, so callers rarely see this error."""
 
     default_retriable = True
 
@@ -327,52 +327,52 @@ class Disconnected(NetworkError):
 
 
 class RequestTimedOut(NetworkError):
-    """No answer arrived within request_timeout_ms; the connection was closed."""
+    """No answer arrived within `request_timeout_ms`; the connection was closed."""
 
     default_code = Code.REQUEST_TIMED_OUT
 
 
 class ProtocolError(KafkaError):
-    """Bytes or answers that the protocol does not allow."""
+    """The broker violated the protocol, or both sides share no version."""
 
 
 class DecodeError(ProtocolError):
-    """Bytes do not follow the schema, or are left over after it."""
+    """Received bytes do not match the schema of the message."""
 
 
 class FrameTooLarge(ProtocolError):
-    """A frame announces more bytes than receive_max_bytes."""
+    """The length prefix of a frame exceeds `receive_max_bytes`."""
 
 
 class CorrelationMismatch(ProtocolError):
-    """An answer does not belong to the oldest open request of its connection."""
+    """The correlation id of a response is not that of the connection's oldest request."""
 
 
 class UnsupportedVersion(ProtocolError):
-    """Broker and client share no version of a request, or a field needs a newer one."""
+    """Broker and client share no version of a request, or a field needs a newer version."""
 
     default_outcome = Outcome.NOT_SENT
     default_code = Code.UNSUPPORTED_VERSION
 
 
 class AuthenticationError(KafkaError):
-    """TLS or SASL was refused."""
+    """The TLS handshake or the SASL authentication failed."""
 
     default_outcome = Outcome.NOT_SENT
 
 
 class BrokerError(KafkaError):
-    """A broker answered with an error code; read `.code`."""
+    """A broker answered with an error code; see `.code`."""
 
 
 class AuthorizationError(BrokerError):
-    """The principal lacks a permission; heals when the ACL is fixed."""
+    """The principal lacks a permission; calls succeed again once the ACL is granted."""
 
     default_outcome = Outcome.REJECTED
 
 
 class UnknownTopic(BrokerError):
-    """Topic, partition or topic id does not exist where the metadata placed it."""
+    """The topic, partition or topic id does not exist on the broker that the metadata names."""
 
     default_retriable = True
 
@@ -384,21 +384,21 @@ class InvalidTopic(BrokerError):
 
 
 class RecordRejected(BrokerError):
-    """The broker refused the records themselves: timestamp, format, policy, validation."""
+    """The broker rejected the content of records: timestamp, format, policy or validation."""
 
     default_outcome = Outcome.REJECTED
 
 
 class TransactionError(KafkaError):
-    """The transaction cannot go on as asked."""
+    """A transactional call failed."""
 
 
 class AbortableTransactionError(TransactionError):
-    """Abort the transaction; the producer stays usable."""
+    """The transaction must be aborted; the producer stays usable."""
 
 
 class FatalTransactionError(TransactionError):
-    """The producer can only be closed."""
+    """The producer can no longer be used; close it."""
 
 
 class ProducerFenced(FatalTransactionError):
@@ -427,16 +427,17 @@ class ForkedProcess(KafkaError):
 
 
 class ProducerFailed(KafkaError):
-    """A task of the producer died of the chained cause; create a new producer.
+    """A background task of the producer failed with the chained cause; create a new producer.
 
-    `.outcome` is NOT_SENT for records that were in no request; those that were carry their own.
+    `.outcome` is NOT_SENT for records that were in no request; otherwise it is that of the
+    record's last request.
     """
 
     default_outcome = Outcome.NOT_SENT
 
 
 class NotReady(KafkaError):
-    """A request was handed to a node that could not take it: a bug in this package."""
+    """A request was given to a connection that cannot accept it: a bug in this package."""
 
     default_outcome = Outcome.NOT_SENT
 
@@ -447,10 +448,10 @@ _CLASS_OF: Final[dict[str, type[KafkaError]]] = {
 
 
 def broker_error(number: int, message: str, *, outcome: Outcome | None = None) -> KafkaError:
-    """The exception for an error code a broker answered.
+    """The exception for an error code in a broker's answer.
 
     The message should name the topic-partition, broker, attempts and elapsed time; the meaning of
-    the code is appended. Codes without a class of their own become a plain `BrokerError`.
+    the code is appended. Codes without a special class become a `BrokerError`.
     """
     code = error_code(number)
     cls = _CLASS_OF[code.exception]

@@ -1,8 +1,8 @@
 """Reads record batches of message format 2.
 
-The producer needs it only to check itself; the fake cluster, the test suites and the Spark sink's
-checks read what was written. Every count and length is checked against the bytes that are really
-there. Source: Java `DefaultRecordBatch`, `DefaultRecord`.
+The producer does not read batches; the Spark sink's audit and the test suites use this module to
+read back what was written. Every count and length is checked against the bytes that are available.
+Source: Java `DefaultRecordBatch`, `DefaultRecord`.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ MAX_UNCOMPRESSED: Final = 256 * 1024 * 1024
 """Default limit in bytes for the uncompressed records of one batch."""
 
 _MIN_RECORD: Final = 7
-"""Length, attributes, two deltas, key length, value length, header count: one byte each."""
+"""Smallest record: length, attributes, two deltas, key length, value length, header count."""
 
 _MIN_HEADER: Final = 2
-"""Key length and value length."""
+"""Smallest header: key length and value length."""
 
 
 class Record(NamedTuple):
     """One record.
 
     Attributes:
-        offset: in the partition.
+        offset: offset in the partition.
         timestamp: Unix ms, -1 = none.
         key: None = null.
         value: None = null.
@@ -51,11 +51,11 @@ class Record(NamedTuple):
 
 
 class RecordBatch:
-    """One batch: its header, and its records on demand.
+    """A record batch; its records are decoded on demand.
 
     Attributes:
-        header: as it is on the wire.
-        payload: the records as they are on the wire, possibly compressed.
+        header: the decoded batch header.
+        payload: the encoded records, possibly compressed.
     """
 
     __slots__ = ("header", "payload")
@@ -65,13 +65,13 @@ class RecordBatch:
         self.payload = payload
 
     def uncompressed(self, max_bytes: int = MAX_UNCOMPRESSED) -> memoryview:
-        """The records' bytes.
+        """The encoded records, decompressed.
 
         Args:
             max_bytes: limit for the uncompressed size.
 
         Raises:
-            DecodeError: the payload cannot be decompressed, or is larger.
+            DecodeError: the payload cannot be decompressed, or its content exceeds `max_bytes`.
             ConfigError: the codec needs a package that is not installed.
         """
         codec_id = self.header.codec_id
@@ -86,7 +86,7 @@ class RecordBatch:
             max_bytes: limit for the uncompressed size.
 
         Raises:
-            DecodeError: the payload does not hold exactly the announced records.
+            DecodeError: the payload does not contain exactly the number of records in the header.
             ConfigError: the codec needs a package that is not installed.
         """
         header = self.header
@@ -100,14 +100,14 @@ class RecordBatch:
 def read_batches(
     data: BytesLike, *, verify_crc: bool = True, partial_tail: bool = False
 ) -> Iterator[RecordBatch]:
-    """The batches in `data`, one after the other.
+    """Iterate over the batches in `data`.
 
     Args:
         verify_crc: check each batch's CRC-32C.
-        partial_tail: `data` may end within a batch, as Fetch responses do; the rest is dropped.
+        partial_tail: accept an incomplete last batch, as in Fetch responses, and skip it.
 
     Raises:
-        DecodeError: while iterating, at the first batch that is cut off, damaged, or not of
+        DecodeError: while iterating, at the first batch that is truncated, damaged, or not of
             format 2.
     """
     view = memoryview(data)
@@ -120,7 +120,7 @@ def read_batches(
         if verify_crc and checksum(batch) != header.crc:
             raise DecodeError(
                 f"record batch at offset {header.base_offset}: CRC {header.crc:#010x} does not "
-                f"match the content, {checksum(batch):#010x}"
+                f"match the content ({checksum(batch):#010x})"
             )
         yield RecordBatch(header, batch[HEADER_SIZE:])
         view = view[header.size :]
@@ -137,9 +137,9 @@ def _check_header(header: BatchHeader, available: int) -> None:
     if header.magic != MAGIC:
         raise DecodeError(f"record batch of message format {header.magic}, only 2 is supported")
     if not HEADER_SIZE - LENGTH_OVERHEAD <= header.length <= available - LENGTH_OVERHEAD:
-        raise DecodeError(f"record batch of {header.size} bytes, {available} are there")
+        raise DecodeError(f"record batch of {header.size} bytes, only {available} are available")
     if header.count < 0:
-        raise DecodeError(f"record batch of {header.count} records")
+        raise DecodeError(f"record batch with an invalid record count of {header.count}")
 
 
 def _read_record(reader: Reader, header: BatchHeader) -> Record:
@@ -155,7 +155,7 @@ def _read_record(reader: Reader, header: BatchHeader) -> Record:
     value = _read_bytes(reader)
     count = reader.varint()
     if count < 0:
-        raise DecodeError(f"{count} headers before byte {reader.pos}")
+        raise DecodeError(f"invalid header count {count} before byte {reader.pos}")
     reader.check_count(count, _MIN_HEADER)
     headers = tuple([_read_header(reader) for _ in range(count)])
     reader.expect_end()

@@ -1,8 +1,7 @@
-"""The codecs of record batches, each in the form that Java clients and brokers read and write.
+"""The codecs of record batches, compatible with Java clients and brokers.
 
-A codec is used from any thread; all of them release the GIL on large inputs. Decompression never
-produces more than the caller allows. Source: Java `org.apache.kafka.common.compress`, KIP-390
-(levels).
+Codecs are thread-safe and release the GIL on large inputs. Decompression stops at the size limit
+that the caller gives. Source: Java `org.apache.kafka.common.compress`, KIP-390 (levels).
 """
 
 from __future__ import annotations
@@ -22,16 +21,16 @@ if TYPE_CHECKING:
 _XERIAL_HEADER: Final = b"\x82SNAPPY\x00" + pack(">ii", 1, 1)
 _XERIAL_BLOCK: Final = 32 * 1024
 _ZSTD_SLICE: Final = 512
-"""Bytes fed at once: the library has no output limit, and 512 bytes hold at most 170 blocks of
-128 KiB, which bounds the overshoot to 22 MiB."""
+"""Bytes decompressed per call. The library cannot limit its output; 512 bytes of input contain at
+most 170 blocks of 128 KiB, so one call exceeds the limit by at most 22 MiB."""
 
 
 class Codec(ABC):
-    """One compression type at one level. Its library is imported when the first codec is made.
+    """A compression type at one level. Its library is imported when the first codec is created.
 
     Attributes:
         name: value of `compression_type`.
-        codec_id: number in the attributes of a batch.
+        codec_id: number of the codec in the batch attributes.
         levels: lowest and highest level, or None if the codec has no levels.
         level_setting: name of the setting that holds the level, if the codec has levels.
         level: the level in use, None = the default of Java's client.
@@ -47,19 +46,19 @@ class Codec(ABC):
 
     @abstractmethod
     def compress(self, data: BytesLike) -> bytes:
-        """The compressed form of the records of a batch."""
+        """Compress the encoded records of a batch."""
 
     @abstractmethod
     def decompress(self, data: BytesLike, max_bytes: int) -> bytes:
-        """The records of a batch.
+        """Decompress the records of a batch.
 
         Raises:
-            DecodeError: `data` is damaged, or its content exceeds `max_bytes` bytes.
+            DecodeError: `data` is damaged, or its content exceeds `max_bytes`.
         """
 
 
 class NoCompression(Codec):
-    """Records as they are."""
+    """No compression."""
 
     name = "none"
     codec_id = 0
@@ -84,13 +83,13 @@ class Gzip(Codec):
     level_setting = "compression_gzip_level"
 
     def compress(self, data: BytesLike) -> bytes:
-        """One gzip member."""
+        """Returns one gzip member."""
         level = zlib.Z_DEFAULT_COMPRESSION if self.level is None else self.level
         stream = zlib.compressobj(level, zlib.DEFLATED, 16 + zlib.MAX_WBITS)
         return stream.compress(data) + stream.flush()
 
     def decompress(self, data: BytesLike, max_bytes: int) -> bytes:
-        """Any number of gzip members."""
+        """Accepts any number of gzip members."""
         return _drain(
             self.name,
             lambda: zlib.decompressobj(16 + zlib.MAX_WBITS),
@@ -101,7 +100,7 @@ class Gzip(Codec):
 
 
 class Snappy(Codec):
-    """Snappy blocks in the framing of xerial's Java library; plain blocks are read too."""
+    """Snappy blocks in the framing of xerial's Java library; also reads plain blocks."""
 
     name = "snappy"
     codec_id = 2
@@ -118,7 +117,7 @@ class Snappy(Codec):
         self._error: type[Exception] = DecompressionError
 
     def compress(self, data: BytesLike) -> bytes:
-        """A header and blocks of 32 KiB, each with its length."""
+        """Returns the xerial header and length-prefixed blocks of up to 32 KiB of input."""
         chunks = [_XERIAL_HEADER]
         view = memoryview(data)
         for start in range(0, len(view), _XERIAL_BLOCK):
@@ -127,7 +126,7 @@ class Snappy(Codec):
         return b"".join(chunks)
 
     def decompress(self, data: BytesLike, max_bytes: int) -> bytes:
-        """Framed blocks, or one plain block as librdkafka writes it."""
+        """Accepts framed blocks, or one plain block as librdkafka writes it."""
         view = memoryview(data)
         if view[:8] != _XERIAL_HEADER[:8]:
             return self._block(bytes(view), max_bytes, max_bytes)
@@ -169,7 +168,7 @@ class Lz4(Codec):
         self._frames: Any = lz4.frame
 
     def compress(self, data: BytesLike) -> bytes:
-        """One LZ4 frame."""
+        """Returns one LZ4 frame."""
         level = self._FAST if self.level in (None, self._JAVA_DEFAULT) else self.level
         frame: bytes = self._frames.compress(
             data,
@@ -183,7 +182,7 @@ class Lz4(Codec):
         return frame
 
     def decompress(self, data: BytesLike, max_bytes: int) -> bytes:
-        """Any number of LZ4 frames."""
+        """Accepts any number of LZ4 frames."""
         return _drain(
             self.name,
             self._frames.LZ4FrameDecompressor,
@@ -211,12 +210,12 @@ class Zstd(Codec):
         self._zstd = zstandard
 
     def compress(self, data: BytesLike) -> bytes:
-        """One frame."""
+        """Returns one frame."""
         level = self._DEFAULT if self.level is None else self.level
         return self._zstd.ZstdCompressor(level=level).compress(data)
 
     def decompress(self, data: BytesLike, max_bytes: int) -> bytes:
-        """Any number of frames."""
+        """Accepts any number of frames."""
         context = self._zstd.ZstdDecompressor(max_window_size=self._MAX_WINDOW)
         chunks: list[bytes] = []
         room = max_bytes
@@ -226,7 +225,7 @@ class Zstd(Codec):
             position = 0
             while not stream.eof:
                 if position >= len(rest):
-                    raise DecodeError("zstd: the data end within a frame")
+                    raise DecodeError("zstd: the last frame is incomplete")
                 try:
                     chunk = stream.decompress(rest[position : position + _ZSTD_SLICE])
                 except self._zstd.ZstdError as exc:
@@ -247,13 +246,13 @@ def _drain(
     data: bytes,
     max_bytes: int,
 ) -> bytes:
-    """Everything the frames in `data` hold, through streams that limit what they return."""
+    """Decompress all frames in `data` with stream decoders that limit their output."""
     chunks: list[bytes] = []
     room = max_bytes
     while data:
         stream = new_stream()
         try:
-            # One byte more than allowed tells "exactly full" from "too much".
+            # Ask for one byte more than allowed, to tell "at the limit" from "above it".
             chunk = stream.decompress(data, room + 1)
         except error as exc:
             raise DecodeError(f"{name}: {exc}") from exc
@@ -261,7 +260,7 @@ def _drain(
         if room < 0:
             raise _too_large(name, max_bytes)
         if not stream.eof:
-            raise DecodeError(f"{name}: the data end within a frame")
+            raise DecodeError(f"{name}: the last frame is incomplete")
         chunks.append(chunk)
         data = stream.unused_data or b""
     return b"".join(chunks)
@@ -275,7 +274,7 @@ _CODECS: Final[tuple[type[Codec], ...]] = (NoCompression, Gzip, Snappy, Lz4, Zst
 
 
 def codec_for(name: str, level: int | None = None) -> Codec:
-    """The codec of a `compression_type`.
+    """The codec for a `compression_type`.
 
     Args:
         name: none, gzip, snappy, lz4 or zstd.
@@ -297,10 +296,10 @@ def codec_for(name: str, level: int | None = None) -> Codec:
 
 
 def codec_of(config: ProducerConfig) -> Codec | None:
-    """The codec of a configuration, None for no compression.
+    """The codec that a configuration selects, None for no compression.
 
     Raises:
-        ConfigError: its level is out of range, or its package is missing.
+        ConfigError: the level is out of range, or the codec's package is missing.
     """
     if config.compression_type == NoCompression.name:
         return None
@@ -318,7 +317,7 @@ def _codec_named(name: str) -> type[Codec]:
 
 
 def codec_by_id(codec_id: int) -> Codec:
-    """The codec that the attributes of a batch name.
+    """The codec for the id in the batch attributes.
 
     Raises:
         DecodeError: there is no such codec.

@@ -1,7 +1,8 @@
-"""Composes the compiled decoders of one version of a struct out of its declaration.
+"""Builds the compiled decoder of a struct version from the declaration of the struct.
 
-Which fields exist, which may be null and which lengths are compact is decided here, once per
-(class, version); `hot.decoders` runs what was decided. Nothing here knows a particular message.
+This module decides once per (class, version) which fields exist, which may be null and which
+lengths are compact; the compiled decoders (`aiokprod._wire.decoders`) then run per message. No
+message is treated specially.
 
 Source: KIP-482 (flexible versions and tagged fields), Java `MessageDataGenerator`.
 """
@@ -32,7 +33,7 @@ _SIZED: Final = {
 
 @memoised
 def decode_plan(cls: type[Struct], version: int, flexible: bool) -> Decoder:
-    """The decoder of `cls` as it is in `version` of its message."""
+    """The decoder of `cls` for `version` of its message."""
     fields: list[tuple[str, Decoder]] = []
     defaults: list[tuple[str, object]] = []
     tagged: dict[int, tuple[str, Decoder]] = {}

@@ -1,4 +1,4 @@
-"""Structs of Kafka's messages from bytes to objects; see decoders.pyx."""
+"""Compiled decoders of the structs in Kafka's messages; see decoders.pyx."""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Self

@@ -1,9 +1,9 @@
 # cython: boundscheck=False, wraparound=False
-"""Structs of Kafka's messages from bytes to objects, one decoder per field.
+"""Compiled decoders of the structs in Kafka's messages, one per field.
 
-`wire.decoding` composes them from the declarations, once per message and version; what runs per
-message is here. Every length is checked against what is left before anything is allocated. All
-integers are big-endian two's complement. Nothing here knows a particular message.
+`decode_plan` composes them from the declarations once per message and version; this code runs per
+message. Every length is checked against the bytes that are left before memory is allocated. All
+integers are big-endian two's complement. No message is treated specially.
 
 Source: Kafka protocol guide, "Protocol Primitive Types"; KIP-482 (flexible versions).
 """
@@ -24,13 +24,13 @@ cdef extern from "Python.h":
     object PyType_GenericAlloc(type cls, Py_ssize_t items)
     PyTypeObject* type_of "Py_TYPE"(object value)
 
-cdef Py_ssize_t MAX_STRING = 0x7FFF  # in bytes, in the compact form too
+cdef Py_ssize_t MAX_STRING = 0x7FFF  # bytes; also the limit of compact strings
 cdef uint64_t MAX_UVARINT = 0xFFFFFFFF
 cdef Py_ssize_t UUID_SIZE = 16
 
 
 cdef class Cursor:
-    """A position in one buffer; whoever opens it releases it."""
+    """A read position in one buffer, which `Decoder.decode` acquires and releases."""
 
     cdef Py_buffer view
     cdef const unsigned char* data
@@ -43,7 +43,7 @@ cdef class Cursor:
         raise self.error(text)
 
     cdef Py_ssize_t advance(self, Py_ssize_t size) except -1:
-        """Move over `size` bytes; the index of the first of them."""
+        """Skip `size` bytes and return the index of the first of them."""
         cdef Py_ssize_t start = self.pos
         if size > self.end - start:
             self.fail(f"{size} bytes expected at byte {start}, {self.end - start} left")
@@ -51,7 +51,7 @@ cdef class Cursor:
         return start
 
     cdef Py_ssize_t uvarint(self) except -1:
-        """0 to 2**32-1 in groups of seven bits, lowest first; at most 5 bytes."""
+        """Read an unsigned varint, 0 to 2**32-1; at most 5 bytes, lowest seven bits first."""
         cdef Py_ssize_t start = self.pos
         cdef Py_ssize_t index = start
         cdef uint64_t value = 0
@@ -72,7 +72,7 @@ cdef class Cursor:
         self.fail(f"varint at byte {start} is cut off")
 
     cdef int check_count(self, Py_ssize_t count, Py_ssize_t min_size) except -1:
-        """Refuse `count` elements of at least `min_size` bytes if they cannot all be there."""
+        """Raise if fewer bytes are left than `count` elements of at least `min_size` bytes need."""
         cdef Py_ssize_t left = self.end - self.pos
         if count > left // min_size:
             self.fail(f"{count} elements announced at byte {self.pos}, {left} bytes left")
@@ -83,20 +83,20 @@ cdef class Decoder:
     """Reads one field.
 
     Attributes:
-        min_size: fewest bytes a value can take, at least 1; bounds announced counts.
+        min_size: size in bytes of the smallest value, at least 1; limits array lengths.
     """
 
     cdef readonly Py_ssize_t min_size
 
     cdef object read(self, Cursor cursor):
-        raise NotImplementedError  # every subclass has its own; Cython has no abstract methods
+        raise NotImplementedError  # abstract: every subclass implements it
 
     def decode(self, data, Py_ssize_t start, error):
-        """A value from the bytes from `start` on, and the index after its last byte.
+        """Decode the value at index `start`; returns it and the index after its last byte.
 
         Args:
-            data: any flat buffer; `View` fields keep it alive.
-            error: class of what is raised, with a text, when bytes are missing or not allowed.
+            data: any contiguous buffer of bytes; the views of `ViewDecoder` keep it alive.
+            error: exception class, called with a message, if the bytes do not match the schema.
         """
         cdef Cursor cursor = Cursor.__new__(Cursor)
         PyObject_GetBuffer(data, &cursor.view, PyBUF_SIMPLE)
@@ -125,7 +125,7 @@ cdef inline int64_t big_endian(const unsigned char* data, int width) noexcept:
 
 
 cdef class IntDecoder(Decoder):
-    """A signed integer; `code` is its `struct` code, one of b, h, i, q."""
+    """Decodes a signed integer; `code` is its `struct` format character: b, h, i or q."""
 
     cdef int width
 
@@ -138,7 +138,7 @@ cdef class IntDecoder(Decoder):
 
 
 cdef class BoolDecoder(Decoder):
-    """One byte; any other than 0 is True."""
+    """Decodes one byte; 0 = False, any other value = True."""
 
     def __init__(self):
         self.min_size = 1
@@ -149,7 +149,7 @@ cdef class BoolDecoder(Decoder):
 
 
 cdef class UuidDecoder(Decoder):
-    """16 bytes, most significant first."""
+    """Decodes a UUID as 16 bytes, most significant first."""
 
     def __init__(self):
         self.min_size = UUID_SIZE
@@ -160,11 +160,11 @@ cdef class UuidDecoder(Decoder):
 
 
 cdef class SizedDecoder(Decoder):
-    """A length, -1 = null, and what it counts.
+    """Base of decoders of length-prefixed values; length -1 = null.
 
     Args:
-        width: bytes of the length, 2 or 4; 0 = compact.
-        nullable: null becomes None; otherwise it is refused.
+        width: bytes of the length prefix, 2 or 4; 0 = compact.
+        nullable: null is decoded as None; if not set, it is an error.
     """
 
     cdef int width
@@ -176,21 +176,21 @@ cdef class SizedDecoder(Decoder):
         self.min_size = width or 1
 
     cdef Py_ssize_t length(self, Cursor cursor) except -2:
-        """The length; -1 is null, where that is allowed."""
+        """Read the length prefix; -1 = null, if nullable."""
         cdef int64_t size
         if self.width == 0:
             size = <int64_t> cursor.uvarint() - 1
         else:
             size = big_endian(cursor.data + cursor.advance(self.width), self.width)
         if size < -1:
-            cursor.fail(f"length {size} before byte {cursor.pos}")
+            cursor.fail(f"invalid length {size} before byte {cursor.pos}")
         if size == -1 and not self.nullable:
-            cursor.fail(f"null before byte {cursor.pos} where the protocol allows none")
+            cursor.fail(f"null before byte {cursor.pos} in a field that is not nullable")
         return size
 
 
 cdef class TextDecoder(SizedDecoder):
-    """UTF-8, up to 32767 bytes."""
+    """Decodes a string: UTF-8, up to 32767 bytes."""
 
     cdef object read(self, Cursor cursor):
         cdef Py_ssize_t size = self.length(cursor)
@@ -208,7 +208,7 @@ cdef class TextDecoder(SizedDecoder):
 
 
 cdef class BytesDecoder(SizedDecoder):
-    """A copy of the bytes."""
+    """Decodes bytes as a copy."""
 
     cdef object read(self, Cursor cursor):
         cdef Py_ssize_t size = self.length(cursor)
@@ -220,7 +220,7 @@ cdef class BytesDecoder(SizedDecoder):
 
 
 cdef class ViewDecoder(SizedDecoder):
-    """The bytes without copying them, as a memoryview that keeps the whole buffer alive."""
+    """Decodes bytes as a memoryview, which keeps the whole buffer alive."""
 
     cdef object read(self, Cursor cursor):
         cdef Py_ssize_t size = self.length(cursor)
@@ -232,20 +232,20 @@ cdef class ViewDecoder(SizedDecoder):
 
 
 cdef class ArrayDecoder(SizedDecoder):
-    """Elements of one kind, as a tuple.
+    """Decodes an array as a tuple.
 
     Args:
         width: as for `SizedDecoder`.
-        nullable: null becomes None; otherwise it becomes an empty tuple.
-        element: decoder of an element.
+        nullable: null is decoded as None; if not set, as an empty tuple.
+        element: decoder of the elements.
     """
 
     cdef Decoder element
     cdef object null
 
     def __init__(self, int width, bint nullable, Decoder element not None):
-        # Some brokers send null for an array in a response with an error code. Read as empty, the
-        # rest of the response can be used; refused, the client would never learn the error code.
+        # In responses with an error code, some brokers send null for arrays that are not nullable.
+        # Rejecting the null would hide the error code.
         super().__init__(width, True)
         self.element = element
         self.null = None if nullable else ()
@@ -266,17 +266,17 @@ cdef class ArrayDecoder(SizedDecoder):
 
 
 cdef class StructDecoder(Decoder):
-    """An instance of a dataclass with slots.
+    """Decodes a struct as an instance of a dataclass with slots.
 
     Args:
-        cls: the dataclass; frozen ones too, since the slots are filled directly.
-        fields: name and decoder of what is always there, in wire order.
-        defaults: name and value of every field that is not among them.
-        tagged: tag to name and decoder; None in versions without tagged fields.
+        cls: the dataclass; may be frozen, since the slots are set directly.
+        fields: name and decoder of the fields without tag, in wire order.
+        defaults: name and value of all other fields.
+        tagged: mapping of tag to name and decoder; None in versions without tagged fields.
     """
 
     cdef type cls
-    cdef list slots  # descriptors, one each for `decoders`
+    cdef list slots  # slot descriptors, in the order of `decoders`
     cdef list decoders
     cdef list default_slots
     cdef list default_values
@@ -314,7 +314,7 @@ cdef class StructDecoder(Decoder):
         return made
 
     cdef int read_tagged(self, Cursor cursor, object made) except -1:
-        """Tags ascend, so that none comes twice; unknown ones are skipped."""
+        """Read tagged fields; skip unknown tags. Tags must ascend, so there are no duplicates."""
         cdef Py_ssize_t count = cursor.uvarint()
         cdef Py_ssize_t last = -1
         cdef Py_ssize_t tag, size, start, outer_end

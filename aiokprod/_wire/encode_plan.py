@@ -1,6 +1,6 @@
-"""Composes the compiled encoders of one version of a struct out of its declaration.
+"""Builds the compiled encoder of a struct version from the declaration of the struct.
 
-The mirror image of `decoding`. Source: KIP-482, Java `MessageDataGenerator`.
+The counterpart of `decode_plan`. Source: KIP-482, Java `MessageDataGenerator`.
 """
 
 from __future__ import annotations
@@ -31,10 +31,11 @@ _SIZED: Final = {
 
 @memoised
 def encode_plan(cls: type[Struct], version: int, flexible: bool, any_null: bool = False) -> Encoder:
-    """The encoder of `cls` as it is in `version` of its message.
+    """The encoder of `cls` for `version` of its message.
 
-    `any_null`: None is encoded as null in any string, bytes or array, even where the protocol
-    allows none; brokers of other makers do that, and tests stand in for them.
+    Args:
+        any_null: encode None as null in every string, bytes or array field, even in those that are
+            not nullable. Some brokers of other vendors send such nulls; tests imitate them.
     """
     fields: list[tuple[str, Encoder]] = []
     tagged: list[tuple[int, str, Encoder, object]] = []
@@ -78,7 +79,7 @@ def _element(spec: FieldSpec, version: int, flexible: bool, any_null: bool) -> E
         return UuidEncoder()
     if spec.wire_type is WireType.STRING:
         return TextEncoder(
-            spec.element_width(flexible), lambda: TypeError(f"None as an element of {spec.name}")
+            spec.element_width(flexible), lambda: TypeError(f"{spec.name} contains None")
         )
     return IntEncoder(INTEGERS[spec.wire_type])
 

@@ -1,4 +1,4 @@
-"""Structs of Kafka's messages from objects to bytes; see encoders.pyx."""
+"""Compiled encoders of the structs in Kafka's messages; see encoders.pyx."""
 
 from collections.abc import Callable, Iterable
 from typing import Any, Self

@@ -1,7 +1,7 @@
 # cython: boundscheck=False, wraparound=False
-"""Structs of Kafka's messages from objects to bytes, one encoder per field.
+"""Compiled encoders of the structs in Kafka's messages, one per field.
 
-The mirror image of `decoders`; `wire.encoding` composes them.
+The counterpart of `decoders`; `encode_plan` composes them.
 
 Source: Kafka protocol guide, "Protocol Primitive Types"; KIP-482 (flexible versions).
 """
@@ -17,13 +17,13 @@ from struct import calcsize
 cdef extern from "Python.h":
     const char* PyUnicode_AsUTF8AndSize(object text, Py_ssize_t* size) except NULL
 
-cdef Py_ssize_t MAX_STRING = 0x7FFF  # in bytes, in the compact form too
+cdef Py_ssize_t MAX_STRING = 0x7FFF  # bytes; also the limit of compact strings
 cdef uint64_t MAX_UVARINT = 0xFFFFFFFF
 cdef Py_ssize_t UUID_SIZE = 16
 
 
 cdef class Sink:
-    """Collects encoded bytes; large chunks stay pieces of their own."""
+    """Collects encoded bytes; record batches are kept as separate chunks."""
 
     cdef list chunks
     cdef unsigned char* data
@@ -37,7 +37,7 @@ cdef class Sink:
         PyMem_Free(self.data)
 
     cdef unsigned char* room(self, Py_ssize_t size) except NULL:
-        """Where the next `size` bytes go."""
+        """Reserve `size` bytes and return a pointer to them."""
         cdef Py_ssize_t wanted = self.used + size
         cdef void* moved
         if wanted > self.size or self.data is NULL:
@@ -60,7 +60,7 @@ cdef class Sink:
         return 0
 
     cdef int length(self, Py_ssize_t size, int width) except -1:
-        """A length of `width` bytes, 0 = compact; -1 = null."""
+        """Write a length prefix of `width` bytes, 0 = compact; size -1 = null."""
         if width == 0:
             return self.uvarint(size + 1)
         return write_int(self, size, width)
@@ -75,7 +75,7 @@ cdef class Sink:
         return 0
 
     cdef int cut(self) except -1:
-        """Close the open chunk."""
+        """Finish the current chunk."""
         if self.used:
             self.chunks.append(PyBytes_FromStringAndSize(<const char*> self.data, self.used))
             self.used = 0
@@ -86,14 +86,14 @@ cdef class Encoder:
     """Writes one field."""
 
     cdef int write(self, Sink sink, object value) except -1:
-        raise NotImplementedError  # every subclass has its own; Cython has no abstract methods
+        raise NotImplementedError  # abstract: every subclass implements it
 
     def encode(self, value):
-        """The bytes of a value as a list of pieces.
+        """Encode a value as a list of chunks.
 
         Raises:
-            ValueError: a value does not fit its wire type; TypeError, AttributeError: it has
-                another type than declared.
+            ValueError: a value does not fit its wire type.
+            TypeError, AttributeError: a value has another type than declared.
         """
         cdef Sink sink = Sink.__new__(Sink)
         self.write(sink, value)
@@ -103,7 +103,7 @@ cdef class Encoder:
 
 cdef int write_int(Sink sink, object value, int width) except -1:
     if not isinstance(value, int):
-        raise TypeError(f"{type(value).__name__} where an integer is expected")
+        raise TypeError(f"expected an integer, got {type(value).__name__}")
     cdef int64_t number
     cdef int64_t limit = <int64_t> ((<uint64_t> 1 << (8 * width - 1)) - 1)
     cdef unsigned char* data
@@ -122,7 +122,7 @@ cdef int write_int(Sink sink, object value, int width) except -1:
 
 
 cdef class IntEncoder(Encoder):
-    """A signed integer; `code` is its `struct` code, one of b, h, i, q."""
+    """Encodes a signed integer; `code` is its `struct` format character: b, h, i or q."""
 
     cdef int width
 
@@ -134,7 +134,7 @@ cdef class IntEncoder(Encoder):
 
 
 cdef class BoolEncoder(Encoder):
-    """One byte, 0 or 1."""
+    """Encodes a boolean as one byte, 0 or 1."""
 
     cdef int write(self, Sink sink, object value) except -1:
         sink.room(1)[0] = 1 if value else 0
@@ -142,20 +142,20 @@ cdef class BoolEncoder(Encoder):
 
 
 cdef class UuidEncoder(Encoder):
-    """16 bytes."""
+    """Encodes a UUID given as 16 bytes."""
 
     cdef int write(self, Sink sink, object value) except -1:
         if len(value) != UUID_SIZE:
-            raise ValueError(f"UUID of {len(value)} bytes")
+            raise ValueError(f"UUID of {len(value)} bytes instead of 16")
         return sink.copy(value)
 
 
 cdef class SizedEncoder(Encoder):
-    """A length, -1 = null, and what it counts.
+    """Base of encoders of length-prefixed values; length -1 = null.
 
     Args:
-        width: bytes of the length, 2 or 4; 0 = compact.
-        null_error: makes the exception for a null; None where null is allowed.
+        width: bytes of the length prefix, 2 or 4; 0 = compact.
+        null_error: function that returns the exception to raise for None; None if nullable.
     """
 
     cdef int width
@@ -166,7 +166,7 @@ cdef class SizedEncoder(Encoder):
         self.null_error = null_error
 
     cdef bint wrote_null(self, Sink sink, object value) except -1:
-        """True if the value is None, which is written then, or refused."""
+        """Write a null and return True if the value is None; raise if the field is not nullable."""
         if value is not None:
             return False
         if self.null_error is not None:
@@ -176,14 +176,14 @@ cdef class SizedEncoder(Encoder):
 
 
 cdef class TextEncoder(SizedEncoder):
-    """UTF-8, up to 32767 bytes."""
+    """Encodes a string: UTF-8, up to 32767 bytes."""
 
     cdef int write(self, Sink sink, object value) except -1:
         cdef Py_ssize_t size
         if self.wrote_null(sink, value):
             return 0
         if not isinstance(value, str):
-            raise TypeError(f"{type(value).__name__} where a string is expected")
+            raise TypeError(f"expected a string, got {type(value).__name__}")
         cdef const char* data = PyUnicode_AsUTF8AndSize(value, &size)
         if size > MAX_STRING:
             raise ValueError(f"string of {size} bytes, limit {MAX_STRING}")
@@ -193,7 +193,7 @@ cdef class TextEncoder(SizedEncoder):
 
 
 cdef class BytesEncoder(SizedEncoder):
-    """Bytes, copied."""
+    """Encodes bytes by copying them."""
 
     cdef int write(self, Sink sink, object value) except -1:
         if self.wrote_null(sink, value):
@@ -203,7 +203,7 @@ cdef class BytesEncoder(SizedEncoder):
 
 
 cdef class ChunksEncoder(SizedEncoder):
-    """A buffer, or a sequence of buffers that count as one; none is copied."""
+    """Encodes a buffer, or a sequence of buffers as one value, without copying."""
 
     cdef int write(self, Sink sink, object value) except -1:
         cdef Py_ssize_t size = 0
@@ -220,7 +220,7 @@ cdef class ChunksEncoder(SizedEncoder):
 
 
 cdef class ArrayEncoder(SizedEncoder):
-    """Elements of one kind from any sequence."""
+    """Encodes a sequence as an array."""
 
     cdef Encoder element
 
@@ -237,20 +237,21 @@ cdef class ArrayEncoder(SizedEncoder):
             self.element.write(sink, item)
             left -= 1
         if left:
-            raise ValueError("a sequence with another number of elements than its length")
+            raise ValueError("the sequence does not have as many elements as its length says")
         return 0
 
 
 cdef class StructEncoder(Encoder):
-    """The fields of an object.
+    """Encodes the fields of an object as a struct.
 
     Args:
-        fields: name and encoder of what is always written, in wire order.
-        tagged: tag, name, encoder and default in ascending order of tags: left out if default;
-            None in versions without tagged fields.
-        absent: name and default of the fields that must not be dropped but do not exist in this
-            version.
-        absent_error: makes the exception for one of them that is set, out of object and name.
+        fields: name and encoder of the fields without tag, in wire order.
+        tagged: tag, name, encoder and default of the tagged fields, by ascending tag; a field with
+            the default value is not written. None in versions without tagged fields.
+        absent: name and default of the fields that do not exist in this version and are not
+            ignorable.
+        absent_error: function of object and name that returns the exception to raise if such a
+            field has a value other than its default.
     """
 
     cdef list names
@@ -301,5 +302,5 @@ cdef class StructEncoder(Encoder):
 cdef bint is_default(object value, object default) except -1:
     if value == default:
         return True
-    # An empty list is as good as the default's empty tuple.
+    # An empty list counts as the default, which is an empty tuple.
     return isinstance(default, tuple) and not default and value is not None and len(value) == 0

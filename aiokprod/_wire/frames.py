@@ -13,20 +13,21 @@ from aiokprod.errors import DecodeError, FrameTooLarge
 
 _PREFIX: Final = INT32.size
 _MIN_FRAME: Final = 4
-"""A correlation id; every frame of requests and responses has at least that much."""
+"""Size of a correlation id, which every request and response contains."""
 
 _TLS_CONTENT_TYPES: Final = range(20, 25)
 _HTTP_STARTS: Final = frozenset((b"HTTP", b"GET ", b"HEAD", b"POST", b"PUT ", b"<htm", b"<!DO"))
 
 
 class FrameReader:
-    """Collects bytes as they arrive and hands out complete frames.
+    """Collects received bytes and returns complete frames.
 
     Memory grows with the bytes received, never with the length a peer announces. After an error
-    the reader is of no further use; the connection has to be closed.
+    the reader cannot be used any more; close the connection.
 
     Attributes:
-        max_bytes: longest frame accepted, without its length; may be changed between feeds.
+        max_bytes: size of the largest frame accepted, without its length prefix; may be changed
+            between calls of `feed`.
     """
 
     __slots__ = ("_awaited", "_buffer", "_kafka", "max_bytes")
@@ -34,24 +35,25 @@ class FrameReader:
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
         self._buffer = bytearray()
-        self._awaited = _PREFIX  # no frame can be complete before the buffer has so many bytes
-        self._kafka = False  # a plausible frame was seen, so the peer speaks the protocol
+        self._awaited = _PREFIX  # no frame is complete until the buffer holds this many bytes
+        self._kafka = False  # a valid frame length was seen, so the peer speaks Kafka's protocol
 
     @property
     def pending(self) -> int:
-        """Bytes received of a frame that is not complete."""
+        """Bytes received of a frame that is not complete yet."""
         return len(self._buffer)
 
     def feed(self, data: BytesLike) -> Iterator[memoryview]:
-        """The frames that `data` completes, in order, without their length. Iterate to the end.
+        """Yield the frames that `data` completes, in order, without their length prefix. Iterate to
+        the end.
 
-        Frames are views of memory that is never reused: they stay valid. Those in front of a
-        damaged one are handed out before the error is raised, so that the outcome of a request does
-        not depend on how the stream is cut into reads (Java `Selector.attemptRead` completes one
-        receive at a time).
+        Frames are views of memory that is never reused, so they stay valid. Those in front of a
+        damaged one are yielded before the error is raised, so that the outcome of a request does
+        not depend on how the stream is divided into reads (Java `Selector.attemptRead` completes
+        one receive at a time).
 
         Raises:
-            FrameTooLarge: a frame is announced with more than `max_bytes`.
+            FrameTooLarge: a length prefix exceeds `max_bytes`.
             DecodeError: a length is below 4, or the peer speaks TLS or HTTP.
         """
         if self._buffer or not isinstance(data, bytes):
@@ -68,7 +70,7 @@ class FrameReader:
             body = start + _PREFIX
             length: int = INT32.unpack_from(view, start)[0]
             if not (self._kafka and _MIN_FRAME <= length <= self.max_bytes):
-                self._judge(view[start:body], length)
+                self._check_length(view[start:body], length)
             if end - body < length:
                 self._awaited = _PREFIX + length
                 break
@@ -77,8 +79,8 @@ class FrameReader:
         if start < end:
             self._buffer += view[start:]
 
-    def _judge(self, prefix: memoryview, length: int) -> None:
-        """Refuse a length that is out of bounds, and whoever does not speak Kafka's protocol."""
+    def _check_length(self, prefix: memoryview, length: int) -> None:
+        """Raise if the length is out of range or the peer does not speak Kafka's protocol."""
         if not self._kafka:
             _refuse_other_protocols(bytes(prefix))
         if length < _MIN_FRAME:
@@ -89,11 +91,11 @@ class FrameReader:
 
 
 def _refuse_other_protocols(start: bytes) -> None:
-    """Recognise the first bytes of a TLS record or of HTTP, which read as absurd lengths."""
+    """Raise if the first bytes are those of a TLS record or of HTTP, misread as a huge length."""
     if start[0] in _TLS_CONTENT_TYPES and start[1] == 3:
         raise DecodeError(
-            "the peer sent a TLS record: this port expects TLS, "
+            "the peer sent a TLS record: this port expects TLS; "
             "set security_protocol to SSL or SASL_SSL or use the plaintext port"
         )
     if start in _HTTP_STARTS:
-        raise DecodeError(f"the peer sent {start!r}: it speaks HTTP, it is not a Kafka broker")
+        raise DecodeError(f"the peer sent {start!r}: it is an HTTP server, not a Kafka broker")

@@ -1,7 +1,7 @@
-"""Request and response headers, and whole frames out of header and body.
+"""Request and response headers, and complete frames built from header and body.
 
-Both sides of the wire: a client encodes requests and decodes response headers, a broker (the fake
-one of `testing`) does the reverse. Source: KIP-482 (header versions), KIP-511 (ApiVersions
+Serves both sides: a client encodes requests and decodes response headers, a broker (the fake
+cluster in `testing`) does the reverse. Source: KIP-482 (header versions), KIP-511 (ApiVersions
 responses keep header version 0), Java `ApiMessageType`.
 """
 
@@ -21,12 +21,12 @@ API_VERSIONS: Final = 18
 
 _MAX_FRAME: Final = 2**31 - 1
 _CORRELATION: Final = slice(4, 8)
-"""Where every request header has its correlation id."""
+"""Position of the correlation id in every request header."""
 
 
 @dataclass(frozen=True, slots=True)
 class RequestHeader(Message):
-    """What precedes every request body."""
+    """Header in front of every request body."""
 
     min_version = 1
     max_version = 2
@@ -35,13 +35,13 @@ class RequestHeader(Message):
     request_api_key: int = int16()
     request_api_version: int = int16()
     correlation_id: int = int32()
-    # Keeps its 16-bit length in version 2, so that brokers can read it before knowing the version.
+    # Keeps its 16-bit length in version 2: brokers must be able to read headers of any version.
     client_id: str | None = nullable_string("1+", compact=False)
 
 
 @dataclass(frozen=True, slots=True)
 class ResponseHeader(Message):
-    """What precedes every response body."""
+    """Header in front of every response body."""
 
     min_version = 0
     max_version = 1
@@ -51,7 +51,7 @@ class ResponseHeader(Message):
 
 
 def request_header_version(api_key: int, version: int) -> int:
-    """2 for flexible versions, else 1.
+    """Version of the request header: 2 for flexible versions of the API, else 1.
 
     Raises:
         UnsupportedVersion: the API is not known.
@@ -64,7 +64,7 @@ def request_header_version(api_key: int, version: int) -> int:
 
 @memoised
 def response_header_version(api_key: int, version: int) -> int:
-    """1 for flexible versions, else 0; always 0 for ApiVersions.
+    """Version of the response header: 1 for flexible versions, else 0; always 0 for ApiVersions.
 
     Raises:
         UnsupportedVersion: the API is not known.
@@ -78,10 +78,11 @@ def response_header_version(api_key: int, version: int) -> int:
 def encode_request(
     message: Message, version: int, correlation_id: int, client_id: str | None
 ) -> list[BytesLike]:
-    """A complete frame: length, header, body. Record batches stay chunks of their own.
+    """A complete request frame: length, header, body. Record batches are separate chunks.
 
     Raises:
-        UnsupportedVersion, ValueError: as `Message.encode`; also if the frame exceeds 2³¹-1 bytes.
+        UnsupportedVersion: as `Message.encode`.
+        ValueError: as `Message.encode`, or the frame exceeds 2³¹-1 bytes.
     """
     before, after = _around_correlation_id(message.api_key, version, client_id)
     header = b"".join((before, INT32.pack(correlation_id), after))
@@ -92,7 +93,7 @@ def encode_request(
 def _around_correlation_id(
     api_key: int, version: int, client_id: str | None
 ) -> tuple[bytes, bytes]:
-    """What is the same in the headers of all requests of an API version."""
+    """The header bytes before and after the correlation id, equal in all requests of a version."""
     header = RequestHeader(api_key, version, 0, client_id).encode(
         request_header_version(api_key, version)
     )
@@ -100,7 +101,7 @@ def _around_correlation_id(
 
 
 def encode_response(message: Message, version: int, correlation_id: int) -> list[BytesLike]:
-    """A complete frame with a response, as `encode_request`."""
+    """A complete response frame; chunks and errors as for `encode_request`."""
     header_version = response_header_version(message.api_key, version)
     header = ResponseHeader(correlation_id).encode(header_version)
     return _frame(header, message.encode_chunks(version))
@@ -112,15 +113,15 @@ def _frame(header: bytes, body: list[BytesLike]) -> list[BytesLike]:
         raise ValueError(f"a frame of {size} bytes exceeds {_MAX_FRAME}")
     if not body:
         return [INT32.pack(size) + header]
-    # The first chunk of a body is its leading small fields, so joining it costs next to nothing.
+    # The first chunk holds the small fields at the start of the body, so joining it is cheap.
     return [b"".join((INT32.pack(size), header, body[0])), *body[1:]]
 
 
 def decode_request_header(frame: BytesLike) -> tuple[RequestHeader, memoryview]:
-    """Header and body of a request frame (without its length).
+    """Header and body of a request frame (without its length prefix).
 
-    The version in the header need not be one we know; of an API we do not know only key, version
-    and correlation id are read, and the body is empty.
+    The API version in the header may be one that this package does not support. If the API is
+    unknown, only key, version and correlation id are decoded, and the body is empty.
 
     Raises:
         DecodeError: bytes are missing or not allowed.
@@ -134,18 +135,18 @@ def decode_request_header(frame: BytesLike) -> tuple[RequestHeader, memoryview]:
 
 
 def decode_response_header(frame: BytesLike, api_key: int, version: int) -> tuple[int, memoryview]:
-    """Correlation id and body of a response frame (without its length).
+    """Correlation id and body of a response frame (without its length prefix).
 
     Args:
-        api_key: of the request this is the answer to; responses do not name it.
-        version: of that request.
+        api_key: API of the request; responses do not contain it.
+        version: version of the request.
 
     Raises:
         DecodeError: bytes are missing or not allowed.
         UnsupportedVersion: the API is not known.
     """
     flexible = response_header_version(api_key, version)
-    end = INT32.size + flexible  # tagged fields take one byte if there are none, as usual
+    end = INT32.size + flexible  # usually without tagged fields, which takes one byte
     if len(frame) < end or (flexible and frame[INT32.size]):
         header, end = ResponseHeader.decode_from(frame, flexible)
         return header.correlation_id, memoryview(frame)[end:]
@@ -154,11 +155,11 @@ def decode_response_header(frame: BytesLike, api_key: int, version: int) -> tupl
 
 
 def peek_correlation_id(frame: BytesLike) -> int:
-    """The correlation id of a response frame whose request is not known yet.
+    """The correlation id of a response frame, to find its request.
 
     Raises:
         DecodeError: fewer than four bytes.
     """
     if len(frame) < INT32.size:
-        raise DecodeError(f"response frame of {len(frame)} bytes")
+        raise DecodeError(f"response frame of {len(frame)} bytes is too short")
     return Reader(frame).int32()

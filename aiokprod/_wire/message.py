@@ -1,4 +1,4 @@
-"""`Message`: what every request and response body can do."""
+"""`Message`: base class of all request and response bodies, with encoding and decoding."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class Message(Struct):
     Attributes:
         api_key: number of the API, -1 for headers.
         min_version: oldest version this package encodes and decodes.
-        max_version: newest one.
+        max_version: newest version this package encodes and decodes.
         flexible_version: first version with compact lengths and tagged fields, or None.
-        unstable_version: a newest version that brokers only offer when told to, or None.
-        tolerated_tail: bytes that a known broker adds to a flexible version by mistake, or None.
+        unstable_version: a version that brokers offer only if configured to, or None.
+        tolerated_tail: bytes that a known broker wrongly appends to flexible versions, or None.
     """
 
     __slots__ = ()
@@ -36,21 +36,21 @@ class Message(Struct):
 
     @classmethod
     def is_flexible(cls, version: int) -> bool:
-        """True if `version` has compact lengths and tagged fields. Any version may be asked."""
+        """True if `version` has compact lengths and tagged fields. Accepts any version."""
         return cls.flexible_version is not None and version >= cls.flexible_version
 
     def encode(self, version: int) -> bytes:
-        """The body in one piece.
+        """The encoded body in one piece.
 
         Raises:
-            UnsupportedVersion: we do not speak `version`, or a field that is set to something else
-                than its default does not exist in it and must not be dropped.
+            UnsupportedVersion: `version` is not supported, or a field that does not exist in it has
+                a value other than its default and is not ignorable.
             ValueError: a value does not fit its wire type.
         """
         return b"".join(self.encode_chunks(version))
 
     def encode_chunks(self, version: int) -> list[BytesLike]:
-        """As `encode`, with each chunk of a `records` field as a piece of its own, not copied."""
+        """As `encode`, but chunks of `records` fields are separate items and are not copied."""
         encoder = _encoder(type(self), version)
         try:
             return encoder.encode(self)
@@ -59,11 +59,11 @@ class Message(Struct):
 
     @classmethod
     def decode(cls, data: BytesLike, version: int) -> Self:
-        """A message from exactly these bytes. `records` fields stay views of `data`.
+        """Decode a message that takes exactly these bytes. `records` fields are views of `data`.
 
         Raises:
-            UnsupportedVersion: we do not speak `version`.
-            DecodeError: bytes are missing, left over or not allowed.
+            UnsupportedVersion: `version` is not supported.
+            DecodeError: the bytes do not match the schema, or some are left over.
         """
         if not cls.min_version <= version <= cls.max_version:
             raise _not_spoken(cls, version)
@@ -81,7 +81,7 @@ class Message(Struct):
 
     @classmethod
     def decode_from(cls, data: BytesLike, version: int) -> tuple[Self, int]:
-        """As `decode`, from the start of a buffer that may hold more; the index after it."""
+        """As `decode`, but `data` may continue after the message; also returns the end index."""
         decoder = _decoder(cls, version)
         try:
             return decoder.decode(data, 0, DecodeError)

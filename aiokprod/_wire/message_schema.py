@@ -5,11 +5,11 @@
         index: int = int32()
         records: Records | None = records()
 
-A declaration reads like the row of Kafka's message schema it stands for: wire type, versions in
-which the field exists, versions in which it may be null, default, tag. Versions are written as
-there: ``"3+"``, ``"0-12"``, ``"4"``. A field without a stated default has Java's: 0, False, "",
-zero UUID, no elements. `decoding` and `encoding` compile the
-declarations into plans.
+A declaration has the same parts as a row of Kafka's message schema: wire type, versions in which
+the field exists, versions in which it may be null, default, tag. Versions are written in Kafka's
+notation: ``"3+"``, ``"0-12"``, ``"4"``. Fields without an explicit default have Java's: 0, False,
+"", zero UUID, empty array. `decode_plan` and `encode_plan` build decoders and encoders from the
+declarations.
 
 Source: Kafka `clients/src/main/resources/common/message/README.md`.
 """
@@ -25,17 +25,17 @@ from typing import ClassVar, Final, NamedTuple, ParamSpec, TypeAlias, TypeVar, c
 from aiokprod._wire.primitives import BytesLike
 
 Records: TypeAlias = BytesLike | Sequence[BytesLike]
-"""Record batches: one buffer, or the chunks that make it up. Decoded values are memoryviews."""
+"""Record batches: one buffer, or a sequence of chunks. Decoded values are memoryviews."""
 
 ZERO_UUID: Final = bytes(16)
-"""The id of "no topic"; a UUID is its 16 bytes, most significant first."""
+"""The null UUID. A UUID is represented by its 16 bytes, most significant first."""
 
 _HIGHEST: Final = 0x7FFF
 _METADATA_KEY: Final = "wire"
 
 
 class Struct:
-    """Base of everything that is declared with the functions below."""
+    """Base of all structs that are declared with the functions below."""
 
     __slots__ = ()
     __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[object]]]
@@ -45,7 +45,7 @@ S = TypeVar("S", bound=Struct)
 
 
 class WireType(Enum):
-    """Type of a field, or of the elements of an array field; the value is Kafka's name."""
+    """Type of a field, or of the elements of an array field; values are Kafka's type names."""
 
     INT8 = "int8"
     INT16 = "int16"
@@ -65,7 +65,7 @@ INTEGERS: Final = {
     WireType.INT32: "i",
     WireType.INT64: "q",
 }
-"""`struct` codes of the integers."""
+"""Format characters of the `struct` module for the integer types."""
 
 
 class VersionRange(NamedTuple):
@@ -76,7 +76,7 @@ class VersionRange(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> VersionRange:
-        """From Kafka's notation: "3+", "0-12", "4" or "none"."""
+        """Parse Kafka's notation: "3+", "0-12", "4" or "none"."""
         if text == "none":
             return cls(0, -1)
         if text.endswith("+"):
@@ -97,15 +97,15 @@ class FieldSpec:
     """One row of a message schema.
 
     Attributes:
-        wire_type: of the value, or of the elements if `array`.
+        wire_type: type of the value, or of the elements if `array` is set.
         array: the field is a sequence.
-        element: class of the value or of the elements if `wire_type` is STRUCT.
-        versions: where the field exists.
-        nullable: where it may be null.
+        element: class of the value or of the elements if `wire_type` is STRUCT, else None.
+        versions: versions in which the field exists.
+        nullable: versions in which it may be null.
         tag: number of the tagged field, or None if the field is always written.
-        ignorable: a value other than the default is dropped silently where the field does not
-            exist; otherwise encoding it there raises `UnsupportedVersion`.
-        compact: lengths follow the message's flexible versions; False only in the request header.
+        ignorable: in versions without the field, encoding silently drops a value other than the
+            default; if not set, it raises `UnsupportedVersion`.
+        compact: lengths are compact in flexible versions; False only in the request header.
         default: value in versions without the field.
         name: attribute name.
     """
@@ -122,13 +122,13 @@ class FieldSpec:
     name: str = ""
 
     def length_width(self, flexible: bool) -> int:
-        """Bytes of the length before the value; 0 = compact."""
+        """Bytes of the length prefix of the value; 0 = compact."""
         if flexible and self.compact:
             return 0
         return 2 if self.wire_type is WireType.STRING and not self.array else 4
 
     def element_width(self, flexible: bool) -> int:
-        """Bytes of the length before each string of an array; 0 = compact."""
+        """Bytes of the length prefix of each string in an array; 0 = compact."""
         return 0 if flexible and self.compact else 2
 
 
@@ -137,13 +137,13 @@ _T = TypeVar("_T")
 
 
 def memoised(function: Callable[_P, _T]) -> Callable[_P, _T]:
-    """`functools.cache`, whose stub forgets the parameters and refuses classes as arguments."""
+    """`functools.cache` with exact types; its stub loses the signature and rejects classes."""
     return cast(Callable[_P, _T], cache(function))
 
 
 @memoised
 def fields_of(cls: type[Struct]) -> tuple[FieldSpec, ...]:
-    """The declarations of a struct in wire order."""
+    """The field declarations of a struct in wire order."""
     return tuple(
         dataclasses.replace(field.metadata[_METADATA_KEY], name=field.name)
         for field in cls.__dataclass_fields__.values()
@@ -180,45 +180,45 @@ def _declare(
 def int8(
     versions: str = "0+", *, default: int = 0, tag: int | None = None, ignorable: bool = False
 ) -> int:
-    """-2⁷ to 2⁷-1."""
+    """Declare an int8, -2⁷ to 2⁷-1."""
     return _declare(default, WireType.INT8, versions, tag=tag, ignorable=ignorable)
 
 
 def int16(
     versions: str = "0+", *, default: int = 0, tag: int | None = None, ignorable: bool = False
 ) -> int:
-    """-2¹⁵ to 2¹⁵-1."""
+    """Declare an int16, -2¹⁵ to 2¹⁵-1."""
     return _declare(default, WireType.INT16, versions, tag=tag, ignorable=ignorable)
 
 
 def int32(
     versions: str = "0+", *, default: int = 0, tag: int | None = None, ignorable: bool = False
 ) -> int:
-    """-2³¹ to 2³¹-1."""
+    """Declare an int32, -2³¹ to 2³¹-1."""
     return _declare(default, WireType.INT32, versions, tag=tag, ignorable=ignorable)
 
 
 def int64(
     versions: str = "0+", *, default: int = 0, tag: int | None = None, ignorable: bool = False
 ) -> int:
-    """-2⁶³ to 2⁶³-1."""
+    """Declare an int64, -2⁶³ to 2⁶³-1."""
     return _declare(default, WireType.INT64, versions, tag=tag, ignorable=ignorable)
 
 
 def boolean(
     versions: str = "0+", *, default: bool = False, tag: int | None = None, ignorable: bool = False
 ) -> bool:
-    """One byte; any other than 0 is True."""
+    """Declare a boolean: one byte, 0 = False, any other value = True."""
     return _declare(default, WireType.BOOL, versions, tag=tag, ignorable=ignorable)
 
 
 def uuid(versions: str = "0+", *, tag: int | None = None, ignorable: bool = False) -> bytes:
-    """16 bytes; all zero = none."""
+    """Declare a UUID of 16 bytes; all zero = null."""
     return _declare(ZERO_UUID, WireType.UUID, versions, tag=tag, ignorable=ignorable)
 
 
 def string(versions: str = "0+", *, default: str = "", ignorable: bool = False) -> str:
-    """UTF-8, up to 32767 bytes, not null."""
+    """Declare a string: UTF-8, up to 32767 bytes, not null."""
     return _declare(default, WireType.STRING, versions, ignorable=ignorable)
 
 
@@ -231,7 +231,10 @@ def nullable_string(
     ignorable: bool = False,
     compact: bool = True,
 ) -> str | None:
-    """UTF-8, up to 32767 bytes; None = null, in all its versions unless `nullable` says which."""
+    """Declare a nullable string: UTF-8, up to 32767 bytes; None = null.
+
+    `nullable` limits the versions in which null is allowed.
+    """
     return _declare(
         default,
         WireType.STRING,
@@ -244,24 +247,24 @@ def nullable_string(
 
 
 def byte_string(versions: str = "0+") -> bytes:
-    """Bytes up to 2³¹-1, not null; decoded as a copy."""
+    """Declare bytes: up to 2³¹-1, not null; decoding copies them."""
     return _declare(b"", WireType.BYTES, versions)
 
 
 def records(versions: str = "0+") -> Records | None:
-    """Record batches; None = null. Neither encoding nor decoding copies them."""
+    """Declare record batches; None = null. Neither encoding nor decoding copies them."""
     return _declare(None, WireType.RECORDS, versions, nullable=versions)
 
 
 def struct(element: type[S], versions: str = "0+", *, tag: int | None = None) -> S:
-    """One nested struct, not null; the default is the struct of defaults."""
+    """Declare a nested struct, not null; the default has the default in every field."""
     return _declare(element(), WireType.STRUCT, versions, element=element, tag=tag)
 
 
 def array(
     element: type[S], versions: str = "0+", *, tag: int | None = None, ignorable: bool = False
 ) -> Sequence[S]:
-    """Any number of structs, not null; decoded as a tuple."""
+    """Declare an array of structs, not null; decoded as a tuple."""
     none: Sequence[S] = ()
     return _declare(
         none,
@@ -281,7 +284,7 @@ def nullable_array(
     nullable: str | None = None,
     ignorable: bool = False,
 ) -> Sequence[S] | None:
-    """As `array`; None = null, in all its versions unless `nullable` says which."""
+    """As `array`, but None = null; `nullable` limits the versions in which null is allowed."""
     none: Sequence[S] | None = ()
     return _declare(
         none,
@@ -295,30 +298,30 @@ def nullable_array(
 
 
 def int8_array(versions: str = "0+", *, ignorable: bool = False) -> Sequence[int]:
-    """Any number of int8, not null; decoded as a tuple."""
+    """Declare an array of int8, not null; decoded as a tuple."""
     none: Sequence[int] = ()
     return _declare(none, WireType.INT8, versions, array=True, ignorable=ignorable)
 
 
 def int32_array(versions: str = "0+", *, ignorable: bool = False) -> Sequence[int]:
-    """Any number of int32, not null; decoded as a tuple."""
+    """Declare an array of int32, not null; decoded as a tuple."""
     none: Sequence[int] = ()
     return _declare(none, WireType.INT32, versions, array=True, ignorable=ignorable)
 
 
 def int64_array(versions: str = "0+", *, ignorable: bool = False) -> Sequence[int]:
-    """Any number of int64, not null; decoded as a tuple."""
+    """Declare an array of int64, not null; decoded as a tuple."""
     none: Sequence[int] = ()
     return _declare(none, WireType.INT64, versions, array=True, ignorable=ignorable)
 
 
 def string_array(versions: str = "0+", *, ignorable: bool = False) -> Sequence[str]:
-    """Any number of strings, neither it nor they null; decoded as a tuple."""
+    """Declare an array of strings; neither array nor strings may be null. Decoded as a tuple."""
     none: Sequence[str] = ()
     return _declare(none, WireType.STRING, versions, array=True, ignorable=ignorable)
 
 
 def nullable_string_array(versions: str = "0+") -> Sequence[str] | None:
-    """Any number of strings, which are not null; None = null."""
+    """Declare a nullable array of strings, which are not null; None = null."""
     none: Sequence[str] | None = ()
     return _declare(none, WireType.STRING, versions, array=True, nullable=versions)

@@ -1,8 +1,8 @@
 """Kafka's primitive types between bytes and Python values.
 
-`Reader` walks over one complete buffer and checks every length against what is really left, before
-it allocates anything; whatever the bytes are, it returns a value or raises `DecodeError`. It serves
-frames and record batches; messages have compiled decoders of their own (`hot.decoders`).
+`Reader` decodes one complete buffer. It checks every length against the bytes that are left before
+it allocates memory, and raises only `DecodeError`, whatever the input is. It decodes frames and
+record batches; messages have compiled decoders (`aiokprod._wire.decoders`).
 
 All integers are big-endian two's complement. Source: Kafka protocol guide, "Protocol Primitive
 Types"; Java `ByteUtils`.
@@ -50,7 +50,7 @@ class Reader:
         return self.end - self.pos
 
     def advance(self, size: int) -> int:
-        """Move over `size` bytes; returns the index of the first of them."""
+        """Skip `size` bytes and return the index of the first of them."""
         start = self.pos
         end = start + size
         if size < 0 or end > self.end:
@@ -59,17 +59,17 @@ class Reader:
         return start
 
     def int16(self) -> int:
-        """-2¹⁵ to 2¹⁵-1."""
+        """Read an int16, -2¹⁵ to 2¹⁵-1."""
         value: int = INT16.unpack_from(self.data, self.advance(2))[0]
         return value
 
     def int32(self) -> int:
-        """-2³¹ to 2³¹-1."""
+        """Read an int32, -2³¹ to 2³¹-1."""
         value: int = INT32.unpack_from(self.data, self.advance(4))[0]
         return value
 
     def uvarint(self) -> int:
-        """0 to 2³²-1 in groups of seven bits, lowest first; at most 5 bytes."""
+        """Read an unsigned varint, 0 to 2³²-1; at most 5 bytes, lowest seven bits first."""
         pos = self.pos
         if pos < self.end:
             byte = self.data[pos]
@@ -79,12 +79,12 @@ class Reader:
         return self._long_uvarint(5, _MAX_VARINT)
 
     def varint(self) -> int:
-        """-2³¹ to 2³¹-1, zig-zag; at most 5 bytes."""
+        """Read a zig-zag varint, -2³¹ to 2³¹-1; at most 5 bytes."""
         value = self.uvarint()
         return (value >> 1) ^ -(value & 1)
 
     def varlong(self) -> int:
-        """-2⁶³ to 2⁶³-1, zig-zag; at most 10 bytes."""
+        """Read a zig-zag varlong, -2⁶³ to 2⁶³-1; at most 10 bytes."""
         value = self._long_uvarint(10, _MAX_VARLONG)
         return (value >> 1) ^ -(value & 1)
 
@@ -105,19 +105,19 @@ class Reader:
         raise DecodeError(f"varint at byte {start} is cut off")
 
     def blob(self, size: int) -> bytes:
-        """A copy of `size` bytes."""
+        """Read `size` bytes as a copy."""
         start = self.advance(size)
         return bytes(self.data[start : start + size])
 
     def check_count(self, count: int, min_size: int) -> None:
-        """Refuse `count` elements of at least `min_size` bytes if they cannot all be there."""
+        """Raise if fewer bytes are left than `count` elements of at least `min_size` bytes need."""
         if count * min_size > self.end - self.pos:
             raise DecodeError(
                 f"{count} elements announced at byte {self.pos}, {self.end - self.pos} bytes left"
             )
 
     def expect_end(self) -> None:
-        """Refuse bytes after the last field."""
+        """Raise if bytes are left after the last field."""
         if self.pos != self.end:
             raise DecodeError(f"{self.end - self.pos} bytes left over at byte {self.pos}")
 

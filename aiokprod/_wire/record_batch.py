@@ -1,4 +1,4 @@
-"""The 61 bytes in front of the records of a batch (message format 2).
+"""The 61-byte header of a record batch (message format 2).
 
 A batch is ``batch_header(payload, ...) + payload``; the two are sent as separate chunks and never
 joined. Source: Java `DefaultRecordBatch`, KIP-98.
@@ -16,7 +16,7 @@ from aiokprod.errors import DecodeError
 MAGIC: Final = 2
 HEADER_SIZE: Final = 61
 LENGTH_OVERHEAD: Final = 12
-"""Base offset and length, which the length does not count."""
+"""Size of base offset and length, which the length field does not include."""
 
 CODEC_MASK: Final = 0x07
 LOG_APPEND_TIME: Final = 0x08
@@ -28,7 +28,7 @@ NO_PRODUCER_EPOCH: Final = -1
 NO_SEQUENCE: Final = -1
 MAX_SEQUENCE: Final = 2**31 - 1
 
-# Base offset, length, leader epoch, magic, CRC | what the CRC covers: attributes, last offset
+# Base offset, length, leader epoch, magic, CRC | covered by the CRC: attributes, last offset
 # delta, base timestamp, max timestamp, producer id, producer epoch, base sequence, count.
 _HEAD: Final = Layout(">qiibI")
 _TAIL: Final = Layout(">hiqqqhii")
@@ -38,18 +38,18 @@ _EPOCH: Final = Layout(">i")
 
 @dataclass(frozen=True, slots=True)
 class BatchHeader:
-    """The header of a batch as it is on the wire.
+    """The decoded header of a record batch.
 
     Attributes:
         base_offset: offset of the first record; a producer sends 0.
-        length: bytes after this field.
+        length: bytes of the batch after this field.
         leader_epoch: set by the leader, -1 from a producer; not covered by the CRC.
         magic: message format, 2.
-        crc: CRC-32C of everything after it.
+        crc: CRC-32C of everything after this field.
         attributes: codec and flags.
         last_offset_delta: offset of the last record minus base_offset.
-        base_timestamp: Unix ms that the records' deltas refer to.
-        max_timestamp: Unix ms, the highest of the records; with log append time that of the append.
+        base_timestamp: Unix ms; the records' timestamps are relative to it.
+        max_timestamp: Unix ms; highest timestamp of the records, or the log append time.
         producer_id: -1 = not idempotent.
         producer_epoch: -1 = not idempotent.
         base_sequence: sequence number of the first record, -1 = not idempotent.
@@ -72,12 +72,12 @@ class BatchHeader:
 
     @property
     def size(self) -> int:
-        """Bytes of the whole batch."""
+        """Size of the batch in bytes, header included."""
         return LENGTH_OVERHEAD + self.length
 
     @property
     def codec_id(self) -> int:
-        """Id of the codec of the records, 0 = none."""
+        """Id of the compression codec, 0 = none."""
         return self.attributes & CODEC_MASK
 
     @property
@@ -92,7 +92,7 @@ class BatchHeader:
 
     @property
     def is_control(self) -> bool:
-        """True if the records are transaction markers and not data."""
+        """True if the batch is a control batch: its records are transaction markers."""
         return bool(self.attributes & CONTROL)
 
     @property
@@ -122,17 +122,17 @@ def batch_header(
     control: bool = False,
     leader_epoch: int = -1,
 ) -> bytes:
-    """The header for encoded, possibly compressed records.
+    """Encode the header of a batch.
 
     Args:
-        payload: the records as they will be sent.
+        payload: the encoded, possibly compressed records.
         count: number of records, 1 to 2³¹-1.
-        base_timestamp: Unix ms that the deltas in `payload` refer to.
-        max_timestamp: Unix ms, the highest of the records.
-        codec_id: what `payload` was compressed with.
-        producer_id, epoch, base_sequence: all -1 without idempotence.
+        base_timestamp: Unix ms; the timestamp deltas in `payload` are relative to it.
+        max_timestamp: Unix ms; highest timestamp of the records.
+        codec_id: codec that compressed `payload`, 0 = none.
+        producer_id, epoch, base_sequence: identity for idempotence; all -1 without it.
         transactional: the batch is part of a transaction.
-        control: the records are markers; only brokers write them.
+        control: the records are transaction markers; only brokers write them.
         leader_epoch: -1 from a producer.
 
     Complexity: one pass over the payload for the CRC, no copy of it.
@@ -154,23 +154,26 @@ def batch_header(
 
 
 def parse_header(data: BytesLike) -> BatchHeader:
-    """The header at the start of `data`, not judged.
+    """Decode the header at the start of `data` without validating its values.
 
     Raises:
         DecodeError: fewer than 61 bytes.
     """
     if len(data) < HEADER_SIZE:
-        raise DecodeError(f"record batch of {len(data)} bytes, its header has {HEADER_SIZE}")
+        raise DecodeError(f"record batch of {len(data)} bytes; its header alone has {HEADER_SIZE}")
     return BatchHeader(*_HEAD.unpack_from(data), *_TAIL.unpack_from(data, _HEAD.size))
 
 
 def checksum(batch: BytesLike) -> int:
-    """CRC-32C over what the CRC of a complete batch covers."""
+    """The CRC-32C of a complete batch, over the bytes after the CRC field."""
     return crc32c(memoryview(batch)[_HEAD.size :])
 
 
 def place(batch: BytesLike, base_offset: int, leader_epoch: int) -> bytes:
-    """A copy of a batch as a leader stores it. The CRC covers neither of the two values."""
+    """A copy of a batch with base offset and leader epoch set, as a leader stores it.
+
+    The CRC stays valid, as it covers neither of the two values.
+    """
     stored = bytearray(batch)
     _OFFSET.pack_into(stored, 0, base_offset)
     _EPOCH.pack_into(stored, LENGTH_OVERHEAD, leader_epoch)

@@ -20,11 +20,11 @@ VersionRanges: TypeAlias = Mapping[int, tuple[int, int]]
 CLIENT_RANGES: Final[VersionRanges] = MappingProxyType(
     {api_key: (api.oldest, api.newest) for api_key, api in APIS.items()}
 )
-"""What this package speaks; versions Kafka calls unstable are left out."""
+"""The versions this package supports, without those that Kafka calls unstable."""
 
 
 def broker_ranges(response: ApiVersionsResponse) -> VersionRanges:
-    """What a broker speaks. Ranges that are empty or start below 0 are left out."""
+    """The version ranges a broker supports, without ranges that are empty or start below 0."""
     return MappingProxyType(
         {
             api.api_key: (api.min_version, api.max_version)
@@ -35,7 +35,7 @@ def broker_ranges(response: ApiVersionsResponse) -> VersionRanges:
 
 
 def usable_range(api_key: int, broker: VersionRanges) -> tuple[int, int] | None:
-    """The versions both sides speak, or None if there is none or either does not know the API."""
+    """The versions that both sides support; None if there are none or one does not know the API."""
     ours = CLIENT_RANGES.get(api_key)
     theirs = broker.get(api_key)
     if ours is None or theirs is None:
@@ -45,11 +45,11 @@ def usable_range(api_key: int, broker: VersionRanges) -> tuple[int, int] | None:
 
 
 def negotiate(api_key: int, broker: VersionRanges, *, max_version: int | None = None) -> int:
-    """The newest version both sides speak.
+    """The newest version that both sides support.
 
     Args:
         broker: the broker's ranges.
-        max_version: go no higher, or None.
+        max_version: upper limit for the version, or None.
 
     Raises:
         UnsupportedVersion: there is none.
@@ -64,7 +64,7 @@ def negotiate(api_key: int, broker: VersionRanges, *, max_version: int | None = 
     request = REQUESTS.get(api_key)
     name = request.__name__ if request else f"API key {api_key}"
     ours, theirs = CLIENT_RANGES.get(api_key), broker.get(api_key)
-    cap = "" if max_version is None else f", at most {max_version} is allowed"
+    cap = "" if max_version is None else f", allowed up to {max_version}"
     raise UnsupportedVersion(
         f"no common version of {name}: client {_show(ours)}, broker {_show(theirs)}{cap}"
     )
@@ -75,11 +75,12 @@ def _show(versions: tuple[int, int] | None) -> str:
 
 
 def lower_api_versions(failed_version: int, response: ApiVersionsResponse) -> int | None:
-    """What to ask ApiVersions with after UNSUPPORTED_VERSION: the newest version that the broker
-    listed and we speak, 0 if it listed none.
+    """The version to retry ApiVersions with after UNSUPPORTED_VERSION.
 
-    Invariant: the result is below `failed_version`, so a hostile broker cannot make us ask for
-    ever; None means give up.
+    Returns:
+        The newest version that the broker listed and this package supports; 0 if it listed none;
+        None to give up. Always below `failed_version`, so that a misbehaving broker cannot cause
+        endless retries.
     """
     if failed_version <= 0:
         return None

@@ -73,7 +73,7 @@ def test_integers_round_trip_at_their_bounds(code: str) -> None:
         with pytest.raises(ValueError, match=f"does not fit into {width} bytes"):
             write(IntEncoder(code), value)
     for wrong in (1.0, "1", None, b"1"):
-        with pytest.raises(TypeError, match="where an integer is expected"):
+        with pytest.raises(TypeError, match="expected an integer"):
             write(IntEncoder(code), wrong)
 
 
@@ -106,7 +106,7 @@ def test_text_is_bounded_and_checked() -> None:
         read(TextDecoder(0, False), b"\5abc")
     with pytest.raises(ValueError, match="surrogates not allowed"):
         write(TextEncoder(0, None), "\ud800")
-    with pytest.raises(TypeError, match="bytes where a string is expected"):
+    with pytest.raises(TypeError, match="expected a string, got bytes"):
         write(TextEncoder(0, None), b"abc")
 
 
@@ -137,7 +137,7 @@ def test_null_is_for_those_who_may(width: int, null: bytes) -> None:
 
 
 def test_negative_lengths_are_refused() -> None:
-    with pytest.raises(BadBytesError, match="length -2 before byte 4"):
+    with pytest.raises(BadBytesError, match="invalid length -2 before byte 4"):
         read(BytesDecoder(4, True), b"\xff\xff\xff\xfe")
 
 
@@ -187,7 +187,7 @@ def test_a_sequence_that_changes_its_length_is_refused() -> None:
         def __len__(self) -> int:
             return 2
 
-    with pytest.raises(ValueError, match="another number of elements"):
+    with pytest.raises(ValueError, match="as many elements as its length"):
         write(ArrayEncoder(4, None, IntEncoder("i")), Liar([1]))
 
 

@@ -123,7 +123,7 @@ def test_place_sets_what_the_leader_sets_and_keeps_the_crc() -> None:
 
 @pytest.mark.parametrize("size", [0, 1, 60])
 def test_parse_of_too_few_bytes_is_refused(size: int) -> None:
-    with pytest.raises(DecodeError, match="its header has 61"):
+    with pytest.raises(DecodeError, match="its header alone has 61"):
         parse_header(bytes(size))
 
 

@@ -1,7 +1,7 @@
 """Requests and responses, one module per API, and the registries by API key.
 
-A module is imported when one of its messages is first asked for: a producer uses a handful of them,
-and making a dataclass is slow.
+A module is imported when one of its messages is first looked up: a producer needs only a few of
+them, and creating their dataclasses is slow.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from aiokprod._wire.message import Message
 
 
 class Api(NamedTuple):
-    """An API as this package speaks it.
+    """Where an API is implemented, and which versions of it are supported.
 
     Attributes:
-        module: where its messages are.
-        oldest, newest: versions; those that Kafka calls unstable are left out.
+        module: name of the module with its messages.
+        oldest, newest: supported versions, without those that Kafka calls unstable.
     """
 
     module: str
@@ -44,7 +44,7 @@ APIS: Final = {
     65: Api("describe_transactions", 0, 0),
     66: Api("list_transactions", 0, 2),
 }
-"""By API key. That it agrees with the messages is a test."""
+"""APIs by key. A test compares the versions with those of the message classes."""
 
 
 class _Registry(Mapping[int, type[Message]]):

@@ -28,7 +28,7 @@ class AddOffsetsToTxnRequest(Message):
 
 @dataclass(frozen=True, slots=True)
 class AddOffsetsToTxnResponse(Message):
-    """Accepted or not."""
+    """Result of the request."""
 
     api_key = 25
     min_version = 0

@@ -37,13 +37,13 @@ class AddPartitionsToTxnTransaction(Struct):
     transactional_id: str = string("4+")
     producer_id: int = int64("4+")
     producer_epoch: int = int16("4+")
-    verify_only: bool = boolean("4+")  # check, do not add
+    verify_only: bool = boolean("4+")  # only check that the partitions are in the transaction
     topics: Sequence[AddPartitionsToTxnTopic] = array(AddPartitionsToTxnTopic, "4+")
 
 
 @dataclass(frozen=True, slots=True)
 class AddPartitionsToTxnRequest(Message):
-    """Partitions to add: fields v3_and_below_* for clients, `transactions` for brokers."""
+    """Partitions to add. Clients set the fields v3_and_below_*, brokers set `transactions`."""
 
     api_key = 24
     min_version = 0

@@ -1,7 +1,7 @@
-"""ApiVersions (API key 18): which versions of each API a broker speaks.
+"""ApiVersions (API key 18): the versions of each API that a broker supports.
 
-The response has always header version 0, and a broker that does not know the version asked
-for answers in version 0 with UNSUPPORTED_VERSION (KIP-511).
+The response always has header version 0. A broker that does not support the requested version
+answers in version 0 with UNSUPPORTED_VERSION (KIP-511).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class ApiVersion(Struct):
 
 @dataclass(frozen=True, slots=True)
 class SupportedFeatureKey(Struct):
-    """Feature levels a broker can run."""
+    """Range of levels of one feature that a broker supports."""
 
     name: str = string("3+")
     min_version: int = int16("3+")
@@ -46,7 +46,7 @@ class SupportedFeatureKey(Struct):
 
 @dataclass(frozen=True, slots=True)
 class FinalizedFeatureKey(Struct):
-    """Feature level the cluster runs."""
+    """Finalized level of one feature of the cluster."""
 
     name: str = string("3+")
     max_version_level: int = int16("3+")

@@ -13,7 +13,7 @@ from aiokprod._wire.message_schema import boolean, int16, int32, int64, string
 
 @dataclass(frozen=True, slots=True)
 class EndTxnRequest(Message):
-    """The end of the open transaction."""
+    """Commit or abort of the open transaction."""
 
     api_key = 26
     min_version = 0
@@ -28,7 +28,7 @@ class EndTxnRequest(Message):
 
 @dataclass(frozen=True, slots=True)
 class EndTxnResponse(Message):
-    """Accepted, and what to use for the next transaction."""
+    """Result, and the producer id and epoch of the next transaction."""
 
     api_key = 26
     min_version = 0

@@ -1,6 +1,6 @@
 """Fetch (API key 1): read record batches from partitions.
 
-Only a producer's own tests and checks read; replica and session fields keep their defaults.
+Used only by the Spark sink's audit and by tests; replica and session fields keep their defaults.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from aiokprod._wire.message_schema import (
 
 @dataclass(frozen=True, slots=True)
 class ReplicaState(Struct):
-    """Who reads, if it is a follower."""
+    """Identity of the follower that fetches."""
 
     replica_id: int = int32("15+", default=-1)  # -1 = not a follower
     replica_epoch: int = int64("15+", default=-1)
@@ -37,7 +37,7 @@ class ReplicaState(Struct):
 
 @dataclass(frozen=True, slots=True)
 class FetchPartition(Struct):
-    """Where to read in one partition."""
+    """Offset and limits of the read from one partition."""
 
     partition: int = int32()
     current_leader_epoch: int = int32("9+", default=-1, ignorable=True)  # -1 = unknown
@@ -94,7 +94,7 @@ class FetchRequest(Message):
 
 @dataclass(frozen=True, slots=True)
 class EpochEndOffset(Struct):
-    """Where the log of the reader and of the leader part."""
+    """Offset at which the logs of reader and leader diverge."""
 
     epoch: int = int32("12+", default=-1)
     end_offset: int = int64("12+", default=-1)
@@ -102,7 +102,7 @@ class EpochEndOffset(Struct):
 
 @dataclass(frozen=True, slots=True)
 class LeaderIdAndEpoch(Struct):
-    """The leader the answering broker knows of; set with NOT_LEADER_OR_FOLLOWER or
+    """The current leader as the answering broker knows it; set with NOT_LEADER_OR_FOLLOWER or
     FENCED_LEADER_EPOCH.
     """
 
@@ -120,7 +120,7 @@ class SnapshotId(Struct):
 
 @dataclass(frozen=True, slots=True)
 class AbortedTransaction(Struct):
-    """A transaction whose records are to be skipped by read_committed."""
+    """An aborted transaction, whose records a read_committed reader must skip."""
 
     producer_id: int = int64("4+")
     first_offset: int = int64("4+")
@@ -157,7 +157,7 @@ class FetchableTopicResponse(Struct):
 
 @dataclass(frozen=True, slots=True)
 class NodeEndpoint(Struct):
-    """Address of a broker named in a leader hint."""
+    """Address of a broker that `current_leader` names."""
 
     node_id: int = int32("16+")
     host: str = string("16+")
@@ -167,7 +167,7 @@ class NodeEndpoint(Struct):
 
 @dataclass(frozen=True, slots=True)
 class FetchResponse(Message):
-    """Records found."""
+    """Record batches of each partition."""
 
     api_key = 1
     min_version = 4

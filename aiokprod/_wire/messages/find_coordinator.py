@@ -1,6 +1,6 @@
-"""FindCoordinator (API key 10): the broker in charge of a group or a transactional id.
+"""FindCoordinator (API key 10): the coordinator of a group or a transactional id.
 
-Versions below 4 ask for one key, later ones for several (KIP-699).
+Versions below 4 look up one key, later ones several (KIP-699).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from aiokprod._wire.message_schema import (
 
 @dataclass(frozen=True, slots=True)
 class FindCoordinatorRequest(Message):
-    """Key type 0 = consumer group, 1 = transactional id, 2 = share group."""
+    """Groups or transactional ids to look up, all of one key type."""
 
     api_key = 10
     min_version = 0
@@ -49,7 +49,7 @@ class Coordinator(Struct):
 
 @dataclass(frozen=True, slots=True)
 class FindCoordinatorResponse(Message):
-    """One coordinator in the fields of the message (below 4), or a list of them."""
+    """One coordinator in the fields of the message (below version 4), or a list of them."""
 
     api_key = 10
     min_version = 0

@@ -1,6 +1,6 @@
-"""InitProducerId (API key 22): a producer id and epoch, or a newer epoch of one (KIP-98, KIP-360).
+"""InitProducerId (API key 22): get a producer id and epoch, or bump an epoch (KIP-98, KIP-360).
 
-Version 6 (two-phase commit, KIP-939) is unstable: brokers offer it only when told to.
+Version 6 (two-phase commit, KIP-939) is unstable: brokers offer it only if configured to.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from aiokprod._wire.message_schema import boolean, int16, int32, int64, nullable
 
 @dataclass(frozen=True, slots=True)
 class InitProducerIdRequest(Message):
-    """transactional_id None = idempotent producer without transactions."""
+    """Without a transactional id (null) the producer is idempotent but not transactional."""
 
     api_key = 22
     min_version = 0
@@ -31,7 +31,7 @@ class InitProducerIdRequest(Message):
 
 @dataclass(frozen=True, slots=True)
 class InitProducerIdResponse(Message):
-    """The producer id and epoch to stamp batches with."""
+    """Producer id and epoch for the batches that follow."""
 
     api_key = 22
     min_version = 0

@@ -1,7 +1,7 @@
-"""ListOffsets (API key 2): the offset at a timestamp, the first or the next one of a partition.
+"""ListOffsets (API key 2): look up an offset of a partition by timestamp.
 
-Timestamp -1 = next offset, -2 = first, -3 = largest timestamp (KIP-734), -4 = local first,
--5 = last tiered (KIP-405), -6 = earliest pending upload.
+Special timestamps: -1 = log end offset, -2 = earliest, -3 = record with the largest timestamp
+(KIP-734), -4 = earliest local, -5 = latest tiered (KIP-405), -6 = earliest pending upload.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from aiokprod._wire.message_schema import Struct, array, int8, int16, int32, int
 
 @dataclass(frozen=True, slots=True)
 class ListOffsetsPartition(Struct):
-    """What to look up in one partition."""
+    """Timestamp to look up in one partition."""
 
     partition_index: int = int32()
     current_leader_epoch: int = int32("4+", default=-1, ignorable=True)  # -1 = unknown
@@ -66,7 +66,7 @@ class ListOffsetsTopicResponse(Struct):
 
 @dataclass(frozen=True, slots=True)
 class ListOffsetsResponse(Message):
-    """Offsets found."""
+    """One offset per partition."""
 
     api_key = 2
     min_version = 1

@@ -1,4 +1,4 @@
-"""ListTransactions (API key 66): transactions a coordinator knows (KIP-664)."""
+"""ListTransactions (API key 66): the transactions of a coordinator (KIP-664)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from aiokprod._wire.message_schema import (
 
 @dataclass(frozen=True, slots=True)
 class ListTransactionsRequest(Message):
-    """Filters; an empty one lets everything pass."""
+    """Filters; an empty filter matches all transactions."""
 
     api_key = 66
     min_version = 0
@@ -30,7 +30,7 @@ class ListTransactionsRequest(Message):
 
     state_filters: Sequence[str] = string_array()
     producer_id_filters: Sequence[int] = int64_array()
-    duration_filter: int = int64("1+", default=-1)  # ms open at least, -1 = any
+    duration_filter: int = int64("1+", default=-1)  # open for at least so many ms, -1 = any
     transactional_id_pattern: str | None = nullable_string("2+", default=None)
 
 
@@ -45,7 +45,7 @@ class TransactionState(Struct):
 
 @dataclass(frozen=True, slots=True)
 class ListTransactionsResponse(Message):
-    """Transactions that passed the filters."""
+    """Transactions that match the filters."""
 
     api_key = 66
     min_version = 0

@@ -28,12 +28,12 @@ class MetadataRequestTopic(Struct):
     """One topic, by name or, with a null name, by id."""
 
     topic_id: bytes = uuid("10+", ignorable=True)  # zero = unknown
-    name: str | None = nullable_string(nullable="10+")  # null = look at topic_id
+    name: str | None = nullable_string(nullable="10+")  # null = see topic_id
 
 
 @dataclass(frozen=True, slots=True)
 class MetadataRequest(Message):
-    """Topics to describe: None = all, none = only the brokers (version 0: none = all)."""
+    """Topics to describe: null = all, empty = only the brokers (version 0: empty = all)."""
 
     api_key = 3
     min_version = 0
@@ -77,7 +77,7 @@ class MetadataResponseTopic(Struct):
     """One topic."""
 
     error_code: int = int16()  # 0 = none
-    name: str | None = nullable_string(nullable="12+")  # null = look at topic_id
+    name: str | None = nullable_string(nullable="12+")  # null = see topic_id
     topic_id: bytes = uuid("10+", ignorable=True)  # zero = unknown
     is_internal: bool = boolean("1+", ignorable=True)
     partitions: Sequence[MetadataResponsePartition] = array(MetadataResponsePartition)
@@ -87,7 +87,7 @@ class MetadataResponseTopic(Struct):
 
 @dataclass(frozen=True, slots=True)
 class MetadataResponse(Message):
-    """What the answering broker knows of the cluster."""
+    """Brokers, topics and controller as the answering broker knows them."""
 
     api_key = 3
     min_version = 0

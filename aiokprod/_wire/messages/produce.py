@@ -1,6 +1,6 @@
 """Produce (API key 0): append record batches to partitions.
 
-Versions below 3 are gone in Kafka 4 (KIP-896). 10 brings new-leader hints (KIP-951), 12 the
+Kafka 4 removed versions below 3 (KIP-896). Version 10 added the current leader (KIP-951), 12 the
 second transaction protocol (KIP-890), 13 topic ids instead of names (KIP-516).
 """
 
@@ -59,7 +59,7 @@ class ProduceRequest(Message):
 
 @dataclass(frozen=True, slots=True)
 class BatchIndexAndErrorMessage(Struct):
-    """A record that was the reason to refuse the batch (KIP-467)."""
+    """A record that caused the rejection of the batch (KIP-467)."""
 
     batch_index: int = int32("8+")  # position in the batch, from 0
     batch_index_error_message: str | None = nullable_string("8+", default=None)
@@ -67,7 +67,7 @@ class BatchIndexAndErrorMessage(Struct):
 
 @dataclass(frozen=True, slots=True)
 class LeaderIdAndEpoch(Struct):
-    """The leader the answering broker knows of; set with NOT_LEADER_OR_FOLLOWER or
+    """The current leader as the answering broker knows it; set with NOT_LEADER_OR_FOLLOWER or
     FENCED_LEADER_EPOCH.
     """
 
@@ -103,7 +103,7 @@ class TopicProduceResponse(Struct):
 
 @dataclass(frozen=True, slots=True)
 class NodeEndpoint(Struct):
-    """Address of a broker named in a leader hint."""
+    """Address of a broker that `current_leader` names."""
 
     node_id: int = int32("10+")
     host: str = string("10+")

@@ -1,4 +1,4 @@
-"""SaslAuthenticate (API key 36): carry the messages of a SASL mechanism."""
+"""SaslAuthenticate (API key 36): exchange messages of a SASL mechanism."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class SaslAuthenticateRequest(Message):
     auth_bytes: bytes = byte_string()
 
     def __repr__(self) -> str:
-        # A password or a token.
+        # The message may contain a password or a token.
         return f"SaslAuthenticateRequest(<{len(self.auth_bytes)} bytes>)"
 
 
@@ -40,7 +40,7 @@ class SaslAuthenticateResponse(Message):
     session_lifetime_ms: int = int64("1+", ignorable=True)
 
     def __repr__(self) -> str:
-        # A broker may send back what it was sent.
+        # A broker may return the client's message, with its secrets.
         return (
             f"SaslAuthenticateResponse(error_code={self.error_code}, "
             f"session_lifetime_ms={self.session_lifetime_ms})"

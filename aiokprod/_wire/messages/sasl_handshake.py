@@ -1,6 +1,6 @@
 """SaslHandshake (API key 17): choose a SASL mechanism.
 
-Never flexible: it has to work before the versions are known.
+It has no flexible versions: clients send it before the broker's versions are known.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from aiokprod._wire.message_schema import int16, string, string_array
 
 @dataclass(frozen=True, slots=True)
 class SaslHandshakeRequest(Message):
-    """The mechanism the client wants."""
+    """The mechanism that the client requests."""
 
     api_key = 17
     min_version = 0
@@ -26,7 +26,7 @@ class SaslHandshakeRequest(Message):
 
 @dataclass(frozen=True, slots=True)
 class SaslHandshakeResponse(Message):
-    """Accepted, or the mechanisms the broker enables."""
+    """Result, and the mechanisms that the broker has enabled."""
 
     api_key = 17
     min_version = 0
