@@ -82,5 +82,5 @@ def test_buffer_reused_before_the_broker_has_it_is_found():
         await asyncio.sleep(1)
         await client.close()
 
-    with pytest.raises(UnhandledError, match="changed after hand-over"):
+    with pytest.raises(UnhandledError, match="changed after they were written"):
         run(main)

@@ -1,4 +1,4 @@
-"""What a partition remembers of its idempotent producers.
+"""The state a partition keeps of its idempotent producers.
 
 Source: Java `ProducerStateManager`, `ProducerAppendInfo`, `ProducerStateEntry`.
 """
@@ -14,12 +14,12 @@ from aiokprod._errors import Code
 from aiokprod.testing.fake_cluster.batches import Batch, BatchRefused
 
 WINDOW: Final = 5
-"""Batches remembered per producer: why no more than five may be in flight."""
+"""Batches remembered per producer, which limits the requests in flight to five."""
 
 
 @dataclass(frozen=True, slots=True)
 class Remembered:
-    """A batch in the window."""
+    """A remembered batch."""
 
     epoch: int
     base_sequence: int
@@ -36,11 +36,11 @@ class _Entry:
 
 
 class Ledger:
-    """Epoch and last batches of each producer id of one partition.
+    """Epoch and last batches of each producer id in one partition.
 
     Attributes:
-        strict: refuse a non-zero first sequence of an unknown producer with UNKNOWN_PRODUCER_ID, as
-            brokers before 2.4 did; later ones accept any.
+        strict: answer UNKNOWN_PRODUCER_ID if the first sequence of an unknown producer is not 0, as
+            brokers before 2.4 did; later versions accept any.
     """
 
     def __init__(self, *, strict: bool = False, window: int = WINDOW) -> None:
@@ -49,7 +49,7 @@ class Ledger:
         self._entries: dict[int, _Entry] = {}
 
     def duplicate_of(self, batch: Batch) -> int | None:
-        """Base offset under which this very batch was appended before, if it is in the window."""
+        """Base offset at which this batch was appended before; None if it is not remembered."""
         entry = self._entries.get(batch.producer_id)
         if entry is None or entry.epoch != batch.epoch:
             return None
@@ -60,7 +60,7 @@ class Ledger:
         return None
 
     def check(self, batch: Batch) -> None:
-        """Raise BatchRefused unless the batch is the next of its producer."""
+        """Raise BatchRefused unless the batch is the next in its producer's sequence."""
         entry = self._entries.get(batch.producer_id)
         if entry is None:
             if self.strict and batch.base_sequence != 0:
@@ -72,44 +72,44 @@ class Ledger:
             if batch.base_sequence != 0:
                 raise _refused(Code.OUT_OF_ORDER_SEQUENCE_NUMBER, batch, "new epoch, want 0")
             return
-        # An epoch known from a marker alone has no batch yet: its first one has sequence 0.
+        # If the epoch is known only from a marker, it has no batch yet and starts at sequence 0.
         expected = (entry.window[-1].last_sequence + 1) % 2**31 if entry.window else 0
         if batch.base_sequence != expected:
             raise _refused(Code.OUT_OF_ORDER_SEQUENCE_NUMBER, batch, f"want {expected}")
 
     def knows(self, producer_id: int) -> bool:
-        """The producer wrote here, or its epoch is known from a marker."""
+        """True if the producer wrote to the partition or its epoch is known from a marker."""
         return producer_id in self._entries
 
     def append(self, batch: Batch, base_offset: int) -> None:
-        """Note an appended batch."""
+        """Remember an appended batch."""
         if batch.producer_id < 0:
             return
         remembered = Remembered(batch.epoch, batch.base_sequence, batch.last_sequence, base_offset)
         self.restore(batch.producer_id, remembered)
 
     def restore(self, producer_id: int, remembered: Remembered) -> None:
-        """Note a batch found in the log."""
+        """Remember a batch that was read from the log."""
         entry = self._entries.get(producer_id)
         if entry is None or remembered.epoch > entry.epoch:
             entry = self._entries[producer_id] = _Entry(remembered.epoch, self._window)
         entry.window.append(remembered)
 
     def note_marker(self, producer_id: int, epoch: int) -> None:
-        """A transaction ended; a marker of a higher epoch fences older ones."""
+        """Update the epoch from a transaction marker; a higher epoch fences older ones."""
         entry = self._entries.get(producer_id)
         if entry is None or epoch > entry.epoch:
             self._entries[producer_id] = _Entry(epoch, self._window)
 
     def forget(self, producer_id: int | None = None) -> None:
-        """Lose the state of one producer or of all, as retention does."""
+        """Drop the state of one producer or of all, as retention does."""
         if producer_id is None:
             self._entries.clear()
         else:
             self._entries.pop(producer_id, None)
 
     def rebuild(self, batches: Iterable[tuple[int, Remembered]]) -> None:
-        """Start over from what is in the log (after a truncation)."""
+        """Rebuild the state from the log, after a truncation."""
         self._entries.clear()
         for producer_id, remembered in batches:
             self.restore(producer_id, remembered)

@@ -1,4 +1,4 @@
-"""AddOffsetsToTxn (25): a group's offsets will be part of the transaction."""
+"""AddOffsetsToTxn (25): adds a consumer group to the transaction."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from aiokprod.testing.fake_cluster.framing import Request
 
 
 def handle(broker: FakeBroker, request: Request) -> Answer:
-    """Add the group."""
+    """Add the group to the transaction."""
     body = request.body
     model = broker.cluster.transactions
     code = refusal(broker, body.transactional_id) or model.check(
@@ -22,5 +22,5 @@ def handle(broker: FakeBroker, request: Request) -> Answer:
 
 
 def error(broker: FakeBroker, request: Request, code: int) -> AddOffsetsToTxnResponse:
-    """Refused, for this reason."""
+    """A response with this error code."""
     return AddOffsetsToTxnResponse(error_code=code)

@@ -1,4 +1,4 @@
-"""AddPartitionsToTxn (24), the versions clients use (0 to 3): all partitions or none."""
+"""AddPartitionsToTxn (24), versions for clients (0 to 3): adds all partitions or none."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from aiokprod.testing.fake_cluster.framing import Request
 
 
 def handle(broker: FakeBroker, request: Request) -> Answer:
-    """Add the partitions, or say of each why not."""
+    """Add the partitions, or answer with an error code for each."""
     body = request.body
     model = broker.cluster.transactions
     name = body.v3_and_below_transactional_id
@@ -34,7 +34,7 @@ def handle(broker: FakeBroker, request: Request) -> Answer:
 
 
 def error(broker: FakeBroker, request: Request, code: int) -> AddPartitionsToTxnResponse:
-    """The code for every partition."""
+    """A response with this error code for every partition."""
     return _answer(request.body, lambda at: code)
 
 

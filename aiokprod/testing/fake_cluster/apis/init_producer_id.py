@@ -1,5 +1,5 @@
-"""InitProducerId (22): without a transactional id a fresh id at epoch 0, every time; with one, the
-coordinator's."""
+"""InitProducerId (22): without a transactional id always a new producer id with epoch 0; with one,
+the id and epoch from the transaction coordinator."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FENCED_FROM = 4
 
 
 def handle(broker: FakeBroker, request: Request) -> Answer:
-    """Hand out an id."""
+    """Return a producer id and epoch."""
     body = request.body
     name = body.transactional_id
     if name == "":
@@ -36,5 +36,5 @@ def handle(broker: FakeBroker, request: Request) -> Answer:
 
 
 def error(broker: FakeBroker, request: Request, code: int) -> InitProducerIdResponse:
-    """No id, for this reason."""
+    """A response with this error code."""
     return InitProducerIdResponse(error_code=code, producer_id=-1, producer_epoch=-1)

@@ -1,4 +1,4 @@
-"""TxnOffsetCommit (28), answered by the group's coordinator; v5 adds the group on its own."""
+"""TxnOffsetCommit (28), served by the group coordinator; version 5 adds the group implicitly."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SECOND_PROTOCOL_FROM = 5
 
 
 def handle(broker: FakeBroker, request: Request) -> Answer:
-    """Keep the offsets until the transaction ends."""
+    """Store the offsets until the transaction ends."""
     return Answer(error(broker, request, _commit(broker, request)))
 
 
@@ -47,7 +47,7 @@ def _commit(broker: FakeBroker, request: Request) -> Code:
 
 
 def error(broker: FakeBroker, request: Request, code: int) -> TxnOffsetCommitResponse:
-    """The code for every partition."""
+    """A response with this error code for every partition."""
     return TxnOffsetCommitResponse(
         topics=[
             TxnOffsetCommitResponseTopic(
