@@ -612,7 +612,7 @@ cdef class Appender:
             if bound + BATCH_HEADER > self.max_request_size or memory.has_waiters or \
                     memory.used + bound > memory.limit:
                 break
-            sticky = self.is_sticky(partition, key_size >= 0)
+            sticky = partition < 0 and not (hashing and key_size >= 0)
             if sticky:
                 place = self.sticky_partition(topic)
                 if place < 0:
