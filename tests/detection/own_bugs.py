@@ -15,7 +15,7 @@ from aiokprod._core.batch import BatchCore
 from aiokprod._engine.buffer.accumulator import RecordAccumulator
 from aiokprod._engine.buffer.broker_memory_quota import BrokerMemoryQuota
 from aiokprod._engine.buffer.producer_batch import ProducerBatch
-from aiokprod._engine.identity import transaction_driver
+from aiokprod._engine.identity import sequence_errors, transaction_driver
 from aiokprod._engine.identity.coordinators import Coordinators
 from aiokprod._engine.identity.idempotence import IdempotentSequences
 from aiokprod._engine.identity.sequence_errors import SequenceAction, SequenceDecision
@@ -71,6 +71,13 @@ def fenced_epoch_fails_the_batch(patch: Patch) -> None:
         return action
 
     patch.setattr(IdempotentSequences, "classify", helpless)
+
+
+@bug
+def out_of_order_taken_for_absence(patch: Patch) -> None:
+    """A broker that was restarted knows only the newest batch of a producer: those before it were
+    renumbered and stored twice."""
+    patch.setattr(sequence_errors, "_classify_by_newer", lambda batch, entry: None)
 
 
 # -- waiting --------------------------------------------------------------------------------------

@@ -281,6 +281,8 @@ class Brokers:
         self.topic_ids: dict[str, bytes] = {}
         self.ready_calls: list[int] = []
         self.strict = strict
+        self.restarted_at: dict[TopicPartition, int] = {}
+        self.append_time_ms: int | None = None  # of brokers that stamp the records
         self.on_wakeup: Callable[[], None] = lambda: None
 
     # -- the port -------------------------------------------------------------------------------
@@ -382,15 +384,27 @@ class Brokers:
 
     def append(self, tp: TopicPartition, batch: Batch) -> PartitionProduceResponse:
         log = self.log(tp)
-        offset = log.ledger.duplicate_of(batch) if batch.producer_id >= 0 else None
-        if offset is None:
-            try:
-                if batch.producer_id >= 0:
-                    log.ledger.check(batch)
-            except BatchRefused as refused:
-                return refusal(tp, refused.code, message=str(refused), log_start=log.start_offset)
-            offset = log.append(batch, None)
-        return PartitionProduceResponse(tp.partition, 0, offset, -1, log.start_offset)
+        known = None
+        if batch.producer_id >= 0:
+            known = log.ledger.duplicate_of(batch, self.restarted_at.get(tp, 0))
+        if known is not None:
+            offset, stamp = known.base_offset, known.timestamp_ms
+            return PartitionProduceResponse(tp.partition, 0, offset, stamp, log.start_offset)
+        try:
+            if batch.producer_id >= 0:
+                log.ledger.check(batch)
+        except BatchRefused as refused:
+            return refusal(tp, refused.code, message=str(refused), log_start=log.start_offset)
+        stamp = self.append_time_ms
+        offset = log.append(batch, stamp)
+        return PartitionProduceResponse(
+            tp.partition, 0, offset, -1 if stamp is None else stamp, log.start_offset
+        )
+
+    def restart(self, tp: TopicPartition) -> None:
+        """The leader stops in order and starts again: its snapshot of producers has the newest
+        batch of each."""
+        self.restarted_at[tp] = self.log(tp).end_offset
 
     def stored(self, tp: TopicPartition) -> list[bytes | None]:
         """Values in the log of a partition."""

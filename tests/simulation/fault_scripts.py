@@ -43,6 +43,7 @@ class Misfortunes:
         stalls: when the loop was blocked, from and to.
         amnesia: per log, the instants when retention took what its brokers knew of producers.
         reborn: per log of a recreated topic, since when: who names topics by id cannot mistake it.
+        stopped: a broker was stopped in order, and then knows only the newest batch of a producer.
         duplicated: partitions whose broker once only said that it has a batch.
         oldest_metadata: lowest version of Metadata that was the best of a broker.
         done: names of what happened, in order.
@@ -66,6 +67,7 @@ class Misfortunes:
         self.stalls: list[tuple[float, float]] = []
         self.amnesia: dict[tuple[bytes, int], list[float]] = {}
         self.reborn: dict[tuple[bytes, int], float] = {}
+        self.stopped = False
         self.duplicated: set[Where] = set()
         self.oldest_metadata = 999
         self._note_versions()
@@ -123,6 +125,7 @@ class Misfortunes:
 
     def stop(self) -> None:
         if (victim := self._victim()) is not None:
+            self.stopped = True
             self.cluster.stop(victim)
 
     def pause(self) -> None:
@@ -132,6 +135,7 @@ class Misfortunes:
     def upgrade(self) -> None:
         """A rolling upgrade (or downgrade): one broker comes back as another version."""
         if (victim := self._victim()) is not None:
+            self.stopped = True
             self.cluster.stop(victim)
             profile = self.rng.choice(PROFILES)
             if "old_versions" in self.plan.temperaments and self.rng.random() < 0.5:

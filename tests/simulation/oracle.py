@@ -364,9 +364,10 @@ class Judge:
             _demand(bool(found), "lost: {}", attempt)
         seen = [*found, *self.truncated.get(attempt.value, [])]
         if result.offset is None:
-            can_be = (result.topic, result.partition) in self.misfortunes.duplicated
+            duplicated = (result.topic, result.partition) in self.misfortunes.duplicated
+            can_be = duplicated or self.misfortunes.stopped
             _demand(can_be, "acknowledged without an offset: {}", attempt)
-            self.used["offsets"] += 1
+            self.used["offsets" if duplicated else "newest"] += 1
         else:
             told = result.partition, result.offset
             true = [(place.partition, place.offset) for place in seen]

@@ -591,6 +591,49 @@ async def test_stopped_broker_hands_over_before_it_ends(cluster):
     assert client.lost
 
 
+async def after_restart(cluster, *answers_of):
+    """Three batches of a producer; broker 1 is stopped and started; the batches again, to one
+    broker after the other: error codes and base offsets."""
+    first = await RawClient.connect(cluster)
+    again = [batch(b"%d" % n, pid=7, epoch=0, sequence=n, timestamp=50 + n) for n in range(3)]
+    for sent in again:
+        assert (await send(first, sent)).error_code == 0
+    cluster.stop(1)
+    await asyncio.sleep(0.1)
+    cluster.start(1)
+    found = []
+    for broker_id in answers_of:
+        cluster.move_leader("t", 0, broker_id)
+        client = await RawClient.connect(cluster, broker_id)
+        for sent in again:
+            answer = await send(client, sent)
+            found.append((answer.error_code, answer.base_offset, answer.log_append_time_ms))
+        await client.close()
+    return found
+
+
+@scenario
+async def test_broker_stopped_in_order_knows_only_the_newest_batch_of_a_producer(cluster):
+    """Its snapshot has no more; replicas that ran on recognise all, with the timestamp that Kafka
+    answers for a batch that is in the log already."""
+    gap = Code.OUT_OF_ORDER_SEQUENCE_NUMBER
+    known = [(0, 0, 50), (0, 1, 51), (0, 2, 52)]
+    assert await after_restart(cluster, 2, 1) == [*known, (gap, -1, -1), (gap, -1, -1), (0, 2, 52)]
+
+
+@scenario
+async def test_broker_stopped_in_order_knows_the_batches_it_got_afterwards(cluster):
+    await after_restart(cluster)
+    cluster.move_leader("t", 0, 1)
+    client = await RawClient.connect(cluster, 1)
+    later = [batch(b"l", pid=7, epoch=0, sequence=number) for number in (3, 4)]
+    for sent in later:
+        assert (await send(client, sent)).error_code == 0
+    answers = [await send(client, sent) for sent in later]
+    assert [answer.base_offset for answer in answers] == [3, 4]
+    await client.close()
+
+
 @scenario
 async def test_paused_broker_serves_what_it_got_after_waking(cluster):
     client = await RawClient.connect(cluster)

@@ -431,6 +431,11 @@ class RecordAccumulator:
         batch.queue.insert(batch)
         self.reclassify(batch.queue, now)
 
+    def on_reordered(self, queue: PartitionQueue) -> None:
+        """Another batch is at the head of a queue, which is classified again before the next
+        drain."""
+        self._changed[queue] = None
+
     def disable_growth(self, topic: str) -> None:
         """A broker found a batch of the topic too large: they grow no more."""
         self._growth_disabled.add(topic)

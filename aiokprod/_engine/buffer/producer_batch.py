@@ -31,6 +31,7 @@ class ProducerBatch:
             later attempts are answered.
         divided_in_doubt: part of a batch whose fate was open when it was divided. A sequence error
             proves nothing about it: brokers do not recognise parts of a batch that they have.
+        proven_offset: its offset, if the response to a newer batch proves it; -1 if unknown.
         seen: bytes of some attempt may have reached a broker, whatever it answered. From then on
             its sequence belongs to these records alone.
         closing: its payload is being compressed in a worker thread.
@@ -62,6 +63,7 @@ class ProducerBatch:
         "possibly_appended",
         "producer_epoch",
         "producer_id",
+        "proven_offset",
         "queue",
         "seen",
         "sent_at",
@@ -96,6 +98,7 @@ class ProducerBatch:
         self.in_doubt = False
         self.lost = False
         self.divided_in_doubt = False
+        self.proven_offset = -1
         self.closing = False
         self.seen = False
         self.payload: bytes | None = None

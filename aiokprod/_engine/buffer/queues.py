@@ -68,6 +68,14 @@ class PartitionQueue(PartitionSlot):
             position += 1
         batches.insert(position, batch)
 
+    def put_first(self, batch: ProducerBatch | None) -> None:
+        """Put a batch before all others if it is queued, and the others in sequence order."""
+        batches = sorted(self.batches, key=lambda each: (each is not batch, each.order))
+        if batches != list(self.batches):
+            self.batches.clear()
+            self.batches.extend(batches)
+            self.accumulator.on_reordered(self)
+
     def __repr__(self) -> str:
         return f"<PartitionQueue {self.topic_partition} node={self.node} load={self.load}>"
 

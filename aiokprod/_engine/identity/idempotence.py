@@ -70,10 +70,10 @@ class IdempotentSequences:
         """See `SequenceTracker.apply`."""
         self.tracker.apply(batch, action)
 
-    def on_success(self, batch: ProducerBatch, base_offset: int) -> None:
+    def on_success(self, batch: ProducerBatch, base_offset: int, *, repeated: bool) -> None:
         """Advance the acknowledged sequence."""
         entry = self.tracker.of(batch)
-        entry.on_success(batch, base_offset)
+        entry.on_success(batch, base_offset, repeated=repeated)
         if entry.unresolved:
             self._resolve(batch.topic_partition, entry)
 
@@ -91,6 +91,8 @@ class IdempotentSequences:
         entry.lost = entry.lost or batch.lost
         if unknown:
             entry.unresolved = True
+            if batch.in_doubt:
+                entry.newest_written = max(entry.newest_written, batch.order)
         elif not entry.open and entry.may_reuse(batch):
             entry.next = batch.base_sequence
         else:
@@ -127,6 +129,11 @@ class IdempotentSequences:
                 self.tracker.request_epoch_bump(key)
 
     def bump_epochs(self) -> None:
+        """Bump epochs and put the batches that are sent out of order first."""
+        self._bump_epochs()
+        self.tracker.put_probes_first()
+
+    def _bump_epochs(self) -> None:
         """Renumber the partitions that need it and may be renumbered now. Bump the epoch at most
         once for them and for those that were forgotten.
 

@@ -51,8 +51,13 @@ class SequencePolicy(Protocol):
     def apply(self, batch: ProducerBatch, action: SequenceAction) -> None:
         """Carry out what `classify` returned."""
 
-    def on_success(self, batch: ProducerBatch, base_offset: int) -> None:
-        """The batch is in the log; `base_offset` is -1 if unknown."""
+    def on_success(self, batch: ProducerBatch, base_offset: int, *, repeated: bool) -> None:
+        """The batch is in the log.
+
+        Args:
+            base_offset: -1 if unknown.
+            repeated: it certainly was in the log before its last attempt.
+        """
 
     def on_split(self, batch: ProducerBatch, parts: list[ProducerBatch]) -> None:
         """The batch was refused as too large and is replaced by `parts`."""
@@ -179,7 +184,7 @@ class NoSequences:
 
     def assign_sequence(self, batch: ProducerBatch) -> None: ...
     def apply(self, batch: ProducerBatch, action: SequenceAction) -> None: ...
-    def on_success(self, batch: ProducerBatch, base_offset: int) -> None: ...
+    def on_success(self, batch: ProducerBatch, base_offset: int, *, repeated: bool) -> None: ...
     def on_split(self, batch: ProducerBatch, parts: list[ProducerBatch]) -> None: ...
     def on_failure(self, batch: ProducerBatch, *, unknown: bool) -> None: ...
     def bump_epochs(self) -> None: ...

@@ -36,12 +36,15 @@ class SequenceAction:
         clear_doubt: no earlier attempt of the batch is in the log, the broker would know it.
         bump_epoch: the partition needs a higher epoch before anything new is sent to it.
         reset_sequences: the partition restarts at sequence 0 under the present epoch.
+        probe: a newer batch that is sent first, because its response tells whether this one may be
+            in the log.
     """
 
     decision: SequenceDecision
     clear_doubt: bool = False
     bump_epoch: bool = False
     reset_sequences: bool = False
+    probe: ProducerBatch | None = None
 
 
 NO_ACTION: Final = SequenceAction(SequenceDecision.NONE)
@@ -69,6 +72,10 @@ def classify_idempotent(
         # The log may contain the batch that was divided. Under a new number its part would be
         # stored twice.
         return SequenceAction(SequenceDecision.NONE, bump_epoch=True)
+    if code == Code.OUT_OF_ORDER_SEQUENCE_NUMBER and batch.in_doubt:
+        action = _classify_by_newer(batch, entry)
+        if action is not None:
+            return action
     if code == Code.UNKNOWN_PRODUCER_ID:
         # After a bump the batch has sequence 0 already, a second bump would change nothing.
         lost = log_start_offset != -1 and bool(batch.base_sequence or not batch.sequence_reset)
@@ -81,6 +88,24 @@ def classify_idempotent(
     both_lost = entry.lost and batch.lost
     decision = SequenceDecision.NONE if both_lost else SequenceDecision.RETRY
     return SequenceAction(decision, clear_doubt=True, bump_epoch=True)
+
+
+def _classify_by_newer(batch: ProducerBatch, entry: PartitionSequences) -> SequenceAction | None:
+    """The action for a batch that may be in the log and is out of order. None if no newer batch may
+    be in the log, which proves that the batch itself is not.
+
+    Brokers remember five batches of each producer, but after a restart only the newest: their
+    snapshots contain no more (Java `ProducerStateManager.writeSnapshot`), and Kafka 0.11 never
+    remembers more. So the newest batch is sent first; brokers recognise it in any case.
+    """
+    if batch.order < entry.newest_proven:
+        return _DUPLICATE
+    newer = entry.newest_in_doubt(batch)
+    if newer is not None:
+        return SequenceAction(SequenceDecision.RETRY, probe=newer)
+    if batch.order < entry.newest_written:
+        return NO_ACTION  # the batches that could tell have their outcome: this one is UNKNOWN
+    return None
 
 
 def classify_transactional(

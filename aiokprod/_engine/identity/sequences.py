@@ -46,10 +46,18 @@ class PartitionSequences:
         unresolved: a batch was given up that may be in the log, or that left a gap.
         lost: a copy of a batch that was given up in this epoch may still arrive at a broker.
         bump_planned: the partition must restart at 0 under a higher epoch.
+        probe: an open batch that is sent before all others, because its response tells whether the
+            older ones may be in the log; None if batches are sent in sequence order.
+        floor: offset of a record in the log before all open batches, -1 if none is known.
+        newest_written: order of the newest batch of this epoch that has its outcome and is, or may
+            be, in the log.
+        newest_proven: order of the newest batch of this epoch that proves that everything before
+            it is in the log.
     """
 
-    __slots__ = ("bump_planned", "epoch", "last_acked", "last_acked_offset", "lost", "next",
-                 "open", "producer_id", "unresolved", "window")  # fmt: skip
+    __slots__ = ("bump_planned", "epoch", "floor", "last_acked", "last_acked_offset", "lost",
+                 "newest_proven", "newest_written", "next", "open", "probe", "producer_id",
+                 "unresolved", "window")  # fmt: skip
 
     def __init__(self, producer_id: int, epoch: int) -> None:
         self.open: list[ProducerBatch] = []
@@ -66,9 +74,14 @@ class PartitionSequences:
         self.unresolved = False
         self.lost = False
         self.bump_planned = False
+        self.probe: ProducerBatch | None = None
+        self.floor = -1
+        self.newest_written: tuple[int, ...] = ()
+        self.newest_proven: tuple[int, ...] = ()
         for batch in self.open:
             batch.sequence_reset = True
             batch.lost = batch.divided_in_doubt = False  # copies are of the older epoch
+            batch.proven_offset = -1
             self.number(batch)
         self.window = list(self.open)
 
@@ -111,14 +124,54 @@ class PartitionSequences:
             and increment_sequence(batch.base_sequence, batch.core.record_count) == self.next
         )
 
-    def on_success(self, batch: ProducerBatch, base_offset: int) -> None:
-        """The batch is in the log; `base_offset` is -1 if unknown."""
-        self.remove(batch)
+    def on_success(self, batch: ProducerBatch, base_offset: int, *, repeated: bool) -> None:
+        """The batch is in the log.
+
+        Args:
+            base_offset: -1 if unknown.
+            repeated: it was in the log before its last attempt.
+        """
         count = batch.core.record_count
-        if batch.producer_epoch == self.epoch and batch.producer_id == self.producer_id:
+        last_offset = base_offset + count - 1
+        current = batch.producer_epoch == self.epoch and batch.producer_id == self.producer_id
+        if current:
+            self.newest_written = max(self.newest_written, batch.order)
+            if repeated:
+                self._on_duplicate(batch, base_offset)
+        if base_offset >= 0 and self.open and self.open[0] is batch:
+            self.floor = last_offset
+        self.remove(batch)
+        if current:
             self.acknowledge(increment_sequence(batch.base_sequence, count - 1))
         if base_offset >= 0:
-            self.last_acked_offset = base_offset + count - 1
+            self.last_acked_offset = last_offset
+
+    def newest_in_doubt(self, after: ProducerBatch) -> ProducerBatch | None:
+        """The newest open batch behind `after` that may be in the log."""
+        for batch in reversed(self.open):
+            if batch.order > after.order and (batch.in_doubt or batch.in_flight):
+                return batch
+        return None
+
+    def _on_duplicate(self, batch: ProducerBatch, base_offset: int) -> None:
+        """A batch was in the log before it was sent again, so the open batches before it are too.
+
+        A broker without state accepts any first sequence and may have accepted this one without
+        them. Then its offset leaves no room for them, and nothing is proven. If it leaves room for
+        them only, their offsets are known.
+        """
+        older = [each for each in self.open if each.order < batch.order]
+        records = sum(each.core.record_count for each in older)
+        offset = self.floor + 1
+        if self.floor < 0 or base_offset < offset + records:
+            return
+        if not all(each.in_doubt for each in older):
+            return  # one that was refused cannot precede it: the broker had no state
+        self.newest_proven = max(self.newest_proven, batch.order)
+        if base_offset == offset + records:
+            for each in older:
+                each.proven_offset = offset
+                offset += each.core.record_count
 
     def acknowledge(self, sequence: int) -> None:
         """Everything up to `sequence` is in the log; an older one changes nothing."""
@@ -129,6 +182,8 @@ class PartitionSequences:
     def replace(self, batch: ProducerBatch, parts: list[ProducerBatch]) -> None:
         """Divide the sequences of a batch among its parts: no gap, and each part can be sent by
         itself."""
+        if self.probe is batch:
+            self.probe = None
         for batches in (self.open, self.window):
             position = batches.index(batch)
             batches[position : position + 1] = parts
@@ -141,6 +196,8 @@ class PartitionSequences:
 
     def remove(self, batch: ProducerBatch) -> None:
         """The batch has its final outcome."""
+        if self.probe is batch:
+            self.probe = None
         if batch in self.open:
             self.open.remove(batch)
         while self.window and not (self.open and self.window[0] is self.open[0]):
@@ -166,6 +223,7 @@ class SequenceTracker:
         self.partitions: dict[TopicPartition, PartitionSequences] = {}
         self.planned: set[TopicPartition] = set()
         self.retired: set[TopicPartition] = set()
+        self._probing: dict[TopicPartition, PartitionQueue] = {}
 
     def set_producer_id(self, producer_id: int, epoch: int) -> None:
         """The id and epoch for new batches. Drops what had to be kept until then."""
@@ -187,6 +245,8 @@ class SequenceTracker:
         entry = self.partitions.get(queue.topic_partition)
         if entry is None:
             return True
+        if entry.probe is not None:
+            return entry.probe is batch
         if batch.has_sequence:
             # While a bump is planned, only a batch that may be in the log is sent again: under its
             # old sequence the broker recognises it.
@@ -221,12 +281,28 @@ class SequenceTracker:
 
     def apply(self, batch: ProducerBatch, action: SequenceAction) -> None:
         """Carry out what the classification of a sequence error found."""
+        entry = self.of(batch)
         if action.clear_doubt:
             batch.in_doubt = False
+            if entry.probe is batch:
+                entry.probe = entry.newest_in_doubt(entry.open[0])
+        if action.probe is not None:
+            entry.probe = action.probe
+            self._probing[batch.topic_partition] = batch.queue
         if action.bump_epoch:
             self.request_epoch_bump(batch.topic_partition)
         if action.reset_sequences:
-            self.of(batch).reset_sequences(self.producer_id, self.epoch)
+            entry.reset_sequences(self.producer_id, self.epoch)
+
+    def put_probes_first(self) -> None:
+        """Put the batches that are sent out of order at the head of their queues, and restore the
+        order of queues that have none any more."""
+        for key, queue in list(self._probing.items()):
+            entry = self.partitions.get(key)
+            probe = None if entry is None else entry.probe
+            queue.put_first(probe)
+            if probe is None:
+                del self._probing[key]
 
     def of(self, batch: ProducerBatch) -> PartitionSequences:
         """The sequences of the partition of a batch that has one."""

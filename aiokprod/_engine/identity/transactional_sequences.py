@@ -50,10 +50,10 @@ class TransactionalSequences:
         """See `SequenceTracker.apply`."""
         self.tracker.apply(batch, action)
 
-    def on_success(self, batch: ProducerBatch, base_offset: int) -> None:
+    def on_success(self, batch: ProducerBatch, base_offset: int, *, repeated: bool) -> None:
         """Advance the acknowledged sequence; the coordinator knows of the transaction."""
         self._manager.on_acknowledged(batch)
-        self.tracker.of(batch).on_success(batch, base_offset)
+        self.tracker.of(batch).on_success(batch, base_offset, repeated=repeated)
 
     def on_split(self, batch: ProducerBatch, parts: list[ProducerBatch]) -> None:
         """The parts share the sequences of the batch and belong to the transaction too."""

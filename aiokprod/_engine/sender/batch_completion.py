@@ -176,7 +176,12 @@ class BatchCompletion:
         return self._metadata.update_leaders(leaders, nodes)
 
     def acknowledge(self, batch: ProducerBatch, base_offset: int, append_time_ms: int) -> None:
-        self._sequences.on_success(batch, base_offset)
+        # Kafka returns the highest timestamp of a batch that was in the log already as its append
+        # time (Java `UnifiedLog.append`). If that is the producer's, the records keep theirs.
+        repeated = batch.in_doubt and append_time_ms == batch.core.max_timestamp
+        if repeated:
+            append_time_ms = -1
+        self._sequences.on_success(batch, base_offset, repeated=repeated)
         first = batch.acknowledge(base_offset, append_time_ms)
         self._accumulator.settle(batch)
         if first:
@@ -213,7 +218,7 @@ class BatchCompletion:
             self._accumulator.release(batch)
             self._accumulator.reclassify(batch.queue, now)
         elif action is Action.ACKNOWLEDGE:
-            self.acknowledge(batch, -1, -1)
+            self.acknowledge(batch, batch.proven_offset, -1)
         elif action is Action.RETRY and now < batch.deadline:
             delay = self._backoff(batch.attempts)
             if batch.attempts >= self._retries:

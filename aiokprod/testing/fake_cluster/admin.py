@@ -205,8 +205,12 @@ class FakeClusterAdmin:
         world_at(self.loop, self.loop.time() + wait, self._unregister, broker)
 
     def stop(self, broker_id: int) -> None:
-        """Controlled shutdown: leaders move first, then connections are closed."""
+        """Controlled shutdown: leaders move first, then connections are closed. When the broker is
+        started again, it knows only the newest batch of each producer and partition."""
         broker = self.brokers[broker_id]
+        for partition in self._partitions():
+            if broker_id in partition.replicas:
+                broker.stopped_at[partition.log] = partition.log.end_offset
         self._take_down(broker, reset=False)
         self._unregister(broker)
         for connection in list(broker.connections):

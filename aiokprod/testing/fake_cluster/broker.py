@@ -12,8 +12,11 @@ from aiokprod.testing.fake_cluster.profiles import Profile
 from aiokprod.testing.transports import Link
 
 if TYPE_CHECKING:
+    from aiokprod.testing.fake_cluster.batches import Batch
     from aiokprod.testing.fake_cluster.cluster import FakeCluster
     from aiokprod.testing.fake_cluster.connection import ServerConnection
+    from aiokprod.testing.fake_cluster.ledger import Remembered
+    from aiokprod.testing.fake_cluster.log import PartitionLog
     from aiokprod.testing.fake_cluster.topology import Partition
 
 
@@ -32,6 +35,7 @@ class FakeBroker:
         on_resume: callbacks for the end of the freeze.
         deaths: times it was killed; requests in process at that time are never finished.
         held: requests it has read but not processed yet.
+        stopped_at: ends of the logs of its partitions when it was last shut down in order.
     """
 
     def __init__(
@@ -50,6 +54,7 @@ class FakeBroker:
         self.throttle_ms = 0
         self.deaths = 0
         self.held = 0
+        self.stopped_at: dict[PartitionLog, int] = {}
         self.stale_view: dict[tuple[bytes, int], tuple[int | None, int]] | None = None
         self.connections: list[ServerConnection] = []
         self.on_resume: list[Callable[[], object]] = []
@@ -75,6 +80,10 @@ class FakeBroker:
         if self.stale_view is None:
             return present
         return self.stale_view.get((topic_id, partition.index), present)
+
+    def duplicate_of(self, partition: Partition, batch: Batch) -> Remembered | None:
+        """What this broker knows of an earlier append of the batch, None if nothing."""
+        return partition.log.ledger.duplicate_of(batch, self.stopped_at.get(partition.log, 0))
 
     def throttled(self, message: Message) -> Message:
         """Set the throttle time in a response that has such a field."""

@@ -19,12 +19,17 @@ WINDOW: Final = 5
 
 @dataclass(frozen=True, slots=True)
 class Remembered:
-    """A remembered batch."""
+    """A remembered batch.
+
+    Attributes:
+        timestamp_ms: its highest timestamp, or its append time if the topic has LogAppendTime.
+    """
 
     epoch: int
     base_sequence: int
     last_sequence: int
     base_offset: int
+    timestamp_ms: int = -1
 
 
 class _Entry:
@@ -48,15 +53,23 @@ class Ledger:
         self._window = window
         self._entries: dict[int, _Entry] = {}
 
-    def duplicate_of(self, batch: Batch) -> int | None:
-        """Base offset at which this batch was appended before; None if it is not remembered."""
+    def duplicate_of(self, batch: Batch, restarted_at: int = 0) -> Remembered | None:
+        """The earlier append of this batch; None if it is not remembered.
+
+        Args:
+            restarted_at: end of the log when this broker was last shut down in order. Of the
+                batches before it, its snapshot contains only the newest of each producer (Java
+                `ProducerStateManager.writeSnapshot`).
+        """
         entry = self._entries.get(batch.producer_id)
         if entry is None or entry.epoch != batch.epoch:
             return None
         wanted = batch.base_sequence, batch.last_sequence
+        newest = max((one.base_offset for one in entry.window if one.base_offset < restarted_at),
+                     default=0)  # fmt: skip
         for known in entry.window:
-            if (known.base_sequence, known.last_sequence) == wanted:
-                return known.base_offset
+            if (known.base_sequence, known.last_sequence) == wanted and known.base_offset >= newest:
+                return known
         return None
 
     def check(self, batch: Batch) -> None:
@@ -81,19 +94,17 @@ class Ledger:
         """True if the producer wrote to the partition or its epoch is known from a marker."""
         return producer_id in self._entries
 
-    def append(self, batch: Batch, base_offset: int) -> None:
+    def append(self, batch: Batch, base_offset: int, append_time_ms: int | None) -> None:
         """Remember an appended batch."""
-        if batch.producer_id < 0:
-            return
-        remembered = Remembered(batch.epoch, batch.base_sequence, batch.last_sequence, base_offset)
-        self.restore(batch.producer_id, remembered)
+        if batch.producer_id >= 0:
+            self.restore(batch.producer_id, remembered(batch, base_offset, append_time_ms))
 
-    def restore(self, producer_id: int, remembered: Remembered) -> None:
+    def restore(self, producer_id: int, known: Remembered) -> None:
         """Remember a batch that was read from the log."""
         entry = self._entries.get(producer_id)
-        if entry is None or remembered.epoch > entry.epoch:
-            entry = self._entries[producer_id] = _Entry(remembered.epoch, self._window)
-        entry.window.append(remembered)
+        if entry is None or known.epoch > entry.epoch:
+            entry = self._entries[producer_id] = _Entry(known.epoch, self._window)
+        entry.window.append(known)
 
     def note_marker(self, producer_id: int, epoch: int) -> None:
         """Update the epoch from a transaction marker; a higher epoch fences older ones."""
@@ -111,8 +122,14 @@ class Ledger:
     def rebuild(self, batches: Iterable[tuple[int, Remembered]]) -> None:
         """Rebuild the state from the log, after a truncation."""
         self._entries.clear()
-        for producer_id, remembered in batches:
-            self.restore(producer_id, remembered)
+        for producer_id, known in batches:
+            self.restore(producer_id, known)
+
+
+def remembered(batch: Batch, base_offset: int, append_time_ms: int | None) -> Remembered:
+    """What a ledger keeps of a batch; `append_time_ms` is None if its own timestamps stand."""
+    stamp = batch.max_timestamp_ms if append_time_ms is None else append_time_ms
+    return Remembered(batch.epoch, batch.base_sequence, batch.last_sequence, base_offset, stamp)
 
 
 def _refused(code: Code, batch: Batch, reason: str) -> BatchRefused:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from aiokprod.testing.fake_cluster.batches import Batch, Header
-from aiokprod.testing.fake_cluster.ledger import WINDOW, Ledger, Remembered
+from aiokprod.testing.fake_cluster.ledger import WINDOW, Ledger, remembered
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ class PartitionLog:
         """Append a valid batch; returns its base offset."""
         base_offset = self.end_offset
         self.batches.append(StoredBatch(base_offset, batch, append_time_ms))
-        self.ledger.append(batch, base_offset)
+        self.ledger.append(batch, base_offset, append_time_ms)
         return base_offset
 
     def append_marker(self, producer_id: int, epoch: int, *, commit: bool) -> None:
@@ -162,12 +162,7 @@ class PartitionLog:
         self.ledger.rebuild(
             (
                 stored.batch.producer_id,
-                Remembered(
-                    stored.batch.epoch,
-                    stored.batch.base_sequence,
-                    stored.batch.last_sequence,
-                    stored.base_offset,
-                ),
+                remembered(stored.batch, stored.base_offset, stored.append_time_ms),
             )
             for stored in self.batches
             if stored.batch.producer_id >= 0 and stored.marker is None

@@ -4,6 +4,7 @@ the idempotence tests of SenderTest)."""
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 
 import pytest
 
@@ -1130,3 +1131,277 @@ async def test_forgetting_a_topic_leaves_a_batch_in_doubt_its_sequence() -> None
     deliver_all(harness)
     assert offset_of(delivery) == 1
     assert harness.brokers.stored(T0) == [b"first", b"v"]
+
+
+# -- a broker that knows only the newest batch of a producer --------------------------------------
+
+
+def lost(
+    harness: EngineHarness, *values: bytes, stored: int, settled: bool = True
+) -> list[Delivery]:
+    """Batches of one record in flight at once, their answers lost, the first `stored` in the log;
+    then the leader restarts from its snapshot."""
+    if settled:
+        acknowledged(harness)
+    deliveries = harness.append_all(*values)
+    harness.step()
+    requests = harness.brokers.waiting
+    assert len(requests) == len(values)
+    for number, sent in enumerate(requests):
+        sent.lose(stored=number < stored)
+    harness.brokers.restart(T0)
+    harness.publish()
+    harness.later()
+    return deliveries
+
+
+@pytest.mark.parametrize("stored", range(5))
+@pytest.mark.parametrize("in_flight", [2, 3, 4])
+@virtual
+async def test_batches_in_doubt_are_stored_once_by_a_leader_that_restarted(
+    stored: int, in_flight: int
+) -> None:
+    """Its snapshot has only the newest batch: it answers OUT_OF_ORDER_SEQUENCE_NUMBER to the ones
+    before it, as if they were missing. The newest one tells that they are not."""
+    stored = min(stored, in_flight)
+    harness = EngineHarness()
+    values = [b"%d" % number for number in range(in_flight)]
+    deliveries = lost(harness, *values, stored=stored)
+    deliver_all(harness)
+    assert harness.brokers.stored(T0) == [b"first", *values]
+    assert [offset_of(delivery) for delivery in deliveries] == list(range(1, in_flight + 1))
+
+
+@virtual
+async def test_newest_in_doubt_is_asked_only_after_an_older_one_was_out_of_order() -> None:
+    """A broker that recognises all of them answers each in turn, without further requests."""
+    harness = EngineHarness()
+    acknowledged(harness)
+    deliveries = harness.append_all(b"a", b"b", b"c")
+    harness.step()
+    for sent in harness.brokers.waiting:
+        sent.lose(stored=True)
+    harness.publish()
+    harness.later()
+    deliver_all(harness)
+    assert sequences(harness)[1:] == [(0, 1), (0, 2), (0, 3)] * 2
+    assert [offset_of(delivery) for delivery in deliveries] == [1, 2, 3]
+
+
+@virtual
+async def test_newest_in_doubt_is_asked_first_then_the_older_ones_again() -> None:
+    harness = EngineHarness()
+    deliveries = lost(harness, b"a", b"b", b"c", stored=3)
+    deliver_all(harness)
+    asked = [(0, 1), (0, 3), (0, 1), (0, 2)]
+    assert sequences(harness)[4:] == asked
+    assert [offset_of(delivery) for delivery in deliveries] == [1, 2, 3]
+
+
+@virtual
+async def test_older_ones_have_no_offset_if_others_have_written_between_them() -> None:
+    """The answer to the newest one proves that they are in the log, not where."""
+    harness = EngineHarness()
+    acknowledged(harness)
+    deliveries = harness.append_all(b"a", b"b", b"c")
+    harness.step()
+    requests = harness.brokers.waiting
+    requests[0].store()
+    foreign = dataclasses.replace(requests[0].batch, producer_id=PRODUCER_ID + 1, base_sequence=0)
+    harness.brokers.append(T0, foreign)
+    for sent in requests[1:]:
+        sent.store()
+    for sent in requests:
+        sent.lose()
+    harness.brokers.restart(T0)
+    harness.publish()
+    harness.later()
+    deliver_all(harness)
+    assert harness.brokers.stored(T0) == [b"first", b"a", b"a", b"b", b"c"]
+    assert [offset_of(delivery) for delivery in deliveries] == [None, None, 4]
+
+
+@virtual
+async def test_batches_in_doubt_are_renumbered_once_all_of_them_are_out_of_order() -> None:
+    """A record before them is missing in the log."""
+    harness = EngineHarness()
+    acknowledged(harness)
+    refused = harness.append_all(b"refused")
+    deliveries = harness.append_all(b"a", b"b", b"c")
+    harness.step()
+    first, *rest = harness.brokers.waiting
+    first.refuse(Code.INVALID_RECORD)
+    for sent in rest:
+        sent.lose(stored=False)
+    harness.publish()
+    harness.later()
+    deliver_all(harness)
+    assert harness.brokers.stored(T0) == [b"first", b"a", b"b", b"c"]
+    assert sequences(harness)[5:] == [(0, 2), (0, 4), (0, 3), (0, 2), (1, 0), (1, 1), (1, 2)]
+    assert error_of(refused[0]).outcome is Outcome.REJECTED
+    assert [offset_of(delivery) for delivery in deliveries] == [1, 2, 3]
+
+
+@virtual
+async def test_broker_that_lost_its_state_while_asked_proves_nothing() -> None:
+    """It takes any first sequence: that the newest batch is in the log now says nothing of the
+    ones before it. They are not acknowledged."""
+    harness = EngineHarness()
+    acknowledged(harness)
+    refused = harness.append_all(b"refused")
+    deliveries = harness.append_all(b"a", b"b")
+    harness.step()
+    first, *rest = harness.brokers.waiting
+    first.refuse(Code.INVALID_RECORD)
+    for sent in rest:
+        sent.lose(stored=False)
+    harness.publish()
+    harness.later()
+    harness.brokers.last.ack()
+    harness.later()
+    assert harness.brokers.last.values == [b"b"]
+    harness.brokers.log(T0).ledger.forget()
+    deliver_all(harness)
+    assert harness.brokers.stored(T0) == [b"first", b"b"]
+    assert offset_of(deliveries[1]) == 1
+    assert error_of(deliveries[0]).outcome is Outcome.UNKNOWN
+    assert error_of(refused[0]).outcome is Outcome.REJECTED
+
+
+@virtual
+async def test_newest_batch_without_room_before_it_proves_nothing() -> None:
+    """Its offset follows that of the last acknowledged one: a broker without state has taken it
+    although the one before it was refused."""
+    harness = EngineHarness()
+    acknowledged(harness)
+    deliveries = harness.append_all(b"a", b"b")
+    harness.step()
+    first, second = harness.brokers.waiting
+    first.lose(stored=False)
+    harness.brokers.log(T0).ledger.forget()
+    second.lose(stored=True)
+    harness.publish()
+    harness.later()
+    deliver_all(harness)
+    assert harness.brokers.stored(T0) == [b"first", b"b"]
+    assert error_of(deliveries[0]).outcome is Outcome.UNKNOWN
+    assert offset_of(deliveries[1]) == 1
+
+
+@virtual
+async def test_brokers_that_stamp_the_records_leave_the_older_ones_in_doubt() -> None:
+    """Their answer looks the same whether the newest batch was in the log already or is new."""
+    harness = EngineHarness()
+    harness.brokers.append_time_ms = 5
+    deliveries = lost(harness, b"a", b"b", stored=2)
+    deliver_all(harness)
+    assert harness.brokers.stored(T0) == [b"first", b"a", b"b"]
+    assert error_of(deliveries[0]).outcome is Outcome.UNKNOWN
+    assert offset_of(deliveries[1]) == 2
+
+
+@virtual
+async def test_batch_in_doubt_before_an_acknowledged_one_is_not_stored_twice() -> None:
+    """The answer says that it may be in the log, that of the next batch is a success; a leader that
+    restarted knows only the next one."""
+    harness = EngineHarness()
+    acknowledged(harness)
+    deliveries = harness.append_all(b"a", b"b")
+    harness.step()
+    first, second = harness.brokers.waiting
+    first.store()
+    first.refuse(Code.NOT_ENOUGH_REPLICAS_AFTER_APPEND)
+    second.ack()
+    harness.brokers.restart(T0)
+    harness.later()
+    deliver_all(harness)
+    assert harness.brokers.stored(T0) == [b"first", b"a", b"b"]
+    assert error_of(deliveries[0]).outcome is Outcome.UNKNOWN
+    assert offset_of(deliveries[1]) == 2
+
+
+@virtual
+async def test_record_after_a_batch_asked_out_of_turn_goes_on_in_the_same_epoch() -> None:
+    harness = EngineHarness()
+    lost(harness, b"a", b"b", stored=2)
+    later = harness.append_all(b"later")
+    deliver_all(harness)
+    assert sequences(harness)[-1] == (0, 3)
+    assert offset_of(later[0]) == 3
+
+
+@virtual
+async def test_batches_that_expire_while_the_newest_one_is_asked_end_in_doubt() -> None:
+    harness = EngineHarness(delivery_timeout_ms=1_000, request_timeout_ms=500)
+    deliveries = lost(harness, b"a", b"b", b"c", stored=3)
+    harness.brokers.last.ack()  # out of order
+    harness.later()
+    assert harness.brokers.last.values == [b"c"]
+    harness.pass_time(2.0)
+    harness.step()
+    harness.step()
+    assert [error_of(delivery).outcome for delivery in deliveries] == [Outcome.UNKNOWN] * 3
+    harness.brokers.last.ack()
+    later = harness.append_all(b"later")
+    deliver_all(harness)
+    assert harness.brokers.stored(T0) == [b"first", b"a", b"b", b"c", b"later"]
+    assert offset_of(later[0]) == 4
+
+
+@pytest.mark.parametrize("code", [Code.NOT_LEADER_OR_FOLLOWER, Code.REQUEST_TIMED_OUT])
+@virtual
+async def test_newest_in_doubt_is_asked_until_it_is_answered(code: Code) -> None:
+    """Also by another leader, which recognises all of them."""
+    harness = EngineHarness(brokers=2)
+    deliveries = lost(harness, b"a", b"b", b"c", stored=3)
+    harness.brokers.last.ack()
+    harness.later()
+    assert harness.brokers.last.values == [b"c"]
+    harness.brokers.last.refuse(code)
+    harness.brokers.restarted_at.clear()
+    harness.move(0, 2)
+    harness.later()
+    assert harness.brokers.last.values == [b"c"]
+    deliver_all(harness)
+    assert harness.brokers.stored(T0) == [b"first", b"a", b"b", b"c"]
+    assert [offset_of(delivery) for delivery in deliveries] == [1, 2, 3]
+
+
+@virtual
+async def test_newest_in_doubt_that_is_divided_when_asked_leaves_the_older_one_in_doubt() -> None:
+    """Nothing proves any more that it is not in the log."""
+    harness = EngineHarness()
+    acknowledged(harness)
+    older = harness.append_all(b"a")
+    newer = [harness.append(b"b"), harness.append(b"c")]
+    harness.close_open()
+    harness.step()
+    for sent in harness.brokers.waiting:
+        sent.lose(stored=True)
+    harness.brokers.restart(T0)
+    harness.publish()
+    harness.later()
+    harness.brokers.last.ack()
+    harness.later()
+    assert harness.brokers.last.values == [b"b", b"c"]
+    harness.brokers.last.refuse(Code.MESSAGE_TOO_LARGE)
+    deliver_all(harness)
+    assert harness.brokers.stored(T0) == [b"first", b"a", b"b", b"c"]
+    for delivery in (*older, *newer):
+        assert error_of(delivery).outcome is Outcome.UNKNOWN
+
+
+@virtual
+async def test_answer_for_a_batch_that_was_stored_before_keeps_the_records_own_timestamps() -> None:
+    """Kafka answers with the highest timestamp of the batch also where producers stamp the
+    records."""
+    harness = EngineHarness()
+    acknowledged(harness)
+    deliveries = [harness.append(b"a", timestamp_ms=10), harness.append(b"b", timestamp_ms=20)]
+    harness.close_open()
+    harness.step()
+    harness.brokers.last.lose(stored=True)
+    harness.publish()
+    harness.later()
+    deliver_all(harness)
+    assert [delivery.result().timestamp_ms for delivery in deliveries] == [10, 20]

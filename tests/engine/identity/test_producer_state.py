@@ -41,7 +41,7 @@ async def test_plain_producer_keeps_and_requests_nothing() -> None:
     assert sequences.classify(batch, Code.OUT_OF_ORDER_SEQUENCE_NUMBER, -1) == NO_ACTION
     sequences.apply(batch, NO_ACTION)
     sequences.on_split(batch, parts)
-    sequences.on_success(parts[0], 0)
+    sequences.on_success(parts[0], 0, repeated=False)
     sequences.on_failure(parts[1], unknown=True)
     sequences.on_topic_recreated("t")
     sequences.on_topic_forgotten("t", 1)

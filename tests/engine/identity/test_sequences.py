@@ -38,7 +38,7 @@ async def test_second_batch_waits_for_the_first_acknowledgment_then_five_may_be_
     first, *others = batches(2 + MAX_OPEN_BATCHES)
     made.assign_sequence(first)
     assert not made.may_drain(others[0].queue, others[0])
-    made.of(first).on_success(first, 0)
+    made.of(first).on_success(first, 0, repeated=False)
     for batch in others[:MAX_OPEN_BATCHES]:
         assert made.may_drain(batch.queue, batch)
         made.assign_sequence(batch)
@@ -71,11 +71,11 @@ async def test_new_epoch_restarts_a_partition_without_open_batches_only() -> Non
     made = tracker()
     first, second, third = batches(3)
     made.assign_sequence(first)
-    made.of(first).on_success(first, 0)
+    made.of(first).on_success(first, 0, repeated=False)
     made.assign_sequence(second)
     made.set_producer_id(7, 1)
     assert made.is_stale(made.of(second))
-    made.of(second).on_success(second, 1)
+    made.of(second).on_success(second, 1, repeated=False)
     made.assign_sequence(third)
     assert (third.producer_epoch, third.base_sequence) == (1, 0)
 
@@ -104,7 +104,7 @@ async def test_retired_sequences_are_kept_while_they_must_continue() -> None:
     made.set_producer_id(7, 1)
     assert made.retired == {T0}, "a batch is open"
     assert made.any_open([T0, TopicPartition("t", 5)])
-    made.of(first).on_success(first, 0)
+    made.of(first).on_success(first, 0, repeated=False)
     assert not made.any_open([T0])
     made.set_producer_id(7, 2)
     assert not made.partitions
@@ -122,8 +122,8 @@ async def test_older_acknowledgment_changes_nothing_also_across_the_end_of_seque
         entry.number(batch)
         entry.open.append(batch)
     assert (older.base_sequence, newer.base_sequence) == (MAX_SEQUENCE, 0)
-    entry.on_success(newer, 9)
-    entry.on_success(older, -1)
+    entry.on_success(newer, 9, repeated=False)
+    entry.on_success(older, -1, repeated=False)
     assert entry.last_acked == 0
     assert entry.last_acked_offset == 9
 

@@ -49,7 +49,7 @@ async def test_out_of_order_waits_for_an_older_batch_and_aborts_if_there_is_none
     code = Code.OUT_OF_ORDER_SEQUENCE_NUMBER
     assert decision(state, second, code) is SequenceDecision.RETRY
     assert decision(state, first, code) is SequenceDecision.NONE, "nothing older is open"
-    state.on_success(first, 0)
+    state.on_success(first, 0, repeated=False)
     assert decision(state, second, code) is SequenceDecision.NONE, "the log has what precedes it"
 
 
@@ -112,7 +112,7 @@ async def test_numbered_batch_is_part_of_the_transaction_and_its_outcome_is_awai
     assert batch.transactional
     assert made.progress.view is CoordinatorView.STARTED
     assert not made.settled()
-    state.on_success(batch, 0)
+    state.on_success(batch, 0, repeated=False)
     assert made.settled()
     assert made.progress.view is CoordinatorView.CONFIRMED
 
@@ -149,12 +149,12 @@ async def test_sequences_of_a_forgotten_topic_are_kept_until_there_is_a_newer_ep
     state = sequences(made)
     first, second = batches(2)
     state.assign_sequence(first)
-    state.on_success(first, 0)
+    state.on_success(first, 0, repeated=False)
     state.on_topic_forgotten("t", 3)
     if again:
         state.assign_sequence(second)
         assert second.base_sequence == 1, "it continues under the same epoch"
-        state.on_success(second, 1)
+        state.on_success(second, 1, repeated=False)
     made.tracker.set_producer_id(0, 1)
     assert not made.tracker.partitions
     assert not made.tracker.retired

@@ -88,7 +88,11 @@ def _one_partition(broker: FakeBroker, request: Request, topic: Any, item: Any) 
     try:
         partition = _led_here(broker, request, topic, item.index, result)
         fault = cluster.produce_script.take((partition.topic, partition.index))
-        if fault is not None and fault.code in _SEQUENCE_ERRORS and _is_stored(partition, item):
+        if (
+            fault is not None
+            and fault.code in _SEQUENCE_ERRORS
+            and _is_stored(broker, partition, item)
+        ):
             # A broker checks for duplicates before it checks sequences.
             fault = None
         if fault is not None and not fault.append:
@@ -118,9 +122,9 @@ def _known_to(version: int, code: Code) -> Code:
     return code
 
 
-def _is_stored(partition: Partition, item: Any) -> bool:
+def _is_stored(broker: FakeBroker, partition: Partition, item: Any) -> bool:
     batch = read_batch(bytes(item.records or b""), produce_version=BY_ID_FROM)
-    return batch.producer_id >= 0 and partition.log.ledger.duplicate_of(batch) is not None
+    return batch.producer_id >= 0 and broker.duplicate_of(partition, batch) is not None
 
 
 def _apply_fault(result: _Result, fault: ProduceFault, partition: Partition) -> None:
@@ -182,11 +186,13 @@ def _append(
     if config.log_append_time:
         result.append_time_ms = cluster.unix_ms()
     if batch.producer_id >= 0:
-        duplicate = log.ledger.duplicate_of(batch)
+        duplicate = broker.duplicate_of(partition, batch)
         if duplicate is not None:
-            result.base_offset = duplicate
+            result.base_offset = duplicate.base_offset
+            # Also where producers stamp the records (Java `UnifiedLog.append`).
+            result.append_time_ms = duplicate.timestamp_ms
             cluster.duplicates += 1
-            end = duplicate + len(batch.records)
+            end = duplicate.base_offset + len(batch.records)
             if acks == ALL and log.high_watermark < end:
                 # A duplicate is acknowledged once the replicas have the original batch.
                 result.waits_until = end
