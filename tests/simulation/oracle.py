@@ -67,7 +67,8 @@ class Violation(AssertionError):
 
 @dataclass(frozen=True)
 class Place:
-    """Where a record was found: `rank` is its position in the partition's history."""
+    """Where a record was found: `rank` is its position in the partition's history, `stored_at` the
+    loop time at which the broker took it."""
 
     topic: str
     topic_id: bytes
@@ -76,6 +77,7 @@ class Place:
     offset: int
     timestamp_ms: int
     is_live: bool
+    stored_at: float
 
     @property
     def log(self) -> tuple[bytes, int]:
@@ -145,10 +147,15 @@ class Judge:
         for topic, partition in self._partitions():
             log = partition.log
             removed = len(log.removed)
-            for rank, (number, record) in enumerate(_records([*log.removed, *log.batches])):
-                self._note(self.places, topic, partition, rank, record, number >= removed)
-            for rank, (_, record) in enumerate(_records(log.truncated)):
-                self._note(self.truncated, topic, partition, rank, record, False)
+            history = [*log.removed, *log.batches]
+            for rank, (number, record) in enumerate(_records(history)):
+                stored_at = history[number].stored_at
+                self._note(
+                    self.places, topic, partition, rank, record, number >= removed, stored_at
+                )
+            for rank, (number, record) in enumerate(_records(log.truncated)):
+                stored_at = log.truncated[number].stored_at
+                self._note(self.truncated, topic, partition, rank, record, False, stored_at)
 
     def _partitions(self) -> Iterator[tuple[Topic, Partition]]:
         for topic in self._topics():
@@ -166,6 +173,7 @@ class Judge:
         rank: int,
         record: StoredRecord,
         is_live: bool,
+        stored_at: float,
     ) -> None:
         value = record.value or b""
         _demand(
@@ -176,7 +184,7 @@ class Judge:
         _demand(fits, "the key or the headers are another record's: {}", record)
         place = Place(
             topic.name, topic.topic_id, partition.index, rank, record.offset, record.timestamp_ms,
-            is_live,
+            is_live, stored_at,
         )  # fmt: skip
         found.setdefault(value, []).append(place)
 
@@ -221,8 +229,9 @@ class Judge:
         _demand(fits, "not the time of its hand-over: {} {}", attempt, place)
 
     def _forgotten_during(self, log: tuple[bytes, int], attempt: Attempt) -> int:
-        """How often, while this record was under way, a log's brokers knew nothing of the producer:
-        they lost it then, or before and took nothing from it until then."""
+        """How often a log's brokers knew nothing of the producer before they took the last copy of
+        this record: they lost it while the record was under way, or before and took nothing from it
+        until then. A copy in a connection that was given up may come out of it however late."""
         instants = self._amnesia_of(log)
         if not instants:
             return 0
@@ -235,7 +244,8 @@ class Judge:
             and any(place.log == log for place in self.places.get(other.value, []))
         )
         last_known = max(known, default=float("-inf"))
-        return sum(last_known <= instant <= self._ends(attempt) for instant in instants)
+        last_copy = max(place.stored_at for place in self.places[attempt.value] if place.log == log)
+        return sum(last_known <= instant <= last_copy for instant in instants)
 
     def _amnesia_of(self, log: tuple[bytes, int]) -> list[float]:
         instants = list(self.misfortunes.amnesia.get(log, ()))
@@ -257,13 +267,6 @@ class Judge:
                 and other.started_at <= attempt.started_at <= other.settled_at
             )
         )
-
-    def _ends(self, attempt: Attempt) -> float:
-        """Until when a record may be under way: one that nobody waits for any more goes on, and
-        what was sent of one that is acknowledged may still come out of a connection given up."""
-        whole = self.plan.delivery_s + self.plan.block_s + self.slack_s
-        until = max(attempt.settled_at, attempt.started_at + whole)
-        return until + self.misfortunes.stalled_s(attempt.started_at, until)
 
     def _places_of(self, topic: str, key: bytes, least: int) -> set[int]:
         """Where a key may lie if the producer was told of that many partitions or more."""

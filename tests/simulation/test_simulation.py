@@ -32,7 +32,7 @@ from tests.simulation import run as run_module
 from tests.simulation.broker_behaviours import LEGALITY
 from tests.simulation.exemptions import EXEMPTIONS, MOST_SEEDS
 from tests.simulation.fault_scripts import Misfortunes
-from tests.simulation.oracle import Judge, Violation
+from tests.simulation.oracle import Judge, Place, Violation
 from tests.simulation.parallel_seeds import Journal, Totals, outcomes, parsed, slices
 from tests.simulation.progress import Progress
 from tests.simulation.run import Simulation, run_seed
@@ -239,6 +239,39 @@ def test_attempt_that_divides_a_batch_does_not_count_against_retries(monkeypatch
     with_retries(monkeypatch, -1)
     with pytest.raises(Violation, match="failed without a reason"):
         judged_attempts(break_nothing, records=2, divide=True)
+
+
+# -- copies that brokers cannot recognise ---------------------------------------------------------
+
+
+LOG = (b"topic id", 1)
+COPIES_PLAN = next(plan for plan in map(plan_of, itertools.count()) if plan.idempotent)
+
+
+def judged_copies(forgotten_at, *, first_at, second_at):
+    """Judge a record handed over at 10 s and stored twice, in a log whose brokers forgot its
+    producer once."""
+    attempt = Attempt(4, "t", 1, b"4", began=4, started_at=10.0, settled_at=11.0)
+    fate = types.SimpleNamespace(amnesia={LOG: [forgotten_at]}, reborn={}, done=())
+    load = types.SimpleNamespace(attempts=[attempt])
+    judge = Judge(COPIES_PLAN, FakeCluster(), load, fate, Wire(), math.inf)
+    judge.places[attempt.value] = [
+        Place("t", *LOG, rank, rank, attempt.timestamp_ms, True, stored_at)
+        for rank, stored_at in enumerate((first_at, second_at))
+    ]
+    judge._check_place(attempt)
+    return judge.used["copies"]
+
+
+def test_copy_that_leaves_a_broken_connection_late_may_be_stored_after_brokers_forgot_the_first():
+    late = 10.0 + 2 * (COPIES_PLAN.delivery_s + COPIES_PLAN.block_s)
+    assert judged_copies(late, first_at=10.5, second_at=late + 0.1) == 1
+
+
+@pytest.mark.parametrize("forgotten_at", [10.8, 11.2, 200.0])
+def test_copy_stored_before_brokers_forgot_anything_is_found(forgotten_at):
+    with pytest.raises(Violation, match="stored 2 times"):
+        judged_copies(forgotten_at, first_at=10.5, second_at=10.7)
 
 
 # -- progress once everything is healed -----------------------------------------------------------

@@ -28,12 +28,14 @@ class StoredBatch:
 
     Attributes:
         marker: type of a control batch: True = commit, False = abort; None for data.
+        stored_at: loop time of the append, s; tests judge by it.
     """
 
     base_offset: int
     batch: Batch
     append_time_ms: int | None
     marker: bool | None = None
+    stored_at: float = 0.0
 
     @property
     def next_offset(self) -> int:
@@ -85,10 +87,10 @@ class PartitionLog:
         """Offset of the next record."""
         return self.batches[-1].next_offset if self.batches else self.start_offset
 
-    def append(self, batch: Batch, append_time_ms: int | None) -> int:
+    def append(self, batch: Batch, append_time_ms: int | None, now: float = 0.0) -> int:
         """Append a valid batch; returns its base offset."""
         base_offset = self.end_offset
-        self.batches.append(StoredBatch(base_offset, batch, append_time_ms))
+        self.batches.append(StoredBatch(base_offset, batch, append_time_ms, stored_at=now))
         self.ledger.append(batch, base_offset, append_time_ms)
         return base_offset
 

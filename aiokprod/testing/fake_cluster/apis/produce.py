@@ -202,7 +202,7 @@ def _append(
     for oddity in batch.oddities:
         cluster.note_violation(f"{partition.topic}-{partition.index}: {oddity}")
     result.base_offset = log.append(
-        batch, result.append_time_ms if config.log_append_time else None
+        batch, result.append_time_ms if config.log_append_time else None, cluster.loop.time()
     )
     if acks == ALL and len(partition.isr) > 1 and cluster.replication_s > 0:
         result.waits_until = log.end_offset
