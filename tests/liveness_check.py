@@ -81,7 +81,9 @@ def _lacks(sender: Sender, head: ProducerBatch, now: float, deadline: float) -> 
     asked = metadata._asked is not None or schedule.need_full or bool(metadata._topics.fast_retry)
     if queue.node is None:
         return None if asked else "no leader, and no metadata are fetched"
-    at_once = accumulator.flush_pending or (accumulator._adaptive and sender._idle(queue.node))
+    at_once = accumulator.flush_pending or (
+        accumulator._adaptive and queue.node not in sender._produce_in_flight
+    )
     if queue in node.lingering:
         if deadline <= head.created_at + accumulator._linger:
             return None
@@ -94,7 +96,7 @@ def _lacks(sender: Sender, head: ProducerBatch, now: float, deadline: float) -> 
     client, node_id = sender._client, queue.node
     if client.can_send(node_id, now):
         claimed = node_id in metadata.claimed
-        if metadata.update_due(now) or claimed or not sender._idle(node_id):
+        if metadata.update_due(now) or claimed or node_id in sender._produce_in_flight:
             return None  # the fetch, or an answer, brings the next pass
         return "left behind though its broker takes requests"
     retry_at = client.retry_at(node_id, now)

@@ -215,8 +215,8 @@ class KafkaChannel:
 
         It is the newest one, while older ones may still wait for their answers.
         """
-        if self.in_flight and not self.in_flight.newest.expect_response:
-            request = self.in_flight.complete_last_sent()
+        request = self.in_flight.complete_written()
+        if request is not None:
             self._events.append(Completed(request, None, None))
             self._close_if_drained()
 
@@ -381,9 +381,9 @@ class KafkaChannel:
         return request
 
     def _receive_frame(self, frame: BytesLike, now: float) -> None:
-        if not self.in_flight:
-            raise ProtocolError(f"{self.peer} sent {len(frame)} bytes that nobody asked for")
         request = self.in_flight.oldest
+        if request is None:
+            raise ProtocolError(f"{self.peer} sent {len(frame)} bytes that nobody asked for")
         correlation_id, body = decode_response_header(frame, request.api_key, request.version)
         if correlation_id != request.correlation_id or not request.expect_response:
             raise CorrelationMismatch(

@@ -359,15 +359,13 @@ class Connection(asyncio.Protocol):
         progress = False
         channel = self.channel
         try:
-            while True:
-                if channel.has_work:
-                    if channel.reauthentication_due:
-                        self._reauthenticate()
-                    if channel.has_output:
-                        self._flush()
-                events = channel.events()
-                if not events:
-                    break
+            # Once: no event makes the channel write or re-authenticate.
+            if channel.has_work:
+                if channel.reauthentication_due:
+                    self._reauthenticate()
+                if channel.has_output:
+                    self._flush()
+            while events := channel.events():
                 for event in events:
                     if isinstance(event, Completed):
                         progress = True
@@ -525,7 +523,7 @@ class Connection(asyncio.Protocol):
 
     def _timed_out(self, now: float) -> RequestTimedOut:
         oldest = self.channel.in_flight.oldest
-        waited = now - oldest.created
+        waited = 0.0 if oldest is None else now - oldest.created
         hint = ""
         if self.channel.state is State.CHECKING_API_VERSIONS:
             hint = "; is the port a TLS listener, or not a Kafka broker?"

@@ -72,7 +72,7 @@ class InFlightRequests:
     Attributes:
         full: no room for one more.
 
-    Raises `IndexError` when an end is asked of an empty instance: a bug of the caller.
+    `complete_next` raises `IndexError` if there are none: a bug of the caller.
     """
 
     __slots__ = ("_limit", "_requests", "full")
@@ -90,12 +90,9 @@ class InFlightRequests:
         return iter(self._requests)
 
     @property
-    def oldest(self) -> InFlightRequest:
-        return self._requests[0]
-
-    @property
-    def newest(self) -> InFlightRequest:
-        return self._requests[-1]
+    def oldest(self) -> InFlightRequest | None:
+        """The one that the next answer belongs to; None if there are none."""
+        return self._requests[0] if self._requests else None
 
     def add(self, request: InFlightRequest) -> None:
         self._requests.append(request)
@@ -106,8 +103,10 @@ class InFlightRequests:
         self.full = False
         return self._requests.popleft()
 
-    def complete_last_sent(self) -> InFlightRequest:
-        """Remove the newest request: the one whose bytes were just written."""
+    def complete_written(self) -> InFlightRequest | None:
+        """All bytes were written: remove the newest request if it expects no answer, else None."""
+        if not self._requests or self._requests[-1].expect_response:
+            return None
         self.full = False
         return self._requests.pop()
 

@@ -49,9 +49,10 @@ def least_loaded(
                 dialable, longest_ago = node_id, tried
         elif connection.can_send(now):
             requests = connection.channel.in_flight
-            if not requests:
+            oldest = requests.oldest
+            if oldest is None:
                 return node_id
-            if requests.oldest.created + PATIENCE_S <= now:
+            if oldest.created + PATIENCE_S <= now:
                 slow = node_id
             elif len(requests) < fewest:
                 sendable, fewest = node_id, len(requests)

@@ -692,6 +692,16 @@ class EngineHarness:
         assert delivery is not None, "no memory"
         return delivery
 
+    def drain(
+        self,
+        node_id: int = 1,
+        max_size: int = 1 << 20,
+        may_drain: Callable[[Any, ProducerBatch], bool] = lambda queue, batch: True,
+    ) -> list[ProducerBatch]:
+        """What a pass would send to a broker now."""
+        self.accumulator.advance(self.now)
+        return self.accumulator.drain(node_id, max_size, may_drain)
+
     def append_all(self, *values: bytes, partition: int = 0) -> list[Delivery]:
         """One batch each."""
         deliveries = []

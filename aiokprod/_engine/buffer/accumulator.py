@@ -12,6 +12,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
+from collections import defaultdict
 from typing import TYPE_CHECKING, Final, Protocol
 
 from aiokprod._core.append import TopicSlot
@@ -23,7 +24,7 @@ from aiokprod.records import TopicPartition
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Container, Iterable
 
     from aiokprod._engine.buffer.batch_compressor import BatchCompressor
     from aiokprod._engine.buffer.broker_memory_quota import BrokerMemoryQuota, QuotaWaiter
@@ -115,7 +116,8 @@ class RecordAccumulator:
         self._queues: dict[TopicPartition, PartitionQueue] = {}
         self._partitions: dict[str, int] = {}  # of each topic: 1 + the highest one with a queue
         self._leaderless = NodeQueues()
-        self._nodes: dict[int | None, NodeQueues] = {None: self._leaderless}
+        self._nodes: defaultdict[int | None, NodeQueues] = defaultdict(NodeQueues)
+        self._nodes[None] = self._leaderless
         self._due: list[tuple[float, int, PartitionQueue]] = []
         self._changed: dict[PartitionQueue, None] = {}
         self._sealed: list[ProducerBatch] = []
@@ -198,7 +200,7 @@ class RecordAccumulator:
         age = self._loop.time() - batch.created_at
         if age > self._delivery_timeout * _GROWING_AGE or core.buffered_bytes > self._growth_charge:
             return False
-        self._hold(batch)
+        queue.hold(core)
         core.limit = limit
         return True
 
@@ -237,10 +239,6 @@ class RecordAccumulator:
     def _seal_core(self, batch: ProducerBatch) -> None:
         """No more records: from now on the batch counts for its broker."""
         batch.core.seal()
-        self._hold(batch)
-
-    def _hold(self, batch: ProducerBatch) -> None:
-        """From now on the bytes that the batch has so far count for its broker."""
         batch.queue.hold(batch.core)
 
     def discard(self, batch: ProducerBatch) -> None:
@@ -275,9 +273,7 @@ class RecordAccumulator:
 
     def reclassify(self, queue: PartitionQueue, now: float) -> None:
         """Put a queue into the set it belongs to; call after any change to it."""
-        node = self._nodes.get(queue.node)
-        if node is None:
-            node = self._nodes[queue.node] = NodeQueues()
+        node = self._nodes[queue.node]
         node.remove(queue)
         if not queue.batches:
             return
@@ -292,14 +288,9 @@ class RecordAccumulator:
             node.lingering[queue] = None
             self._lingering_queues.append(queue)
 
-    def _node(self, node_id: int | None) -> NodeQueues:
-        node = self._nodes.get(node_id)
-        if node is None:
-            node = self._nodes[node_id] = NodeQueues()
-        return node
-
     def advance(self, now: float) -> None:
-        """Move queues whose time came into their ready sets."""
+        """Take in what the append side has noted, and move queues whose time came into their ready
+        sets. Once per pass: what is appended during a pass wakes the sender for the next one."""
         self._take_in()
         due = self._due
         while due and due[0][0] <= now:
@@ -316,7 +307,8 @@ class RecordAccumulator:
         due = self._due
         if self._lingering_queues:
             for queue in self._lingering_queues:
-                self._note_linger(queue)
+                if queue.batches:
+                    self._note_linger(queue)
             self._lingering_queues.clear()
         while due and not self._is_awaited(*due[0]):
             queue = heapq.heappop(due)[2]  # its batch is not at the head; nobody need wake up
@@ -324,7 +316,7 @@ class RecordAccumulator:
         return due[0][0] if due else math.inf
 
     def _note_linger(self, queue: PartitionQueue) -> None:
-        if queue in self._node(queue.node).lingering:
+        if queue in self._nodes[queue.node].lingering:
             linger_at = queue.batches[0].created_at + self._linger
             if queue.linger_at != linger_at:
                 queue.linger_at = linger_at
@@ -337,15 +329,17 @@ class RecordAccumulator:
         head = queue.batches[0]
         return at in (head.not_before, head.created_at + self._linger)
 
-    def due_nodes(self, idle: Callable[[int], bool]) -> list[int]:
-        """Brokers something may leave for. `idle(node)`: no produce request is in flight there,
-        so that with adaptive linger open batches need not wait."""
-        self._take_in()
+    def due_nodes(self, busy: Container[int]) -> list[int]:
+        """Brokers something may leave for. `busy` are those with a Produce request in flight; with
+        adaptive linger, open batches wait for no other broker."""
         found = []
         for node_id, node in self._nodes.items():
             if node_id is not None and (
                 node.ready
-                or (node.lingering and ((self._adaptive and idle(node_id)) or self.flush_pending))
+                or (
+                    node.lingering
+                    and ((self._adaptive and node_id not in busy) or self.flush_pending)
+                )
             ):
                 found.append(node_id)
         return found
@@ -363,12 +357,10 @@ class RecordAccumulator:
     @property
     def leaderless(self) -> bool:
         """True if data are queued for partitions without a leader."""
-        self._take_in()
         return bool(self._leaderless.ready or self._leaderless.lingering)
 
     def leaderless_topics(self) -> set[str]:
         """Topics with queued data for partitions without a leader."""
-        self._take_in()
         node = self._leaderless
         return {queue.topic for queue in itertools.chain(node.ready, node.lingering)}
 
@@ -382,8 +374,7 @@ class RecordAccumulator:
     ) -> list[ProducerBatch]:
         """Take at most one batch per partition led by the node, up to `max_size` bytes in all
         (one batch in any case). Open batches ride along: the request leaves anyway."""
-        self._take_in()
-        node = self._node(node_id)
+        node = self._nodes[node_id]
         taken: list[ProducerBatch] = []
         closing: list[PartitionQueue] = []
         size = 0
@@ -542,7 +533,7 @@ class RecordAccumulator:
         returned = queue.node is None
         if moved:
             left = queue.node
-            self._node(left).remove(queue)
+            self._nodes[left].remove(queue)
             queue.node = leader
             queue.follow(self._quota.account(leader))
             self._quota.returned(left)
@@ -572,7 +563,7 @@ class RecordAccumulator:
         if any(batch.queue.topic == topic for batch in list(self.incomplete)):
             return None
         for queue in queues:
-            self._node(queue.node).remove(queue)
+            self._nodes[queue.node].remove(queue)
             del self._queues[queue.topic_partition]
         self._partitions.pop(topic, None)
         self._quota.look_anew(queues)
@@ -597,13 +588,13 @@ class RecordAccumulator:
             partition
             for partition in partitions
             if not topic.slots[partition].batches
-            or self._node(topic.slots[partition].node).undrained_since >= since
+            or self._nodes[topic.slots[partition].node].undrained_since >= since
         ]
 
     def note_drainable(self, node_id: int, now: float, *, able: bool) -> None:
         """Something is due for a broker, which takes a request or not (Java
         `updateNodeLatencyStats`)."""
-        node = self._node(node_id)
+        node = self._nodes[node_id]
         node.undrained_since = math.inf if able else min(node.undrained_since, now)
 
     def _roomy(self, topic: TopicSlot, partitions: Iterable[int]) -> list[int]:

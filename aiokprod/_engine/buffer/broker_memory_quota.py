@@ -122,7 +122,8 @@ class BrokerMemoryQuota:
 
     def exceeded(self, node: int | None) -> bool:
         """True if no further batch may be opened for this broker."""
-        return self.reserved_bytes(node) > self._limit and self._several_nodes()
+        count = self._held.get(node)
+        return count is not None and count.bytes > self._limit and self._several_nodes()
 
     def let_through(self, node: int | None) -> None:
         """Give the turn to the first in a broker's line if there is room and nobody has it."""

@@ -43,9 +43,7 @@ class ProduceCall:
         transactional_id: str | None = None,
         max_version: int | None = None,
     ) -> None:
-        self.batches: dict[tuple[str, int], ProducerBatch] = {
-            batch.topic_partition: batch for batch in batches
-        }
+        self.batches: dict[tuple[str, int], ProducerBatch] = {}
         self.generation = snapshot.generation
         self._acks = acks
         self._timeout_ms = timeout_ms
@@ -54,6 +52,7 @@ class ProduceCall:
         self.topic_ids: dict[str, bytes] = {}
         self.topic_names: dict[bytes, str] = {}
         for batch in batches:
+            self.batches[batch.topic_partition] = batch
             topic = batch.queue.topic
             group = self._by_topic.get(topic)
             if group is not None:
@@ -68,23 +67,14 @@ class ProduceCall:
 
     def __call__(self, version: int) -> ProduceRequest:
         """The message for a version."""
-        with_ids = version >= TOPIC_ID_VERSION
-        return ProduceRequest(
-            self._transactional_id,
-            self._acks,
-            self._timeout_ms,
-            [
-                TopicProduceData(
-                    "" if with_ids else topic,
-                    self.topic_ids[topic] if with_ids else ZERO_TOPIC_ID,
-                    [
-                        PartitionProduceData(batch.queue.partition, batch.chunks())
-                        for batch in group
-                    ],
-                )
-                for topic, group in self._by_topic.items()
-            ],
-        )
+        topics = []
+        for topic, group in self._by_topic.items():
+            partitions = [PartitionProduceData(b.queue.partition, b.chunks()) for b in group]
+            if version >= TOPIC_ID_VERSION:
+                topics.append(TopicProduceData("", self.topic_ids[topic], partitions))
+            else:
+                topics.append(TopicProduceData(topic, ZERO_TOPIC_ID, partitions))
+        return ProduceRequest(self._transactional_id, self._acks, self._timeout_ms, topics)
 
 
 def partition_answers(
@@ -104,5 +94,6 @@ def partition_answers(
             batch = left.pop((name, answer.index), None)
             if batch is not None:
                 found.append((batch, answer))
-    found += [(batch, None) for batch in left.values()]
+    if left:
+        found += [(batch, None) for batch in left.values()]
     return found

@@ -132,7 +132,10 @@ class Sender:
         Invariant: what a step leaves to be done is done by a later step of the same pass. Expiry
         may plan an epoch bump, and a bump may ask for a producer id; nothing else would wake us.
         """
-        if self._expire(now) <= now:
+        accumulator = self._accumulator
+        if accumulator.expires_at > now:
+            self._expiry_noticed = False
+        elif self._expire(now) <= now:
             return now  # what is about to expire must not leave any more
         unresponsive, refusals = self._unresponsive, self.auth_failures
         if self._leaders_changed or unresponsive.next_check_at <= now:
@@ -141,13 +144,12 @@ class Sender:
             self._fail_refused(now)
         self._sequences.bump_epochs()
         next_at = self._request_for_state(now)
-        accumulator = self._accumulator
         accumulator.advance(now)
         if accumulator.leaderless:
             self._refresh_leaderless(now)
         updating = self._metadata.update_due(now)  # then the updater goes first and wakes us
         stuck = []
-        for node_id in accumulator.due_nodes(self._idle):
+        for node_id in accumulator.due_nodes(self._produce_in_flight):
             if node_id == self._source.reserved_node:
                 continue
             slot = self._client.ready(node_id, now)
@@ -190,9 +192,6 @@ class Sender:
         """Metadata have changed."""
         self._leaders_changed = True
         self.wakeup()
-
-    def _idle(self, node_id: int) -> bool:
-        return not self._produce_in_flight.get(node_id)
 
     def _refresh_leaderless(self, now: float) -> None:
         for topic in self._accumulator.leaderless_topics():
@@ -300,7 +299,7 @@ class Sender:
         """Fail batches past their deadline, not before the sockets were read once more: after a
         stall of the loop their answers may be waiting there. Returns when to look again."""
         accumulator = self._accumulator
-        if accumulator.expires_at > now or accumulator.next_expiry() > now:
+        if accumulator.next_expiry() > now:
             self._expiry_noticed = False
             return accumulator.expires_at
         if not self._expiry_noticed:

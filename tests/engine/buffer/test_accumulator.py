@@ -9,7 +9,6 @@ import pytest
 
 from aiokprod._core.append import DELIVERY_CHARGE
 from aiokprod._engine.buffer.producer_batch import ProducerBatch
-from aiokprod._engine.buffer.queues import PartitionQueue
 from aiokprod._wire.compression import codec_for
 from aiokprod._wire.messages.produce import NodeEndpoint
 from aiokprod._wire.record_batch import HEADER_SIZE
@@ -29,13 +28,9 @@ from tests.engine.engine_harness import (
 T0 = TopicPartition("t", 0)
 
 
-def yes(queue: PartitionQueue, batch: ProducerBatch) -> bool:
-    return True
-
-
 def drained(harness: EngineHarness, node: int = 1, size: int = 1 << 20) -> list[ProducerBatch]:
     """Batches taken by hand; they are never sent."""
-    return harness.accumulator.drain(node, size, yes)
+    return harness.drain(node, size)
 
 
 def append_many(harness: EngineHarness, count: int) -> None:
@@ -302,23 +297,16 @@ async def test_usable_partitions_without_a_limit_are_all() -> None:
 # -- readiness ------------------------------------------------------------------------------------
 
 
-def idle(node_id: int) -> bool:
-    return True
-
-
-def busy(node_id: int) -> bool:
-    return False
-
-
 @virtual
 async def test_lingering_batch_is_due_only_for_an_idle_node() -> None:
     harness = EngineHarness(linger_ms=100)
     harness.append(b"v")
-    assert harness.accumulator.due_nodes(idle) == [1]
-    assert harness.accumulator.due_nodes(busy) == []
+    harness.accumulator.advance(harness.now)
+    assert harness.accumulator.due_nodes(busy=()) == [1]
+    assert harness.accumulator.due_nodes(busy={1}) == []
     harness.pass_time(0.1)
     harness.accumulator.advance(harness.now)
-    assert harness.accumulator.due_nodes(busy) == [1]
+    assert harness.accumulator.due_nodes(busy={1}) == [1]
     assert harness.accumulator.has_ready(1)
     assert not harness.accumulator.has_ready(99)
 
@@ -326,7 +314,7 @@ async def test_lingering_batch_is_due_only_for_an_idle_node() -> None:
 @virtual
 async def test_passes_cost_nothing_for_partitions_without_data() -> None:
     harness = EngineHarness(partitions=1000)
-    assert harness.accumulator.due_nodes(idle) == []
+    assert harness.accumulator.due_nodes(busy=()) == []
     harness.accumulator.advance(harness.now)
     assert harness.accumulator.next_due() == math.inf
     assert harness.accumulator.next_expiry() == math.inf
@@ -408,7 +396,7 @@ async def test_drain_asks_for_each_head_and_skips_who_may_not_leave() -> None:
     harness = EngineHarness(partitions=3)
     for partition in range(3):
         harness.append(b"v", partition)
-    taken = harness.accumulator.drain(
+    taken = harness.drain(
         1, 1 << 20, lambda queue, batch: queue.partition != 1 and batch is queue.batches[0]
     )
     assert [batch.topic_partition.partition for batch in taken] == [0, 2]

@@ -13,7 +13,7 @@ from tests.engine.engine_harness import PRODUCER_ID, EngineHarness, error_of, of
 
 
 def taken(harness: EngineHarness) -> ProducerBatch:
-    (batch,) = harness.accumulator.drain(1, 1 << 20, lambda queue, batch: True)
+    (batch,) = harness.drain()
     return batch
 
 

@@ -28,7 +28,7 @@ def numbered(count: int) -> tuple[PartitionSequences, list[ProducerBatch]]:
     found: list[ProducerBatch] = []
     for _ in range(count):
         harness.append(b"v")
-        found += harness.accumulator.drain(1, 1 << 20, lambda queue, batch: True)
+        found += harness.drain()
     for batch in found:
         entry.number(batch)
         entry.open.append(batch)

@@ -20,7 +20,7 @@ A0, A1, B0 = TopicPartition("a", 0), TopicPartition("a", 1), TopicPartition("b",
 def call_of(harness: EngineHarness, **options: object) -> ProduceCall:
     for tp in (A0, A1, B0):
         harness.append(str(tp).encode(), tp.partition, topic=tp.topic)
-    batches = harness.accumulator.drain(1, 1 << 20, lambda queue, batch: True)
+    batches = harness.drain()
     arguments = {"acks": -1, "timeout_ms": 30_000, **options}
     return ProduceCall(batches, harness.metadata.snapshot, **arguments)  # type: ignore[arg-type]
 

@@ -1483,7 +1483,7 @@ async def test_pass_that_forgets_a_backoff_or_a_linger_is_noticed(
 
 @virtual
 async def test_pass_that_leaves_a_batch_behind_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(RecordAccumulator, "due_nodes", lambda self, idle: [])
+    monkeypatch.setattr(RecordAccumulator, "due_nodes", lambda self, busy: [])
     harness = EngineHarness()
     harness.append(b"v")
     harness.close_open()
