@@ -46,6 +46,7 @@ from aiokprod.errors import (
     AuthenticationError,
     Code,
     CorrelationMismatch,
+    DecodeError,
     Disconnected,
     FrameTooLarge,
     KafkaError,
@@ -423,6 +424,9 @@ class KafkaChannel:
         elif answer.error_code != Code.NONE:
             code = error_code(answer.error_code)
             raise ProtocolError(f"{self.peer} refused ApiVersions: {code.text}", code=code)
+        elif not answer.api_keys:
+            # Null is read as empty. Taken for a broker that is too old, it would end the producer.
+            raise DecodeError(f"{self.peer} lists no API in its ApiVersions answer")
         else:
             self._broker_ranges = broker_ranges(answer)
             self.versions = shared_ranges(self._broker_ranges)

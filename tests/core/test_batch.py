@@ -521,6 +521,19 @@ def test_unwatched_counts_neither_awaited_nor_withdrawn_records() -> None:
     assert core.watched == 3
 
 
+def test_batch_is_settled_by_success_as_by_failure_and_by_nothing_before() -> None:
+    for end in (lambda core: core.settle(0), lambda core: core.fail(error())):
+        harness = idle_harness()
+        harness.deliveries(2)
+        seen = [harness.core.settled]
+        for step in (harness.core.seal, harness.core.finish):
+            step()
+            seen.append(harness.core.settled)
+        assert seen == [False] * 3
+        end(harness.core)
+        assert harness.core.settled
+
+
 # -- the handle without a loop --------------------------------------------------------------------
 
 

@@ -273,6 +273,19 @@ def test_other_error_of_api_versions_closes_with_its_code():
     assert event.error.code.name == "INVALID_REQUEST"
 
 
+@pytest.mark.parametrize("length", [b"\0", b"\1"], ids=["null", "empty"])
+def test_versions_answer_without_any_api_is_damaged_and_not_an_old_broker(length):
+    """The connection ends and another one is tried: no broker speaks nothing."""
+    channel = new_channel()
+    channel.transport_up(1.0, 11.0)
+    body = (0).to_bytes(4, "big") + b"\0\0" + length + b"\0\0\0\0" + b"\0"
+    channel.receive_data(len(body).to_bytes(4, "big") + body, 1.0)
+    event = closed(channel)
+    assert event.reason is CloseReason.PROTOCOL
+    assert isinstance(event.error, DecodeError)
+    assert "lists no API" in str(event.error)
+
+
 @pytest.mark.parametrize(("asked", "throttle"), [(4, 250), (1, 0)])
 def test_throttle_of_api_versions_counts_from_version_2(asked, throttle):
     channel = new_channel()

@@ -167,6 +167,20 @@ def test_metadata_that_stay_refused_meet_the_backoff_and_heal(place, code):
     play(main)
 
 
+@pytest.mark.parametrize("times", [1, 4])
+def test_versions_without_any_api_meet_the_reconnect_backoff_and_heal(times):
+    async def main() -> None:
+        async with harness(partitions=1, **SETTINGS) as (cluster, producer, _):
+            empty = edit(lambda answer: replace(answer, api_keys=[]))
+            cluster.control(API_VERSIONS, empty, times=times)
+            result, took = await outcome(producer)
+            assert not isinstance(result, KafkaError), result
+            assert took < 2.5
+            assert len(cluster.network.dials) > times
+
+    play(main)
+
+
 @pytest.mark.parametrize("lasting", [False, True])
 @pytest.mark.parametrize("code", [-1, 3, 6, 7, 35, 42, 58, 76, 9999])
 def test_refused_versions_meet_the_reconnect_backoff_and_heal(code, lasting):

@@ -6,7 +6,7 @@ EXEMPTIONS = {
     "copies": "P2: brokers that lose what they know of a producer cannot recognise what it repeats",
     "order": "P3: the same brokers take any first sequence, also that of the later of two batches",
     "offsets": "P4: a broker that only says that it has the batch (DUPLICATE_SEQUENCE) tells none",
-    "newest": "P4: a broker that was restarted told only that a newer batch is in the log",
+    "newest": "P4: a broker that knew only a newer batch (restart, retention) told no offset",
     "waits": "P6: a bulk call waits anew for room after every record it got in",
     "stalls": "P6: nothing ends while the loop is blocked",
     "batch age": "a record has no more time than the oldest of its batch",

@@ -44,6 +44,7 @@ class Misfortunes:
         amnesia: per log, the instants when retention took what its brokers knew of producers.
         reborn: per log of a recreated topic, since when: who names topics by id cannot mistake it.
         stopped: a broker was stopped in order, and then knows only the newest batch of a producer.
+        wrapped: sequences of some partition were moved to just before their end.
         duplicated: partitions whose broker once only said that it has a batch.
         oldest_metadata: lowest version of Metadata that was the best of a broker.
         done: names of what happened, in order.
@@ -68,6 +69,7 @@ class Misfortunes:
         self.amnesia: dict[tuple[bytes, int], list[float]] = {}
         self.reborn: dict[tuple[bytes, int], float] = {}
         self.stopped = False
+        self.wrapped = False
         self.duplicated: set[Where] = set()
         self.oldest_metadata = 999
         self._note_versions()
@@ -321,6 +323,7 @@ class Misfortunes:
                 or known.window[-1].last_sequence != entry.last_acked
             ):
                 continue
+            self.wrapped = True
             _shift(topic.partitions[key.partition].log, entry, self.rng.randrange(8))
 
     # -- network --------------------------------------------------------------------------------
@@ -438,3 +441,4 @@ def _shift(log: PartitionLog, entry: Any, left: int) -> None:
             last_sequence=shifted(remembered.last_sequence),
         )
     entry.last_acked, entry.next = shifted(entry.last_acked), shifted(entry.next)
+    entry.wrapped = entry.wrapped or entry.next == 0

@@ -368,7 +368,8 @@ class Judge:
         seen = [*found, *self.truncated.get(attempt.value, [])]
         if result.offset is None:
             duplicated = (result.topic, result.partition) in self.misfortunes.duplicated
-            can_be = duplicated or self.misfortunes.stopped
+            forgetful = self.misfortunes.stopped or bool(self.misfortunes.amnesia)
+            can_be = duplicated or forgetful
             _demand(can_be, "acknowledged without an offset: {}", attempt)
             self.used["offsets" if duplicated else "newest"] += 1
         else:
@@ -437,6 +438,8 @@ class Judge:
         given_up = self._tries(attempt) == self.plan.options["retries"] + 1
         code = -2 if error.code is None else error.code.number
         sequence = code in (Code.OUT_OF_ORDER_SEQUENCE_NUMBER, Code.INVALID_PRODUCER_EPOCH)
+        if code == Code.DUPLICATE_SEQUENCE_NUMBER:
+            sequence = self.misfortunes.wrapped  # brokers of that time may not have the batch
         in_doubt = sequence and not error.outcome.definite
         ends = code in ENDS or in_doubt
         # One whose time is over has another class, whatever was answered last.

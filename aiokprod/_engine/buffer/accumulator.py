@@ -515,8 +515,9 @@ class RecordAccumulator:
 
     def on_snapshot(self, snapshot: ClusterSnapshot, now: float) -> None:
         """Move queues to their partitions' present leaders. A batch waiting out its backoff may
-        leave at once if a newer leader was elected since its last attempt, or if there was none
-        meanwhile: its topic may have been created anew, and then epochs begin again."""
+        leave at once if another leader was elected since its last attempt, or if there was none
+        meanwhile: its topic may have been created anew, and then epochs begin again, perhaps with
+        the epoch of its last attempt."""
         lost: dict[int | None, None] = {}  # in order, so that equal runs stay equal
         for queue in self._queues.values():
             before = queue.node
@@ -539,7 +540,7 @@ class RecordAccumulator:
             self._quota.returned(left)
         if queue.batches:
             head = queue.batches[0]
-            newer = snapshot.leader_epoch_of(key) > head.leader_epoch >= 0
+            newer = head.leader_changed(snapshot.leader_epoch_of(key))
             hurry = leader is not None and head.not_before > now and (newer or (moved and returned))
             if hurry:
                 head.not_before = now

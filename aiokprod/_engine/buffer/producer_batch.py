@@ -122,6 +122,13 @@ class ProducerBatch:
         """True once it has a sequence: it may have been seen by a broker."""
         return self.base_sequence != NO_SEQUENCE
 
+    def leader_changed(self, leader_epoch: int) -> bool:
+        """True if the metadata have another leader epoch than the last attempt was sent under. It
+        is higher, or lower if the topic was created anew: lower ones are believed for that reason
+        only. Source: Java `ProducerBatch.hasLeaderChangedForTheOngoingRetry`."""
+        known = self.leader_epoch >= 0 and leader_epoch >= 0
+        return known and leader_epoch != self.leader_epoch
+
     def chunks(self) -> tuple[bytes, bytes]:
         """The encoded batch, header and records; made anew at each attempt, never changed."""
         core = self.core

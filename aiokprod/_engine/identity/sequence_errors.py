@@ -33,6 +33,7 @@ class SequenceAction:
 
     Attributes:
         decision: what `retry_policy.decide` goes by.
+        note_unknown: the error code does not tell whether the batch is in the log.
         clear_doubt: no earlier attempt of the batch is in the log, the broker would know it.
         bump_epoch: the partition needs a higher epoch before anything new is sent to it.
         reset_sequences: the partition restarts at sequence 0 under the present epoch.
@@ -41,6 +42,7 @@ class SequenceAction:
     """
 
     decision: SequenceDecision
+    note_unknown: bool = False
     clear_doubt: bool = False
     bump_epoch: bool = False
     reset_sequences: bool = False
@@ -60,7 +62,7 @@ def classify_idempotent(
         log_start_offset: from the response, -1 if it has none.
     """
     if code == Code.DUPLICATE_SEQUENCE_NUMBER:
-        return _DUPLICATE
+        return _classify_duplicate(entry, bump_epoch=True)
     if code == Code.INVALID_PRODUCER_EPOCH:
         # A broker that knows a higher epoch does not look for duplicates under this one. It says
         # nothing about earlier attempts, and a batch that is in the log must not get a new number.
@@ -88,6 +90,18 @@ def classify_idempotent(
     both_lost = entry.lost and batch.lost
     decision = SequenceDecision.NONE if both_lost else SequenceDecision.RETRY
     return SequenceAction(decision, clear_doubt=True, bump_epoch=True)
+
+
+def _classify_duplicate(entry: PartitionSequences, *, bump_epoch: bool) -> SequenceAction:
+    """DUPLICATE_SEQUENCE_NUMBER: the batch is in the log, unless the sequences have wrapped.
+
+    Kafka 1.0.0 and 1.0.1 compare sequences as numbers. Once they have wrapped, these releases
+    answer this code to every batch and append none (`ProducerAppendInfo.isDuplicate`). Later
+    releases do not use the code, so the batch fails with outcome UNKNOWN.
+    """
+    if not entry.wrapped:
+        return _DUPLICATE
+    return SequenceAction(SequenceDecision.NONE, note_unknown=True, bump_epoch=bump_epoch)
 
 
 def _classify_by_newer(batch: ProducerBatch, entry: PartitionSequences) -> SequenceAction | None:
@@ -123,7 +137,7 @@ def classify_transactional(
         is_open: the transaction may still be committed.
     """
     if code == Code.DUPLICATE_SEQUENCE_NUMBER:
-        return _DUPLICATE
+        return _classify_duplicate(entry, bump_epoch=False)
     if not is_open:
         return NO_ACTION
     if code == Code.OUT_OF_ORDER_SEQUENCE_NUMBER:

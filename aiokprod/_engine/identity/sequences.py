@@ -51,13 +51,14 @@ class PartitionSequences:
         floor: offset of a record in the log before all open batches, -1 if none is known.
         newest_written: order of the newest batch of this epoch that has its outcome and is, or may
             be, in the log.
+        wrapped: the sequences of this epoch have passed their end and continued at 0.
         newest_proven: order of the newest batch of this epoch that proves that everything before
             it is in the log.
     """
 
     __slots__ = ("bump_planned", "epoch", "floor", "last_acked", "last_acked_offset", "lost",
                  "newest_proven", "newest_written", "next", "open", "probe", "producer_id",
-                 "unresolved", "window")  # fmt: skip
+                 "unresolved", "window", "wrapped")  # fmt: skip
 
     def __init__(self, producer_id: int, epoch: int) -> None:
         self.open: list[ProducerBatch] = []
@@ -76,6 +77,7 @@ class PartitionSequences:
         self.bump_planned = False
         self.probe: ProducerBatch | None = None
         self.floor = -1
+        self.wrapped = False
         self.newest_written: tuple[int, ...] = ()
         self.newest_proven: tuple[int, ...] = ()
         for batch in self.open:
@@ -91,6 +93,7 @@ class PartitionSequences:
         batch.producer_epoch = self.epoch
         batch.base_sequence = self.next
         self.next = increment_sequence(self.next, batch.core.record_count)
+        self.wrapped = self.wrapped or self.next < batch.base_sequence
 
     def is_next(self, sequence: int) -> bool:
         """True if `sequence` follows the last acknowledged one."""
@@ -282,6 +285,8 @@ class SequenceTracker:
     def apply(self, batch: ProducerBatch, action: SequenceAction) -> None:
         """Carry out what the classification of a sequence error found."""
         entry = self.of(batch)
+        if action.note_unknown:
+            batch.note_unknown()
         if action.clear_doubt:
             batch.in_doubt = False
             if entry.probe is batch:

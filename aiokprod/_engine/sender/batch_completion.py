@@ -256,10 +256,10 @@ class BatchCompletion:
                 self._on_fatal(error)
 
     def _has_newer_leader(self, batch: ProducerBatch) -> bool:
-        """True if metadata have named another leader since the batch was sent: nothing to wait for
-        (Java `ProducerBatch.hasLeaderChangedForTheOngoingRetry`)."""
+        """True if metadata have named another leader since the batch was sent: nothing to wait
+        for."""
         snapshot, key = self._metadata.snapshot, batch.topic_partition
-        newer = snapshot.leader_epoch_of(key) > batch.leader_epoch >= 0
+        newer = batch.leader_changed(snapshot.leader_epoch_of(key))
         return newer and snapshot.leader_of(key) is not None
 
     def _on_fatal(self, error: KafkaError) -> None:

@@ -46,10 +46,16 @@ class Ledger:
     Attributes:
         strict: answer UNKNOWN_PRODUCER_ID if the first sequence of an unknown producer is not 0, as
             brokers before 2.4 did; later versions accept any.
+        by_order: answer DUPLICATE_SEQUENCE_NUMBER to every batch that ends before the oldest one in
+            the window, even if that is because the sequences wrapped, as Kafka 1.0.0 and 1.0.1 do
+            (`ProducerAppendInfo.isDuplicate`; changed by KAFKA-6683).
     """
 
-    def __init__(self, *, strict: bool = False, window: int = WINDOW) -> None:
+    def __init__(
+        self, *, strict: bool = False, window: int = WINDOW, by_order: bool = False
+    ) -> None:
         self.strict = strict
+        self.by_order = by_order
         self._window = window
         self._entries: dict[int, _Entry] = {}
 
@@ -85,6 +91,9 @@ class Ledger:
             if batch.base_sequence != 0:
                 raise _refused(Code.OUT_OF_ORDER_SEQUENCE_NUMBER, batch, "new epoch, want 0")
             return
+        oldest = entry.window[0].base_sequence if self.by_order and entry.window else 0
+        if 0 != batch.last_sequence < oldest:
+            raise _refused(Code.DUPLICATE_SEQUENCE_NUMBER, batch, "older than all that is known")
         # If the epoch is known only from a marker, it has no batch yet and starts at sequence 0.
         expected = (entry.window[-1].last_sequence + 1) % 2**31 if entry.window else 0
         if batch.base_sequence != expected:

@@ -11,7 +11,7 @@ import pytest
 from aiokprod._core.batch import Delivery
 from aiokprod._engine.identity.idempotence import MAX_EPOCH, IdempotentSequences
 from aiokprod._engine.identity.sequences import SequenceTracker
-from aiokprod._wire.record_batch import MAX_SEQUENCE, NO_PRODUCER_ID
+from aiokprod._wire.record_batch import MAX_SEQUENCE, NO_PRODUCER_ID, increment_sequence
 from aiokprod.errors import (
     Code,
     DeliveryTimeout,
@@ -154,6 +154,52 @@ async def test_sequence_after_the_highest_is_zero() -> None:
     deliver_all(harness)
     assert entry.last_acked == 1
     assert harness.brokers.stored(T0)[1:] == [b"a", b"b", b"c", b"d"]
+
+
+async def before_the_wrap(left: int) -> EngineHarness:
+    """A world whose brokers are Kafka 1.0.0, `left` sequences before they wrap."""
+    harness = EngineHarness()
+    ledger = harness.brokers.log(T0).ledger
+    ledger.by_order = True
+    acknowledged(harness)
+    entry = tracker_of(harness).partitions[T0]
+    (known,) = ledger._entries[PRODUCER_ID].window
+    last = MAX_SEQUENCE - left
+    ledger.forget()
+    ledger.restore(PRODUCER_ID, dataclasses.replace(known, base_sequence=last, last_sequence=last))
+    entry.last_acked, entry.next = last, increment_sequence(last, 1)
+    entry.wrapped = entry.next == 0
+    return harness
+
+
+@pytest.mark.parametrize("left", [0, 1, 2])
+@virtual
+async def test_duplicate_answered_because_the_sequences_wrapped_is_not_believed(left: int) -> None:
+    """Kafka 1.0.0 and 1.0.1 compare sequences as numbers: behind the wrap they call every batch a
+    duplicate and append none of them."""
+    harness = await before_the_wrap(left)
+    harness.append_all(*(b"%d" % number for number in range(left)))
+    deliver_all(harness)
+    stored = [b"first", *(b"%d" % number for number in range(left))]
+    deliveries = [harness.append(b"a"), harness.append(b"b")]
+    deliver_all(harness)
+    assert harness.brokers.stored(T0) == stored
+    assert [error_of(delivery).outcome for delivery in deliveries] == [Outcome.UNKNOWN] * 2
+    later = harness.append_all(b"c", b"d")
+    deliver_all(harness)
+    assert harness.brokers.stored(T0) == [*stored, b"c", b"d"], "under a new epoch"
+    assert [offset_of(delivery) for delivery in later] == [left + 1, left + 2]
+
+
+@virtual
+async def test_duplicate_answered_before_the_sequences_wrap_is_believed() -> None:
+    harness = await before_the_wrap(2)
+    (delivery,) = harness.append_all(b"a")
+    harness.step()
+    harness.brokers.last.refuse(Code.DUPLICATE_SEQUENCE_NUMBER)
+    assert offset_of(delivery) is None
+    harness.step()
+    harness.check_idle()
 
 
 @virtual

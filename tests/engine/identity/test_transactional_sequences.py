@@ -9,7 +9,9 @@ from aiokprod._engine.identity.sequence_errors import SequenceDecision
 from aiokprod._engine.identity.transaction_progress import CoordinatorView
 from aiokprod._engine.identity.transaction_states import TxnState
 from aiokprod._engine.identity.transactional_sequences import TransactionalSequences
-from aiokprod.errors import BrokerError, Code
+from aiokprod._engine.sender.retry_policy import outcome_of
+from aiokprod._wire.record_batch import MAX_SEQUENCE
+from aiokprod.errors import BrokerError, Code, Outcome
 from aiokprod.records import TopicPartition
 from tests.engine.identity.identity_helpers import (
     RecordingControl,
@@ -38,6 +40,21 @@ async def test_duplicate_sequence_means_stored() -> None:
     (batch,) = batches(1)
     state.assign_sequence(batch)
     assert decision(state, batch, Code.DUPLICATE_SEQUENCE_NUMBER) is SequenceDecision.DUPLICATE
+
+
+@virtual
+async def test_duplicate_sequence_means_nothing_once_the_sequences_wrapped() -> None:
+    """Kafka 1.0.0 and 1.0.1 answer it to batches that they did not append."""
+    made = opened()
+    state = sequences(made)
+    first, second = batches(2)
+    state.assign_sequence(first)
+    made.tracker.of(first).next = MAX_SEQUENCE
+    state.on_success(first, 0, repeated=False)
+    state.assign_sequence(second)
+    assert decision(state, second, Code.DUPLICATE_SEQUENCE_NUMBER) is SequenceDecision.NONE
+    assert outcome_of(second) is Outcome.UNKNOWN
+    assert not made.tracker.planned, "the epoch changes with the transaction"
 
 
 @virtual
