@@ -50,7 +50,8 @@ async def test_backoff_topic_created_anew_ends_when_its_leader_has_a_lower_epoch
     if not known_first:
         refused.refuse(Code.NOT_LEADER_OR_FOLLOWER)
         harness.step()
-    harness.metadata.request_update()  # a complaint: without ids, lower epochs are believed after it
+    # A refused batch requests metadata: without topic ids, lower epochs are accepted after that.
+    harness.metadata.request_update()
     harness.incarnations["t"] += 1
     for _ in range(1 if with_ids else MISSES_BEFORE_FORGETTING):
         harness.epoch = 0
