@@ -32,7 +32,10 @@ PYTHON ?= python3
 VENV   := .venv
 PY     := $(VENV)/bin/python
 PIP    := $(PY) -m pip --disable-pip-version-check --quiet
-INPUTS := pyproject.toml setup.py $(wildcard aiokprod/hot/*.pyx aiokprod/hot/*.pxd)
+INPUTS := pyproject.toml setup.py $(shell find aiokprod -name '*.pyx' -o -name '*.pxd')
+
+STUBS  := $(subst /,.,$(basename $(shell find aiokprod -name '*.pyi')))
+PROSE  := aiokprod benchmarks docs examples tests .ci $(wildcard *.md *.py) Makefile pyproject.toml
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test lint unit matrices bench integration supply release-checks kerberos reauth \
@@ -68,13 +71,19 @@ test: lint unit
 
 lint: $(VENV)/.test
 	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
 	$(PY) -m mypy
+	$(PY) -m mypy.stubtest --concise --ignore-missing-stub --ignore-disjoint-bases \
+	    --allowlist .ci/stubtest.txt $(STUBS)
+	PATH=$(CURDIR)/$(VENV)/bin:$$PATH $(VENV)/bin/cython-lint aiokprod
+	$(PY) -m codespell_lib $(PROSE)
+	$(PY) .ci/check_docs.py
 
 # What proves the measured modules; the rest runs without the tracer. Both use both cores. Tests with
 # the marker `matrix` are the long ones: the thresholds hold without them.
 # `coverage run` and not pytest-cov: it sees the lines that run while pytest loads its plug-ins.
-MEASURED := tests/engine tests/net tests/faults tests/transactions tests/security tests/foundation \
-    tests/tables
+MEASURED := tests/engine tests/net tests/scenarios tests/simulation tests/transactions \
+    tests/security tests/foundation tests/client tests/arrow
 
 unit: $(VENV)/.test
 	$(PY) -m coverage erase
@@ -129,10 +138,10 @@ SEEDS      := 0-2000
 EXECUTIONS := 10000000
 
 simulate: $(VENV)/.test
-	$(PY) -m tests.faults.simulation --seeds $(SEEDS) --journal .cache/simulation.jsonl
+	$(PY) -m tests.simulation --seeds $(SEEDS) --journal .cache/simulation.jsonl
 
 detection: $(VENV)/.test
-	$(PY) -m tests.faults.detection
+	$(PY) -m tests.detection
 
 # Goes on where it was interrupted; MINUTES=n begins no mutant after so long.
 MUTANTS := 500
@@ -142,7 +151,7 @@ mutants: $(VENV)/.test
 	$(PY) -m tests.mutants --count $(MUTANTS) --seed $(SEED) $(if $(MINUTES),--minutes $(MINUTES))
 
 in-flight: $(VENV)/.test
-	$(PY) -m tests.faults.in_flight
+	$(PY) -m tests.scenarios.in_flight
 
 # Needs a JDK (17 or newer) and Maven, which fetches Kafka's jars once. The catalogue, then random
 # scripts, then ten known defects, each put back and to be found.
@@ -160,7 +169,7 @@ fuzz: $(VENV)/.test
 INTERRUPTS := 1000000
 
 interrupts: $(VENV)/.test
-	$(PY) -W ignore -m tests.hot.interrupts --executions $(INTERRUPTS)
+	$(PY) -W ignore -m tests.interrupts --executions $(INTERRUPTS)
 
 # Builds its own extensions in build/sanitize; needs gcc with libasan and libubsan.
 sanitize: $(VENV)/.test
@@ -217,5 +226,5 @@ bench-spark: $(SPARK)4.0.0/.ready
 clean:
 	rm -rf $(VENV) build dist *.egg-info .coverage coverage.json htmlcov \
 	    .mypy_cache .pytest_cache .ruff_cache .hypothesis
-	rm -f aiokprod/hot/*.c aiokprod/hot/*.so
+	find aiokprod \( -name '*.c' -o -name '*.so' \) -delete
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

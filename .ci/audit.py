@@ -159,9 +159,7 @@ def read(pins: dict[str, str], service: str, out: str, errors: str) -> Result:
     return result
 
 
-def look_up(
-    pins: dict[str, str], asking: Callable[[dict[str, str], str], Result] = ask
-) -> Result:
+def look_up(pins: dict[str, str], asking: Callable[[dict[str, str], str], Result] = ask) -> Result:
     """Ask one service after the other about what is left."""
     whole = Result(missing=dict.fromkeys(pins, "not asked"))
     for service in SERVICES:

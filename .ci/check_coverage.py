@@ -14,9 +14,9 @@ from typing import Any, Final
 
 LINES, BRANCHES = 95.0, 90.0
 PACKAGE: Final = Path("aiokprod")
-FOLDERS: Final = ("", "engine", "net", "net/security")
-"""Folders of PACKAGE whose modules are measured. `wire` is held by golden bytes and peers, `spark`
-by its own brokers, `hot` is compiled, `testing` is the kit."""
+LEFT_OUT: Final = ("_wire", "_core", "_arrow", "spark", "testing")
+"""Packages that are not measured: `_wire` is held by golden bytes and peers, `spark` by its own
+brokers, `_core` and `_arrow` are compiled, `testing` is the kit."""
 
 LOWER: Final[Mapping[str, tuple[float, float, str]]] = {}
 """Module -> (lines, branches, why its tests cannot be among the measured ones)."""
@@ -24,7 +24,11 @@ LOWER: Final[Mapping[str, tuple[float, float, str]]] = {}
 
 def modules(package: Path = PACKAGE) -> list[str]:
     """Every module of the measured folders."""
-    found = [path for folder in FOLDERS for path in (package / folder).glob("*.py")]
+    found = [
+        path
+        for path in package.rglob("*.py")
+        if path.relative_to(package).parts[0] not in LEFT_OUT and path.stat().st_size > 200
+    ]
     return sorted(path.as_posix() for path in found)
 
 

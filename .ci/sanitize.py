@@ -3,15 +3,15 @@
     python .ci/sanitize.py --fuzz 10000000 --interrupts 1000000
 
 Builds instrumented extensions in a copy of the tree (build/sanitize), so that the normal ones stay
-as they are, and runs there, in this order: tests/hot and tests/tables, the fuzzers, interrupted
+as they are, and runs there, in this order: tests/core and tests/arrow, the fuzzers, interrupted
 calls. Ends with 1 if one of them fails, or a sanitizer reports anything in whatever process.
 
 The fuzzers and the interrupted calls keep journals in .cache/sanitize: the same command goes on
-where it was stopped, as long as aiokprod/hot is the same, and prints what all its runs came to.
+where it was stopped, as long as aiokprod/_core is the same, and prints what all its runs came to.
 `--no-tests` leaves out what has no journal.
 
 Needs gcc with its libasan and libubsan. Leaks are not looked for: CPython keeps memory until exit.
-Left out: tests/tables/test_libraries.py, because polars and duckdb bring allocators and exceptions
+Left out: tests/arrow/test_libraries.py, because polars and duckdb bring allocators and exceptions
 of their own, which libasan does not know.
 """
 
@@ -31,12 +31,14 @@ COPY: Final = ROOT / "build" / "sanitize"
 REPORTS: Final = COPY / "reports"
 JOURNALS: Final = ROOT / ".cache" / "sanitize"
 PARTS: Final = ("aiokprod", "tests", "benchmarks", "examples", "docs")
-FILES: Final = ("conftest.py", "pyproject.toml", "setup.py", "README.md", "DESIGN.md")
+FILES: Final = (
+    "conftest.py", "pyproject.toml", "setup.py", "README.md", "DESIGN.md", "LICENSE",
+)  # fmt: skip
 FLAGS: Final = "-O1 -g1 -fno-omit-frame-pointer -fsanitize=address,undefined " \
     "-fno-sanitize-recover=undefined -fno-wrapv"  # fmt: skip
 """CPython's own flags have -fwrapv, with which no signed overflow is reported."""
 STAMP: Final = COPY / "flags"
-TESTS: Final = ("tests/hot", "tests/tables")
+TESTS: Final = ("tests/core", "tests/arrow", "tests/client/test_send_table.py")
 ASAN: Final = (
     "detect_leaks=0", "allocator_may_return_null=1", "max_allocation_size_mb=65536",
     "malloc_context_size=8",  # not 30 frames of each allocation: saves a tenth of the time
@@ -44,7 +46,7 @@ ASAN: Final = (
 )  # fmt: skip
 UBSAN: Final = ("print_stacktrace=1", "halt_on_error=1", f"log_path={REPORTS}/ubsan")
 PYTEST: Final = (
-    "-m", "pytest", "-q", "-p", "no:cacheprovider", "--ignore=tests/tables/test_libraries.py",
+    "-m", "pytest", "-q", "-p", "no:cacheprovider", "--ignore=tests/arrow/test_libraries.py",
 )  # fmt: skip
 
 
@@ -156,7 +158,7 @@ def main() -> int:
         copy_tree()
         build()
     runs = [(*PYTEST, *arguments.tests)] if arguments.tests else []
-    campaigns = (("tests.fuzz", arguments.fuzz), ("tests.hot.interrupts", arguments.interrupts))
+    campaigns = (("tests.fuzz", arguments.fuzz), ("tests.interrupts", arguments.interrupts))
     for module, executions in campaigns:
         if executions:
             journal = JOURNALS / f"{module}.jsonl"

@@ -6,10 +6,15 @@
 The names below are the public API.
 """
 
-from aiokprod.bulk import BulkResult, OffsetRange
+from aiokprod._client.bulk_result import BulkResult, OffsetRange
+from aiokprod._client.status import Health
+from aiokprod._client.transactions import Transaction
+from aiokprod._consumer_groups import GroupMetadata
+from aiokprod._core.batch import Delivery, RecordMetadata
+from aiokprod._security.secret import Credentials, Secret
+from aiokprod._version import COMPILED, __version__
 from aiokprod.cluster import ClusterSnapshot, Node, PartitionInfo, TopicInfo
 from aiokprod.config import ProducerConfig
-from aiokprod.consumer_groups import GroupMetadata
 from aiokprod.environment import Environment
 from aiokprod.errors import (
     AbortableTransactionError,
@@ -50,7 +55,6 @@ from aiokprod.errors import (
     WouldBlock,
     WrongLoop,
 )
-from aiokprod.hot.core import Delivery, RecordMetadata
 from aiokprod.interceptors import ProducerInterceptor
 from aiokprod.observer import Metrics, Observer
 from aiokprod.partitioners import (
@@ -67,8 +71,6 @@ from aiokprod.records import (
     TopicPartition,
     UndeliveredBatch,
 )
-from aiokprod.reports import Health
-from aiokprod.secret import Credentials, Secret
 from aiokprod.serializers import (
     BytesSerializer,
     IntSerializer,
@@ -76,8 +78,6 @@ from aiokprod.serializers import (
     Serializer,
     StringSerializer,
 )
-from aiokprod.transactions import Transaction
-from aiokprod.version import COMPILED, __version__
 
 __all__ = [
     "COMPILED",

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from ssl import SSLContext
 from typing import Any, Final, Self
 
-from aiokprod.config_keys import (
+from aiokprod._config.fields import (
     INT64_MAX,
     Acks,
     Check,
@@ -23,38 +23,42 @@ from aiokprod.config_keys import (
     refuse,
     unknown_key,
 )
-from aiokprod.config_security import (
+from aiokprod._config.mechanisms import MECHANISMS
+from aiokprod._config.security import (
     CREDENTIALS,
-    MECHANISMS,
     SERVICE_NAME,
     SSL_CONTEXT,
     HostCheck,
     PathText,
     Pem,
-    Provider,
+    ProviderCheck,
     SecretText,
     check_security,
 )
+from aiokprod._redaction import redacted, redacted_init
+from aiokprod._security.secret import MASK, Credentials, Secret
+from aiokprod._security.token_provider import TokenProvider
 from aiokprod.errors import ConfigError
-from aiokprod.redaction import redacted, redacted_init
-from aiokprod.secret import MASK, Credentials, Secret
 
 logger = logging.getLogger("aiokprod")
 
 MAX_IN_FLIGHT_WITH_IDEMPOTENCE: Final = 5
-_TRANSACTIONAL_GROWTH: Final = 8
 """Brokers remember the last five batches per producer and partition."""
+_TRANSACTIONAL_GROWTH: Final = 8
+"""Default of elastic_batch_size with transactions, in multiples of batch_size."""
 
 
 def _setting(check: Check, default: object = dataclasses.MISSING, *, shown: bool = True) -> Any:
     return field(default=default, metadata={"check": check}, repr=shown)
 
 
-def _ms(default: int, low: int = 0) -> Any:
+def _int(default: int, low: int = 0) -> Any:
+    """A setting of Kafka's type INT."""
     return _setting(IntRange(low), default)
 
 
-def _long_ms(default: int, low: int = 0) -> Any:
+def _long(default: int, low: int = 0) -> Any:
+    """A setting of Kafka's type LONG."""
     return _setting(IntRange(low, INT64_MAX), default)
 
 
@@ -71,28 +75,28 @@ class ProducerConfig:
 
     Attributes:
         bootstrap_servers: "host:port", several with commas, or a list; any subset of the brokers.
-            Used until the first metadata answer and for rebootstrap.
+            Used until the first metadata response and to rebootstrap.
         client_id: name in broker logs, metrics and quotas; None generates "aiokprod-N".
         acks: 0 (do not wait), 1 (leader) or "all" (all in-sync replicas).
         enable_idempotence: None means True unless `acks` or `retries` rule it out.
-        retries: attempts after the first; the time limit normally decides. Not for metadata.
+        retries: attempts after the first; normally delivery_timeout_ms ends them. Not for metadata.
         max_in_flight_requests_per_connection: 1 or more; at most 5 with idempotence.
-        delivery_timeout_ms: from append to result, all retries together; at least
+        delivery_timeout_ms: from append to result, including all retries; at least
             linger_ms + request_timeout_ms.
-        request_timeout_ms: wait for one answer; then the connection is closed.
-        linger_ms: the longest a batch waits for company.
-        adaptive_linger: a batch leaves at once while its leader has no produce request in flight;
+        request_timeout_ms: limit for a response; after it the connection is closed.
+        linger_ms: maximum time a batch waits for more records.
+        adaptive_linger: a batch is sent at once while its leader has no Produce request in flight;
             False is the strict Java rule. (Java has no such setting.)
         batch_size: target size of a batch; 0 sends records one by one. (Java: 16384, which costs
-            3.5 times the throughput; memory is counted here by bytes held, not by batch capacity.)
-        elastic_batch_size: a batch that has to wait behind another one of its partition grows up
-            to this, until its broker says that a batch of the topic is too large; 0, like any other
-            value up to batch_size: it does not. Should not exceed max.message.bytes of the topics:
-            a larger batch is refused and sent again in parts. With a transactional_id the default
+            3.5 times the throughput; memory is counted here by bytes used, not by batch capacity.)
+        elastic_batch_size: a batch that waits behind another one of its partition may grow up to
+            this size, until a broker rejects a batch of the topic as too large. Values up to
+            batch_size, such as 0, turn this off. Should not exceed max.message.bytes of the topics:
+            a larger batch is rejected and sent again in parts. With a transactional_id the default
             is 8 * batch_size, at most max_request_size. (Java has no such setting.)
-        buffer_memory: bytes that unsettled records may hold.
-        max_block_ms: the longest a call waits for metadata and memory together.
-        max_request_size: cap of a request and of one record.
+        buffer_memory: limit of the bytes of records without an outcome.
+        max_block_ms: maximum time a call waits for metadata and memory together.
+        max_request_size: limit of a request and of one record.
         compression_type: "none", "gzip", "snappy", "lz4" or "zstd".
         compression_gzip_level: 1 to 9, -1 for zlib's default.
         compression_lz4_level: 1 to 17.
@@ -100,17 +104,17 @@ class ProducerConfig:
         partitioner_adaptive_partitioning_enable: keyless records favour partitions with short
             queues (KIP-794).
         partitioner_availability_timeout_ms: avoid partitions whose broker could not be sent to for
-            so long; 0 is off.
-        partitioner_ignore_keys: spread keyed records like keyless ones.
-        transactional_id: turns on transactions.
+            this long; 0 turns it off.
+        partitioner_ignore_keys: distribute keyed records like keyless ones.
+        transactional_id: enables transactions.
         transaction_timeout_ms: the coordinator aborts a transaction that is open for longer.
         metadata_max_age_ms: forced refresh period.
-        metadata_max_idle_ms: forget topics not sent to for so long; 5000 or more.
+        metadata_max_idle_ms: forget topics without sends for this long; 5000 or more.
         metadata_recovery_strategy: "rebootstrap" or "none" (KIP-899).
-        metadata_recovery_rebootstrap_trigger_ms: rebootstrap after so long without an answer
+        metadata_recovery_rebootstrap_trigger_ms: rebootstrap after this long without a response
             (KIP-1102).
-        allow_auto_create_topics: ask brokers to create missing topics; they decide. (Java: True
-            for every producer.)
+        allow_auto_create_topics: request the creation of missing topics, which the brokers may
+            refuse. (Java: always True for producers.)
         client_dns_lookup: "use_all_dns_ips".
         retry_backoff_ms, retry_backoff_max_ms: exponential with 20 % jitter (KIP-580).
         reconnect_backoff_ms, reconnect_backoff_max_ms: the same per broker.
@@ -118,19 +122,19 @@ class ProducerConfig:
             resolution, connecting and the TLS handshake together, and of the SASL authentication;
             grows with failures before the connection takes requests (KIP-601). ApiVersions gets
             request_timeout_ms if that is longer.
-        connections_max_idle_ms: close connections unused for so long; -1 is never.
-        send_buffer_bytes, receive_buffer_bytes: SO_SNDBUF, SO_RCVBUF; -1 leaves them to the system.
-        receive_max_bytes: largest answer accepted, a guard against garbage. (Java: no limit.)
+        connections_max_idle_ms: close connections that were unused for this long; -1 never does.
+        send_buffer_bytes, receive_buffer_bytes: SO_SNDBUF, SO_RCVBUF; -1 is the system's default.
+        receive_max_bytes: largest response accepted, as a protection. (Java: no limit.)
         security_protocol: "PLAINTEXT", "SSL", "SASL_PLAINTEXT" or "SASL_SSL"; never negotiated.
-        ssl_context: a ready context instead of the following settings.
+        ssl_context: an `ssl.SSLContext`, instead of the following settings.
         ssl_truststore_location, ssl_truststore_certificates: PEM file or PEM text of the CAs to
-            trust; neither is the system's CAs.
+            trust; the system's CAs if neither is set.
         ssl_crl_location: PEM file of revocation lists; every issuer of a broker's certificate must
             have one in it. (Java: none.)
         ssl_keystore_location, ssl_keystore_certificate_chain: PEM file or PEM text of the client
-            certificate. The file may hold the key as well.
+            certificate. The file may contain the key as well.
         ssl_keystore_key, ssl_key_location: its key as PEM text or file.
-        ssl_key_password: of an encrypted key.
+        ssl_key_password: password of an encrypted key.
         ssl_endpoint_identification_algorithm: "https" compares host names with the certificate;
             "" accepts any name.
         sasl_mechanism: "PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER", "GSSAPI" or
@@ -139,16 +143,16 @@ class ProducerConfig:
             sasl_delegation_token. (Java: sasl.jaas.config.)
         sasl_credentials: both, replaceable at run time.
         sasl_delegation_token: the credentials are those of a delegation token (KIP-48).
-        sasl_token_provider: for OAUTHBEARER, an async callable that gives a token; for AWS_MSK_IAM
-            `MskIamTokens`.
+        sasl_token_provider: for OAUTHBEARER, a `TokenProvider` or an async function that returns
+            a token; for AWS_MSK_IAM, `MskIamTokens`.
         sasl_kerberos_service_name: for GSSAPI, first part of the brokers' principals.
-        sasl_kerberos_principal, sasl_kerberos_keytab: whose tickets, and a keytab to fetch them
-            with; else those of the credential cache are used. (librdkafka has the same names.)
-        sasl_allow_cleartext: PLAIN, OAUTHBEARER and AWS_MSK_IAM also without TLS.
+        sasl_kerberos_principal, sasl_kerberos_keytab: the client's principal, and a keytab to fetch
+            its tickets; without one, those of the credential cache are used. (Names of librdkafka.)
+        sasl_allow_cleartext: allow PLAIN, OAUTHBEARER and AWS_MSK_IAM without TLS.
 
     Raises:
         ConfigError: a value is out of range, or two settings exclude each other. The message names
-            the setting, its value and the mend.
+            the setting, its value and how to fix it.
 
     Source: Java `ProducerConfig`, `CommonClientConfigs`.
     """
@@ -158,18 +162,18 @@ class ProducerConfig:
 
     acks: int | str = _setting(Acks(), "all")
     enable_idempotence: bool | None = _setting(Flag(optional=True), None)
-    retries: int = _ms(2**31 - 1)
-    max_in_flight_requests_per_connection: int = _ms(5, low=1)
-    delivery_timeout_ms: int = _ms(DefaultInt(120_000))
-    request_timeout_ms: int = _ms(30_000, low=1)
+    retries: int = _int(2**31 - 1)
+    max_in_flight_requests_per_connection: int = _int(5, low=1)
+    delivery_timeout_ms: int = _int(DefaultInt(120_000))
+    request_timeout_ms: int = _int(30_000, low=1)
 
-    linger_ms: int = _ms(5)
+    linger_ms: int = _int(5)
     adaptive_linger: bool = _flag(True)
-    batch_size: int = _ms(131_072)
-    elastic_batch_size: int = _ms(DefaultInt(0))
-    buffer_memory: int = _long_ms(33_554_432, low=1)
-    max_block_ms: int = _long_ms(60_000)
-    max_request_size: int = _ms(1_048_576, low=1)
+    batch_size: int = _int(131_072)
+    elastic_batch_size: int = _int(DefaultInt(0))
+    buffer_memory: int = _long(33_554_432, low=1)
+    max_block_ms: int = _long(60_000)
+    max_request_size: int = _int(1_048_576, low=1)
 
     compression_type: str = _setting(Choice(("none", "gzip", "snappy", "lz4", "zstd")), "none")
     compression_gzip_level: int = _setting(IntRange(1, 9, also=(-1,)), -1)
@@ -177,34 +181,34 @@ class ProducerConfig:
     compression_zstd_level: int = _setting(IntRange(-131_072, 22), 3)
 
     partitioner_adaptive_partitioning_enable: bool = _flag(True)
-    partitioner_availability_timeout_ms: int = _long_ms(0)
+    partitioner_availability_timeout_ms: int = _long(0)
     partitioner_ignore_keys: bool = _flag(False)
 
     transactional_id: str | None = _setting(Text(), None)
-    transaction_timeout_ms: int = _ms(60_000, low=1)
+    transaction_timeout_ms: int = _int(60_000, low=1)
 
-    metadata_max_age_ms: int = _long_ms(300_000)
-    metadata_max_idle_ms: int = _long_ms(300_000, low=5_000)
+    metadata_max_age_ms: int = _long(300_000)
+    metadata_max_idle_ms: int = _long(300_000, low=5_000)
     metadata_recovery_strategy: str = _setting(
         Choice(("rebootstrap", "none"), any_case=True), "rebootstrap"
     )
-    metadata_recovery_rebootstrap_trigger_ms: int = _long_ms(300_000)
+    metadata_recovery_rebootstrap_trigger_ms: int = _long(300_000)
     allow_auto_create_topics: bool = _flag(True)
     client_dns_lookup: str = _setting(
         Choice(("use_all_dns_ips",), later=("resolve_canonical_bootstrap_servers_only",)),
         "use_all_dns_ips",
     )
 
-    retry_backoff_ms: int = _long_ms(100)
-    retry_backoff_max_ms: int = _long_ms(1_000)
-    reconnect_backoff_ms: int = _long_ms(50)
-    reconnect_backoff_max_ms: int = _long_ms(1_000)
-    socket_connection_setup_timeout_ms: int = _long_ms(10_000, low=1)
-    socket_connection_setup_timeout_max_ms: int = _long_ms(30_000, low=1)
-    connections_max_idle_ms: int = _long_ms(540_000, low=-1)
-    send_buffer_bytes: int = _ms(131_072, low=-1)
-    receive_buffer_bytes: int = _ms(32_768, low=-1)
-    receive_max_bytes: int = _ms(16 * 1024 * 1024, low=1024)
+    retry_backoff_ms: int = _long(100)
+    retry_backoff_max_ms: int = _long(1_000)
+    reconnect_backoff_ms: int = _long(50)
+    reconnect_backoff_max_ms: int = _long(1_000)
+    socket_connection_setup_timeout_ms: int = _long(10_000, low=1)
+    socket_connection_setup_timeout_max_ms: int = _long(30_000, low=1)
+    connections_max_idle_ms: int = _long(540_000, low=-1)
+    send_buffer_bytes: int = _int(131_072, low=-1)
+    receive_buffer_bytes: int = _int(32_768, low=-1)
+    receive_max_bytes: int = _int(16 * 1024 * 1024, low=1024)
 
     security_protocol: str = _setting(
         Choice(("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"), any_case=True), "PLAINTEXT"
@@ -219,12 +223,14 @@ class ProducerConfig:
     ssl_key_location: str | None = _setting(PathText(), None)
     ssl_key_password: Secret | None = _setting(SecretText(), None)
     ssl_endpoint_identification_algorithm: str = _setting(HostCheck(), "https")
-    sasl_mechanism: str | None = _setting(Choice(MECHANISMS, optional=True), None)
+    sasl_mechanism: str | None = _setting(Choice(tuple(MECHANISMS), optional=True), None)
     sasl_username: str | None = _setting(Text(), None)
     sasl_password: Secret | None = _setting(SecretText(), None)
     sasl_credentials: Credentials | None = _setting(CREDENTIALS, None)
     sasl_delegation_token: bool = _flag(False)
-    sasl_token_provider: Any = _setting(Provider(), None, shown=False)
+    sasl_token_provider: TokenProvider | Callable[[], Awaitable[str | Secret]] | None = _setting(
+        ProviderCheck(), None, shown=False
+    )
     sasl_kerberos_service_name: str = _setting(Text(optional=False), SERVICE_NAME)
     sasl_kerberos_principal: str | None = _setting(Text(), None)
     sasl_kerberos_keytab: str | None = _setting(PathText("keytab"), None)
@@ -244,12 +250,12 @@ class ProducerConfig:
 
     @property
     def required_acks(self) -> int:
-        """`acks` as it travels: 0, 1 or -1."""
+        """`acks` as in Produce requests: 0, 1 or -1."""
         return -1 if self.acks == "all" else int(self.acks)
 
     @property
     def idempotent(self) -> bool:
-        """Whether the producer is idempotent, the default worked out."""
+        """True if the producer is idempotent; resolves the default."""
         if self.enable_idempotence is None:
             return not self._against_idempotence()
         return self.enable_idempotence
@@ -261,7 +267,7 @@ class ProducerConfig:
         )
 
     def effective(self) -> dict[str, object]:
-        """Every setting with the value that counts, for `explain()`. Holds no secrets."""
+        """The effective value of every setting, for `explain()`. Contains no secrets."""
         values: dict[str, object] = {}
         for setting in dataclasses.fields(self):
             value = getattr(self, setting.name)
@@ -274,11 +280,12 @@ class ProducerConfig:
     @classmethod
     @redacted(ConfigError)
     def from_mapping(cls, mapping: Mapping[str, object]) -> Self:
-        """A configuration from Java names ("linger.ms") or ours, values also as strings.
+        """A configuration from Java's names ("linger.ms") or Python names; values may be strings.
 
         Raises:
-            ConfigError: a key is unknown (the nearest name is given), is given in both spellings,
-                or has no meaning here (the replacement is given); or a value is wrong.
+            ConfigError: a key is unknown (the error has the most similar name), is given in both
+                spellings, or has no meaning here (the error has the replacement); or a value is
+                wrong.
         """
         settings = {setting.name: setting for setting in dataclasses.fields(cls)}
         values: dict[str, Any] = {}

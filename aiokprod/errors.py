@@ -1,4 +1,4 @@
-"""The exception tree: one class per thing a caller does differently.
+"""The exception tree: one class for each way a caller may want to react.
 
     KafkaError
     ├── ConfigError (ValueError)        fix the configuration
@@ -7,11 +7,11 @@
     ├── WouldBlock                      wait or shed load
     │   ├── BufferFull
     │   └── MetadataMissing
-    ├── KafkaTimeout (TimeoutError)     may send again, knowing `.outcome`
+    ├── KafkaTimeout (TimeoutError)     check `.outcome`, then send again
     │   ├── MetadataTimeout
     │   ├── BufferTimeout
     │   └── DeliveryTimeout
-    ├── NetworkError (OSError)          mostly retried inside
+    ├── NetworkError (OSError)          usually retried by the producer
     │   ├── DialError
     │   ├── Disconnected
     │   └── RequestTimedOut
@@ -27,21 +27,21 @@
     │   ├── InvalidTopic
     │   └── RecordRejected
     ├── TransactionError
-    │   ├── AbortableTransactionError   abort, then go on
+    │   ├── AbortableTransactionError   abort, then continue
     │   └── FatalTransactionError       close
     │       └── ProducerFenced
     ├── ProducerClosed, WrongLoop, ForkedProcess   fix the program
-    └── ProducerFailed, NotReady        a bug of ours; the cause is chained
+    └── ProducerFailed, NotReady        a bug in aiokprod; the cause is chained
 
-Every instance carries `.outcome` (can the record be in the log?), `.retriable` and, when a broker
-or the client assigned one, `.code`.
+Every instance has `.outcome` (whether the record can be in the log), `.retriable` and `.code` (None
+unless a broker or the client assigned an error code).
 """
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Final, Self, TypeVar
+from typing import Any, ClassVar, Final, Self
 
-from aiokprod.error_codes import Code, ErrorCode, Outcome, error_code
+from aiokprod._errors import Code, ErrorCode, Outcome, error_code
 
 __all__ = [
     "AbortableTransactionError",
@@ -87,29 +87,29 @@ __all__ = [
 ]
 
 
-_E = TypeVar("_E", bound="KafkaError")
-
-
 class KafkaError(Exception):
-    """Base of everything this package raises on purpose.
+    """Base class of all errors that this package raises deliberately.
 
-    Attributes:
+    Args:
         message: the text, without the code.
-        code: row of the error table, or None if no code belongs to the failure.
-        outcome: whether the record can be in the log; NOT_SENT and REJECTED are safe to resend.
-        retriable: the same call may succeed later.
-        topic, partition: of the record that failed; None if the error is not that of one record,
-            or was raised before a partition was chosen. Set by the producer, not to be changed.
+        code: row of the error table; None for the default of the class.
+        outcome, retriable: None for the value of the code, or of the class if no code is given.
 
-    What is not given comes from the code, else from the class. Instances pickle and copy with all
-    their attributes; chained exceptions and tracebacks stay behind.
+    The properties are read-only, since several tasks may hold the same error: `with_` returns a
+    changed error, `copy` one for another task. Both copy the attributes of the instance without
+    calling `__init__`, so that subclasses may define `__init__` with other arguments.
+
+    Errors pickle with their attributes, and with their cause if it is a `KafkaError`; other causes
+    are dropped, because not every exception can be pickled. Tracebacks are not pickled.
     """
 
     default_outcome: ClassVar[Outcome] = Outcome.UNKNOWN
     default_retriable: ClassVar[bool] = False
     default_code: ClassVar[Code | None] = None
-    topic: str | None = None
-    partition: int | None = None
+
+    # Names with two underscores cannot collide with attributes of subclasses.
+    __topic: str | None = None
+    __partition: int | None = None
 
     def __init__(
         self,
@@ -120,57 +120,147 @@ class KafkaError(Exception):
         retriable: bool | None = None,
     ) -> None:
         super().__init__(message)
-        self.message = message
+        self.__message = message
         given_code = code is not None
         if code is None and self.default_code is not None:
             code = error_code(self.default_code)
-        self.code = code
+        self.__code = code
         if outcome is None:
             outcome = code.outcome if code is not None and given_code else self.default_outcome
         if retriable is None:
             retriable = (
                 code.retriable if code is not None and given_code else self.default_retriable
             )
-        self.outcome = outcome
-        self.retriable = retriable
+        self.__outcome = outcome
+        self.__retriable = retriable
+
+    @property
+    def message(self) -> str:
+        """The text, without the code."""
+        return self.__message
+
+    @property
+    def code(self) -> ErrorCode | None:
+        """Row of the error table, or None if the failure has no error code."""
+        return self.__code
+
+    @property
+    def outcome(self) -> Outcome:
+        """Whether the record can be in the log; NOT_SENT and REJECTED are safe to resend."""
+        return self.__outcome
+
+    @property
+    def retriable(self) -> bool:
+        """True if the same call may succeed later."""
+        return self.__retriable
+
+    @property
+    def topic(self) -> str | None:
+        """Topic of the record that failed; None if the error does not concern a single record."""
+        return self.__topic
+
+    @property
+    def partition(self) -> int | None:
+        """Partition of the record that failed; None if the error does not concern a single record,
+        or if no partition was chosen yet."""
+        return self.__partition
 
     def __str__(self) -> str:
-        if self.code is None:
-            return self.message
-        return f"{self.message} [{self.code.name}]"
+        code = self.__code
+        return self.__message if code is None else f"{self.__message} [{code.name}]"
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.message!r}, outcome={self.outcome.value})"
+        return f"{type(self).__name__}({self.__message!r}, outcome={self.__outcome.value})"
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (type(self), self.message, dict(self.__dict__))
+    def with_(
+        self,
+        *,
+        message: str | None = None,
+        outcome: Outcome | None = None,
+        retriable: bool | None = None,
+        topic: str | None = None,
+        partition: int | None = None,
+    ) -> Self:
+        """A copy of this error with other values, to be raised in its place.
 
-    def copy(self) -> Self:
-        """A fresh equal exception whose `__cause__` is this one.
+        Class, code, other attributes, notes, cause, context and traceback stay the same.
 
-        Each awaiter of a batch gets its own: raising one instance from several tasks would mix
-        their tracebacks.
+        Args:
+            message, outcome, retriable: None keeps the value.
+            topic, partition: of the record that failed. A new topic replaces the partition too.
         """
-        fresh = _rebuild(type(self), self.message, dict(self.__dict__))
+        fresh = self.__clone(topic, partition)
+        if message is not None:
+            fresh.args = (message,)
+            fresh.__message = message
+        if outcome is not None:
+            fresh.__outcome = outcome
+        if retriable is not None:
+            fresh.__retriable = retriable
+        fresh.__cause__ = self.__cause__
+        fresh.__context__ = self.__context__
+        fresh.__suppress_context__ = self.__suppress_context__
+        fresh.__traceback__ = self.__traceback__
+        return fresh
+
+    def copy(self, *, topic: str | None = None, partition: int | None = None) -> Self:
+        """An equal error without traceback, whose `__cause__` is this one.
+
+        Each task that waits for the same batch, connection or producer gets its own copy. Raising
+        one instance in several tasks would mix their tracebacks and contexts, and keep the frames
+        of all of them alive.
+
+        Args:
+            topic, partition: of the task's record, as for `with_`.
+        """
+        fresh = self.__clone(topic, partition)
         fresh.__cause__ = self
         return fresh
 
+    def __clone(self, topic: str | None, partition: int | None) -> Self:
+        cls = type(self)
+        fresh = cls.__new__(cls)
+        fresh.args = self.args
+        state = fresh.__dict__
+        state.update(self.__dict__)
+        if "__notes__" in state:
+            fresh.__notes__ = list(self.__notes__)
+        if topic is not None:
+            fresh.__topic = topic
+            fresh.__partition = partition
+        elif partition is not None:
+            fresh.__partition = partition
+        return fresh
 
-def _rebuild(cls: type[_E], message: str, state: dict[str, Any]) -> _E:
+    def __copy__(self) -> Self:
+        return self.with_()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        cause = self.__cause__ if isinstance(self.__cause__, KafkaError) else None
+        return _blank, (type(self), self.args), (self.__dict__, cause, self.__suppress_context__)
+
+    def __setstate__(self, state: Any) -> None:
+        attributes, cause, suppress = state
+        self.__dict__.update(attributes)
+        self.__cause__ = cause
+        self.__suppress_context__ = suppress
+
+
+def _blank(cls: type[KafkaError], args: tuple[Any, ...]) -> KafkaError:
+    """An instance without attributes; `__init__` of a subclass may take other arguments."""
     error = cls.__new__(cls)
-    error.args = (message,)
-    error.__dict__.update(state)
+    error.args = args
     return error
 
 
 class ConfigError(KafkaError, ValueError):
-    """A setting or an argument is wrong; the message names it, its value and the mend."""
+    """A setting or an argument is invalid; the message names it, its value and how to fix it."""
 
     default_outcome = Outcome.NOT_SENT
 
 
 class SerializationError(KafkaError, ValueError):
-    """A serializer failed on a key or value; nothing was appended."""
+    """A serializer failed on a key or value; the record was not appended."""
 
     default_outcome = Outcome.NOT_SENT
 
@@ -189,11 +279,11 @@ class WouldBlock(KafkaError):
 
 
 class BufferFull(WouldBlock):
-    """buffer_memory is used up at the moment."""
+    """`buffer_memory` is exhausted at the moment."""
 
 
 class MetadataMissing(WouldBlock):
-    """The topic's metadata are not known yet; a fetch has been requested."""
+    """The topic's metadata is not known yet; a fetch has been requested."""
 
 
 class KafkaTimeout(KafkaError, TimeoutError):
@@ -203,23 +293,23 @@ class KafkaTimeout(KafkaError, TimeoutError):
 
 
 class MetadataTimeout(KafkaTimeout):
-    """Topic or partition did not appear in the metadata in time; nothing was appended."""
+    """Topic or partition did not appear in the metadata in time; the record was not appended."""
 
     default_outcome = Outcome.NOT_SENT
 
 
 class BufferTimeout(KafkaTimeout):
-    """No buffer memory became free in time; nothing was appended."""
+    """No buffer memory became free in time; the record was not appended."""
 
     default_outcome = Outcome.NOT_SENT
 
 
 class DeliveryTimeout(KafkaTimeout):
-    """delivery_timeout_ms passed; `.outcome` is NOT_SENT only if no byte was written."""
+    """`delivery_timeout_ms` passed; `.outcome` is NOT_SENT only if no byte was written."""
 
 
 class NetworkError(KafkaError, OSError):
-    """A connection failed; retried inside, so callers mostly never see it."""
+    """A connection failed. The producer retries it, so callers rarely see this error."""
 
     default_retriable = True
 
@@ -237,52 +327,52 @@ class Disconnected(NetworkError):
 
 
 class RequestTimedOut(NetworkError):
-    """No answer arrived within request_timeout_ms; the connection was closed."""
+    """No answer arrived within `request_timeout_ms`; the connection was closed."""
 
     default_code = Code.REQUEST_TIMED_OUT
 
 
 class ProtocolError(KafkaError):
-    """Bytes or answers that the protocol does not allow."""
+    """The broker violated the protocol, or both sides share no version."""
 
 
 class DecodeError(ProtocolError):
-    """Bytes do not follow the schema, or are left over after it."""
+    """Received bytes do not match the schema of the message."""
 
 
 class FrameTooLarge(ProtocolError):
-    """A frame announces more bytes than receive_max_bytes."""
+    """The length prefix of a frame exceeds `receive_max_bytes`."""
 
 
 class CorrelationMismatch(ProtocolError):
-    """An answer does not belong to the oldest open request of its connection."""
+    """The correlation id of a response is not that of the connection's oldest request."""
 
 
 class UnsupportedVersion(ProtocolError):
-    """Broker and client share no version of a request, or a field needs a newer one."""
+    """Broker and client share no version of a request, or a field needs a newer version."""
 
     default_outcome = Outcome.NOT_SENT
     default_code = Code.UNSUPPORTED_VERSION
 
 
 class AuthenticationError(KafkaError):
-    """TLS or SASL was refused."""
+    """The TLS handshake or the SASL authentication failed."""
 
     default_outcome = Outcome.NOT_SENT
 
 
 class BrokerError(KafkaError):
-    """A broker answered with an error code; read `.code`."""
+    """A broker answered with an error code; see `.code`."""
 
 
 class AuthorizationError(BrokerError):
-    """The principal lacks a permission; heals when the ACL is fixed."""
+    """The principal lacks a permission; calls succeed again once the ACL is granted."""
 
     default_outcome = Outcome.REJECTED
 
 
 class UnknownTopic(BrokerError):
-    """Topic, partition or topic id does not exist where the metadata placed it."""
+    """The topic, partition or topic id does not exist on the broker that the metadata names."""
 
     default_retriable = True
 
@@ -294,21 +384,21 @@ class InvalidTopic(BrokerError):
 
 
 class RecordRejected(BrokerError):
-    """The broker refused the records themselves: timestamp, format, policy, validation."""
+    """The broker rejected the content of records: timestamp, format, policy or validation."""
 
     default_outcome = Outcome.REJECTED
 
 
 class TransactionError(KafkaError):
-    """The transaction cannot go on as asked."""
+    """A transactional call failed."""
 
 
 class AbortableTransactionError(TransactionError):
-    """Abort the transaction; the producer stays usable."""
+    """The transaction must be aborted; the producer stays usable."""
 
 
 class FatalTransactionError(TransactionError):
-    """The producer can only be closed."""
+    """The producer can no longer be used; close it."""
 
 
 class ProducerFenced(FatalTransactionError):
@@ -337,53 +427,32 @@ class ForkedProcess(KafkaError):
 
 
 class ProducerFailed(KafkaError):
-    """A task of the producer died of the chained cause; create a new producer.
+    """A background task of the producer failed with the chained cause; create a new producer.
 
-    `.outcome` is NOT_SENT for records that were in no request; those that were carry their own.
+    `.outcome` is NOT_SENT for records that were in no request; otherwise it is that of the
+    record's last request.
     """
 
     default_outcome = Outcome.NOT_SENT
 
 
 class NotReady(KafkaError):
-    """A request was handed to a node that could not take it: a bug in this package."""
+    """A request was given to a connection that cannot accept it: a bug in this package."""
 
     default_outcome = Outcome.NOT_SENT
 
 
-_CLASS_OF: Final[dict[int, type[KafkaError]]] = {
-    Code.CORRUPT_MESSAGE: RecordRejected,
-    Code.UNKNOWN_TOPIC_OR_PARTITION: UnknownTopic,
-    Code.MESSAGE_TOO_LARGE: RecordTooLarge,
-    Code.INVALID_TOPIC_EXCEPTION: InvalidTopic,
-    Code.RECORD_LIST_TOO_LARGE: RecordRejected,
-    Code.TOPIC_AUTHORIZATION_FAILED: AuthorizationError,
-    Code.GROUP_AUTHORIZATION_FAILED: AuthorizationError,
-    Code.CLUSTER_AUTHORIZATION_FAILED: AuthorizationError,
-    Code.INVALID_TIMESTAMP: RecordRejected,
-    Code.UNSUPPORTED_SASL_MECHANISM: AuthenticationError,
-    Code.ILLEGAL_SASL_STATE: AuthenticationError,
-    Code.UNSUPPORTED_VERSION: UnsupportedVersion,
-    Code.UNSUPPORTED_FOR_MESSAGE_FORMAT: RecordRejected,
-    Code.POLICY_VIOLATION: RecordRejected,
-    Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: AuthorizationError,
-    Code.SASL_AUTHENTICATION_FAILED: AuthenticationError,
-    Code.DELEGATION_TOKEN_AUTHORIZATION_FAILED: AuthorizationError,
-    Code.UNSUPPORTED_COMPRESSION_TYPE: RecordRejected,
-    Code.INVALID_RECORD: RecordRejected,
-    Code.PRODUCER_FENCED: ProducerFenced,
-    Code.UNKNOWN_TOPIC_ID: UnknownTopic,
-    Code.INCONSISTENT_TOPIC_ID: UnknownTopic,
-    Code.TRANSACTION_ABORTABLE: AbortableTransactionError,
+_CLASS_OF: Final[dict[str, type[KafkaError]]] = {
+    code.row.exception: globals()[code.row.exception] for code in Code
 }
 
 
 def broker_error(number: int, message: str, *, outcome: Outcome | None = None) -> KafkaError:
-    """The exception for an error code a broker answered.
+    """The exception for an error code in a broker's answer.
 
     The message should name the topic-partition, broker, attempts and elapsed time; the meaning of
-    the code is appended. Codes without a class of their own become a plain `BrokerError`.
+    the code is appended. Codes without a special class become a `BrokerError`.
     """
     code = error_code(number)
-    cls = _CLASS_OF.get(number, BrokerError)
+    cls = _CLASS_OF[code.exception]
     return cls(f"{message}: {code.text}", code=code, outcome=outcome)

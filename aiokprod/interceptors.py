@@ -41,7 +41,7 @@ class ProducerInterceptor(Protocol):
         """
 
     def close(self) -> None:
-        """The producer was closed; called once, see `aiokprod.plugins`."""
+        """The producer was closed; called once, see `aiokprod._client.hooks`."""
 
 
 class InterceptorChain:

@@ -1,19 +1,20 @@
-"""What happens inside a producer, for metrics, traces and alerts.
+"""Hooks for metrics, traces and alerts.
 
-`Observer` is the hook interface, `Metrics` the built-in observer behind `producer.metrics()`. Hooks
-run per batch, request or connection, never per record. They see topic names and sizes; they must
-not touch keys or values.
+`Observer` is the interface, `Metrics` the built-in observer behind `producer.metrics()`. Hooks are
+called per batch, request or connection, never per record. They see topic names and sizes, no keys
+or values.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any, Final, Protocol
 
+from aiokprod._histogram import Histogram
 from aiokprod.cluster import ClusterSnapshot
 from aiokprod.errors import ErrorCode, KafkaError
-from aiokprod.hot.histogram import Histogram
 from aiokprod.records import TopicPartition
 
 logger = logging.getLogger(__name__)
@@ -39,7 +40,7 @@ class BatchView(Protocol):
 
     @property
     def attempts(self) -> int:
-        """Requests it was part of so far."""
+        """Number of requests that contained it so far."""
 
     @property
     def created_at(self) -> float:
@@ -47,59 +48,63 @@ class BatchView(Protocol):
 
     @property
     def sent_at(self) -> float:
-        """When it was last handed to a connection; 0 before."""
+        """When it was last written to a connection; 0 before that."""
 
 
 class Observer:
     """Hooks that do nothing; override the ones you want.
 
-    They run on the event loop and must not block. What they raise is logged and ignored. Optional:
-    `configure(config)`, called once by the producer's constructor, and `close()`, called once when
-    the producer closes.
+    An observer need not be a subclass: any object with at least one of the hooks will do, and
+    hooks that it lacks are not called. Hooks run on the event loop and must not block. What they
+    raise is logged and otherwise ignored. An observer may also have `configure(config)`, called
+    once by the producer's constructor, and `close()`, called once when the producer is closed.
     """
 
     def on_batches_sent(self, node_id: int, batches: Sequence[BatchView]) -> None:
-        """A Produce request was handed to a connection."""
+        """A Produce request was written to a connection."""
 
     def on_produce_done(self, node_id: int, latency: float) -> None:
-        """A Produce request ended, answered or not, `latency` seconds after it was handed over."""
+        """A Produce request ended `latency` seconds after it was sent, maybe without a response."""
 
     def on_batch_acknowledged(self, batch: BatchView, now: float) -> None:
         """All records of a batch were delivered."""
 
     def on_batch_retry(self, batch: BatchView, code: ErrorCode) -> None:
-        """An attempt failed and the batch goes back to its queue."""
+        """An attempt failed and the batch is queued again."""
 
     def on_batch_split(self, batch: BatchView) -> None:
-        """A batch was too large for the broker and is cut in two or more."""
+        """A batch is too large for the broker and is split."""
 
     def on_batch_failed(self, batch: BatchView, error: KafkaError) -> None:
-        """All records of a batch failed for good."""
+        """All records of a batch failed."""
 
     def on_unretrieved_failure(
         self, topic_partition: TopicPartition, records: int, error: KafkaError
     ) -> None:
-        """Records failed and nobody was waiting for them. Once per batch, or per result of
+        """Records failed and no task was awaiting them. Called once per batch, or per result of
         `send_many` or `send_table` that was dropped unread: then with the partition of the first
-        one (empty topic or -1: it had none)."""
+        failed record (empty topic or -1 if it had none)."""
 
     def on_throttle(self, node_id: int, seconds: float) -> None:
-        """A broker asked for a pause."""
+        """A broker asked this client to pause (throttle_time_ms)."""
 
     def on_connection_opened(self, node_id: int) -> None:
         """A connection is ready for requests.
 
         Args:
-            node_id: of the broker; negative for bootstrap addresses, and for those of coordinators
-                that the metadata do not list.
+            node_id: of the broker; negative for bootstrap addresses, and for addresses of
+                coordinators that the metadata do not list.
         """
 
     def on_connection_closed(self, node_id: int, error: KafkaError | None) -> None:
-        """A connection, or an attempt to make one, ended; None if it was by our own wish."""
+        """A connection or connection attempt ended; `error` is None if the producer closed it."""
 
     def on_metadata_updated(self, snapshot: ClusterSnapshot) -> None:
-        """The view of the cluster was replaced."""
+        """The metadata were replaced."""
 
+
+HOOKS: Final = tuple(name for name in vars(Observer) if name.startswith("on_"))
+"""Names of the hooks of `Observer`."""
 
 _COUNTERS: Final = (
     "batches_acknowledged",
@@ -131,20 +136,20 @@ _HISTOGRAMS: Final = (
 
 
 class Metrics(Observer):
-    """Counters since start and histograms, by names of this producer: those of Java's metrics are
-    rates and averages of its own, with other names.
+    """Counters since the start, and histograms.
 
-    `delivery_time_s` runs from the first append of a batch to its acknowledgment, `queue_time_s` to
-    its first hand-over.
+    The names differ from Java's metrics, which are rates and averages. `delivery_time_s` is the
+    time from the first append of a batch to its acknowledgment, `queue_time_s` the time from the
+    first append until it is first sent.
     """
 
     def __init__(self) -> None:
         self.counters = dict.fromkeys(_COUNTERS, 0)
         self.histograms = {name: Histogram() for name in _HISTOGRAMS}
-        self.errors: dict[str, int] = {}  # failed records by code name or class
+        self.errors: dict[str, int] = {}  # failed records by name of the error code or class
 
     def snapshot(self) -> dict[str, Any]:
-        """Everything as plain values, independent of what happens afterwards."""
+        """All metrics as plain values, independent of later changes."""
         values: dict[str, Any] = dict(self.counters)
         values.update((name, h.snapshot()) for name, h in self.histograms.items())
         values["errors"] = dict(self.errors)
@@ -207,22 +212,26 @@ class Metrics(Observer):
 
 
 class ObserverChain(Observer):
-    """Several observers as one. A hook that raises is logged, the first time with its traceback,
-    and neither the producer nor the other observers notice."""
+    """Several observers as one; each may lack hooks. What a hook raises is logged, the first time
+    with its traceback, and affects neither the producer nor the other observers."""
 
-    def __init__(self, observers: Iterable[Observer]) -> None:
+    def __init__(self, observers: Iterable[object]) -> None:
         self._observers = tuple(observers)
         self._failed: set[tuple[int, str]] = set()
+        for hook in HOOKS:
+            setattr(self, hook, partial(self._each, hook))
 
     def _each(self, hook: str, *arguments: Any) -> None:
         for observer in self._observers:
-            method: Callable[..., object] = getattr(observer, hook)
+            method = getattr(observer, hook, None)
+            if method is None:
+                continue
             try:
                 method(*arguments)
             except Exception as error:
                 self._log(observer, hook, error)
 
-    def _log(self, observer: Observer, hook: str, error: Exception) -> None:
+    def _log(self, observer: object, hook: str, error: Exception) -> None:
         key = (id(observer), hook)
         if key in self._failed:
             logger.debug("observer %s failed in %s again", type(observer).__name__, hook)
@@ -234,38 +243,3 @@ class ObserverChain(Observer):
             hook,
             exc_info=error,
         )
-
-    def on_batches_sent(self, node_id: int, batches: Sequence[BatchView]) -> None:
-        self._each("on_batches_sent", node_id, batches)
-
-    def on_produce_done(self, node_id: int, latency: float) -> None:
-        self._each("on_produce_done", node_id, latency)
-
-    def on_batch_acknowledged(self, batch: BatchView, now: float) -> None:
-        self._each("on_batch_acknowledged", batch, now)
-
-    def on_batch_retry(self, batch: BatchView, code: ErrorCode) -> None:
-        self._each("on_batch_retry", batch, code)
-
-    def on_batch_split(self, batch: BatchView) -> None:
-        self._each("on_batch_split", batch)
-
-    def on_batch_failed(self, batch: BatchView, error: KafkaError) -> None:
-        self._each("on_batch_failed", batch, error)
-
-    def on_unretrieved_failure(
-        self, topic_partition: TopicPartition, records: int, error: KafkaError
-    ) -> None:
-        self._each("on_unretrieved_failure", topic_partition, records, error)
-
-    def on_throttle(self, node_id: int, seconds: float) -> None:
-        self._each("on_throttle", node_id, seconds)
-
-    def on_connection_opened(self, node_id: int) -> None:
-        self._each("on_connection_opened", node_id)
-
-    def on_connection_closed(self, node_id: int, error: KafkaError | None) -> None:
-        self._each("on_connection_closed", node_id, error)
-
-    def on_metadata_updated(self, snapshot: ClusterSnapshot) -> None:
-        self._each("on_metadata_updated", snapshot)

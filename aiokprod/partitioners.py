@@ -17,9 +17,9 @@ from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Any, Final, Protocol, TypeAlias, runtime_checkable
 
+from aiokprod._core import append
 from aiokprod.cluster import ClusterSnapshot
 from aiokprod.errors import ConfigError
-from aiokprod.hot.core import murmur2
 
 _DEFAULT_BATCH_SIZE: Final = 131_072
 
@@ -53,7 +53,7 @@ def key_partition(key_bytes: bytes, partitions: int) -> int:
 
     The same for every client that follows Java. Changing the number of partitions moves keys.
     """
-    return int(murmur2(key_bytes) & 0x7FFFFFFF) % partitions
+    return append.key_partition(key_bytes, partitions)
 
 
 class StickyLoad:

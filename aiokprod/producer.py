@@ -1,4 +1,4 @@
-"""`Producer`: the public facade, and the place where everything is put together."""
+"""`Producer`: the public class. Its methods check arguments and delegate to `_client`."""
 
 from __future__ import annotations
 
@@ -6,20 +6,30 @@ import asyncio
 import inspect
 import itertools
 import sys
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, overload
 
-from aiokprod.admission import Admission
-from aiokprod.arguments import (
+from aiokprod._client.bulk_result import BulkResult
+from aiokprod._client.hooks import UserHooks
+from aiokprod._client.lifecycle import Lifecycle
+from aiokprod._client.runtime import Runtime
+from aiokprod._client.send import RecordSender
+from aiokprod._client.send_many import BulkSender
+from aiokprod._client.send_table import TableSender
+from aiokprod._client.serialization import RecordSerializers
+from aiokprod._client.slow_path import SlowPath
+from aiokprod._client.status import Health, explain, health
+from aiokprod._client.transactions import Transaction, Transactions, run_transaction
+from aiokprod._client.validation import (
     check_plugins,
     check_timeout,
     checked_config,
     checked_interceptors,
-    checked_record,
     checked_topics,
     tcp_environment,
 )
-from aiokprod.bulk import BulkResult
-from aiokprod.bulk_send import BulkSender
+from aiokprod._core import append
+from aiokprod._version import __version__
+from aiokprod._wire.compression import codec_of
 from aiokprod.config import ProducerConfig
 from aiokprod.environment import Environment
 from aiokprod.errors import (
@@ -28,35 +38,30 @@ from aiokprod.errors import (
     KafkaError,
     Outcome,
 )
-from aiokprod.hot.append import Appender
 from aiokprod.interceptors import InterceptorChain, ProducerInterceptor
 from aiokprod.observer import Metrics, Observer, ObserverChain
 from aiokprod.partitioners import AnyPartitioner
 from aiokprod.partitioners import adapt as adapt_partitioner
-from aiokprod.plugins import Plugins
-from aiokprod.producer_transactions import TransactionalCalls
-from aiokprod.records import ProducerRecord, RecordMetadata, validate_topic
-from aiokprod.runtime import Runtime, codec_of
-from aiokprod.serialization import RecordSerializers
-from aiokprod.table_send import TableSender
-from aiokprod.transactions import Transactions
-from aiokprod.version import __version__
+from aiokprod.records import DrainReport, ProducerRecord, RecordMetadata, validate_topic
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
+    from types import TracebackType
 
+    from aiokprod._core.append import Appender
+    from aiokprod._core.batch import Delivery
     from aiokprod.cluster import PartitionInfo
-    from aiokprod.hot.core import Delivery
     from aiokprod.records import Header
     from aiokprod.serializers import AnySerializer, Serializer
 
 K = TypeVar("K")
+R = TypeVar("R")
 V = TypeVar("V")
 
 _numbers = itertools.count(1)
 
 
-class Producer(TransactionalCalls, Generic[K, V]):
+class Producer(Generic[K, V]):
     """Sends records to Kafka from one event loop.
 
     ::
@@ -65,8 +70,8 @@ class Producer(TransactionalCalls, Generic[K, V]):
             metadata = await producer.send("topic", b"value", key=b"key")
 
     Settings are keyword arguments or a ready `ProducerConfig`; behaviour is passed as objects.
-    Any number of tasks of one loop share a producer, and should: sharing gives larger batches.
-    The constructor opens nothing; `start`, `async with` or the first send does.
+    Any number of tasks of one loop can share a producer, which makes batches larger. The
+    constructor opens no connections; `start`, `async with` or the first send does.
 
     Args:
         config: settings; or give them as keywords, see `ProducerConfig`.
@@ -74,17 +79,18 @@ class Producer(TransactionalCalls, Generic[K, V]):
         partitioner: `Partitioner` or callable; None is Kafka's built-in logic (murmur2 of the
             key; sticky without key).
         interceptors: called in order, see `ProducerInterceptor`.
-        observer: told what happens, see `Observer`.
+        observer: receives events, see `Observer`.
         environment: network, wall clock and randomness; for tests.
 
     Raises:
-        ConfigError: a setting is unknown, wrong or in conflict; names it and the mend.
+        ConfigError: a setting is unknown, invalid or in conflict with another one; the message
+            names it and says what to change.
 
-    Errors of its calls are `KafkaError`s whose `.outcome` says whether the record can be in the
-    log. Source: Java `KafkaProducer`.
+    Its calls raise `KafkaError`s, whose `.outcome` says whether the record can be in the log.
+    Source: Java `KafkaProducer`.
     """
 
-    # What is sent follows from the serializers: bytes where there is none.
+    # The serializers determine the types of keys and values; without one they are bytes.
     @overload
     def __init__(
         self: Producer[bytes, bytes],
@@ -158,54 +164,115 @@ class Producer(TransactionalCalls, Generic[K, V]):
         environment: Environment | None = None,
         **settings: Any,
     ) -> None:
-        checked_settings = checked_config(config, settings)
-        codec_of(checked_settings)  # it may be missing; and it is imported before a loop is busy
+        self._config = checked_config(config, settings)
+        codec_of(self._config)  # it may be missing; and it is imported before a loop is busy
         self._serializers = RecordSerializers(key_serializer, value_serializer)
         self._partitioner = adapt_partitioner(partitioner) if partitioner is not None else None
         checked = checked_interceptors(interceptors)
         self._interceptors = InterceptorChain(checked) if checked else None
         check_plugins(observer, environment)
-        super().__init__(
-            checked_settings,
-            environment or tcp_environment(checked_settings),
-            checked_settings.client_id or f"aiokprod-{next(_numbers)}",
-            Metrics(),
-        )
+        self._environment = environment or tcp_environment(self._config)
+        self._client_id = self._config.client_id or f"aiokprod-{next(_numbers)}"
+        self._metrics = Metrics()
         self._observer: Observer = self._metrics
         if observer is not None:
             self._observer = ObserverChain([self._metrics, observer])
         self._max_block = self._config.max_block_ms / 1000
-        self._transactions = Transactions(lambda: self._live().transactions, self._max_block)
-        self._admission: Admission
-        self._plugins = Plugins([*self._serializers.parts(), partitioner, *checked, observer])
-        self._plugins.configure(self._config)
+        self._appender: Appender | None = None  # read by the compiled `submit`
+        hooks = UserHooks([*self._serializers.parts(), partitioner, *checked, observer])
+        self._lifecycle = Lifecycle(
+            self._config, self._environment, self._client_id, self._metrics, hooks, self._launch
+        )
+        self._slow_path = SlowPath(
+            self._config,
+            self._lifecycle.started,
+            self._serializers,
+            self._partitioner,
+            self._interceptors,
+            self._lifecycle.check_running,
+        )
+        self._sender = RecordSender(self._lifecycle, self._slow_path, self._max_block)
+        self._transactions = Transactions(
+            lambda: self._lifecycle.live().transactions, self._max_block
+        )
+        hooks.configure(self._config)
 
-    # -- start ----------------------------------------------------------------------------------
+    # -- start and close ------------------------------------------------------------------------
 
     def _launch(self) -> Runtime:
-        config = self._config
+        """Build the parts that belong to the running event loop."""
         runtime = Runtime(
-            config,
+            self._config,
             self._environment,
             asyncio.get_running_loop(),
             client_id=self._client_id,
             version=__version__,
             observer=self._observer,
-            slow_submit=self._submit_here,
+            slow_submit=self._submit_slowly,
+            plain_records=(
+                self._serializers.plain and self._partitioner is None and self._interceptors is None
+            ),
         )
-        self._admission = Admission(
-            config, runtime, self._serializers, self._partitioner, self._interceptors,
-            self._check_running,
-        )  # fmt: skip
-        runtime.allow_fast_path(
-            self._serializers.plain and self._partitioner is None and self._interceptors is None
-        )
-        self._runtime = runtime
-        if type(self).submit is _SUBMIT:  # neither overridden nor instrumented
-            # Calls go straight to compiled code; its slow path leads back to `_submit`.
-            self.__dict__["submit"] = runtime.appender.submit
-        runtime.start()
+        self._appender = runtime.appender
         return runtime
+
+    async def start(self) -> None:
+        """Start, and check that at least one bootstrap server can be resolved.
+
+        Optional and idempotent: the first send starts too. Contacts no broker by itself; brokers
+        that are down now may be up later.
+
+        With a transactional_id it also waits, up to max_block_ms, for the coordinator: an earlier
+        instance with this id is fenced then, and what it left open is aborted.
+
+        Raises:
+            ConfigError: no bootstrap server can be resolved within the connection setup timeout.
+            KafkaTimeout: the transaction coordinator did not answer in time.
+            TransactionError, BrokerError: it refused.
+            ProducerClosed, WrongLoop, ForkedProcess: the producer cannot be used here.
+        """
+        await self._lifecycle.start()
+        await self._transactions.initialise()
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self.start()
+        except BaseException:
+            await self.close(0)
+            raise
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if not self._lifecycle.forked:  # a child process must not close its parent's producer
+            await self.close()
+
+    async def close(self, timeout: float | None = None) -> DrainReport:
+        """Send the pending records, then stop.
+
+        Idempotent: later and concurrent calls get the same report.
+
+        Args:
+            timeout: seconds for sending pending records, never exceeded; 0 fails them at once;
+                None waits until every record has its outcome (at most delivery_timeout_ms).
+
+        Records without an outcome by then fail with ProducerClosed and are listed in the report.
+        Cancellation: pending records fail at once.
+
+        Raises:
+            ConfigError: timeout is negative.
+            WrongLoop, ForkedProcess: called on another event loop or in another process.
+        """
+        return await self._lifecycle.close(timeout)
+
+    def __del__(self) -> None:
+        lifecycle = getattr(self, "_lifecycle", None)  # missing if the constructor failed
+        if lifecycle is not None:
+            lifecycle.warn_if_unclosed(self)
 
     # -- sending --------------------------------------------------------------------------------
 
@@ -230,11 +297,11 @@ class Producer(TransactionalCalls, Generic[K, V]):
             timestamp_ms: Unix time in ms, or None for now.
             headers: (name, bytes or None) pairs, order kept.
             timeout: seconds for everything, waits for metadata and memory included. When it
-                passes, a record not yet on its way is withdrawn. None: max_block_ms for the
-                waits before, delivery_timeout_ms for the delivery.
+                passes, a record that is still in an open batch is withdrawn. None: max_block_ms
+                for the waits before the append, delivery_timeout_ms for the delivery.
 
         Returns:
-            Where the record is; `offset` is None with acks=0 and for a recognised duplicate.
+            Topic, partition and offset; `offset` is None with acks=0 and for a detected duplicate.
 
         Raises:
             ConfigError, SerializationError, RecordTooLarge: the record cannot be sent as it is.
@@ -244,119 +311,43 @@ class Producer(TransactionalCalls, Generic[K, V]):
             ProducerClosed, ProducerFailed, WrongLoop, ForkedProcess: the producer is unusable.
 
         Cancellation withdraws the record if its batch has not been closed for sending; otherwise
-        only the waiting ends and the record is delivered or fails all the same.
+        only the wait ends, and the record is still delivered or fails.
         """
         if timeout is not None:
-            return await self._send_within(
+            return await self._sender.send_within(
                 timeout, topic, value, key, partition, timestamp_ms, headers
             )
-        runtime = self._runtime
+        appender = self._appender
         delivery = None
-        if runtime is not None:
-            delivery = runtime.appender.try_append(
-                topic, value, key, partition, timestamp_ms, headers
-            )
+        if appender is not None:
+            delivery = appender.try_append(topic, value, key, partition, timestamp_ms, headers)
         if delivery is None:
-            delivery = await self._submit(topic, value, key, partition, timestamp_ms, headers)
+            delivery = await self._sender.admit(topic, value, key, partition, timestamp_ms, headers)
         metadata: RecordMetadata = await delivery
         return metadata
 
-    def submit(
-        self,
-        topic: str,
-        value: V | None = None,
-        *,
-        key: K | None = None,
-        partition: int | None = None,
-        timestamp_ms: int | None = None,
-        headers: Sequence[Header] | None = None,
-    ) -> Awaitable[Delivery]:
-        """Admit one record: `delivery = await producer.submit(...)`.
+    if TYPE_CHECKING:
 
-        Arguments as `send`. Awaiting returns once the record is in a batch, which suspends only
-        while metadata are missing, memory is short, or this task sends on although a pass of the
-        loop has taken a millisecond: then others who do so have their turn first. If that wait is
-        cancelled (`wait_for`), the record was admitted already. The `Delivery` is an awaitable for
-        the `RecordMetadata`; it works with gather, wait, wait_for, shield and `add_done_callback`.
-        A failure nobody waits for goes to the observer and the log, once per batch.
+        def submit(
+            self,
+            topic: str,
+            value: V | None = None,
+            *,
+            key: K | None = None,
+            partition: int | None = None,
+            timestamp_ms: int | None = None,
+            headers: Sequence[Header] | None = None,
+        ) -> Awaitable[Delivery]:
+            """See `aiokprod._core.append.submit`."""
+            ...
 
-        Raises (at the call or on await): as `send`, but for the errors of the delivery itself.
-        WrongLoop is raised at the call.
+    else:
+        # A compiled function, so that a call has no Python frame. It uses `_appender` and
+        # `_submit_slowly`.
+        submit = append.submit
 
-        Counts as a coroutine function for `inspect` (3.12 and newer) and `asyncio`, so that
-        frameworks which run plain functions in threads await it on the loop. For the same reason
-        the loop's debug mode refuses it as a callback (`call_soon`, `call_later`), where nothing
-        would await the record's admission: use `try_submit` there.
-        """
-        runtime = self._runtime
-        if runtime is None:
-            return self._submit_here(topic, value, key, partition, timestamp_ms, headers)
-        return runtime.appender.submit(
-            topic, value, key=key, partition=partition, timestamp_ms=timestamp_ms, headers=headers
-        )
-
-    def _submit_here(self, *fields: Any) -> Awaitable[Delivery]:
-        """The slow path of `submit`. Off the producer's loop it raises at the call: a coroutine
-        handed to another thread would never run, and the record would be lost in silence."""
-        self._check_place(running=True)
-        return self._submit(*fields)
-
-    async def _submit(
-        self,
-        topic: Any,
-        value: Any,
-        key: Any,
-        partition: Any,
-        timestamp_ms: Any,
-        headers: Any,
-        block: float | None = None,
-    ) -> Delivery:
-        runtime = self._accepting()
-        record = checked_record(topic, value, key, partition, timestamp_ms, headers)
-        block = self._max_block if block is None else min(block, self._max_block)
-        delivery = await self._admission.admit(record, runtime.loop.time() + block)
-        if runtime.appender.slice_is_over():
-            await asyncio.sleep(0)
-        return delivery
-
-    async def _send_within(
-        self, timeout: float, topic: Any, value: Any, key: Any, partition: Any,
-        timestamp_ms: Any, headers: Any,
-    ) -> RecordMetadata:  # fmt: skip
-        check_timeout("send", timeout, zero=False)
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + timeout
-        delivery = await self._submit(
-            topic, value, key, partition, timestamp_ms, headers, block=timeout
-        )
-        expired = False
-        task = asyncio.current_task()
-        cancelling = 0 if task is None else task.cancelling()
-
-        def give_up() -> None:
-            nonlocal expired
-            expired = delivery.cancel()
-
-        timer = loop.call_at(deadline, give_up)
-        try:
-            metadata: RecordMetadata = await delivery
-        except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if not expired or (task is not None and task.cancelling() > cancelling):
-                raise
-            withdrawn = delivery.withdrawn
-            late = DeliveryTimeout(
-                f"{delivery.topic}-{delivery.partition}: no acknowledgment within the timeout of "
-                f"{timeout} s; the record "
-                + ("was withdrawn and is not in the log" if withdrawn else "may be in the log"),
-                outcome=Outcome.NOT_SENT if withdrawn else Outcome.UNKNOWN,
-            )
-            if self._runtime is not None:
-                self._runtime.state.on_refused(late)
-            raise late from None
-        finally:
-            timer.cancel()
-        return metadata
+    def _submit_slowly(self, *fields: Any) -> Awaitable[Delivery]:
+        return self._sender.submit(*fields)
 
     def try_submit(
         self,
@@ -368,20 +359,19 @@ class Producer(TransactionalCalls, Generic[K, V]):
         timestamp_ms: int | None = None,
         headers: Sequence[Header] | None = None,
     ) -> Delivery:
-        """Admit one record without ever waiting; for synchronous code on the producer's loop.
+        """Put one record into a batch without waiting; for synchronous code on the producer's loop.
 
         Arguments as `send`.
 
         Raises:
-            MetadataMissing: the topic is not known yet; it is being fetched.
+            MetadataMissing: the topic's metadata are not known yet; they are being fetched.
             BufferFull: buffer_memory is used up.
             Others: as `send`.
         """
-        runtime = self._accepting()
+        runtime = self._lifecycle.accepting()
         delivery = runtime.appender.try_append(topic, value, key, partition, timestamp_ms, headers)
         if delivery is None:
-            record = checked_record(topic, value, key, partition, timestamp_ms, headers)
-            delivery = self._admission.try_admit(record)
+            delivery = self._sender.try_admit(topic, value, key, partition, timestamp_ms, headers)
         return delivery
 
     @overload
@@ -412,13 +402,14 @@ class Producer(TransactionalCalls, Generic[K, V]):
         """Send many records and wait until each has its outcome.
 
         Either columns of equal length for one topic, ``send_many("t", values, keys=keys)``, or an
-        iterable of `ProducerRecord` for any topics. Waits for room in memory as often as needed, up
-        to max_block_ms each time; once that was in vain, later records wait no more until one
-        gets in, so that a call of many records ends soon if no broker answers.
+        iterable of `ProducerRecord` for any topics. Waits for memory as often as needed, up to
+        max_block_ms each time. After a wait that timed out, later records do not wait until one
+        has been appended, so that a call with many records ends soon if no broker answers.
 
         Returns:
-            `BulkResult`: outcomes by position. A record that fails, at admission or delivery,
-            never hides the outcome of another; an open transaction can only be aborted then.
+            `BulkResult`: outcomes by position. A record that fails, before or after it was
+            appended, does not hide the outcome of another; an open transaction can then only be
+            aborted.
 
         Raises:
             ConfigError: columns differ in length, or the arguments fit neither form.
@@ -427,10 +418,12 @@ class Producer(TransactionalCalls, Generic[K, V]):
                 bytes), an entry that is no ProducerRecord. Nothing was sent.
             ProducerClosed, ProducerFailed, WrongLoop, ForkedProcess: before anything was sent.
 
-        Cancellation: stops handing over; what was admitted is delivered all the same.
+        Cancellation: appends no further records; those in batches are still delivered.
         """
-        runtime = self._accepting()
-        sender = BulkSender(runtime, self._admission, self._check_running, self._max_block)
+        runtime = self._lifecycle.accepting()
+        sender = BulkSender(
+            runtime, self._slow_path, self._lifecycle.check_running, self._max_block
+        )
         if isinstance(topic, str):
             if values is None:
                 raise ConfigError("send_many: give values, a list with one entry per record")
@@ -490,7 +483,7 @@ class Producer(TransactionalCalls, Generic[K, V]):
             SerializationError: the table could not be read. Nothing was sent.
             ProducerClosed, ProducerFailed, WrongLoop, ForkedProcess: before anything was sent.
 
-        Cancellation: stops handing over; what was admitted is delivered all the same.
+        Cancellation: appends no further rows; those in batches are still delivered.
 
         Source: Arrow C data, C stream and PyCapsule interfaces.
         """
@@ -501,38 +494,39 @@ class Producer(TransactionalCalls, Generic[K, V]):
         return await self.table_sender().send_table(topic, table, columns)
 
     def table_sender(self) -> TableSender:
-        """What `send_table` works with: one call's hand-over, apart from the wait for outcomes.
-        For layers such as the Spark sink, which hand over many tables before they look at any.
+        """An object that appends the rows of one table and waits for their outcomes separately.
+
+        For layers such as the Spark sink, which append many tables before they wait for any.
 
         Raises:
             ConfigError: the producer has serializers.
             ProducerClosed, ProducerFailed, WrongLoop, ForkedProcess: it takes no records.
         """
-        runtime = self._accepting()
+        runtime = self._lifecycle.accepting()
         if not self._serializers.plain:
             raise ConfigError(
                 "send_table sends the bytes of the columns as they are, but this producer has a "
                 "key_serializer or value_serializer: use a producer without, or send_many"
             )
-        return TableSender(runtime, self._admission, self._check_running, self._max_block)
+        return TableSender(runtime, self._slow_path, self._lifecycle.check_running, self._max_block)
 
     async def flush(self, timeout: float | None = None) -> None:
-        """Wait until everything handed over before this call has its outcome; linger is void.
+        """Wait until every record sent before this call has its outcome; ignores `linger_ms`.
 
-        Failures are not raised here: each record tells its own.
+        Failures are not raised here, but by each record's `Delivery`.
 
         Args:
             timeout: seconds, or None for no limit but delivery_timeout_ms.
 
         Raises:
-            DeliveryTimeout: the timeout passed; records go on being delivered.
+            DeliveryTimeout: the timeout passed; delivery continues.
 
-        Cancellation: stops waiting only.
+        Cancellation: only the wait ends; delivery continues.
         """
         check_timeout("flush", timeout)
-        if self._runtime is None and not self._closed:
+        if self._lifecycle.runtime is None and not self._lifecycle.closed:
             return
-        runtime = self._usable()
+        runtime = self._lifecycle.usable()
         pending = list(runtime.accumulator.incomplete)
         waiting = runtime.flushes.wait(pending)
         runtime.sender.wakeup()
@@ -546,7 +540,126 @@ class Producer(TransactionalCalls, Generic[K, V]):
                 outcome=Outcome.UNKNOWN,
             ) from None
 
-    # -- looking --------------------------------------------------------------------------------
+    # -- transactions ---------------------------------------------------------------------------
+
+    def transaction(self, *, timeout: float | None = None) -> Transaction:
+        """``async with producer.transaction() as txn``: commit at the end, abort on an exception.
+
+        Args:
+            timeout: seconds for each of begin, offsets, commit and abort; None is max_block_ms.
+
+        Raises (on entry and exit): as `begin_transaction`, `commit_transaction` and
+        `abort_transaction`; see `Transaction`.
+        """
+        check_timeout("transaction", timeout)
+        return Transaction(self._transactions, timeout)
+
+    async def begin_transaction(self, timeout: float | None = None) -> None:
+        """Open a transaction. Records sent from now on belong to it.
+
+        Waits for the producer id, and for the end of an earlier commit or abort that timed out.
+
+        Raises:
+            ConfigError: the producer has no transactional_id.
+            TransactionError: a transaction is open, or another transactional call in progress.
+            AbortableTransactionError: the transaction before failed: abort it first.
+            FatalTransactionError, ProducerFenced: close the producer.
+            KafkaTimeout: not within `timeout` seconds (None: max_block_ms).
+
+        Cancellation: no transaction is open.
+        """
+        await self._transactions.begin(timeout)
+
+    async def commit_transaction(self, timeout: float | None = None) -> None:
+        """Flush, then commit: all records and offsets of the transaction become visible at once.
+
+        Raises:
+            AbortableTransactionError: a record failed or the coordinator refused; nothing becomes
+                visible. Call `abort_transaction`.
+            KafkaTimeout: no definite answer within `timeout` seconds (None: max_block_ms): the
+                outcome is unknown. Call `commit_transaction` again, it goes on waiting;
+                `abort_transaction` is refused. `begin_transaction` waits for the outcome too.
+            FatalTransactionError, ProducerFenced: close the producer. With `.outcome` UNKNOWN the
+                transaction may be committed.
+            TransactionError: no transaction is open, or another call is in progress.
+
+        Cancellation: stops waiting only, as a timeout does.
+        """
+        await self._transactions.end(commit=True, timeout=timeout)
+
+    async def abort_transaction(self, timeout: float | None = None) -> None:
+        """Abort: records not sent yet fail, nothing of the transaction becomes visible.
+
+        Raises:
+            KafkaTimeout: no definite answer yet; call it again, or begin the next transaction.
+            Others: as `commit_transaction`.
+
+        Cancellation: stops waiting only.
+        """
+        await self._transactions.end(commit=False, timeout=timeout)
+
+    async def prepare_transaction(self) -> tuple[int, int, bool]:
+        """Leave the open transaction to another process, which ends it with EndTxn.
+
+        For layers such as the Spark sink. Flush first. Afterwards the producer takes nothing more,
+        and closing it does not abort the transaction.
+
+        Returns:
+            Producer id, epoch, and True if the transaction follows transaction protocol V2
+            (KIP-890).
+
+        Raises:
+            TransactionError: no transaction is open, or some records or offsets have no outcome
+                yet.
+            AbortableTransactionError: a record failed; abort the transaction.
+        """
+        return await self._transactions.prepare()
+
+    async def send_offsets_to_transaction(
+        self, offsets: Any, group_metadata: Any, timeout: float | None = None
+    ) -> None:
+        """Commit a consumer group's offsets with the open transaction (KIP-98, KIP-447).
+
+        Args:
+            offsets: offset of the next record to read per partition: a mapping from (topic,
+                partition) to an int or to aiokafka's ``OffsetAndMetadata``, or confluent-kafka's
+                list of ``TopicPartition``.
+            group_metadata: a `GroupMetadata`, the started ``AIOKafkaConsumer``, confluent-kafka's
+                ``consumer.consumer_group_metadata()``, or a group id (which protects less).
+            timeout: seconds; None is max_block_ms.
+
+        Raises:
+            ConfigError: the arguments are something else.
+            AbortableTransactionError: refused, e.g. because the group rebalanced.
+            KafkaTimeout: not accepted yet; the commit waits for it.
+            Others: as `commit_transaction`.
+
+        Cancellation: stops waiting only.
+        """
+        await self._transactions.send_offsets(offsets, group_metadata, timeout)
+
+    async def run_transaction(
+        self,
+        function: Callable[[Transaction], Awaitable[R]],
+        *,
+        retries: int = 3,
+        timeout: float | None = None,
+    ) -> R:
+        """Run ``await function(txn)`` in a transaction; again, up to `retries` times, if that was
+        aborted for a reason that may pass. Returns what the function returned.
+
+        Never repeats after a commit whose outcome is unknown: that could write everything twice.
+
+        Raises: what the function raised, and as `transaction`.
+        """
+        return await run_transaction(
+            self._transactions, function, retries=retries, timeout=timeout, pause=self._pause
+        )
+
+    def _pause(self, attempt: int) -> float:
+        return self._lifecycle.usable().backoff(attempt)
+
+    # -- metadata --------------------------------------------------------------------------------
 
     async def partitions_for(self, topic: str) -> tuple[PartitionInfo, ...]:
         """The topic's partitions and leaders; waits for metadata up to max_block_ms.
@@ -555,10 +668,24 @@ class Producer(TransactionalCalls, Generic[K, V]):
             MetadataTimeout, InvalidTopic, AuthorizationError: as `send`.
         """
         validate_topic(topic)
-        runtime = self._usable()
+        runtime = self._lifecycle.usable()
         deadline = runtime.loop.time() + self._max_block
         snapshot = await runtime.metadata.wait_for_topic(topic, deadline=deadline)
         return snapshot.topics[topic].partitions
+
+    async def refresh_metadata(self) -> None:
+        """Wait, up to max_block_ms, for metadata that are newer than this call.
+
+        For layers such as the Spark sink, which must know that a topic has got more partitions.
+
+        Raises:
+            MetadataTimeout: there were none.
+            ProducerClosed, ProducerFailed, WrongLoop, ForkedProcess: the producer is unusable.
+        """
+        runtime = self._lifecycle.usable()
+        generation = runtime.metadata.request_update()
+        deadline = runtime.loop.time() + self._max_block
+        await runtime.metadata.wait_newer(generation, deadline=deadline)
 
     async def warm(self, topics: Iterable[str]) -> None:
         """Fetch the metadata of `topics` and connect to their leaders, so that first sends need
@@ -566,15 +693,38 @@ class Producer(TransactionalCalls, Generic[K, V]):
 
         Raises:
             MetadataTimeout, InvalidTopic, AuthorizationError: as `send`.
-            AuthenticationError: a broker refuses us.
+            AuthenticationError: a broker refuses the credentials.
             ProducerClosed, ProducerFailed: the producer ended meanwhile.
         """
         names = checked_topics("warm", topics)
-        runtime = self._usable()
+        runtime = self._lifecycle.usable()
         deadline = runtime.loop.time() + self._max_block
         for topic in names:
             await self.partitions_for(topic)
-        await runtime.connect_leaders(names, deadline)
+        await runtime.warm_up.connect_leaders(names, deadline)
+
+    # -- status ---------------------------------------------------------------------------------
+
+    def metrics(self) -> dict[str, Any]:
+        """Counters since start, histograms and gauges by name; see `Metrics`. Plain values,
+        independent of what happens afterwards."""
+        runtime = self._lifecycle.runtime
+        return self._metrics.snapshot() | (runtime.gauges() if runtime else {})
+
+    def health(self) -> Health:
+        """A snapshot for liveness and readiness checks; never waits."""
+        lifecycle = self._lifecycle
+        return health(lifecycle.runtime, closed=lifecycle.closed or lifecycle.forked)
+
+    def explain(self) -> str:
+        """Effective settings, negotiated versions and risky combinations, as text for humans.
+        Contains no secrets."""
+        return explain(self._config, self._lifecycle.runtime)
+
+    def __repr__(self) -> str:
+        lifecycle = self._lifecycle
+        state = "closed" if lifecycle.closed else "started" if lifecycle.runtime else "new"
+        return f"<Producer {self._client_id} {state}>"
 
 
 def _mark_as_coroutine_function(function: Any) -> None:
@@ -585,8 +735,6 @@ def _mark_as_coroutine_function(function: Any) -> None:
         function._is_coroutine = mark
 
 
-_mark_as_coroutine_function(Producer.submit)
-_mark_as_coroutine_function(Appender.submit)  # stands in the instance instead
-_SUBMIT = Producer.submit
+_mark_as_coroutine_function(append.submit)
 
 __all__ = ["KafkaError", "Producer"]

@@ -6,8 +6,8 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Generic, NamedTuple, TypeAlias, TypeVar
 
+from aiokprod._core.batch import RecordMetadata
 from aiokprod.errors import ConfigError, Outcome
-from aiokprod.hot.core import RecordMetadata
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -8,6 +8,7 @@
     python -m benchmarks report                      tables and plots from the last results
     python -m benchmarks.profile                     where the processor time goes
     python -m benchmarks.instructions                instructions for each record (valgrind)
+    python -m benchmarks.calls                       Python calls of a lone send, by module
     python -m benchmarks.transactions                transactions a second
 
 `run --help` lists every option of a single case.

@@ -17,8 +17,8 @@ import sys
 from collections.abc import Callable
 from typing import Any, Final
 
+from aiokprod._net.sasl.scram import MAX_ITERATIONS
 from aiokprod.errors import KafkaError
-from aiokprod.net.security.scram import MAX_ITERATIONS
 from aiokprod.testing.memory import MemoryNetwork
 from benchmarks.lag import LoopLag
 from tests.security.sasl_broker import (

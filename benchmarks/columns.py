@@ -26,15 +26,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from aiokprod import Producer
-from aiokprod.hot.append import Appender, PartitionSlot, TopicSlot
-from aiokprod.hot.arrow import Chunk, open_table
-from aiokprod.hot.bulk import BulkTracker
-from aiokprod.hot.core import BatchCore, MemoryBudget
-from aiokprod.hot.table import TableAppender
-from aiokprod.hot.turns import Turns
-from aiokprod.table_schema import ROLES, layout_of
+from aiokprod._arrow.c_data import Chunk, open_table
+from aiokprod._arrow.table_appender import TableAppender
+from aiokprod._client.table_schema import ROLES, layout_of
+from aiokprod._core.append import Appender, PartitionSlot, TopicSlot
+from aiokprod._core.batch import BatchCore, MemoryBudget
+from aiokprod._core.bulk_tracker import BulkTracker
+from aiokprod._core.yielding import YieldQueue
+from aiokprod._wire.record_batch import HEADER_SIZE, batch_header
 from aiokprod.testing.mock_cluster import MockCluster
-from aiokprod.wire.record_batch import HEADER_SIZE, batch_header
 
 ROWS = 100_000
 KEY_BYTES = 16
@@ -55,15 +55,13 @@ class Press:
         self.loop = asyncio.get_running_loop()
         self.memory = MemoryBudget(1 << 62)
         self.appender = Appender(
-            loop=self.loop,
             memory=self.memory,
-            roll=self.roll,
+            open_new_batch=self.open_new_batch,
             slow_submit=self.refuse,
             unix_ms=lambda: int(time.time() * 1000),
-            turns=Turns(self.loop, self.loop.time, self.memory),
+            yield_queue=YieldQueue(self.loop, self.loop.time, self.memory, slice_length=3600.0),
             max_request_size=1 << 30,
             sticky_limit=batch_size,
-            slice_length=3600.0,
         )
         self.topic = TopicSlot("t")
         self.topic.slots.extend(PartitionSlot("t", number) for number in range(partitions))
@@ -72,7 +70,9 @@ class Press:
         """No row of these tables needs the slow path."""
         raise AssertionError(fields)
 
-    def roll(self, topic: TopicSlot, partition: int, size: int) -> PartitionSlot:
+    def open_new_batch(
+        self, topic: TopicSlot, partition: int, size: int, permit: object
+    ) -> PartitionSlot:
         """Seal the full batch, open another."""
         if partition < 0:
             partition = topic.sticky = (topic.sticky + 1) % len(topic.slots)

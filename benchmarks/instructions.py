@@ -43,23 +43,23 @@ def _keys(count: int) -> list[bytes]:
 
 def column(count: int) -> None:
     """As `send_many` does it."""
-    from benchmarks.desk import Desk
+    from benchmarks.append_harness import AppendHarness
 
-    Desk(3).append_column([VALUE] * count)
+    AppendHarness(3).append_column([VALUE] * count)
 
 
 def keyed_column(count: int) -> None:
     """The same with keys."""
-    from benchmarks.desk import Desk
+    from benchmarks.append_harness import AppendHarness
 
-    Desk(3).append_column([VALUE] * count, _keys(count))
+    AppendHarness(3).append_column([VALUE] * count, _keys(count))
 
 
 def submit(count: int) -> None:
     """`await submit()` in a loop, its interpretation included."""
-    from benchmarks.desk import TOPIC, Desk
+    from benchmarks.append_harness import TOPIC, AppendHarness
 
-    call = Desk(3).appender.submit
+    call = AppendHarness(3).appender.submit
 
     async def run() -> None:
         for value in [VALUE] * count:
@@ -74,12 +74,12 @@ def submit(count: int) -> None:
 
 def settled(count: int) -> None:
     """`try_submit`'s append, the batch's acknowledgment, and the result of each handle."""
-    from benchmarks.desk import TOPIC, Desk
+    from benchmarks.append_harness import TOPIC, AppendHarness
 
-    desk = Desk(1, keep=True)
-    append = desk.appender.try_append
+    harness = AppendHarness(1, keep=True)
+    append = harness.appender.try_append
     handles = [append(TOPIC, VALUE) for _ in range(count)]
-    for core in desk.kept:
+    for core in harness.kept:
         core.seal()
         core.finish()
         core.settle(0)
@@ -90,7 +90,7 @@ def settled(count: int) -> None:
 
 def request(count: int) -> None:
     """A lone `await send()`, one after the other: open, send, answer, settle."""
-    from benchmarks.nearby import TOPIC
+    from benchmarks.loopback_broker import TOPIC
 
     async def run(producer: Producer[bytes, bytes]) -> None:
         for _ in range(count):
@@ -101,7 +101,7 @@ def request(count: int) -> None:
 
 def crowd(count: int) -> None:
     """So many records of 64 tasks that each await one `send()` after the other."""
-    from benchmarks.nearby import TOPIC
+    from benchmarks.loopback_broker import TOPIC
 
     async def run(producer: Producer[bytes, bytes]) -> None:
         left = iter(range(count))
@@ -117,7 +117,7 @@ def crowd(count: int) -> None:
 
 def batch(count: int) -> None:
     """`send_many` of so many times 128 KiB; appending and checksums are part of it."""
-    from benchmarks.nearby import TOPIC
+    from benchmarks.loopback_broker import TOPIC
 
     async def run(producer: Producer[bytes, bytes]) -> None:
         for first in range(0, count, SHARES_AT_ONCE):
@@ -133,7 +133,7 @@ SHARES_AT_ONCE: Final = 40
 
 def _with_producer(run: Callable[[Producer[bytes, bytes]], Awaitable[None]]) -> None:
     from aiokprod import Producer
-    from benchmarks.nearby import NearbyBroker
+    from benchmarks.loopback_broker import NearbyBroker
 
     async def main() -> None:
         environment = NearbyBroker().environment()

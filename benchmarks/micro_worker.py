@@ -29,21 +29,21 @@ Figures = dict[str, float]
 
 def append() -> Figures:
     """Nanoseconds of processor time of the compiled append, alone and called from Python."""
-    from benchmarks.desk import TOPIC, Desk
+    from benchmarks.append_harness import TOPIC, AppendHarness
 
-    desk = Desk(3)
+    harness = AppendHarness(3)
     column = [VALUE] * 100_000
-    desk.append_column(column)
+    harness.append_column(column)
     started = time.process_time()
     for _ in range(20):
-        desk.append_column(column)
+        harness.append_column(column)
     alone = (time.process_time() - started) / 20 / len(column)
     keys = [b"customer-%07d" % number for number in range(10_000)] * 10
     started = time.process_time()
     for _ in range(20):
-        desk.append_column(column, keys)
+        harness.append_column(column, keys)
     keyed = (time.process_time() - started) / 20 / len(column)
-    submit = desk.appender.submit
+    submit = harness.appender.submit
 
     async def called() -> float:
         started = time.process_time()
@@ -62,10 +62,10 @@ def append() -> Figures:
 
 def pending() -> Figures:
     """Bytes of a pending record beyond its value: its handle included."""
-    from benchmarks.desk import TOPIC, Desk
+    from benchmarks.append_harness import TOPIC, AppendHarness
 
-    desk = Desk(3, keep=True)
-    append = desk.appender.try_append
+    harness = AppendHarness(3, keep=True)
+    append = harness.appender.try_append
     handles: list[object] = [append(TOPIC, VALUE)] * RECORDS  # the list is the caller's affair
     gc.collect()
     before = _rss()

@@ -1,4 +1,4 @@
-"""The plots of the README: throughput by client, latency against load, flatness of costs."""
+"""The plots of the report: throughput by client, latency against load, flatness of costs."""
 
 from __future__ import annotations
 

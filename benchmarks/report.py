@@ -1,4 +1,4 @@
-"""Tables and plots from the last results, on standard output and in benchmarks/README.md."""
+"""Tables and plots from the last results, on standard output and in docs/reports/benchmarks.md."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from benchmarks.summary import Results, Summary
 from benchmarks.targets import Verdict, verdicts
 
 HERE: Final = Path(__file__).parent
-README: Final = HERE / "README.md"
+PAGE: Final = HERE.parent / "docs" / "reports" / "benchmarks.md"
 PLOTS: Final = HERE / "plots"
 LAG_HEADS: Final = ["loop lag ms", "less collector ms", "held ms"]
 LAG_FIGURES: Final = ("lag_ms", "apart_ms", "held_ms")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Where the results are and whether the README takes them."""
+    """Where the results are and whether the report page is updated."""
     parser.add_argument(
         "--input", type=Path, nargs="+", default=[HERE / "results.json"],
         help="JSON files; groups of later ones replace those of earlier ones",
     )  # fmt: skip
     parser.add_argument("--output", type=Path, help="save what was put together")
-    parser.add_argument("--write", action="store_true", help="put the tables into README.md")
+    parser.add_argument("--write", action="store_true", help=f"put the tables into {PAGE.name}")
     parser.add_argument("--check", action="store_true", help="exit 1 if a target is missed")
 
 
@@ -43,7 +43,7 @@ def main(chosen: argparse.Namespace) -> int:
         results.save(chosen.output)
     print(text(results))
     if chosen.write:
-        README.write_text(fill(README.read_text(), sections(results)))
+        PAGE.write_text(fill(PAGE.read_text(), sections(results)))
     draw(results)
     return 1 if chosen.check and missed(results) else 0
 
@@ -69,7 +69,7 @@ def text(results: Results) -> str:
 
 
 def sections(results: Results) -> dict[str, str]:
-    """Name of a marked place in the README -> its Markdown."""
+    """Name of a marked place in the page -> its Markdown."""
     found = {"about": _about(results), "targets": targets(results)}
     for cluster in CLUSTERS:
         titles = {group.name: group.title for group in catalogue.groups(cluster, full=True)}

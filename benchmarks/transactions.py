@@ -183,7 +183,7 @@ def measure(servers: str, each: int, chosen: argparse.Namespace) -> dict[str, Me
 
 
 def show(each: int, results: dict[str, Measured]) -> None:
-    """A table in Markdown, ready for benchmarks/README.md."""
+    """A table in Markdown, ready for docs/reports."""
     print(f"\n| {each:,} a transaction | transactions/s | min..max | records/s | p50 ms | p99 ms "
           "| CPU µs/record |\n|---|---|---|---|---|---|---|")  # fmt: skip
     for client, m in results.items():

@@ -17,7 +17,7 @@ Result = TypeVar("Result")
 class Journal(Generic[Result]):
     """Slices that were run to their end without a finding, one line of JSON each.
 
-    Lines of another compiled core (sources of aiokprod/hot) are ignored.
+    Lines of another compiled core (sources of aiokprod/_core) are ignored.
     """
 
     def __init__(self, path: Path, decode: Callable[[dict[str, Any]], Result]) -> None:
@@ -46,11 +46,10 @@ class Journal(Generic[Result]):
 
 
 def fingerprint() -> int:
-    """A checksum over the sources of the compiled core."""
+    """A checksum over the sources of the compiled modules."""
     checksum = 0
-    for path in sorted((Path(__file__).parents[1] / "aiokprod" / "hot").iterdir()):
-        if path.suffix in (".py", ".pyx", ".pxd"):
-            checksum = zlib.crc32(path.read_bytes(), zlib.crc32(path.name.encode(), checksum))
+    for path in sorted((Path(__file__).parents[1] / "aiokprod").rglob("*.p[yx][xd]")):
+        checksum = zlib.crc32(path.read_bytes(), zlib.crc32(path.name.encode(), checksum))
     return checksum
 
 

@@ -24,7 +24,7 @@ def test_exports_every_class_and_its_public_methods_have_docstrings() -> None:
             continue
         assert inspect.getdoc(member), name
         if not member.__module__.startswith("aiokprod") or member.__module__.startswith(
-            "aiokprod.hot"
+            "aiokprod._core"
         ):
             continue
         for attribute, value in vars(member).items():
@@ -73,7 +73,7 @@ def test_library_of_a_codec_is_imported_with_the_producer() -> None:
 def test_package_of_the_checksum_can_still_be_imported() -> None:
     """Only a module of it was loaded."""
     in_a_new_process(
-        "from aiokprod.wire.crc import crc32c as ours",
+        "from aiokprod._wire.crc import crc32c as ours",
         "import crc32c",
         "assert crc32c.crc32c(b'aiokprod') == ours(b'aiokprod')",
     )

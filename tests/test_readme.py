@@ -1,52 +1,33 @@
-"""The README is true: its example runs, its settings and defaults are those of the code."""
+"""The README is true: its example runs, and the names in it are public."""
 
 from __future__ import annotations
 
-import ast
 import asyncio
-import dataclasses
 import re
 from pathlib import Path
 
 import pytest
 
 import aiokprod
-from aiokprod import Outcome, ProducerConfig
+from aiokprod import Outcome
 from aiokprod.testing.mock_cluster import MockCluster
 
 README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
-IN_WORDS = {"required", "generated", "on", "none"}
-
-
-def configuration() -> dict[str, str]:
-    """Setting → default, as the table has them."""
-    table = README.split("## Configuration")[1].split("\nBehaviour is")[0]
-    found: dict[str, str] = {}
-    for line in table.splitlines():
-        if line.startswith("| `"):
-            names, defaults = line.split("|")[1:3]
-            keys = re.findall(r"`(\w+)`", names)
-            values = [value.strip() for value in defaults.split(",")]
-            found |= dict(zip(keys, values, strict=True))
-    return found
-
-
-def test_readme_configuration_table_has_every_setting() -> None:
-    assert set(configuration()) == {field.name for field in dataclasses.fields(ProducerConfig)}
-
-
-def test_readme_configuration_table_defaults_true() -> None:
-    defaults = {field.name: field.default for field in dataclasses.fields(ProducerConfig)}
-    for name, told in configuration().items():
-        if told not in IN_WORDS:
-            assert ast.literal_eval(told.strip("`")) == defaults[name], name
 
 
 def test_readme_names_are_public() -> None:
     errors = set(re.findall(r"`(\w+(?:Error|Timeout|Topic|Rejected|TooLarge|Block|Full))`", README))
-    ours = errors - {"UnknownTopicOrPartitionError", "BufferError", "TimeoutError"}
-    assert ours <= set(aiokprod.__all__)
+    assert errors <= set(aiokprod.__all__)
     assert set(re.findall(r"`Outcome\.(\w+)`", README)) == {outcome.name for outcome in Outcome}
+
+
+def test_readme_calls_are_methods_of_the_producer() -> None:
+    section = README.split("## Five ways to send")[1].split("\n## ")[0]
+    called = set(re.findall(r"`(?:await )?(\w+)\(", section))
+    assert called == {
+        "send", "submit", "try_submit", "send_many", "send_table", "flush", "close"
+    }  # fmt: skip
+    assert all(hasattr(aiokprod.Producer, name) for name in called)
 
 
 def test_readme_ten_lines_run(capsys: pytest.CaptureFixture[str]) -> None:

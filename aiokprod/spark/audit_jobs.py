@@ -1,6 +1,6 @@
-"""What an audit asks of a topic, as DataFrames over `format("aiokprod-audit")`.
+"""The queries of an audit, as DataFrames over `format("aiokprod-audit")`.
 
-Each function takes and returns lazy DataFrames: an empty result means nothing was found.
+Each function takes and returns lazy DataFrames. An empty result means that nothing was found.
 """
 
 from __future__ import annotations
@@ -31,24 +31,24 @@ def read_log(spark: SparkSession, options: Mapping[str, str], **more: object) ->
 
 
 def loss(expected: DataFrame, log: DataFrame, *, by: str = "id") -> DataFrame:
-    """Rows of `expected` whose column `by` no record of `log` has; those without an id are among
-    them. One copy of a row that is twice in `expected` stands for both: see `duplicates`."""
+    """Rows of `expected` whose column `by` no record of `log` has, and rows without an id. If a row
+    is twice in `expected`, one record is enough for both; see `duplicates`."""
     return expected.join(log.select(by), on=by, how="left_anti")
 
 
 def extra(expected: DataFrame, log: DataFrame, *, by: str = "id") -> DataFrame:
-    """Records whose column `by` no row of `expected` has, or that have none: of another writer, or
-    of an earlier run: (by, topic, partition, offset)."""
+    """Records whose column `by` no row of `expected` has, or is null: those of other writers or
+    earlier runs: (by, topic, partition, offset)."""
     return log.select(by, *_PLACE).join(expected.select(by), on=by, how="left_anti")
 
 
 def duplicates(log: DataFrame, *, by: str = "id") -> DataFrame:
     """Values of `by` that several records have: (by, copies, producers).
 
-    `producers` 2 or more are repeated attempts (a retried task, a replayed batch). 1 means that one
-    producer session wrote all copies: an attempt repeated in a process that kept its producer
-    (option reuseProducer), or rows that were twice in the DataFrame; idempotence lets a producer
-    never store one record twice.
+    `producers` >= 2 is a repeated attempt (a retried task, a replayed batch). 1 means that one
+    producer wrote all copies: an attempt was repeated in a process that kept its producer (option
+    reuseProducer), or the rows were twice in the DataFrame. An idempotent producer does not store
+    a record twice.
     """
     from pyspark.sql import functions as f
 
@@ -100,7 +100,7 @@ def integrity(expected: DataFrame, log: DataFrame, *, by: str = "id") -> DataFra
 
 
 def _normal(name: str) -> Column:
-    """One of the sink's columns in the form in which the log has it, short enough to be joined."""
+    """One of the sink's columns as stored in the log, short enough for a join."""
     from pyspark.sql import functions as f
 
     if name in ("value", "key"):
@@ -127,28 +127,31 @@ def aborted(committed: DataFrame, uncommitted: DataFrame) -> DataFrame:
 
 
 def ranges(spark: SparkSession, report_path: str, log: DataFrame) -> DataFrame:
-    """Acknowledged ranges of the reports (option reportPath) that the log does not fill:
-    (topic, partition, first, last, count, found). Other writers may fill a range further. Ranges
-    whose offsets the brokers did not tell, or that were too many for a report, are not compared:
-    reports say of each task whether they are complete."""
+    """Ranges of the reports (option reportPath) that have fewer records in the log than were
+    acknowledged: (topic, partition, first, last, count, found).
+
+    Records of other writers in a range are counted too. Ranges without offsets, and those left out
+    of a report because there were too many, are not compared; `trimmed` in the report says of each
+    task whether some were left out.
+    """
     from pyspark.sql import functions as f
 
     reports = spark.read.json(report_path)
-    told = reports.select(f.explode("tasks.ranges").alias("of_task")).select(
+    reported = reports.select(f.explode("tasks.ranges").alias("of_task")).select(
         f.explode("of_task").alias("one")
     )
     fields = {"topic": "string", "partition": "int", "first": "long", "last": "long",
               "count": "long"}  # fmt: skip
-    told = told.select(
+    reported = reported.select(
         *(f.col("one")[i].cast(kind).alias(name) for i, (name, kind) in enumerate(fields.items()))
     ).where("first is not null")
     inside = (
-        (log["topic"] == told["topic"])
-        & (log["partition"] == told["partition"])
-        & log["offset"].between(told["first"], told["last"])
+        (log["topic"] == reported["topic"])
+        & (log["partition"] == reported["partition"])
+        & log["offset"].between(reported["first"], reported["last"])
     )
-    joined = told.join(log, on=inside, how="left")
-    counted = joined.groupBy(*(told[name] for name in fields)).agg(
+    joined = reported.join(log, on=inside, how="left")
+    counted = joined.groupBy(*(reported[name] for name in fields)).agg(
         f.count(log["offset"]).alias("found")
     )
     return counted.where(f.col("found") < f.col("count"))
@@ -156,8 +159,8 @@ def ranges(spark: SparkSession, report_path: str, log: DataFrame) -> DataFrame:
 
 def with_audit_id(log: DataFrame) -> DataFrame:
     """`log` with the parts of the header that option auditHeaders adds: id, run, batch, task and
-    seq; null without it. Of several such headers the last one counts: a row that was read from an
-    audited topic brings that topic's along, and the sink adds its own at the end."""
+    seq; null without it. The last such header is used: a row that was read from an audited topic
+    has that topic's header as well, and the sink adds its header at the end."""
     from pyspark.sql import functions as f
 
     matching = f.filter("headers", lambda one: one["key"] == AUDIT_HEADER)

@@ -8,10 +8,12 @@ from typing import Any, Final, Self
 
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
+from aiokprod import __version__
+from aiokprod._client.cluster_client import ClusterClient
+from aiokprod._redaction import redacted as without_frames
 from aiokprod.config import ProducerConfig
 from aiokprod.errors import ConfigError
 from aiokprod.records import validate_topic
-from aiokprod.redaction import redacted as without_frames
 from aiokprod.spark.audit_fetch import EARLIEST, LATEST, RangeReader, list_offset
 from aiokprod.spark.context import check_version
 from aiokprod.spark.options import (
@@ -23,10 +25,8 @@ from aiokprod.spark.options import (
     plain_name,
     refuse_shown_key,
 )
-from aiokprod.spark.process import loop_thread
-from aiokprod.spark.redaction import redacted
-from aiokprod.spark.session import Session
-from aiokprod.version import __version__
+from aiokprod.spark.traceback_redaction import redacted
+from aiokprod.spark.worker_loop import loop_thread
 
 SCHEMA: Final = (
     "topic string, partition int, offset bigint, timestamp timestamp, key binary, value binary, "
@@ -61,7 +61,7 @@ class AuditOptions:
     @classmethod
     @without_frames(ConfigError)
     def parse(cls, options: Mapping[str, str]) -> Self:
-        """Options as Spark hands them over.
+        """Parse options as Spark passes them.
 
         Raises:
             ConfigError: an option is unknown, missing or wrong.
@@ -92,7 +92,7 @@ class AuditOptions:
 
     @without_frames(ConfigError)
     def config(self) -> ProducerConfig:
-        """Of the connections."""
+        """The configuration of the connections."""
         settings = dict(self.kafka)
         settings.setdefault("receive.max.bytes", str(_RECEIVE_MAX))
         return SinkOptions(kafka=SealedOptions(settings)).producer_config()
@@ -112,20 +112,20 @@ class AuditReader(DataSourceReader):
     """Plans on the driver, reads in the tasks."""
 
     def __init__(self, options: SealedOptions) -> None:
-        """`options` must be ones that `AuditOptions.parse` has found good."""
+        """`options` must have been checked by `AuditOptions.parse`."""
         self._options = options
         self._version = __version__
 
     def partitions(self) -> list[AuditRange]:
-        """One task per partition, or per `offsetsPerTask` offsets of it, as the log is now."""
+        """One task per partition, or per `offsetsPerTask` offsets of it, up to the current end."""
         with redacted(self._options):
             options = AuditOptions.parse(self._options)
             return loop_thread().run(_plan(options), _PLAN_SECONDS)
 
     def read(self, partition: Any) -> Iterator[Any]:
-        """RecordBatches of `SCHEMA`; the next fetch is under way while one is used."""
+        """RecordBatches of `SCHEMA`; the next fetch is sent while one is processed."""
         if not isinstance(partition, AuditRange):
-            return  # an empty topic: Spark runs one task with a partition of its own all the same
+            return  # the topic is empty: Spark runs one task with another partition object
         with redacted(self._options):
             check_version(self._version)
             yield from _records(AuditOptions.parse(self._options), partition)
@@ -133,9 +133,9 @@ class AuditReader(DataSourceReader):
 
 def _records(options: AuditOptions, part: AuditRange) -> Iterator[Any]:
     thread = loop_thread()
-    session = thread.run(_open(options))
+    client = thread.run(_open(options))
     reader = RangeReader(
-        session, part.topic, part.partition, part.start, part.end,
+        client, part.topic, part.partition, part.start, part.end,
         committed=options.committed, values=options.values, headers=options.headers,
     )  # fmt: skip
     coming = thread.start(reader.read())
@@ -144,32 +144,32 @@ def _records(options: AuditOptions, part: AuditRange) -> Iterator[Any]:
             coming = thread.start(reader.read())
             yield record_batch(part.topic, part.partition, columns)
     finally:
-        coming.cancel()  # of a reader that was left early
-        thread.run(session.close(1.0))
+        coming.cancel()  # if the reader was closed early
+        thread.run(client.close(1.0))
 
 
-async def _open(options: AuditOptions) -> Session:
-    return Session(options.config())
+async def _open(options: AuditOptions) -> ClusterClient:
+    return ClusterClient(options.config())
 
 
 async def _plan(options: AuditOptions) -> list[AuditRange]:
-    session = await _open(options)
+    client = await _open(options)
     try:
-        return await _ranges(session, options)
+        return await _ranges(client, options)
     finally:
-        await session.close(1.0)
+        await client.close(1.0)
 
 
-async def _ranges(session: Session, options: AuditOptions) -> list[AuditRange]:
+async def _ranges(client: ClusterClient, options: AuditOptions) -> list[AuditRange]:
     ranges = []
     for topic in options.topics:
-        found = await session.topic(topic, session.loop.time() + 30.0)
+        found = await client.topic(topic, client.loop.time() + 30.0)
         for number in sorted(one.partition for one in found.partitions):
             start = await list_offset(
-                session, topic, number, timestamp=EARLIEST, committed=options.committed
+                client, topic, number, timestamp=EARLIEST, committed=options.committed
             )
             end = await list_offset(
-                session, topic, number, timestamp=LATEST, committed=options.committed
+                client, topic, number, timestamp=LATEST, committed=options.committed
             )
             for first in range(start, end, options.offsets_per_task):
                 last = min(end, first + options.offsets_per_task)

@@ -1,4 +1,4 @@
-"""What a task knows of itself: the only place that reads Spark's internal property names."""
+"""The task attempt that a process runs; the only module that reads Spark's internal properties."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import socket
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from aiokprod import __version__
 from aiokprod.errors import ConfigError
-from aiokprod.version import __version__
 
 if TYPE_CHECKING:
     from aiokprod.spark.options import SinkOptions
@@ -40,9 +40,9 @@ class Task:
 
 
 def audit_prefix(options: SinkOptions, task: Task, job: str | None) -> str | None:
-    """What the audit headers of a task's rows begin with: run, batch and task; None without.
+    """The start of the audit headers of a task's rows: run, batch and task; None without them.
 
-    A batch job's own id, not Spark's: jobs of one job group share that.
+    For a batch job it is an id of this package, because jobs of one job group share Spark's.
     """
     if not options.audit_headers:
         return None
@@ -51,10 +51,10 @@ def audit_prefix(options: SinkOptions, task: Task, job: str | None) -> str | Non
 
 
 def check_version(driver: str) -> None:
-    """Both sides must understand each other.
+    """Check that driver and executor have the same version of this package.
 
     Raises:
-        ConfigError: the driver has another version of this package.
+        ConfigError: the driver has another version.
     """
     if driver != __version__:
         raise ConfigError(
@@ -64,7 +64,7 @@ def check_version(driver: str) -> None:
 
 
 def current_task(options: SinkOptions) -> Task:
-    """The attempt this process runs; what `foreach_batch` passes as options has precedence.
+    """The attempt that this process runs; options set by `foreach_batch` take precedence.
 
     Raises:
         ConfigError: this is not a Spark task.

@@ -1,11 +1,11 @@
-"""What a failing task tells: one exception, as text that survives the way to the driver."""
+"""The exception of a failed task: its text is all that Spark forwards to the driver."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Final
 
-from aiokprod.errors import Code, KafkaError, Outcome
+from aiokprod.errors import KafkaError, Outcome
 
 AGAIN: Final = (
     "Spark will retry this task; rows already acknowledged may appear again "
@@ -15,26 +15,9 @@ CLEAN: Final = (
     "Spark will retry this task; nothing of this attempt becomes visible to read_committed readers"
 )
 
-_MENDS: Final = {
-    int(Code.CLUSTER_AUTHORIZATION_FAILED): (
-        " (brokers before 2.8 want IDEMPOTENT_WRITE on the cluster for idempotent producers: grant "
-        "it, or set kafka.enable.idempotence=false)"
-    ),
-    int(Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED): (
-        " (grant WRITE on transactional ids with the prefix of transactionalIdPrefix)"
-    ),
-    int(Code.GROUP_AUTHORIZATION_FAILED): (
-        " (grant READ on groups with the prefix of transactionalIdPrefix)"
-    ),
-    int(Code.TOPIC_AUTHORIZATION_FAILED): (
-        " (grant WRITE and DESCRIBE on the topic; delivery=exactly_once wants READ too, for the "
-        "markers that it commits as offsets)"
-    ),
-}
-
 
 class SinkError(RuntimeError):
-    """A task could not write all of its rows. Spark forwards the text only."""
+    """A task could not write all of its rows. Spark forwards only the text."""
 
 
 class NonDeterministicReplay(RuntimeError):
@@ -46,7 +29,7 @@ class CheckpointRolledBack(RuntimeError):
 
 
 def rolled_back(found: int, replayed: int) -> str:
-    """Why a batch is refused: Kafka has batch `found` of the query, Spark replays `replayed`."""
+    """Text of a refused batch: Kafka has batch `found` of the query, Spark replays `replayed`."""
     return (
         f"Kafka has batch {found} of this query, Spark replays batch {replayed}: the checkpoint "
         "was rolled back. Restore it, or start a new checkpoint with another transactionalIdPrefix"
@@ -55,12 +38,12 @@ def rolled_back(found: int, replayed: int) -> str:
 
 @dataclass(slots=True)
 class Counts:
-    """Rows of one task attempt by what is known of them.
+    """Rows of one task attempt by outcome.
 
     Attributes:
         acknowledged: in the log.
-        unknown: perhaps in the log.
-        unsent: certainly not in the log.
+        unknown: may be in the log.
+        unsent: not in the log.
     """
 
     acknowledged: int = 0
@@ -81,7 +64,7 @@ def describe(error: BaseException, counts: Counts, *, where: str, transactional:
     Args:
         error: the first failure.
         where: "topic-partition", or another place.
-        transactional: what was acknowledged is not visible.
+        transactional: acknowledged rows do not become visible to read_committed readers.
     """
     if isinstance(error, KafkaError):
         name = error.code.name if error.code is not None else type(error).__name__
@@ -89,8 +72,8 @@ def describe(error: BaseException, counts: Counts, *, where: str, transactional:
         text = error.message
     else:
         name, again, text = type(error).__name__, "not retriable", str(error)
-    if isinstance(error, KafkaError) and error.code is not None:
-        text += _MENDS.get(error.code.number, "")
+    if isinstance(error, KafkaError) and error.code is not None and error.code.spark_hint:
+        text += f" ({error.code.spark_hint})"
     return SinkError(
         f"aiokprod: {where}: {name} ({again}): {text}; rows of this attempt: "
         f"{counts.acknowledged} acknowledged, {counts.unknown} unknown, {counts.unsent} unsent. "
@@ -99,5 +82,5 @@ def describe(error: BaseException, counts: Counts, *, where: str, transactional:
 
 
 def describe_early(error: BaseException) -> SinkError:
-    """The exception of an attempt that failed before its first row."""
+    """The exception of a task attempt that failed before its first row."""
     return describe(error, Counts(), where="start of the task", transactional=False)

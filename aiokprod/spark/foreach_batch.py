@@ -1,4 +1,5 @@
-"""`foreach_batch`: the sink for what Spark's stream sinks cannot do, such as output mode update."""
+"""`foreach_batch`: the sink for streams that Spark's stream sinks do not support, such as those in
+output mode update."""
 
 from __future__ import annotations
 
@@ -21,12 +22,12 @@ def foreach_batch(
 
     Args:
         options: of `format("aiokprod")`; delivery may be at_least_once or exactly_once.
-        query_id: a name of this query that is the same after every restart and used by no other.
-            None takes Spark's id of the query, which it tells in classic mode only; on Spark
-            Connect exactly_once needs it.
+        query_id: a name of this query, the same after every restart and used by no other query.
+            None takes Spark's id of the query, which is available in classic mode only; on Spark
+            Connect, exactly_once needs a name.
 
     Raises:
-        ConfigError: options are missing or wrong, at once; or, in the query, no query id is known.
+        ConfigError: options are missing or wrong; or, when the query runs, it has no query id.
     """
     from aiokprod.spark.options import SinkOptions
 
@@ -36,7 +37,7 @@ def foreach_batch(
 
 
 class _ForeachBatch:
-    """Picklable, as Spark Connect sends it to the server."""
+    """The function; picklable, because Spark Connect sends it to the server."""
 
     def __init__(self, options: SealedOptions, query_id: str | None) -> None:
         self._options = options

@@ -1,42 +1,44 @@
 """Markers of exactly-once streams: committed offsets that say which batch a task has in Kafka.
 
-A task's marker is committed within the task's transaction, so it is there if and only if the
-task's rows are. It is an offset of partition 0 of every topic that the task wrote to: Kafka deletes
-the offsets of a topic together with the topic, and then the marker is still in the others, as the
-rows are. Names, encodings and how they are read; see docs/spark.md for the protocol.
+A task's marker is committed within the task's transaction, so it exists if and only if the task's
+rows do. It is an offset of partition 0 of every topic that the task wrote to: Kafka deletes the
+offsets of a topic together with the topic, and the other topics still have both marker and rows.
+This module has the names, the encoding and the reading; docs/spark.md describes the protocol.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from aiokprod.consumer_groups import Offset
-from aiokprod.engine.coordinators import CoordinatorKind, VersionedRequest
+from aiokprod._client.cluster_client import group_offsets
 from aiokprod.errors import Code, KafkaError, error_code
-from aiokprod.hot.readback import RowHashes
-from aiokprod.wire.messages.offset_fetch import OffsetFetchRequest, OffsetFetchRequestGroup
+from aiokprod.spark._readback import RowHashes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from aiokprod.spark.session import Session
+    from aiokprod._client.cluster_client import ClusterClient, GroupOffset
 
-_GROUPS_FROM: Final = 8
-_STABLE_FROM: Final = 7
-_NAMES_UNTIL: Final = 9
 _OFFSET_WIDTH: Final = {"binary": 4, "string": 4, "large_binary": 8, "large_string": 8}
 _INTEGER_WIDTH: Final = {"int16": 2, "int32": 4, "int64": 8}
 
 
+class MarkerOffset(NamedTuple):
+    """What `Producer.send_offsets_to_transaction` takes for one partition."""
+
+    offset: int
+    metadata: str
+
+
 @dataclass(frozen=True, slots=True)
 class Marker:
-    """What is known of the last batch: its number, and two numbers that identify its rows.
+    """The last batch of a task or query: its number, its rows and their hash.
 
     Attributes:
         tasks: of a decision, the number of tasks; of a task's marker, the attempt.
-        version: of a decision, how many were written for the same batch before it: the one with
-            the highest version is valid, whichever topics the others are left in.
+        version: of a decision, how many decisions of the same batch were written before it. The
+            one with the highest version is valid, in whichever topics the others remain.
     """
 
     batch_id: int
@@ -45,21 +47,21 @@ class Marker:
     tasks: int
     version: int = 0
 
-    def offsets(self, topics: Iterable[str]) -> dict[tuple[str, int], Offset]:
-        """As committed offsets; they count from 1, so that batch 0 differs from nothing."""
+    def offsets(self, topics: Iterable[str]) -> dict[tuple[str, int], MarkerOffset]:
+        """The marker as committed offsets: batch number + 1, because 0 means no marker."""
         text = f"{self.rows} {self.row_hash:016x} {self.tasks} {self.version}"
-        return {(topic, 0): Offset(self.batch_id + 1, -1, text) for topic in sorted(topics)}
+        return {(topic, 0): MarkerOffset(self.batch_id + 1, text) for topic in sorted(topics)}
 
     @classmethod
     def of(cls, offset: int, metadata: str | None) -> Marker:
-        """Out of a committed offset.
+        """The marker in a committed offset.
 
         Raises:
-            KafkaError: something else than this sink wrote it.
+            KafkaError: the offset was not written by this sink.
         """
         try:
             rows, row_hash, tasks, *version = (metadata or "").split()
-            (number,) = map(int, version or ["0"])  # the first markers had none
+            (number,) = map(int, version or ["0"])  # old markers have no version
             return cls(offset - 1, int(rows), int(row_hash, 16), int(tasks), number)
         except ValueError:
             raise KafkaError(
@@ -69,38 +71,38 @@ class Marker:
 
 
 def stream_id(prefix: str, query_id: str) -> str:
-    """The part that all transactional ids of a query begin with."""
+    """The prefix of all transactional ids of a query."""
     return f"{prefix}.{query_id}"
 
 
 def task_id(sid: str, partition: int) -> str:
-    """Transactional id of a task, and the group of its marker."""
+    """Transactional id of a task, and consumer group of its marker."""
     return f"{sid}.{partition}"
 
 
 def is_task_id(name: str, sid: str) -> bool:
-    """True for ids of this query's tasks; those of a query whose name goes on behind a dot begin
-    with the same letters."""
+    """True if `name` is `sid`, a dot and a number. A query whose id is `sid`, a dot and more has
+    ids with the same prefix."""
     number = name.removeprefix(f"{sid}.")
     return number != name and number.isascii() and number.isdecimal()
 
 
 def driver_id(sid: str) -> str:
-    """Transactional id of the driver's decisions, and their group."""
+    """Transactional id of the driver's decisions, and their consumer group."""
     return f"{sid}.driver"
 
 
 class UnstableMarker(KafkaError):
-    """Nobody ends the transaction in which a marker is being changed."""
+    """The transaction that changes a marker stays open."""
 
 
 async def read_marker(
-    session: Session, group: str, deadline: float, unstable_for: float | None = None
+    client: ClusterClient, group: str, deadline: float, unstable_for: float | None = None
 ) -> Marker | None:
     """The newest marker of a group, None if there is none.
 
-    That is the one of the highest batch, and of its versions the highest, in whatever order the
-    topics are in the answer. Waits for transactions that are being ended (KIP-447,
+    That is the marker of the highest batch, and of its versions the highest, in whatever order the
+    response lists the topics. Waits for transactions that are being ended (KIP-447,
     require_stable), for `unstable_for` seconds at most, if given.
 
     Raises:
@@ -109,91 +111,54 @@ async def read_marker(
     """
     unstable_since: float | None = None
 
-    def codes(body: Any) -> int:
+    def check_unstable(code: int) -> None:
         nonlocal unstable_since
-        code = _code(body)
         if code == Code.UNSTABLE_OFFSET_COMMIT and unstable_for is not None:
-            now = session.loop.time()
+            now = client.loop.time()
             unstable_since = now if unstable_since is None else unstable_since
             if now - unstable_since >= unstable_for:
                 raise UnstableMarker(f"marker group {group}: a transaction of it stays open")
-        return code
 
-    body = await _fetch(session, group, deadline, codes, stable=True)
-    markers = (
-        Marker.of(partition.committed_offset, partition.metadata)
-        for topic in body.topics
-        for partition in topic.partitions
-        if partition.committed_offset > 0
-    )
+    offsets = await _fetch(client, group, deadline, check_unstable, stable=True)
+    markers = (Marker.of(one.offset, one.metadata) for one in offsets)
     return max(markers, key=lambda marker: (marker.batch_id, marker.version), default=None)
 
 
-async def marked_topics(session: Session, group: str, deadline: float) -> list[str]:
-    """The topics that hold a marker of this group, by name; waits for no transaction.
+async def marked_topics(client: ClusterClient, group: str, deadline: float) -> list[str]:
+    """The topics that hold a marker of this group, by name; does not wait for transactions.
 
     Raises:
         KafkaError: the group cannot be read.
     """
-    body = await _fetch(session, group, deadline, _code, stable=False)
-    return sorted(
-        topic.name
-        for topic in body.topics
-        if any(partition.committed_offset > 0 for partition in topic.partitions)
-    )
+    offsets = await _fetch(client, group, deadline, lambda code: None, stable=False)
+    return sorted({one.topic for one in offsets})
 
 
 async def _fetch(
-    session: Session, group: str, deadline: float, codes: Callable[[Any], int], *, stable: bool
-) -> Any:
-    """All committed offsets of a group; `stable` waits for transactions that are being ended."""
-
-    def build(version: int) -> OffsetFetchRequest:
-        more: dict[str, Any] = {"require_stable": stable} if version >= _STABLE_FROM else {}
-        if version >= _GROUPS_FROM:
-            wanted = OffsetFetchRequestGroup(group_id=group, topics=None)
-            return OffsetFetchRequest(groups=[wanted], **more)
-        return OffsetFetchRequest(group_id=group, topics=None, **more)
-
-    body = await session.coordinate(
-        CoordinatorKind.GROUP,
-        group,
-        VersionedRequest(OffsetFetchRequest.api_key, build, _NAMES_UNTIL),
-        deadline,
-        codes,
-    )
-    code = _code(body)
+    client: ClusterClient,
+    group: str,
+    deadline: float,
+    on_code: Callable[[int], None],
+    *,
+    stable: bool,
+) -> list[GroupOffset]:
+    """The offsets of a group that are markers."""
+    code, offsets = await group_offsets(client, group, deadline, stable=stable, on_code=on_code)
     if code != Code.NONE:
         found = error_code(code)
         raise KafkaError(f"marker group {group}: {found.text}", code=found)
-    return _answer(body)
-
-
-def _answer(body: Any) -> Any:
-    return body.groups[0] if body.groups else body
-
-
-def _code(body: Any) -> int:
-    """The first error code of an answer, group or partition."""
-    answer = _answer(body)
-    if answer.error_code:
-        return int(answer.error_code)
-    for topic in answer.topics:
-        for partition in topic.partitions:
-            if partition.error_code:
-                return int(partition.error_code)
-    return 0
+    return [one for one in offsets if one.offset > 0]
 
 
 def hash_rows(table: Any) -> int:
     """Sum of 64-bit hashes of a RecordBatch's rows, the same for every order of them.
 
-    Covers all columns that `rows.project` makes; null and empty differ. Taken from the Arrow
-    buffers, so that neither the session's time zone nor the versions of pyarrow and Python matter:
-    a replay may run with others. Timestamps are hashed as microseconds since the epoch.
+    Covers all columns of `rows.project`; null and empty values differ. Computed from the Arrow
+    buffers, because a replay may run with another session time zone or other versions of pyarrow
+    and Python. Timestamps are hashed as microseconds since the epoch.
 
     Raises:
-        TypeError: a column is of another type than the sink takes.
+        TypeError: a column has a type that the sink does not accept.
     """
     hashes = RowHashes(table.num_rows)
     if table.num_rows:
@@ -213,7 +178,7 @@ def _hash_column(hashes: RowHashes, column: Any) -> None:
         hashes.fixed(validity, column.offset, data, _INTEGER_WIDTH.get(kind, 8))
     elif kind.startswith(("list<", "large_list<")):
         first, last = column.offsets[0].as_py(), column.offsets[-1].as_py()
-        elements = column.values.slice(first, last - first)  # those of this slice only
+        elements = column.values.slice(first, last - first)  # only those of this slice
         fields = RowHashes(len(elements))
         for name in ("key", "value"):
             _hash_column(fields, elements.field(name))

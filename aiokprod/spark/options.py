@@ -1,6 +1,6 @@
-"""The options of the sink and of the audit reader: names, checks, and a shell for their secrets.
+"""The options of the sink and of the audit reader: names, checks, and a mapping that masks secrets.
 
-Pure: no network, no Spark. Keys are case-insensitive, as Spark hands them over; values are text.
+Without network and Spark. Keys are case-insensitive, as in Spark; values are text.
 """
 
 from __future__ import annotations
@@ -11,15 +11,16 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Final, Self
 
+from aiokprod._redaction import redacted
 from aiokprod.config import ProducerConfig
 from aiokprod.errors import ConfigError
 from aiokprod.records import validate_topic
-from aiokprod.redaction import redacted
-from aiokprod.secret import MASK
 
+MASK: Final = "***"
+"""Stands for a secret, as in the repr of a `Secret`."""
 KAFKA_PREFIX: Final = "kafka."
 SECRET_PREFIX: Final = "secret."  # noqa: S105
-"""May stand before any kafka.* option: Spark hides the value of an option with such a name."""
+"""Optional prefix of any kafka.* option; Spark hides the values of options with such names."""
 SPARK_FILES: Final = "sparkfiles:"
 AT_LEAST_ONCE: Final = "at_least_once"
 TRANSACTIONAL: Final = "transactional"
@@ -28,13 +29,13 @@ FAIL: Final = "fail"
 DEFAULT_TRANSACTION_TIMEOUT_MS: Final = 900_000
 """Also the brokers' default limit, transaction.max.timeout.ms."""
 BATCH_SIZE: Final = 512 * 1024
-"""A task has tables of thousands of rows and nobody waits for a single one, so its batches may be
-larger than those of an interactive producer: what a batch costs us and the broker, apart from its
-bytes, is paid a quarter as often. Half of what topics take by default (max.message.bytes)."""
+"""A task sends tables of thousands of rows and does not wait for single rows, so its batches may be
+larger than those of an interactive producer; the cost per batch, here and at the broker, is paid a
+quarter as often. Half of the default limit of topics (max.message.bytes)."""
 _BATCHES_AT_LEAST: Final = 8
-"""So many batches fit into the buffer, or filling one would wait for sending another."""
+"""Batches that must fit into the buffer, or filling one would wait until another is sent."""
 
-# Options that Spark itself or its users set beside ours.
+# Options of Spark itself that are passed to the sink as well.
 _SPARKS_OWN: Final = frozenset({"checkpointlocation", "queryname", "includeheaders"})
 
 _REFUSED: Final = {
@@ -60,10 +61,10 @@ _MEANT: Final = re.compile(r"did you mean '([^']+)'")
 
 
 class SealedOptions(Mapping[str, str]):
-    """Option texts that show their names, and values only of options known to be harmless.
+    """Options whose repr shows the values of options only that are known to hold no secret.
 
-    Travels by pickle with all values, as the tasks need them; logs, reprs and tracebacks that
-    print local variables see the masked form only.
+    Pickled with all values, because tasks need them. Logs, reprs and tracebacks that print local
+    variables show the masked form.
     """
 
     __slots__ = ("_values",)
@@ -102,7 +103,7 @@ class _Masked(dict[str, str]):
 
 
 def plain_name(key: str) -> str:
-    """An option's name in lower case, without blanks around it and "secret." before "kafka."."""
+    """An option's name in lower case, without surrounding blanks and the prefix "secret."."""
     name = key.strip().lower()
     if name.startswith(_HIDDEN_KAFKA):
         name = name.removeprefix(SECRET_PREFIX)
@@ -112,10 +113,13 @@ def plain_name(key: str) -> str:
 
 
 def refuse_shown_key(options: Mapping[str, str], where: str) -> None:
-    """A private key by a name whose value Spark would show. `where`: whose options it writes.
+    """Reject a private key in an option whose value Spark would show.
+
+    Args:
+        where: what the options belong to, for the error.
 
     Raises:
-        ConfigError: there is one; tells what to name it.
+        ConfigError: there is such an option; names the option to use instead.
     """
     for key in options:
         name = key.strip().lower()
@@ -128,9 +132,8 @@ def refuse_shown_key(options: Mapping[str, str], where: str) -> None:
 
 
 def is_secret(key: str, value: str) -> bool:
-    """True if the value of an option must not be shown: its name is that of a secret, or is none
-    that is known, as a misspelt one may be meant to hold a secret; or it is an address with user
-    information."""
+    """True if the value of an option must not be shown: its name is that of a secret or unknown (a
+    misspelt option may hold a secret), or the value is an address with user information."""
     name = plain_name(key)
     setting = name.removeprefix(KAFKA_PREFIX).replace("_", ".")
     if name not in _OWN_NAMES and setting not in _SETTINGS:
@@ -151,10 +154,10 @@ class SinkOptions:
         topic: overrides the topic column; None takes the column.
         delivery: at_least_once, transactional (batch) or exactly_once (stream).
         transactional_id_prefix: of the tasks' transactional ids.
-        batch_id, query_id: set by `foreach_batch`; None takes what Spark tells the task.
-        max_buffered_bytes: un-acknowledged and un-sent bytes a task holds.
-        max_transactional_tasks: warn above it.
-        missing_markers: "warn" or "fail" if Kafka has no record of the batches before.
+        batch_id, query_id: set by `foreach_batch`; None takes those of the Spark task.
+        max_buffered_bytes: bytes of a task that are not yet acknowledged.
+        max_transactional_tasks: a commit of more tasks logs a warning.
+        missing_markers: "warn" or "fail" if Kafka has no marker of an earlier batch.
         unknown_columns: "error", or "ignore" as the JVM sink does.
         preflight: check reachability, topic and authorisation on the driver first.
         reuse_producer: keep the producer of a process for its next task.
@@ -182,17 +185,18 @@ class SinkOptions:
     @classmethod
     @redacted(ConfigError)
     def parse(cls, options: Mapping[str, str]) -> Self:
-        """Options as Spark hands them over.
+        """Parse options as Spark passes them.
 
         Raises:
-            ConfigError: an option is unknown, refused, missing or wrong; names it and the mend.
+            ConfigError: an option is unknown, not supported, missing or wrong; names the option and
+                how to fix it.
         """
         kafka: dict[str, str] = {}
         values: dict[str, Any] = {}
         for key, text in options.items():
             name = plain_name(key)
             if name.startswith(KAFKA_PREFIX):
-                name = name.replace("_", ".")  # both spellings are the same setting
+                name = name.replace("_", ".")  # both spellings name the same setting
             if name in _REFUSED:
                 raise ConfigError(f"option {name!r} is refused: {_REFUSED[name]}")
             if name.startswith(KAFKA_PREFIX):
@@ -239,7 +243,7 @@ class SinkOptions:
         """The producer's configuration; `more` are settings by their Python names.
 
         Raises:
-            ConfigError: a kafka.* option is unknown or wrong, by its full name.
+            ConfigError: a kafka.* option is unknown or wrong; the error has its full name.
         """
         settings: dict[str, object] = {
             key: _path(value) if key.endswith(".location") else value
@@ -261,8 +265,8 @@ class SinkOptions:
 
 
 def _path(value: str) -> str:
-    """A file's path; "sparkfiles:<name>" is one that was sent along with `spark.addArtifact`,
-    `SparkContext.addFile` or `--files`."""
+    """The path of a file; "sparkfiles:<name>" is a file that was distributed with
+    `spark.addArtifact`, `SparkContext.addFile` or `--files`."""
     if not value.startswith(SPARK_FILES):
         return value
     from pyspark import SparkFiles
@@ -320,7 +324,7 @@ def parse_count(option: str, text: str, least: int) -> int:
     """A whole number ≥ `least`.
 
     Raises:
-        ConfigError: it is something else.
+        ConfigError: the text is something else.
     """
     try:
         number = int(text.strip())
@@ -332,10 +336,10 @@ def parse_count(option: str, text: str, least: int) -> int:
 
 
 def parse_choice(option: str, text: str, allowed: tuple[str, ...]) -> str:
-    """One of a few words.
+    """One of the allowed words.
 
     Raises:
-        ConfigError: it is something else.
+        ConfigError: the text is something else.
     """
     word = text.strip().lower()
     if word not in allowed:
@@ -378,7 +382,7 @@ def _unknown(key: str) -> ConfigError:
 
 
 def _with_prefix(message: str, settings: Mapping[str, object]) -> str:
-    """The setting's name as the user wrote it. Secrets never are in these messages."""
+    """The message with the setting's name as the user wrote it. It never contains secrets."""
     message = _MEANT.sub(rf"did you mean '{KAFKA_PREFIX}\1'", message)
     for name in settings:
         for spelt in (repr(name), name.replace(".", "_")):

@@ -1,12 +1,12 @@
-"""What can be checked before any task runs: servers, credentials, topic, permission to write."""
+"""Checks on the driver before any task runs: servers, credentials, topic, permission to write."""
 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
+from aiokprod._client.cluster_client import ClusterClient, describe_topic
 from aiokprod.config import ProducerConfig
-from aiokprod.engine.coordinators import VersionedRequest
 from aiokprod.errors import (
     AuthenticationError,
     AuthorizationError,
@@ -16,9 +16,7 @@ from aiokprod.errors import (
     KafkaTimeout,
     error_code,
 )
-from aiokprod.spark.process import loop_thread
-from aiokprod.spark.session import Session
-from aiokprod.wire.messages.metadata import MetadataRequest, MetadataRequestTopic
+from aiokprod.spark.worker_loop import loop_thread
 
 if TYPE_CHECKING:
     from aiokprod.spark.options import SinkOptions
@@ -28,26 +26,24 @@ SECONDS: Final = 10.0
 _WRITE: Final = 1 << 4
 """Bit of AclOperation.WRITE."""
 _NOT_TOLD: Final = -(2**31)
-_PERMISSIONS_FROM: Final = 8
-_NAMES_UNTIL: Final = 12
 _PASSING: Final = frozenset({Code.LEADER_NOT_AVAILABLE, Code.UNKNOWN_TOPIC_OR_PARTITION})
 _PAUSE: Final = 0.2
 _VALID: Final = 60.0
-"""Seconds; a stream plans each micro-batch anew, twice."""
+"""Seconds until the check is repeated. A stream plans every micro-batch, twice."""
 
 _passed: dict[SinkOptions, float] = {}
-"""When (loop time) the options were last found to be good by this process."""
+"""When (loop time) this process last checked the options with success."""
 
 
 class PreflightError(RuntimeError):
-    """Nothing was sent: what the job needs is not there."""
+    """The cluster lacks what the job needs; nothing was sent."""
 
 
 def preflight(options: SinkOptions) -> None:
-    """Check on the driver; returns within about ten seconds.
+    """Run the checks; takes about ten seconds at most.
 
     Raises:
-        PreflightError: names what is missing and the mend.
+        PreflightError: names what is missing and how to fix it.
     """
     thread = loop_thread(options.loop)
     now = thread.loop.time()
@@ -60,10 +56,10 @@ def preflight(options: SinkOptions) -> None:
 
 async def _check(options: SinkOptions) -> None:
     config = options.producer_config()
-    session = Session(config, patience=0.0)
+    client = ClusterClient(config, patience=0.0)
     servers = ", ".join(config.bootstrap_servers)
     try:
-        await _look(session, config, options.topic)
+        await _look(client, config, options.topic)
     except AuthenticationError as error:
         raise PreflightError(
             f"aiokprod: {servers}: the credentials were refused: {error}. Check the options "
@@ -78,36 +74,24 @@ async def _check(options: SinkOptions) -> None:
     except KafkaError as error:
         raise PreflightError(f"aiokprod: {servers}: {error}; nothing was sent") from None
     finally:
-        await session.close(1.0)
+        await client.close(1.0)
 
 
-async def _look(session: Session, config: ProducerConfig, topic: str | None) -> None:
-    deadline = session.loop.time() + SECONDS
+async def _look(client: ClusterClient, config: ProducerConfig, topic: str | None) -> None:
+    deadline = client.loop.time() + SECONDS
     while True:
-        response = await session.ask(None, _request(config, topic), deadline)
+        code, operations = await describe_topic(
+            client, topic, deadline, allow_auto_creation=config.allow_auto_create_topics
+        )
         if topic is None:
             return
-        (found,) = response.body.topics
-        if found.error_code == Code.NONE:
-            _check_permission(topic, found.topic_authorized_operations)
+        if code == Code.NONE:
+            _check_permission(topic, operations)
             return
-        late = session.loop.time() + _PAUSE > deadline
-        if late or found.error_code not in _PASSING or not config.allow_auto_create_topics:
-            raise _refusal(topic, found.error_code, config)
-        await asyncio.sleep(_PAUSE)  # just being created, if the brokers do that
-
-
-def _request(config: ProducerConfig, topic: str | None) -> VersionedRequest:
-    def build(version: int) -> MetadataRequest:
-        more: dict[str, Any] = {}
-        if version >= _PERMISSIONS_FROM:
-            more["include_topic_authorized_operations"] = True
-        if version >= 4:
-            more["allow_auto_topic_creation"] = config.allow_auto_create_topics
-        wanted = [] if topic is None else [MetadataRequestTopic(name=topic)]
-        return MetadataRequest(topics=wanted, **more)
-
-    return VersionedRequest(MetadataRequest.api_key, build, _NAMES_UNTIL)
+        late = client.loop.time() + _PAUSE > deadline
+        if late or code not in _PASSING or not config.allow_auto_create_topics:
+            raise _refusal(topic, code, config)
+        await asyncio.sleep(_PAUSE)  # being created, if the brokers create topics
 
 
 def _check_permission(topic: str, operations: int) -> None:

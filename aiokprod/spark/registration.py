@@ -1,4 +1,4 @@
-"""`register`: makes the formats known to a session."""
+"""`register`: registers the data sources with a Spark session."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ _KNOWN_ALREADY: Final = "DATA_SOURCE_ALREADY_EXISTS"
 
 
 def register(spark: Any) -> None:
-    """Make `format("aiokprod")` and `format("aiokprod-audit")` known to a SparkSession.
+    """Register `format("aiokprod")` and `format("aiokprod-audit")` with a SparkSession.
 
-    Needed where Spark's own discovery of the module `pyspark_aiokprod` does not reach: in a thread
-    other than the session's, beside another `pyspark_*` package that cannot be imported, on a
-    Spark Connect client whose server has the package. May be called again; each `newSession()`
-    and each thread needs its own call.
+    Needed where Spark does not discover the module `pyspark_aiokprod` itself: in a thread other
+    than the session's, if another `pyspark_*` package cannot be imported, and on a Spark Connect
+    client whose server has the package. May be called again; each `newSession()` and each thread
+    needs its own call.
 
     In classic mode Spark looks data sources up in the thread's active session, so this also makes
     `spark` the active session of the calling thread.
@@ -24,8 +24,8 @@ def register(spark: Any) -> None:
         try:
             spark.dataSource.register(source)
         except Exception as error:
-            if _KNOWN_ALREADY not in str(error):  # Spark 4.0 refuses what it discovered itself
+            if _KNOWN_ALREADY not in str(error):  # Spark 4.0 rejects discovered sources
                 raise
-    java = getattr(spark, "_jsparkSession", None)  # none on Spark Connect, which needs none
+    java = getattr(spark, "_jsparkSession", None)  # absent, and not needed, on Spark Connect
     if java is not None:
         spark._jvm.SparkSession.setActiveSession(java)

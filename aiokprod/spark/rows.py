@@ -1,6 +1,6 @@
-"""From Spark's RecordBatches to the columns a producer takes, checked row by row in bulk.
+"""Turns Spark's RecordBatches into the columns that the producer sends, and checks their rows.
 
-All work is on whole columns; pyarrow is imported by the one who has a batch.
+Everything works on whole columns. pyarrow is imported by the functions that are given a batch.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any, Final
 from aiokprod.errors import ConfigError, Outcome
 
 if TYPE_CHECKING:
-    from aiokprod.spark.schema import Columns
+    from aiokprod.spark.sink_schema import SinkColumns
 
 AUDIT_HEADER: Final = "akp.id"
 
 
 class RowError(ConfigError):
-    """A row cannot be sent as it is."""
+    """A row cannot be sent."""
 
 
 def row_error(row: int, text: str) -> RowError:
@@ -24,11 +24,11 @@ def row_error(row: int, text: str) -> RowError:
     return RowError(f"row {row} of this task: {text}", outcome=Outcome.NOT_SENT)
 
 
-def project(batch: Any, columns: Columns, *, topic: str | None, first_row: int) -> Any:
+def project(batch: Any, columns: SinkColumns, *, topic: str | None, first_row: int) -> Any:
     """The columns to send, as a RecordBatch of key, value, headers, timestamp, partition, topic.
 
-    Columns that are missing, and a topic column that the option overrides, are left out. Nothing
-    is copied.
+    Missing columns are left out, and so is a topic column if there is a topic option. No data are
+    copied.
 
     Args:
         first_row: number within the task of the batch's first row, for errors.
@@ -98,10 +98,10 @@ def _row_of(lists: Any, element: int) -> int:
 
 def check_partitions(batch: Any, counts: dict[str, int], *, topic: str | None,
                      first_row: int) -> None:  # fmt: skip
-    """Refuse partitions that a topic does not have; `counts` is partitions by topic.
+    """Reject partitions that a topic does not have; `counts` has the number of partitions by topic.
 
     Raises:
-        RowError: names row, partition and the number there are.
+        RowError: names the row, its partition and the number of partitions.
     """
     import pyarrow.compute as pc
 
@@ -122,9 +122,9 @@ def check_partitions(batch: Any, counts: dict[str, int], *, topic: str | None,
 
 
 def with_audit_header(table: Any, prefix: str, first_row: int) -> Any:
-    """The table with one more header per row, `AUDIT_HEADER`: `prefix` and the row's number.
+    """The table with one more header per row, `AUDIT_HEADER`: `prefix` and the number of the row.
 
-    Works on whole columns; the row's own headers stay in front.
+    It comes after the row's other headers.
     """
     import numpy as np
     import pyarrow as pa

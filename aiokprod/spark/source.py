@@ -18,8 +18,8 @@ from aiokprod.spark.options import (
     refuse_shown_key,
 )
 from aiokprod.spark.preflight import preflight
-from aiokprod.spark.redaction import redacted
-from aiokprod.spark.schema import check_schema
+from aiokprod.spark.sink_schema import check_schema
+from aiokprod.spark.traceback_redaction import redacted
 from aiokprod.spark.writer import AiokprodWriter
 
 if TYPE_CHECKING:
@@ -33,18 +33,18 @@ class AiokprodDataSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """The name in `format(...)`."""
+        """The name for `format(...)`."""
         return "aiokprod"
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
         self.options: Any = SealedOptions(options)
 
     def writer(self, schema: StructType, overwrite: bool) -> AiokprodWriter:
-        """Checks everything that can be checked on the driver.
+        """Check everything that can be checked on the driver.
 
         Raises:
             ConfigError: options or schema are wrong.
-            PreflightError: brokers, credentials or topic are.
+            PreflightError: the cluster lacks what the job needs.
         """
         with redacted(self.options):
             if overwrite:
@@ -55,7 +55,7 @@ class AiokprodDataSource(DataSource):
             return self._writer(schema, job=uuid.uuid4().hex[:12])
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> AiokprodWriter:
-        """As `writer`; `overwrite` is the output mode complete, which appends each result."""
+        """As `writer`. `overwrite` is the output mode complete; every result is appended."""
         with redacted(self.options):
             refuse_shown_key(self.options, "a stream")
             return self._writer(schema, job=None)
@@ -94,11 +94,11 @@ class AiokprodAuditSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """The name in `format(...)`."""
+        """The name for `format(...)`."""
         return "aiokprod-audit"
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
-        """Checks the options: Spark makes the source before it shows them in plans.
+        """Check the options now: Spark creates the source before it shows them in plans.
 
         Raises:
             ConfigError: one is unknown, missing or wrong.
@@ -108,9 +108,9 @@ class AiokprodAuditSource(DataSource):
             AuditOptions.parse(self.options)
 
     def schema(self) -> str:
-        """Fixed: one row per record."""
+        """The fixed schema, one row per record."""
         return SCHEMA
 
     def reader(self, schema: StructType) -> AuditReader:
-        """The reader of these options."""
+        """The reader for the options."""
         return AuditReader(self.options)

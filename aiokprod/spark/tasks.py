@@ -9,76 +9,81 @@ from collections.abc import Coroutine, Iterator
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from aiokprod.producer import Producer
+from aiokprod.spark.batch_handoff import BatchHandoff
+from aiokprod.spark.commit_messages import TaskReport, report_fields
 from aiokprod.spark.context import audit_prefix
 from aiokprod.spark.failures import describe_early
-from aiokprod.spark.feed import Feed
-from aiokprod.spark.lifeline import LOOK_EVERY, Lifeline
-from aiokprod.spark.messages import TaskReport, report_fields
+from aiokprod.spark.jvm_socket_watch import LOOK_EVERY, JvmSocketWatch
 from aiokprod.spark.options import AT_LEAST_ONCE
-from aiokprod.spark.process import LoopThread, loop_thread
 from aiokprod.spark.rows import project
-from aiokprod.spark.sending import TaskSender
-from aiokprod.spark.transactional import run_transactional
+from aiokprod.spark.task_sender import TaskSender
+from aiokprod.spark.transactional_task import run_transactional
+from aiokprod.spark.worker_loop import LoopThread, loop_thread
 
 if TYPE_CHECKING:
     from aiokprod.spark.context import Task
     from aiokprod.spark.options import SinkOptions
-    from aiokprod.spark.schema import Columns
+    from aiokprod.spark.sink_schema import SinkColumns
 
 R = TypeVar("R")
 
 _GIVE_UP: Final = 2.0
-"""Seconds for a cancelled sending to close its producer."""
+"""Seconds that a cancelled task gets to close its producer."""
 
 
 def run_task(
-    options: SinkOptions, columns: Columns, task: Task, batches: Iterator[Any], *, job: str | None
+    options: SinkOptions,
+    columns: SinkColumns,
+    task: Task,
+    batches: Iterator[Any],
+    *,
+    job: str | None,
 ) -> TaskReport:
-    """Send all rows of `batches` (RecordBatches); returns when each is acknowledged.
+    """Send all rows of `batches` (RecordBatches); returns once all are acknowledged.
 
     Raises:
         SinkError: a row failed.
     """
     thread = loop_thread(options.loop)
-    lifeline = Lifeline.of_this_task()
-    feed = Feed(thread.loop)
+    socket_watch = JvmSocketWatch.of_this_task()
+    handoff = BatchHandoff(thread.loop)
     work: Coroutine[Any, Any, TaskReport]
     if options.delivery == AT_LEAST_ONCE:
-        work = _run_plain(thread, options, task, feed, job)
+        work = _run_plain(thread, options, task, handoff, job)
     else:
-        work = run_transactional(thread, options, task, feed, job)
+        work = run_transactional(thread, options, task, handoff, job)
     ended = threading.Event()
     future = thread.start(_tracked(work, ended))
-    future.add_done_callback(lambda _: feed.close())
+    future.add_done_callback(lambda _: handoff.close())
     try:
         rows = 0
         for batch in batches:
             table = project(batch, columns, topic=options.topic, first_row=rows)
-            if not feed.put(table, lifeline.check):
+            if not handoff.put(table, socket_watch.check):
                 break
             rows += batch.num_rows
-        lifeline.check()  # a killed task's iterator ends as if it were complete
-        feed.end()
-        return _wait(future, lifeline)
+        socket_watch.check()  # the iterator of a killed task ends as if it were complete
+        handoff.end()
+        return _wait(future, socket_watch)
     except BaseException:
         if not future.done():
             future.cancel()
-            ended.wait(_GIVE_UP)  # its producer is closed then: nothing more is sent
+            ended.wait(_GIVE_UP)  # then its producer is closed, and nothing more is sent
         raise
 
 
-def _wait(future: concurrent.futures.Future[R], lifeline: Lifeline) -> R:
+def _wait(future: concurrent.futures.Future[R], socket_watch: JvmSocketWatch) -> R:
     while True:
         try:
             return future.result(LOOK_EVERY)
         except concurrent.futures.TimeoutError:
             if future.done():
                 raise
-            lifeline.check()
+            socket_watch.check()
 
 
 async def _tracked(work: Coroutine[Any, Any, R], ended: threading.Event) -> R:
-    """A cancelled concurrent future is done before its coroutine is."""
+    """Sets `ended` when the coroutine ends; a cancelled concurrent future is done earlier."""
     try:
         return await work
     finally:
@@ -86,7 +91,7 @@ async def _tracked(work: Coroutine[Any, Any, R], ended: threading.Event) -> R:
 
 
 async def _run_plain(
-    thread: LoopThread, options: SinkOptions, task: Task, feed: Feed, job: str | None
+    thread: LoopThread, options: SinkOptions, task: Task, handoff: BatchHandoff, job: str | None
 ) -> TaskReport:
     started = thread.loop.time()
 
@@ -106,7 +111,7 @@ async def _run_plain(
             transactional=False,
             audit_prefix=audit_prefix(options, task, job),
         )
-        await send_all(producer, sender, feed)
+        await send_all(producer, sender, handoff)
         return TaskReport(
             **report_fields(
                 task,
@@ -118,17 +123,17 @@ async def _run_plain(
         )
 
 
-async def send_all(producer: Producer[Any, Any], sender: TaskSender, feed: Feed) -> None:
-    """Send what comes out of the feed and wait for the acknowledgments.
+async def send_all(producer: Producer[Any, Any], sender: TaskSender, handoff: BatchHandoff) -> None:
+    """Send all tables of `handoff` and wait for the acknowledgments.
 
     Raises:
-        SinkError: a row failed. The producer is closed then, so that all is settled.
+        SinkError: a row failed. The producer is closed, so that every row has its outcome.
     """
     try:
-        while (table := await feed.get()) is not None:
+        while (table := await handoff.get()) is not None:
             await sender.admit(table)
         await sender.finish()
     except Exception as error:
-        sender.blame(error)  # first of all: closing fails what is pending, with another reason
+        sender.blame(error)  # before closing, which fails pending rows for another reason
         await producer.close(0)
         raise sender.failure() from None

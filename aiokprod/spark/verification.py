@@ -1,25 +1,24 @@
 """Whether the transactions that the tasks prepared can still be committed, asked before any is.
 
-A transaction that timed out, or was fenced, cannot be committed any more. Found out by its own
-EndTxn, that would leave the job committed in part: what was committed before it stays committed.
+A transaction that timed out or was fenced cannot be committed any more. If only its EndTxn showed
+that, the job would be committed in part, because the transactions committed before it stay so.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
-from aiokprod.engine.coordinators import CoordinatorKind
+from aiokprod._client.cluster_client import describe_transactions
 from aiokprod.errors import Code, error_code
-from aiokprod.wire.messages.describe_transactions import DescribeTransactionsRequest
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from aiokprod.spark.messages import Prepared
-    from aiokprod.spark.session import Session
+    from aiokprod._client.cluster_client import ClusterClient, TransactionDescription
+    from aiokprod.spark.commit_messages import Prepared
 
 _ONGOING: Final = "Ongoing"
-"""Name of the only state from which a transaction can be committed."""
+"""The only state in which a transaction can be committed."""
 
 TIMED_OUT: Final = (
     "it was open for longer than kafka.transaction.timeout.ms, or a later attempt or another query "
@@ -28,39 +27,31 @@ TIMED_OUT: Final = (
 
 
 async def lost_transactions(
-    session: Session, tasks: Sequence[Prepared], deadline: float
+    client: ClusterClient, tasks: Sequence[Prepared], deadline: float
 ) -> list[tuple[Prepared, str]]:
-    """The tasks whose transaction is not open any more under its producer id and epoch, and why.
+    """The tasks whose transaction is no longer open with its producer id and epoch, and why.
 
-    One DescribeTransactions (KIP-664) to each coordinator, all of them at the same time.
+    Sends one DescribeTransactions (KIP-664) to each coordinator, concurrently.
 
     Raises:
-        UnsupportedVersion: the brokers are older than 3.0, which have no DescribeTransactions.
+        UnsupportedVersion: brokers before 3.0 have no DescribeTransactions.
         KafkaError: the brokers gave no definite answer.
     """
-
-    def answers(body: Any) -> dict[str, tuple[int, Any]]:
-        return {one.transactional_id: (one.error_code, one) for one in body.transaction_states}
-
-    states = await session.coordinate_all(
-        CoordinatorKind.TRANSACTION,
-        [task.transactional_id for task in tasks],
-        lambda ids: DescribeTransactionsRequest(transactional_ids=ids),
-        answers,
-        deadline,
+    states = await describe_transactions(
+        client, [task.transactional_id for task in tasks], deadline
     )
     found = ((task, _reason(task, states[task.transactional_id])) for task in tasks)
     return [(task, reason) for task, reason in found if reason is not None]
 
 
-def _reason(task: Prepared, state: Any) -> str | None:
+def _reason(task: Prepared, state: TransactionDescription) -> str | None:
     """Why this transaction cannot be committed; None if it can."""
     if state.error_code != Code.NONE:
         return error_code(state.error_code).text
-    owner = state.producer_id, state.producer_epoch
-    if owner == (task.producer_id, task.epoch) and state.transaction_state == _ONGOING:
+    owner = state.producer_id, state.epoch
+    if owner == (task.producer_id, task.epoch) and state.state == _ONGOING:
         return None
     return (
-        f"{state.transaction_state} by producer {owner[0]} epoch {owner[1]}, it was prepared by "
+        f"{state.state} by producer {owner[0]} epoch {owner[1]}, it was prepared by "
         f"producer {task.producer_id} epoch {task.epoch}: {TIMED_OUT}"
     )

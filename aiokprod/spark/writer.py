@@ -1,7 +1,7 @@
 """The writer that Spark pickles: `write` in the tasks, `commit` and `abort` on the driver.
 
 One class for all versions since 4.0: mixing `DataSourceArrowWriter` into a stream writer makes
-4.0, which has no stream writer for Arrow, hand over RecordBatches too.
+4.0, which has no stream writer for Arrow, pass RecordBatches too.
 """
 
 from __future__ import annotations
@@ -16,34 +16,34 @@ from pyspark.sql.datasource import (
     WriterCommitMessage,
 )
 
+from aiokprod import __version__
 from aiokprod.errors import ConfigError
-from aiokprod.spark import reports
+from aiokprod.spark import job_report
+from aiokprod.spark.commit_messages import Prepared, TaskReport
 from aiokprod.spark.context import check_version, current_task
-from aiokprod.spark.driver import TransactionEnder
-from aiokprod.spark.messages import Prepared, TaskReport
+from aiokprod.spark.driver_commit import TransactionEnder
 from aiokprod.spark.options import AT_LEAST_ONCE, SealedOptions, SinkOptions
-from aiokprod.spark.process import loop_thread
-from aiokprod.spark.redaction import redacted
 from aiokprod.spark.tasks import run_task
-from aiokprod.version import __version__
+from aiokprod.spark.traceback_redaction import redacted
+from aiokprod.spark.worker_loop import loop_thread
 
 if TYPE_CHECKING:
-    from aiokprod.spark.schema import Columns
+    from aiokprod.spark.sink_schema import SinkColumns
 
 logger = logging.getLogger("aiokprod.spark")
 
 
 class AiokprodWriter(DataSourceStreamWriter, DataSourceArrowWriter):
-    """Writes the RecordBatches of a task to Kafka and answers for every row.
+    """Writes the RecordBatches of a task to Kafka.
 
     Args:
-        options: as Spark handed them over, sealed; checked before and again where they are used.
-        columns: where they are in the DataFrame.
-        job: a name of this batch job that its tasks and its commit share; None for streams, whose
-            commit side is another instance.
+        options: as passed by Spark; checked before and again where they are used.
+        columns: positions of the columns in the DataFrame.
+        job: a name of this batch job that its tasks and its commit share; None for streams, which
+            commit with another instance.
     """
 
-    def __init__(self, options: SealedOptions, columns: Columns, job: str | None) -> None:
+    def __init__(self, options: SealedOptions, columns: SinkColumns, job: str | None) -> None:
         self._options = options
         self._columns = columns
         self._job = job
@@ -53,10 +53,10 @@ class AiokprodWriter(DataSourceStreamWriter, DataSourceArrowWriter):
         return f"<AiokprodWriter {self._options!r}>"
 
     def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
-        """Send all rows; returns when each is acknowledged.
+        """Send all rows; returns once all are acknowledged.
 
         Raises:
-            SinkError: a row failed; tells what is known of the others.
+            SinkError: a row failed; its text has the number of rows by outcome.
         """
         with redacted(self._options):
             check_version(self._version)
@@ -73,7 +73,7 @@ class AiokprodWriter(DataSourceStreamWriter, DataSourceArrowWriter):
     def commit(
         self, messages: Sequence[WriterCommitMessage | None], batchId: int | None = None
     ) -> None:
-        """On the driver, once all tasks succeeded: end their transactions, write the report."""
+        """On the driver, after all tasks succeeded: end their transactions, write the report."""
         with redacted(self._options):
             self._commit(messages, batchId)
 
@@ -90,13 +90,13 @@ class AiokprodWriter(DataSourceStreamWriter, DataSourceArrowWriter):
             prepared = [one for one in done if isinstance(one, Prepared)]
             ender = TransactionEnder(options, batch_id)
             loop_thread(options.loop).run(ender.commit(prepared))
-        reports.committed(options, done, batch_id)
+        job_report.committed(options, done, batch_id)
 
     def abort(
         self, messages: Sequence[WriterCommitMessage | None], batchId: int | None = None
     ) -> None:
-        """On the driver, after a failed job or commit: end what may be open. Never raises, as
-        Spark would hide the reason of the failure behind it."""
+        """On the driver, after a failed job or commit: abort transactions that may be open. Never
+        raises, because Spark would show that error instead of the failure's reason."""
         try:
             options = SinkOptions.parse(self._options)
             prepared = [one for one in messages if isinstance(one, Prepared) and not one.skipped]

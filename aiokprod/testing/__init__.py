@@ -1,6 +1,6 @@
-"""Testing kit: virtual time, a network in memory, a scripted Kafka cluster, real brokers.
+"""Testing kit: virtual time, an in-memory network, a scripted Kafka cluster, real brokers.
 
-The names here need nothing but the package itself. Real brokers are in `kafka_cluster`.
+The names exported here have no further dependencies. Real brokers are in `kafka_cluster`.
 """
 
 from aiokprod.testing.fake_cluster import FakeCluster

@@ -1,7 +1,7 @@
-"""What tests ask of a cluster beside producing: topics, leaders, end offsets.
+"""Admin calls for tests: topics, leaders, end offsets.
 
-Uses the admin client of confluent-kafka (extra `test`), on purpose: an independent client tells
-the truth about what this one did. Synchronous; every call has a time limit.
+Uses the admin client of confluent-kafka (extra `test`), so that an independent client checks what
+aiokprod did. Synchronous; every call has a time limit.
 """
 
 from __future__ import annotations
@@ -14,32 +14,32 @@ from typing import Any, Final, TypeVar
 T = TypeVar("T")
 
 CALL_TIMEOUT: Final = 10.0
-"""Seconds for one try of one call."""
+"""Timeout of one attempt, s."""
 RETRY_FOR: Final = 45.0
-"""Seconds over which a call that failed for a passing reason is tried again."""
+"""How long a call that fails with a transient error is retried, s."""
 
 _UNKNOWN_TOPIC_OR_PARTITION: Final = 3
 _TOPIC_ALREADY_EXISTS: Final = 36
 _INVALID_PARTITIONS: Final = 37
 _LEADER_MOVES: Final = frozenset({5, 6, 74, 75, 78})
 """LEADER_NOT_AVAILABLE, NOT_LEADER_OR_FOLLOWER, FENCED_LEADER_EPOCH, UNKNOWN_LEADER_EPOCH,
-OFFSET_NOT_AVAILABLE: a leader is being elected. librdkafka's admin client does not call the
-answers of partitions retriable."""
+OFFSET_NOT_AVAILABLE: a leader is being elected. librdkafka's admin client does not mark errors of
+single partitions as retriable."""
 
 
 class AdminError(RuntimeError):
-    """The cluster did not do what was asked."""
+    """An admin call failed."""
 
 
 class ClusterAdmin:
-    """Admin calls to one cluster; brokers may come and go between them."""
+    """Admin calls to one cluster; brokers may stop and start between calls."""
 
     def __init__(self, bootstrap_servers: str) -> None:
         try:
             from confluent_kafka.admin import AdminClient
         except ImportError as error:
             raise AdminError(
-                "KafkaCluster asks its brokers through confluent-kafka, which is not installed: "
+                "KafkaCluster needs confluent-kafka for admin calls, which is not installed: "
                 "install aiokprod[test]"
             ) from error
         self._client = AdminClient(
@@ -53,7 +53,7 @@ class ClusterAdmin:
         )
 
     def broker_ids(self, timeout: float = 2.0) -> set[int]:
-        """Ids of the brokers that serve (registered, not fenced); empty if none answers."""
+        """Ids of the brokers that are registered and not fenced; empty if no broker answers."""
         from confluent_kafka import KafkaException
 
         try:
@@ -62,7 +62,7 @@ class ClusterAdmin:
             return set()
 
     def leader_of(self, topic: str, partition: int) -> int | None:
-        """Node id of the leader; None if the partition is unknown or has none now."""
+        """Node id of the leader; None if the partition is unknown or has no leader."""
         found = self._partitions(topic).get(partition)
         return None if found is None or found.leader < 0 else int(found.leader)
 
@@ -137,7 +137,7 @@ class ClusterAdmin:
                 for tp, future in answers.items()
             }
 
-        # A topic that is listed by one node may be news to its leader.
+        # One broker may already list a topic that its leader does not know yet.
         return _patiently(ask, passing=_LEADER_MOVES | {_UNKNOWN_TOPIC_OR_PARTITION}) or {}
 
     @staticmethod
@@ -149,11 +149,11 @@ class ClusterAdmin:
 def downgrade_feature(bootstrap_servers: str, feature: str, level: int) -> None:
     """Finalises a lower level of a cluster feature, as `kafka-features.sh downgrade` does.
 
-    Uses kafka-python (extra `test`): confluent-kafka cannot. Brokers answer with the new level
-    within a moment, not at once.
+    Uses kafka-python (extra `test`), since confluent-kafka does not support it. It may take a
+    moment until brokers report the new level.
     """
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # kafka-python's own, also at import
+        warnings.simplefilter("ignore", DeprecationWarning)  # from kafka-python, also at import
         try:
             from kafka.admin import KafkaAdminClient, UpdateFeatureType
         except ImportError as error:
@@ -172,7 +172,7 @@ def downgrade_feature(bootstrap_servers: str, feature: str, level: int) -> None:
 
 
 def _ignore(error: object) -> None:
-    """Brokers that are down are what these tests are about: librdkafka need not report them."""
+    """Drop librdkafka's error reports: in these tests brokers are down on purpose."""
 
 
 def _patiently(
@@ -180,11 +180,11 @@ def _patiently(
     done_by_earlier_try: int | None = None,
     passing: frozenset[int] = frozenset(),
 ) -> T | None:
-    """Repeats a call while brokers are on their way up, and after the answers `passing`; passes on
-    any other refusal at once.
+    """Retries a call while brokers start, and after the error codes `passing`; raises any other
+    error at once.
 
-    A try whose answer got lost may have worked: the refusal `done_by_earlier_try` of a later one
-    then means success, told as None.
+    An attempt whose answer was lost may have succeeded. A later attempt then fails with the code
+    `done_by_earlier_try`, which counts as success; the result is None.
     """
     from confluent_kafka import KafkaException
 

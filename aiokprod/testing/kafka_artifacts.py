@@ -1,8 +1,7 @@
-"""Finds or fetches the jars of a Kafka release, and the tools that need them.
+"""Finds a JVM, and finds or downloads the jars of a Kafka release.
 
-Maven resolves the published artifacts once into a per-user cache, one folder per release; the
-folder appears whole or not at all, and processes that want it at the same time wait for each
-other. Knows nothing of brokers.
+Maven resolves the published artifacts once into a per-user cache with one folder per release. The
+folder is created atomically, and a lock makes concurrent processes wait for each other.
 """
 
 from __future__ import annotations
@@ -20,19 +19,19 @@ from typing import Final
 KAFKA_4: Final = "4.3.1"
 KAFKA_3: Final = "3.9.1"
 KAFKA_2: Final = "2.1.1"
-"""The oldest release that runs on Java 17, with a newer ZooKeeper client than its own."""
+"""The oldest supported release; runs on Java 17 with a newer ZooKeeper client than it ships."""
 
 MINIMUM_JAVA: Final = 17
 FETCH_TIMEOUT: Final = 900.0
-"""Seconds allowed to Maven for one release (about 100 jars)."""
+"""Timeout for Maven to download one release (about 100 jars), s."""
 
 _COPY: Final = "org.apache.maven.plugins:maven-dependency-plugin:3.6.1:copy-dependencies"
 
 _ZOOKEEPER: Final = "3.5.9"
 """Earlier clients cannot parse host names on Java 14 and newer (ZOOKEEPER-3779)."""
 
-# The binding to slf4j-simple replaces the one a release may bring: it logs to standard error
-# without a configuration file, which is where the log of a failed test is looked for.
+# slf4j-simple replaces the logging backend of the release: it needs no configuration file and logs
+# to standard error, which is captured in the node's log.
 _POM: Final = """\
 <project>
   <modelVersion>4.0.0</modelVersion>
@@ -62,7 +61,7 @@ _DEPENDENCY: Final = """\
 
 
 def needs_zookeeper(version: str) -> bool:
-    """True for releases before 3.0, which have no KRaft that serves transactions."""
+    """True for releases before 3.0, whose KRaft mode has no transactions."""
     return int(version.split(".")[0]) < 3
 
 
@@ -87,7 +86,7 @@ def _pom(version: str) -> str:
 
 
 class MissingTool(RuntimeError):
-    """Something that must be on the machine to run real brokers is not there."""
+    """A program that real brokers need is not installed."""
 
 
 def cache_root() -> Path:
@@ -100,7 +99,7 @@ def cache_root() -> Path:
 
 
 def find_java() -> str | None:
-    """Path of a JVM of at least Java 17, or None. `JAVA_HOME` is asked before the search path."""
+    """Path of a JVM of at least Java 17, or None. `JAVA_HOME` takes precedence over `PATH`."""
     home = os.environ.get("JAVA_HOME")
     candidates = [str(Path(home) / "bin" / "java")] if home else []
     on_path = shutil.which("java")
@@ -125,10 +124,13 @@ def _java_version(java: str) -> int | None:
 
 
 def class_path(version: str) -> str:
-    """The class path of Kafka `version`, fetched if this user has not got it yet.
+    """The class path of Kafka `version`; downloads the jars if they are not in the user's cache.
 
-    Blocks up to `FETCH_TIMEOUT`. Raises MissingTool without Maven, RuntimeError with Maven's
-    words when the artifacts cannot be resolved.
+    Blocks up to `FETCH_TIMEOUT`.
+
+    Raises:
+        MissingTool: Maven is not installed.
+        RuntimeError: the artifacts cannot be resolved; has Maven's output.
     """
     target = cache_root() / version
     if not target.is_dir():
@@ -143,7 +145,7 @@ def _fetch(version: str, target: Path) -> None:
     maven = shutil.which("mvn")
     if maven is None:
         raise MissingTool(
-            f"Kafka {version} is not in {target.parent} and Maven (mvn), which fetches it, is not "
+            f"Kafka {version} is not in {target.parent} and Maven (mvn) to download it is not "
             "installed"
         )
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{version}-") as scratch:
@@ -163,20 +165,20 @@ def _fetch(version: str, target: Path) -> None:
             )
         except subprocess.TimeoutExpired as error:
             raise RuntimeError(
-                f"Maven did not fetch Kafka {version} within {FETCH_TIMEOUT:.0f} s"
+                f"Maven did not download Kafka {version} within {FETCH_TIMEOUT:.0f} s"
             ) from error
         if answer.returncode != 0:
             words = (answer.stdout + answer.stderr)[-3000:]
-            raise RuntimeError(f"Maven could not fetch Kafka {version}:\n{words}")
+            raise RuntimeError(f"Maven could not download Kafka {version}:\n{words}")
         jars.rename(target)
 
 
 @contextmanager
 def _lock(path: Path) -> Iterator[None]:
-    """Holds an advisory lock between processes; without the means for one, holds nothing."""
+    """Holds an advisory lock between processes; does nothing where `fcntl` is missing."""
     try:
         import fcntl
-    except ImportError:  # not a POSIX system: rename() still keeps the folder whole
+    except ImportError:  # not POSIX; rename() still makes the folder appear atomically
         yield
         return
     with path.open("w") as handle:

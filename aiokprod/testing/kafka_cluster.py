@@ -5,11 +5,10 @@
         ...
         await cluster.kill(await cluster.leader_of("flights", 0))
 
-Combined KRaft nodes on the loopback interface, from the release's Maven artifacts on a JVM (Java
-17 or newer), or from the `apache/kafka` image where Docker runs and Java is missing. Releases
-before 3.0 are brokers with a ZooKeeper server and need Java. A cluster is
-bound to no event loop; its calls run in worker threads. `python -m aiokprod.testing.kafka_cluster`
-runs one until Ctrl-C.
+Runs combined KRaft nodes on the loopback interface: the release's Maven artifacts on a JVM (Java 17
+or newer), or the `apache/kafka` image if Docker is available and Java is not. Releases before 3.0
+run with a ZooKeeper server and need Java. A cluster is not bound to an event loop; its calls run in
+worker threads. `python -m aiokprod.testing.kafka_cluster` runs a cluster until Ctrl-C.
 """
 
 from __future__ import annotations
@@ -54,22 +53,22 @@ __all__ = ["KAFKA_2", "KAFKA_3", "KAFKA_4", "ClusterError", "KafkaCluster", "Mis
 
 HOST: Final = "127.0.0.1"
 START_TIMEOUT: Final = 180.0
-"""Seconds within which all nodes must serve; about 11 on two idle cores."""
+"""Time limit until all nodes serve, s; takes about 11 s on two idle cores."""
 
 
 class ClusterError(RuntimeError):
-    """A cluster did not start or a node did not do what was asked; quotes the node's log."""
+    """A cluster did not start or a node did not respond as expected; quotes the node's log."""
 
 
 class KafkaCluster:
     """`nodes` brokers of one Kafka release.
 
-    `config` overrides server properties of every node, `heap` is a JVM size such as "512m".
-    Nodes are numbered from 1. Ports stay the same over restarts, and so does the storage.
+    `config` overrides server properties of every node; `heap` is a JVM size such as "512m". Nodes
+    are numbered from 1. Restarted nodes keep their ports and their storage.
 
-    `listeners` adds listeners beside the plaintext one: name -> properties, without the prefix
-    `listener.name.…`; "security.protocol" is required. `scram_users` (name -> password) exist for
-    SCRAM-SHA-256 and -512 from the start. Both need Java.
+    `listeners` adds listeners to the plaintext one: name -> properties without the prefix
+    `listener.name.…`; "security.protocol" is required. `scram_users` (name -> password) are created
+    for SCRAM-SHA-256 and -512. Both need Java.
     """
 
     def __init__(
@@ -101,7 +100,7 @@ class KafkaCluster:
         self._reaper: Reaper | None = None
         self._admin: ClusterAdmin | None = None
 
-    # -- life ---------------------------------------------------------------------------------
+    # -- start and stop -----------------------------------------------------------------------
 
     async def __aenter__(self) -> KafkaCluster:
         await self.start()
@@ -111,12 +110,12 @@ class KafkaCluster:
         await self.stop()
 
     async def start(self, timeout: float = START_TIMEOUT) -> None:
-        """Starts all nodes and returns once every one serves. Raises MissingTool where neither
-        Java with Maven nor Docker is at hand, ClusterError when a node does not come up."""
+        """Starts all nodes and returns once every one serves. Raises MissingTool if neither Java
+        with Maven nor Docker is available, ClusterError if a node does not start."""
         await asyncio.to_thread(self.start_blocking, timeout)
 
     async def stop(self) -> None:
-        """Ends all nodes and removes their storage; a second call does nothing."""
+        """Stops all nodes and removes their storage; a second call does nothing."""
         await asyncio.to_thread(self.stop_blocking)
 
     def start_blocking(self, timeout: float = START_TIMEOUT) -> None:
@@ -140,7 +139,7 @@ class KafkaCluster:
             raise
 
     def stop_blocking(self) -> None:
-        """As `stop`, for synchronous fixtures. Nodes are killed: nobody needs their storage."""
+        """As `stop`, for synchronous fixtures. Nodes are killed, as their storage is removed."""
         atexit.unregister(self.stop_blocking)
         for node in self._nodes.values():
             node.kill()
@@ -196,7 +195,7 @@ class KafkaCluster:
         self._ports = dict(zip(self.node_ids, ports, strict=False))
         controllers = dict(zip(self.node_ids, ports[len(self.node_ids) :], strict=True))
         cluster_id = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
-        # A cluster id that begins with a dash would be read as an option by StorageTool.
+        # StorageTool would parse a cluster id that begins with a dash as an option.
         cluster_id = "k" + cluster_id[1:]
         if java is not None and needs_zookeeper(self.version):
             self._build_with_zookeeper(java, jars, self._folder, self._reaper, controllers)
@@ -258,7 +257,7 @@ class KafkaCluster:
         return found
 
     def _listener_properties(self, node_id: int) -> dict[str, str]:
-        """The further listeners, and the keys of the plaintext one that name them as well."""
+        """Properties of the additional listeners, and the properties that list all of them."""
         uris = [f"PLAINTEXT://{HOST}:{self._ports[node_id]}"]
         protocols = ["PLAINTEXT:PLAINTEXT", "CONTROLLER:PLAINTEXT"]
         properties: dict[str, str] = {}
@@ -299,13 +298,13 @@ class KafkaCluster:
             "share.coordinator.state.topic.replication.factor": replicas,
             "share.coordinator.state.topic.min.isr": in_sync,
             "group.initial.rebalance.delay.ms": "0",
-            # A dead broker is noticed sooner than by default (9 s), yet not by mistake when
-            # several JVMs start on two cores.
+            # Shorter than the default of 9 s, to detect a dead broker sooner; long enough that no
+            # broker is fenced while several JVMs start on two cores.
             "broker.session.timeout.ms": "6000",
             "broker.heartbeat.interval.ms": "1000",
             "num.network.threads": "2",
             "num.io.threads": "4",
-            # The default of 128 MiB is taken from the heap at once.
+            # The default of 128 MiB is allocated from the heap at once.
             "log.cleaner.dedupe.buffer.size": "4194304",
             **self._config,
         }
@@ -340,19 +339,19 @@ class KafkaCluster:
     # -- faults -------------------------------------------------------------------------------
 
     async def kill(self, node: int) -> None:
-        """Ends a node at once (SIGKILL)."""
+        """Kills a node (SIGKILL)."""
         await asyncio.to_thread(self._node(node).kill)
 
     async def kill_all(self) -> None:
         await asyncio.gather(*(self.kill(node) for node in self.node_ids))
 
     async def terminate(self, node: int, timeout: float = 60.0) -> None:
-        """Shuts a node down in order (SIGTERM), leaderships handed over; kills it after
+        """Controlled shutdown of a node (SIGTERM), which moves its leaderships; kills it after
         `timeout` seconds."""
         await asyncio.to_thread(self._node(node).terminate, timeout)
 
     async def pause(self, node: int) -> None:
-        """Freezes a node (SIGSTOP): its sockets stay open and nothing answers."""
+        """Freezes a node (SIGSTOP): its sockets stay open, but it does not answer."""
         await asyncio.to_thread(self._node(node).pause)
 
     async def pause_all(self) -> None:
@@ -390,8 +389,8 @@ class KafkaCluster:
         replication_factor: int | None = None,
         configs: Mapping[str, str] | None = None,
     ) -> None:
-        """Creates a topic; returns once every partition has a leader. The replication factor is
-        3 by default, or the number of nodes if there are fewer."""
+        """Creates a topic and returns once every partition has a leader. The default replication
+        factor is 3, or the number of nodes if there are fewer."""
         factor = replication_factor or min(3, len(self.node_ids))
         await self._ask(lambda admin: admin.create_topic(name, partitions, factor, configs))
 
@@ -420,7 +419,7 @@ class KafkaCluster:
         return await asyncio.to_thread(self._client().end_offsets, topic)
 
     async def serving(self) -> set[int]:
-        """Ids of the nodes that the cluster lists as alive; empty if none answers."""
+        """Ids of the nodes that the cluster lists as alive; empty if no node answers."""
         return await asyncio.to_thread(self._client().broker_ids)
 
     # -- inside -------------------------------------------------------------------------------
@@ -442,7 +441,7 @@ class KafkaCluster:
         wanted = set(nodes)
         admin = self._client()
         give_up = time.monotonic() + timeout
-        # A node that was killed is listed as alive until its session ends.
+        # The cluster lists a killed node as alive until its session expires.
         while not (self._accepting(wanted) and wanted <= admin.broker_ids()):
             ended = [node for node in sorted(wanted) if not self._nodes[node].running]
             if ended:
@@ -452,7 +451,7 @@ class KafkaCluster:
             time.sleep(0.1)
 
     def _accepting(self, nodes: Iterable[int]) -> bool:
-        """Do all of them take connections? They do so only once the controller knows them."""
+        """True if all of them accept connections, which they do once registered."""
         for node in nodes:
             host, _, port = self.address(node).rpartition(":")
             try:

@@ -1,7 +1,7 @@
-"""One KRaft node run as a container, where a Docker engine is at hand and a JDK is not.
+"""Runs a KRaft node as a container, for machines with a Docker engine but without Java.
 
-Needs `testcontainers`. The containers share the host's network, so that ports and addresses are
-those of `kafka_node`; this asks for an engine on Linux.
+Needs `testcontainers` and a Docker engine on Linux: the containers share the host's network, so
+that ports and addresses are the same as those of `kafka_node`.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class ContainerNode:
         return bool(wrapped.status in ("running", "paused"))
 
     def format(self) -> None:
-        """Nothing: the image formats empty storage when it starts."""
+        """Does nothing: the image formats empty storage when it starts."""
 
     def start(self) -> None:
         if self._created:
@@ -97,6 +97,6 @@ class ContainerNode:
 
 
 def _variable(name: str) -> str:
-    """How the image spells a property: dots become _, dashes __, underscores ___."""
+    """The image's variable for a property: dots become _, dashes __, underscores ___."""
     spelled = name.replace("_", "___").replace("-", "__").replace(".", "_")
     return "KAFKA_" + spelled.upper()

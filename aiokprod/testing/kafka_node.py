@@ -1,6 +1,6 @@
-"""One KRaft node run as a Java process: formatting, starting, signals, log.
+"""Runs a KRaft node as a Java process: formatting, starting, signals, log.
 
-Synchronous throughout; `kafka_cluster` calls what may block from a worker thread.
+All calls are synchronous; `kafka_cluster` makes those that may block from a worker thread.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ FORMAT_TIMEOUT: Final = 120.0
 TERMINATE_TIMEOUT: Final = 60.0
 _STOP_SECONDS: Final = 10.0
 
-# Outside the range from which the system takes the ports of outgoing connections: while a killed
-# broker is down, no client socket can take its place.
+# Outside the ephemeral port range: while a killed broker is down, the system cannot give its port
+# to an outgoing connection.
 _PORTS: Final = range(20000, 32000)
 
 
 def free_ports(count: int) -> list[int]:
-    """Distinct ports of the loopback interface that nobody listens on right now."""
+    """Distinct ports of the loopback interface on which no process listens."""
     found: list[int] = []
     candidates = random.SystemRandom().sample(_PORTS, len(_PORTS))
     for port in candidates:
@@ -47,24 +47,24 @@ def free_ports(count: int) -> list[int]:
 
 
 class BrokerNode(Protocol):
-    """What a cluster asks of a node, whether it is a process or a container."""
+    """Interface of a node to the cluster, for a process or a container."""
 
     @property
     def running(self) -> bool: ...
     def format(self) -> None:
-        """Prepares empty storage; once, before the first start."""
+        """Formats the storage; called once, before the first start."""
 
     def start(self) -> None:
-        """Begins to run; does not wait until the node serves."""
+        """Starts the node; does not wait until it serves."""
 
     def kill(self) -> None:
-        """Ends it at once, as a power cut would."""
+        """Kills the node."""
 
     def terminate(self, timeout: float) -> None:
-        """Asks it to shut down in order; kills it after `timeout` seconds."""
+        """Requests a controlled shutdown; kills the node after `timeout` seconds."""
 
     def pause(self) -> None:
-        """Freezes it: sockets stay open, nothing answers."""
+        """Freezes the node: its sockets stay open, but it does not answer."""
 
     def resume(self) -> None: ...
     def log_tail(self, lines: int) -> str: ...
@@ -181,10 +181,10 @@ class JavaNode:
                 self._process = None
 
     def pause(self) -> None:
-        """Returns once all its threads stand still: on a busy machine that is not at once, and
-        requests would still be served. (Where the system can tell: macOS with Python 3.13.)"""
+        """Returns once all threads of the process are stopped: on a busy machine this takes a
+        moment, in which the node still serves requests."""
         process = self._signal(signal.SIGSTOP)
-        if not hasattr(os, "waitid"):
+        if not hasattr(os, "waitid"):  # macOS before Python 3.13
             return
         give_up = time.monotonic() + _STOP_SECONDS
         while os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT | os.WNOHANG) is None:
@@ -202,7 +202,7 @@ class JavaNode:
         return self._process
 
     def log_tail(self, lines: int = 30) -> str:
-        """The last lines of its log, empty if there is none."""
+        """The last lines of the node's log, empty if it has none."""
         with contextlib.suppress(OSError):
             return "\n".join(
                 self.log_file.read_text(errors="replace").splitlines()[-lines:],

@@ -1,4 +1,4 @@
-"""Brokers of releases before 3.0, and the ZooKeeper server that they need.
+"""Brokers of releases before 3.0, and the ZooKeeper server they need.
 
 Both are `JavaNode`s without formatted storage; `kafka_cluster` starts the server first.
 """
@@ -14,7 +14,7 @@ from aiokprod.testing.kafka_node import JavaNode
 
 HOST: Final = "127.0.0.1"
 _TICK_MS: Final = 500
-"""ZooKeeper's unit of time: sessions last between 2 and 20 ticks."""
+"""ZooKeeper's tick in ms; a session timeout is between 2 and 20 ticks."""
 # Known only to KRaft, or refused by these releases.
 _KRAFT_ONLY: Final = (
     "process.roles",
@@ -36,7 +36,7 @@ class ZooKeeperBroker(JavaNode):
 
 
 class ZooKeeperServer(JavaNode):
-    """A ZooKeeper server of its own, from the jars of the Kafka release."""
+    """A ZooKeeper server as a separate process, from the jars of the Kafka release."""
 
     main_class = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
 
@@ -44,11 +44,11 @@ class ZooKeeperServer(JavaNode):
         return {"dataDir": str(self._folder / "data")}
 
     def format(self) -> None:
-        """ZooKeeper makes its storage when it starts."""
+        """Does nothing: ZooKeeper creates its storage when it starts."""
 
     def wait_listening(self, port: int, timeout: float) -> None:
-        """Returns once the server takes connections. Raises RuntimeError with its log if it ends
-        before, or does not within `timeout` seconds."""
+        """Returns once the server accepts connections. Raises RuntimeError with its log if it exits
+        or does not listen within `timeout` seconds."""
         give_up = time.monotonic() + timeout
         while True:
             try:
@@ -72,7 +72,7 @@ def server_properties(port: int) -> dict[str, str]:
 
 
 def broker_properties(properties: Mapping[str, str], zookeeper_port: int) -> dict[str, str]:
-    """The settings of a KRaft node as those of a broker with ZooKeeper."""
+    """Translates the properties of a KRaft node into those of a broker with ZooKeeper."""
     kept = {name: value for name, value in properties.items() if not name.startswith(_KRAFT_ONLY)}
     return {
         **kept,

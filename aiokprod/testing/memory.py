@@ -1,4 +1,4 @@
-"""A network in memory: names, listeners, links; to be passed as `Environment(dialer=network)`."""
+"""An in-memory network: names, listeners, links. Pass it as `Environment(dialer=network)`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ServerFactory = Callable[[Link], asyncio.BaseProtocol]
 
 @dataclass(frozen=True, slots=True)
 class Dial:
-    """One attempt to connect: loop time in s, where to."""
+    """A connection attempt: loop time in s, and the address."""
 
     time: float
     address: Address
@@ -40,12 +40,12 @@ class MemoryNetwork:
     """Names, listeners and links; implements the producer's `Dialer`.
 
     Attributes:
-        latency_s: one-way delay of new links, s; a connect takes two of them.
-        dns_delay_s: time a look-up takes, s.
-        on_link: called with each new link before the peers know of it: the place to set faults.
-        links: every link ever made, oldest first.
-        dials, lookups: what was asked of the dialer.
-        trace: checksum over everything delivered and when; equal runs have equal traces.
+        latency_s: one-way delay of new links, s; a connect takes twice as long.
+        dns_delay_s: duration of a name look-up, s.
+        on_link: called with each new link before both ends are connected, e.g. to inject faults.
+        links: all links ever created, oldest first.
+        dials, lookups: the calls of `connect` and `resolve`.
+        trace: checksum over all deliveries and their times; equal for equal runs.
     """
 
     def __init__(self, *, latency_s: float = 0.0005, dns_delay_s: float = 0.0) -> None:
@@ -66,26 +66,26 @@ class MemoryNetwork:
     # -- set-up and faults ----------------------------------------------------------------------
 
     def listen(self, host: str, port: int, factory: ServerFactory) -> None:
-        """Accept connections; `factory(link)` gives the server's protocol for each."""
+        """Accept connections; `factory(link)` returns the server's protocol for each."""
         self._listeners[host, port] = factory
         self._hosts.add(host)
 
     def unlisten(self, host: str, port: int) -> None:
-        """Refuse connections from now on; open ones stay."""
+        """Refuse new connections; open ones stay."""
         self._listeners.pop((host, port), None)
 
     def set_name(self, host: str, addresses: Sequence[str] | None) -> None:
-        """Let a name resolve to these addresses, in order; None: it does not exist."""
+        """Let a name resolve to these addresses, in order; None if it does not exist."""
         self._names[host] = None if addresses is None else list(addresses)
 
     def hang_name(self, host: str, hanging: bool = True) -> None:
-        """Let look-ups of a name never answer."""
+        """Let look-ups of a name hang."""
         (self._hanging_names.add if hanging else self._hanging_names.discard)(host)
 
     def hang(self, host: str, port: int, hanging: bool = True) -> None:
-        """Let connects to an address never answer (a packet filter, a dead host).
+        """Let connects to an address hang, as with a packet filter or a dead host.
 
-        Once that ends, connects still waiting go on, as TCP repeats its first packet.
+        With `hanging=False`, pending connects continue, as TCP retransmits the first packet.
         """
         if hanging:
             self._hanging.setdefault((host, port), [])
@@ -98,7 +98,7 @@ class MemoryNetwork:
         return [link for link in self.links if link.names[1] == (host, port) and link.is_open]
 
     def blackhole(self, host: str, port: int) -> None:
-        """Cut an address off without telling anyone: links stall, connects hang."""
+        """Drop all traffic of an address silently: links stall, connects hang."""
         self.hang(host, port)
         for link in self.links_to(host, port):
             link.blackhole()
@@ -111,7 +111,7 @@ class MemoryNetwork:
 
     @property
     def mutated(self) -> list[str]:
-        """Buffers found changed after hand-over; must be empty."""
+        """Buffers that were changed after they were written; must be empty."""
         return [text for link in self.links for text in link.mutated]
 
     # -- Dialer ---------------------------------------------------------------------------------
@@ -138,9 +138,9 @@ class MemoryNetwork:
         tls: ssl.SSLContext | None = None,
         server_hostname: str | None = None,
     ) -> tuple[asyncio.Transport, asyncio.Protocol]:
-        """Connect to a listener. Raises DialError if there is none; waits for ever if it hangs."""
+        """Connect to a listener. Raises DialError if there is none; never returns if it hangs."""
         if tls is not None:
-            raise DialError("a network in memory has no TLS: use real sockets")
+            raise DialError("the in-memory network has no TLS: use real sockets")
         loop = asyncio.get_running_loop()
         self.dials.append(Dial(loop.time(), (host, port)))
         while (host, port) in self._hanging:

@@ -1,10 +1,10 @@
-"""MockCluster: the broker that the confluent-kafka wheel carries, in a process of its own.
+"""MockCluster: librdkafka's mock broker from the confluent-kafka wheel, in a separate process.
 
-An embedded cluster for demos, examples and quick benchmarks: up in a fraction of a second, no
-Java. It speaks Produce up to v10, idempotence and transactions; topics appear with four partitions
-when first used. It keeps only the newest 5 MiB of each partition, holds nothing on disk, and knows
-neither TLS nor SASL. In a separate process, because its threads would otherwise share the
-interpreter lock and the processor time with the client under test.
+An embedded cluster for demos, examples and quick benchmarks: it starts in a fraction of a second
+and needs no Java. It supports Produce up to v10, idempotence and transactions; topics are created
+with four partitions on first use. It keeps only the newest 5 MiB of each partition, in memory, and
+has neither TLS nor SASL. It runs in a separate process, because its threads would otherwise compete
+with the client under test for the GIL.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ STOP_TIMEOUT: Final = 10.0
 class MockCluster:
     """`nodes` simulated brokers on the loopback interface. Needs `confluent-kafka`.
 
-    Usable with `async with` or `with`. The brokers end when this process does.
+    Usable with `async with` or `with`. The brokers stop when this process exits.
     """
 
     def __init__(self, nodes: int = 3) -> None:
@@ -86,17 +86,17 @@ class MockCluster:
         if process is None:
             return
         try:
-            process.communicate(timeout=STOP_TIMEOUT)  # ends its input, and so the brokers
+            process.communicate(timeout=STOP_TIMEOUT)  # closes its standard input, which stops it
         except subprocess.TimeoutExpired:
             process.kill()
             process.communicate()
 
 
 def serve(nodes: int) -> None:
-    """Runs the brokers until standard input ends, which it does with the owner."""
+    """Runs the brokers until standard input closes, at the latest when the owner exits."""
     from confluent_kafka import Producer
 
-    # Its log goes nowhere: the owner reads standard error only when the start fails.
+    # Drop the log: the owner reads standard error only if the start fails.
     host = Producer({"bootstrap.servers": "", "test.mock.num.brokers": nodes, "log_level": 0})
     brokers = host.list_topics(timeout=START_TIMEOUT).brokers.values()
     print(",".join(f"{broker.host}:{broker.port}" for broker in brokers), flush=True)

@@ -1,12 +1,12 @@
-"""One direction of an in-memory connection: what TCP does to bytes, on good days and bad ones.
+"""One direction of an in-memory connection, with the behaviour and the faults of TCP.
 
-A pipe stands for everything between two `send()` and `recv()` system calls: it has latency,
-bandwidth and a window, and can stall, split, spoil or cut the stream. As in TCP it keeps order,
-what it took over may arrive although the sender is gone, and bytes sent to a closed end come back
-as a reset.
+A pipe models everything between a `send()` and a `recv()` system call: it has latency, bandwidth
+and a window, and can stall, split, corrupt or cut the stream. As in TCP, bytes stay in order, bytes
+accepted from the sender may arrive although the sender is gone, and bytes sent to a closed end
+cause a reset.
 
-Bytes are not copied at hand-over; their checksum is taken then and compared at delivery, so a
-buffer that changes while a request is on its way is found (CVE-2026-35554).
+Bytes are not copied when they are written. Their checksum is computed then and compared at
+delivery, which detects a buffer that changes while its request is in flight (CVE-2026-35554).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 Buffer = bytes | bytearray | memoryview
 
 RECV_MAX: Final = 256 * 1024
-"""Most bytes of one `data_received`, as asyncio's selector transport."""
+"""Most bytes in one `data_received` call, as in asyncio's selector transport."""
 
 
 class MutatedBufferError(Exception):
@@ -35,14 +35,14 @@ class MutatedBufferError(Exception):
 def world_at(
     loop: asyncio.AbstractEventLoop, when: float, callback: Callable[..., object], *args: Any
 ) -> WorldHandle | asyncio.TimerHandle:
-    """Schedule an event of the outside world on a virtual loop, a plain timer on any other."""
+    """Schedule an external event on a virtual loop, a plain timer on any other loop."""
     if isinstance(loop, VirtualLoop):
         return loop.world_at(when, callback, *args)
     return loop.call_at(when, callback, *args)
 
 
-class Handed:
-    """A buffer as the caller handed it over."""
+class WrittenBuffer:
+    """A buffer passed to `write`, with its checksum at that time."""
 
     __slots__ = ("checksum", "view")
 
@@ -55,30 +55,30 @@ class Handed:
 
 
 class _Piece:
-    """A part of a handed-over buffer on its way."""
+    """A part of a written buffer that is in flight."""
 
     __slots__ = ("arrival", "handed", "view")
 
-    def __init__(self, handed: Handed, view: memoryview, arrival: float) -> None:
+    def __init__(self, handed: WrittenBuffer, view: memoryview, arrival: float) -> None:
         self.handed = handed
         self.view = view
         self.arrival = arrival
 
 
 class Pipe:
-    """One direction of a link. Attributes may be changed at any time; all counts are bytes.
+    """One direction of a link. Attributes may be changed at any time; all sizes are in bytes.
 
     Attributes:
-        latency_s: seconds a byte travels, or a function giving them (order is kept all the same).
-        bytes_per_s: bandwidth; None: unlimited.
-        window: most bytes under way or unread; beyond it the sender's write buffer fills.
-        chunk: deliver at most this many bytes at a time; None: all that arrived.
+        latency_s: delay in seconds, or a function that returns it; bytes stay in order.
+        bytes_per_s: bandwidth; None = unlimited.
+        window: limit of bytes in flight or unread; above it the sender's write buffer fills.
+        chunk: deliver at most this many bytes at a time; None = all that arrived.
         stalled: nothing is delivered until `resume()`.
         cut_at: position in the stream after which the link breaks.
-        cut_with: "reset" both ends, or end the stream ("eof") for the receiver; what is sent after
-            that is lost.
-        spoil: bytes to put in place of others, by position in the stream.
-        taken, delivered: bytes accepted from the sender, handed to the receiver.
+        cut_with: "reset" resets both ends; "eof" ends the stream for the receiver, and later bytes
+            are lost.
+        spoil: bytes that replace those of the sender, by position in the stream.
+        taken, delivered: number of bytes accepted from the sender and delivered to the receiver.
     """
 
     def __init__(self, link: Link, latency_s: float) -> None:
@@ -107,11 +107,11 @@ class Pipe:
     # -- the sender's side ----------------------------------------------------------------------
 
     def room(self) -> int:
-        """Bytes that may be taken now."""
+        """Number of bytes that `take` accepts now."""
         return max(0, self.window - self._under_way)
 
-    def take(self, handed: Handed, view: memoryview) -> None:
-        """Accept bytes; the sender may die now, they are on their way."""
+    def take(self, handed: WrittenBuffer, view: memoryview) -> None:
+        """Accept bytes for delivery, even if the sender is closed later."""
         self.taken += len(view)
         if self._is_cut:
             return
@@ -126,14 +126,14 @@ class Pipe:
         self._plan()
 
     def inject(self, data: bytes) -> None:
-        """Put bytes into the stream that nobody sent."""
-        handed = Handed(data)
+        """Insert bytes into the stream that the sender did not write."""
+        handed = WrittenBuffer(data)
         self._under_way += len(data)
         self._pieces.append(_Piece(handed, handed.view, self._arrival(len(data))))
         self._plan()
 
     def end(self) -> None:
-        """No more bytes will come: after the last one the receiver sees the end of the stream."""
+        """End the stream: the receiver gets EOF after the last byte."""
         if not self._fin_sent:
             self._fin_sent = True
             self._arrives_until = self._arrival(0)
@@ -156,11 +156,11 @@ class Pipe:
         self._plan()
 
     def stall(self) -> None:
-        """Deliver nothing from now on; what is under way stays there."""
+        """Stop delivery; bytes in flight are kept."""
         self.stalled = True
 
     def clear(self) -> None:
-        """Lose everything under way."""
+        """Drop all bytes in flight."""
         self._pieces.clear()
         self._under_way = 0
         self._fin_sent = False

@@ -1,16 +1,16 @@
-"""The pytest plugin: says in the header which build is under test and offers cluster fixtures.
+"""The pytest plugin: reports the build under test in the header and provides cluster fixtures.
 
 Load it with `pytest_plugins = ("aiokprod.testing.pytest_plugin",)` in the top-level conftest.
-It imports nothing of the package at import time, so that coverage sees the package load.
+It imports the package lazily, so that coverage measures the import of the package.
 
-Fixtures, all for the whole session and started on first use:
+Fixtures, all of session scope and started on first use:
 
 - `kafka_cluster`: three nodes of the newest supported Kafka (`KafkaCluster`);
 - `kafka_3_broker`: one node of the 3.9 line;
 - `kafka_2_broker`: one node of Kafka 2.1 with ZooKeeper;
-- `mock_cluster`: three simulated brokers in a process of their own (`MockCluster`).
+- `mock_cluster`: three mock brokers in a separate process (`MockCluster`).
 
-A machine that cannot run brokers fails the tests that ask for them: nothing is skipped.
+Tests that use a fixture the machine cannot provide fail; they are not skipped.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def pytest_report_header(config: pytest.Config) -> str:
 
 @pytest.fixture(scope="session")
 def kafka_cluster(request: pytest.FixtureRequest) -> Iterator[KafkaCluster]:
-    """Three real brokers. A test that stops or pauses nodes brings them back itself."""
+    """Three real brokers. A test that stops or pauses nodes must start or resume them."""
     from aiokprod.testing.kafka_cluster import KAFKA_4, KafkaCluster
 
     yield from _running(KafkaCluster(3, version=KAFKA_4), request)
@@ -74,7 +74,7 @@ def _running(cluster: KafkaCluster, request: pytest.FixtureRequest) -> Iterator[
 
 @pytest.fixture(scope="session")
 def mock_cluster() -> Iterator[MockCluster]:
-    """Simulated brokers, up at once; topics appear with four partitions when first used."""
+    """Mock brokers that start at once; topics are created with four partitions on first use."""
     from aiokprod.testing.mock_cluster import MockCluster
 
     with MockCluster() as cluster:

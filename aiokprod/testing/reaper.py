@@ -1,8 +1,8 @@
-"""Ends broker processes and removes their folders when the process that owns them is gone.
+"""Kills broker processes and removes their folders when the process that owns them exits.
 
-A test run that is killed cannot run its own clean-up. So a small helper process holds the other
-end of a pipe: when the owner goes, however it goes, the pipe closes and the helper clears away
-whatever is still on its list.
+A test run that is killed cannot clean up. Therefore a small helper process holds the other end of
+a pipe. When the owner exits for whatever reason, the pipe closes, and the helper kills the
+processes and removes the folders that are still on its list.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import IO
 
 
 def kill_group(pid: int) -> None:
-    """Kills the process group led by `pid`, stopped or not; nothing if it is gone."""
+    """Kills the process group led by `pid`, even if stopped; does nothing if it does not exist."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)
 
@@ -41,7 +41,7 @@ class Reaper:
         self._tell(f"+{pid}")
 
     def forget_process(self, pid: int) -> None:
-        """Must follow the end of the process at once: its number may be given to another."""
+        """Call it as soon as the process ended: the system may reuse its id."""
         self._tell(f"-{pid}")
 
     def add_folder(self, folder: Path) -> None:
@@ -51,7 +51,7 @@ class Reaper:
         self._tell(f"\\{folder}")
 
     def close(self) -> None:
-        """Lets the helper clear away what is left on the list and waits for it."""
+        """Lets the helper clean up what is left on the list, and waits for it."""
         with self._lock:
             if self._process.stdin is not None and not self._process.stdin.closed:
                 self._process.stdin.close()
@@ -85,6 +85,6 @@ def serve(orders: IO[str]) -> None:
 
 
 if __name__ == "__main__":
-    # The terminal's Ctrl-C is for the owner: this process ends by its pipe only.
+    # Ignore Ctrl-C, which is meant for the owner: only the end of the pipe stops this process.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     serve(sys.stdin)

@@ -1,6 +1,6 @@
 """In-memory transports: `asyncio.Transport` without sockets.
 
-A `Link` joins two `MemoryTransport`s by two pipes and is the place to break a connection.
+A `Link` connects two `MemoryTransport`s through two pipes and injects connection faults.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any, Literal
 
-from aiokprod.testing.pipes import Buffer, Handed, MutatedBufferError, Pipe
+from aiokprod.testing.pipes import Buffer, MutatedBufferError, Pipe, WrittenBuffer
 from aiokprod.testing.virtual import VirtualLoop
 
 
 class Link:
-    """A connection between a client and a server, and the place to break it.
+    """A connection between a client and a server; its methods inject faults.
 
     Attributes:
         up: client to server. down: server to client.
         client, server: the transports.
-        is_broken: the connection is gone for both ends.
+        is_broken: the connection is broken for both ends.
     """
 
     def __init__(
@@ -50,12 +50,12 @@ class Link:
 
     @property
     def is_open(self) -> bool:
-        """At least one end still holds the connection."""
+        """True if at least one end is open."""
         return not (self.client.is_lost and self.server.is_lost)
 
     def reset(self, side: Literal["both", "client", "server"] = "both") -> None:
-        """Break the connection (RST); bytes under way are lost. The other side, if spared, only
-        finds out when it sends."""
+        """Reset the connection (RST); bytes in flight are lost. If only one side is reset, the
+        other notices when it sends."""
         error = ConnectionResetError("Connection reset by peer")
         if side == "both":
             self.is_broken = True
@@ -67,7 +67,7 @@ class Link:
             self.server.on_reset(error)
 
     def blackhole(self) -> None:
-        """Half-open: nothing passes and nobody is told. Undone by `heal`."""
+        """Make the connection half-open: bytes are dropped silently until `heal`."""
         self.up.stall()
         self.down.stall()
 
@@ -77,31 +77,30 @@ class Link:
         self.down.resume()
 
     def bounce(self, pipe: Pipe) -> None:
-        """Bytes arrived at a closed end: their sender gets a reset."""
+        """Reset the sender of bytes that arrived at a closed end."""
         pipe.clear()
         pipe.sender.on_reset(ConnectionResetError("Connection reset by peer"))
 
     def note_delivery(self, data: bytes) -> None:
-        """Tell the network's trace what arrived."""
+        """Add delivered bytes to the network's trace."""
         if self._on_delivery is not None:
             self._on_delivery(data)
 
     def on_mutated(self, pipe: Pipe, view: memoryview) -> None:
-        """Record and report a buffer that changed on its way."""
+        """Record and report a buffer that changed in flight."""
         way = "up" if pipe is self.up else "down"
-        text = f"{self!r} {way}: {len(view)} bytes changed after hand-over"
+        text = f"{self!r} {way}: {len(view)} bytes changed after they were written"
         self.mutated.append(text)
         self.loop.call_exception_handler({"message": text, "exception": MutatedBufferError(text)})
 
 
 class Recording:
-    """What the user of a transport handed over and was given, with the loop's time, s.
+    """What the user of a transport wrote and received, with the loop's time in s.
 
-    What was handed over to a transport that had been closed already is there too: its user could
-    not know.
+    Includes writes to a transport that was closed already, since its user could not know.
 
     Attributes:
-        ended_at: when its user was told that the connection is lost, inf if it never was.
+        ended_at: time of `connection_lost`, inf if it was not called.
     """
 
     __slots__ = ("ended_at", "received", "sent")
@@ -116,8 +115,8 @@ class MemoryTransport(asyncio.Transport):
     """One end of a link; behaves as asyncio's selector socket transport does.
 
     Attributes:
-        on_write: called whenever its user hands bytes over, before they go anywhere.
-        recording: of everything that passes; None: nothing is recorded.
+        on_write: called on each write of its user, before bytes are sent.
+        recording: the recording of all reads and writes; None = nothing is recorded.
     """
 
     def __init__(
@@ -139,7 +138,7 @@ class MemoryTransport(asyncio.Transport):
         self._outgoing = outgoing
         self._incoming = incoming
         self._protocol: asyncio.BaseProtocol | None = None
-        self._backlog: deque[tuple[Handed, memoryview]] = deque()
+        self._backlog: deque[tuple[WrittenBuffer, memoryview]] = deque()
         self._backlog_bytes = 0
         self._high, self._low = 64 * 1024, 16 * 1024
         self._write_paused = False
@@ -153,7 +152,7 @@ class MemoryTransport(asyncio.Transport):
         return f"<MemoryTransport {names[0]}->{names[1]} {state}>"
 
     def attach(self, protocol: asyncio.BaseProtocol) -> None:
-        """Begin: the protocol learns of its connection in this call."""
+        """Start the transport; calls `protocol.connection_made`."""
         self._protocol = protocol
         if self._tracked and isinstance(self._loop, VirtualLoop):
             self._loop.open_transports[id(self)] = self
@@ -215,7 +214,7 @@ class MemoryTransport(asyncio.Transport):
         if self.on_write is not None:
             self.on_write()
         for data in list_of_data:
-            handed = Handed(data)
+            handed = WrittenBuffer(data)
             if len(handed.view):
                 self._backlog.append((handed, handed.view))
                 self._backlog_bytes += len(handed.view)
@@ -249,7 +248,7 @@ class MemoryTransport(asyncio.Transport):
 
     @property
     def accepts_bytes(self) -> bool:
-        """False once closed: what arrives then is answered with a reset."""
+        """False once closed: bytes that arrive later are answered with a reset."""
         return not self._closing and not self.is_lost
 
     def on_bytes(self, data: bytes) -> None:
@@ -266,7 +265,7 @@ class MemoryTransport(asyncio.Transport):
             protocol.data_received(data)
 
     def on_eof(self) -> None:
-        """The peer will send no more."""
+        """The peer closed its direction of the connection."""
         if not self.accepts_bytes:
             return
         protocol = self._protocol
@@ -275,7 +274,7 @@ class MemoryTransport(asyncio.Transport):
             self.close()
 
     def on_reset(self, error: Exception) -> None:
-        """The connection is gone."""
+        """The connection was reset."""
         if self.is_lost:
             return
         self._closing = True
@@ -284,7 +283,7 @@ class MemoryTransport(asyncio.Transport):
         self._loop.call_soon(self._finish, error)
 
     def on_room(self) -> None:
-        """The pipe may take more bytes."""
+        """The pipe has room for more bytes."""
         if self._backlog:
             self._pump()
             if self._write_paused and self._backlog_bytes <= self._low:
@@ -335,7 +334,7 @@ class MemoryTransport(asyncio.Transport):
 def memory_pair(
     client: asyncio.BaseProtocol, server: asyncio.BaseProtocol, *, latency_s: float = 0.0
 ) -> Link:
-    """Join two protocols on the running loop; both know their connection when this returns."""
+    """Connect two protocols on the running loop; calls `connection_made` of both."""
     link = Link(asyncio.get_running_loop(), latency_s=latency_s)
     link.server.attach(server)
     link.client.attach(client)

@@ -1,8 +1,8 @@
 """Virtual time: an asyncio loop whose clock jumps to the next timer.
 
-An hour's sleep takes no time, a test that can never finish fails at once instead of hanging, and
-the same seed gives the same interleaving. The loop has no sockets and no threads: bytes travel
-through `aiokprod.testing.memory`, executor jobs run inline. It knows nothing of Kafka.
+An hour's sleep takes no real time, a deadlocked test fails at once instead of hanging, and the same
+seed gives the same interleaving. The loop has no sockets and no threads: connections are those of
+`aiokprod.testing.memory`, and executor jobs run inline. Nothing here depends on Kafka.
 """
 
 from __future__ import annotations
@@ -23,33 +23,33 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 START_TIME = 1000.0
-"""First reading of the clock, s. Not zero, so that code taking 0 for "unset" is found out."""
+"""Initial time of the clock, s. Not 0, to detect code that treats 0 as "not set"."""
 
 DAY = 86_400.0
 
 
 class VirtualTimeError(Exception):
-    """The run can not end, or did not end clean."""
+    """The run cannot finish, or left something behind."""
 
 
 class DeadlockError(VirtualTimeError):
-    """Nothing is ready and no timer is set, yet the awaited result is pending."""
+    """The result is pending, but no callback is ready and no timer is set."""
 
 
 class LivelockError(VirtualTimeError):
-    """The loop keeps turning without the clock moving."""
+    """The loop runs callbacks endlessly without advancing the clock."""
 
 
 class VirtualTimeLimit(VirtualTimeError):
-    """The run went on for longer than its limit of virtual seconds."""
+    """The run exceeded its limit of virtual seconds."""
 
 
 class LeakError(VirtualTimeError):
-    """Tasks, timers or transports were left behind."""
+    """Tasks, timers or transports remain after the run."""
 
 
 class UnhandledError(VirtualTimeError):
-    """Something reached the loop's exception handler; `contexts` holds what."""
+    """The loop's exception handler was called; `contexts` has its arguments."""
 
     def __init__(self, message: str, contexts: list[dict[str, Any]]) -> None:
         super().__init__(message)
@@ -57,7 +57,7 @@ class UnhandledError(VirtualTimeError):
 
 
 class WorldHandle:
-    """A cancellable event of the simulated outside world (bytes arriving, a broker's delay)."""
+    """A cancellable external event of the simulation (bytes arriving, a broker's delay)."""
 
     __slots__ = ("args", "callback", "cancelled_flag", "when")
 
@@ -68,12 +68,12 @@ class WorldHandle:
         self.cancelled_flag = False
 
     def cancel(self) -> None:
-        """Forget the event. Harmless when it already happened."""
+        """Cancel the event. Does nothing if it already happened."""
         self.cancelled_flag = True
 
 
 class _VirtualSelector:
-    """Stands where the loop keeps its selector: instead of waiting it moves the clock."""
+    """Replaces the loop's selector: advances the clock instead of waiting."""
 
     def __init__(self, loop: VirtualLoop) -> None:
         self._loop = loop
@@ -82,21 +82,21 @@ class _VirtualSelector:
         return self._loop._advance(timeout)
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Does nothing: there is no selector to close."""
 
 
 class VirtualLoop(base_events.BaseEventLoop):
     """An event loop on a virtual clock.
 
     Args:
-        seed: shuffles the order of tasks that are ready in the same pass (asyncio promises no order
-            between tasks; the order of plain callbacks is kept, transports rely on it). None: FIFO.
-        limit_s: virtual seconds until `VirtualTimeLimit`; the guard against endless retries.
+        seed: shuffles the tasks that are ready in the same pass, since asyncio guarantees no order
+            between tasks. Plain callbacks keep their order, on which transports rely. None = FIFO.
+        limit_s: virtual seconds until `VirtualTimeLimit`, to detect endless retries.
         late_timers_s: each jump to a timer overshoots by up to this many seconds (needs a seed).
-        max_idle_passes: loop passes without the clock moving until `LivelockError`.
+        max_idle_passes: loop passes without progress of the clock until `LivelockError`.
 
-    Like a selector loop, one pass handles arrived bytes before due timers, so code that must read
-    before it judges a timeout can be tested (`stall`).
+    As in a selector loop, one pass handles received bytes before due timers. Together with `stall`
+    this tests code that must read pending bytes before it decides on a timeout.
     """
 
     _ready: deque[asyncio.Handle]
@@ -130,8 +130,8 @@ class VirtualLoop(base_events.BaseEventLoop):
         self.set_exception_handler(_collect)
 
     def close(self) -> None:
-        """As every loop's; the outside world ends with it. The garbage collector does not look into
-        a record's handle, which knows its loop: what the world still held would never be freed."""
+        """Close the loop and drop all external events. Their references must be dropped here: the
+        garbage collector does not traverse the handle of a record, which references its loop."""
         super().close()
         self._world.clear()
         self.open_transports.clear()
@@ -141,11 +141,11 @@ class VirtualLoop(base_events.BaseEventLoop):
         return self._now
 
     def stall(self, seconds: float) -> None:
-        """Let time pass inside the running callback, as blocking code would."""
+        """Advance the clock inside the running callback, as blocking code would."""
         self._now += seconds
 
     def world_at(self, when: float, callback: Callable[..., object], *args: Any) -> WorldHandle:
-        """Call back at `when` (s of this clock) as an I/O event: before timers, and not a leak."""
+        """Schedule an I/O event at `when` (s of this clock): runs before timers, is no leak."""
         handle = WorldHandle(when, callback, args)
         heapq.heappush(self._world, (when, next(self._world_order), handle))
         return handle
@@ -189,14 +189,14 @@ class VirtualLoop(base_events.BaseEventLoop):
                 f"still running at virtual time {self._now:.3f}\n" + self.describe_tasks()
             )
         if target > self._now:
-            # Timers within the clock's resolution fire together: the clock must have reached all
-            # of them, or code that waits for "now >= deadline" would spin.
+            # The loop runs all timers within the clock's resolution together. The clock must have
+            # reached each of them, or code that waits for "now >= deadline" would spin.
             self._now = _latest_before(self._scheduled, target + self._clock_resolution, target)
             self._idle_passes = 0
             self.jumps += 1
 
     def _shuffle_tasks(self, rng: random.Random) -> None:
-        """Permute the ready task steps among their own places in the queue."""
+        """Permute the ready task steps; all other callbacks keep their places in the queue."""
         if len(self._ready) < 2:
             return
         places = [
@@ -216,9 +216,9 @@ class VirtualLoop(base_events.BaseEventLoop):
             self._ready.append(asyncio.Handle(_happen, [event], self))
 
     def _write_to_self(self) -> None:
-        """No selector to wake: a pass never blocks."""
+        """Does nothing: a pass never blocks, so there is no selector to wake."""
 
-    # -- the outside world ----------------------------------------------------------------------
+    # -- external events ------------------------------------------------------------------------
 
     def run_in_executor(  # type: ignore[override]
         self, executor: Executor | None, func: Callable[..., T], *args: Any
@@ -234,17 +234,17 @@ class VirtualLoop(base_events.BaseEventLoop):
         return future
 
     async def getaddrinfo(self, *args: Any, **kwargs: Any) -> Any:
-        """Refused: a virtual loop has no resolver."""
+        """Not supported: a virtual loop has no resolver."""
         raise OSError("VirtualLoop has no network: pass Environment(dialer=MemoryNetwork())")
 
     async def create_connection(self, *args: Any, **kwargs: Any) -> Any:
-        """Refused: a virtual loop has no sockets."""
+        """Not supported: a virtual loop has no sockets."""
         raise OSError("VirtualLoop has no network: pass Environment(dialer=MemoryNetwork())")
 
-    # -- what is left ---------------------------------------------------------------------------
+    # -- leaks ----------------------------------------------------------------------------------
 
     def pending_tasks(self) -> list[asyncio.Task[Any]]:
-        """Tasks not yet done, by name."""
+        """Pending tasks, sorted by name."""
         return sorted(
             (task for task in asyncio.all_tasks(self) if not task.done()),
             key=lambda task: task.get_name(),
@@ -255,12 +255,12 @@ class VirtualLoop(base_events.BaseEventLoop):
         return sorted(handle for handle in self._scheduled if not handle.cancelled())
 
     def describe_tasks(self) -> str:
-        """One line a task: name and the chain of frames it waits in."""
+        """One line per task: its name and the chain of coroutines it waits in."""
         lines = [f"  {task.get_name()}: {_waits_in(task)}" for task in self.pending_tasks()]
         return "pending tasks:\n" + ("\n".join(lines) or "  none")
 
     def describe_leaks(self) -> str:
-        """Empty, or what a finished run left behind, one line each."""
+        """Tasks, timers and transports that remain after a run, one per line; empty if none."""
         lines = [f"task {task.get_name()}: {_waits_in(task)}" for task in self.pending_tasks()]
         lines += [f"timer {timer!r}" for timer in self.pending_timers()]
         lines += [f"transport {transport!r}" for transport in self.open_transports.values()]
@@ -282,12 +282,12 @@ def run(
     Args:
         debug: asyncio's debug mode.
         check_leaks: fail with `LeakError` if tasks, timers or client transports remain.
-        collect_garbage: collect cycles at the end, so that exceptions nobody retrieved are seen in
-            the run that caused them. Costs time when thousands of runs are made.
+        collect_garbage: collect cycles at the end, so that exceptions that were never retrieved are
+            reported in the run that caused them. Slow if there are thousands of runs.
 
     Raises:
-        UnhandledError: the loop's exception handler was called (also: exception never retrieved).
-        DeadlockError, LivelockError, VirtualTimeLimit, LeakError: see there.
+        UnhandledError: the loop's exception handler was called, e.g. for an unretrieved error.
+        DeadlockError, LivelockError, VirtualTimeLimit, LeakError: see these classes.
     """
     loop = VirtualLoop(seed=seed, limit_s=limit_s, late_timers_s=late_timers_s)
     loop.set_debug(debug)
@@ -313,7 +313,7 @@ def run(
 
 
 async def _settle_down(loop: VirtualLoop) -> None:
-    """Let everything happen that is ready now, without moving the clock."""
+    """Run everything that is ready now, without advancing the clock."""
     quiet = 0
     while quiet < 2:
         await asyncio.sleep(0)
@@ -326,7 +326,7 @@ def _cancel_rest(loop: VirtualLoop) -> None:
     for task in tasks:
         task.cancel()
     if tasks:
-        # A task that refuses to end is already reported as a leak or as the deadlock itself.
+        # A task that does not finish was reported before, as a leak or as the deadlock.
         with contextlib.suppress(VirtualTimeError):
             loop.run_until_complete(asyncio.wait(tasks, timeout=60.0))
     with contextlib.suppress(VirtualTimeError):
@@ -359,7 +359,7 @@ def _latest_before(heap: list[asyncio.TimerHandle], limit: float, latest: float)
     """The latest instant before `limit` in a heap of timers, at least `latest`."""
     size = len(heap)
     below = [0]
-    for place in below:  # grows while it is read: children of what lies before the limit
+    for place in below:  # grows in the loop, by the children of timers before the limit
         if place < size and (when := heap[place].when()) < limit:
             latest = max(latest, when)
             below += (2 * place + 1, 2 * place + 2)
@@ -385,7 +385,7 @@ def _callback_of(handle: asyncio.Handle) -> object:
 
 
 def _waits_in(task: asyncio.Task[Any]) -> str:
-    """The chain of coroutine names and lines the task is suspended in, outermost first."""
+    """The coroutines in which the task is suspended, with line numbers, outermost first."""
     names: list[str] = []
     current: Any = task.get_coro()
     while current is not None:

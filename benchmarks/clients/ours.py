@@ -11,7 +11,7 @@ from benchmarks.clients.base import AsyncClient, share_of
 from benchmarks.clients.drivers import Call, Limit
 
 if TYPE_CHECKING:
-    from aiokprod.bulk import BulkResult
+    from aiokprod._client.bulk_result import BulkResult
 
 BULK_TASKS: Final = 2
 """Bulk calls at a time: one is filled while the other's last batches are on their way."""

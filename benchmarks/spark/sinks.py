@@ -38,8 +38,8 @@ class EncodeWriter(NullWriter):
         """Partition, encode, drop."""
 
         async def work() -> None:
-            from aiokprod.hot.arrow import open_table
-            from aiokprod.table_schema import layout_of
+            from aiokprod._arrow.c_data import open_table
+            from aiokprod._client.table_schema import layout_of
             from benchmarks.columns import BATCH_SIZE, NAMES, Press
 
             press = Press(3, BATCH_SIZE)

@@ -14,7 +14,7 @@ import numpy as np
 from confluent_kafka import Consumer, KafkaError, TopicPartition
 from numpy.typing import NDArray
 
-from aiokprod.hot.core import murmur2
+from aiokprod._core.batch import murmur2
 from tests.chaos.values import SIZE, read
 from tests.chaos.worker import (
     ABORTED,

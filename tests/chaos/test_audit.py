@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aiokprod.hot.core import murmur2
+from aiokprod._core.batch import murmur2
 from tests.chaos.audit import Log, Verdict, _Reader, _strayed_keys, judge
 from tests.chaos.probe import Availability
 from tests.chaos.report import broken, load, summary, table
@@ -46,7 +46,7 @@ COUNT = 600
 PARTITIONS = 6
 
 
-class World:
+class AuditHarness:
     """A log without a fault and the promises about it, to be spoilt; one row per record."""
 
     def __init__(self) -> None:
@@ -97,7 +97,7 @@ def test_values_are_told_from_changed_ones() -> None:
 
 
 def test_judge_finds_nothing_wrong_with_a_true_log() -> None:
-    verdict = World().verdict()
+    verdict = AuditHarness().verdict()
     assert verdict.wrong() == []
     assert verdict.acknowledged == verdict.in_log == COUNT
     assert verdict.examples == []
@@ -105,54 +105,54 @@ def test_judge_finds_nothing_wrong_with_a_true_log() -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_judge_finds_what_was_spoilt(seed: int) -> None:
-    world, rng = World(), np.random.default_rng(seed)
+    harness, rng = AuditHarness(), np.random.default_rng(seed)
     victim = int(rng.integers(20, COUNT - 20))
     kind = ["lost", "duplicates", "inversions", "wrong_place", "wrong_offset", "corrupt"][seed % 6]
     if kind == "lost":
-        world.rows.pop(victim)
+        harness.rows.pop(victim)
     elif kind == "duplicates":
-        world.rows.append(world.rows[victim])
+        harness.rows.append(harness.rows[victim])
     elif kind == "inversions":
         victim |= 1
         other = victim + 2 * PARTITIONS  # both asked for the same partition
-        world.rows[victim], world.rows[other] = world.rows[other], world.rows[victim]
+        harness.rows[victim], harness.rows[other] = harness.rows[other], harness.rows[victim]
     elif kind == "wrong_place":
         victim |= 1  # one that asked for a partition
-        world.rows[victim] = ((world.rows[victim][0] + 1) % PARTITIONS, victim)
+        harness.rows[victim] = ((harness.rows[victim][0] + 1) % PARTITIONS, victim)
     elif kind == "wrong_offset":
-        world.told["offset"][victim] += 1
+        harness.told["offset"][victim] += 1
     else:
-        world.values[victim] = world.values[victim][:-1] + b"?"
-    assert kind in world.verdict().wrong()
+        harness.values[victim] = harness.values[victim][:-1] + b"?"
+    assert kind in harness.verdict().wrong()
 
 
 def test_judge_knows_definite_unknown_and_open_records() -> None:
-    world = World()
-    world.told["state"][[10, 20, 30]] = [ABSENT, UNKNOWN, OPEN]
-    verdict = world.verdict()
+    harness = AuditHarness()
+    harness.told["state"][[10, 20, 30]] = [ABSENT, UNKNOWN, OPEN]
+    verdict = harness.verdict()
     assert verdict.wrong() == ["definite_but_present", "unsettled"]
     assert (verdict.unknown_present, verdict.unknown_absent) == (1, 0)
 
 
 def test_judge_forgives_a_duplicate_only_where_told() -> None:
-    world = World()
-    world.rows.append(world.rows[50])
-    assert world.verdict().wrong() == ["duplicates"]
-    assert world.verdict().wrong(duplicates_allowed=True) == []
+    harness = AuditHarness()
+    harness.rows.append(harness.rows[50])
+    assert harness.verdict().wrong() == ["duplicates"]
+    assert harness.verdict().wrong(duplicates_allowed=True) == []
 
 
 def test_judge_of_a_topic_made_anew_forgives_what_was_acknowledged_before() -> None:
-    world = World()
+    harness = AuditHarness()
     for number in range(COUNT):
         if number < 100:
-            world.rows[number] = (-1, number)
-    world.rows = [row for row in world.rows if row[0] >= 0]
+            harness.rows[number] = (-1, number)
+    harness.rows = [row for row in harness.rows if row[0] >= 0]
     for where in range(PARTITIONS):
-        kept = (world.told["partition"] == where) & (np.arange(COUNT) >= 100)
-        world.told["offset"][kept] = np.arange(kept.sum())
-    assert world.verdict(topic_made_at=100.0).wrong() == []
-    assert world.verdict(topic_made_at=100.0).gone_with_the_topic == 100
-    assert world.verdict(topic_made_at=99.0).wrong() == ["lost"], "handed over before, told after"
+        kept = (harness.told["partition"] == where) & (np.arange(COUNT) >= 100)
+        harness.told["offset"][kept] = np.arange(kept.sum())
+    assert harness.verdict(topic_made_at=100.0).wrong() == []
+    assert harness.verdict(topic_made_at=100.0).gone_with_the_topic == 100
+    assert harness.verdict(topic_made_at=99.0).wrong() == ["lost"], "handed over before, told after"
 
 
 def test_record_with_the_key_of_another_is_corrupt() -> None:
@@ -212,30 +212,30 @@ def test_key_lies_where_its_hash_puts_it_among_the_partitions_there_were() -> No
 
 
 def test_part_of_a_log_knows_the_keys_of_its_records() -> None:
-    world = World()
-    part = {name: column[101:300] for name, column in world.told.items()}
-    verdict = judge(world.log().part(101, 300), 3, part, partitions=PARTITIONS)
+    harness = AuditHarness()
+    part = {name: column[101:300] for name, column in harness.told.items()}
+    verdict = judge(harness.log().part(101, 300), 3, part, partitions=PARTITIONS)
     assert verdict.wrong() == []
 
 
 def test_acknowledged_records_have_offsets_but_for_a_few() -> None:
-    world = World()
-    world.told["offset"][7] = -1
-    assert world.verdict().wrong() == ["offset_unknown"]
-    verdict = world.verdict()
+    harness = AuditHarness()
+    harness.told["offset"][7] = -1
+    assert harness.verdict().wrong() == ["offset_unknown"]
+    verdict = harness.verdict()
     verdict.acknowledged = 1000
     assert verdict.wrong() == []
-    world.told["partition"][7] += 1
-    assert world.verdict().wrong() == ["wrong_place", "offset_unknown"]
+    harness.told["partition"][7] += 1
+    assert harness.verdict().wrong() == ["wrong_place", "offset_unknown"]
 
 
 def test_series_is_wrong_if_a_record_failed_or_the_producer_did_strange_things() -> None:
-    world = World()
-    verdict = world.verdict()
+    harness = AuditHarness()
+    verdict = harness.verdict()
     gaps = {"excess_s": 0.0}
     assert _wrong("idempotent", verdict, verdict, gaps, None) == []
-    world.told["state"][20] = UNKNOWN
-    assert _wrong("idempotent", verdict, world.verdict(), gaps, None) == ["failed"]
+    harness.told["state"][20] = UNKNOWN
+    assert _wrong("idempotent", verdict, harness.verdict(), gaps, None) == ["failed"]
     fine = {"close_hung": False, "changed_its_mind": 0, "unhandled": []}
     assert _strange(fine) == []
     assert _strange(fine | {"unhandled": ["boom"], "changed_its_mind": 1}) == [
@@ -244,7 +244,7 @@ def test_series_is_wrong_if_a_record_failed_or_the_producer_did_strange_things()
 
 
 def test_transactional_producer_is_judged_by_its_commits() -> None:
-    verdict = World().verdict()
+    verdict = AuditHarness().verdict()
     late = {"excess_s": 2.5}
     assert _wrong("plain", verdict, verdict, late, None) == ["slow recovery"]
     assert _wrong("transactional", verdict, verdict, late, RECOVERS) == []
@@ -255,28 +255,28 @@ def test_transactional_producer_is_judged_by_its_commits() -> None:
 
 
 def test_judge_of_transactions_finds_aborted_records_and_parts_of_transactions() -> None:
-    world = World()
-    world.told["transaction"] = np.arange(COUNT, dtype=np.int32) // 50
-    first = world.told["transaction"] == 0
-    world.told["state"][first] = ABORTED
-    verdict = world.verdict()
+    harness = AuditHarness()
+    harness.told["transaction"] = np.arange(COUNT, dtype=np.int32) // 50
+    first = harness.told["transaction"] == 0
+    harness.told["state"][first] = ABORTED
+    verdict = harness.verdict()
     assert verdict.wrong() == ["definite_but_present"]
     assert (verdict.aborted, verdict.definite_but_present) == (50, 50)
-    world.rows = world.rows[50:]
+    harness.rows = harness.rows[50:]
     for where in range(PARTITIONS):
-        kept = (world.told["partition"] == where) & ~first
-        world.told["offset"][kept] = np.arange(kept.sum())
-    assert world.verdict().wrong() == []
-    doubtful = world.told["transaction"] == 11  # the last, so that no offset moves
-    world.told["state"][doubtful] = UNKNOWN
-    assert world.verdict().wrong() == [], "all of it is visible"
-    world.rows.pop()
-    assert world.verdict().wrong() == ["torn"]
-    world.rows = world.rows[:-49]
-    assert world.verdict().wrong() == [], "nothing of it is visible"
-    world.told["transaction"][:] = NO_TRANSACTION
-    world.rows.append((int(world.told["partition"][599]), 599))
-    assert world.verdict().wrong() == [], "these are not of a transaction"
+        kept = (harness.told["partition"] == where) & ~first
+        harness.told["offset"][kept] = np.arange(kept.sum())
+    assert harness.verdict().wrong() == []
+    doubtful = harness.told["transaction"] == 11  # the last, so that no offset moves
+    harness.told["state"][doubtful] = UNKNOWN
+    assert harness.verdict().wrong() == [], "all of it is visible"
+    harness.rows.pop()
+    assert harness.verdict().wrong() == ["torn"]
+    harness.rows = harness.rows[:-49]
+    assert harness.verdict().wrong() == [], "nothing of it is visible"
+    harness.told["transaction"][:] = NO_TRANSACTION
+    harness.rows.append((int(harness.told["partition"][599]), 599))
+    assert harness.verdict().wrong() == [], "these are not of a transaction"
 
 
 def test_ledger_promises_what_a_commit_promised() -> None:
@@ -318,11 +318,11 @@ def test_partitions_that_were_added_must_be_used_soon() -> None:
 
 
 def test_judge_of_a_part_sees_that_part_only() -> None:
-    world = World()
-    world.rows.pop(350)
-    log = world.log()
+    harness = AuditHarness()
+    harness.rows.pop(350)
+    log = harness.log()
     for first, stop, wrong in ((0, 300, []), (300, COUNT, ["lost", "wrong_offset"])):
-        part = {name: column[first:stop] for name, column in world.told.items()}
+        part = {name: column[first:stop] for name, column in harness.told.items()}
         assert judge(log.part(first, stop), 3, part, partitions=PARTITIONS).wrong() == wrong
 
 

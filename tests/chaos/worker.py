@@ -32,7 +32,7 @@ from aiokprod import (
     Outcome,
     Producer,
 )
-from aiokprod.net.dialer import TcpDialer
+from aiokprod._net.dialer import TcpDialer
 from tests.chaos.values import NOT_ASKED, make
 from tests.integration.spy import METADATA, SpyDialer, busiest_second
 
@@ -237,7 +237,7 @@ async def _close(producer: Producer[bytes, bytes]) -> bool:
     if closing.done():
         closing.result()
         return False
-    client = producer._runtime.client if producer._runtime is not None else None
+    client = producer._lifecycle.runtime.client if producer._lifecycle.runtime is not None else None
     print(f"close does not end: {client!r}, gauges {producer.metrics()}", file=sys.stderr)
     for connection in getattr(client, "_connections", ()):
         state = {name: getattr(connection, name, None) for name in type(connection).__slots__}

@@ -50,8 +50,10 @@ def test_every_module_of_client_engine_and_network_is_measured(monkeypatch) -> N
     monkeypatch.chdir(ROOT)
     found = coverage.modules()
     for module in (
-        "producer", "runtime", "admission", "bulk_send", "table_send", "plugins", "transactions",
-        "engine/transaction_core", "engine/coordinators", "net/client", "net/security/tls",
+        "producer", "_client/runtime", "_client/slow_path", "_client/send_many",
+        "_client/send_table", "_client/hooks", "_client/transactions", "_security/oidc",
+        "_engine/identity/transaction_manager", "_engine/identity/coordinators", "_net/client",
+        "_net/tls", "_net/sasl/scram", "_config/fields",
     ):  # fmt: skip
         assert f"aiokprod/{module}.py" in found
     assert all(reason for *_, reason in coverage.LOWER.values())

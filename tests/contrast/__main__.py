@@ -70,22 +70,18 @@ async def play(scenario: Scenario, client: str, cluster: ChaosCluster | None) ->
         statistics = json.loads(out.splitlines()[-1])
         told = dict(np.load(orders["result"]))
         if cluster is not None:
-            log = await asyncio.to_thread(
-                read_log, cluster.bootstrap_servers, topic, bare=True
-            )
+            log = await asyncio.to_thread(read_log, cluster.bootstrap_servers, topic, bare=True)
             await cluster.delete_topic(topic)
         else:
             assert broker is not None
             log = broker.log()
-        verdict = judge(
-            log, 0, told, topic_made_at=stage.topic_made_at, partitions=PARTITIONS
-        )
+        verdict = judge(log, 0, told, topic_made_at=stage.topic_made_at, partitions=PARTITIONS)
         late = told["handed"] > ended + 1.0
         after = told["state"][late] == ACKNOWLEDGED
     return {
         "client": client,
         **statistics,
-        "silence_s": _silence(told),
+        "silence_s": _unresponsive(told),
         "after": f"{np.count_nonzero(after)}/{len(after)}",
         "verdict": asdict(verdict),
     }
@@ -116,7 +112,7 @@ def _teller(process: asyncio.subprocess.Process) -> Any:
     return tell
 
 
-def _silence(told: dict[str, Any]) -> float:
+def _unresponsive(told: dict[str, Any]) -> float:
     """The longest time without any acknowledgment."""
     acks = np.sort(told["settled"][told["state"] == ACKNOWLEDGED])
     return round(float(np.diff(acks).max()), 1) if len(acks) > 1 else -1.0

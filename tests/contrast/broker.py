@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from aiokprod._wire.messages.api_versions import ApiVersion, ApiVersionsResponse
 from aiokprod.testing.fake_cluster import (
     FakeCluster,
     close,
@@ -22,7 +23,6 @@ from aiokprod.testing.fake_cluster import (
     lose_answer,
     serve_tcp,
 )
-from aiokprod.wire.messages.api_versions import ApiVersion, ApiVersionsResponse
 from tests.chaos.audit import Log
 from tests.chaos.values import SIZE, read
 

@@ -27,11 +27,11 @@ import uvloop
 from tests.differential.campaign import Result, campaign
 from tests.differential.catalogue import scripts
 from tests.differential.clients import CLIENTS, JAVA, OURS
+from tests.differential.comparison import second_opinion
 from tests.differential.detection import detect
 from tests.differential.differences import ROWS, documented
 from tests.differential.generator import composed, generated
 from tests.differential.journal import PATH, Journal
-from tests.differential.judge import second_opinion
 from tests.differential.script import Script
 
 

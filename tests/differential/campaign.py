@@ -23,10 +23,10 @@ from tests.differential.clients import (
     Remote,
     processes,
 )
+from tests.differential.comparison import AGAINST_US, Finding, findings
 from tests.differential.differences import ROWS, Row
 from tests.differential.generator import GENERATED
 from tests.differential.journal import Journal
-from tests.differential.judge import AGAINST_US, Finding, findings
 from tests.differential.script import MODES, Call, Script, Send, Step, Wait
 from tests.differential.stage import Evidence, play, play_in_memory
 

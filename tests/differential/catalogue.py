@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from aiokprod.error_codes import Code
+from aiokprod._errors import Code
 from tests.differential.script import (
     ADD_OFFSETS,
     ADD_PARTITIONS,

@@ -9,17 +9,19 @@ from typing import Any, Final
 
 import pytest
 
-from aiokprod import backoff, error_codes
-from aiokprod.engine import transaction_driver
-from aiokprod.engine.accumulator import RecordAccumulator
-from aiokprod.engine.batch import ProducerBatch
-from aiokprod.engine.idempotence import Idempotent
-from aiokprod.engine.metadata_merge import ResponseMerger
-from aiokprod.engine.outcome import SequenceAdvice
-from aiokprod.engine.producer_state import NonIdempotent, WithoutTransactions
-from aiokprod.engine.sender import Sender
-from aiokprod.engine.transaction_driver import TransactionDriver
-from aiokprod.engine.transaction_states import Call
+from aiokprod import _backoff as backoff
+from aiokprod import _errors as error_codes
+from aiokprod._engine.buffer.accumulator import RecordAccumulator
+from aiokprod._engine.buffer.producer_batch import ProducerBatch
+from aiokprod._engine.identity import transaction_driver
+from aiokprod._engine.identity.idempotence import IdempotentSequences
+from aiokprod._engine.identity.producer_id_requests import ProducerIdRequests
+from aiokprod._engine.identity.producer_state import NoProducerId
+from aiokprod._engine.identity.sequence_errors import NO_ACTION, SequenceAction
+from aiokprod._engine.identity.transaction_driver import TransactionDriver
+from aiokprod._engine.metadata.merge import ResponseMerger
+from aiokprod._engine.sender.sender import Sender
+from aiokprod._errors import TxnApi
 from aiokprod.errors import Code, NetworkError, Outcome
 from tests.differential.campaign import Campaign, Result, campaign
 from tests.differential.catalogue import scripts
@@ -63,8 +65,8 @@ def sequence_of_an_appended_batch_given_out_again(patch: pytest.MonkeyPatch) -> 
     """KAFKA_STORAGE_ERROR and UNKNOWN_TOPIC_OR_PARTITION, answered after the append, counted as
     refusals: the next record got the sequence, and was acknowledged with the other's offset."""
     for code in (3, 56):
-        row = replace(error_codes._TABLE[code], outcome=Outcome.REJECTED)
-        patch.setitem(error_codes._TABLE, code, row)
+        row = replace(error_codes._ROWS[code], outcome=Outcome.REJECTED)
+        patch.setitem(error_codes._ROWS, code, row)
     patch.setattr(ProducerBatch, "seen", _Never())
 
 
@@ -81,19 +83,19 @@ class _Never:
 @defect("end-txn-codes", "coordinators")
 def end_of_a_transaction_called_refused(patch: pytest.MonkeyPatch) -> None:
     """EndTxn answered with 15, 16 or an unknown code was reported as not committed."""
-    _undoubted(patch, Call.END)
+    _undoubted(patch, TxnApi.END)
 
 
 @defect("coordinators", "add-partitions-codes")
 def transaction_opened_in_doubt_never_ended(patch: pytest.MonkeyPatch) -> None:
     """AddPartitionsToTxn carried out but answered with 15 or 16, then abort: no EndTxn left."""
-    _undoubted(patch, Call.ADD_PARTITIONS)
+    _undoubted(patch, TxnApi.ADD_PARTITIONS)
 
 
-def _undoubted(patch: pytest.MonkeyPatch, forgotten: Call) -> None:
+def _undoubted(patch: pytest.MonkeyPatch, forgotten: TxnApi) -> None:
     read = TransactionDriver._read
 
-    def certain(call: Call, reply: Any, result: Any, *rest: Any) -> None:
+    def certain(call: TxnApi, reply: Any, result: Any, *rest: Any) -> None:
         read(call, reply, result, *rest)
         if call is forgotten:
             result.in_doubt = result.lost
@@ -153,20 +155,20 @@ def backoff_without_jitter_at_its_maximum(patch: pytest.MonkeyPatch) -> None:
 @defect("produce/31", "produce/35")
 def refusals_end_a_producer_without_idempotence(patch: pytest.MonkeyPatch) -> None:
     """CLUSTER_AUTHORIZATION_FAILED and UNSUPPORTED_VERSION ended producers of any kind."""
-    patch.setattr(NonIdempotent, "on_fatal", WithoutTransactions.on_fatal)
+    patch.setattr(NoProducerId, "on_fatal", ProducerIdRequests.on_fatal)
 
 
 @defect("produce/47")
 def invalid_producer_epoch_fails_the_batch_and_no_bump(patch: pytest.MonkeyPatch) -> None:
     """INVALID_PRODUCER_EPOCH without transactions and without a new epoch."""
-    advise = Idempotent.advise
+    classify = IdempotentSequences.classify
 
-    def none(self: Any, batch: Any, code: int, log_start_offset: int) -> SequenceAdvice:
+    def none(self: Any, batch: Any, code: int, log_start_offset: int) -> SequenceAction:
         if code == Code.INVALID_PRODUCER_EPOCH:
-            return SequenceAdvice.NONE
-        return advise(self, batch, code, log_start_offset)
+            return NO_ACTION
+        return classify(self, batch, code, log_start_offset)
 
-    patch.setattr(Idempotent, "advise", none)
+    patch.setattr(IdempotentSequences, "classify", none)
 
 
 @defect("breaks")

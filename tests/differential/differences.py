@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final, TypeGuard
 
 from tests.differential.clients import HUNG, JAVA, LIBRDKAFKA, OURS, TIMEOUT, Report
-from tests.differential.judge import (
+from tests.differential.comparison import (
     FORGETFUL,
     Finding,
     deeds,
@@ -18,7 +18,7 @@ from tests.differential.judge import (
     met_by,
     met_differently,
 )
-from tests.differential.oddities import EDITS
+from tests.differential.odd_metadata import EDITS
 from tests.differential.script import (
     ADD_OFFSETS,
     ADD_PARTITIONS,
@@ -516,10 +516,7 @@ def _unknown_producer_id(finding: Finding, evidence: dict[str, Evidence]) -> boo
 def _unknown_at_coordinator(finding: Finding, evidence: dict[str, Evidence]) -> bool:
     """UNKNOWN_PRODUCER_ID to EndTxn or TxnOffsetCommit: Java's transaction is aborted."""
     told = {fault.api for fault in _script(evidence).faults if _is_code(fault, 59)}
-    return (
-        finding.kind in ("call-failed", "dead")
-        and bool(told & {END_TXN, TXN_OFFSET_COMMIT})
-    )
+    return finding.kind in ("call-failed", "dead") and bool(told & {END_TXN, TXN_OFFSET_COMMIT})
 
 
 @row("coordinator-without-address", follows=True)

@@ -17,7 +17,7 @@ from tests.differential.stage import Evidence
 
 ROOT: Final = Path(__file__).parents[2]
 PATH: Final = ROOT / ".cache" / "differential.journal"
-_STAGE: Final = ("aiokprod/testing/fake_cluster", "aiokprod/wire", "tests/differential")
+_STAGE: Final = ("aiokprod/testing/fake_cluster", "aiokprod/_wire", "tests/differential")
 _JUDGE: Final = frozenset(
     {
         "__main__.py",
@@ -29,7 +29,7 @@ _JUDGE: Final = frozenset(
         "journal.py",
         "judge.py",
         "test_journal.py",
-        "test_judge.py",
+        "test_comparison.py",
     }
 )
 """Modules of tests/differential that change neither what a client is told nor what is noted."""

@@ -25,7 +25,7 @@ from tests.differential.clients import (
     Ours,
     Report,
 )
-from tests.differential.oddities import ACTIONS, EDITS, TRANSACTIONAL_ID, every_log
+from tests.differential.odd_metadata import ACTIONS, EDITS, TRANSACTIONAL_ID, every_log
 from tests.differential.script import (
     API_NAMES,
     GROUP,

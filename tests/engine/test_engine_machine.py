@@ -1,5 +1,5 @@
 """A state machine over the whole engine: append, drain, ack, error, disconnect, time, expiry,
-split, withdrawal, leader moves, zombies; see `simulation.py`.
+split, withdrawal, leader moves, zombies; see `engine_machine.py`.
 
 Invariants: each record settles exactly once and its outcome is true; with idempotence no record is
 twice in a log and acknowledged ones are in order; memory is accounted to the byte; once all faults
@@ -25,7 +25,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from tests.engine.simulation import BROKERS, PARTITIONS, Simulation
+from tests.engine.engine_machine import BROKERS, PARTITIONS, Simulation
 
 pytestmark = pytest.mark.matrix
 
@@ -42,7 +42,7 @@ NODES = st.integers(1, BROKERS)
 
 
 @pytest.fixture(autouse=True)
-def _silence() -> Iterator[None]:
+def _unresponsive() -> Iterator[None]:
     """Thousands of failing batches are logged otherwise."""
     logging.disable(logging.CRITICAL)
     yield
@@ -89,12 +89,12 @@ class Machine(RuleBasedStateMachine):
     def cancel_a_waiter(self, number: int) -> None:
         self.s.cancel_a_waiter(number)
 
-    @precondition(lambda self: self.s.world.accumulator.incomplete)
+    @precondition(lambda self: self.s.harness.accumulator.incomplete)
     @rule()
     def flush(self) -> None:
         self.s.flush()
 
-    @precondition(lambda self: self.s.world.brokers.waiting)
+    @precondition(lambda self: self.s.harness.brokers.waiting)
     @rule(number=NUMBERS, omit=st.integers(0, 7).map(lambda n: n == 7))
     def process(self, number: int, omit: bool) -> None:
         self.s.process(number, omit=omit)
@@ -104,12 +104,12 @@ class Machine(RuleBasedStateMachine):
     def answer(self, number: int) -> None:
         self.s.answer(number)
 
-    @precondition(lambda self: self.s.world.brokers.waiting)
+    @precondition(lambda self: self.s.harness.brokers.waiting)
     @rule(node=NODES)
     def process_and_answer(self, node: int) -> None:
         self.s.process_and_answer(node)
 
-    @precondition(lambda self: self.s.world.brokers.waiting)
+    @precondition(lambda self: self.s.harness.brokers.waiting)
     @rule(number=NUMBERS, received=st.integers(0, 5), timed_out=st.booleans())
     def disconnect(self, number: int, received: int, timed_out: bool) -> None:
         self.s.disconnect(number, received, timed_out=timed_out)
@@ -137,7 +137,7 @@ class Machine(RuleBasedStateMachine):
     def limit_changes(self) -> None:
         self.s.limit_changes()
 
-    @precondition(lambda self: not all(sent.done for sent in self.s.world.brokers.init_requests))
+    @precondition(lambda self: not all(sent.done for sent in self.s.harness.brokers.init_requests))
     @rule(refused=st.integers(0, 3).map(lambda n: n == 3))
     def producer_id(self, refused: bool) -> None:
         self.s.producer_id(refused=refused)

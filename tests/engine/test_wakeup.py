@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 import math
 
-from aiokprod.hot.wakeup import Wakeup
+from aiokprod._engine.wakeup import WakeupEvent
 from aiokprod.testing.virtual import VirtualLoop
-from tests.engine.world import quiet, virtual
+from tests.engine.engine_harness import quiet, virtual
 
 
 @virtual
 async def test_wait_ends_when_set() -> None:
     loop = asyncio.get_running_loop()
-    wakeup = Wakeup(loop)
+    wakeup = WakeupEvent(loop)
     task = asyncio.ensure_future(wakeup.wait(math.inf))
     await asyncio.sleep(1000)
     assert not task.done()
@@ -26,7 +26,7 @@ async def test_wait_ends_when_set() -> None:
 @virtual
 async def test_wait_ends_exactly_at_its_deadline() -> None:
     loop = asyncio.get_running_loop()
-    wakeup = Wakeup(loop)
+    wakeup = WakeupEvent(loop)
     start = loop.time()
     await wakeup.wait(start + 2.5)
     assert loop.time() == start + 2.5
@@ -38,7 +38,7 @@ async def test_wait_ends_exactly_at_its_deadline() -> None:
 async def test_set_before_the_wait_is_remembered_and_costs_one_turn() -> None:
     loop = asyncio.get_running_loop()
     assert isinstance(loop, VirtualLoop)
-    wakeup = Wakeup(loop)
+    wakeup = WakeupEvent(loop)
     wakeup.set()
     passes = loop.passes
     await wakeup.wait(math.inf)
@@ -48,7 +48,7 @@ async def test_set_before_the_wait_is_remembered_and_costs_one_turn() -> None:
 @virtual
 async def test_clear_forgets_past_sets() -> None:
     loop = asyncio.get_running_loop()
-    wakeup = Wakeup(loop)
+    wakeup = WakeupEvent(loop)
     wakeup.set()
     wakeup.clear()
     start = loop.time()
@@ -59,7 +59,7 @@ async def test_clear_forgets_past_sets() -> None:
 @virtual
 async def test_timer_of_an_earlier_wait_never_ends_a_later_one() -> None:
     loop = asyncio.get_running_loop()
-    wakeup = Wakeup(loop)
+    wakeup = WakeupEvent(loop)
     start = loop.time()
     loop.call_later(0.1, wakeup.set)
     await wakeup.wait(start + 1)
@@ -72,7 +72,7 @@ async def test_timer_of_an_earlier_wait_never_ends_a_later_one() -> None:
 async def test_cancelled_wait_leaves_no_timer_and_can_be_repeated() -> None:
     loop = asyncio.get_running_loop()
     assert isinstance(loop, VirtualLoop)
-    wakeup = Wakeup(loop)
+    wakeup = WakeupEvent(loop)
     task = asyncio.ensure_future(wakeup.wait(loop.time() + 100))
     await quiet()
     task.cancel()
@@ -86,7 +86,7 @@ async def test_cancelled_wait_leaves_no_timer_and_can_be_repeated() -> None:
 @virtual
 async def test_set_and_deadline_in_one_pass_end_the_wait_once() -> None:
     loop = asyncio.get_running_loop()
-    wakeup = Wakeup(loop)
+    wakeup = WakeupEvent(loop)
     loop.call_at(loop.time() + 1, wakeup.set)
     await wakeup.wait(loop.time() + 1)
     wakeup.clear()
@@ -101,7 +101,7 @@ async def test_set_and_deadline_in_one_pass_end_the_wait_once() -> None:
 async def test_kept_timer_serves_later_waits_and_ends_none_of_them_early() -> None:
     loop = asyncio.get_running_loop()
     assert isinstance(loop, VirtualLoop)
-    wakeup = Wakeup(loop, keep_timer=True)
+    wakeup = WakeupEvent(loop, keep_timer=True)
     start = loop.time()
     for _ in range(3):  # set before each deadline: one timer is enough
         wakeup.clear()
@@ -118,7 +118,7 @@ async def test_kept_timer_serves_later_waits_and_ends_none_of_them_early() -> No
 async def test_kept_timer_makes_room_for_an_earlier_deadline_and_ends_with_close() -> None:
     loop = asyncio.get_running_loop()
     assert isinstance(loop, VirtualLoop)
-    wakeup = Wakeup(loop, keep_timer=True)
+    wakeup = WakeupEvent(loop, keep_timer=True)
     start = loop.time()
     loop.call_later(0.1, wakeup.set)
     await wakeup.wait(start + 100)

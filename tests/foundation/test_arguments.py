@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from aiokprod.arguments import checked_headers
+from aiokprod._client.validation import checked_headers
 from aiokprod.errors import ConfigError, Outcome
 
 

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from aiokprod.backoff import ExponentialBackoff
+from aiokprod._backoff import ExponentialBackoff
 
 
 class Extreme(random.Random):

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from aiokprod._config.fields import DefaultInt, parse_address
 from aiokprod.config import ProducerConfig
-from aiokprod.config_keys import DefaultInt, parse_address
 from aiokprod.errors import ConfigError, Outcome
 
 INT32 = 2**31 - 1

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from aiokprod.consumer_groups import GroupMetadata, Offset, checked_offsets, group_metadata
+from aiokprod._consumer_groups import GroupMetadata, Offset, checked_offsets, group_metadata
 from aiokprod.errors import ConfigError
 from aiokprod.records import TopicPartition
 

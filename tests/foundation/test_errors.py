@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import copy
 import pickle
+from typing import Any
 
 import pytest
 
 from aiokprod import errors
-from aiokprod.error_codes import Code, ErrorCode, Outcome, error_code
+from aiokprod._errors import Code, ErrorAction, ErrorCode, Outcome, TxnApi, error_code
 from aiokprod.errors import (
     AbortableTransactionError,
     AuthenticationError,
@@ -31,9 +32,11 @@ from aiokprod.errors import (
     broker_error,
 )
 
-# number, name, retriable (R), refreshes metadata (M) or coordinator (C), records in the log.
-# "no" only where every broker version checks before it appends. "?" also for codes that Produce
-# does not answer: nothing definite follows from them.
+# Columns 1 to 4 are what `org.apache.kafka.common.protocol.Errors` of Kafka 4.3.1 contains: number,
+# name, whether the exception is a RetriableException (R), and whether it is an
+# InvalidMetadataException (M) or a RefreshRetriableException (C). Column 5: can the records of a
+# Produce request be in the log? "no" only where every broker version checks before it appends. "?"
+# also for codes that no broker answers to Produce: nothing definite follows from them.
 TABLE = """
 -1 UNKNOWN_SERVER_ERROR - - ?
 0 NONE - - yes
@@ -44,7 +47,7 @@ TABLE = """
 5 LEADER_NOT_AVAILABLE R M ?
 6 NOT_LEADER_OR_FOLLOWER R M ?
 7 REQUEST_TIMED_OUT R - ?
-8 BROKER_NOT_AVAILABLE R - ?
+8 BROKER_NOT_AVAILABLE - - ?
 9 REPLICA_NOT_AVAILABLE R M ?
 10 MESSAGE_TOO_LARGE - - no
 11 STALE_CONTROLLER_EPOCH - - ?
@@ -172,6 +175,9 @@ TABLE = """
 133 SHARE_SESSION_LIMIT_REACHED R - ?
 """
 
+RETRIABLE_UNLIKE_IN_JAVA = {Code.BROKER_NOT_AVAILABLE}
+"""The broker is starting or stopping; franz-go repeats the request too."""
+
 ROWS = [tuple(line.split()) for line in TABLE.strip().splitlines()]
 
 CLASSES = [
@@ -186,7 +192,7 @@ def test_error_code_of_protocol_table_has_its_flags(
     row = error_code(int(number))
     assert row.number == int(number)
     assert row.name == name == Code(int(number)).name
-    assert row.retriable == (retriable == "R")
+    assert row.retriable == (retriable == "R" or row.number in RETRIABLE_UNLIKE_IN_JAVA)
     assert row.refresh_metadata == (refresh == "M")
     assert row.refresh_coordinator == (refresh == "C")
     assert row.outcome is (Outcome.REJECTED if log == "no" else Outcome.UNKNOWN)
@@ -200,9 +206,43 @@ def test_error_table_covers_every_code_once() -> None:
 
 def test_error_table_has_the_sizes_of_the_java_hierarchy() -> None:
     rows = [error_code(int(code)) for code in Code]
-    assert sum(row.retriable for row in rows) == 32 + 1, "and BROKER_NOT_AVAILABLE"
+    assert sum(row.retriable for row in rows) == 32 + len(RETRIABLE_UNLIKE_IN_JAVA)
     assert sum(row.refresh_metadata for row in rows) == 13
     assert sum(row.refresh_coordinator for row in rows) == 2
+
+
+@pytest.mark.parametrize("code", Code)
+def test_row_of_a_code_is_the_only_one_and_agrees_with_itself(code: Code) -> None:
+    row = code.row
+    assert error_code(code) is row
+    assert (row.number, row.name) == (code.value, code.name)
+    assert issubclass(getattr(errors, row.exception), KafkaError)
+    assert type(broker_error(code, "t-0")).__name__ == row.exception
+    assert pickle.loads(pickle.dumps(row)) is row
+    assert copy.deepcopy(row) is row
+    assert {row: code}[error_code(code)] is code
+    # What ends the idempotent producer ends a transactional one, and nothing that ends a producer
+    # is repeated.
+    assert row.fatal_transactional >= row.fatal_idempotent
+    assert not (row.retriable and (row.fatal_transactional or row.fails_topic or row.too_large))
+    assert row.retriable >= (row.refresh_metadata or row.refresh_coordinator)
+
+
+@pytest.mark.parametrize("call", TxnApi)
+@pytest.mark.parametrize("code", [code for code in Code if code is not Code.NONE])
+def test_coordinator_is_asked_again_after_the_codes_that_are_retriable(
+    code: Code, call: TxnApi
+) -> None:
+    again = {ErrorAction.RETRY, ErrorAction.LOOKUP, ErrorAction.LOST}
+    in_doubt = call is TxnApi.END and code is Code.UNKNOWN_SERVER_ERROR
+    assert (code.row.action_after(call) in again) == (code.row.retriable or in_doubt)
+
+
+@pytest.mark.parametrize("call", TxnApi)
+def test_coordinator_answers_no_error_or_one_newer_than_the_table(call: TxnApi) -> None:
+    assert Code.NONE.row.action_after(call) is ErrorAction.OK
+    unknown = ErrorAction.ABORT if call is TxnApi.ADD_PARTITIONS else ErrorAction.FATAL
+    assert error_code(999).action_after(call) is unknown
 
 
 def test_error_texts_are_all_different() -> None:
@@ -245,6 +285,136 @@ def test_every_exception_survives_pickling_and_copying(
         assert again.args == ("a-0: it failed",)
         assert vars(again)["details"] == {"attempts": 3}
         assert again.__notes__ == ["a note"]
+
+
+FIELDS = ("message", "code", "outcome", "retriable", "topic", "partition")
+
+
+def fields(error: KafkaError) -> list[Any]:
+    return [getattr(error, name) for name in FIELDS]
+
+
+class OrderRefused(RecordRejected):
+    """A user's subclass: its arguments differ, and it has attributes of its own."""
+
+    def __init__(self, order: int, *, customer: str) -> None:
+        super().__init__(f"order {order}", outcome=Outcome.NOT_SENT, retriable=True)
+        self.order = order
+        self._message = self._code = customer
+
+
+def made(cls: type[KafkaError]) -> KafkaError:
+    """An error with every kind of context."""
+    try:
+        try:
+            raise ValueError("context")
+        except ValueError:
+            raise cls("text") from ProtocolError("cause")
+    except KafkaError as error:
+        error.add_note("a note")
+        return error.with_(topic="t", partition=3)
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+@pytest.mark.parametrize("name", FIELDS)
+def test_fields_are_read_only(cls: type[KafkaError], name: str) -> None:
+    error = made(cls)
+    before = fields(error)
+    with pytest.raises(AttributeError, match=f"property '{name}' of '{cls.__name__}' object"):
+        setattr(error, name, before[FIELDS.index(name)])
+    with pytest.raises(AttributeError):
+        delattr(error, name)
+    assert fields(error) == before
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+def test_with_changes_what_is_given_and_keeps_the_rest(cls: type[KafkaError]) -> None:
+    error = made(cls)
+    before = fields(error)
+    changes: dict[str, Any] = {
+        "message": "other", "outcome": Outcome.REJECTED, "retriable": not error.retriable,
+        "topic": "u", "partition": 4,
+    }  # fmt: skip
+    for name, value in changes.items():
+        changed = error.with_(**{name: value})
+        assert type(changed) is cls
+        assert getattr(changed, name) == value
+        others = {other: getattr(error, other) for other in FIELDS if other != name}
+        if name == "topic":
+            others["partition"] = None  # of the other topic
+        assert {other: getattr(changed, other) for other in others} == others
+        assert changed.args == (changed.message,)
+    changed = error.with_(**changes)
+    assert {name: getattr(changed, name) for name in changes} == changes
+    assert str(changed).startswith("other")
+    assert fields(error) == before
+    assert error.args == ("text",)
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+@pytest.mark.parametrize("suppressed", [True, False])
+def test_with_keeps_the_chain_the_traceback_and_the_notes(
+    cls: type[KafkaError], suppressed: bool
+) -> None:
+    error = made(cls)
+    error.__suppress_context__ = suppressed
+    for changed in (error.with_(message="other"), copy.copy(error)):
+        assert isinstance(changed.__cause__, ProtocolError)
+        assert changed.__cause__ is error.__cause__
+        assert isinstance(changed.__context__, ValueError)
+        assert changed.__context__ is error.__context__
+        assert changed.__suppress_context__ is suppressed
+        assert changed.__traceback__ is error.__traceback__ is not None
+        assert changed.__notes__ == ["a note"]
+        changed.add_note("one more")
+    assert error.__notes__ == ["a note"]
+    assert KafkaError("plain").with_(message="other").__suppress_context__ is False
+
+
+def test_copies_of_an_error_have_notes_of_their_own() -> None:
+    error = made(KafkaError)
+    first, second = error.copy(), error.copy()
+    first.add_note("of the first task")
+    assert (error.__notes__, second.__notes__) == (["a note"], ["a note"])
+    assert first.__notes__ == ["a note", "of the first task"]
+    assert first.__traceback__ is None
+
+
+def test_copy_takes_the_place_of_a_record() -> None:
+    error = made(KafkaError)
+    assert fields(error.copy())[-2:] == ["t", 3]
+    assert fields(error.copy(topic="u"))[-2:] == ["u", None]
+    assert fields(error.copy(topic="u", partition=0))[-2:] == ["u", 0]
+    assert fields(error.copy(partition=0))[-2:] == ["t", 0]
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+def test_pickle_keeps_a_cause_of_this_package_and_drops_others(cls: type[KafkaError]) -> None:
+    error = made(cls)
+    again = pickle.loads(pickle.dumps(error))
+    assert fields(again) == fields(error)
+    assert (type(again.__cause__), str(again.__cause__)) == (ProtocolError, "cause")
+    assert again.__suppress_context__ is True
+    assert again.__notes__ == ["a note"]
+    error.__cause__ = ValueError(lambda: None)  # does not pickle
+    assert pickle.loads(pickle.dumps(error)).__cause__ is None
+    error.__cause__ = error
+    again = pickle.loads(pickle.dumps(error))
+    assert again.__cause__ is again
+
+
+def test_subclass_with_an_init_of_its_own_is_changed_copied_and_pickled() -> None:
+    error = OrderRefused(17, customer="c")
+    assert error.with_().args == error.args == ("order 17",)
+    for again in (
+        error.with_(outcome=Outcome.UNKNOWN), error.copy(), copy.copy(error),
+        copy.deepcopy(error), pickle.loads(pickle.dumps(error)),
+    ):  # fmt: skip
+        assert type(again) is OrderRefused
+        assert (again.order, again._message, again._code) == (17, "c", "c")
+        assert (again.message, again.code, again.retriable) == ("order 17", None, True)
+    assert error.with_(outcome=Outcome.UNKNOWN).outcome is Outcome.UNKNOWN
+    assert error.outcome is Outcome.NOT_SENT
 
 
 @pytest.mark.parametrize("cls", CLASSES)

@@ -104,4 +104,4 @@ def test_drain_report_is_a_value() -> None:
 
 
 def test_record_metadata_comes_from_the_compiled_core() -> None:
-    assert RecordMetadata.__module__ == "aiokprod.hot.core"
+    assert RecordMetadata.__module__ == "aiokprod._core.batch"

@@ -20,12 +20,12 @@ from aiokprod import (
     ProducerConfig,
     Secret,
 )
+from aiokprod._redaction import redacted
+from aiokprod._security.jwt_bearer import JwtBearerTokens
+from aiokprod._security.msk_iam import AwsCredentials
+from aiokprod._security.oidc import OidcTokens
 from aiokprod.errors import error_code
-from aiokprod.net.security.jwt_bearer import JwtBearerTokens
-from aiokprod.net.security.msk_iam import AwsCredentials
-from aiokprod.net.security.oidc import OidcTokens
-from aiokprod.redaction import redacted
-from tests.canary import errors_behind, found_in_frames
+from tests.secret_leak_check import errors_behind, found_in_frames
 
 HIDDEN = "hunter2-hunter2"
 

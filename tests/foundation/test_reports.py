@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from aiokprod._client.status import explain
 from aiokprod.config import ProducerConfig
-from aiokprod.reports import explain
 
 NO_ACK = "acks=0: records are lost without notice"
 LEADER_ONLY = "acks=1: acknowledged records are lost if the leader dies"

@@ -11,9 +11,9 @@ import sys
 import atheris
 
 with atheris.instrument_imports(include=["aiokprod"]):
+    from aiokprod._wire.frames import FrameReader
+    from aiokprod._wire.headers import decode_response_header
     from aiokprod.errors import DecodeError, ProtocolError
-    from aiokprod.wire.frames import FrameReader
-    from aiokprod.wire.headers import decode_response_header
     from tests.fuzz.mutations import responses
 
 RESPONSES = list(responses())

@@ -11,14 +11,15 @@ import time
 import tracemalloc
 from dataclasses import dataclass, field
 
+from aiokprod._wire.frames import FrameReader
+from aiokprod._wire.headers import decode_response_header
 from aiokprod.errors import DecodeError, FrameTooLarge, UnsupportedVersion
-from aiokprod.wire.frames import FrameReader
-from aiokprod.wire.headers import decode_response_header
 from tests.fuzz.mutations import Sample, corpus, mutate
 
 SLOW_S = 1.0
 SPARE_BYTES = 32 * 1024
-"""Objects of a message whose frame is tiny, and what tests/canary.py needs to look at an error."""
+"""Objects of a message whose frame is tiny, and what tests/secret_leak_check.py needs to look at an
+error."""
 OBJECT_TIMES = 10
 """Bytes of Python objects for a byte of a frame that really holds many small elements: answers that
 nobody damaged come to 9.6 (`test_undamaged_answers_take_at_most_ten_times_their_bytes`)."""

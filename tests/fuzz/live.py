@@ -17,9 +17,9 @@ from aiokprod.records import RecordMetadata
 from aiokprod.testing.fake_cluster import FakeCluster, Reaction, Request, edit_frame
 from aiokprod.testing.memory import MemoryNetwork
 from aiokprod.testing.virtual import run
-from tests.faults.kit import TICK, make_producer, now
 from tests.fuzz.decoders import Figures, Finding
 from tests.fuzz.mutations import INTERESTING, mutate
+from tests.scenarios.scenario_helpers import TICK, make_producer, now
 
 RECORDS = 60
 DELIVERY_S, BLOCK_S = 5.0, 2.0

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from aiokprod.wire.message import Message
-from aiokprod.wire.messages import RESPONSES
-from aiokprod.wire.schema import FieldSpec, WireType, fields_of
+from aiokprod._wire.message import Message
+from aiokprod._wire.message_schema import FieldSpec, WireType, fields_of
+from aiokprod._wire.messages import RESPONSES
 from tests.wire.strategies import filled
 
 INTERESTING = (

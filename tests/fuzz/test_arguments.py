@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from aiokprod.config import ProducerConfig
 from aiokprod.errors import ConfigError, KafkaError, Outcome
-from tests.canary import CANARY
-from tests.faults.kit import play, world
+from tests.scenarios.scenario_helpers import harness, play
+from tests.secret_leak_check import CANARY
 
 NAMES = sorted(field.name for field in dataclasses.fields(ProducerConfig))
 
@@ -81,7 +81,7 @@ ARGUMENTS = st.fixed_dictionaries(
 @given(st.lists(ARGUMENTS, min_size=4, max_size=16))
 def test_arguments_of_send_are_taken_or_refused_and_good_records_go_on(calls):
     async def main():
-        async with world(partitions=3, max_block_ms=100, cluster={"auto_create": False}) as (
+        async with harness(partitions=3, max_block_ms=100, cluster={"auto_create": False}) as (
             cluster,
             producer,
             _,

@@ -20,7 +20,7 @@ import jwt
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
-from aiokprod.net.security.jwt_bearer import GRANT
+from aiokprod._security.jwt_bearer import GRANT
 from tests.security.certs import Authority
 
 AUDIENCE, ISSUER = "kafka", "https://idp.test"

@@ -7,14 +7,14 @@ import asyncio
 import socket
 import time
 
-from aiokprod.testing.kafka_cluster import KafkaCluster
-from aiokprod.wire.headers import decode_response_header, encode_request
-from aiokprod.wire.messages.metadata import (
+from aiokprod._wire.headers import decode_response_header, encode_request
+from aiokprod._wire.messages.metadata import (
     MetadataRequest,
     MetadataRequestTopic,
     MetadataResponse,
     MetadataResponseTopic,
 )
+from aiokprod.testing.kafka_cluster import KafkaCluster
 from tests.integration.roundtrip import read_frame
 
 VERSION = 9

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from aiokprod.net.dialer import TcpDialer
+from aiokprod._net.dialer import TcpDialer
 
 METADATA, PRODUCE, INIT_PRODUCER_ID = 3, 0, 22
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from aiokprod import Environment, Producer
-from aiokprod.net.dialer import TcpDialer
+from aiokprod._net.dialer import TcpDialer
 from aiokprod.testing.kafka_cluster import KafkaCluster
 from tests.integration.checker import History, check
 from tests.integration.load import Stream

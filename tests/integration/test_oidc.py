@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from aiokprod import Producer
-from aiokprod.net.security.jwt_bearer import GRANT, JwtBearerTokens
-from aiokprod.net.security.oidc import OidcTokens
+from aiokprod._security.jwt_bearer import GRANT, JwtBearerTokens
+from aiokprod._security.oidc import OidcTokens
 from aiokprod.testing.kafka_cluster import KafkaCluster
 from tests.integration import oidc_server
 from tests.integration.load import every_record_once, every_record_once_for, healed, refused

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from aiokprod import KafkaTimeout, Outcome, Producer, ProducerFenced
-from aiokprod.engine.coordinators import CoordinatorKind
+from aiokprod._engine.identity.coordinators import CoordinatorKind
 from aiokprod.testing.kafka_admin import downgrade_feature
 from aiokprod.testing.kafka_cluster import KAFKA_3, KAFKA_4, KafkaCluster
 from tests.transactions.readback import first_committed, read_committed
@@ -50,7 +50,7 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[KafkaCluster]:
 
 
 def protocol(producer: Producer[Any, Any]) -> int:
-    runtime = producer._runtime
+    runtime = producer._lifecycle.runtime
     assert runtime is not None
     assert runtime.transactions is not None
     return 2 if runtime.transactions.tv2 else 1
@@ -202,7 +202,7 @@ def test_end_brokers_silent_returns_in_time_then_resumes(
 
 
 def coordinator(producer: Producer[Any, Any], transactional_id: str) -> int:
-    runtime = producer._runtime
+    runtime = producer._lifecycle.runtime
     assert runtime is not None
     assert runtime._driver is not None
     found = runtime._driver._coordinators.known(CoordinatorKind.TRANSACTION, transactional_id)

@@ -34,9 +34,9 @@ from tests.mutants.server import Command, Server
 from tests.mutants.trial import Bench
 
 CACHE: Final = ROOT / ".cache" / "mutants"
-MAPPED: Final = ("engine", "net", "transactions", "security", "foundation", "spark", "tables",
-                 "faults")  # fmt: skip
-_SEARCHES: Final = ("test_detection.py", "test_simulation.py")
+MAPPED: Final = ("engine", "net", "transactions", "security", "foundation", "client", "spark",
+                 "arrow", "scenarios", "simulation")  # fmt: skip
+_SEARCHES: Final = ("test_history_check.py", "test_simulation.py")
 """Not mapped: they start many processes. The simulation is one of the wider rounds."""
 _LEFT_OUT: Final = shutil.ignore_patterns(
     ".git", ".venv", ".cache", "__pycache__", ".mypy_cache", ".hypothesis", ".pytest_cache",
@@ -49,7 +49,7 @@ def tests_by_line(tree: Path) -> TestMap:
     found = [
         path.relative_to(ROOT)
         for folder in MAPPED
-        for path in sorted((ROOT / "tests" / folder).glob("test_*.py"))
+        for path in sorted((ROOT / "tests" / folder).rglob("test_*.py"))
         if path.name not in _SEARCHES
     ]
     return record(tree, found, CACHE)
@@ -193,8 +193,11 @@ def run(
                         **verdict.__dict__,
                     }
                 )
-                print(f"{number}/{len(todo)} {verdict.result} {verdict.seconds:.1f} s "  # noqa: B023
-                      f"{mutation.path}:{mutation.line} {mutation.kind} {verdict.by}", flush=True)
+                print(
+                    f"{number}/{len(todo)} {verdict.result} {verdict.seconds:.1f} s "  # noqa: B023
+                    f"{mutation.path}:{mutation.line} {mutation.kind} {verdict.by}",
+                    flush=True,
+                )
 
             list(pool.map(one, enumerate(todo, 1)))
 

@@ -273,7 +273,15 @@ def _cython(path: str, source: str) -> list[Mutation]:
             until = start + len(line[:last].encode())  # noqa: B023
             found.append(
                 Mutation(
-                    path, ".".join(inside), kind, number, number, at, until, text, line.strip()  # noqa: B023
+                    path,
+                    ".".join(inside),  # noqa: B023
+                    kind,
+                    number,  # noqa: B023
+                    number,  # noqa: B023
+                    at,
+                    until,
+                    text,
+                    line.strip(),  # noqa: B023
                 )
             )
 

@@ -42,14 +42,21 @@ SPARK_TESTS: Final = {
 Their mutants meet that file besides the tests of the map, which does not have it: see
 `trial.Bench`."""
 
-SEEDS: Final = ("-m", "tests.faults.simulation", "--jobs", "1", "--seeds")
+SEEDS: Final = ("-m", "tests.simulation", "--jobs", "1", "--seeds")
 _SIMULATION: Final = ((*SEEDS, "0-60"),)
+
+_CLIENT: Final = (
+    "aiokprod/*.py",
+    "aiokprod/_client/*.py",
+    "aiokprod/_config/*.py",
+    "aiokprod/_security/*.py",
+)
 
 GROUPS: Final = (
     Group(
         "engine",
-        ("aiokprod/engine/*.py",),
-        ("transaction*", "coordinators.py", "marker_pace.py", "openings.py"),
+        ("aiokprod/_engine/*.py", "aiokprod/_engine/*/*.py"),
+        ("transaction*", "coordinators.py"),
         30,
         (),
         _SIMULATION,
@@ -57,25 +64,37 @@ GROUPS: Final = (
     Group(
         "transactions",
         (
-            "aiokprod/engine/transaction*.py",
-            "aiokprod/engine/coordinators.py",
-            "aiokprod/engine/marker_pace.py",
-            "aiokprod/engine/openings.py",
+            "aiokprod/_engine/identity/transaction*.py",
+            "aiokprod/_engine/identity/coordinators.py",
         ),
         (),
         12,
         (),
         (),
     ),
-    Group("net", ("aiokprod/net/*.py", "aiokprod/net/security/*.py"), (), 20, (), _SIMULATION),
-    Group("client side", ("aiokprod/*.py",), ("__init__.py", "version.py"), 16, (), _SIMULATION),
+    Group("net", ("aiokprod/_net/*.py", "aiokprod/_net/sasl/*.py"), (), 20, (), _SIMULATION),
+    Group("client side", _CLIENT, ("__init__.py", "_version.py"), 16, (), _SIMULATION),
     Group("spark", ("aiokprod/spark/*.py",), (), 8, (), ()),
     Group(
         "compiled core",
-        ("aiokprod/hot/*.pyx",),
+        (
+            "aiokprod/*.pyx",
+            "aiokprod/_core/*.pyx",
+            "aiokprod/_arrow/*.pyx",
+            "aiokprod/_wire/*.pyx",
+            "aiokprod/_engine/*.pyx",
+            "aiokprod/spark/*.pyx",
+        ),
         (),
         14,
-        ("tests/hot", "tests/tables", "tests/wire", "tests/spark", "tests/foundation"),
+        (
+            "tests/core",
+            "tests/arrow",
+            "tests/wire",
+            "tests/spark",
+            "tests/foundation",
+            "tests/engine",
+        ),
         _SIMULATION,
     ),
 )

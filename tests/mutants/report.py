@@ -48,8 +48,10 @@ def report(results: Sequence[Mapping[str, Any]], known: Mapping[str, str]) -> tu
     noticed = total["killed"] + total["hung"]
     valid = noticed + total["survived"] + total["open"]
     rate = noticed / valid if valid else 0.0
-    lines.append(f"noticed: {rate:.1%} of {valid} (needed: {NEEDED:.0%}); "
-                 f"{total['invalid']} did not compile and do not count")
+    lines.append(
+        f"noticed: {rate:.1%} of {valid} (needed: {NEEDED:.0%}); "
+        f"{total['invalid']} did not compile and do not count"
+    )
     unexplained = 0
     refuted = 0
     for entry in results:
@@ -62,9 +64,11 @@ def report(results: Sequence[Mapping[str, Any]], known: Mapping[str, str]) -> tu
         elif entry["result"] == "survived":
             reason = known.get(entry["key"])
             unexplained += reason is None
-            lines.append(f"survived: {entry['key']} -> {entry['text']}\n"
-                         f"    {reason or 'NO REASON'} ({entry['tests']} tests run the line"
-                         f"{'; ' + entry['by'] if entry.get('by') else ''})")
+            lines.append(
+                f"survived: {entry['key']} -> {entry['text']}\n"
+                f"    {reason or 'NO REASON'} ({entry['tests']} tests run the line"
+                f"{'; ' + entry['by'] if entry.get('by') else ''})"
+            )
     if unexplained:
         lines.append(f"{unexplained} survivors without a reason in {REASONS.name}")
     return "\n".join(lines), valid > 0 and rate >= NEEDED and not (unexplained or refuted)

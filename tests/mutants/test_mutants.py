@@ -23,7 +23,7 @@ from tests.mutants.report import reasons, report, stale
 from tests.mutants.server import Command, Server
 from tests.mutants.trial import Bench
 
-SOURCE = '''
+SOURCE = """
 import logging
 logger = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ class Limit:
         for i in (True, 7):
             continue
         return False
-'''
+"""
 
 
 def changed_lines(path: str, source: str) -> dict[str, set[str]]:
@@ -108,7 +108,7 @@ cdef class Core:
 
 
 def test_every_python_mutant_of_the_package_parses_and_has_a_key_of_its_own() -> None:
-    path = "aiokprod/engine/accumulator.py"
+    path = "aiokprod/_engine/buffer/accumulator.py"
     source = (ROOT / path).read_text()
     mutants = sites(path, source)
     assert len(mutants) > 300
@@ -172,7 +172,7 @@ def test_reasons_belong_to_mutants_that_exist() -> None:
     """A reason for a line that changed excuses nothing any more and has to go."""
     known = reasons()
     assert stale(known) == []
-    path = "aiokprod/engine/accumulator.py"
+    path = "aiokprod/_engine/buffer/accumulator.py"
     real = sites(path, (ROOT / path).read_text())[0].key
     gone = [real.replace("accumulator.py", "no_such_module.py"), real + "0"]
     assert stale([real, *gone]) == gone
@@ -447,9 +447,7 @@ def test_child_that_uses_up_its_time_or_none_has_hung(tree: Path) -> None:
     server = Server(tree)
     output = tree / "output"
     (tree / "spin.py").write_text("while True: pass")
-    (tree / "wait.py").write_text(
-        "import subprocess\nsubprocess.run(['sleep', '1000'])\n"
-    )
+    (tree / "wait.py").write_text("import subprocess\nsubprocess.run(['sleep', '1000'])\n")
     (tree / "fail.py").write_text("print('seen'); raise SystemExit(3)")
     try:
         spun = server.run(Command(("-m", "spin"), str(output), cpu=1))

@@ -131,9 +131,7 @@ class Bench:
             if "::" not in told:
                 by = told or f"exit status {ended.status}"
                 return "killed", f"{one.name}: {by}", seconds
-            alone = self._server.run(
-                Command((*_PYTEST, told), str(self._output), cpu=one.cpu)
-            )
+            alone = self._server.run(Command((*_PYTEST, told), str(self._output), cpu=one.cpu))
             seconds += alone.cpu
             if alone.hung or alone.status not in (0, _NO_TESTS):
                 return "killed", f"{one.name}: {told}", seconds
@@ -221,7 +219,7 @@ class Bench:
         near, far = [], []
         for folder in group.own:
             for path in sorted((self._tree / folder).glob("test_*.py")):
-                named = stem in path.stem or f"hot.{stem} " in path.read_text()
+                named = stem in path.stem or f".{stem} " in path.read_text()
                 (near if named else far).append(path.relative_to(self._tree).as_posix())
         near.sort(key=lambda name: stem not in Path(name).stem)
         return (near, far) if near else (far, [])

@@ -7,8 +7,8 @@ import itertools
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from aiokprod.wire.headers import RequestHeader
-from aiokprod.wire.message import Message
+from aiokprod._wire.headers import RequestHeader
+from aiokprod._wire.message import Message
 from tests.net.wire_helpers import requests_in
 
 

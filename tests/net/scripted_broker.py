@@ -7,18 +7,19 @@ import random
 from collections.abc import Callable
 from typing import Any
 
+from aiokprod._net.client import NetworkClient
+from aiokprod._net.connection import Connection
+from aiokprod._net.in_flight import Response
+from aiokprod._wire.frames import FrameReader
+from aiokprod._wire.headers import RequestHeader, decode_request_header, encode_response
+from aiokprod._wire.message import Message
+from aiokprod._wire.messages import REQUESTS
+from aiokprod._wire.messages.metadata import MetadataRequest, MetadataResponse
 from aiokprod.cluster import Node
 from aiokprod.config import ProducerConfig
 from aiokprod.environment import Environment
 from aiokprod.errors import KafkaError
-from aiokprod.net.client import NetworkClient
-from aiokprod.net.in_flight import Response
 from aiokprod.testing.memory import Link, MemoryNetwork
-from aiokprod.wire.frames import FrameReader
-from aiokprod.wire.headers import RequestHeader, decode_request_header, encode_response
-from aiokprod.wire.message import Message
-from aiokprod.wire.messages import REQUESTS
-from aiokprod.wire.messages.metadata import MetadataRequest, MetadataResponse
 from tests.net.wire_helpers import versions_answer
 
 METADATA = MetadataRequest(topics=None)
@@ -94,7 +95,7 @@ class Session(asyncio.Protocol):
         self.is_lost = True
 
 
-class World:
+class ConnectionHarness:
     """A client in a memory network, and what it reported."""
 
     def __init__(self, servers: str = "b:1", **settings: Any) -> None:
@@ -160,10 +161,14 @@ class World:
         self, node_id: int = -1, request: Any = METADATA, **options: Any
     ) -> asyncio.Future[Response]:
         done: asyncio.Future[Response] = self.loop.create_future()
-        self.client.send(
-            node_id, request, done.set_result, self.now, **({"timeout": 30.0} | options)
-        )
+        self.slot(node_id).send(request, done.set_result, self.now, **({"timeout": 30.0} | options))
         return done
+
+    def slot(self, node_id: int = -1) -> Connection:
+        """The connection of a node that takes a request now."""
+        connection = self.client.ready(node_id, self.now)
+        assert connection is not None, f"node {node_id} takes no request"
+        return connection
 
     async def close(self) -> None:
         await self.client.close(self.now + 5.0)

@@ -9,17 +9,17 @@ from typing import Any
 
 import pytest
 
-from aiokprod.cluster import Node
-from aiokprod.errors import AuthenticationError, DialError, KafkaError, Outcome
-from aiokprod.net.security import Authenticated, AuthenticationStep, SendToBroker, Work
-from aiokprod.wire.message import Message
-from aiokprod.wire.messages.metadata import MetadataResponse
-from aiokprod.wire.messages.sasl_authenticate import (
+from aiokprod._net.authentication import Authenticated, AuthenticationStep, AuthTask, SendToBroker
+from aiokprod._wire.message import Message
+from aiokprod._wire.messages.metadata import MetadataResponse
+from aiokprod._wire.messages.sasl_authenticate import (
     SaslAuthenticateRequest,
     SaslAuthenticateResponse,
 )
-from aiokprod.wire.messages.sasl_handshake import SaslHandshakeRequest, SaslHandshakeResponse
-from tests.net.scripted_broker import World
+from aiokprod._wire.messages.sasl_handshake import SaslHandshakeRequest, SaslHandshakeResponse
+from aiokprod.cluster import Node
+from aiokprod.errors import AuthenticationError, DialError, KafkaError, Outcome
+from tests.net.scripted_broker import ConnectionHarness
 from tests.net.test_client import in_virtual_time
 
 HANDSHAKE, AUTHENTICATE = 17, 36
@@ -42,7 +42,7 @@ class Mechanism:
     def start(self, versions: Any) -> AuthenticationStep | None:
         self.started += 1
         first = SendToBroker(SaslHandshakeRequest("PLAIN"), 1)
-        return first if self.work is None else Work(self.work)
+        return first if self.work is None else AuthTask(self.work)
 
     def receive(self, response: Message) -> AuthenticationStep | None:
         if isinstance(response, SaslHandshakeResponse):
@@ -53,15 +53,15 @@ class Mechanism:
         return self.is_renewable
 
 
-def world(mechanism: Mechanism, **settings: Any) -> tuple[World, Any]:
-    made = World(authenticator=lambda node: mechanism, **settings)
+def harness(mechanism: Mechanism, **settings: Any) -> tuple[ConnectionHarness, Any]:
+    made = ConnectionHarness(authenticator=lambda node: mechanism, **settings)
     broker = made.broker()
     broker.answers[HANDSHAKE] = lambda header, message: SaslHandshakeResponse(mechanisms=["PLAIN"])
     broker.answers[AUTHENTICATE] = lambda header, message: SaslAuthenticateResponse()
     return made, broker
 
 
-async def failure(made: World) -> tuple[KafkaError, float]:
+async def failure(made: ConnectionHarness) -> tuple[KafkaError, float]:
     """How the first attempt to connect ends, and after how many seconds."""
     start = made.now
     made.client.ready(-1, start)
@@ -78,7 +78,7 @@ async def test_work_of_a_mechanism_runs_in_a_task_of_the_connection():
         await asyncio.sleep(3.0)
         return SendToBroker(SaslHandshakeRequest("PLAIN"), 1)
 
-    made, broker = world(Mechanism(work=thinking))
+    made, broker = harness(Mechanism(work=thinking))
     start = made.now
     await made.connect()
     assert made.now - start == pytest.approx(3.0, abs=0.1)
@@ -92,7 +92,7 @@ async def test_error_of_the_work_is_told_by_its_class_only():
     async def failing() -> AuthenticationStep:
         raise ValueError("canary-token")
 
-    made, _ = world(Mechanism(work=failing))
+    made, _ = harness(Mechanism(work=failing))
     error, _ = await failure(made)
     assert isinstance(error, AuthenticationError)
     assert error.message.endswith("authentication failed with ValueError")
@@ -104,7 +104,7 @@ async def test_refusal_by_the_work_keeps_its_text_and_code():
     async def refusing() -> AuthenticationStep:
         raise AuthenticationError("no ticket")
 
-    made, _ = world(Mechanism(work=refusing))
+    made, _ = harness(Mechanism(work=refusing))
     error, _ = await failure(made)
     assert isinstance(error, AuthenticationError)
     assert error.message.endswith("no ticket")
@@ -116,7 +116,7 @@ async def test_work_cancelled_by_a_stranger_refuses_the_connection():
     async def cancelled() -> AuthenticationStep:
         raise asyncio.CancelledError
 
-    made, _ = world(Mechanism(work=cancelled))
+    made, _ = harness(Mechanism(work=cancelled))
     error, _ = await failure(made)
     assert isinstance(error, AuthenticationError)
     assert "was cancelled" in error.message
@@ -133,7 +133,7 @@ async def test_work_that_hangs_is_ended_by_the_setup_timeout_and_cancelled():
             ended.append(True)
         raise AssertionError("unreachable")
 
-    made, _ = world(Mechanism(work=hanging))
+    made, _ = harness(Mechanism(work=hanging))
     error, took = await failure(made)
     assert isinstance(error, AuthenticationError)
     assert "is not done in time" in error.message
@@ -144,7 +144,7 @@ async def test_work_that_hangs_is_ended_by_the_setup_timeout_and_cancelled():
 @in_virtual_time
 async def test_session_is_renewed_before_it_ends_once_open_requests_have_ended():
     mechanism = Mechanism(lifetime=100.0)
-    made, broker = world(mechanism)
+    made, broker = harness(mechanism)
     broker.silence(3)
     await made.connect()
     start = made.now
@@ -167,7 +167,7 @@ async def test_session_is_renewed_before_it_ends_once_open_requests_have_ended()
 @in_virtual_time
 async def test_session_that_cannot_be_renewed_ends_the_connection_in_order():
     mechanism = Mechanism(lifetime=100.0, renewable=False)
-    made, broker = world(mechanism)
+    made, broker = harness(mechanism)
     await made.connect()
     await asyncio.sleep(100.0)
     assert not made.client.can_send(-1, made.now)
@@ -179,7 +179,7 @@ async def test_session_that_cannot_be_renewed_ends_the_connection_in_order():
 
 @in_virtual_time
 async def test_refused_renewal_ends_the_connection():
-    made, broker = world(Mechanism(lifetime=100.0))
+    made, broker = harness(Mechanism(lifetime=100.0))
     await made.connect()
     broker.silence(HANDSHAKE)
     await asyncio.sleep(120.0)
@@ -204,7 +204,7 @@ def plaintext_port() -> ssl.SSLError:
 def test_failed_tls_handshake_is_named(raised, kind, text):
     @in_virtual_time
     async def main() -> None:
-        made = World(security_protocol="SSL", ssl_context=ssl.create_default_context())
+        made = ConnectionHarness(security_protocol="SSL", ssl_context=ssl.create_default_context())
         asked: list[dict[str, Any]] = []
 
         async def connect(*arguments: Any, **options: Any) -> Any:
@@ -225,7 +225,7 @@ def test_failed_tls_handshake_is_named(raised, kind, text):
 
 @in_virtual_time
 async def test_coordinator_outside_of_the_metadata_is_a_node_of_its_own():
-    made = World("b:1")
+    made = ConnectionHarness("b:1")
     made.broker("b")
     made.broker("c", 7)
     named = Node(5, "c", 7)

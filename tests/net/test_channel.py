@@ -8,6 +8,33 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from aiokprod._net import channel as channel_module
+from aiokprod._net.authentication import Authenticated, AuthenticationStep, SendToBroker
+from aiokprod._net.channel import HANDSHAKE_MAX_BYTES, KafkaChannel
+from aiokprod._net.channel_states import (
+    TRANSITIONS,
+    Closed,
+    CloseReason,
+    Completed,
+    Event,
+    Ready,
+    State,
+)
+from aiokprod._net.in_flight import InFlightRequest, Response
+from aiokprod._wire.message import Message
+from aiokprod._wire.messages.api_versions import ApiVersion, ApiVersionsRequest, ApiVersionsResponse
+from aiokprod._wire.messages.metadata import MetadataRequest, MetadataResponse
+from aiokprod._wire.messages.produce import (
+    PartitionProduceData,
+    ProduceRequest,
+    ProduceResponse,
+    TopicProduceData,
+)
+from aiokprod._wire.messages.sasl_authenticate import (
+    SaslAuthenticateRequest,
+    SaslAuthenticateResponse,
+)
+from aiokprod._wire.messages.sasl_handshake import SaslHandshakeRequest, SaslHandshakeResponse
 from aiokprod.errors import (
     AuthenticationError,
     CorrelationMismatch,
@@ -22,33 +49,6 @@ from aiokprod.errors import (
     RequestTimedOut,
     UnsupportedVersion,
 )
-from aiokprod.net import channel as channel_module
-from aiokprod.net.channel import HANDSHAKE_MAX_BYTES, KafkaChannel
-from aiokprod.net.channel_states import (
-    TRANSITIONS,
-    Closed,
-    CloseReason,
-    Completed,
-    Event,
-    Ready,
-    State,
-)
-from aiokprod.net.in_flight import InFlightRequest, Response
-from aiokprod.net.security import Authenticated, AuthenticationStep, SendToBroker
-from aiokprod.wire.message import Message
-from aiokprod.wire.messages.api_versions import ApiVersion, ApiVersionsRequest, ApiVersionsResponse
-from aiokprod.wire.messages.metadata import MetadataRequest, MetadataResponse
-from aiokprod.wire.messages.produce import (
-    PartitionProduceData,
-    ProduceRequest,
-    ProduceResponse,
-    TopicProduceData,
-)
-from aiokprod.wire.messages.sasl_authenticate import (
-    SaslAuthenticateRequest,
-    SaslAuthenticateResponse,
-)
-from aiokprod.wire.messages.sasl_handshake import SaslHandshakeRequest, SaslHandshakeResponse
 from tests.net.wire_helpers import ALL_VERSIONS, answer, requests_in, versions_answer
 
 METADATA = MetadataRequest(topics=None)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import struct
 
-from aiokprod.net.channel import KafkaChannel
-from aiokprod.net.channel_states import State
+from aiokprod._net.channel import KafkaChannel
+from aiokprod._net.channel_states import State
 from tests.net.wire_helpers import answer, requests_in, versions_answer
 
 # librdkafka's mock brokers answer an ApiVersions version they lack with the error and a list that

@@ -4,9 +4,9 @@ import random
 
 import pytest
 
-from aiokprod.backoff import ExponentialBackoff
+from aiokprod._backoff import ExponentialBackoff
+from aiokprod._net.connection_states import ClusterConnectionStates
 from aiokprod.config import ProducerConfig
-from aiokprod.net.connection_states import ClusterConnectionStates
 
 A, B, C = ("10.0.0.1", 9092), ("10.0.0.2", 9092), ("10.0.0.3", 9092)
 HOST = ("broker", 9092)

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from aiokprod._net import dialer as dialer_module
+from aiokprod._net.dialer import TcpDialer
 from aiokprod.errors import DialError, Outcome
-from aiokprod.net import dialer as dialer_module
-from aiokprod.net.dialer import TcpDialer
 
 
 class FakeSocket:
@@ -35,7 +35,7 @@ class FakeSocket:
 FAIL_OPTIONS: list[OSError] = []
 
 
-class World:
+class DialerHarness:
     """Stands for the running loop and the socket module."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,16 +80,16 @@ def play(coro: Any) -> Any:
 
 
 @pytest.fixture
-def world(monkeypatch: pytest.MonkeyPatch) -> World:
-    return World(monkeypatch)
+def harness(monkeypatch: pytest.MonkeyPatch) -> DialerHarness:
+    return DialerHarness(monkeypatch)
 
 
 def info(family: int, *address: Any) -> Any:
     return (family, socket.SOCK_STREAM, 6, "", address)
 
 
-def test_resolve_gives_all_addresses_in_order_without_duplicates(world):
-    world.infos = [
+def test_resolve_gives_all_addresses_in_order_without_duplicates(harness):
+    harness.infos = [
         info(socket.AF_INET6, "::1", 9092, 0, 0),
         info(socket.AF_INET, "127.0.0.1", 9092),
         info(socket.AF_INET, "127.0.0.1", 9092),
@@ -100,19 +100,19 @@ def test_resolve_gives_all_addresses_in_order_without_duplicates(world):
 @pytest.mark.parametrize(
     "error", [socket.gaierror(-2, "unknown"), UnicodeError("label too long"), None]
 )
-def test_f13_resolve_without_a_result_is_a_dial_error_with_host_and_port(world, error):
-    world.resolve_error = error
+def test_f13_resolve_without_a_result_is_a_dial_error_with_host_and_port(harness, error):
+    harness.resolve_error = error
     with pytest.raises(DialError, match="nowhere:9092") as caught:
         play(TcpDialer().resolve("nowhere", 9092))
     assert caught.value.outcome is Outcome.NOT_SENT
     assert caught.value.retriable
 
 
-def test_connect_sets_options_before_connecting(world):
+def test_connect_sets_options_before_connecting(harness):
     dialer = TcpDialer(send_buffer_bytes=1000, receive_buffer_bytes=2000)
     transport, protocol = play(dialer.connect(lambda: "protocol", "10.0.0.1", 9092))
     assert (transport, protocol) == ("transport", "protocol")
-    [sock] = world.sockets
+    [sock] = harness.sockets
     assert sock.family == socket.AF_INET
     assert sock.options == {
         (socket.SOL_SOCKET, socket.SO_KEEPALIVE): 1,
@@ -120,45 +120,45 @@ def test_connect_sets_options_before_connecting(world):
         (socket.SOL_SOCKET, socket.SO_SNDBUF): 1000,
         (socket.SOL_SOCKET, socket.SO_RCVBUF): 2000,
     }
-    assert world.connected_to == ("10.0.0.1", 9092)
+    assert harness.connected_to == ("10.0.0.1", 9092)
     assert not sock.is_closed
 
 
-def test_connect_leaves_buffer_sizes_to_the_system(world):
+def test_connect_leaves_buffer_sizes_to_the_system(harness):
     play(TcpDialer().connect(lambda: "protocol", "::1", 9092))
-    [sock] = world.sockets
+    [sock] = harness.sockets
     assert sock.family == socket.AF_INET6
     assert (socket.SOL_SOCKET, socket.SO_SNDBUF) not in sock.options
     assert (socket.SOL_SOCKET, socket.SO_RCVBUF) not in sock.options
 
 
 @pytest.mark.parametrize("where", ["connect_error", "create_error"])
-def test_f7_failed_connect_is_a_dial_error_and_closes_the_socket(world, where):
-    setattr(world, where, ConnectionRefusedError(111, "refused"))
+def test_f7_failed_connect_is_a_dial_error_and_closes_the_socket(harness, where):
+    setattr(harness, where, ConnectionRefusedError(111, "refused"))
     with pytest.raises(DialError, match=r"10\.0\.0\.1:9092.*refused") as caught:
         play(TcpDialer().connect(lambda: "protocol", "10.0.0.1", 9092))
     assert isinstance(caught.value.__cause__, ConnectionRefusedError)
-    assert world.sockets[0].is_closed
+    assert harness.sockets[0].is_closed
 
 
-def test_cancelled_connect_closes_the_socket(world):
-    world.connect_error = asyncio.CancelledError()
+def test_cancelled_connect_closes_the_socket(harness):
+    harness.connect_error = asyncio.CancelledError()
     with pytest.raises(asyncio.CancelledError):
         play(TcpDialer().connect(lambda: "protocol", "10.0.0.1", 9092))
-    assert world.sockets[0].is_closed
+    assert harness.sockets[0].is_closed
 
 
-def test_socket_option_that_fails_closes_the_socket(world):
+def test_socket_option_that_fails_closes_the_socket(harness):
     FAIL_OPTIONS.append(OSError("not permitted"))
     with pytest.raises(DialError, match="not permitted"):
         play(TcpDialer().connect(lambda: "protocol", "10.0.0.1", 9092))
-    assert world.sockets[0].is_closed
+    assert harness.sockets[0].is_closed
 
 
 CONTEXT: Any = "context"
 
 
-def test_refused_connect_with_tls_blames_no_handshake(world):
-    world.connect_error = ConnectionRefusedError(111, "refused")
+def test_refused_connect_with_tls_blames_no_handshake(harness):
+    harness.connect_error = ConnectionRefusedError(111, "refused")
     with pytest.raises(DialError, match="cannot connect"):
         play(TcpDialer().connect(str, "10.0.0.1", 9092, tls=CONTEXT, server_hostname="b"))

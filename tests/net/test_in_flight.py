@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from aiokprod.net.in_flight import InFlightRequest, InFlightRequests
+from aiokprod._net.in_flight import InFlightRequest, InFlightRequests
 
 
 def request(number: int, deadline: float = 0.0) -> InFlightRequest:
@@ -17,11 +17,13 @@ def filled(*deadlines: float) -> tuple[InFlightRequests, list[InFlightRequest]]:
     return in_flight, requests
 
 
-def test_answer_completes_the_oldest_and_write_the_newest():
+def test_answer_completes_the_oldest_and_write_the_newest_if_it_expects_no_answer():
     in_flight, (a, b, c) = filled(1, 2, 3)
-    assert (in_flight.oldest, in_flight.newest) == (a, c)
+    assert in_flight.oldest is a
     assert in_flight.complete_next() is a
-    assert in_flight.complete_last_sent() is c
+    assert in_flight.complete_written() is None
+    c.expect_response = False
+    assert in_flight.complete_written() is c
     assert list(in_flight) == [b]
 
 
@@ -43,14 +45,10 @@ def test_clear_returns_all_oldest_first():
 def test_empty_has_no_end_to_ask_for():
     in_flight, _ = filled()
     assert in_flight.earliest_deadline() is None
-    for ask in (
-        in_flight.complete_next,
-        in_flight.complete_last_sent,
-        lambda: in_flight.oldest,
-        lambda: in_flight.newest,
-    ):
-        with pytest.raises(IndexError):
-            ask()
+    assert in_flight.oldest is None
+    assert in_flight.complete_written() is None
+    with pytest.raises(IndexError):
+        in_flight.complete_next()
 
 
 def test_earliest_deadline_need_not_be_the_oldest_request():

@@ -18,10 +18,10 @@ from typing import Any
 import pytest
 
 from aiokprod import KafkaError, Producer
+from aiokprod._net.connection import Connection
+from aiokprod._net.dialer import TcpDialer
+from aiokprod._net.tls_transport import TlsTransport, _records
 from aiokprod.errors import DialError
-from aiokprod.net.connection import Connection
-from aiokprod.net.dialer import TcpDialer
-from aiokprod.net.tls_transport import TlsTransport, _records
 from aiokprod.testing.fake_cluster import FakeCluster, serve_tcp
 from aiokprod.testing.fake_cluster.topology import TopicConfig
 from tests.hang import HANG_S, until
@@ -627,13 +627,16 @@ def test_dial_cancelled_before_create_connection_returns_leaves_nothing_to_the_g
 @pytest.mark.parametrize("how", REFUSALS)
 def test_producer_whose_handshakes_fail_leaves_nothing_to_the_garbage_collector(run, how):
     async def main():
-        async with refusing(REFUSALS[how]) as (port, ended), Producer(
-            bootstrap_servers=f"127.0.0.1:{port}",
-            security_protocol="SSL",
-            ssl_truststore_certificates=CA.pem,
-            reconnect_backoff_ms=1,
-            reconnect_backoff_max_ms=1,
-        ) as producer:
+        async with (
+            refusing(REFUSALS[how]) as (port, ended),
+            Producer(
+                bootstrap_servers=f"127.0.0.1:{port}",
+                security_protocol="SSL",
+                ssl_truststore_certificates=CA.pem,
+                reconnect_backoff_ms=1,
+                reconnect_backoff_max_ms=1,
+            ) as producer,
+        ):
 
             async def keep_sending() -> None:
                 """Each record that fails is followed by one that dials again."""

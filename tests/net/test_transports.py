@@ -16,18 +16,18 @@ from typing import Any
 
 import pytest
 
-from aiokprod.errors import Outcome
-from aiokprod.net.channel import KafkaChannel
-from aiokprod.net.connection import Connection
-from aiokprod.net.in_flight import Response
-from aiokprod.net.tls_transport import TlsTransport
-from aiokprod.wire.messages.metadata import MetadataResponse
-from aiokprod.wire.messages.produce import (
+from aiokprod._net.channel import KafkaChannel
+from aiokprod._net.connection import Connection
+from aiokprod._net.in_flight import Response
+from aiokprod._net.tls_transport import TlsTransport
+from aiokprod._wire.messages.metadata import MetadataResponse
+from aiokprod._wire.messages.produce import (
     PartitionProduceData,
     ProduceRequest,
     ProduceResponse,
     TopicProduceData,
 )
+from aiokprod.errors import Outcome
 from tests.hang import HANG_S
 from tests.net.fakes import Recorder
 from tests.net.wire_helpers import answer, requests_in, versions_answer
@@ -189,7 +189,12 @@ class Pair:
         done: asyncio.Future[Response] = self.loop.create_future()
         now = self.loop.time()
         self.connection.send(
-            message, 9, done.set_result, now=now, deadline=now + 60.0, expect_response=acks != 0
+            message,
+            done.set_result,
+            now,
+            timeout=60.0,
+            max_version=9,
+            expect_response=acks != 0,
         )
         return done
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from aiokprod.wire.frames import FrameReader
-from aiokprod.wire.headers import RequestHeader, decode_request_header, encode_response
-from aiokprod.wire.message import Message
-from aiokprod.wire.messages import REQUESTS
-from aiokprod.wire.messages.api_versions import ApiVersion, ApiVersionsResponse
-from aiokprod.wire.versions import CLIENT_RANGES
+from aiokprod._wire.frames import FrameReader
+from aiokprod._wire.headers import RequestHeader, decode_request_header, encode_response
+from aiokprod._wire.message import Message
+from aiokprod._wire.messages import REQUESTS
+from aiokprod._wire.messages.api_versions import ApiVersion, ApiVersionsResponse
+from aiokprod._wire.versions import CLIENT_RANGES
 
 ALL_VERSIONS: dict[int, tuple[int, int]] = dict(CLIENT_RANGES)
 

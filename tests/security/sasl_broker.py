@@ -10,15 +10,15 @@ from collections.abc import Callable
 from typing import Any
 
 from aiokprod import Producer
-from aiokprod.environment import Environment
-from aiokprod.testing.memory import MemoryNetwork
-from aiokprod.wire.headers import RequestHeader
-from aiokprod.wire.message import Message
-from aiokprod.wire.messages.sasl_authenticate import (
+from aiokprod._wire.headers import RequestHeader
+from aiokprod._wire.message import Message
+from aiokprod._wire.messages.sasl_authenticate import (
     SaslAuthenticateRequest,
     SaslAuthenticateResponse,
 )
-from aiokprod.wire.messages.sasl_handshake import SaslHandshakeRequest, SaslHandshakeResponse
+from aiokprod._wire.messages.sasl_handshake import SaslHandshakeRequest, SaslHandshakeResponse
+from aiokprod.environment import Environment
+from aiokprod.testing.memory import MemoryNetwork
 from tests.net.scripted_broker import ScriptedBroker
 
 HANDSHAKE, AUTHENTICATE = 17, 36

@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from aiokprod import Producer
+from aiokprod._wire.messages.sasl_authenticate import SaslAuthenticateResponse
+from aiokprod._wire.messages.sasl_handshake import SaslHandshakeResponse
 from aiokprod.environment import Environment
 from aiokprod.testing.fake_cluster import FakeCluster
 from aiokprod.testing.fake_cluster.control import Reaction, answer
 from aiokprod.testing.fake_cluster.framing import Request
 from aiokprod.testing.memory import MemoryNetwork
-from aiokprod.wire.messages.sasl_authenticate import SaslAuthenticateResponse
-from aiokprod.wire.messages.sasl_handshake import SaslHandshakeResponse
 from tests.security.sasl_broker import AUTHENTICATE, FAILED, HANDSHAKE, Refused
 
 USER, PASSWORD = "alice", "canary-right-password"

@@ -12,10 +12,10 @@ from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials as BotocoreCredentials
 
 from aiokprod import Secret
+from aiokprod._security.msk_iam import AwsCredentials, MskIamTokens
+from aiokprod._wire.messages.sasl_authenticate import SaslAuthenticateResponse
 from aiokprod.errors import ConfigError
-from aiokprod.net.security.msk_iam import AwsCredentials, MskIamTokens
 from aiokprod.testing.memory import MemoryNetwork
-from aiokprod.wire.messages.sasl_authenticate import SaslAuthenticateResponse
 from tests.security.sasl_broker import AUTHENTICATE, Refused, SaslBroker, new_producer
 from tests.security.test_sasl import connected, in_virtual_time, refused
 
@@ -56,7 +56,7 @@ class MskServer:
         return str(request.prepare().url.rpartition("X-Amz-Signature=")[2])
 
 
-def world(monkeypatch: pytest.MonkeyPatch, key: str = KEY) -> tuple[SaslBroker, MemoryNetwork]:
+def harness(monkeypatch: pytest.MonkeyPatch, key: str = KEY) -> tuple[SaslBroker, MemoryNetwork]:
     network = MemoryNetwork()
     network.set_name(HOST, [HOST])
     broker = SaslBroker(network, HOST, 9098, AWS_MSK_IAM=lambda: MskServer(key, monkeypatch))
@@ -77,7 +77,7 @@ def settings(session: str | None = SESSION) -> dict[str, Any]:
 @pytest.mark.parametrize("session", [None, SESSION])
 @in_virtual_time
 async def test_aws_msk_iam_signs_for_the_broker_that_was_dialled(monkeypatch, session):
-    broker, network = world(monkeypatch)
+    broker, network = harness(monkeypatch)
     made = new_producer(network, **settings(session))
     await connected(made)
     got = json.loads(broker.sent[0])
@@ -90,7 +90,7 @@ async def test_aws_msk_iam_signs_for_the_broker_that_was_dialled(monkeypatch, se
 
 @in_virtual_time
 async def test_s4_aws_msk_iam_wrong_key_reaches_all_waiters(monkeypatch):
-    broker, network = world(monkeypatch, key="other")
+    broker, network = harness(monkeypatch, key="other")
     made = new_producer(network, reconnect_backoff_ms=1_000, **settings())
     error = await refused(made, "refused AWS_MSK_IAM: Access denied to ***")
     assert "canary" not in str(error)
@@ -104,7 +104,7 @@ async def test_s4_aws_msk_iam_wrong_key_reaches_all_waiters(monkeypatch):
 )
 @in_virtual_time
 async def test_s5_aws_msk_iam_broker_that_does_not_answer_as_told_is_refused(monkeypatch, answer):
-    broker, network = world(monkeypatch)
+    broker, network = harness(monkeypatch)
     broker.answers[AUTHENTICATE] = lambda header, message: SaslAuthenticateResponse(
         auth_bytes=answer
     )
@@ -124,7 +124,7 @@ async def test_s12_aws_msk_iam_credentials_that_cannot_be_had(monkeypatch, fault
         async def token(self) -> str:
             raise fault
 
-    broker, network = world(monkeypatch)
+    broker, network = harness(monkeypatch)
     made = new_producer(network, **settings() | {"sasl_token_provider": Provider()})
     await refused(made, f"the provider failed with {type(fault).__name__}")
     assert broker.sent == []

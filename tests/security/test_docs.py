@@ -12,12 +12,12 @@ from typing import Any, ClassVar
 import pytest
 
 from aiokprod import Credentials, Producer, Secret
-from aiokprod.net.security.msk_iam import MskIamTokens
-from aiokprod.net.security.oidc import OidcTokens
+from aiokprod._security.msk_iam import MskIamTokens
+from aiokprod._security.oidc import OidcTokens
 
 ROOT = Path(__file__).parents[2]
 GUIDE = (ROOT / "docs" / "security.md").read_text(encoding="utf-8")
-README = (ROOT / "README.md").read_text(encoding="utf-8").split("## TLS and SASL")[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8").split("## Secured clusters")[1]
 EXAMPLES = [
     *re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL),
     re.findall(r"```python\n(.*?)```", README, re.DOTALL)[0],
@@ -67,7 +67,7 @@ def test_docs_every_security_example_is_accepted() -> None:
 
 
 def test_docs_have_an_example_for_every_listener_type_and_mechanism() -> None:
-    from aiokprod.config_security import MECHANISMS
+    from aiokprod._config.mechanisms import MECHANISMS
 
     made = run_all()
     assert {config.security_protocol for config in made} == {"SSL", "SASL_SSL", "SASL_PLAINTEXT"}

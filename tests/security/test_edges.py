@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 
 from aiokprod import AuthenticationError, ConfigError, Secret
+from aiokprod._net.sasl.aws_msk_iam import AwsMskIam
+from aiokprod._net.sasl.oauthbearer import OAuthBearer
+from aiokprod._net.tls import TlsContexts, tls_failure
+from aiokprod._security.msk_iam import AwsCredentials, MskIamTokens, botocore_credentials
 from aiokprod.config import ProducerConfig
-from aiokprod.net.security.aws_msk_iam import AwsMskIam
-from aiokprod.net.security.msk_iam import AwsCredentials, MskIamTokens, botocore_credentials
-from aiokprod.net.security.oauthbearer import OAuthBearer
-from aiokprod.net.security.tls import TlsContexts, tls_failure
 from tests.security.certs import Authority
 
 AUTHORITY = Authority("edges CA", 70)
@@ -38,10 +38,10 @@ def config(**settings: Any) -> ProducerConfig:
         ({"ssl_truststore_location": b"ca.pem"}, "use the path of a PEM file"),
         ({"ssl_truststore_location": ""}, "use the path of a PEM file"),
         ({"ssl_truststore_location": "a\0b"}, "use the path of a PEM file"),
-        ({"ssl_truststore_location": PEM}, "is the path of a file, this is PEM text"),
+        ({"ssl_truststore_location": PEM}, "takes the path of a file, not PEM text"),
         ({"ssl_truststore_certificates": 5}, "use PEM text with BEGIN CERTIFICATE"),
         ({"ssl_truststore_certificates": "canary"}, "use PEM text with BEGIN CERTIFICATE"),
-        ({"ssl_truststore_certificates": CLIENT.chain + CLIENT.key()}, "holds a private key"),
+        ({"ssl_truststore_certificates": CLIENT.chain + CLIENT.key()}, "contains a private key"),
         ({"ssl_context": "text"}, "ssl_context: use an object of SSLContext"),
         ({"ssl_endpoint_identification_algorithm": "http"}, 'use "https", or ""'),
         (
@@ -55,7 +55,7 @@ def config(**settings: Any) -> ProducerConfig:
             {"ssl_context": ssl.create_default_context(), "ssl_truststore_location": "ca.pem"},
             "ssl_context excludes ssl_truststore_location",
         ),
-        ({"ssl_context": ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)}, "is one for servers"),
+        ({"ssl_context": ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)}, "is for servers"),
         (
             {"ssl_truststore_location": "ca.pem", "ssl_truststore_certificates": PEM},
             "exclude each other",

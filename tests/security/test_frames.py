@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 from aiokprod import AuthenticationError, KafkaError, Producer, Secret
-from aiokprod.net.security.jwt_bearer import JwtBearerTokens
-from aiokprod.net.security.msk_iam import AwsCredentials, MskIamTokens
-from aiokprod.net.security.oidc import OidcTokens
+from aiokprod._security.jwt_bearer import JwtBearerTokens
+from aiokprod._security.msk_iam import AwsCredentials, MskIamTokens
+from aiokprod._security.oidc import OidcTokens
 from aiokprod.testing import virtual
 from aiokprod.testing.memory import MemoryNetwork
 from aiokprod.testing.transports import MemoryTransport
-from tests.canary import found_in_frames
+from tests.secret_leak_check import found_in_frames
 from tests.security.certs import Authority
 from tests.security.sasl_broker import PlainServer, SaslBroker, ScramServer, new_producer
 
@@ -116,7 +116,7 @@ def test_aws_secret_is_in_no_frame_of_a_cancellation(tmp_path, monkeypatch) -> N
                 await asyncio.Event().wait()
             return secret.reveal()
 
-        monkeypatch.setattr("aiokprod.net.security.msk_iam.revealed", hang)
+        monkeypatch.setattr("aiokprod._security.msk_iam.revealed", hang)
         task = asyncio.create_task(MskIamTokens("eu-west-1", credentials).token())
         await waiting.wait()
         task.cancel()

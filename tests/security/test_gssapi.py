@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 
+from aiokprod._net.sasl.gssapi import Gssapi, KerberosLogin, _reason
+from aiokprod._wire.messages.sasl_authenticate import SaslAuthenticateResponse
 from aiokprod.config import ProducerConfig
 from aiokprod.errors import ConfigError
-from aiokprod.net.security.gssapi import Gssapi, KerberosLogin, _reason
 from aiokprod.testing.memory import MemoryNetwork
-from aiokprod.wire.messages.sasl_authenticate import SaslAuthenticateResponse
 from tests.security.sasl_broker import AUTHENTICATE, Refused, SaslBroker, new_producer
 from tests.security.test_sasl import connected, in_virtual_time, refused
 
@@ -127,14 +127,14 @@ def library(monkeypatch: pytest.MonkeyPatch) -> Library:
     return made
 
 
-def world(**fields: Any) -> tuple[SaslBroker, MemoryNetwork]:
+def harness(**fields: Any) -> tuple[SaslBroker, MemoryNetwork]:
     network = MemoryNetwork()
     return SaslBroker(network, GSSAPI=lambda: KerberosServer(**fields)), network
 
 
 @in_virtual_time
 async def test_gssapi_exchange_of_rfc_4752_chooses_no_layer(library):
-    broker, network = world()
+    broker, network = harness()
     made = new_producer(network, sasl_mechanism="GSSAPI")
     await connected(made)
     assert broker.sent == [b"ticket for service:kafka@b", b"", b"wrapped:\x01\x00\x00\x00"]
@@ -156,7 +156,7 @@ def test_gssapi_asks_the_library_off_the_loop_in_a_thread_of_its_own(library):
 
 @in_virtual_time
 async def test_gssapi_keytab_and_principal_go_to_the_library(library):
-    broker, network = world()
+    broker, network = harness()
     made = new_producer(
         network,
         sasl_mechanism="GSSAPI",
@@ -174,7 +174,7 @@ async def test_gssapi_keytab_and_principal_go_to_the_library(library):
 
 @in_virtual_time
 async def test_gssapi_service_name_is_configurable(library):
-    broker, network = world()
+    broker, network = harness()
     made = new_producer(network, sasl_mechanism="GSSAPI", sasl_kerberos_service_name="stream")
     await refused(made, "wrong ticket")
     assert broker.sent[0] == b"ticket for service:stream@b"
@@ -183,7 +183,7 @@ async def test_gssapi_service_name_is_configurable(library):
 
 @in_virtual_time
 async def test_f78_gssapi_session_is_renewed_with_the_tickets_of_then(library):
-    broker, network = world()
+    broker, network = harness()
     broker.lifetime_ms = 10_000
     made = new_producer(network, sasl_mechanism="GSSAPI")
     await connected(made)
@@ -208,7 +208,7 @@ async def test_f78_gssapi_session_is_renewed_with_the_tickets_of_then(library):
 )
 @in_virtual_time
 async def test_s5_gssapi_hostile_broker_is_refused(library, fields, text):
-    broker, network = world(**fields)
+    broker, network = harness(**fields)
     made = new_producer(network, sasl_mechanism="GSSAPI")
     await refused(made, text)
     assert broker.count(3) == 0
@@ -218,7 +218,7 @@ async def test_s5_gssapi_hostile_broker_is_refused(library, fields, text):
 
 @in_virtual_time
 async def test_s5_gssapi_broker_that_skips_its_proof_is_refused(library):
-    broker, network = world()
+    broker, network = harness()
     broker.answers[AUTHENTICATE] = lambda header, message: SaslAuthenticateResponse()
     made = new_producer(network, sasl_mechanism="GSSAPI")
     await refused(made, "Message stream modified")
@@ -248,7 +248,7 @@ def test_gssapi_unspecified_failure_is_told_by_its_minor_code_alone(major, minor
 
 @in_virtual_time
 async def test_s4_gssapi_missing_tickets_are_named_and_heal(library):
-    broker, network = world()
+    broker, network = harness()
     library.fault = "No Kerberos credentials available (default cache: FILE:/tmp/krb5cc_0)"
     made = new_producer(network, sasl_mechanism="GSSAPI")
     await refused(made, "No Kerberos credentials available")

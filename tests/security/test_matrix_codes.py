@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from aiokprod import KafkaError
+from aiokprod._wire.messages.sasl_authenticate import SaslAuthenticateResponse
+from aiokprod._wire.messages.sasl_handshake import SaslHandshakeResponse
 from aiokprod.errors import Outcome
 from aiokprod.testing.fake_cluster.control import Reaction, answer
 from aiokprod.testing.fake_cluster.framing import Request
-from aiokprod.wire.messages.sasl_authenticate import SaslAuthenticateResponse
-from aiokprod.wire.messages.sasl_handshake import SaslHandshakeResponse
-from tests.faults.kit import RECOVERY, TICK, now, play
-from tests.faults.test_matrix_errors import CODES
+from tests.scenarios.scenario_helpers import RECOVERY, TICK, now, play
+from tests.scenarios.test_matrix_errors import CODES
 from tests.security.sasl_broker import AUTHENTICATE, HANDSHAKE, PlainServer
 from tests.security.sasl_cluster import PASSWORD, USER, SaslCluster, producer
 

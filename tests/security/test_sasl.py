@@ -36,28 +36,28 @@ from aiokprod import (
     Producer,
     Secret,
 )
-from aiokprod.config import ProducerConfig
-from aiokprod.environment import Environment
-from aiokprod.net.security import Work
-from aiokprod.net.security.https import HttpsExchange
-from aiokprod.net.security.jwt_bearer import JwtBearerTokens
-from aiokprod.net.security.oauthbearer import OAuthBearer
-from aiokprod.net.security.plain import Plain
-from aiokprod.net.security.sasl import SaslAuthenticator, without_secrets
-from aiokprod.net.security.scram import KeyCache, Scram
-from aiokprod.net.security.tls import TlsContexts
-from aiokprod.testing import virtual
-from aiokprod.testing.fake_cluster import FakeCluster
-from aiokprod.testing.memory import MemoryNetwork
-from aiokprod.wire.messages.api_versions import ApiVersionsRequest
-from aiokprod.wire.messages.metadata import (
+from aiokprod._net.authentication import AuthTask
+from aiokprod._net.sasl.authenticator import SaslAuthenticator, without_secrets
+from aiokprod._net.sasl.oauthbearer import OAuthBearer
+from aiokprod._net.sasl.plain import Plain
+from aiokprod._net.sasl.scram import KeyCache, Scram
+from aiokprod._net.tls import TlsContexts
+from aiokprod._security.https import HttpsExchange
+from aiokprod._security.jwt_bearer import JwtBearerTokens
+from aiokprod._wire.messages.api_versions import ApiVersionsRequest
+from aiokprod._wire.messages.metadata import (
     MetadataResponse,
     MetadataResponseBroker,
     MetadataResponseTopic,
 )
-from aiokprod.wire.messages.sasl_authenticate import SaslAuthenticateResponse
-from aiokprod.wire.messages.sasl_handshake import SaslHandshakeResponse
-from tests.net.scripted_broker import METADATA, World
+from aiokprod._wire.messages.sasl_authenticate import SaslAuthenticateResponse
+from aiokprod._wire.messages.sasl_handshake import SaslHandshakeResponse
+from aiokprod.config import ProducerConfig
+from aiokprod.environment import Environment
+from aiokprod.testing import virtual
+from aiokprod.testing.fake_cluster import FakeCluster
+from aiokprod.testing.memory import MemoryNetwork
+from tests.net.scripted_broker import METADATA, ConnectionHarness
 from tests.net.wire_helpers import ALL_VERSIONS, versions_answer
 from tests.security.certs import Authority, key_pem
 from tests.security.sasl_broker import (
@@ -602,7 +602,7 @@ def test_s8_broker_that_lists_our_secret_as_a_mechanism_does_not_get_it_into_tex
     async def exchange() -> None:
         authenticator.start(versions)
         step = authenticator.receive(SaslHandshakeResponse(0, ["PLAIN"]))
-        assert isinstance(step, Work)
+        assert isinstance(step, AuthTask)
         await step.run()
 
     asyncio.run(exchange())
@@ -879,51 +879,51 @@ async def test_f78_refused_renewal_closes_the_connection_and_heals():
 
 @in_virtual_time
 async def test_f78_idle_connection_still_closes_in_spite_of_renewals():
-    world = World(
+    harness = ConnectionHarness(
         security_protocol="SASL_PLAINTEXT",
         sasl_allow_cleartext=True,
         connections_max_idle_ms=60_000,
         **settings_for("PLAIN"),
     )
-    broker = honest(world.network)
+    broker = honest(harness.network)
     broker.lifetime_ms = 10_000
-    await world.connect()
+    await harness.connect()
     await asyncio.sleep(55.0)
     assert len(broker.exchanges) >= 5
-    assert world.network.links[0].is_open
+    assert harness.network.links[0].is_open
     await asyncio.sleep(20.0)
-    assert not world.network.links[0].is_open
-    await world.close()
+    assert not harness.network.links[0].is_open
+    await harness.close()
 
 
 @in_virtual_time
 async def test_f78_requests_under_way_end_before_the_renewal_and_new_ones_wait():
-    world = World(
+    harness = ConnectionHarness(
         security_protocol="SASL_PLAINTEXT", sasl_allow_cleartext=True, **settings_for("PLAIN")
     )
-    broker = honest(world.network)
+    broker = honest(harness.network)
     broker.lifetime_ms = 10_000
-    await world.connect()
+    await harness.connect()
     answer = broker.answers[3]
     broker.silence(3)
     await asyncio.sleep(8.0)
-    under_way = [world.send() for _ in range(3)]
+    under_way = [harness.send() for _ in range(3)]
     await asyncio.sleep(3.0)
     assert len(broker.exchanges) == 1  # waits for the answers
-    assert not world.client.can_send(-1, world.now)
+    assert not harness.client.can_send(-1, harness.now)
     session = broker.sessions[0]
     for header in session.open:
         message = answer(header, METADATA)
         assert message is not None
         session.reply(header, message)
-    await world.until(lambda: world.client.can_send(-1, world.now))
+    await harness.until(lambda: harness.client.can_send(-1, harness.now))
     assert len(broker.exchanges) == 2
     assert [(await done).error for done in under_way] == [None] * 3
     broker.answers[3] = answer
-    assert (await world.send()).error is None
+    assert (await harness.send()).error is None
     assert len(broker.sessions) == 1
-    assert world.opened == [-1]
-    await world.close()
+    assert harness.opened == [-1]
+    await harness.close()
 
 
 @pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-512"])
@@ -931,54 +931,54 @@ async def test_f78_requests_under_way_end_before_the_renewal_and_new_ones_wait()
 async def test_f79_credentials_of_another_user_take_a_new_connection(mechanism):
     """Brokers refuse another user on an authenticated connection (KIP-368)."""
     credentials = Credentials(USER, PASSWORD)
-    world = World(
+    harness = ConnectionHarness(
         security_protocol="SASL_PLAINTEXT",
         sasl_allow_cleartext=True,
         sasl_mechanism=mechanism,
         sasl_credentials=credentials,
     )
-    broker = honest(world.network)
+    broker = honest(harness.network)
     broker.lifetime_ms = 10_000
-    await world.connect()
+    await harness.connect()
     USERS["bob"] = "canary-bob"
     credentials.replace("bob", "canary-bob")
     await asyncio.sleep(12.0)
-    assert not world.network.links[0].is_open
-    assert world.disconnects == []
-    await world.connect()
-    assert len(world.network.links) == 2
+    assert not harness.network.links[0].is_open
+    assert harness.disconnects == []
+    await harness.connect()
+    assert len(harness.network.links) == 2
     assert b"bob" in broker.sent[-1] or b"n=bob" in broker.sent[-2]
-    await world.close()
+    await harness.close()
 
 
 @in_virtual_time
 async def test_f78_broker_silent_during_the_renewal_ends_the_connection_in_time():
-    world = World(
+    harness = ConnectionHarness(
         security_protocol="SASL_PLAINTEXT", sasl_allow_cleartext=True, **settings_for("PLAIN")
     )
-    broker = honest(world.network)
+    broker = honest(harness.network)
     broker.lifetime_ms = 10_000
-    await world.connect()
+    await harness.connect()
     broker.silence(AUTHENTICATE)
     await asyncio.sleep(25.0)
-    assert not world.network.links[0].is_open
-    await world.close()
+    assert not harness.network.links[0].is_open
+    await harness.close()
 
 
 @in_virtual_time
 async def test_s12_work_under_way_ends_with_the_client():
-    world = World(
+    harness = ConnectionHarness(
         security_protocol="SASL_PLAINTEXT",
         sasl_allow_cleartext=True,
         sasl_mechanism="OAUTHBEARER",
         sasl_token_provider=hanging,
     )
-    honest(world.network)
-    assert not world.client.ready(-1, world.now)
+    honest(harness.network)
+    assert not harness.client.ready(-1, harness.now)
     await asyncio.sleep(1.0)
     names = {task.get_name() for task in asyncio.all_tasks()}
     assert "aiokprod-authenticate--1" in names
-    await world.close()
+    await harness.close()
     names = {task.get_name() for task in asyncio.all_tasks()}
     assert "aiokprod-authenticate--1" not in names
 
@@ -1038,7 +1038,7 @@ def test_s13_contents_of_distributions_are_checked_against_what_git_tracks(tmp_p
         archive.writestr("aiokprod/errors.py", "changed")
         archive.writestr("elsewhere.py", "")
         archive.writestr("x-1.dist-info/RECORD", "aiokprod/errors.py,sha256=AAAA,7\n")
-    source = {"aiokprod/errors.py": b"", "aiokprod/hot/core.pyx": b"", "aiokprod/py.typed": b""}
+    source = {"aiokprod/errors.py": b"", "aiokprod/_core/batch.pyx": b"", "aiokprod/py.typed": b""}
     wrong = "\n".join(check_dist.check_wheel(wheel, source))
     for text in (
         "errors.py differs from the sdist",
@@ -1048,7 +1048,7 @@ def test_s13_contents_of_distributions_are_checked_against_what_git_tracks(tmp_p
         "RECORD is wrong about aiokprod/errors.py",
     ):
         assert text in wrong
-    assert "hot/core" in wrong
+    assert "_core/batch" in wrong
 
 
 def test_s13_build_is_done_with_sockets_disabled(tmp_path):

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from aiokprod import AuthenticationError, ConfigError, KafkaError, Outcome, ProducerConfig, Secret
-from aiokprod.wire.messages.metadata import MetadataResponse, MetadataResponseBroker
+from aiokprod._wire.messages.metadata import MetadataResponse, MetadataResponseBroker
 from tests.hang import HANG_S, until
 from tests.security.certs import DAY, NOW, Authority, key_pem
 from tests.security.tls_broker import (

@@ -31,11 +31,11 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
 from aiokprod import AuthenticationError, ConfigError, Secret
-from aiokprod.net.security.https import HttpsExchange
-from aiokprod.net.security.jwt_bearer import GRANT, JwtBearerTokens
-from aiokprod.net.security.msk_iam import AwsCredentials, MskIamTokens
-from aiokprod.net.security.oidc import OidcTokens
-from aiokprod.net.security.token_endpoint import _Cached
+from aiokprod._security.https import HttpsExchange
+from aiokprod._security.jwt_bearer import GRANT, JwtBearerTokens
+from aiokprod._security.msk_iam import AwsCredentials, MskIamTokens
+from aiokprod._security.oidc import OidcTokens
+from aiokprod._security.token_endpoint import _Cached
 from tests.hang import HANG_S, until
 from tests.security.certs import Authority
 
@@ -250,7 +250,7 @@ def test_oidc_keeps_a_token_for_as_long_as_answer_and_claim_allow(
         (200, b"canary no json", "not JSON"),
         (200, [1], "not JSON"),
         (200, b"[" * 100_000, "not JSON"),
-        (200, b" " * (1 << 20) + b"{}", "not JSON of bearable size"),
+        (200, b" " * (1 << 20) + b"{}", "not JSON, or too large"),
         (200, {}, "no bearer token"),
         (200, {"access_token": 5}, "no bearer token"),
         (200, {"access_token": "x", "token_type": "mac"}, "no bearer token"),
@@ -419,9 +419,7 @@ def test_jwt_bearer_takes_a_ready_assertion_from_a_file(endpoint, tmp_path):
     assert endpoint.seen[0][2]["assertion"] == ["eyJ.canary.sig"]
 
 
-@pytest.mark.parametrize(
-    ("name", "low", "high"), [("lifetime_s", 1, 86_400), ("skew_s", 0, 3_600)]
-)
+@pytest.mark.parametrize(("name", "low", "high"), [("lifetime_s", 1, 86_400), ("skew_s", 0, 3_600)])
 def test_jwt_bearer_takes_seconds_up_to_both_bounds(name, low, high):
     key = pem(signing_key("ES256"))
 

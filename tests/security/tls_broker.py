@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from aiokprod import Producer
+from aiokprod._net.dialer import TcpDialer
 from aiokprod.environment import Environment
-from aiokprod.net.dialer import TcpDialer
 from aiokprod.testing.memory import MemoryNetwork
 from tests.hang import HANG_S
 from tests.net.scripted_broker import ScriptedBroker, Session

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from aiokprod import Delivery, Environment, KafkaError, Producer
-from aiokprod.net.dialer import TcpDialer
+from aiokprod._net.dialer import TcpDialer
 from tests.chaos.proxy import FaultyNetwork
 
 STEP = 0.01

@@ -22,7 +22,7 @@ import time
 from pathlib import Path
 
 from aiokprod.testing.kafka_cluster import KafkaCluster
-from tests.spark.integration.kit import read_back, stable
+from tests.spark.integration.spark_helpers import read_back, stable
 
 ROOT = Path(__file__).parents[2]
 ROWS = 2000
@@ -33,7 +33,7 @@ def stream(servers: str, topic: str, folder: str, delivery: str, master: str) ->
     """The driver's program: runs until it is killed, or until a file named stop appears."""
     from pyspark.sql import SparkSession
 
-    from tests.spark.integration.kit import rate, start_stream
+    from tests.spark.integration.spark_helpers import rate, start_stream
 
     spark = (
         SparkSession.builder.master(master)

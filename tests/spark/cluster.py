@@ -16,31 +16,17 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from aiokprod.errors import Code
-from aiokprod.producer import Producer
-from aiokprod.spark import driver, tasks, transactional
-from aiokprod.spark.context import Task
-from aiokprod.spark.driver import TransactionEnder
-from aiokprod.spark.messages import Prepared, TaskReport
-from aiokprod.spark.options import AT_LEAST_ONCE, EXACTLY_ONCE, SinkOptions
-from aiokprod.spark.process import LoopThread
-from aiokprod.spark.session import Session
-from aiokprod.testing import virtual
-from aiokprod.testing.fake_cluster import FakeCluster
-from aiokprod.testing.fake_cluster.apis.find_coordinator import refusal
-from aiokprod.testing.fake_cluster.control import Reaction, Script, answer
-from aiokprod.testing.fake_cluster.framing import Request
-from aiokprod.testing.fake_cluster.transactions import Phase
-from aiokprod.wire.message import Message
-from aiokprod.wire.messages.describe_transactions import (
+from aiokprod._client.cluster_client import ClusterClient
+from aiokprod._wire.message import Message
+from aiokprod._wire.messages.describe_transactions import (
     DescribeTransactionsResponse,
     TransactionState,
 )
-from aiokprod.wire.messages.list_transactions import (
+from aiokprod._wire.messages.list_transactions import (
     ListTransactionsResponse,
 )
-from aiokprod.wire.messages.list_transactions import TransactionState as Listed
-from aiokprod.wire.messages.offset_fetch import (
+from aiokprod._wire.messages.list_transactions import TransactionState as Listed
+from aiokprod._wire.messages.offset_fetch import (
     OffsetFetchResponse,
     OffsetFetchResponseGroup,
     OffsetFetchResponsePartition,
@@ -48,6 +34,20 @@ from aiokprod.wire.messages.offset_fetch import (
     OffsetFetchResponseTopic,
     OffsetFetchResponseTopics,
 )
+from aiokprod.errors import Code
+from aiokprod.producer import Producer
+from aiokprod.spark import driver_commit, tasks, transactional_task
+from aiokprod.spark.commit_messages import Prepared, TaskReport
+from aiokprod.spark.context import Task
+from aiokprod.spark.driver_commit import TransactionEnder
+from aiokprod.spark.options import AT_LEAST_ONCE, EXACTLY_ONCE, SinkOptions
+from aiokprod.spark.worker_loop import LoopThread
+from aiokprod.testing import virtual
+from aiokprod.testing.fake_cluster import FakeCluster
+from aiokprod.testing.fake_cluster.apis.find_coordinator import refusal
+from aiokprod.testing.fake_cluster.control import Reaction, Script, answer
+from aiokprod.testing.fake_cluster.framing import Request
+from aiokprod.testing.fake_cluster.transactions import Phase
 
 PRODUCE, FIND_COORDINATOR, OFFSET_FETCH, END_TXN, TXN_OFFSET_COMMIT = 0, 10, 9, 26, 28
 INIT_PRODUCER_ID = 22
@@ -273,9 +273,7 @@ class Query:
     The DataFrame has a topic column, unless the option `topic` is given.
     """
 
-    def __init__(
-        self, patch: pytest.MonkeyPatch, cluster: SparkCluster, **options: str
-    ) -> None:
+    def __init__(self, patch: pytest.MonkeyPatch, cluster: SparkCluster, **options: str) -> None:
         self.cluster = cluster
         self.thread = _Loop()
         self.options = SinkOptions.parse(
@@ -287,12 +285,13 @@ class Query:
             | options
         )
         environment = cluster.environment()
-        patch.setattr(driver, "loop_thread", lambda kind: self.thread)
-        patch.setattr(driver, "_swept", {})
-        for module in (driver, transactional, tasks):
+        patch.setattr(driver_commit, "loop_thread", lambda kind: self.thread)
+        patch.setattr(driver_commit, "_swept", {})
+        for module in (driver_commit, transactional_task, tasks):
             patch.setattr(module, "Producer", partial(Producer, environment=environment))
-        for module in (driver, transactional):
-            patch.setattr(module, "Session", partial(Session, environment=environment))
+        for module in (driver_commit, transactional_task):
+            client = partial(ClusterClient, environment=environment)
+            patch.setattr(module, "ClusterClient", client)
 
     def id(self, number: int) -> str:
         """Transactional id of a task."""
@@ -310,7 +309,7 @@ class Query:
         """One task attempt within a transaction; `then` is called after its last row."""
         streaming = self.options.delivery == EXACTLY_ONCE
         task, feed = self._attempt(batch, number, rows, attempt, then)
-        return await transactional.run_transactional(
+        return await transactional_task.run_transactional(
             self.thread, self.options, task, feed, None if streaming else "job"
         )
 
@@ -369,16 +368,16 @@ class Query:
     async def crash(self, messages: list[Prepared], batch: int, *, ended: int) -> None:
         """A driver that dies after its decision and so many EndTxn; its process goes too."""
         ender = TransactionEnder(self.options, batch)
-        async with ender._session() as session:
-            deadline = session.loop.time() + 60.0
-            await ender._decide(session, messages, deadline)
-            await ender._end_all(session, messages[:ended], deadline, commit=True)
+        async with ender._cluster_client() as client:
+            deadline = client.loop.time() + 60.0
+            await ender._decide(client, messages, deadline)
+            await ender._end_all(client, messages[:ended], deadline, commit=True)
         await self.restart()
 
     async def restart(self) -> None:
         """Another driver process, and other workers: nothing is kept."""
         await self.thread.drop(lambda key: True)
-        driver._swept.clear()
+        driver_commit._swept.clear()
 
 
 def run(body: Callable[[], Awaitable[None]]) -> None:

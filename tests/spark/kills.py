@@ -23,7 +23,7 @@ from collections.abc import Callable
 from typing import Any
 
 from aiokprod.testing.kafka_cluster import KafkaCluster
-from tests.spark.integration.kit import read_back
+from tests.spark.integration.spark_helpers import read_back
 from tests.spark.integration.test_protocol import ROWS, Query
 
 TASKS = 3

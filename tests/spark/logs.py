@@ -12,23 +12,23 @@ from dataclasses import dataclass, field
 
 import crc32c
 
-from aiokprod.errors import Code
-from aiokprod.testing.fake_cluster.control import Reaction
-from aiokprod.testing.fake_cluster.framing import Request
-from aiokprod.wire.compression import codec_by_id
-from aiokprod.wire.message import Message
-from aiokprod.wire.messages.fetch import (
+from aiokprod._wire.compression import codec_by_id
+from aiokprod._wire.message import Message
+from aiokprod._wire.messages.fetch import (
     AbortedTransaction,
     FetchableTopicResponse,
     FetchResponse,
     PartitionData,
 )
-from aiokprod.wire.messages.list_offsets import (
+from aiokprod._wire.messages.list_offsets import (
     ListOffsetsPartitionResponse,
     ListOffsetsResponse,
     ListOffsetsTopicResponse,
 )
-from aiokprod.wire.record_batch import batch_header, place
+from aiokprod._wire.record_batch import batch_header, place
+from aiokprod.errors import Code
+from aiokprod.testing.fake_cluster.control import Reaction
+from aiokprod.testing.fake_cluster.framing import Request
 from tests.reference.records import PlainRecord, encode_records
 from tests.spark.cluster import SparkCluster
 
@@ -265,17 +265,13 @@ class ReadableCluster(SparkCluster):
 
 def offsets_answer(topic: str, partition: int, code: int, offset: int = -1) -> Message:
     """ListOffsets with one partition."""
-    found = ListOffsetsPartitionResponse(
-        partition_index=partition, error_code=code, offset=offset
-    )
+    found = ListOffsetsPartitionResponse(partition_index=partition, error_code=code, offset=offset)
     return ListOffsetsResponse(topics=[ListOffsetsTopicResponse(name=topic, partitions=[found])])
 
 
 def fetch_answer(topic: str, partition: int, code: int) -> Message:
     """Fetch that refuses one partition."""
-    data = PartitionData(
-        partition_index=partition, error_code=code, high_watermark=-1, records=b""
-    )
+    data = PartitionData(partition_index=partition, error_code=code, high_watermark=-1, records=b"")
     return _fetched(topic, data)
 
 

@@ -12,6 +12,9 @@ from typing import Any
 
 import pytest
 
+from aiokprod._client.cluster_client import ClusterClient
+from aiokprod._wire.messages.fetch import FetchResponse
+from aiokprod._wire.messages.list_offsets import ListOffsetsResponse
 from aiokprod.config import ProducerConfig
 from aiokprod.errors import Code, DecodeError, KafkaError, KafkaTimeout, NetworkError
 from aiokprod.spark.audit_fetch import (
@@ -22,7 +25,6 @@ from aiokprod.spark.audit_fetch import (
     RangeReader,
     list_offset,
 )
-from aiokprod.spark.session import Session
 from aiokprod.testing.fake_cluster.control import (
     Reaction,
     answer,
@@ -31,8 +33,6 @@ from aiokprod.testing.fake_cluster.control import (
 )
 from aiokprod.testing.fake_cluster.framing import Request
 from aiokprod.testing.virtual import run
-from aiokprod.wire.messages.fetch import FetchResponse
-from aiokprod.wire.messages.list_offsets import ListOffsetsResponse
 from tests.spark.logs import (
     FETCH,
     FIRST,
@@ -58,7 +58,7 @@ class World:
 
     async def __aenter__(self) -> World:
         config = ProducerConfig.from_mapping({"bootstrap.servers": self.cluster.bootstrap_servers})
-        self.session = Session(config, self.cluster.environment())
+        self.session = ClusterClient(config, self.cluster.environment())
         return self
 
     async def __aexit__(self, *exc: object) -> None:
@@ -67,9 +67,7 @@ class World:
 
     def reader(self, start: int = 0, end: int | None = None, **how: Any) -> RangeReader:
         how = {"committed": True, "values": True, "headers": True} | how
-        return RangeReader(
-            self.session, "t", 0, start, self.log.end if end is None else end, **how
-        )
+        return RangeReader(self.session, "t", 0, start, self.log.end if end is None else end, **how)
 
     async def columns(
         self, start: int = 0, end: int | None = None, **how: Any
@@ -83,7 +81,7 @@ class World:
         return found
 
     async def read(self, start: int = 0, end: int | None = None, **how: Any) -> list[str]:
-        """"offset:value" of each record."""
+        """ "offset:value" of each record."""
         return [text for one in await self.columns(start, end, **how) for text in texts(one)]
 
     async def offset(self, timestamp: int, *, committed: bool = True, partition: int = 0) -> int:
@@ -137,18 +135,18 @@ def in_virtual_time(function: Callable[..., Awaitable[None]]) -> Any:
 @pytest.mark.parametrize("case", range(5), ids=["none", "gzip", "snappy", "lz4", "zstd"])
 @in_virtual_time
 async def test_records_of_every_codec_are_read(case: int) -> None:
-    async with World() as world:
-        world.log.write("a", "b", codec=case)
-        world.log.write("c")
-        world.log.write("d", "e", codec=case)
-        assert await world.read() == ["0:a", "1:b", "2:c", "3:d", "4:e"]
+    async with World() as harness:
+        harness.log.write("a", "b", codec=case)
+        harness.log.write("c")
+        harness.log.write("d", "e", codec=case)
+        assert await harness.read() == ["0:a", "1:b", "2:c", "3:d", "4:e"]
 
 
 @in_virtual_time
 async def test_columns_tell_what_the_batch_says() -> None:
-    async with World() as world:
-        world.log.write("a", "b", producer=7, epoch=3, sequence=40, codec=1)
-        (found,) = await world.columns()
+    async with World() as harness:
+        harness.log.write("a", "b", producer=7, epoch=3, sequence=40, codec=1)
+        (found,) = await harness.columns()
         assert longs(found["timestamp"]) == [WHEN, WHEN + 1]
         assert longs(found["producerId"]) == [7, 7]
         assert ints(found["producerEpoch"]) == [3, 3]
@@ -160,23 +158,23 @@ async def test_columns_tell_what_the_batch_says() -> None:
 
 @in_virtual_time
 async def test_time_of_the_append_is_that_of_every_record() -> None:
-    async with World() as world:
-        world.log.write("a", "b", append_time=WHEN + 500)
-        world.log.write("c", "d")
-        (found,) = await world.columns()
+    async with World() as harness:
+        harness.log.write("a", "b", append_time=WHEN + 500)
+        harness.log.write("c", "d")
+        (found,) = await harness.columns()
         assert longs(found["timestamp"]) == [WHEN + 500, WHEN + 500, WHEN, WHEN + 1]
 
 
 @in_virtual_time
 async def test_columns_that_are_not_wanted_are_left_out() -> None:
-    async with World() as world:
-        world.log.write("a")
-        (plain,) = await world.columns(values=False, headers=False)
+    async with World() as harness:
+        harness.log.write("a")
+        (plain,) = await harness.columns(values=False, headers=False)
         assert plain.keys().isdisjoint({"value", "headers"})
-        (values,) = await world.columns(headers=False)
+        (values,) = await harness.columns(headers=False)
         assert "value" in values
         assert "headers" not in values
-        (headers,) = await world.columns(values=False)
+        (headers,) = await harness.columns(values=False)
         assert "headers" in headers
         assert "value" not in headers
 
@@ -189,80 +187,80 @@ async def test_columns_that_are_not_wanted_are_left_out() -> None:
 @in_virtual_time
 async def test_range_begins_and_ends_within_batches(case: tuple[int, int]) -> None:
     """The broker sends whole batches, from the one that has the first offset on."""
-    async with World() as world:
+    async with World() as harness:
         for batch in ("ab", "c", "def"):
-            world.log.write(*batch)
+            harness.log.write(*batch)
         expected = [f"{offset}:{'abcdef'[offset]}" for offset in range(*case)]
         for limit in (1, 1 << 20):
-            world.log.limit = limit
-            assert await world.read(*case) == expected
+            harness.log.limit = limit
+            assert await harness.read(*case) == expected
 
 
 @pytest.mark.parametrize("case", [1, 2, 3])
 @in_virtual_time
 async def test_batches_before_the_range_are_passed_over(case: int) -> None:
     """Tiered storage and old segments begin an answer before the offset asked for."""
-    async with World() as world:
+    async with World() as harness:
         for batch in ("ab", "cd", "ef", "gh"):
-            world.log.write(*batch)
-        world.log.early = case
-        world.log.limit = 1
-        assert await world.read(3, 7) == ["3:d", "4:e", "5:f", "6:g"]
+            harness.log.write(*batch)
+        harness.log.early = case
+        harness.log.limit = 1
+        assert await harness.read(3, 7) == ["3:d", "4:e", "5:f", "6:g"]
 
 
 @in_virtual_time
 async def test_records_of_several_answers_come_call_by_call() -> None:
-    async with World() as world:
+    async with World() as harness:
         for batch in ("ab", "cd", "ef"):
-            world.log.write(*batch)
-        world.log.limit = 1
-        found = [texts(one) for one in await world.columns()]
+            harness.log.write(*batch)
+        harness.log.limit = 1
+        found = [texts(one) for one in await harness.columns()]
         assert found == [["0:a", "1:b"], ["2:c", "3:d"], ["4:e", "5:f"]]
-        assert [offset for _, _, offset, _ in world.cluster.fetched] == [0, 2, 4]
+        assert [offset for _, _, offset, _ in harness.cluster.fetched] == [0, 2, 4]
 
 
 @in_virtual_time
 async def test_batch_that_is_cut_off_is_fetched_again() -> None:
-    async with World() as world:
+    async with World() as harness:
         for batch in ("ab", "cd"):
-            world.log.write(*batch)
-        world.log.limit = len(world.log.batches[0].data) + 30
-        assert [texts(one) for one in await world.columns()] == [["0:a", "1:b"], ["2:c", "3:d"]]
-        assert [offset for _, _, offset, _ in world.cluster.fetched] == [0, 2]
+            harness.log.write(*batch)
+        harness.log.limit = len(harness.log.batches[0].data) + 30
+        assert [texts(one) for one in await harness.columns()] == [["0:a", "1:b"], ["2:c", "3:d"]]
+        assert [offset for _, _, offset, _ in harness.cluster.fetched] == [0, 2]
 
 
 @in_virtual_time
 async def test_offsets_that_compaction_took_are_no_reason_to_wait() -> None:
     """Also at the end of the range, where the next batch lies behind it."""
-    async with World() as world:
-        world.log.write("a")
-        world.log.skip(3)
-        world.log.write("b", "c")
-        world.log.skip(5)
-        world.log.write("d")
-        assert await world.read(0, 2) == ["0:a"]
-        assert await world.read(0, 4) == ["0:a"]
-        assert await world.read(1, 11) == ["4:b", "5:c"]
-        assert await world.read() == ["0:a", "4:b", "5:c", "11:d"]
-        assert world.loop.time() < 1001.0
-        world.log.limit = 1
-        world.cluster.fetched.clear()
-        assert await world.read(6, 10) == []
-        assert len(world.cluster.fetched) == 1, "the batch behind the range ends it"
+    async with World() as harness:
+        harness.log.write("a")
+        harness.log.skip(3)
+        harness.log.write("b", "c")
+        harness.log.skip(5)
+        harness.log.write("d")
+        assert await harness.read(0, 2) == ["0:a"]
+        assert await harness.read(0, 4) == ["0:a"]
+        assert await harness.read(1, 11) == ["4:b", "5:c"]
+        assert await harness.read() == ["0:a", "4:b", "5:c", "11:d"]
+        assert harness.loop.time() < 1001.0
+        harness.log.limit = 1
+        harness.cluster.fetched.clear()
+        assert await harness.read(6, 10) == []
+        assert len(harness.cluster.fetched) == 1, "the batch behind the range ends it"
 
 
 @in_virtual_time
 async def test_requests_name_the_isolation_and_the_sizes() -> None:
-    async with World() as world:
+    async with World() as harness:
         seen: list[Any] = []
 
         def look(request: Request) -> None:
             seen.append((request.version, request.body))
 
-        world.cluster.control(FETCH, look)
-        world.log.write("a")
-        await world.read(committed=True)
-        await world.read(committed=False)
+        harness.cluster.control(FETCH, look)
+        harness.log.write("a")
+        await harness.read(committed=True)
+        await harness.read(committed=False)
         assert [body.isolation_level for _, body in seen] == [1, 0]
         for version, body in seen:
             assert version == 12, "the last one that names topics"
@@ -274,10 +272,10 @@ async def test_requests_name_the_isolation_and_the_sizes() -> None:
 # -- transactions ----------------------------------------------------------------------------------
 
 
-def transactions(world: World) -> None:
+def transactions(harness: World) -> None:
     """Offsets: 0 plain, 1-2 committed by 5, 3 and 5 aborted by 6, 4 by 7, which commits; then the
     same producers the other way round."""
-    log = world.log
+    log = harness.log
     log.write("plain")
     log.write("a1", "a2", producer=5, transactional=True)
     log.write("x1", producer=6, transactional=True)
@@ -305,52 +303,52 @@ ALL = ["0:plain", "1:a1", "2:a2", "3:x1", "4:b1", "5:x2", "8:between", "10:c1", 
 @pytest.mark.parametrize("case", [1, 1 << 20], ids=["batch by batch", "at once"])
 @in_virtual_time
 async def test_records_of_aborted_transactions_are_for_read_uncommitted_only(case: int) -> None:
-    async with World() as world:
-        transactions(world)
-        world.log.limit = case
-        assert await world.read(committed=True) == COMMITTED
-        assert await world.read(committed=False) == ALL
+    async with World() as harness:
+        transactions(harness)
+        harness.log.limit = case
+        assert await harness.read(committed=True) == COMMITTED
+        assert await harness.read(committed=False) == ALL
         for start in range(19):
             expected = [one for one in COMMITTED if int(one.split(":")[0]) >= start]
-            assert await world.read(start, committed=True) == expected
+            assert await harness.read(start, committed=True) == expected
 
 
 @in_virtual_time
 async def test_read_committed_ends_before_open_transactions() -> None:
-    async with World() as world:
-        world.log.write("a")
-        world.log.write("open", producer=5, transactional=True)
-        world.log.write("b")
-        assert await world.offset(LATEST, committed=True) == 1
-        assert await world.offset(LATEST, committed=False) == 3
-        assert await world.read(0, 1) == ["0:a"]
-        assert await world.read(0, 3, committed=False) == ["0:a", "1:open", "2:b"]
+    async with World() as harness:
+        harness.log.write("a")
+        harness.log.write("open", producer=5, transactional=True)
+        harness.log.write("b")
+        assert await harness.offset(LATEST, committed=True) == 1
+        assert await harness.offset(LATEST, committed=False) == 3
+        assert await harness.read(0, 1) == ["0:a"]
+        assert await harness.read(0, 3, committed=False) == ["0:a", "1:open", "2:b"]
 
 
 @in_virtual_time
 async def test_range_of_nothing_but_aborted_records_and_markers_is_empty() -> None:
-    async with World() as world:
+    async with World() as harness:
         for _ in range(3):
-            world.log.write("x", producer=5, transactional=True)
-            world.log.mark(5, commit=False)
-        world.log.limit = 1
-        assert await world.read() == []
-        assert len(world.cluster.fetched) == 6
+            harness.log.write("x", producer=5, transactional=True)
+            harness.log.mark(5, commit=False)
+        harness.log.limit = 1
+        assert await harness.read() == []
+        assert len(harness.cluster.fetched) == 6
 
 
 @in_virtual_time
 async def test_answers_without_records_for_the_reader_count_as_progress() -> None:
     """Ten of them, each later than a sixth of the patience."""
-    async with World() as world:
+    async with World() as harness:
         for _ in range(5):
-            world.log.write("x", producer=5, transactional=True)
-            world.log.mark(5, commit=False)
-        world.log.write("a")
-        world.log.limit = 1
-        delayed = slow(world.cluster, MAX_REQUEST_S - 1.0)
-        started = world.loop.time()
-        assert await world.read() == ["10:a"]
-        assert world.loop.time() - started > PATIENCE
+            harness.log.write("x", producer=5, transactional=True)
+            harness.log.mark(5, commit=False)
+        harness.log.write("a")
+        harness.log.limit = 1
+        delayed = slow(harness.cluster, MAX_REQUEST_S - 1.0)
+        started = harness.loop.time()
+        assert await harness.read() == ["10:a"]
+        assert harness.loop.time() - started > PATIENCE
         assert delayed() == 11
 
 
@@ -376,46 +374,46 @@ def slow(cluster: ReadableCluster, seconds: float) -> Callable[[], int]:
 
 @in_virtual_time
 async def test_batch_with_a_wrong_checksum_is_no_data() -> None:
-    async with World() as world:
-        world.log.write("a")
-        (batch,) = world.log.batches
+    async with World() as harness:
+        harness.log.write("a")
+        (batch,) = harness.log.batches
         spoilt = batch.data[:-1] + bytes([batch.data[-1] ^ 1])
-        world.log.batches[0] = dataclasses.replace(batch, data=spoilt)
+        harness.log.batches[0] = dataclasses.replace(batch, data=spoilt)
         with pytest.raises(DecodeError, match="CRC"):
-            await world.read()
+            await harness.read()
 
 
 @in_virtual_time
 async def test_records_that_are_none_are_told_with_the_place() -> None:
-    async with World() as world:
-        world.log.write("a")
-        world.log.write("b", "c", payload=b"\x02\x00")
+    async with World() as harness:
+        harness.log.write("a")
+        harness.log.write("b", "c", payload=b"\x02\x00")
         with pytest.raises(DecodeError, match=r"^t-0: batch at offset 1: "):
-            await world.read()
+            await harness.read()
 
 
 @in_virtual_time
 async def test_payload_that_cannot_be_decompressed_is_an_error() -> None:
-    async with World() as world:
-        world.log.write("a", codec=1, payload=b"no gzip")
+    async with World() as harness:
+        harness.log.write("a", codec=1, payload=b"no gzip")
         with pytest.raises(DecodeError, match="gzip"):
-            await world.read()
+            await harness.read()
 
 
 # -- refusals and lost answers ---------------------------------------------------------------------
 
 
-async def offset_of(world: World) -> object:
-    return await world.offset(LATEST)
+async def offset_of(harness: World) -> object:
+    return await harness.offset(LATEST)
 
 
-async def range_of(world: World) -> object:
-    return len(await world.read(0, 1))
+async def range_of(harness: World) -> object:
+    return len(await harness.read(0, 1))
 
 
-def refuse_with(world: World, code: int, *, times: int | None) -> None:
-    world.cluster.control(FETCH, answer(fetch_answer("t", 0, code)), times=times)
-    world.cluster.control(LIST_OFFSETS, answer(offsets_answer("t", 0, code)), times=times)
+def refuse_with(harness: World, code: int, *, times: int | None) -> None:
+    harness.cluster.control(FETCH, answer(fetch_answer("t", 0, code)), times=times)
+    harness.cluster.control(LIST_OFFSETS, answer(offsets_answer("t", 0, code)), times=times)
 
 
 Reading = Callable[[World], Awaitable[object]]
@@ -427,30 +425,30 @@ PASSING = (Code.LEADER_NOT_AVAILABLE, Code.NOT_LEADER_OR_FOLLOWER, Code.FENCED_L
 @BOTH
 @in_virtual_time
 async def test_refusal_that_passes_is_outlasted(case: Reading) -> None:
-    async with World() as world:
-        world.log.write("a")
+    async with World() as harness:
+        harness.log.write("a")
         for code in PASSING:
-            refuse_with(world, code, times=2)
-            started = world.loop.time()
-            assert await case(world) == 1
-            assert 0.2 <= world.loop.time() - started < 2.0
+            refuse_with(harness, code, times=2)
+            started = harness.loop.time()
+            assert await case(harness) == 1
+            assert 0.2 <= harness.loop.time() - started < 2.0
 
 
 @BOTH
 @in_virtual_time
 async def test_refusal_that_does_not_pass_ends_after_the_patience(case: Reading) -> None:
-    async with World() as world:
-        world.log.write("a")
-        refuse_with(world, Code.LEADER_NOT_AVAILABLE, times=None)
-        started = world.loop.time()
+    async with World() as harness:
+        harness.log.write("a")
+        refuse_with(harness, Code.LEADER_NOT_AVAILABLE, times=None)
+        started = harness.loop.time()
         with pytest.raises(KafkaError, match=r"^t-0: ") as caught:
-            await case(world)
+            await case(harness)
         assert caught.value.code is not None
         assert caught.value.code.number == Code.LEADER_NOT_AVAILABLE
-        assert PATIENCE <= world.loop.time() - started < PATIENCE + 1.0
+        assert PATIENCE <= harness.loop.time() - started < PATIENCE + 1.0
 
 
-def leave_out(world: World, *, times: int | None, code: int = 0) -> None:
+def leave_out(harness: World, *, times: int | None, code: int = 0) -> None:
     """Answers without the partition: as an empty list, and as the null that is read as one."""
     without = itertools.cycle([(), None])
 
@@ -459,38 +457,38 @@ def leave_out(world: World, *, times: int | None, code: int = 0) -> None:
             return answer(FetchResponse(error_code=code, responses=next(without)))  # type: ignore[arg-type]
         return answer(ListOffsetsResponse(topics=next(without)))  # type: ignore[arg-type]
 
-    world.cluster.control(FETCH, emptied, times=times)
-    world.cluster.control(LIST_OFFSETS, emptied, times=times)
+    harness.cluster.control(FETCH, emptied, times=times)
+    harness.cluster.control(LIST_OFFSETS, emptied, times=times)
 
 
 @BOTH
 @in_virtual_time
 async def test_partition_left_out_of_answers_is_asked_for_again(case: Reading) -> None:
-    async with World() as world:
-        world.log.write("a")
-        leave_out(world, times=4)
-        assert await case(world) == 1
+    async with World() as harness:
+        harness.log.write("a")
+        leave_out(harness, times=4)
+        assert await case(harness) == 1
 
 
 @BOTH
 @in_virtual_time
 async def test_partition_left_out_of_all_answers_is_given_up(case: Reading) -> None:
-    async with World() as world:
-        world.log.write("a")
-        leave_out(world, times=None)
-        started = world.loop.time()
+    async with World() as harness:
+        harness.log.write("a")
+        leave_out(harness, times=None)
+        started = harness.loop.time()
         with pytest.raises(KafkaTimeout, match=r"^t-0: .*without the partition"):
-            await case(world)
-        assert PATIENCE <= world.loop.time() - started < PATIENCE + 1.0
+            await case(harness)
+        assert PATIENCE <= harness.loop.time() - started < PATIENCE + 1.0
 
 
 @in_virtual_time
 async def test_error_of_a_whole_fetch_is_told() -> None:
-    async with World() as world:
-        world.log.write("a")
-        leave_out(world, times=None, code=Code.CLUSTER_AUTHORIZATION_FAILED)
+    async with World() as harness:
+        harness.log.write("a")
+        leave_out(harness, times=None, code=Code.CLUSTER_AUTHORIZATION_FAILED)
         with pytest.raises(KafkaError, match=r"^t-0: ") as caught:
-            await range_of(world)
+            await range_of(harness)
         assert caught.value.code is not None
         assert caught.value.code.number == Code.CLUSTER_AUTHORIZATION_FAILED
 
@@ -498,25 +496,25 @@ async def test_error_of_a_whole_fetch_is_told() -> None:
 @BOTH
 @in_virtual_time
 async def test_refusal_for_good_is_told_at_once(case: Reading) -> None:
-    async with World() as world:
-        world.log.write("a")
-        refuse_with(world, Code.TOPIC_AUTHORIZATION_FAILED, times=1)
-        started = world.loop.time()
+    async with World() as harness:
+        harness.log.write("a")
+        refuse_with(harness, Code.TOPIC_AUTHORIZATION_FAILED, times=1)
+        started = harness.loop.time()
         with pytest.raises(KafkaError, match=r"^t-0: ") as caught:
-            await case(world)
+            await case(harness)
         assert caught.value.code is not None
         assert caught.value.code.number == Code.TOPIC_AUTHORIZATION_FAILED
-        assert world.loop.time() - started < 1.0
+        assert harness.loop.time() - started < 1.0
 
 
 @in_virtual_time
 async def test_range_that_retention_took_is_told_as_deleted() -> None:
-    async with World() as world:
-        world.log.write("a", "b")
-        world.log.start = 1
-        assert await world.offset(EARLIEST) == 1
+    async with World() as harness:
+        harness.log.write("a", "b")
+        harness.log.start = 1
+        assert await harness.offset(EARLIEST) == 1
         with pytest.raises(KafkaError, match=r"^t-0: .*deleted meanwhile \(retention\)") as caught:
-            await world.read()
+            await harness.read()
         assert caught.value.code is not None
         assert caught.value.code.number == Code.OFFSET_OUT_OF_RANGE
 
@@ -524,75 +522,75 @@ async def test_range_that_retention_took_is_told_as_deleted() -> None:
 @BOTH
 @in_virtual_time
 async def test_leader_that_moved_is_found(case: Reading) -> None:
-    async with World() as world:
-        world.log.write("a")
-        assert await case(world) == 1
-        old = world.cluster.leader_of("t", 0).broker_id
-        new = world.cluster.move_leader("t", 0)
+    async with World() as harness:
+        harness.log.write("a")
+        assert await case(harness) == 1
+        old = harness.cluster.leader_of("t", 0).broker_id
+        new = harness.cluster.move_leader("t", 0)
         assert new != old
-        assert await case(world) == 1
-        world.cluster.kill(new)
-        assert await case(world) == 1
+        assert await case(harness) == 1
+        harness.cluster.kill(new)
+        assert await case(harness) == 1
 
 
 @BOTH
 @in_virtual_time
 async def test_connection_that_ends_is_replaced(case: Reading) -> None:
-    async with World() as world:
-        world.log.write("a")
+    async with World() as harness:
+        harness.log.write("a")
         for api_key in (FETCH, LIST_OFFSETS):
-            world.cluster.control(api_key, close(), times=2)
-        assert await case(world) == 1
-        assert world.loop.time() < 1000.0 + MAX_REQUEST_S
+            harness.cluster.control(api_key, close(), times=2)
+        assert await case(harness) == 1
+        assert harness.loop.time() < 1000.0 + MAX_REQUEST_S
 
 
 @BOTH
 @in_virtual_time
 async def test_lost_request_is_repeated_after_ten_seconds(case: Reading) -> None:
-    async with World() as world:
-        world.log.write("a")
+    async with World() as harness:
+        harness.log.write("a")
         for api_key in (FETCH, LIST_OFFSETS):
-            world.cluster.control(api_key, lose_request(), times=1)
-        started = world.loop.time()
-        assert await case(world) == 1
-        assert MAX_REQUEST_S <= world.loop.time() - started < MAX_REQUEST_S + 2.0
+            harness.cluster.control(api_key, lose_request(), times=1)
+        started = harness.loop.time()
+        assert await case(harness) == 1
+        assert MAX_REQUEST_S <= harness.loop.time() - started < MAX_REQUEST_S + 2.0
 
 
 @BOTH
 @in_virtual_time
 async def test_leader_that_never_answers_is_given_up(case: Reading) -> None:
-    async with World() as world:
-        world.log.write("a")
+    async with World() as harness:
+        harness.log.write("a")
         for api_key in (FETCH, LIST_OFFSETS):
-            world.cluster.control(api_key, lose_request())
-        started = world.loop.time()
+            harness.cluster.control(api_key, lose_request())
+        started = harness.loop.time()
         with pytest.raises((NetworkError, KafkaTimeout)):
-            await case(world)
-        assert PATIENCE <= world.loop.time() - started < PATIENCE + MAX_REQUEST_S + 2.0
+            await case(harness)
+        assert PATIENCE <= harness.loop.time() - started < PATIENCE + MAX_REQUEST_S + 2.0
 
 
 @in_virtual_time
 async def test_partition_that_does_not_exist_is_named() -> None:
-    async with World() as world:
+    async with World() as harness:
         with pytest.raises(KafkaError, match="topic 't' has no partition 7"):
-            await world.offset(EARLIEST, partition=7)
+            await harness.offset(EARLIEST, partition=7)
 
 
 @in_virtual_time
 async def test_log_that_ends_before_the_range_is_given_up() -> None:
     """Of an unclean election. What is there comes first."""
-    async with World() as world:
-        world.log.write("a", "b")
-        reader = world.reader(0, 9)
+    async with World() as harness:
+        harness.log.write("a", "b")
+        reader = harness.reader(0, 9)
         first = await reader.read()
         assert first is not None
         assert texts(first) == ["0:a", "1:b"]
-        started = world.loop.time()
+        started = harness.loop.time()
         with pytest.raises(
             KafkaTimeout, match=r"^t-0: nothing at offset 2, although the log goes on to 9$"
         ):
             await reader.read()
-        assert PATIENCE <= world.loop.time() - started < PATIENCE + 2.0
+        assert PATIENCE <= harness.loop.time() - started < PATIENCE + 2.0
 
 
 # -- offsets ---------------------------------------------------------------------------------------
@@ -602,15 +600,15 @@ async def test_log_that_ends_before_the_range_is_given_up() -> None:
 @in_virtual_time
 async def test_first_and_next_offset_of_a_partition(case: int) -> None:
     """Brokers before ListOffsets v2 know no last stable offset: they have no transactions."""
-    async with World(list_offsets=case) as world:
+    async with World(list_offsets=case) as harness:
         seen: list[Any] = []
-        world.cluster.control(LIST_OFFSETS, lambda request: seen.append(request))  # type: ignore[arg-type]
+        harness.cluster.control(LIST_OFFSETS, lambda request: seen.append(request))  # type: ignore[arg-type]
         for batch in ("abc", "de"):
-            world.log.write(*batch)
-        world.log.start = 2
+            harness.log.write(*batch)
+        harness.log.start = 2
         for committed in (True, False):
-            assert await world.offset(EARLIEST, committed=committed) == 2
-            assert await world.offset(LATEST, committed=committed) == 5
+            assert await harness.offset(EARLIEST, committed=committed) == 2
+            assert await harness.offset(LATEST, committed=committed) == 5
         wanted = [one.body.topics[0].partitions[0].timestamp for one in seen]
         assert wanted == [FIRST, NEXT] * 2
         assert {one.body.replica_id for one in seen} == {-1}
@@ -620,7 +618,7 @@ async def test_first_and_next_offset_of_a_partition(case: int) -> None:
 
 
 class Leaderless:
-    """A session with a cluster whose topic has lost its leader for good."""
+    """A client of a cluster whose topic has lost its leader for good."""
 
     def __init__(self) -> None:
         self.loop = asyncio.get_running_loop()
@@ -633,22 +631,22 @@ class Leaderless:
         self.refreshed += 1
 
 
-async def read_offset(session: Any) -> None:
-    await list_offset(session, "t", 0, timestamp=EARLIEST, committed=True)
+async def read_offset(client: Any) -> None:
+    await list_offset(client, "t", 0, timestamp=EARLIEST, committed=True)
 
 
-async def read_range(session: Any) -> None:
-    await RangeReader(session, "t", 0, 0, 9, committed=True, values=True, headers=True).read()
+async def read_range(client: Any) -> None:
+    await RangeReader(client, "t", 0, 0, 9, committed=True, values=True, headers=True).read()
 
 
 @pytest.mark.parametrize("read", [read_offset, read_range])
 def test_partition_without_a_leader_is_given_up(read: Callable[[Any], Awaitable[None]]) -> None:
     async def main() -> None:
-        session: Any = Leaderless()
-        started = session.loop.time()
+        client: Any = Leaderless()
+        started = client.loop.time()
         with pytest.raises(KafkaTimeout, match="t-0: no leader"):
-            await read(session)
-        assert PATIENCE <= session.loop.time() - started < PATIENCE + 1
-        assert session.refreshed > 1
+            await read(client)
+        assert PATIENCE <= client.loop.time() - started < PATIENCE + 1
+        assert client.refreshed > 1
 
     run(main, limit_s=600.0)

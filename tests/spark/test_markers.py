@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
+from aiokprod._client.cluster_client import ClusterClient
+from aiokprod._wire.messages.offset_fetch import OffsetFetchResponsePartitions
 from aiokprod.config import ProducerConfig
 from aiokprod.errors import Code, KafkaError, KafkaTimeout
 from aiokprod.spark.markers import Marker, UnstableMarker, is_task_id, marked_topics, read_marker
-from aiokprod.spark.session import Session
 from aiokprod.testing.fake_cluster.control import Reaction, answer
 from aiokprod.testing.fake_cluster.framing import Request
-from aiokprod.wire.messages.offset_fetch import OffsetFetchResponsePartitions
 from tests.spark.cluster import OFFSET_FETCH, SparkCluster, _Offset, offsets_answer, run
 
 GROUP = "p.q.0"
@@ -33,7 +33,7 @@ class World:
 
     async def __aenter__(self) -> World:
         config = ProducerConfig.from_mapping({"bootstrap.servers": self.cluster.bootstrap_servers})
-        self.session = Session(config, self.cluster.environment())
+        self.session = ClusterClient(config, self.cluster.environment())
         return self
 
     async def __aexit__(self, *exc: object) -> None:
@@ -87,17 +87,17 @@ def in_virtual_time(function: Callable[..., Awaitable[None]]) -> Any:
 @pytest.mark.parametrize("case", [2, 6, 7, 8, 9, 10])
 @in_virtual_time
 async def test_marker_is_read_from_brokers_of_any_age(case: int) -> None:
-    async with World((1, case)) as world:
+    async with World((1, case)) as harness:
         seen: list[Any] = []
-        world.cluster.control(OFFSET_FETCH, lambda request: seen.append(request))  # type: ignore[arg-type]
-        assert await world.read() is None
-        assert await marked_topics(world.session, GROUP, world.loop.time() + 30.0) == []
+        harness.cluster.control(OFFSET_FETCH, lambda request: seen.append(request))  # type: ignore[arg-type]
+        assert await harness.read() is None
+        assert await marked_topics(harness.session, GROUP, harness.loop.time() + 30.0) == []
         marker = Marker(7, 3, 0xABC, 2, 5)
-        world.commit("t", marker)
-        world.commit("a", Marker(6, 9, 9, 9))
-        world.commit("none", marker, offset=0)
-        assert await world.read() == marker
-        assert await marked_topics(world.session, GROUP, world.loop.time() + 30.0) == ["a", "t"]
+        harness.commit("t", marker)
+        harness.commit("a", Marker(6, 9, 9, 9))
+        harness.commit("none", marker, offset=0)
+        assert await harness.read() == marker
+        assert await marked_topics(harness.session, GROUP, harness.loop.time() + 30.0) == ["a", "t"]
         assert {one.version for one in seen} == {min(case, 9)}, "10 has no names of topics"
         stable = [one.body.require_stable for one in seen]
         assert stable == ([True, False] * 2 if case >= 7 else [False] * 4)
@@ -105,24 +105,24 @@ async def test_marker_is_read_from_brokers_of_any_age(case: int) -> None:
 
 @in_virtual_time
 async def test_newest_batch_and_of_it_the_highest_version_is_the_marker() -> None:
-    async with World() as world:
+    async with World() as harness:
         for topic, marker in {
             "a": Marker(3, 1, 1, 1, 9), "b": Marker(4, 2, 2, 1, 0), "c": Marker(4, 3, 3, 1, 2),
             "d": Marker(4, 4, 4, 1, 1),
         }.items():  # fmt: skip
-            world.commit(topic, marker)
-        for world.cluster.order in (1, -1):
-            assert await world.read() == Marker(4, 3, 3, 1, 2)
+            harness.commit(topic, marker)
+        for harness.cluster.order in (1, -1):
+            assert await harness.read() == Marker(4, 3, 3, 1, 2)
 
 
 @pytest.mark.parametrize("case", ["", "1 2", "a b c", "1 zz 2", "1 ff 2 3 4", None])
 @in_virtual_time
 async def test_offset_of_another_writer_is_refused(case: str | None) -> None:
-    async with World() as world:
-        world.commit("t", Marker(3, 1, 1, 1))
-        world.cluster.transactions.committed_offsets[GROUP]["t", 0].metadata = case  # type: ignore[attr-defined]
+    async with World() as harness:
+        harness.commit("t", Marker(3, 1, 1, 1))
+        harness.cluster.transactions.committed_offsets[GROUP]["t", 0].metadata = case  # type: ignore[attr-defined]
         with pytest.raises(KafkaError, match="an offset that this sink did not write"):
-            await world.read()
+            await harness.read()
 
 
 def test_marker_of_the_first_version_has_three_numbers() -> None:
@@ -130,7 +130,6 @@ def test_marker_of_the_first_version_has_three_numbers() -> None:
     marker = Marker(0, 5, 2**64 - 1, 2, 4)
     (offset,) = marker.offsets(["t"]).values()
     assert offset.offset == 1, "batch 0 differs from nothing"
-    assert offset.leader_epoch == -1
     assert Marker.of(offset.offset, offset.metadata) == marker
     assert list(marker.offsets({"b", "a"})) == [("a", 0), ("b", 0)]
 
@@ -141,39 +140,42 @@ async def test_refusal_that_passes_is_outlasted(case: str) -> None:
     codes = [Code.NOT_COORDINATOR, Code.COORDINATOR_NOT_AVAILABLE, Code.UNSTABLE_OFFSET_COMMIT,
              Code.COORDINATOR_LOAD_IN_PROGRESS]  # fmt: skip
     for versions in ((8, 9), (2, 7)):
-        async with World(versions) as world:
-            world.commit("t", Marker(3, 1, 1, 1))
+        async with World(versions) as harness:
+            harness.commit("t", Marker(3, 1, 1, 1))
             left = iter(codes)
 
             def refuse(request: Request, left: Any = left) -> Reaction | None:
                 code = next(left, None)
                 return None if code is None else refused(request, int(code), of=case)
 
-            world.cluster.control(OFFSET_FETCH, refuse)
-            assert await world.read() == Marker(3, 1, 1, 1)
+            harness.cluster.control(OFFSET_FETCH, refuse)
+            assert await harness.read() == Marker(3, 1, 1, 1)
             assert next(left, None) is None
 
 
 @pytest.mark.parametrize("case", ["group", "partition"])
 @in_virtual_time
 async def test_refusal_for_good_names_the_group(case: str) -> None:
-    async with World() as world:
+    async with World() as harness:
         code = int(Code.GROUP_AUTHORIZATION_FAILED)
-        world.cluster.control(OFFSET_FETCH, lambda request: refused(request, code, of=case))
-        for read in (world.read(), marked_topics(world.session, GROUP, world.loop.time() + 30.0)):
+        harness.cluster.control(OFFSET_FETCH, lambda request: refused(request, code, of=case))
+        for read in (
+            harness.read(),
+            marked_topics(harness.session, GROUP, harness.loop.time() + 30.0),
+        ):
             with pytest.raises(KafkaError, match=r"^marker group p\.q\.0: ") as caught:
                 await read
             assert code_of(caught.value) == code
-        assert world.loop.time() < 1001.0
+        assert harness.loop.time() < 1001.0
 
 
 @pytest.mark.parametrize("case", [1.0, 1.9, 6.0, 100.0])
 @in_virtual_time
 async def test_open_transaction_is_waited_for_as_long_as_was_asked(case: float) -> None:
     """From the first answer that tells it; what came before has its own patience."""
-    async with World() as world:
-        world.commit("t", Marker(3, 1, 1, 1))
-        began = world.loop.time()
+    async with World() as harness:
+        harness.commit("t", Marker(3, 1, 1, 1))
+        began = harness.loop.time()
         begins, ends = began + 5.0, began + 5.0 + case
 
         def unstable(request: Request) -> Reaction | None:
@@ -183,18 +185,18 @@ async def test_open_transaction_is_waited_for_as_long_as_was_asked(case: float) 
                 return refused(request, int(Code.UNSTABLE_OFFSET_COMMIT), of="partition")
             return None
 
-        world.cluster.control(OFFSET_FETCH, unstable)
+        harness.cluster.control(OFFSET_FETCH, unstable)
         if case < 2.0:
-            assert await world.read(30.0, 2.0) == Marker(3, 1, 1, 1)
+            assert await harness.read(30.0, 2.0) == Marker(3, 1, 1, 1)
             return
         with pytest.raises(UnstableMarker, match=r"^marker group p\.q\.0: a transaction of it"):
-            await world.read(30.0, 2.0)
-        assert 7.0 <= world.loop.time() - began < 10.0
+            await harness.read(30.0, 2.0)
+        assert 7.0 <= harness.loop.time() - began < 10.0
         if case < 30.0:
-            assert await world.read(30.0, None) == Marker(3, 1, 1, 1)
+            assert await harness.read(30.0, None) == Marker(3, 1, 1, 1)
         else:
             with pytest.raises(KafkaTimeout, match="UNSTABLE_OFFSET_COMMIT"):
-                await world.read(30.0, None)
+                await harness.read(30.0, None)
 
 
 def test_ids_of_tasks_are_told_from_those_of_other_queries() -> None:

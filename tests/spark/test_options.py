@@ -17,9 +17,9 @@ from aiokprod import ConfigError
 from aiokprod.spark.audit_reader import AuditOptions, AuditRange
 from aiokprod.spark.context import Task, audit_prefix
 from aiokprod.spark.options import EXACTLY_ONCE, SealedOptions, SinkOptions
-from aiokprod.spark.redaction import redacted
 from aiokprod.spark.source import AiokprodAuditSource, AiokprodDataSource
-from aiokprod.spark.transactional import _Run
+from aiokprod.spark.traceback_redaction import redacted
+from aiokprod.spark.transactional_task import _Run
 
 SCHEMA = t.StructType([t.StructField("value", t.BinaryType())])
 SERVERS = {"kafka.bootstrap.servers": "b:9092"}

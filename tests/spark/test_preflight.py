@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
+from aiokprod._client.cluster_client import ClusterClient
 from aiokprod.errors import Code
 from aiokprod.spark import preflight as module
 from aiokprod.spark.options import SinkOptions
 from aiokprod.spark.preflight import SECONDS, PreflightError, preflight
-from aiokprod.spark.session import Session
 from aiokprod.testing.fake_cluster import FakeCluster
 from aiokprod.testing.fake_cluster.control import lose_request
 from aiokprod.testing.fake_cluster.framing import Request
@@ -39,7 +39,7 @@ async def check(patch: pytest.MonkeyPatch, cluster: FakeCluster, **options: str)
     """The check as the driver does it; returns the seconds that it took. That it leaves no
     connection and no task behind is checked by the virtual loop."""
     environment = cluster.environment()
-    patch.setattr(module, "Session", partial(Session, environment=environment))
+    patch.setattr(module, "ClusterClient", partial(ClusterClient, environment=environment))
     loop = asyncio.get_running_loop()
     started = loop.time()
     await module._check(options_for(cluster, **options))
@@ -66,8 +66,7 @@ def allow(cluster: FakeCluster, operations: int) -> None:
             return message
         told = operations if request.body.include_topic_authorized_operations else NOT_TOLD
         topics = [
-            dataclasses.replace(topic, topic_authorized_operations=told)
-            for topic in message.topics
+            dataclasses.replace(topic, topic_authorized_operations=told) for topic in message.topics
         ]
         return dataclasses.replace(message, topics=topics)
 
@@ -109,7 +108,9 @@ def test_query_with_a_topic_column_asks_for_no_topic(monkeypatch: pytest.MonkeyP
         cluster = FakeCluster()
         cluster.control(METADATA, lambda request: seen.append(request))  # type: ignore[arg-type]
         environment = cluster.environment()
-        monkeypatch.setattr(module, "Session", partial(Session, environment=environment))
+        monkeypatch.setattr(
+            module, "ClusterClient", partial(ClusterClient, environment=environment)
+        )
         servers = {"kafka.bootstrap.servers": cluster.bootstrap_servers}
         await module._check(SinkOptions.parse(servers))
 

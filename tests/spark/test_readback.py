@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aiokprod.hot.readback import RecordColumns, RowHashes
+from aiokprod._wire.batch_reader import RecordBatch, read_batches
+from aiokprod._wire.record_batch import batch_header
+from aiokprod.spark._readback import RecordColumns, RowHashes
 from aiokprod.spark.audit_reader import record_batch
 from aiokprod.spark.markers import hash_rows
-from aiokprod.wire.batch_reader import RecordBatch, read_batches
-from aiokprod.wire.record_batch import batch_header
 from tests.reference.records import PlainRecord, encode_records
 
 BLOB = st.none() | st.binary(max_size=200)
@@ -243,7 +243,7 @@ def test_hash_is_this_number() -> None:
     """It is compared with one that another version of aiokprod, Python or pyarrow committed."""
     headers = [{"key": "h", "value": b"\x00\xff"}, {"key": "", "value": None}]
     table = wide_table([(headers, 3, 1_700_000_000_123), (None, None, None), ([], -1, -1)])
-    assert hash_rows(table) == 0x999177bfb7f5c7d2
+    assert hash_rows(table) == 0x999177BFB7F5C7D2
     assert hash_rows(table.slice(3)) == 0
 
 

@@ -12,20 +12,20 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from aiokprod.errors import Code
-from aiokprod.spark import tasks, transactional
-from aiokprod.spark.context import Task
-from aiokprod.spark.driver import CommitFailed, TransactionEnder
-from aiokprod.spark.failures import CheckpointRolledBack, NonDeterministicReplay, SinkError
-from aiokprod.spark.markers import Marker, read_marker
-from aiokprod.spark.messages import TaskReport
-from aiokprod.testing.fake_cluster.control import Reaction, answer, answer_late, close, refuse
-from aiokprod.testing.fake_cluster.framing import Request
-from aiokprod.wire.messages.describe_transactions import (
+from aiokprod._wire.messages.describe_transactions import (
     DescribeTransactionsResponse,
     TransactionState,
 )
-from aiokprod.wire.messages.find_coordinator import Coordinator, FindCoordinatorResponse
+from aiokprod._wire.messages.find_coordinator import Coordinator, FindCoordinatorResponse
+from aiokprod.errors import Code
+from aiokprod.spark import tasks, transactional_task
+from aiokprod.spark.commit_messages import TaskReport
+from aiokprod.spark.context import Task
+from aiokprod.spark.driver_commit import CommitFailed, TransactionEnder
+from aiokprod.spark.failures import CheckpointRolledBack, NonDeterministicReplay, SinkError
+from aiokprod.spark.markers import Marker, read_marker
+from aiokprod.testing.fake_cluster.control import Reaction, answer, answer_late, close, refuse
+from aiokprod.testing.fake_cluster.framing import Request
 from tests.spark.cluster import (
     DESCRIBE_TRANSACTIONS,
     END_TXN,
@@ -346,8 +346,8 @@ def test_batch_of_which_one_transaction_timed_out_is_neither_decided_nor_committ
 
 async def decision(query: Query) -> tuple[int, int, int] | None:
     """(batch, rows, tasks) of the driver's record."""
-    async with TransactionEnder(query.options, 0)._session() as session:
-        found: Marker | None = await read_marker(session, "p.q.driver", session.loop.time() + 9)
+    async with TransactionEnder(query.options, 0)._cluster_client() as client:
+        found: Marker | None = await read_marker(client, "p.q.driver", client.loop.time() + 9)
     return found and (found.batch_id, found.rows, found.tasks)
 
 
@@ -791,7 +791,9 @@ def test_failed_task_counts_the_rows_of_every_table(
         work = (
             tasks._run_plain(query.thread, query.options, task, feed, None)
             if delivery == "at_least_once"
-            else transactional.run_transactional(query.thread, query.options, task, feed, "job")
+            else transactional_task.run_transactional(
+                query.thread, query.options, task, feed, "job"
+            )
         )
         with pytest.raises(SinkError) as caught:
             await work

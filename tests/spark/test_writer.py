@@ -23,22 +23,22 @@ from pyspark import TaskContext
 from pyspark.sql import types as t
 
 from aiokprod import ConfigError
+from aiokprod._client.cluster_client import ClusterClient
 from aiokprod.errors import Code
 from aiokprod.producer import Producer
-from aiokprod.spark import audit_reader, driver, preflight, tasks, transactional
+from aiokprod.spark import audit_reader, driver_commit, preflight, tasks, transactional_task
 from aiokprod.spark import writer as spark_writer
 from aiokprod.spark.audit_reader import AuditRange, AuditReader
+from aiokprod.spark.commit_messages import Prepared, TaskReport
 from aiokprod.spark.context import BATCH_ID, QUERY_ID, RUN_ID, SPECULATION
-from aiokprod.spark.driver import CommitFailed
+from aiokprod.spark.driver_commit import CommitFailed
 from aiokprod.spark.failures import SinkError
-from aiokprod.spark.lifeline import Lifeline, TaskCancelled
-from aiokprod.spark.messages import Prepared, TaskReport
+from aiokprod.spark.job_report import FILE_NAME
+from aiokprod.spark.jvm_socket_watch import JvmSocketWatch, TaskCancelled
 from aiokprod.spark.preflight import PreflightError
-from aiokprod.spark.process import LoopThread, loop_thread
-from aiokprod.spark.reports import FILE_NAME
 from aiokprod.spark.rows import AUDIT_HEADER, RowError
-from aiokprod.spark.session import Session
 from aiokprod.spark.source import AiokprodAuditSource, AiokprodDataSource
+from aiokprod.spark.worker_loop import LoopThread, loop_thread
 from aiokprod.spark.writer import AiokprodWriter
 from aiokprod.testing.fake_cluster.control import refuse
 from tests.hang import HANG_S
@@ -62,14 +62,14 @@ class World:
         self.cluster = self.on_loop(ReadableCluster)
         self.on_loop(lambda: self.cluster.create_topic("t", 1))
         environment = self.cluster.environment()
-        for module in (driver, transactional, tasks):
+        for module in (driver_commit, transactional_task, tasks):
             patch.setattr(module, "Producer", partial(Producer, environment=environment))
-        for module in (driver, transactional, preflight, audit_reader):
-            patch.setattr(module, "Session", partial(Session, environment=environment))
+        for module in (driver_commit, transactional_task, preflight, audit_reader):
+            patch.setattr(module, "ClusterClient", partial(ClusterClient, environment=environment))
         # The audit has no option for the kind of loop.
         patch.setattr(audit_reader, "loop_thread", lambda: self.thread)
         patch.setattr(TaskContext, "_taskContext", None)
-        patch.setattr(driver, "_swept", {})
+        patch.setattr(driver_commit, "_swept", {})
         patch.setattr(preflight, "_passed", {})
 
     def on_loop(self, function: Callable[[], Any]) -> Any:
@@ -136,7 +136,7 @@ def batches(values: Iterable[str], topic: str | None = "t") -> Iterator[pa.Recor
 
 
 @pytest.fixture
-def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+def harness(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     found = World(monkeypatch)
     yield found
     found.thread.run(found.thread.drop(lambda key: True), HANG_S)
@@ -146,51 +146,51 @@ def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
 # -- rows and when they are visible ----------------------------------------------------------------
 
 
-def test_plain_write_is_visible_with_its_report(world: World, tmp_path: Path) -> None:
-    writer = world.writer(**PLAIN, reportPath=str(tmp_path / "reports"))
-    found = world.write(writer, "a", "b", "c", partition=4)
+def test_plain_write_is_visible_with_its_report(harness: World, tmp_path: Path) -> None:
+    writer = harness.writer(**PLAIN, reportPath=str(tmp_path / "reports"))
+    found = harness.write(writer, "a", "b", "c", partition=4)
     assert type(found) is TaskReport
     assert (found.partition, found.attempt, found.rows) == (4, 0, 3)
     assert found.ranges == (("t", 0, 0, 2, 3),)
     assert (found.batch_id, found.query_id) == (None, None)
     assert found.size > 0
     assert 0.0 < found.seconds < HANG_S
-    assert world.values() == ["a", "b", "c"]
+    assert harness.values() == ["a", "b", "c"]
     writer.commit([found, None])
     writer.commit([found], 8)
-    world.writer(**PLAIN, reportPath=str(tmp_path / "reports"), batchId="5", queryId="q").commit(
+    harness.writer(**PLAIN, reportPath=str(tmp_path / "reports"), batchId="5", queryId="q").commit(
         [found]
     )
     lines = (tmp_path / "reports" / FILE_NAME).read_text().splitlines()
     told = [json.loads(line) for line in lines]
     assert [(one["rows"], one["batch_id"]) for one in told] == [(3, None), (3, 8), (3, 5)]
     assert [len(one["tasks"]) for one in told] == [1, 1, 1]
-    assert world.on_loop(lambda: world.cluster.count(END_TXN)) == 0
+    assert harness.on_loop(lambda: harness.cluster.count(END_TXN)) == 0
 
 
 @pytest.mark.parametrize("given", [JOB, STREAM], ids=["transactional", "exactly_once"])
 def test_rows_of_a_transaction_are_visible_once_it_is_committed(
-    world: World, given: dict[str, str]
+    harness: World, given: dict[str, str]
 ) -> None:
     batch = 7 if given is STREAM else None
-    writer = world.writer(**given)
+    writer = harness.writer(**given)
     found = [
-        world.write(writer, *values, partition=number, batch=batch)
+        harness.write(writer, *values, partition=number, batch=batch)
         for number, values in enumerate(["ab", "c"])
     ]
     assert [type(one) for one in found] == [Prepared, Prepared]
     assert [one.batch_id for one in found] == [batch, batch]
-    assert len(world.open_ids()) == 2
-    assert world.committed() == []
+    assert len(harness.open_ids()) == 2
+    assert harness.committed() == []
     writer.commit(pickle.loads(pickle.dumps(found)), batch)
-    assert world.committed() == ["a", "b", "c"]
-    assert world.open_ids() == set()
+    assert harness.committed() == ["a", "b", "c"]
+    assert harness.open_ids() == set()
 
 
-def test_transactions_of_a_batch_job_share_its_name(world: World) -> None:
-    one, other = world.writer(**JOB), world.writer(**JOB)
-    first, second = (world.write(one, "a", partition=n).transactional_id for n in range(2))
-    third = world.write(other, "b").transactional_id
+def test_transactions_of_a_batch_job_share_its_name(harness: World) -> None:
+    one, other = harness.writer(**JOB), harness.writer(**JOB)
+    first, second = (harness.write(one, "a", partition=n).transactional_id for n in range(2))
+    third = harness.write(other, "b").transactional_id
     job = first.split(".")[1]
     assert (first, second) == (f"p.{job}.0", f"p.{job}.1")
     assert third != first
@@ -198,32 +198,32 @@ def test_transactions_of_a_batch_job_share_its_name(world: World) -> None:
     assert len(job) == 12
 
 
-def test_foreach_batch_tells_its_batch_by_options(world: World) -> None:
-    writer = world.writer(**STREAM, batchId="6", queryId="named")
-    found = world.write(writer, "a")
+def test_foreach_batch_tells_its_batch_by_options(harness: World) -> None:
+    writer = harness.writer(**STREAM, batchId="6", queryId="named")
+    found = harness.write(writer, "a")
     assert (found.batch_id, found.query_id) == (6, "named")
     assert found.transactional_id == "p.named.0"
     writer.commit([found])
-    assert world.committed() == ["a"]
-    again = world.write(world.writer(**STREAM, batchId="6", queryId="named"), "a")
+    assert harness.committed() == ["a"]
+    again = harness.write(harness.writer(**STREAM, batchId="6", queryId="named"), "a")
     assert again.skipped, "the commit recorded batch 6"
 
 
-def test_replayed_batch_is_skipped_and_committed_again(world: World) -> None:
-    writer = world.writer(**STREAM)
-    writer.commit([world.write(writer, "a", batch=0)], 0)
-    again = world.write(writer, "a", batch=0)
+def test_replayed_batch_is_skipped_and_committed_again(harness: World) -> None:
+    writer = harness.writer(**STREAM)
+    writer.commit([harness.write(writer, "a", batch=0)], 0)
+    again = harness.write(writer, "a", batch=0)
     assert again.skipped
     assert (again.producer_id, again.epoch) == (-1, -1), "it has no transaction"
     writer.commit([again], 0)
     writer.abort([again], 0)
-    assert world.committed() == ["a"]
+    assert harness.committed() == ["a"]
 
 
-def test_audit_headers_name_run_batch_task_and_row(world: World) -> None:
-    world.write(world.writer(**STREAM, auditHeaders="true"), "a", "b", partition=3, batch=7)
-    world.write(world.writer(**PLAIN, auditHeaders="true"), "c", partition=1)
-    records = world.on_loop(lambda: world.cluster.log("t", 0))
+def test_audit_headers_name_run_batch_task_and_row(harness: World) -> None:
+    harness.write(harness.writer(**STREAM, auditHeaders="true"), "a", "b", partition=3, batch=7)
+    harness.write(harness.writer(**PLAIN, auditHeaders="true"), "c", partition=1)
+    records = harness.on_loop(lambda: harness.cluster.log("t", 0))
     found = [dict(record.headers)[AUDIT_HEADER].decode() for record in records]
     assert found[:2] == ["run/7/3/0", "run/7/3/1"]
     job, *rest = found[2].split("/")
@@ -231,37 +231,37 @@ def test_audit_headers_name_run_batch_task_and_row(world: World) -> None:
     assert rest == ["0", "1", "0"]
 
 
-def test_commit_without_the_message_of_a_task_is_refused(world: World) -> None:
+def test_commit_without_the_message_of_a_task_is_refused(harness: World) -> None:
     """A task that Spark counts as done and that left no transaction."""
-    writer = world.writer(**JOB)
-    found = world.write(writer, "a")
+    writer = harness.writer(**JOB)
+    found = harness.write(writer, "a")
     with pytest.raises(RuntimeError, match="1 of 2 tasks left no message: the batch cannot be"):
         writer.commit([found, None])
-    assert world.committed() == []
-    assert len(world.open_ids()) == 1
+    assert harness.committed() == []
+    assert len(harness.open_ids()) == 1
     writer.abort([found, None])
-    assert world.open_ids() == set()
+    assert harness.open_ids() == set()
 
 
-def test_abort_ends_what_is_open(world: World) -> None:
-    writer = world.writer(**STREAM)
-    found = [world.write(writer, "a", partition=number, batch=7) for number in range(2)]
-    assert len(world.open_ids()) == 2
+def test_abort_ends_what_is_open(harness: World) -> None:
+    writer = harness.writer(**STREAM)
+    found = [harness.write(writer, "a", partition=number, batch=7) for number in range(2)]
+    assert len(harness.open_ids()) == 2
     writer.abort([None, *found], 7)
-    assert world.open_ids() == set()
-    assert world.committed() == []
+    assert harness.open_ids() == set()
+    assert harness.committed() == []
     writer.abort(found, None)  # nothing is left to abort
-    before = world.on_loop(lambda: world.cluster.count(END_TXN))
-    world.writer(**PLAIN).abort([world.write(world.writer(**PLAIN), "b")])
-    assert world.on_loop(lambda: world.cluster.count(END_TXN)) == before
+    before = harness.on_loop(lambda: harness.cluster.count(END_TXN))
+    harness.writer(**PLAIN).abort([harness.write(harness.writer(**PLAIN), "b")])
+    assert harness.on_loop(lambda: harness.cluster.count(END_TXN)) == before
 
 
-def test_abort_never_raises(world: World, caplog: pytest.LogCaptureFixture) -> None:
+def test_abort_never_raises(harness: World, caplog: pytest.LogCaptureFixture) -> None:
     """Spark would show its error instead of the reason why the job failed."""
-    writer = world.writer(**JOB)
-    found = world.write(writer, "a")
+    writer = harness.writer(**JOB)
+    found = harness.write(writer, "a")
     code = Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
-    world.on_loop(lambda: world.cluster.control(END_TXN, refuse(code)))
+    harness.on_loop(lambda: harness.cluster.control(END_TXN, refuse(code)))
     with caplog.at_level("WARNING", "aiokprod.spark"):
         writer.abort([found])
     (record,) = [one for one in caplog.records if "aborting" in one.getMessage()]
@@ -280,11 +280,11 @@ def test_abort_never_raises(world: World, caplog: pytest.LogCaptureFixture) -> N
     ],
 )
 def test_refused_commit_tells_whether_the_transaction_is_gone(
-    world: World, code: Code, why: str | None
+    harness: World, code: Code, why: str | None
 ) -> None:
-    writer = world.writer(**JOB)
-    found = world.write(writer, "a")
-    world.on_loop(lambda: world.cluster.control(END_TXN, refuse(code)))
+    writer = harness.writer(**JOB)
+    found = harness.write(writer, "a")
+    harness.on_loop(lambda: harness.cluster.control(END_TXN, refuse(code)))
     with pytest.raises(CommitFailed, match=f"was not committed: {code.name}: ") as caught:
         writer.commit([found])
     reason = str(caught.value).split(f"{code.name}: ")[1]
@@ -296,22 +296,22 @@ def test_refused_commit_tells_whether_the_transaction_is_gone(
 
 
 def test_orphan_that_cannot_be_fenced_is_told_and_harms_nothing(
-    world: World, caplog: pytest.LogCaptureFixture
+    harness: World, caplog: pytest.LogCaptureFixture
 ) -> None:
-    writer = world.writer(**STREAM)
-    found = [world.write(writer, "ab"[n], partition=n, batch=0) for n in range(2)]
+    writer = harness.writer(**STREAM)
+    found = [harness.write(writer, "ab"[n], partition=n, batch=0) for n in range(2)]
     writer.commit([found[0]], 0)  # an attempt with one task; the other's transaction is left open
-    assert world.committed() == ["a"]
-    assert world.open_ids() == set(), "the sweep ends it"
-    driver._swept.clear()
-    next_one = world.write(writer, "c", batch=1)
-    world.write(writer, "x", partition=5, batch=1)
+    assert harness.committed() == ["a"]
+    assert harness.open_ids() == set(), "the sweep ends it"
+    driver_commit._swept.clear()
+    next_one = harness.write(writer, "c", batch=1)
+    harness.write(writer, "x", partition=5, batch=1)
     code = Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
 
     def only_orphan(request: Any) -> Any:
         return refuse(code) if request.body.transactional_id == "p.q.5" else None
 
-    world.on_loop(lambda: world.cluster.control(INIT_PRODUCER_ID, only_orphan))
+    harness.on_loop(lambda: harness.cluster.control(INIT_PRODUCER_ID, only_orphan))
     with caplog.at_level("WARNING", "aiokprod.spark"):
         writer.commit([next_one], 1)
     told = [one.getMessage() for one in caplog.records if "orphaned" in one.getMessage()]
@@ -319,8 +319,8 @@ def test_orphan_that_cannot_be_fenced_is_told_and_harms_nothing(
     assert "orphaned transactions of p.q are left to their timeout: " in told[0]
     assert "transactional id p.q.5: " in told[0]
     assert code.name in told[0]
-    assert world.committed() == ["a", "c"]
-    assert world.on_loop(lambda: world.cluster.count(LIST_TRANSACTIONS)) > 0
+    assert harness.committed() == ["a", "c"]
+    assert harness.on_loop(lambda: harness.cluster.count(LIST_TRANSACTIONS)) > 0
 
 
 # -- what a task refuses ---------------------------------------------------------------------------
@@ -329,59 +329,59 @@ def test_orphan_that_cannot_be_fenced_is_told_and_harms_nothing(
 @pytest.mark.parametrize("given", [JOB, STREAM], ids=["transactional", "exactly_once"])
 @pytest.mark.parametrize("speculation", ["true", "True"])
 def test_speculation_excludes_transactions(
-    world: World, given: dict[str, str], speculation: str
+    harness: World, given: dict[str, str], speculation: str
 ) -> None:
-    writer = world.writer(**given)
-    world.in_task(batch=7 if given is STREAM else None, **{SPECULATION: speculation})
+    writer = harness.writer(**given)
+    harness.in_task(batch=7 if given is STREAM else None, **{SPECULATION: speculation})
     with pytest.raises(ConfigError, match=r"excludes spark.speculation=true"):
         writer.write(batches("a"))
-    world.in_task(**{SPECULATION: speculation})
-    world.writer(**PLAIN).write(batches("b"))
-    assert world.values() == ["b"]
+    harness.in_task(**{SPECULATION: speculation})
+    harness.writer(**PLAIN).write(batches("b"))
+    assert harness.values() == ["b"]
 
 
-def test_executor_of_another_version_is_refused(world: World) -> None:
-    writer = world.writer(**PLAIN)
+def test_executor_of_another_version_is_refused(harness: World) -> None:
+    writer = harness.writer(**PLAIN)
     writer._version = "0.0.9"
     with pytest.raises(ConfigError, match=r"0\.0\.9 on the driver"):
-        world.write(writer, "a")
+        harness.write(writer, "a")
 
 
-def test_write_outside_of_a_task_is_refused(world: World) -> None:
+def test_write_outside_of_a_task_is_refused(harness: World) -> None:
     with pytest.raises(ConfigError, match="within Spark tasks only"):
-        world.writer(**PLAIN).write(batches("a"))
+        harness.writer(**PLAIN).write(batches("a"))
 
 
-def test_stream_whose_batch_spark_does_not_tell_is_refused(world: World) -> None:
+def test_stream_whose_batch_spark_does_not_tell_is_refused(harness: World) -> None:
     with pytest.raises(SinkError, match="Spark did not tell this task its batch and query"):
-        world.write(world.writer(**STREAM), "a")
+        harness.write(harness.writer(**STREAM), "a")
 
 
-def test_writer_shows_its_options_without_secrets(world: World) -> None:
-    shown = repr(world.writer(**PLAIN, **{"kafka.client.id": "c", "kafka.linger.ms": "7"}))
+def test_writer_shows_its_options_without_secrets(harness: World) -> None:
+    shown = repr(harness.writer(**PLAIN, **{"kafka.client.id": "c", "kafka.linger.ms": "7"}))
     assert shown.startswith("<AiokprodWriter ")
     assert "'kafka.client.id': 'c'" in shown
 
 
 @pytest.mark.parametrize("given", [PLAIN, JOB], ids=["at_least_once", "transactional"])
 def test_row_that_is_refused_is_counted_over_all_batches_of_the_task(
-    world: World, given: dict[str, str]
+    harness: World, given: dict[str, str]
 ) -> None:
-    world.in_task()
+    harness.in_task()
     rows = [*batches(["a", "b", "c"]), *batches(["d"], None)]
     with pytest.raises(RowError, match=r"^row 3 of this task: the topic is null"):
-        world.writer(**given).write(iter(rows))
-    assert world.open_ids() == set()
-    assert world.committed() == [] or given is PLAIN
+        harness.writer(**given).write(iter(rows))
+    assert harness.open_ids() == set()
+    assert harness.committed() == [] or given is PLAIN
 
 
 @pytest.mark.parametrize("given", [PLAIN, JOB], ids=["at_least_once", "transactional"])
 def test_failed_row_ends_the_task_although_more_rows_come(
-    world: World, given: dict[str, str]
+    harness: World, given: dict[str, str]
 ) -> None:
     """Spark's iterator is left where it is."""
-    world.on_loop(lambda: world.cluster.denied_topics.add("u"))
-    world.in_task()
+    harness.on_loop(lambda: harness.cluster.denied_topics.add("u"))
+    harness.in_task()
     taken: list[int] = []
 
     def endless() -> Iterator[pa.RecordBatch]:
@@ -391,31 +391,31 @@ def test_failed_row_ends_the_task_although_more_rows_come(
             yield from batches([str(number)], "u")
 
     with pytest.raises(SinkError, match="TOPIC_AUTHORIZATION_FAILED"):
-        world.writer(**given).write(endless())
-    assert world.values() == []
-    assert world.open_ids() == set()
+        harness.writer(**given).write(endless())
+    assert harness.values() == []
+    assert harness.open_ids() == set()
 
 
 @pytest.mark.parametrize("given", [PLAIN, JOB], ids=["at_least_once", "transactional"])
 def test_iterator_that_fails_ends_the_sending_first(
-    world: World, given: dict[str, str], monkeypatch: pytest.MonkeyPatch
+    harness: World, given: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before the error leaves the task: Spark may start the next attempt at once."""
     monkeypatch.setattr(tasks, "_GIVE_UP", HANG_S)
-    world.in_task()
+    harness.in_task()
 
     def broken() -> Iterator[pa.RecordBatch]:
         yield from batches("a")
         raise KeyError("on purpose")
 
     with pytest.raises(KeyError, match="on purpose"):
-        world.writer(**given).write(broken())
-    assert world.on_loop(lambda: len(world.thread._running)) == 1, "this question alone"
-    assert world.open_ids() == set()
-    assert "producer" not in {key[0] for key in world.thread.kept if isinstance(key, tuple)}
+        harness.writer(**given).write(broken())
+    assert harness.on_loop(lambda: len(harness.thread._running)) == 1, "this question alone"
+    assert harness.open_ids() == set()
+    assert "producer" not in {key[0] for key in harness.thread.kept if isinstance(key, tuple)}
 
 
-def test_cancelled_sending_is_waited_for(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cancelled_sending_is_waited_for(harness: World, monkeypatch: pytest.MonkeyPatch) -> None:
     closing = threading.Event()
 
     async def slow_to_end(*arguments: Any) -> Any:
@@ -427,35 +427,35 @@ def test_cancelled_sending_is_waited_for(world: World, monkeypatch: pytest.Monke
 
     monkeypatch.setattr(tasks, "_GIVE_UP", HANG_S)
     monkeypatch.setattr(tasks, "_run_plain", slow_to_end)
-    world.in_task()
+    harness.in_task()
 
     def broken() -> Iterator[pa.RecordBatch]:
         raise KeyError("on purpose")
         yield
 
     with pytest.raises(KeyError, match="on purpose"):
-        world.writer(**PLAIN).write(broken())
+        harness.writer(**PLAIN).write(broken())
     assert closing.is_set()
 
 
 @pytest.mark.parametrize("given", [PLAIN, JOB], ids=["at_least_once", "transactional"])
-def test_task_that_spark_gave_up_tells_no_success(world: World, given: dict[str, str]) -> None:
+def test_task_that_spark_gave_up_tells_no_success(harness: World, given: dict[str, str]) -> None:
     """Its iterator ends as if the rows were complete."""
     ours, theirs = socket.socketpair()
-    world.in_task()
+    harness.in_task()
 
     def cut_short() -> Iterator[pa.RecordBatch]:
         yield from batches("a")
         theirs.close()
 
     def main(infile: Any, outfile: Any) -> Any:
-        return world.writer(**given).write(cut_short())
+        return harness.writer(**given).write(cut_short())
 
     with pytest.raises(TaskCancelled, match="gave this task up"):
         main(None, ours)
     ours.close()
-    assert world.open_ids() == set()
-    assert world.committed() == [] or given is PLAIN
+    assert harness.open_ids() == set()
+    assert harness.committed() == [] or given is PLAIN
 
 
 def test_waiting_for_the_acknowledgments_watches_the_lifeline(
@@ -463,7 +463,7 @@ def test_waiting_for_the_acknowledgments_watches_the_lifeline(
 ) -> None:
     monkeypatch.setattr(tasks, "LOOK_EVERY", 0.01)
     ours, theirs = socket.socketpair()
-    lifeline = Lifeline(ours.fileno())
+    lifeline = JvmSocketWatch(ours.fileno())
     pending: concurrent.futures.Future[int] = concurrent.futures.Future()
     timer = threading.Timer(0.05, pending.set_result, (5,))
     timer.start()
@@ -484,33 +484,33 @@ def test_waiting_for_the_acknowledgments_watches_the_lifeline(
 
 @pytest.mark.parametrize(("reuse", "producers"), [("true", 1), ("false", 2)])
 def test_producer_is_kept_between_tasks_on_demand(
-    world: World, reuse: str, producers: int
+    harness: World, reuse: str, producers: int
 ) -> None:
-    writer = world.writer(**PLAIN, reuseProducer=reuse)
+    writer = harness.writer(**PLAIN, reuseProducer=reuse)
     for value in "ab":
-        world.write(writer, value)
-    ids = {one.producer_id for one in world.on_loop(lambda: world.cluster.log("t", 0))}
+        harness.write(writer, value)
+    ids = {one.producer_id for one in harness.on_loop(lambda: harness.cluster.log("t", 0))}
     assert len(ids) == producers
-    kept = [key for key in world.thread.kept if isinstance(key, tuple) and key[0] == "producer"]
+    kept = [key for key in harness.thread.kept if isinstance(key, tuple) and key[0] == "producer"]
     assert len(kept) == (1 if reuse == "true" else 0)
 
 
-def test_producers_of_other_settings_are_not_shared(world: World) -> None:
+def test_producers_of_other_settings_are_not_shared(harness: World) -> None:
     for more in ({}, {"kafka.linger.ms": "7"}, {"maxBufferedBytes": "2000000"}):
-        world.write(world.writer(**PLAIN, reuseProducer="true", **more), "a")
-    ids = {one.producer_id for one in world.on_loop(lambda: world.cluster.log("t", 0))}
+        harness.write(harness.writer(**PLAIN, reuseProducer="true", **more), "a")
+    ids = {one.producer_id for one in harness.on_loop(lambda: harness.cluster.log("t", 0))}
     assert len(ids) == 3
 
 
 def test_producer_that_cannot_be_made_is_the_start_of_the_task(
-    world: World, monkeypatch: pytest.MonkeyPatch
+    harness: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(config: Any) -> Any:
         raise ConfigError("no such file on this executor")
 
     monkeypatch.setattr(tasks, "Producer", broken)
     with pytest.raises(SinkError, match=r"start of the task: .*no such file") as caught:
-        world.write(world.writer(**PLAIN), "a")
+        harness.write(harness.writer(**PLAIN), "a")
     assert isinstance(caught.value.__cause__, ConfigError)
 
 
@@ -536,9 +536,9 @@ IDS = {"batchId": "3", "queryId": "q"}
     ],
 )
 def test_delivery_that_fits_no_batch_job_is_refused(
-    world: World, given: dict[str, str], text: str | None
+    harness: World, given: dict[str, str], text: str | None
 ) -> None:
-    source = world.source(**given)
+    source = harness.source(**given)
     if text is None:
         assert source.writer(SCHEMA, overwrite=False)._job is not None
     else:
@@ -558,9 +558,9 @@ def test_delivery_that_fits_no_batch_job_is_refused(
     ],
 )
 def test_delivery_that_fits_no_stream_is_refused(
-    world: World, given: dict[str, str], text: str | None
+    harness: World, given: dict[str, str], text: str | None
 ) -> None:
-    source = world.source(**given)
+    source = harness.source(**given)
     if text is None:
         for overwrite in (False, True):  # output mode complete
             assert source.streamWriter(SCHEMA, overwrite=overwrite)._job is None
@@ -569,31 +569,31 @@ def test_delivery_that_fits_no_stream_is_refused(
             source.streamWriter(SCHEMA, overwrite=False)
 
 
-def test_overwrite_is_refused_for_batch_jobs(world: World) -> None:
+def test_overwrite_is_refused_for_batch_jobs(harness: World) -> None:
     with pytest.raises(ConfigError, match=r"mode\('overwrite'\) is refused"):
-        world.source(**PLAIN).writer(SCHEMA, overwrite=True)
+        harness.source(**PLAIN).writer(SCHEMA, overwrite=True)
 
 
-def test_schema_is_checked_with_the_options_topic_and_unknown_columns(world: World) -> None:
+def test_schema_is_checked_with_the_options_topic_and_unknown_columns(harness: World) -> None:
     value = t.StructType([t.StructField("value", t.BinaryType())])
     more = t.StructType([*SCHEMA, t.StructField("more", t.IntegerType())])
     with pytest.raises(ConfigError, match="no topic: set option"):
-        world.source(**PLAIN).writer(value, overwrite=False)
-    world.source(**PLAIN, topic="t").writer(value, overwrite=False)
+        harness.source(**PLAIN).writer(value, overwrite=False)
+    harness.source(**PLAIN, topic="t").writer(value, overwrite=False)
     with pytest.raises(ConfigError, match="column 'more' is none of"):
-        world.source(**PLAIN).writer(more, overwrite=False)
-    found = world.source(**PLAIN, unknownColumns="ignore").writer(more, overwrite=False)
+        harness.source(**PLAIN).writer(more, overwrite=False)
+    found = harness.source(**PLAIN, unknownColumns="ignore").writer(more, overwrite=False)
     assert (found._columns.value, found._columns.topic) == (0, 1)
 
 
-def test_preflight_runs_before_the_job_unless_it_is_turned_off(world: World) -> None:
+def test_preflight_runs_before_the_job_unless_it_is_turned_off(harness: World) -> None:
     gone = {"topic": "gone", "kafka.allow.auto.create.topics": "false"}
     for make in ("writer", "streamWriter"):
-        source = world.source(**PLAIN, **gone | {"preflight": "true"})
+        source = harness.source(**PLAIN, **gone | {"preflight": "true"})
         with pytest.raises(PreflightError, match="topic 'gone' does not exist"):
             getattr(source, make)(SCHEMA, overwrite=False)
-        getattr(world.source(**PLAIN, **gone), make)(SCHEMA, overwrite=False)
-    world.source(**PLAIN, topic="t", preflight="true").writer(SCHEMA, overwrite=False)
+        getattr(harness.source(**PLAIN, **gone), make)(SCHEMA, overwrite=False)
+    harness.source(**PLAIN, topic="t", preflight="true").writer(SCHEMA, overwrite=False)
 
 
 def test_names_of_the_formats() -> None:
@@ -603,64 +603,64 @@ def test_names_of_the_formats() -> None:
 # -- the audit's reader ----------------------------------------------------------------------------
 
 
-def audit(world: World, **options: str) -> AuditReader:
-    given = {"kafka.bootstrap.servers": world.cluster.bootstrap_servers, "topic": "t"} | options
+def audit(harness: World, **options: str) -> AuditReader:
+    given = {"kafka.bootstrap.servers": harness.cluster.bootstrap_servers, "topic": "t"} | options
     return AiokprodAuditSource(given).reader(t.StructType())
 
 
-def test_audit_plans_ranges_of_every_partition_and_topic(world: World) -> None:
+def test_audit_plans_ranges_of_every_partition_and_topic(harness: World) -> None:
     for topic, partition, count in (("t", 0, 5), ("u", 0, 2), ("u", 1, 4), ("u", 2, 0)):
-        log = world.on_loop(partial(world.cluster.make_log, topic, partition))
+        log = harness.on_loop(partial(harness.cluster.make_log, topic, partition))
         if topic == "u" and partition == 0:
-            world.on_loop(lambda: world.cluster.expand_topic("u", 3))
+            harness.on_loop(lambda: harness.cluster.expand_topic("u", 3))
         for number in range(count):
             log.write(str(number))
-    world.cluster.readable["u", 1].start = 1
-    world.cluster.readable["t", 0].write("open", producer=5, transactional=True)
-    found = audit(world, topic="u, t", offsetsPerTask="2").partitions()
+    harness.cluster.readable["u", 1].start = 1
+    harness.cluster.readable["t", 0].write("open", producer=5, transactional=True)
+    found = audit(harness, topic="u, t", offsetsPerTask="2").partitions()
     assert found == [
         AuditRange("u", 0, 0, 2), AuditRange("u", 1, 1, 3), AuditRange("u", 1, 3, 4),
         AuditRange("t", 0, 0, 2), AuditRange("t", 0, 2, 4), AuditRange("t", 0, 4, 5),
     ]  # fmt: skip
-    uncommitted = audit(world, isolation="read_uncommitted").partitions()
+    uncommitted = audit(harness, isolation="read_uncommitted").partitions()
     assert uncommitted == [AuditRange("t", 0, 0, 6)]
 
 
-def test_audit_reads_its_range_fetch_by_fetch(world: World) -> None:
-    log = world.on_loop(world.cluster.make_log)
+def test_audit_reads_its_range_fetch_by_fetch(harness: World) -> None:
+    log = harness.on_loop(harness.cluster.make_log)
     for batch in ("ab", "cd", "ef"):
         log.write(*batch)
     log.limit = 1
-    found = list(audit(world).read(AuditRange("t", 0, 1, 5)))
+    found = list(audit(harness).read(AuditRange("t", 0, 1, 5)))
     assert [one.column("value").to_pylist() for one in found] == [[b"b"], [b"c", b"d"], [b"e"]]
     assert found[0].column("offset").to_pylist() == [1]
-    (plain, *_) = audit(world, values="false", headers="false").read(AuditRange("t", 0, 0, 2))
+    (plain, *_) = audit(harness, values="false", headers="false").read(AuditRange("t", 0, 0, 2))
     assert plain.column("value").null_count == plain.column("headers").null_count == 2
     assert plain.column("key").to_pylist() == [b"k-a", b"k-b"]
 
 
-def test_audit_of_nothing_gives_no_rows(world: World) -> None:
+def test_audit_of_nothing_gives_no_rows(harness: World) -> None:
     """Spark runs one task with a partition of its own for a plan without any."""
-    assert list(audit(world).read(object())) == []
+    assert list(audit(harness).read(object())) == []
 
 
-def test_audit_that_is_left_early_closes_its_session(world: World) -> None:
-    log = world.on_loop(world.cluster.make_log)
+def test_audit_that_is_left_early_closes_its_session(harness: World) -> None:
+    log = harness.on_loop(harness.cluster.make_log)
     for batch in ("ab", "cd"):
         log.write(*batch)
     log.limit = 1
-    reader = audit(world).read(AuditRange("t", 0, 0, 4))
+    reader = audit(harness).read(AuditRange("t", 0, 0, 4))
     assert next(reader).column("value").to_pylist() == [b"a", b"b"]
     reader.close()
 
     def sessions() -> int:
         return sum(task.get_name() == "aiokprod-session" for task in asyncio.all_tasks())
 
-    assert world.on_loop(sessions) == 0
+    assert harness.on_loop(sessions) == 0
 
 
 def test_loop_of_the_options_is_the_one_that_works(
-    world: World, monkeypatch: pytest.MonkeyPatch
+    harness: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kinds: list[str] = []
 
@@ -668,10 +668,10 @@ def test_loop_of_the_options_is_the_one_that_works(
         kinds.append(kind)
         return loop_thread(kind)
 
-    for module in (tasks, driver, preflight, spark_writer):
+    for module in (tasks, driver_commit, preflight, spark_writer):
         monkeypatch.setattr(module, "loop_thread", spy)
-    writer = world.writer(**JOB, preflight="true")
-    writer.commit([world.write(writer, "a")])
-    writer.abort([world.write(writer, "b")])
+    writer = harness.writer(**JOB, preflight="true")
+    writer.commit([harness.write(writer, "a")])
+    writer.abort([harness.write(writer, "b")])
     assert set(kinds) == {"asyncio"}
     assert len(kinds) >= 5

@@ -8,16 +8,16 @@ from typing import Any
 
 import crc32c
 
-from aiokprod.testing.fake_cluster import FakeCluster
-from aiokprod.wire.message import Message
-from aiokprod.wire.messages import RESPONSES
-from aiokprod.wire.messages.produce import (
+from aiokprod._wire.message import Message
+from aiokprod._wire.messages import RESPONSES
+from aiokprod._wire.messages.produce import (
     PartitionProduceData,
     PartitionProduceResponse,
     ProduceRequest,
     ProduceResponse,
     TopicProduceData,
 )
+from aiokprod.testing.fake_cluster import FakeCluster
 
 
 class Closed(Exception):

@@ -1,12 +1,12 @@
 """Bugs put back into the engine, found by the simulation: the quick part of
-`python -m tests.faults.detection`, which looks for all of them."""
+`python -m tests.detection`, which looks for all of them."""
 
 from __future__ import annotations
 
 import pytest
 
-from aiokprod.engine.metadata_schedule import UpdateSchedule
-from tests.faults.detection.search import BUGS, put_back, search, verdict_on
+from aiokprod._engine.metadata.schedule import UpdateSchedule
+from tests.detection.search import BUGS, put_back, search, verdict_on
 
 pytestmark = pytest.mark.matrix
 

@@ -6,6 +6,10 @@ import gzip
 
 import pytest
 
+from aiokprod._wire.messages.api_versions import ApiVersionsRequest
+from aiokprod._wire.messages.find_coordinator import FindCoordinatorRequest
+from aiokprod._wire.messages.init_producer_id import InitProducerIdRequest
+from aiokprod._wire.messages.metadata import MetadataRequest, MetadataRequestTopic
 from aiokprod.errors import Code, DialError
 from aiokprod.testing import fake_cluster as faults
 from aiokprod.testing.fake_cluster import FakeCluster, TopicConfig
@@ -13,10 +17,6 @@ from aiokprod.testing.fake_cluster.batches import BatchRefused, read_batch
 from aiokprod.testing.fake_cluster.tcp import serve_tcp
 from aiokprod.testing.memory import MemoryNetwork
 from aiokprod.testing.virtual import run
-from aiokprod.wire.messages.api_versions import ApiVersionsRequest
-from aiokprod.wire.messages.find_coordinator import FindCoordinatorRequest
-from aiokprod.wire.messages.init_producer_id import InitProducerIdRequest
-from aiokprod.wire.messages.metadata import MetadataRequest, MetadataRequestTopic
 from tests.testing.raw_client import Closed, RawClient, batch, only, produce
 
 
@@ -820,10 +820,10 @@ async def test_plain_batch_in_a_transactional_request_is_refused(cluster):
 @scenario
 async def test_kafka_0_11_recognises_the_last_batch_only(cluster):
     old = FakeCluster(version_profile="0.11", network=MemoryNetwork())
-    for world, expected in ((cluster, Code.NONE), (old, Code.OUT_OF_ORDER_SEQUENCE_NUMBER)):
-        if world is old:
+    for harness, expected in ((cluster, Code.NONE), (old, Code.OUT_OF_ORDER_SEQUENCE_NUMBER)):
+        if harness is old:
             old.create_topic("t", 1)
-        client = await RawClient.connect(world)
+        client = await RawClient.connect(harness)
         first, second = (batch(b"%d" % n, pid=1, epoch=0, sequence=n) for n in range(2))
         assert (await send(client, first, 3)).error_code == Code.NONE
         assert (await send(client, second, 3)).error_code == Code.NONE

@@ -1,4 +1,4 @@
-"""Which answers `ClusterAdmin` takes for the last word."""
+"""Which answers `FakeClusterAdmin` takes for the last word."""
 
 from __future__ import annotations
 

@@ -280,7 +280,7 @@ def test_buffer_changed_after_write_is_found():
         link.client.abort()
         await asyncio.sleep(1)
 
-    with pytest.raises(UnhandledError, match="changed after hand-over"):
+    with pytest.raises(UnhandledError, match="changed after they were written"):
         run(main)
 
 

@@ -39,7 +39,7 @@ def first_committed(servers: str, topic: str) -> bytes:
 def read_committed(servers: str, topic: str) -> dict[int, list[bytes]]:
     """Values per partition, in order, up to the last stable offset of every partition.
 
-    Markers and aborted records take offsets, so the end is told by the consumer reaching it.
+    Markers and aborted records take offsets, so the end is known only when the consumer reaches it.
     """
     consumer = Consumer(_settings(servers))
     try:

@@ -1,4 +1,4 @@
-"""The transactional calls when nothing goes wrong, and when they are used wrongly."""
+"""The transactional calls without faults, and their misuse."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from aiokprod.testing.fake_cluster import (
     lose_request,
     refuse,
 )
-from tests.transactions.kit import (
+from tests.transactions.transaction_helpers import (
     ADD_OFFSETS,
     ADD_PARTITIONS,
     COMMIT_OFFSETS,
@@ -183,7 +183,7 @@ async def test_commit_times_out_same_call_resumes_other_verdict_is_refused(
     with pytest.raises(KafkaTimeout) as caught:
         await producer.commit_transaction()
     assert caught.value.outcome is Outcome.UNKNOWN
-    with pytest.raises(TransactionError, match="verdict cannot be changed"):
+    with pytest.raises(TransactionError, match="cannot be changed"):
         await producer.abort_transaction()
     with pytest.raises(TransactionError):
         await producer.send("t", b"x", partition=0)
@@ -306,7 +306,7 @@ async def test_cancel_body_aborts(cluster: FakeCluster, producer: Producer[Any, 
 
 
 @transactional()
-async def test_abort_unsent_records_are_told(
+async def test_abort_fails_unsent_records(
     cluster: FakeCluster, producer: Producer[Any, Any]
 ) -> None:
     await producer.warm(["t"])
@@ -365,7 +365,7 @@ async def test_timeout_wrong_is_refused(
 async def test_busy_coordinator_its_requests_come_before_more_records(
     cluster: FakeCluster, producer: Producer[Any, Any]
 ) -> None:
-    """Produce requests to the same broker would take every free place, again and again."""
+    """Otherwise produce requests to the same broker would take every free place in flight."""
     cluster.control(0, answer_late(0.05))
     await producer.begin_transaction()
     stop = False
@@ -387,7 +387,7 @@ async def test_busy_coordinator_its_requests_come_before_more_records(
 
 
 @transactional(max_block_ms=1_000, request_timeout_ms=2_000)
-async def test_commit_unknown_then_fenced_told_as_unknown_later_calls_as_not_sent(
+async def test_commit_unknown_then_fenced_raises_unknown_later_calls_not_sent(
     cluster: FakeCluster, producer: Producer[Any, Any]
 ) -> None:
     await producer.begin_transaction()

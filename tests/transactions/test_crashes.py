@@ -1,5 +1,5 @@
 """The process dies at every step of a transaction: all of it or nothing becomes visible, and the
-next instance goes on."""
+next instance continues."""
 
 from __future__ import annotations
 
@@ -10,8 +10,16 @@ import pytest
 
 from aiokprod import Producer
 from aiokprod.testing.fake_cluster import FakeCluster, Reaction, Request, lose_request
-from tests.faults.kit import make_producer, now, until
-from tests.transactions.kit import ID, Machine, committed, full, one, stable, transactional
+from tests.scenarios.scenario_helpers import make_producer, now, until
+from tests.transactions.transaction_helpers import (
+    ID,
+    Machine,
+    committed,
+    full,
+    one,
+    stable,
+    transactional,
+)
 
 pytestmark = pytest.mark.matrix
 
@@ -19,8 +27,8 @@ TIMEOUT_S = 10.0
 
 
 async def run_until_crash(cluster: FakeCluster, step: int, arrives: bool) -> bool:
-    """A transaction on a machine that dies as its request number `step` is sent; did it get there,
-    or was the commit through before?"""
+    """Run a transaction on a machine that dies when request number `step` is sent; True if the
+    commit returned before that."""
     machine = Machine(cluster.network)
     producer = make_producer(
         cluster, dialer=machine, transactional_id=ID,
@@ -60,7 +68,7 @@ def check_all_or_nothing(cluster: FakeCluster, finished: bool) -> None:
     offsets = cluster.transactions.committed_offsets
     assert offsets == ({"g": {("in", 0): 1}} if seen else {}), "offsets apart from the records"
     if finished:
-        assert seen, "told as committed"
+        assert seen, "reported as committed"
 
 
 @pytest.mark.parametrize("arrives", [True, False], ids=["arrives", "lost"])

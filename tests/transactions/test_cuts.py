@@ -1,5 +1,5 @@
-"""The connection breaks after any byte of EndTxn or of its answer: the verdict stands, once, and
-the next transaction is its own."""
+"""The connection breaks after any byte of EndTxn or of its response: the transaction is committed
+or aborted once, as requested, and the next transaction is not affected."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from aiokprod import Producer
 from aiokprod.testing.fake_cluster import FakeCluster, cut
 from aiokprod.testing.fake_cluster.apis.find_coordinator import coordinator_of
-from tests.transactions.kit import END, ID, committed, one, stable, transactional
+from tests.transactions.transaction_helpers import END, ID, committed, one, stable, transactional
 
 pytestmark = pytest.mark.matrix
 

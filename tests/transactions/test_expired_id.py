@@ -15,8 +15,17 @@ import pytest
 
 from aiokprod import AbortableTransactionError, FatalTransactionError, KafkaError, Producer
 from aiokprod.testing.fake_cluster import FakeCluster
-from tests.faults.kit import make_producer
-from tests.transactions.kit import END, ID, INIT, committed, full, one, stable, transactional
+from tests.scenarios.scenario_helpers import make_producer
+from tests.transactions.transaction_helpers import (
+    END,
+    ID,
+    INIT,
+    committed,
+    full,
+    one,
+    stable,
+    transactional,
+)
 
 
 async def found_out(producer: Producer[Any, Any], first: str) -> None:

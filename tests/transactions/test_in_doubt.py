@@ -1,5 +1,5 @@
-"""Requests that a coordinator may have carried out although it answered with an error: what the
-caller is told, and that nothing of it reaches the next transaction.
+"""Requests that a coordinator may have carried out although it answered with an error: which
+outcome the caller gets, and that the next transaction is not affected.
 
 Source: Kafka `TransactionStateManager.appendTransactionToLog`, which answers errors of the write to
 the transaction log with COORDINATOR_NOT_AVAILABLE, NOT_COORDINATOR and others.
@@ -20,16 +20,17 @@ from aiokprod import (
     Producer,
     ProducerFenced,
 )
-from aiokprod.engine.transaction_core import Ending
-from aiokprod.engine.transaction_requests import end
-from aiokprod.engine.transaction_states import TxnState
+from aiokprod._engine.identity.transaction_progress import PendingEndTxn
+from aiokprod._engine.identity.transaction_requests import end
+from aiokprod._engine.identity.transaction_states import TxnState
 from aiokprod.errors import BrokerError
 from aiokprod.testing.fake_cluster import FakeCluster, lose_answer, lose_request
 from aiokprod.testing.fake_cluster.control import Reaction
 from aiokprod.testing.fake_cluster.transactions import Phase
 from aiokprod.testing.virtual import run
-from tests.faults.kit import make_producer, now, until
-from tests.transactions.kit import (
+from tests.engine.identity.identity_helpers import opened
+from tests.scenarios.scenario_helpers import make_producer, now, until
+from tests.transactions.transaction_helpers import (
     ADD_OFFSETS,
     ADD_PARTITIONS,
     END,
@@ -40,10 +41,9 @@ from tests.transactions.kit import (
     stable,
     transactional,
 )
-from tests.transactions.test_states import manager
 
 WRITE_ERRORS = [14, 15, 16, -1, 7, 19, 20, 56]
-"""What a failed or unfinished write of the transaction log is answered with."""
+"""Error codes after a failed or unfinished write of the transaction log."""
 
 
 def carried_out(code: int) -> Reaction:
@@ -90,7 +90,7 @@ async def test_end_carried_out_answered_with_a_write_error_then_fenced_is_in_dou
 async def test_end_answered_with_concurrent_transactions_then_fenced_is_rejected(
     cluster: FakeCluster, producer: Producer[Any, Any], commit: bool
 ) -> None:
-    """Kafka 4.3 answers so while the markers of the other producer are written."""
+    """The response of Kafka 4.3 while the markers of the other producer are written."""
     await producer.begin_transaction()
     await producer.send("t", b"v", partition=0)
     cluster.control(END, Reaction(process=False, error=51), times=3)
@@ -107,7 +107,7 @@ async def test_end_answered_with_concurrent_transactions_then_fenced_is_rejected
 async def test_end_in_doubt_stays_so_after_concurrent_transactions(
     cluster: FakeCluster, producer: Producer[Any, Any], processed: bool
 ) -> None:
-    """What is concurrent may be the first copy of this EndTxn."""
+    """The concurrent transaction may be that of the first copy of this EndTxn."""
     await producer.begin_transaction()
     await producer.send("t", b"v", partition=0)
     cluster.control(END, lose_answer() if processed else lose_request(), times=1)
@@ -138,7 +138,7 @@ async def test_end_refused_before_any_write_is_rejected(
 async def test_partitions_added_but_answered_with_a_write_error_are_aborted(
     cluster: FakeCluster, producer: Producer[Any, Any], code: int
 ) -> None:
-    """The abort falls into the backoff before the repetition: EndTxn leaves all the same, and the
+    """The abort comes during the backoff before the retry: EndTxn is sent nevertheless, and the
     next transaction has its whole timeout."""
     await producer.begin_transaction()
     stop = cluster.control(ADD_PARTITIONS, carried_out(code))
@@ -184,7 +184,7 @@ async def test_offsets_added_but_answered_with_a_write_error_are_aborted(
 async def test_partitions_not_added_though_in_doubt_abort_ends_and_bumps_the_epoch(
     cluster: FakeCluster, producer: Producer[Any, Any], code: int
 ) -> None:
-    """The coordinator knows no transaction and says INVALID_TXN_STATE: that is no failure."""
+    """The coordinator knows no transaction and answers INVALID_TXN_STATE: that is not a failure."""
     await producer.begin_transaction()
     stop = cluster.control(ADD_PARTITIONS, Reaction(process=False, error=code))
     handle = await producer.submit("t", b"aborted", partition=0)
@@ -216,7 +216,7 @@ async def test_added_at_the_repetition_commits(
 
 @pytest.mark.parametrize("processed", [True, False], ids=["processed", "lost"])
 @transactional(request_timeout_ms=20_000)
-async def test_close_while_end_is_under_way_is_in_doubt(
+async def test_close_while_end_is_in_flight_is_in_doubt(
     cluster: FakeCluster, producer: Producer[Any, Any], processed: bool
 ) -> None:
     """The error of `close` says "not sent", which is not true of the transaction."""
@@ -240,7 +240,7 @@ async def test_close_while_the_coordinator_of_the_end_is_looked_up_nothing_was_s
 ) -> None:
     await producer.begin_transaction()
     await producer.send("t", b"v", partition=0)
-    runtime = producer._runtime
+    runtime = producer._lifecycle.runtime
     assert runtime is not None
     assert runtime._coordinators is not None
     runtime._coordinators._known.clear()
@@ -262,18 +262,15 @@ async def test_close_while_the_coordinator_of_the_end_is_looked_up_nothing_was_s
         (True, True, Outcome.REJECTED),
     ],
 )
-def test_failure_of_the_producer_while_an_end_is_under_way(
+def test_failure_of_the_producer_while_an_end_is_in_flight(
     sent: bool, answered: bool, wanted: Outcome
 ) -> None:
     async def main() -> None:
-        state = manager(asyncio.get_running_loop(), [])
-        for step in (TxnState.INITIALIZING, TxnState.READY, TxnState.IN_TRANSACTION,
-                     TxnState.COMMITTING):  # fmt: skip
-            state._become(step)
+        state = opened(TxnState.COMMITTING)
         request = end("id", 0, 0, commit=True, tv2=False)
         request.sent = sent
         done = asyncio.get_running_loop().create_future()
-        state.ending = Ending(True, done, request)
+        state.ending = PendingEndTxn(True, done, request)
         state.fail(BrokerError("x", outcome=Outcome.REJECTED), answered=answered)
         error = done.result()
         assert isinstance(error, FatalTransactionError)

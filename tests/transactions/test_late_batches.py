@@ -7,13 +7,13 @@ from typing import Any
 
 from aiokprod import KafkaError, Producer
 from aiokprod.testing.fake_cluster import FakeCluster, Reaction, Request, delay, lose_request
-from tests.transactions.kit import PRODUCE, committed, one, transactional
+from tests.transactions.transaction_helpers import PRODUCE, committed, one, transactional
 
 ARRIVES_S = 8.0
 
 
 def first_late_others_lost() -> Any:
-    """The first request arrives after its connection was given up, its repetitions never."""
+    """The first request arrives after its connection was given up; its retries never arrive."""
     seen = 0
 
     def control(request: Request) -> Reaction:

@@ -13,10 +13,9 @@ from aiokprod import (
     Producer,
     ProducerFenced,
 )
-from aiokprod.engine.transaction_states import Call, Verdict, verdict
-from aiokprod.error_codes import Code
+from aiokprod._errors import Code, ErrorAction, TxnApi
 from aiokprod.testing.fake_cluster import FakeCluster, close, cut, lose_answer, lose_request, refuse
-from tests.transactions.kit import (
+from tests.transactions.transaction_helpers import (
     ADD_OFFSETS,
     ADD_PARTITIONS,
     COMMIT_OFFSETS,
@@ -83,16 +82,16 @@ async def test_call_passing_fault_is_survived(
 @pytest.mark.parametrize("code", REFUSED.values(), ids=REFUSED)
 @transactional(request_timeout_ms=2_000, max_block_ms=10_000)
 async def test_call_refused_as_the_table_says(
-    cluster: FakeCluster, producer: Producer[Any, Any], api: int, code: int, tv: int
+    cluster: FakeCluster, producer: Producer[Any, Any], api: int, code: Code, tv: int
 ) -> None:
     if tv == 2 and api in FIRST_PROTOCOL_ONLY:
         return  # never sent
     if api not in (FIND, INIT):
         await producer.start()
     stop = cluster.control(api, refuse(code), times=1)
-    call = next(call for call in Call if CALLS[call.value] == api)
-    meaning = verdict(call, code)
-    if meaning is Verdict.LOST:
+    call = next(call for call in TxnApi if CALLS[call.value] == api)
+    meaning = code.row.action_after(call)
+    if meaning is ErrorAction.LOST:
         await full(producer, b"1")
         assert committed(cluster) == [b"1", b"1"]
         return
@@ -100,13 +99,13 @@ async def test_call_refused_as_the_table_says(
         await full(producer, b"1")
     stop()
     kinds = {
-        Verdict.FENCED: ProducerFenced,
-        Verdict.FATAL: FatalTransactionError,
-        Verdict.ABORT: KafkaError if api in (FIND, INIT) else AbortableTransactionError,
+        ErrorAction.FENCED: ProducerFenced,
+        ErrorAction.FATAL: FatalTransactionError,
+        ErrorAction.ABORT: KafkaError if api in (FIND, INIT) else AbortableTransactionError,
     }
     assert isinstance(caught.value, kinds[meaning])
     assert committed(cluster) == []
-    if meaning is Verdict.ABORT:
+    if meaning is ErrorAction.ABORT:
         assert not isinstance(caught.value, FatalTransactionError)
         await one(producer, b"next")
         assert committed(cluster) == [b"next"]
@@ -115,15 +114,6 @@ async def test_call_refused_as_the_table_says(
     else:
         with pytest.raises(FatalTransactionError):
             await producer.begin_transaction()
-
-
-@pytest.mark.parametrize("call", list(Call), ids=lambda call: call.value)
-def test_every_code_has_a_verdict_and_unknown_ones_end_the_producer(call: Call) -> None:
-    """But for AddPartitionsToTxn, where any other code aborts the transaction, as in Java's
-    AddPartitionsToTxnHandler."""
-    assert all(isinstance(verdict(call, number), Verdict) for number in Code)
-    unknown = Verdict.ABORT if call is Call.ADD_PARTITIONS else Verdict.FATAL
-    assert verdict(call, 999) is unknown
 
 
 @pytest.mark.parametrize("commit", [True, False], ids=["commit", "abort"])

@@ -1,6 +1,6 @@
 """Every error code at every request to a coordinator: ends in its class, and P7 holds.
 
-The classes are those of faults.md, section 3; the tables of the engine are not consulted.
+The classes are those of faults.md, section 3. `ErrorCode.retriable` must agree with what happens.
 """
 
 from __future__ import annotations
@@ -10,11 +10,12 @@ import asyncio
 import pytest
 
 from aiokprod import AbortableTransactionError, FatalTransactionError, KafkaError
+from aiokprod.errors import error_code
 from aiokprod.testing.fake_cluster import FakeCluster, refuse
 from aiokprod.testing.memory import MemoryNetwork
-from tests.faults.kit import TICK, make_producer, now, play, until
-from tests.faults.test_matrix_errors import CODES, RETRIED
-from tests.transactions.kit import (
+from tests.scenarios.scenario_helpers import TICK, make_producer, now, play, until
+from tests.scenarios.test_matrix_errors import CODES, RETRIED, RETRIED_BY_PROPOSAL
+from tests.transactions.transaction_helpers import (
     ADD_OFFSETS,
     ADD_PARTITIONS,
     COMMIT_OFFSETS,
@@ -36,14 +37,15 @@ CALLS = {
 }  # fmt: skip
 FENCING = {47, 90}
 ABORTING = {120}
-RETRIED_ANYWAY = {-1, 8}
-"""BROKER_NOT_AVAILABLE; and UNKNOWN_SERVER_ERROR at EndTxn, whose outcome nobody knows."""
+RETRIED_BY_API = {(END, -1)}
+"""UNKNOWN_SERVER_ERROR is not retriable. After EndTxn the transaction may have
+ended or not, so the request is repeated."""
 LIMIT_S = 130.0
-"""Every call has max_block_ms or the timeout of the transaction, 100 s, and some follow another."""
+"""Every call may take max_block_ms or the timeout of the transaction, 100 s; some come in a row."""
 
 
 async def one_case(api: int, code: int, tv: int) -> str:
-    """Meet the code once; the class of what the user gets."""
+    """Run a transaction in which the code is answered once; the class of the error that results."""
     cluster = FakeCluster(network=MemoryNetwork(), transaction_version=tv)
     cluster.create_topic("t", 3)
     producer = make_producer(
@@ -75,7 +77,7 @@ def _class_of(error: KafkaError) -> str:
 
 
 async def _check_effects(cluster: FakeCluster, producer, ended: str, *, in_doubt: bool) -> None:
-    """All or nothing (P7), and whoever is not fatal goes on."""
+    """All or nothing (P7), and a producer without a fatal error can continue."""
     seen = committed(cluster)
     if ended == "committed":
         assert seen == [b"1", b"1"]
@@ -105,14 +107,16 @@ def test_every_code_ends_in_its_class(name, tv):
         if tv == 2 and api in (ADD_PARTITIONS, ADD_OFFSETS):
             assert ended == "committed"  # never sent
             continue
-        if code in RETRIED:
+        committed_at_last = error_code(code).retriable or (api, code) in RETRIED_BY_API
+        assert (ended == "committed") == committed_at_last, (code, ended)
+        if code in RETRIED | RETRIED_BY_PROPOSAL:
             assert ended == "committed", (code, ended)
         elif code in FENCING and api != FIND:
             assert ended == "fatal", (code, ended)
         elif code in ABORTING:
             assert ended != "fatal", (code, ended)
         else:
-            assert ended != "committed" or code in RETRIED_ANYWAY, (code, ended)
+            assert ended != "committed" or (api, code) in RETRIED_BY_API, (code, ended)
 
 
 LASTING = {

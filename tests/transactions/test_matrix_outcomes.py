@@ -1,7 +1,7 @@
 """Every request to a coordinator x what its broker does to it: what the calls report is what the
 logs and the groups hold in the end, and it is exactly the outcome that this file names.
 
-The judge knows the cluster's logs and what each call reported, nothing else. A later instance of
+The oracle knows the cluster's logs and what each call reported, nothing else. A later instance of
 the producer ends what is open before it looks, so that "not committed" is final.
 """
 
@@ -26,9 +26,9 @@ from aiokprod import (
 from aiokprod.testing.fake_cluster import FakeCluster, cut, lose_answer, lose_request
 from aiokprod.testing.fake_cluster.control import Reaction
 from aiokprod.testing.memory import MemoryNetwork
-from tests.faults.kit import make_producer, play, until
-from tests.faults.test_matrix_errors import CODES
-from tests.transactions.kit import (
+from tests.scenarios.scenario_helpers import make_producer, play, until
+from tests.scenarios.test_matrix_errors import CODES
+from tests.transactions.transaction_helpers import (
     ADD_OFFSETS,
     ADD_PARTITIONS,
     COMMIT_OFFSETS,
@@ -56,14 +56,14 @@ RETRIED = {
 FENCED = {47, 90}
 ABORTABLE = {29, 30, 120}
 UNMAPPED = 49
-"""INVALID_PRODUCER_ID_MAPPING: an abort and a new producer id, if nobody else has taken over."""
+"""INVALID_PRODUCER_ID_MAPPING: an abort and a new producer id, unless another one took over."""
 OWN_ABORTABLE = {
     ADD_PARTITIONS: {55},
     COMMIT_OFFSETS: {22, 25, 82, 110, 113},
 }
 BEFORE_WRITING = {29, 30, 31, 35, 42, 47, 48, 49, 53, 55, 90, 120}
-"""No broker answers one of these after it wrote to its transaction log. One that does (the fake one
-here, if told to) lies, and nobody could know."""
+"""No broker answers one of these after it wrote to its transaction log. If one does nevertheless
+(the fake broker can be scripted to), no client can find out."""
 CONCURRENT = 51
 """As these at the first copy of EndTxn; a repetition may meet the write of an earlier copy."""
 
@@ -74,7 +74,7 @@ WHOLE = bool(os.environ.get("AIOKPROD_WHOLE_MATRIX"))
 
 @dataclass
 class Report:
-    """What the calls of one transaction said.
+    """What the calls of one transaction reported.
 
     Attributes:
         start, offsets, end: errors of begin, send_offsets and commit or abort; None: no error.
@@ -141,7 +141,7 @@ def judge(cluster: FakeCluster, report: Report, *, commit: bool) -> None:
     is_committed = bool(seen or offsets)
     if is_committed:
         assert commit, "an aborted transaction is visible"
-        assert report.called_end, "nobody asked for a commit"
+        assert report.called_end, "no commit was requested"
         assert seen == {b"1/0", b"1/1"}
         assert offsets == {("in", 0): 5}
     if report.called_end and report.end is None:
@@ -180,7 +180,7 @@ def expected(api: int, code: int, times: int | None, *, tv: int, commit: bool) -
     if code in RETRIED or lost:
         return "done" if times is not None else "timeout"
     if code in ABORTABLE | OWN_ABORTABLE.get(api, set()):
-        # 120 says by its class what to do, although no transaction is open yet.
+        # 120 is abortable by its class, although no transaction is open yet.
         return "refused" if api in (FIND, INIT) and code != 120 else "abortable"
     if code == UNMAPPED and api not in (FIND, INIT):
         return "abortable" if api != END or commit else "done"
@@ -198,7 +198,7 @@ def expected(api: int, code: int, times: int | None, *, tv: int, commit: bool) -
 async def one_case(
     api: int, reaction: Reaction, times: int | None, *, tv: int, commit: bool, lies: bool = False
 ) -> str:
-    """Meet the fault, judge, let a new instance end what is open, judge again."""
+    """Run into the fault, check, let a new instance end what is open, and check again."""
     cluster = FakeCluster(network=MemoryNetwork(), transaction_version=tv)
     cluster.create_topic("t", 2)
     producer = make_producer(
@@ -212,7 +212,7 @@ async def one_case(
         stop()
         found = class_of(report)
         if found == "timeout" and report.called_end:
-            # The same call goes on waiting: without the fault it ends, and definitely.
+            # The same call continues to wait: without the fault it gets a definite result.
             await (producer.commit_transaction(60) if commit else producer.abort_transaction(60))
             report.end = None
         elif found == "abortable" and report.start is None and not lies:
@@ -237,7 +237,7 @@ async def one_case(
 
 
 async def go_on(cluster: FakeCluster, producer: Producer[Any, Any]) -> None:
-    """The next transaction is its own."""
+    """The next transaction is not affected."""
     before = sorted(value or b"" for value in committed(cluster))
     report = await transact(producer, b"2", commit=False)
     assert report.error is None, report
@@ -245,8 +245,8 @@ async def go_on(cluster: FakeCluster, producer: Producer[Any, Any]) -> None:
 
 
 def cases(api: int, times: int | None, tv: int) -> Iterator[tuple[int, bool]]:
-    """(code, carried out). What is refused for good is not asked twice, and what is never sent
-    meets no code."""
+    """(code, carried out). What is rejected is not repeated, and what is never sent
+    gets no code."""
     never_sent = tv == 2 and api in (ADD_PARTITIONS, ADD_OFFSETS)
     for code in CODES if WHOLE else QUICK_CODES[:1] if never_sent else QUICK_CODES:
         if WHOLE or times != 2 or code in RETRIED | {-1, 7}:
@@ -289,7 +289,7 @@ INTERRUPTIONS = ["another instance", "abort", "close", "timeout"]
 async def interrupted_case(
     api: int, code: int, interruption: str, *, tv: int, processed: bool
 ) -> Report:
-    """The answer has a code that is retried; something happens before the repetition."""
+    """The response has a code that is retried; something happens before the retry."""
     cluster = FakeCluster(network=MemoryNetwork(), transaction_version=tv)
     cluster.create_topic("t", 2)
     producer = make_producer(
@@ -327,7 +327,7 @@ async def interrupted_case(
 
 
 async def _abort_now(producer: Producer[Any, Any], running: asyncio.Task[Report]) -> None:
-    """Abort as soon as no other transactional call is in progress, and go on."""
+    """Abort as soon as no other transactional call is in progress, and continue."""
     while not running.done():
         try:
             await producer.abort_transaction()

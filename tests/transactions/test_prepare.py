@@ -8,7 +8,7 @@ import pytest
 
 from aiokprod import AbortableTransactionError, GroupMetadata, Producer, TransactionError
 from aiokprod.testing.fake_cluster import FakeCluster
-from tests.transactions.kit import END, committed, stable, transactional
+from tests.transactions.transaction_helpers import END, committed, stable, transactional
 
 
 @transactional()
@@ -17,10 +17,10 @@ async def test_prepare_then_close_leaves_the_transaction_open(
 ) -> None:
     await producer.begin_transaction()
     await producer.send("t", b"x", partition=0)
-    producer_id, epoch, _ = await producer._transactions.prepare()
+    producer_id, epoch, _ = await producer.prepare_transaction()
     assert producer_id >= 0
     assert epoch >= 0
-    with pytest.raises(TransactionError, match="takes nothing more"):
+    with pytest.raises(TransactionError, match="accepts nothing more"):
         await producer.send("t", b"late", partition=0)
     await producer.close()
     assert committed(cluster) == []
@@ -34,8 +34,8 @@ async def test_prepare_tells_the_protocol(
 ) -> None:
     await producer.begin_transaction()
     await producer.send("t", b"x", partition=0)
-    assert (await producer._transactions.prepare())[2] is (tv == 2)
-    await producer.commit_transaction()  # the one who prepared may end it too
+    assert (await producer.prepare_transaction())[2] is (tv == 2)
+    await producer.commit_transaction()  # the producer that prepared it may end it too
     assert committed(cluster) == [b"x"]
 
 
@@ -46,7 +46,7 @@ async def test_prepare_before_records_are_settled_is_refused(
     async with producer.transaction():
         await producer.submit("t", b"x", partition=0)
         with pytest.raises(TransactionError, match="flush first"):
-            await producer._transactions.prepare()
+            await producer.prepare_transaction()
     assert committed(cluster) == [b"x"]
 
 
@@ -60,7 +60,7 @@ async def test_prepare_after_a_failed_record_raises_and_close_aborts(
     with pytest.raises(Exception, match=r".*"):
         await delivery
     with pytest.raises(AbortableTransactionError):
-        await producer._transactions.prepare()
+        await producer.prepare_transaction()
     await producer.close()
     assert stable(cluster)
 
@@ -70,7 +70,7 @@ async def test_prepare_without_transaction_is_refused(
     cluster: FakeCluster, producer: Producer[Any, Any]
 ) -> None:
     with pytest.raises(TransactionError, match="within a transaction"):
-        await producer._transactions.prepare()
+        await producer.prepare_transaction()
 
 
 @transactional()
@@ -79,7 +79,7 @@ async def test_prepare_counts_offsets_and_next_begin_starts_afresh(
 ) -> None:
     await producer.begin_transaction()
     await producer.send_offsets_to_transaction({("t", 0): 7}, GroupMetadata("g"))
-    await producer._transactions.prepare()
+    await producer.prepare_transaction()
     await producer.commit_transaction()
     async with producer.transaction():
         await producer.send("t", b"y", partition=0)

@@ -1,4 +1,4 @@
-"""Bugs that real clients had, put back one at a time: a scenario has to notice each.
+"""Bugs that real clients had, re-injected one at a time: a scenario must detect each.
 
 Sources: librdkafka 0105 commit_after_msg_timeout; franz-go TestEndTxnUnconfirmedErrorNoSilentJoin,
 UnknownServerErrorNotFalseCommit; KAFKA-14402 (partitions that never were announced).
@@ -7,19 +7,20 @@ UnknownServerErrorNotFalseCommit; KAFKA-14402 (partitions that never were announ
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from aiokprod import DeliveryTimeout, KafkaTimeout, Producer
-from aiokprod.engine import transaction_states as table
-from aiokprod.engine.transaction_core import TransactionCore
-from aiokprod.engine.transactions import TransactionManager
-from aiokprod.error_codes import Code
+from aiokprod._engine.identity import transaction_driver
+from aiokprod._engine.identity.transaction_calls import TransactionCalls
+from aiokprod._engine.identity.transaction_manager import TransactionManager
+from aiokprod._errors import Code, ErrorAction, ErrorCode, TxnApi, error_code
 from aiokprod.testing.fake_cluster import FakeCluster, delay, lose_request, refuse
-from tests.transactions.kit import END, PRODUCE, committed, one, transactional
 from tests.transactions.test_simulation import play
+from tests.transactions.transaction_helpers import END, PRODUCE, committed, one, transactional
 
 pytestmark = pytest.mark.matrix
 
@@ -30,12 +31,17 @@ Patch = Callable[[pytest.MonkeyPatch], None]
 
 
 def commit_after_failed_record(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(TransactionCore, "on_records_failed", lambda self, batch, error: None)
+    patch.setattr(TransactionManager, "on_records_failed", lambda self, batch, error: None)
 
 
 def server_error_taken_for_success(patch: pytest.MonkeyPatch) -> None:
-    own = {**table._OWN[table.Call.END], Code.UNKNOWN_SERVER_ERROR: table.Verdict.OK}
-    patch.setitem(table._OWN, table.Call.END, own)  # type: ignore[arg-type]
+    def trusting(number: int) -> ErrorCode:
+        row = error_code(number)
+        if number != Code.UNKNOWN_SERVER_ERROR:
+            return row
+        return dataclasses.replace(row, coordinator_actions={TxnApi.END: ErrorAction.OK})
+
+    patch.setattr(transaction_driver, "error_code", trusting)
 
 
 def silent_join(patch: pytest.MonkeyPatch) -> None:
@@ -43,27 +49,27 @@ def silent_join(patch: pytest.MonkeyPatch) -> None:
 
     def forgetful(self: TransactionManager, producer_id: int = -1, epoch: int = -1) -> None:
         assert self.ending is not None
-        self.ending.lost = self._needs_bump = False
+        self.ending.lost = self.progress.needs_bump = False
         ended(self, producer_id, epoch)
 
     patch.setattr(TransactionManager, "ended", forgetful)
 
 
 def partition_not_announced(patch: pytest.MonkeyPatch) -> None:
-    admit = TransactionCore.admit
+    admit = TransactionManager.admit
 
-    def careless(self: TransactionCore, key: Any) -> None:
+    def careless(self: TransactionManager, key: Any) -> None:
         admit(self, key)
-        self.members.add(key)
+        self.progress.partitions.add(key)
 
-    patch.setattr(TransactionCore, "admit", careless)
+    patch.setattr(TransactionManager, "admit", careless)
 
 
 def new_transaction_while_commit_is_unconfirmed(patch: pytest.MonkeyPatch) -> None:
-    async def hasty(self: TransactionManager, ending: Any, deadline: float) -> None:
-        self.ended(self.producer_id, self.epoch)
+    async def hasty(self: TransactionCalls, ending: Any, deadline: float) -> None:
+        self.manager.ended(self.manager.tracker.producer_id, self.manager.tracker.epoch)
 
-    patch.setattr(TransactionManager, "_wait_quietly", hasty)
+    patch.setattr(TransactionCalls, "_wait_for_previous", hasty)
 
 
 async def failed_record(cluster: FakeCluster, producer: Producer[Any, Any]) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from aiokprod import FatalTransactionError, KafkaError, Producer, TransactionError
-from aiokprod.error_codes import Code
+from aiokprod._errors import Code
 from aiokprod.testing.fake_cluster import (
     FakeCluster,
     Reaction,
@@ -33,10 +33,10 @@ from aiokprod.testing.fake_cluster.profiles import NEWEST
 from aiokprod.testing.fake_cluster.transactions import Phase
 from aiokprod.testing.memory import MemoryNetwork
 from aiokprod.testing.virtual import run
-from tests.faults.kit import make_producer, now
-from tests.faults.simulation.judge import check_haste
-from tests.faults.simulation.wire import Wire
-from tests.transactions.kit import (
+from tests.scenarios.scenario_helpers import make_producer, now
+from tests.simulation.oracle import check_haste
+from tests.simulation.wire_log import Wire
+from tests.transactions.transaction_helpers import (
     ADD_PARTITIONS,
     COMMIT_OFFSETS,
     END,
@@ -56,8 +56,8 @@ CRASHES = 0.15
 """Share of the transactions during which the process dies."""
 
 LAST_S = 20.0
-"""Seconds that a transaction may take once nothing is wrong any more: an instance before it may
-have to be fenced, and each of its requests may meet a throttle or a broker that was away."""
+"""Seconds that a transaction may take once all faults are over: an earlier instance may have to be
+fenced, and each request may be throttled or go to a broker that was down."""
 
 COMMITTED, ABORTED, UNKNOWN = "committed", "aborted", "unknown"
 
@@ -66,11 +66,11 @@ TEMPERAMENTS = (
     "coordinators_elsewhere", "null_in_errors", "throttling", "carried_out_and_refused",
     "unknown_codes", "old_versions", "renumbering",
 )  # fmt: skip
-"""Names of methods of `World`; two seeds of three have one or two of them."""
+"""Names of methods of `TransactionHarness`; two seeds of three have one or two of them."""
 
 
-class World:
-    """A cluster that fails at random, an application that goes on whatever happens.
+class TransactionHarness:
+    """A cluster that fails at random, and an application that continues whatever happens.
 
     Attributes:
         temperaments: what its brokers always do; each is a method, whose docstring says why they
@@ -79,7 +79,7 @@ class World:
 
     def __init__(self, seed: int) -> None:
         self.dice = random.Random(seed)
-        # With dice of their own: they change nothing else about a seed.
+        # A separate generator: these choices change nothing else about a seed.
         self.nature = random.Random(seed * 31 + 17)
         self.temperaments = self.nature.sample(TEMPERAMENTS, self.nature.choice((0, 1, 2)))
         version = self.dice.choice([1, 2])
@@ -113,8 +113,8 @@ class World:
         self.cluster.coordinator_ids = self.nature.choice([(4,), (3, 4)])
 
     def null_in_errors(self) -> None:
-        """FindCoordinator without a find names a null host, or leaves its list empty: librdkafka's
-        mock cluster does the one, gateways the other."""
+        """FindCoordinator that finds nothing returns a null host, as the mock cluster of librdkafka
+        does, or an empty list, as gateways do."""
         empty = self.nature.random() < 0.3
 
         def change(request: Request, message: Any) -> Any:
@@ -134,7 +134,7 @@ class World:
 
     def throttling(self) -> None:
         """Every answer carries a throttle time, at all brokers or at the coordinator alone: the
-        client is over its quota for good."""
+        client is permanently over its quota."""
         milliseconds = self.nature.choice((5, 100, 1_000))
         broker = self.nature.choice((None, self.coordinator_id()))
         self.cluster.throttle(milliseconds, broker)
@@ -146,7 +146,8 @@ class World:
             self.processed_errors[api] = [15, 16]
 
     def unknown_codes(self) -> None:
-        """A code this client does not know, carried out or not: newer brokers, other makers'."""
+        """A code that this client does not know, carried out or not: newer brokers or other
+        implementations."""
         for api in (ADD_PARTITIONS, END, COMMIT_OFFSETS):
             self.processed_errors.setdefault(api, []).append(9_999)
 
@@ -224,7 +225,7 @@ class World:
         return {(p, value) for p, value in found if value and value.startswith(b"%d-" % number)}
 
     async def transaction(self, producer: Producer[Any, Any], number: int) -> None:
-        """One transaction; notes what the application was told."""
+        """One transaction; notes the outcome reported to the application."""
         self.fates[number] = ABORTED
         sent = self.sent[number] = set()
         await producer.begin_transaction(timeout=100)
@@ -311,14 +312,14 @@ class World:
                 if not broker.is_up:
                     cluster.start(broker.broker_id)
             await producer.close(30)
-        await asyncio.sleep(10)  # requests that were held up on their way may fence who comes
+        await asyncio.sleep(10)  # delayed requests may fence the next producer
         await self.last_transaction()
         await asyncio.sleep(1)
         self.judge()
 
     async def last_transaction(self) -> None:
         """All faults are over, temperaments are not: a new instance begins and commits in time,
-        after one answer that could not name the coordinator, and under load."""
+        after one response without a coordinator, and under load."""
         self.processed_errors.clear()
         cluster = self.cluster
         cluster.control(FIND, refuse(Code.COORDINATOR_NOT_AVAILABLE), times=1)
@@ -370,7 +371,7 @@ class World:
             await asyncio.sleep(0.01)
 
     def judge(self) -> None:
-        """P7: all or none of each, what was told is true, order within partitions."""
+        """P7: all or none of each, reported outcomes are true, order within partitions."""
         cluster = self.cluster
         seen = [(p, value) for p in range(3) for value in cluster.committed_values("t", p) if value]
         assert len(seen) == len(set(seen)), "doubled"
@@ -397,7 +398,7 @@ class World:
 
 def play(seed: int) -> None:
     async def main() -> None:
-        await World(seed).main()
+        await TransactionHarness(seed).main()
 
     disabled = logging.root.manager.disable
     logging.disable(logging.CRITICAL)  # half of the time would go into texts

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import pytest
 
 from aiokprod import Producer
-from aiokprod.engine.outcome import SequenceAdvice
-from aiokprod.engine.transaction_states import TxnState
-from aiokprod.error_codes import Code
+from aiokprod._engine.identity.sequence_errors import SequenceDecision
+from aiokprod._errors import Code
 from aiokprod.errors import KafkaError, Outcome
-from aiokprod.records import TopicPartition
 from aiokprod.testing.fake_cluster import FakeCluster
 from aiokprod.testing.virtual import run
-from tests.engine.world import World
-from tests.transactions.kit import PRODUCE, committed, one, stable, transactional
-from tests.transactions.test_states import manager
+from tests.engine.identity.identity_helpers import batches, opened, sequences
+from tests.transactions.transaction_helpers import PRODUCE, committed, one, stable, transactional
 
 COUNT = 40
 
@@ -95,23 +91,18 @@ async def test_rest_of_a_divided_batch_is_not_sent_once_a_part_has_failed(
 def test_unknown_producer_restarts_only_if_retention_took_our_last_record(
     log_start: int, restarts: bool
 ) -> None:
-    """Offset 5 was acknowledged last. Log start 5: that record is there, and the broker should
-    know us by it."""
+    """Offset 5 was acknowledged last. Log start 5: that record is still there, so the broker
+    should still have the producer state."""
 
     async def main() -> None:
-        state = manager(asyncio.get_running_loop(), [])
-        for step in (TxnState.INITIALIZING, TxnState.READY, TxnState.IN_TRANSACTION):
-            state._become(step)
-        state.producer_id, state.epoch = 0, 0
-        world = World()
-        world.append(b"v")
-        (batch,) = world.accumulator.drain(1, 1 << 20, lambda queue, batch: True)
-        key = TopicPartition("t", 0)
-        state.stamp(batch)
-        entry = state._partitions[key]
-        entry.last_acked_offset = 5
-        advice = state.advise(batch, Code.UNKNOWN_PRODUCER_ID, log_start)
-        assert advice is (SequenceAdvice.RETRY if restarts else SequenceAdvice.NONE)
+        state = sequences(opened())
+        (batch,) = batches(1)
+        state.assign_sequence(batch)
+        state.tracker.of(batch).last_acked_offset = 5
+        action = state.classify(batch, Code.UNKNOWN_PRODUCER_ID, log_start)
+        assert action.decision is (SequenceDecision.RETRY if restarts else SequenceDecision.NONE)
+        assert not batch.sequence_reset, "a classification changes nothing"
+        state.apply(batch, action)
         assert batch.sequence_reset is restarts
 
     run(main)

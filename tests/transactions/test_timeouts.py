@@ -1,5 +1,5 @@
-"""Commit and abort return within their timeout whatever the coordinator does, and what they say
-then is true."""
+"""Commit and abort return within their timeout whatever the coordinator does, and the outcome that
+they report is true."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from aiokprod import AbortableTransactionError, KafkaError, KafkaTimeout, Outcome, Producer
-from aiokprod.error_codes import Code
+from aiokprod._errors import Code
 from aiokprod.testing.fake_cluster import (
     FakeCluster,
     Reaction,
@@ -24,8 +24,8 @@ from aiokprod.testing.fake_cluster import (
     lose_request,
     refuse,
 )
-from tests.faults.kit import now
-from tests.transactions.kit import (
+from tests.scenarios.scenario_helpers import now
+from tests.transactions.transaction_helpers import (
     ADD_OFFSETS,
     ADD_PARTITIONS,
     COMMIT_OFFSETS,
@@ -58,7 +58,7 @@ DICE = random.Random(5)
 
 
 def something_else(request: Any) -> Reaction:
-    """Something else every time."""
+    """A different fault each time."""
     return DICE.choice([*SILENT.values(), *RUDE.values(), refuse(16), refuse(15), refuse(51)])
 
 
@@ -71,8 +71,8 @@ ENDERS: dict[str, Ender] = {
 }
 
 
-async def told(producer: Producer[Any, Any], end: Ender, timeout: float) -> KafkaError | None:
-    """How the call ended, in time."""
+async def outcome_of(producer: Producer[Any, Any], end: Ender, timeout: float) -> KafkaError | None:
+    """The error of the call, None if it succeeded; it ends in time."""
     started = now()
     error = None
     try:
@@ -84,7 +84,7 @@ async def told(producer: Producer[Any, Any], end: Ender, timeout: float) -> Kafk
 
 
 def check_truth(cluster: FakeCluster, error: KafkaError | None, verdict: str, values: int) -> None:
-    """An answer without error means carried out, a definite one means not committed."""
+    """Success means that it was carried out; an error with a definite outcome, that it was not."""
     seen = len(committed(cluster))
     if error is None:
         assert seen == (values if verdict == "commit" else 0)
@@ -99,7 +99,7 @@ def check_truth(cluster: FakeCluster, error: KafkaError | None, verdict: str, va
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("api", APIS)
 @transactional(linger_ms=0)
-async def test_end_any_request_troubled_returns_in_time_and_tells_the_truth(
+async def test_end_any_request_troubled_returns_in_time_with_the_true_outcome(
     cluster: FakeCluster,
     producer: Producer[Any, Any],
     api: str,
@@ -116,7 +116,7 @@ async def test_end_any_request_troubled_returns_in_time_and_tells_the_truth(
         await producer.send_offsets_to_transaction({("in", 0): 1}, "g", timeout=0.1)
     except KafkaError:
         assert now() > 0
-    error = await told(producer, ENDERS[verdict], timeout)
+    error = await outcome_of(producer, ENDERS[verdict], timeout)
     check_truth(cluster, error, verdict, 1)
     cluster.script.clear()
 
@@ -124,13 +124,13 @@ async def test_end_any_request_troubled_returns_in_time_and_tells_the_truth(
 @pytest.mark.parametrize("code", list(Code), ids=lambda code: code.name)
 @pytest.mark.parametrize("verdict", ENDERS)
 @transactional(linger_ms=0)
-async def test_end_refused_for_ever_with_any_code_returns_in_time(
+async def test_end_always_refused_with_any_code_returns_in_time(
     cluster: FakeCluster, producer: Producer[Any, Any], code: Code, verdict: str
 ) -> None:
     await producer.begin_transaction()
     await producer.send("t", b"v", partition=0)
     cluster.control(END, refuse(code))
-    error = await told(producer, ENDERS[verdict], 3.0)
+    error = await outcome_of(producer, ENDERS[verdict], 3.0)
     if code is Code.NONE:
         return  # a broker that says yes and does nothing is believed
     if code is Code.INVALID_PRODUCER_ID_MAPPING and verdict == "abort":
@@ -139,7 +139,7 @@ async def test_end_refused_for_ever_with_any_code_returns_in_time(
     assert committed(cluster) == []
     cluster.script.clear()
     if isinstance(error, KafkaTimeout):
-        assert await told(producer, ENDERS[verdict], 30.0) is None
+        assert await outcome_of(producer, ENDERS[verdict], 30.0) is None
         check_truth(cluster, None, verdict, 1)
     if isinstance(error, AbortableTransactionError):
         await producer.abort_transaction()
@@ -163,7 +163,7 @@ async def test_end_all_brokers_gone_returns_in_time_then_resumes(
         else:
             cluster.network.blackhole(broker.host, broker.port)
     for _ in range(2):
-        error = await told(producer, ENDERS[verdict], timeout)
+        error = await outcome_of(producer, ENDERS[verdict], timeout)
         assert isinstance(error, KafkaTimeout)
         assert error.outcome is Outcome.UNKNOWN
     for broker in brokers:
@@ -171,7 +171,7 @@ async def test_end_all_brokers_gone_returns_in_time_then_resumes(
             cluster.start(broker.broker_id)
         else:
             cluster.network.heal(broker.host, broker.port)
-    assert await told(producer, ENDERS[verdict], 100.0) is None
+    assert await outcome_of(producer, ENDERS[verdict], 100.0) is None
     check_truth(cluster, None, verdict, 1)
     await one(producer, b"next", timeout=100)
     assert stable(cluster)
@@ -182,21 +182,21 @@ async def test_end_all_brokers_gone_returns_in_time_then_resumes(
 async def test_end_coordinator_always_elsewhere_returns_in_time(
     cluster: FakeCluster, producer: Producer[Any, Any], verdict: str
 ) -> None:
-    """Every broker names another one, and no one wants to be it."""
+    """Every broker names another one, and each answers NOT_COORDINATOR."""
     await producer.begin_transaction()
     await producer.send("t", b"v", partition=0)
     cluster.control(END, refuse(Code.NOT_COORDINATOR))
     before = cluster.count(END)
-    error = await told(producer, ENDERS[verdict], 20.0)
+    error = await outcome_of(producer, ENDERS[verdict], 20.0)
     assert isinstance(error, KafkaTimeout)
     assert 10 < cluster.count(END) - before < 60, "asked again, with backoff"
     cluster.script.clear()
-    assert await told(producer, ENDERS[verdict], 20.0) is None
+    assert await outcome_of(producer, ENDERS[verdict], 20.0) is None
 
 
 @pytest.mark.parametrize("verdict", ENDERS)
 @transactional(linger_ms=0)
-async def test_end_cancelled_while_the_coordinator_is_silent_returns_at_once(
+async def test_end_cancelled_while_the_coordinator_is_unresponsive_returns_at_once(
     cluster: FakeCluster, producer: Producer[Any, Any], verdict: str
 ) -> None:
     await producer.begin_transaction()
@@ -210,5 +210,5 @@ async def test_end_cancelled_while_the_coordinator_is_silent_returns_at_once(
         await task
     assert now() - started <= TICK
     stop()
-    assert await told(producer, ENDERS[verdict], 100.0) is None
+    assert await outcome_of(producer, ENDERS[verdict], 100.0) is None
     assert cluster.transactions.ids[ID].history == [verdict == "commit"]

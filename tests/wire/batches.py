@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from hypothesis import strategies as st
 
-from aiokprod.wire.batch_reader import Record
-from aiokprod.wire.compression import Codec
-from aiokprod.wire.record_batch import batch_header
+from aiokprod._wire.batch_reader import Record
+from aiokprod._wire.compression import Codec
+from aiokprod._wire.record_batch import batch_header
 from tests.reference.records import PlainRecord, encode_records
 
 NULLABLE = st.none() | st.binary(max_size=12) | st.binary(min_size=100, max_size=300)

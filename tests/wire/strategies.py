@@ -8,9 +8,9 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from aiokprod.wire.message import Message
-from aiokprod.wire.messages import REQUESTS, RESPONSES
-from aiokprod.wire.schema import FieldSpec, Struct, WireType, fields_of
+from aiokprod._wire.message import Message
+from aiokprod._wire.message_schema import FieldSpec, Struct, WireType, fields_of
+from aiokprod._wire.messages import REQUESTS, RESPONSES
 
 MESSAGES: list[type[Message]] = [*REQUESTS.values(), *RESPONSES.values()]
 

@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from aiokprod._wire.batch_reader import RecordBatch, read_batches
+from aiokprod._wire.compression import codec_for
+from aiokprod._wire.record_batch import HEADER_SIZE, batch_header, checksum, parse_header, place
 from aiokprod.errors import DecodeError
-from aiokprod.wire.batch_reader import RecordBatch, read_batches
-from aiokprod.wire.compression import codec_for
-from aiokprod.wire.record_batch import HEADER_SIZE, batch_header, checksum, parse_header, place
 from tests.reference.records import PlainRecord, encode_records, zigzag_varint
 from tests.wire.batches import RECORDS, as_read, whole_batch
 
@@ -117,7 +117,7 @@ def test_impossible_length_is_refused(length: int) -> None:
     data = bytearray(whole_batch([PlainRecord(5)]))
     data[8:12] = length.to_bytes(4, "big", signed=True)
     for partial_tail in (False, True):
-        with pytest.raises(DecodeError, match="are there"):
+        with pytest.raises(DecodeError, match="are available"):
             list(read_batches(data, partial_tail=partial_tail))
 
 
@@ -131,7 +131,13 @@ def test_other_message_formats_are_refused(magic: int) -> None:
 
 @pytest.mark.parametrize(
     ("count", "reason"),
-    [(-1, "-1 records"), (0, "left over"), (1, "left over"), (3, "cut off"), (2**31 - 1, "elem")],
+    [
+        (-1, "record count of -1"),
+        (0, "left over"),
+        (1, "left over"),
+        (3, "cut off"),
+        (2**31 - 1, "elem"),
+    ],
 )
 def test_wrong_count_is_refused(count: int, reason: str) -> None:
     data = bytearray(whole_batch([PlainRecord(5, b"k", b"v" * 20), PlainRecord(6)]))

@@ -16,8 +16,8 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from aiokprod._wire.compression import Gzip, Lz4, Snappy, Zstd, codec_by_id, codec_for
 from aiokprod.errors import ConfigError, DecodeError
-from aiokprod.wire.compression import Gzip, Lz4, Snappy, Zstd, codec_by_id, codec_for
 
 NAMES = ["none", "gzip", "snappy", "lz4", "zstd"]
 COMPRESSED = NAMES[1:]

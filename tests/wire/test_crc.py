@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aiokprod.wire import crc
+from aiokprod._wire import crc
 
 # RFC 3720, appendix B.4.
 KNOWN = [

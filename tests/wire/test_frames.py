@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from aiokprod._wire.frames import FrameReader
 from aiokprod.errors import DecodeError, FrameTooLarge
-from aiokprod.wire.frames import FrameReader
 
 
 def framed(*bodies: bytes) -> bytes:

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from aiokprod.wire.batch_reader import read_batches
-from aiokprod.wire.message import Message
-from aiokprod.wire.messages import REQUESTS, RESPONSES
+from aiokprod._wire.batch_reader import read_batches
+from aiokprod._wire.message import Message
+from aiokprod._wire.messages import REQUESTS, RESPONSES
 from tests.reference.records import PlainRecord
 from tests.wire.batches import as_read, whole_batch
 from tests.wire.strategies import VERSIONED, filled, versioned_id

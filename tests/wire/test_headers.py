@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aiokprod.errors import DecodeError, UnsupportedVersion
-from aiokprod.wire.headers import (
+from aiokprod._wire.headers import (
     RequestHeader,
     decode_request_header,
     decode_response_header,
@@ -15,16 +14,17 @@ from aiokprod.wire.headers import (
     request_header_version,
     response_header_version,
 )
-from aiokprod.wire.message import Message
-from aiokprod.wire.messages import RESPONSES
-from aiokprod.wire.messages.api_versions import ApiVersionsRequest, ApiVersionsResponse
-from aiokprod.wire.messages.metadata import MetadataRequest
-from aiokprod.wire.messages.produce import (
+from aiokprod._wire.message import Message
+from aiokprod._wire.messages import RESPONSES
+from aiokprod._wire.messages.api_versions import ApiVersionsRequest, ApiVersionsResponse
+from aiokprod._wire.messages.metadata import MetadataRequest
+from aiokprod._wire.messages.produce import (
     PartitionProduceData,
     ProduceRequest,
     TopicProduceData,
 )
-from aiokprod.wire.messages.sasl_handshake import SaslHandshakeRequest
+from aiokprod._wire.messages.sasl_handshake import SaslHandshakeRequest
+from aiokprod.errors import DecodeError, UnsupportedVersion
 from tests.wire.strategies import VERSIONED, filled, versioned_id
 
 

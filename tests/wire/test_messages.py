@@ -13,14 +13,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aiokprod.errors import DecodeError, UnsupportedVersion
-from aiokprod.wire import messages
-from aiokprod.wire.message import Message
-from aiokprod.wire.messages import REQUESTS, RESPONSES
-from aiokprod.wire.messages.api_versions import ApiVersionsResponse
-from aiokprod.wire.messages.create_topics import CreateTopicsRequest
-from aiokprod.wire.messages.find_coordinator import FindCoordinatorRequest
-from aiokprod.wire.messages.metadata import (
+from aiokprod._wire import messages
+from aiokprod._wire.message import Message
+from aiokprod._wire.messages import REQUESTS, RESPONSES
+from aiokprod._wire.messages.api_versions import ApiVersionsResponse
+from aiokprod._wire.messages.find_coordinator import FindCoordinatorRequest
+from aiokprod._wire.messages.init_producer_id import InitProducerIdRequest
+from aiokprod._wire.messages.metadata import (
     MetadataRequest,
     MetadataRequestTopic,
     MetadataResponse,
@@ -28,7 +27,7 @@ from aiokprod.wire.messages.metadata import (
     MetadataResponsePartition,
     MetadataResponseTopic,
 )
-from aiokprod.wire.messages.produce import (
+from aiokprod._wire.messages.produce import (
     LeaderIdAndEpoch,
     PartitionProduceData,
     PartitionProduceResponse,
@@ -37,6 +36,7 @@ from aiokprod.wire.messages.produce import (
     TopicProduceData,
     TopicProduceResponse,
 )
+from aiokprod.errors import DecodeError, UnsupportedVersion
 from tests.wire.strategies import MESSAGES, VERSIONED, filled, project, structs, versioned_id
 
 
@@ -100,8 +100,8 @@ def test_registries_import_what_is_asked_for_and_hold_every_module() -> None:
     assert RESPONSES.get(4711) is None
     program = (
         "import sys, aiokprod\n"
-        "print('aiokprod.wire.messages.fetch' in sys.modules)\n"
-        "from aiokprod.wire.messages import REQUESTS\n"
+        "print('aiokprod._wire.messages.fetch' in sys.modules)\n"
+        "from aiokprod._wire.messages import REQUESTS\n"
         "print(REQUESTS[1].__name__)"
     )
     command = [sys.executable, "-c", program]
@@ -253,5 +253,5 @@ def test_topic_names_of_any_script_survive() -> None:
 def test_decode_names_message_and_version_in_its_error() -> None:
     with pytest.raises(DecodeError, match="ApiVersionsResponse version 0: 2 bytes expected"):
         ApiVersionsResponse.decode(b"\0", 0)
-    with pytest.raises(DecodeError, match="CreateTopicsRequest version 2: 1 bytes left over"):
-        CreateTopicsRequest.decode(CreateTopicsRequest().encode(2) + b"\0", 2)
+    with pytest.raises(DecodeError, match="InitProducerIdRequest version 2: 1 bytes left over"):
+        InitProducerIdRequest.decode(InitProducerIdRequest().encode(2) + b"\0", 2)

@@ -12,9 +12,9 @@ from aiokafka.record.memory_records import MemoryRecords as AiokafkaRecords
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aiokprod.wire.batch_reader import Record, read_batches
-from aiokprod.wire.compression import codec_for
-from aiokprod.wire.record_batch import BatchHeader, parse_header
+from aiokprod._wire.batch_reader import Record, read_batches
+from aiokprod._wire.compression import codec_for
+from aiokprod._wire.record_batch import BatchHeader, parse_header
 from tests.reference.records import PlainRecord
 from tests.wire.batches import RECORDS, as_read, whole_batch
 

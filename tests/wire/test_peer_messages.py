@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kio.serial import entity_reader, entity_writer
 
-from aiokprod.wire.headers import decode_request_header, encode_request
-from aiokprod.wire.message import Message
-from aiokprod.wire.messages.metadata import MetadataRequest, MetadataRequestTopic
-from aiokprod.wire.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
-from aiokprod.wire.schema import Struct, WireType, fields_of
+from aiokprod._wire.headers import decode_request_header, encode_request
+from aiokprod._wire.message import Message
+from aiokprod._wire.message_schema import Struct, WireType, fields_of
+from aiokprod._wire.messages.metadata import MetadataRequest, MetadataRequestTopic
+from aiokprod._wire.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
 from tests.wire.peers import AIOKAFKA, KAFKA_PYTHON
 from tests.wire.strategies import VERSIONED, filled, project, structs, versioned_id
 
@@ -80,7 +80,7 @@ def test_kio_reads_our_bytes_and_writes_the_same(message: type[Message], version
         assert written.getvalue() == ours
 
 
-# ── kafka-python: every version except telemetry, from Kafka's schemas at run time ───────────────
+# ── kafka-python: every version, from Kafka's schemas at run time ───────────────────────────────
 
 IN_KAFKA_PYTHON = [
     (message, version)
@@ -92,7 +92,6 @@ IN_KAFKA_PYTHON = [
 
 RENAMED_BY_KAFKA_PYTHON = {
     "MetadataResponse",  # authorized operations become sets
-    "DescribeClusterResponse",
     "FetchRequest",  # the replica state defaults to None
 }
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from aiokprod._wire.primitives import Reader
 from aiokprod.errors import DecodeError
-from aiokprod.wire.primitives import Reader
 from tests.wire.writer import Writer
 
 INT32S = st.integers(-(2**31), 2**31 - 1)

@@ -5,8 +5,7 @@ from crc32c import crc32c
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aiokprod.errors import DecodeError
-from aiokprod.wire.record_batch import (
+from aiokprod._wire.record_batch import (
     HEADER_SIZE,
     MAX_SEQUENCE,
     BatchHeader,
@@ -16,6 +15,7 @@ from aiokprod.wire.record_batch import (
     parse_header,
     place,
 )
+from aiokprod.errors import DecodeError
 
 
 def test_header_of_a_known_batch_is_byte_exact() -> None:
@@ -123,7 +123,7 @@ def test_place_sets_what_the_leader_sets_and_keeps_the_crc() -> None:
 
 @pytest.mark.parametrize("size", [0, 1, 60])
 def test_parse_of_too_few_bytes_is_refused(size: int) -> None:
-    with pytest.raises(DecodeError, match="its header has 61"):
+    with pytest.raises(DecodeError, match="its header alone has 61"):
         parse_header(bytes(size))
 
 

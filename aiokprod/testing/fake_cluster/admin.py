@@ -1,4 +1,4 @@
-"""Operations on a fake cluster: topics, leaders, the life and death of brokers."""
+"""Operations on a fake cluster: topics, leaders, start and stop of brokers."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from aiokprod.testing.fake_cluster.broker import FakeBroker
 
 
-class ClusterAdmin:
-    """What an operator, or fate, does to a cluster; base of `FakeCluster`."""
+class FakeClusterAdmin:
+    """Administrative operations and failures of a cluster; base of `FakeCluster`."""
 
     network: MemoryNetwork
     default_partitions: int
@@ -58,7 +58,7 @@ class ClusterAdmin:
         replication: int | None = None,
         config: TopicConfig | None = None,
     ) -> Topic:
-        """Create a topic; leaders go round the brokers from the first one on."""
+        """Create a topic; leaders are assigned round robin, from the first broker on."""
         self._topics_made += 1
         topic = Topic(name, new_topic_id(self._topics_made), config or TopicConfig())
         self.topics[name] = topic
@@ -66,18 +66,18 @@ class ClusterAdmin:
         return topic
 
     def delete_topic(self, name: str) -> None:
-        """The topic and its records are gone at once; `deleted` keeps them for judges."""
+        """Delete a topic with its records at once; `deleted` keeps them for checks."""
         self.deleted.append(self.topics.pop(name))
 
     def recreate_topic(self, name: str, partitions: int | None = None) -> Topic:
-        """Delete and create: same name, new topic id, empty logs, no producer state."""
+        """Delete and create a topic: same name, new topic id, empty logs, no producer state."""
         count = len(self.topics[name].partitions) if partitions is None else partitions
         config = self.topics[name].config
         self.delete_topic(name)
         return self.create_topic(name, count, config=config)
 
     def expand_topic(self, name: str, total: int) -> None:
-        """Add partitions until there are `total`."""
+        """Raise the number of partitions to `total`."""
         topic = self.topics[name]
         self._add_partitions(topic, total - len(topic.partitions), None)
 
@@ -104,12 +104,12 @@ class ClusterAdmin:
             )
 
     def forget_producers(self, topic: str, partition: int, producer_id: int | None = None) -> None:
-        """Lose what a partition knows of its producers, as retention does."""
+        """Drop a partition's producer state, as retention does."""
         self.forgotten.add((topic, partition))
         self.topics[topic].partitions[partition].log.ledger.forget(producer_id)
 
     def retain(self, topic: str, partition: int) -> None:
-        """Retention takes everything a partition holds, and what it knew of its producers."""
+        """Drop all records of a partition and its producer state, as retention does."""
         self.forgotten.add((topic, partition))
         log = self.topics[topic].partitions[partition].log
         log.delete_before(log.end_offset)
@@ -118,14 +118,14 @@ class ClusterAdmin:
     # -- leaders --------------------------------------------------------------------------------
 
     def leader_of(self, topic: str, partition: int) -> FakeBroker:
-        """The broker that leads a partition. Raises LookupError if none does."""
+        """The broker that leads a partition. Raises LookupError if there is no leader."""
         leader = self.topics[topic].partitions[partition].leader
         if leader is None:
             raise LookupError(f"{topic}-{partition} has no leader")
         return self.brokers[leader]
 
     def move_leader(self, topic: str, partition: int, broker_id: int | None = None) -> int:
-        """Move leadership to a broker, or to the next one in sync; returns its id."""
+        """Move leadership to a broker, or to the next in-sync replica; returns its id."""
         found = self.topics[topic].partitions[partition]
         if broker_id is None:
             others = [node for node in found.isr if node != found.leader]
@@ -135,14 +135,14 @@ class ClusterAdmin:
         return broker_id
 
     def move_controller(self) -> int:
-        """Another broker becomes the controller; returns its id."""
+        """Make another broker the controller; returns its id."""
         others = [node for node in self._registered_ids() if node != self.controller_id]
         if others:
             self.controller_id = others[0]
         return self.controller_id
 
     def freeze_view(self, broker_id: int) -> None:
-        """A broker hears no more of the controller: its metadata answers keep today's leaders."""
+        """Stop metadata updates to a broker: its Metadata responses keep today's leaders."""
         self.brokers[broker_id].stale_view = {
             (topic.topic_id, partition.index): (partition.leader, partition.leader_epoch)
             for topic in self.topics.values()
@@ -150,16 +150,16 @@ class ClusterAdmin:
         }
 
     def refresh_views(self) -> None:
-        """All brokers hear of the controller again."""
+        """Resume metadata updates to all brokers."""
         for broker in self.brokers.values():
             broker.stale_view = None
 
     def renumber(self, ids: dict[int, int]) -> None:
-        """Give brokers other ids; addresses, connections and data stay (a gateway that numbers
-        its members anew, a broker that lost its meta.properties).
+        """Change broker ids; addresses, connections and data stay. Models a gateway that renumbers
+        its members, or a broker that lost its meta.properties.
 
         Args:
-            ids: new id of each broker that changes its own; ids that are taken must be given up.
+            ids: new id by old id; a new id may be in use only if its broker gets another one.
         """
         renamed = {ids.get(one, one): broker for one, broker in self.brokers.items()}
         if len(renamed) != len(self.brokers):
@@ -180,16 +180,16 @@ class ClusterAdmin:
             if partition.leader is not None:
                 partition.leader = ids.get(partition.leader, partition.leader)
 
-    # -- life and death of brokers ----------------------------------------------------------------
+    # -- start and stop of brokers ----------------------------------------------------------------
 
     def kill(
         self, broker_id: int, *, silent: bool = False, failover_s: float | None = None
     ) -> None:
-        """kill -9: connections break, what was not replicated is lost with the leader.
+        """Kill a broker (SIGKILL): connections are reset, unreplicated records of leaders are lost.
 
         Args:
-            silent: power cut: nobody gets a reset, connects hang.
-            failover_s: seconds until others take over; the cluster's own by default.
+            silent: as in a power cut, connections are not reset and connects hang.
+            failover_s: seconds until new leaders are elected; default: `failover_s` of the cluster.
         """
         broker = self.brokers[broker_id]
         self._take_down(broker, reset=not silent)
@@ -201,12 +201,12 @@ class ClusterAdmin:
                 partition.log.truncate(partition.log.high_watermark)
         wait = self.failover_s if failover_s is None else failover_s
         if broker_id == self.controller_id:
-            wait += self.controller_s  # first the controllers elect one of them
+            wait += self.controller_s  # a new controller is elected first
         world_at(self.loop, self.loop.time() + wait, self._unregister, broker)
 
     def stop(self, broker_id: int) -> None:
-        """Controlled shutdown: leaders move first, then connections end in order. From its
-        snapshot the broker will know only the newest batch of each producer and partition."""
+        """Controlled shutdown: leaders move first, then connections are closed. When the broker is
+        started again, it knows only the newest batch of each producer and partition."""
         broker = self.brokers[broker_id]
         for partition in self._partitions():
             if broker_id in partition.replicas:
@@ -224,7 +224,7 @@ class ClusterAdmin:
         port: int | None = None,
         version_profile: str | None = None,
     ) -> None:
-        """Bring a broker back, at another address or as another version if one is given."""
+        """Restart a broker, at another address or with another version if given."""
         broker = self.brokers[broker_id]
         if version_profile is not None:
             broker.profile = profile_named(version_profile)
@@ -238,10 +238,10 @@ class ClusterAdmin:
         self._rejoin(broker_id)
 
     def pause(self, broker_id: int, *, failover_s: float | None = None) -> None:
-        """SIGSTOP: bytes and connections are taken, nothing is answered.
+        """Freeze a broker (SIGSTOP): it accepts connections and bytes, but does not answer.
 
         Args:
-            failover_s: seconds until the controller gives its leaders to others; None: never.
+            failover_s: seconds until the controller elects other leaders; None = never.
         """
         broker = self.brokers[broker_id]
         broker.freeze()
@@ -258,7 +258,7 @@ class ClusterAdmin:
         broker.thaw()
 
     def _rejoin(self, broker_id: int) -> None:
-        """A broker is back: it leads what nobody could lead, and catches up with the rest."""
+        """Register a restarted broker: it leads partitions without a leader, replicates others."""
         for partition in self._partitions():
             if broker_id not in partition.replicas:
                 continue

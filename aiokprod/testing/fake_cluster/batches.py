@@ -1,7 +1,7 @@
-"""Reads and judges record batches as a broker's log validator does.
+"""Decodes and validates record batches as a broker's log validator does.
 
-Written apart from `aiokprod.wire.batch_reader`, so that one misreading of the format does not hide
-itself. Source: Kafka documentation, "Record Batch"; Java `DefaultRecordBatch`, `LogValidator`.
+Independent of `aiokprod._wire.batch_reader`, so that both cannot share one misunderstanding of the
+format. Source: Kafka documentation, "Record Batch"; Java `DefaultRecordBatch`, `LogValidator`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import crc32c
 import lz4.frame
 import zstandard
 
-from aiokprod.error_codes import Code
+from aiokprod._errors import Code
 
 Header = tuple[str, bytes | None]
 
@@ -27,11 +27,11 @@ _XERIAL_MAGIC: Final = b"\x82SNAPPY\x00"
 
 
 class BatchRefused(Exception):
-    """The batch would not get into a real log.
+    """A broker would reject the batch.
 
     Attributes:
-        code: what the broker answers.
-        record_errors: index within the batch and text, where single records are to blame.
+        code: error code in the broker's answer.
+        record_errors: index in the batch and text, if single records are invalid.
     """
 
     def __init__(self, code: Code, text: str, record_errors: tuple[tuple[int, str], ...] = ()):
@@ -42,7 +42,7 @@ class BatchRefused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class BatchRecord:
-    """A record as it stands in a batch."""
+    """A record in a batch."""
 
     timestamp_ms: int
     key: bytes | None
@@ -52,7 +52,7 @@ class BatchRecord:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """A checked record batch; `oddities` lists what brokers let pass but no client should write."""
+    """A valid record batch; `oddities` lists what brokers accept but clients should not write."""
 
     codec: str
     producer_id: int
@@ -74,11 +74,11 @@ class Batch:
 
 @functools.lru_cache(maxsize=1024)
 def read_batch(data: bytes, *, produce_version: int) -> Batch:
-    """Parse the records field of one partition of a Produce request. What was read last is
-    remembered: judges read the batches again that brokers have read.
+    """Parse the records field of one partition of a Produce request. Recent results are cached,
+    since checks read the same batches again.
 
     Raises:
-        BatchRefused: with the code a broker answers.
+        BatchRefused: the batch is invalid; has the error code of the broker's answer.
     """
     if len(data) < HEADER.size:
         raise BatchRefused(Code.CORRUPT_MESSAGE, f"{len(data)} bytes are no record batch")
@@ -165,7 +165,7 @@ def _decompress(data: bytes, codec: str) -> bytes:
 
 
 def _unsnappy(data: bytes) -> bytes:
-    """Raw snappy, or snappy-java's stream of blocks."""
+    """Decompress raw Snappy, or blocks in snappy-java's framing."""
     import cramjam
 
     if not data.startswith(_XERIAL_MAGIC):
@@ -180,7 +180,7 @@ def _unsnappy(data: bytes) -> bytes:
 
 
 class _Cursor:
-    """Reads the fields of records; running over the end is a corrupt batch."""
+    """Reads the fields of records; reading past the end raises CORRUPT_MESSAGE."""
 
     __slots__ = ("at", "data")
 

@@ -1,4 +1,4 @@
-"""One broker of a fake cluster: its address, its connections, its health."""
+"""One broker of a fake cluster: its address, connections and state."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from aiokprod._wire.message import Message
 from aiokprod.testing.fake_cluster.profiles import Profile
 from aiokprod.testing.transports import Link
-from aiokprod.wire.message import Message
 
 if TYPE_CHECKING:
     from aiokprod.testing.fake_cluster.batches import Batch
@@ -24,18 +24,18 @@ class FakeBroker:
     """A broker.
 
     Attributes:
-        is_up: the process runs and listens.
+        is_up: the broker process runs and listens.
         is_registered: the controller counts it as alive; it appears in metadata.
-        is_listed: False: metadata never name it and it leads nothing; FindCoordinator may name it
-            (a proxy or gateway whose coordinators are not among the brokers).
-        is_paused: frozen (SIGSTOP): takes connections and bytes, does nothing with them.
-        throttle_ms: throttle_time_ms of its answers.
-        stale_view: leaders and epochs it still believes in, by (topic id, partition); None: it
-            is up to date. Concerns its metadata answers only.
-        on_resume: what waits for the end of the freeze.
-        deaths: times it was killed; work begun before a death is never finished.
-        held: requests it has read and not processed yet.
-        stopped_at: where the logs of its partitions ended when it was last stopped in order.
+        is_listed: if False, Metadata does not list the broker and it leads no partition, but
+            FindCoordinator may name it (as with a proxy whose coordinators are not listed).
+        is_paused: frozen (SIGSTOP): it accepts connections and bytes, but does not process them.
+        throttle_ms: throttle_time_ms of its responses.
+        stale_view: leaders and epochs in its Metadata responses, by (topic id, partition), while
+            it gets no metadata updates; None = current metadata.
+        on_resume: callbacks for the end of the freeze.
+        deaths: times it was killed; requests in process at that time are never finished.
+        held: requests it has read but not processed yet.
+        stopped_at: ends of the logs of its partitions when it was last shut down in order.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class FakeBroker:
 
     @property
     def address(self) -> str:
-        """host:port, as for bootstrap_servers."""
+        """host:port, as for `bootstrap_servers`."""
         return f"{self.host}:{self.port}"
 
     def accept(self, link: Link | None) -> asyncio.Protocol:
@@ -75,7 +75,7 @@ class FakeBroker:
         return ServerConnection(self, link)
 
     def view_of(self, topic_id: bytes, partition: Partition) -> tuple[int | None, int]:
-        """Leader and leader epoch of a partition as this broker knows them."""
+        """Leader and leader epoch of a partition in this broker's Metadata responses."""
         present = partition.leader, partition.leader_epoch
         if self.stale_view is None:
             return present
@@ -86,7 +86,7 @@ class FakeBroker:
         return partition.log.ledger.duplicate_of(batch, self.stopped_at.get(partition.log, 0))
 
     def throttled(self, message: Message) -> Message:
-        """Put the throttle time into an answer that has a place for it."""
+        """Set the throttle time in a response that has such a field."""
         if self.throttle_ms and hasattr(message, "throttle_time_ms"):
             return replace(message, throttle_time_ms=self.throttle_ms)
         return message
@@ -96,7 +96,7 @@ class FakeBroker:
         self.is_paused = True
 
     def thaw(self) -> None:
-        """SIGCONT: what came meanwhile is handled now, in order."""
+        """SIGCONT: requests received meanwhile are processed now, in order."""
         self.is_paused = False
         waiting, self.on_resume = self.on_resume, []
         for function in waiting:

@@ -1,8 +1,8 @@
-"""`FakeCluster`: a Kafka cluster in the test's own process, speaking real bytes.
+"""`FakeCluster`: a Kafka cluster in the test process that speaks the wire protocol.
 
-It enforces what brokers enforce and keeps what they keep, so a test can ask afterwards what is in
-the log. Everything else is a hook for faults. Simplifications: one log per partition instead of one
-per replica (an unreplicated tail can be lost, see `kill`), every replica catches up at once.
+It validates requests as brokers do and stores records, so that a test can check the logs
+afterwards; hooks inject faults. Simplifications: one log per partition instead of one per replica
+(an unreplicated tail can be lost, see `kill`), and every replica catches up at once.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from aiokprod._errors import Code
 from aiokprod.environment import Environment
-from aiokprod.error_codes import Code
-from aiokprod.testing.fake_cluster.admin import ClusterAdmin
+from aiokprod.testing.fake_cluster.admin import FakeClusterAdmin
 from aiokprod.testing.fake_cluster.batches import Batch, BatchRefused
 from aiokprod.testing.fake_cluster.broker import FakeBroker
 from aiokprod.testing.fake_cluster.control import (
@@ -34,12 +34,12 @@ from aiokprod.testing.memory import MemoryNetwork
 from aiokprod.testing.pipes import world_at
 
 EPOCH_MS = 1_700_000_000_000
-"""Wall clock of the brokers when the loop's clock reads 0."""
+"""Wall clock of the brokers, Unix ms, at time 0 of the loop's clock."""
 
 
 @dataclass(frozen=True, slots=True)
 class RequestNote:
-    """A request that was served: loop time in s, size with length in bytes."""
+    """A request that was served: loop time in s, size in bytes including the length prefix."""
 
     time: float
     broker_id: int
@@ -51,7 +51,7 @@ class RequestNote:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A batch that was refused by the model itself, not by a script."""
+    """A batch that the model rejected, not a script."""
 
     time: float
     broker_id: int
@@ -61,33 +61,33 @@ class Refusal:
     text: str
 
 
-class FakeCluster(ClusterAdmin):
+class FakeCluster(FakeClusterAdmin):
     """A scripted cluster.
 
     Args:
-        brokers: how many; ids count from 1.
-        network: where they listen; a new one if None.
-        version_profile: Kafka version to behave like, see `profiles`.
-        default_partitions, default_replication: for topics made without saying.
+        brokers: number of brokers; ids start at 1.
+        network: the network they listen on; a new one if None.
+        version_profile: Kafka version to emulate, see `profiles`.
+        default_partitions, default_replication: defaults for new topics.
         auto_create: Metadata requests may create topics.
-        create_s: seconds an automatically created topic takes to appear.
+        create_s: seconds until an automatically created topic exists.
         replication_s: seconds until the other replicas have a batch (acks=all waits for them).
         failover_s: seconds from a broker's death to the election of new leaders.
-        controller_s: seconds more if it was the controller.
-        transaction_version: finalised level of transaction.version; by the profile if None.
-        marker_s: seconds from the decision on a transaction to its markers.
+        controller_s: additional seconds if it was the controller.
+        transaction_version: finalized level of transaction.version; None = that of the profile.
+        marker_s: seconds from EndTxn until the markers are written.
 
     Attributes:
-        transactions: the coordinators' state.
-        answer_filters: applied in order to every answer, after the script's own edits; each gets
+        transactions: state of the transaction coordinators.
+        answer_filters: applied in order to every response, after the edits of the script; each gets
             the request and the message, and returns the message to send.
-        coordinator_ids: the brokers that coordinate; None: every living one may.
-        group_generations: consumer groups whose generation is checked.
-        requests: every request served, in order.
-        refusals: batches refused for what they were. A correct client with a live epoch has none.
-        violations: bytes or behaviour no careful client produces; must be empty.
+        coordinator_ids: ids of the brokers that may coordinate; None = all that are up.
+        group_generations: current generation of the consumer groups for which it is checked.
+        requests: all requests served, in order.
+        refusals: batches the model rejected; a correct client with a current epoch causes none.
+        violations: bytes or behaviour of the client that break the protocol; must be empty.
         duplicates: batches recognised as already in the log.
-        sends_while_throttled: times a client sent although it had been told to wait (KIP-219).
+        sends_while_throttled: number of requests a client sent during a throttle time (KIP-219).
     """
 
     def __init__(
@@ -151,17 +151,17 @@ class FakeCluster(ClusterAdmin):
 
     @property
     def bootstrap_servers(self) -> str:
-        """Addresses of all brokers."""
+        """`host:port` of all brokers, separated by commas."""
         return ",".join(broker.address for broker in self.brokers.values())
 
     def environment(self, seed: int = 0) -> Environment:
-        """What a producer takes to live in this cluster's world: its network, clocks and dice."""
+        """An environment for a producer: this cluster's network and clock, seeded randomness."""
         return Environment(
             self.network, self.unix_ms, random.Random(seed), stopwatch=lambda: self.loop.time()
         )
 
     def unix_ms(self) -> int:
-        """The brokers' wall clock, ms; moves with the loop's clock."""
+        """The brokers' wall clock, Unix ms; advances with the loop's clock."""
         return EPOCH_MS + int(self.loop.time() * 1000)
 
     # -- faults ---------------------------------------------------------------------------------
@@ -174,13 +174,13 @@ class FakeCluster(ClusterAdmin):
         times: int | None = None,
         broker_id: int | None = None,
     ) -> Callable[[], None]:
-        """Intercept requests of an API (None: all).
+        """Intercept requests of an API (None = all APIs).
 
         Args:
-            function: gets each `Request`, returns a `Reaction` or None to let it pass; or one
-                reaction for all.
-            times: reactions until the rule is spent; None: no end.
-            broker_id: only at this broker.
+            function: called with each `Request`; returns a `Reaction`, or None for normal
+                processing. May also be a `Reaction` for all requests.
+            times: number of reactions after which the rule ends; None = no limit.
+            broker_id: intercept only requests to this broker.
 
         Returns:
             A function that removes the rule.
@@ -198,10 +198,10 @@ class FakeCluster(ClusterAdmin):
         record_errors: tuple[tuple[int, str], ...] = (),
         leader_hint: bool = True,
     ) -> None:
-        """Answer the next batches of a partition with an error code (0 lets one pass).
+        """Answer the next batches of a partition with an error code (0 = no error).
 
         Args:
-            append: they go into the log all the same.
+            append: append the batches in spite of the error.
             message, record_errors: texts for the batch and for single records (KIP-467).
             leader_hint: leader errors name the true leader (KIP-951).
         """
@@ -215,7 +215,7 @@ class FakeCluster(ClusterAdmin):
         self.produce_script.add(where, fault if code else None, times)
 
     def throttle(self, milliseconds: int, broker_id: int | None = None) -> None:
-        """Let answers carry a throttle time; 0 ends it."""
+        """Set the throttle time in the responses of a broker, or of all; 0 ends it."""
         for broker in self.brokers.values():
             if broker_id in (None, broker.broker_id):
                 broker.throttle_ms = milliseconds
@@ -242,7 +242,7 @@ class FakeCluster(ClusterAdmin):
     def count(
         self, api_key: int, *, since: float = 0.0, until: float = float("inf"), broker_id: int = 0
     ) -> int:
-        """Requests of an API served in a span of loop time (broker 0: at any)."""
+        """Number of requests of an API served in a span of loop time (broker 0 = any)."""
         return sum(
             note.api_key == api_key
             and since <= note.time <= until
@@ -251,22 +251,22 @@ class FakeCluster(ClusterAdmin):
         )
 
     def living(self) -> list[FakeBroker]:
-        """Brokers that run, by id."""
+        """Brokers that are up, sorted by id."""
         return [broker for broker in self.brokers.values() if broker.is_up]
 
     def registered(self) -> list[FakeBroker]:
-        """Brokers the controller counts as alive, by id."""
+        """Registered brokers, sorted by id."""
         return [broker for broker in self.brokers.values() if broker.is_registered]
 
     def topic_by_id(self, topic_id: bytes) -> Topic | None:
-        """The topic that now has this id."""
+        """The topic that has this id, None if there is none."""
         for topic in self.topics.values():
             if topic.topic_id == topic_id:
                 return topic
         return None
 
     def open_connections(self) -> int:
-        """Connections the brokers hold."""
+        """Number of open connections of all brokers."""
         return sum(len(broker.connections) for broker in self.brokers.values())
 
     # -- called by the API modules --------------------------------------------------------------
@@ -277,7 +277,7 @@ class FakeCluster(ClusterAdmin):
         return self.next_producer_id - 1, self.first_epoch
 
     def create_soon(self, name: str) -> None:
-        """Create a topic with defaults in a moment."""
+        """Create a topic with default settings after `create_s` seconds."""
         if name not in self._creating:
             self._creating.add(name)
             world_at(self.loop, self.loop.time() + self.create_s, self._create_now, name)
@@ -288,7 +288,7 @@ class FakeCluster(ClusterAdmin):
             self.create_topic(name)
 
     def replicate(self, partition: Partition) -> None:
-        """Raise the high watermark once the replicas have what is in the log now."""
+        """Raise the high watermark once the replicas have all records now in the log."""
         end = partition.log.end_offset
         if self.replication_s <= 0 or len(partition.isr) < 2:
             partition.log.high_watermark = end
@@ -303,7 +303,7 @@ class FakeCluster(ClusterAdmin):
             log.high_watermark = max(log.high_watermark, min(end, log.end_offset))
 
     def note_request(self, request: Request) -> None:
-        """Count a request; more than five Produce at once break idempotence."""
+        """Record a request; more than five Produce requests in flight are a violation."""
         self.requests.append(
             RequestNote(
                 request.time,
@@ -320,19 +320,19 @@ class FakeCluster(ClusterAdmin):
                 self.note_violation(f"{at_once} Produce requests in flight")
 
     def note_refused_api_versions(self, broker_id: int, version: int) -> None:
-        """An ApiVersions request of a version the broker does not know."""
+        """Record an ApiVersions request of a version that the broker does not support."""
         self.refused_api_versions.append((broker_id, version))
 
     def note_refusal(
         self, request: Request, topic: str, partition: int, refused: BatchRefused
     ) -> None:
-        """A batch the model refused."""
+        """Record a batch that the model rejected."""
         self.refusals.append(
             Refusal(request.time, request.broker_id, topic, partition, refused.code, str(refused))
         )
 
     def note_first_batch(self, partition: Partition, batch: Batch) -> None:
-        """A producer new to a partition starts at 0, unless its state was taken away."""
+        """Check that a producer starts at sequence 0 in a partition, unless its state was lost."""
         where = partition.topic, partition.index
         if (
             batch.base_sequence != 0
@@ -344,5 +344,5 @@ class FakeCluster(ClusterAdmin):
             )
 
     def note_violation(self, text: str) -> None:
-        """Something no careful client does."""
+        """Record a protocol violation of the client."""
         self.violations.append(text)

@@ -1,7 +1,7 @@
-"""A broker's end of a connection: frames in, answers out, strictly one request at a time.
+"""The broker's side of a connection: reads requests and sends responses, one request at a time.
 
-Like a real broker it mutes the connection from a request to its answer, so answers keep the order
-of the requests; a throttled connection stays mute for the time named (KIP-219).
+As a real broker does, it mutes the connection while a request is processed, so that responses are
+in the order of the requests; a throttled connection stays muted for the throttle time (KIP-219).
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
+from aiokprod._wire.messages import RESPONSES
 from aiokprod.testing.fake_cluster.apis import Answer, api
 from aiokprod.testing.fake_cluster.control import Reaction
 from aiokprod.testing.fake_cluster.framing import (
@@ -25,18 +26,18 @@ from aiokprod.testing.fake_cluster.framing import (
 from aiokprod.testing.fake_cluster.profiles import Ranges, decodable
 from aiokprod.testing.pipes import world_at
 from aiokprod.testing.transports import Link, MemoryTransport
-from aiokprod.wire.messages import RESPONSES
 
 if TYPE_CHECKING:
     from aiokprod.testing.fake_cluster.broker import FakeBroker
 
 CLIENT_WAITS_SINCE = {0: 6, 3: 6, 10: 2, 18: 2, 22: 1, 24: 1, 25: 1, 26: 1, 28: 1}
-"""First version of an API whose throttle time the client has to wait out; all of younger APIs do.
-Source: Java `AbstractResponse.shouldClientThrottle` of each response (KIP-219)."""
+"""First version of an API after whose throttle time the client has to wait; in APIs that are not
+listed, every version. Source: Java `AbstractResponse.shouldClientThrottle` of each response
+(KIP-219)."""
 
 
 class ServerConnection(asyncio.Protocol):
-    """One connection to one broker. `link` is None over real sockets."""
+    """A connection to a broker. `link` is None over real sockets."""
 
     def __init__(self, broker: FakeBroker, link: Link | None) -> None:
         self.broker = broker
@@ -62,7 +63,7 @@ class ServerConnection(asyncio.Protocol):
     # -- asyncio.Protocol -----------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # uvloop's transports are no subclasses of asyncio's.
+        # uvloop's transports are not subclasses of asyncio's.
         self._transport = cast(asyncio.Transport, transport)
         self.broker.connections.append(self)
 
@@ -77,7 +78,7 @@ class ServerConnection(asyncio.Protocol):
         self.serve_next()
 
     def eof_received(self) -> bool:
-        """What came before the end is still served, as a broker reads its socket to the end."""
+        """Serve the requests received before EOF, as a broker does."""
         self._ended = True
         if self._owes_answer:
             self._transport.close()
@@ -92,12 +93,12 @@ class ServerConnection(asyncio.Protocol):
             self.broker.connections.remove(self)
 
     def close(self) -> None:
-        """End the connection in order."""
+        """Close the connection gracefully."""
         self.frames.clear()
         self._transport.close()
 
     def reset(self) -> None:
-        """Break the connection."""
+        """Reset the connection."""
         self.frames.clear()
         if self.link is not None:
             self.link.reset()
@@ -107,7 +108,7 @@ class ServerConnection(asyncio.Protocol):
     # -- one request at a time ------------------------------------------------------------------
 
     def serve_next(self) -> None:
-        """Take up the next request unless one is being served or the broker is frozen."""
+        """Serve the next request unless one is being served or the broker is frozen."""
         while self.frames and not self._busy and not self.is_lost and not self.broker.is_paused:
             wait = self._mute_until - self._time()
             if wait > 0:
@@ -145,7 +146,7 @@ class ServerConnection(asyncio.Protocol):
             self._process(request, reaction)
 
     def _versions(self) -> Ranges:
-        """What the broker serves and we can decode."""
+        """Versions that the broker offers and this package can decode."""
         ranges = self.broker.profile.ranges
         if ranges is not self._ranges:
             self._ranges, self._decodable = ranges, decodable(ranges)
@@ -196,7 +197,7 @@ class ServerConnection(asyncio.Protocol):
             assert isinstance(message, RESPONSES[request.api_key])
             message = self.broker.throttled(message)
             frame = write_answer(message, request.api_key, request.version, request.correlation_id)
-            # ApiVersions v0 has no field for it: the client cannot know.
+            # ApiVersions v0 has no throttle field, so the client need not wait.
             tells = request.api_key != API_VERSIONS or request.version > 0
             if reaction.is_honest and tells:
                 throttle_s = getattr(message, "throttle_time_ms", 0) / 1000
@@ -212,25 +213,25 @@ class ServerConnection(asyncio.Protocol):
             return
         before = self._bytes_sent()
         self._write(frame)
-        arrives = self._bytes_sent() > before  # not so in a black hole
+        arrives = self._bytes_sent() > before  # False if the link drops all bytes
         if arrives and throttle_s and request.version >= CLIENT_WAITS_SINCE.get(request.api_key, 0):
             self._expect_quiet()
         if reaction.close:
             self.close()
             return
         if reaction.silent:
-            # A broker that owes an answer serves nothing else on this connection.
+            # Until a broker has sent its response, it serves no other request of the connection.
             self._owes_answer = True
             return
         self._idle()
 
     def _expect_quiet(self) -> None:
-        """From the last byte of this answer on, the client knows that it has to wait."""
+        """Note when the client has received the whole response and must begin to wait."""
         self._quiet_from = self._bytes_sent()
         self._quiet_until = self._mute_until
 
     def _bytes_sent(self) -> int:
-        """Bytes of answers that the client gets if nothing happens to the link."""
+        """Bytes sent that reach the client unless the link fails."""
         if self.link is None:
             return 0
         return self.link.down.taken + self.link.server.get_write_buffer_size()
@@ -256,7 +257,7 @@ class ServerConnection(asyncio.Protocol):
             self._transport.write(frame[:size])
             self._transport.abort()
         elif not frame[:size]:
-            self.link.reset()  # also where there is no answer to cut
+            self.link.reset()  # even if there is no response to cut
         else:
             self.link.down.cut_at = self.link.down.taken + min(size, len(frame))
             self._transport.write(frame)
@@ -267,7 +268,7 @@ class ServerConnection(asyncio.Protocol):
         world_at(loop, when, self._unless_dead, self.broker.deaths, function, *args)
 
     def _unless_dead(self, deaths: int, function: Callable[..., object], *args: Any) -> None:
-        """Go on, even for a client that is gone: a request once read is served."""
+        """Continue unless the broker died: a request that was read is served without its client."""
         if self.broker.deaths != deaths:
             return
         if self.broker.is_paused:

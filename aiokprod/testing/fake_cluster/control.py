@@ -1,4 +1,4 @@
-"""Scripted faults: what a broker does to a request instead of, or besides, answering it."""
+"""Scripted faults: how a broker reacts to a request instead of, or besides, answering it."""
 
 from __future__ import annotations
 
@@ -7,25 +7,26 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from aiokprod._wire.message import Message
 from aiokprod.testing.fake_cluster.framing import Request
-from aiokprod.wire.message import Message
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reaction:
-    """What happens to one request.
+    """How a broker handles one request.
 
     Attributes:
-        process: the model handles it (False: it never reaches the log).
-        before_s, after_s: seconds before it is processed, before the answer leaves.
-        error: answer with this error code in every place the API has for one.
-        answer: answer with this message instead of the model's.
-        edit: change the model's message into another one.
-        edit_frame: change the encoded frame (length, header and all).
+        process: let the model process it; if False, its records never reach the log.
+        before_s: delay before the request is processed, s.
+        after_s: delay before the response is sent, s.
+        error: respond with this error code in all error fields of the response.
+        answer: respond with this message instead of the model's.
+        edit: function that changes the model's message.
+        edit_frame: function that changes the encoded frame, with length prefix and header.
         raw: send these bytes instead of a frame.
         silent: send nothing.
-        close: end the connection afterwards, in order.
-        cut_at: break the connection after so many bytes of what would be sent.
+        close: close the connection gracefully afterwards.
+        cut_at: reset the connection after this many bytes of the response.
     """
 
     process: bool = True
@@ -42,7 +43,7 @@ class Reaction:
 
     @property
     def is_honest(self) -> bool:
-        """The client gets the whole answer and can read it."""
+        """True if the client gets a complete response that it can decode."""
         broken = self.edit_frame is not None or self.raw is not None or self.cut_at is not None
         return not broken and not self.silent
 
@@ -53,52 +54,52 @@ def delay(seconds: float) -> Reaction:
 
 
 def answer_late(seconds: float) -> Reaction:
-    """Process the request now, answer later."""
+    """Process the request now, respond later."""
     return Reaction(after_s=seconds)
 
 
 def lose_request() -> Reaction:
-    """The request is never processed nor answered."""
+    """Neither process nor answer the request."""
     return Reaction(process=False, silent=True)
 
 
 def lose_answer() -> Reaction:
-    """The request is processed, the answer never sent."""
+    """Process the request, but send no response."""
     return Reaction(silent=True)
 
 
 def refuse(code: int) -> Reaction:
-    """Do not process; answer with an error code."""
+    """Do not process the request; respond with an error code."""
     return Reaction(process=False, error=code)
 
 
 def answer(message: Message) -> Reaction:
-    """Do not process; answer with this message."""
+    """Do not process the request; respond with this message."""
     return Reaction(process=False, answer=message)
 
 
 def edit(function: Callable[[Any], Message]) -> Reaction:
-    """Process, then change the answer."""
+    """Process the request, then change the response."""
     return Reaction(edit=function)
 
 
 def edit_frame(function: Callable[[bytes], bytes]) -> Reaction:
-    """Process, then change the bytes of the answer."""
+    """Process the request, then change the bytes of the response."""
     return Reaction(edit_frame=function)
 
 
 def close(*, process: bool = False) -> Reaction:
-    """Close the connection without an answer."""
+    """Close the connection without a response."""
     return Reaction(process=process, silent=True, close=True)
 
 
 def cut(size: int, *, process: bool = True) -> Reaction:
-    """Reset the connection after `size` bytes of the answer."""
+    """Reset the connection after `size` bytes of the response."""
     return Reaction(process=process, cut_at=size)
 
 
 def garbage(data: bytes, *, process: bool = True) -> Reaction:
-    """Send these bytes instead of an answer."""
+    """Send these bytes instead of a response."""
     return Reaction(process=process, raw=data)
 
 
@@ -131,7 +132,7 @@ class _Rule:
 
 
 class Script:
-    """The rules in force, oldest first; the first that has a reaction wins."""
+    """The active rules, oldest first; the first rule that returns a reaction applies."""
 
     def __init__(self) -> None:
         self._rules: list[_Rule] = []
@@ -144,7 +145,7 @@ class Script:
         times: int | None = None,
         broker_id: int | None = None,
     ) -> Callable[[], None]:
-        """Add a rule; calling the result takes it away again."""
+        """Add a rule; returns a function that removes it."""
         if isinstance(function, Reaction):
             fixed = function
             rule = _Rule(api_key, lambda request: fixed, times, broker_id)
@@ -159,11 +160,11 @@ class Script:
         return remove
 
     def clear(self) -> None:
-        """Back to an obedient broker."""
+        """Remove all rules."""
         self._rules.clear()
 
     def reaction_to(self, request: Request) -> Reaction:
-        """The scripted reaction, or plain processing."""
+        """The reaction of the first matching rule, or normal processing."""
         for rule in list(self._rules):
             if not rule.matches(request):
                 continue
@@ -180,14 +181,14 @@ class Script:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProduceFault:
-    """The fate of one partition's batch.
+    """A scripted result for the batch of one partition.
 
     Attributes:
-        code: error code to answer.
-        append: the batch goes into the log all the same.
+        code: error code of the response.
+        append: append the batch in spite of the error.
         message: text for the batch (KIP-467).
         record_errors: (index in batch, text).
-        leader_hint: name the true leader in the answer (KIP-951).
+        leader_hint: name the current leader in the response (KIP-951).
     """
 
     code: int
@@ -198,21 +199,21 @@ class ProduceFault:
 
 
 class ProduceScript:
-    """Faults waiting for batches, per partition in order."""
+    """Faults for the next batches of each partition, in order."""
 
     def __init__(self) -> None:
         self._waiting: dict[tuple[str, int], deque[tuple[ProduceFault | None, int | None]]] = {}
 
     def add(self, where: tuple[str, int], fault: ProduceFault | None, times: int | None) -> None:
-        """Let the next `times` batches meet this fault; None: all. A fault of None lets pass."""
+        """Apply a fault to the next `times` batches (None = all); a fault of None = success."""
         self._waiting.setdefault(where, deque()).append((fault, times))
 
     def clear(self) -> None:
-        """No more faults."""
+        """Remove all faults."""
         self._waiting.clear()
 
     def take(self, where: tuple[str, int]) -> ProduceFault | None:
-        """The fault for the batch that is being processed."""
+        """Remove and return the fault for the batch that is being processed."""
         waiting = self._waiting.get(where)
         if not waiting:
             return None

@@ -1,6 +1,6 @@
-"""Requests off the wire and answers onto it, as a broker sees them.
+"""Decodes request frames and encodes response frames, as a broker does.
 
-Written apart from `aiokprod.wire.headers`: one misreading must not hide itself.
+Independent of `aiokprod._wire.headers`, so that both cannot share one misunderstanding.
 Source: Kafka protocol guide, "Request Header", "Response Header".
 """
 
@@ -10,9 +10,9 @@ import struct
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from aiokprod.wire.encoding import encode_plan
-from aiokprod.wire.message import Message
-from aiokprod.wire.messages import REQUESTS
+from aiokprod._wire.encode_plan import encode_plan
+from aiokprod._wire.message import Message
+from aiokprod._wire.messages import REQUESTS
 
 if TYPE_CHECKING:
     from aiokprod.testing.fake_cluster.connection import ServerConnection
@@ -25,12 +25,12 @@ _FIXED: Final = struct.Struct(">hhih")
 
 
 class MalformedRequest(Exception):
-    """A broker closes the connection over this."""
+    """The request is malformed; a broker closes the connection."""
 
 
 @dataclass(slots=True)
 class Request:
-    """A request as handlers and control functions get it; `body` is the decoded message."""
+    """A request for handlers and control functions; `body` is the decoded message."""
 
     api_key: int
     version: int
@@ -44,7 +44,7 @@ class Request:
 
 
 class UnsupportedRequestVersion(Exception):
-    """The version is beyond what the broker offers; carries the correlation id."""
+    """The broker does not offer the API version; has the correlation id for the response."""
 
     def __init__(self, api_key: int, version: int, correlation_id: int) -> None:
         super().__init__(f"API {api_key} version {version}")
@@ -54,7 +54,7 @@ class UnsupportedRequestVersion(Exception):
 
 
 def split_frames(buffer: bytearray) -> list[bytes]:
-    """Take the complete frames out of `buffer`, without their lengths."""
+    """Remove the complete frames from `buffer`; returns them without their length prefixes."""
     frames: list[bytes] = []
     while len(buffer) >= 4:
         size = int.from_bytes(buffer[:4], "big", signed=True)
@@ -75,11 +75,11 @@ def read_request(
     broker_id: int,
     connection: ServerConnection,
 ) -> Request:
-    """Decode a frame.
+    """Decode a request frame.
 
     Raises:
         UnsupportedRequestVersion: the API or version is not offered.
-        MalformedRequest: the bytes are not what the header says.
+        MalformedRequest: the bytes do not match the schema of the request.
     """
     api_key, version, correlation_id, client_id_size = _FIXED.unpack_from(frame)
     low, high = offered.get(api_key, (0, -1))
@@ -113,14 +113,14 @@ def read_request(
 
 
 def _encoded(message: Message, version: int) -> bytes:
-    """The body. None is null wherever it stands: tests let brokers answer what the schema of the
-    message does not allow."""
+    """Encode a body. None becomes null in every field, since tests let brokers send nulls that the
+    schema does not allow."""
     plan = encode_plan(type(message), version, message.is_flexible(version), True)
     return b"".join(plan.encode(message))
 
 
 def write_answer(message: Message, api_key: int, version: int, correlation_id: int) -> bytes:
-    """A whole response frame. ApiVersions keeps the oldest header for ever (KIP-511)."""
+    """Encode a response frame. ApiVersions always has response header version 0 (KIP-511)."""
     head = struct.pack(">i", correlation_id)
     if message.is_flexible(version) and api_key != API_VERSIONS:
         head += b"\x00"

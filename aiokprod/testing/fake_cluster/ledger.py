@@ -1,4 +1,4 @@
-"""What a partition remembers of its idempotent producers.
+"""The state a partition keeps of its idempotent producers.
 
 Source: Java `ProducerStateManager`, `ProducerAppendInfo`, `ProducerStateEntry`.
 """
@@ -10,17 +10,20 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from aiokprod.error_codes import Code
+from aiokprod._errors import Code
 from aiokprod.testing.fake_cluster.batches import Batch, BatchRefused
 
 WINDOW: Final = 5
-"""Batches remembered per producer: why no more than five may be in flight."""
+"""Batches remembered per producer, which limits the requests in flight to five."""
 
 
 @dataclass(frozen=True, slots=True)
 class Remembered:
-    """A batch in the window. `timestamp_ms`: its highest one, or that of the append if brokers
-    stamp the records."""
+    """A remembered batch.
+
+    Attributes:
+        timestamp_ms: its highest timestamp, or its append time if the topic has LogAppendTime.
+    """
 
     epoch: int
     base_sequence: int
@@ -38,14 +41,14 @@ class _Entry:
 
 
 class Ledger:
-    """Epoch and last batches of each producer id of one partition.
+    """Epoch and last batches of each producer id in one partition.
 
     Attributes:
-        strict: refuse a non-zero first sequence of an unknown producer with UNKNOWN_PRODUCER_ID, as
-            brokers before 2.4 did; later ones accept any.
-        by_order: answer DUPLICATE_SEQUENCE_NUMBER to every batch that ends below the oldest one in
-            the window, also if that is because the sequences wrapped, as Kafka 1.0.0 and 1.0.1 do
-            (`ProducerAppendInfo.isDuplicate`; KAFKA-6683 ended it).
+        strict: answer UNKNOWN_PRODUCER_ID if the first sequence of an unknown producer is not 0, as
+            brokers before 2.4 did; later versions accept any.
+        by_order: answer DUPLICATE_SEQUENCE_NUMBER to every batch that ends before the oldest one in
+            the window, even if that is because the sequences wrapped, as Kafka 1.0.0 and 1.0.1 do
+            (`ProducerAppendInfo.isDuplicate`; changed by KAFKA-6683).
     """
 
     def __init__(
@@ -57,11 +60,11 @@ class Ledger:
         self._entries: dict[int, _Entry] = {}
 
     def duplicate_of(self, batch: Batch, restarted_at: int = 0) -> Remembered | None:
-        """What is known of an earlier append of this very batch, if it is in the window.
+        """The earlier append of this batch; None if it is not remembered.
 
         Args:
-            restarted_at: end of the log when the broker that is asked was stopped in order. From
-                before, its snapshot has only the newest batch of each producer (Java
+            restarted_at: end of the log when this broker was last shut down in order. Of the
+                batches before it, its snapshot contains only the newest of each producer (Java
                 `ProducerStateManager.writeSnapshot`).
         """
         entry = self._entries.get(batch.producer_id)
@@ -76,7 +79,7 @@ class Ledger:
         return None
 
     def check(self, batch: Batch) -> None:
-        """Raise BatchRefused unless the batch is the next of its producer."""
+        """Raise BatchRefused unless the batch is the next in its producer's sequence."""
         entry = self._entries.get(batch.producer_id)
         if entry is None:
             if self.strict and batch.base_sequence != 0:
@@ -91,42 +94,42 @@ class Ledger:
         oldest = entry.window[0].base_sequence if self.by_order and entry.window else 0
         if 0 != batch.last_sequence < oldest:
             raise _refused(Code.DUPLICATE_SEQUENCE_NUMBER, batch, "older than all that is known")
-        # An epoch known from a marker alone has no batch yet: its first one has sequence 0.
+        # If the epoch is known only from a marker, it has no batch yet and starts at sequence 0.
         expected = (entry.window[-1].last_sequence + 1) % 2**31 if entry.window else 0
         if batch.base_sequence != expected:
             raise _refused(Code.OUT_OF_ORDER_SEQUENCE_NUMBER, batch, f"want {expected}")
 
     def knows(self, producer_id: int) -> bool:
-        """The producer wrote here, or its epoch is known from a marker."""
+        """True if the producer wrote to the partition or its epoch is known from a marker."""
         return producer_id in self._entries
 
     def append(self, batch: Batch, base_offset: int, append_time_ms: int | None) -> None:
-        """Note an appended batch."""
+        """Remember an appended batch."""
         if batch.producer_id >= 0:
             self.restore(batch.producer_id, remembered(batch, base_offset, append_time_ms))
 
     def restore(self, producer_id: int, known: Remembered) -> None:
-        """Note a batch found in the log."""
+        """Remember a batch that was read from the log."""
         entry = self._entries.get(producer_id)
         if entry is None or known.epoch > entry.epoch:
             entry = self._entries[producer_id] = _Entry(known.epoch, self._window)
         entry.window.append(known)
 
     def note_marker(self, producer_id: int, epoch: int) -> None:
-        """A transaction ended; a marker of a higher epoch fences older ones."""
+        """Update the epoch from a transaction marker; a higher epoch fences older ones."""
         entry = self._entries.get(producer_id)
         if entry is None or epoch > entry.epoch:
             self._entries[producer_id] = _Entry(epoch, self._window)
 
     def forget(self, producer_id: int | None = None) -> None:
-        """Lose the state of one producer or of all, as retention does."""
+        """Drop the state of one producer or of all, as retention does."""
         if producer_id is None:
             self._entries.clear()
         else:
             self._entries.pop(producer_id, None)
 
     def rebuild(self, batches: Iterable[tuple[int, Remembered]]) -> None:
-        """Start over from what is in the log (after a truncation)."""
+        """Rebuild the state from the log, after a truncation."""
         self._entries.clear()
         for producer_id, known in batches:
             self.restore(producer_id, known)

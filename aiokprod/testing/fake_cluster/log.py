@@ -27,8 +27,8 @@ class StoredBatch:
     """A batch in a log.
 
     Attributes:
-        marker: of a control batch: True commits, False aborts what its producer wrote before.
-        stored_at: loop time of the append, s; for judges.
+        marker: type of a control batch: True = commit, False = abort; None for data.
+        stored_at: loop time of the append, s; tests judge by it.
     """
 
     base_offset: int
@@ -43,7 +43,7 @@ class StoredBatch:
         return self.base_offset + (1 if self.marker is not None else len(self.batch.records))
 
     def records(self) -> list[StoredRecord]:
-        """Its records with their offsets and final timestamps."""
+        """The records of the batch with their offsets and final timestamps."""
         batch = self.batch
         return [
             StoredRecord(
@@ -63,15 +63,15 @@ class StoredBatch:
 
 
 class PartitionLog:
-    """What one partition holds.
+    """The log of one partition.
 
     Attributes:
         batches: stored batches, oldest first.
-        start_offset: first offset still there.
+        start_offset: log start offset.
         high_watermark: offsets below it are on all in-sync replicas.
-        ledger: memory of idempotent producers.
-        removed: batches that retention took, oldest first: for judges, no broker has them.
-        truncated: batches that were lost with a leader before they were replicated.
+        ledger: state of idempotent producers.
+        removed: batches that retention deleted, oldest first; kept for checks only.
+        truncated: batches that were lost with their leader before they were replicated.
     """
 
     def __init__(self, *, strict_ledger: bool = False, window: int = WINDOW) -> None:
@@ -88,21 +88,21 @@ class PartitionLog:
         return self.batches[-1].next_offset if self.batches else self.start_offset
 
     def append(self, batch: Batch, append_time_ms: int | None, now: float = 0.0) -> int:
-        """Store a checked batch; returns its base offset."""
+        """Append a valid batch; returns its base offset."""
         base_offset = self.end_offset
         self.batches.append(StoredBatch(base_offset, batch, append_time_ms, stored_at=now))
         self.ledger.append(batch, base_offset, append_time_ms)
         return base_offset
 
     def append_marker(self, producer_id: int, epoch: int, *, commit: bool) -> None:
-        """End the transaction of a producer; the marker is on all replicas at once."""
+        """Append a transaction marker of a producer; all replicas have it at once."""
         batch = Batch("none", producer_id, epoch, -1, True, -1, 78, ())
         self.batches.append(StoredBatch(self.end_offset, batch, None, commit))
         self.ledger.note_marker(producer_id, epoch)
         self.high_watermark = self.end_offset
 
     def has_open_transaction(self, producer_id: int) -> bool:
-        """The producer has written transactional batches here since its last marker.
+        """True if the producer has written transactional batches since its last marker.
 
         Source: Java `ProducerStateEntry.currentTxnFirstOffset`, which `ProducerAppendInfo` checks.
         """
@@ -113,7 +113,7 @@ class PartitionLog:
 
     @property
     def last_stable_offset(self) -> int:
-        """Offset of the oldest open transaction's first record, else the high watermark."""
+        """First offset of the oldest open transaction, or the high watermark if there is none."""
         first: dict[int, int] = {}
         for stored in self.batches:
             if stored.marker is not None:
@@ -123,7 +123,7 @@ class PartitionLog:
         return min([self.high_watermark, *first.values()])
 
     def committed(self) -> list[StoredRecord]:
-        """What a read_committed consumer sees, by offset."""
+        """The records that a read_committed consumer sees, by offset."""
         stable = self.last_stable_offset
         verdicts: dict[int, bool] = {}
         visible: list[StoredBatch] = []
@@ -138,7 +138,7 @@ class PartitionLog:
         return [record for stored in reversed(visible) for record in stored.records()]
 
     def truncate(self, offset: int) -> int:
-        """Lose batches from `offset` on; returns how many records went."""
+        """Drop the batches from `offset` on; returns the number of records dropped."""
         end = self.end_offset
         self.truncated += [stored for stored in self.batches if stored.next_offset > offset]
         self.batches = [stored for stored in self.batches if stored.next_offset <= offset]
@@ -147,7 +147,8 @@ class PartitionLog:
         return end - self.end_offset
 
     def delete_before(self, offset: int, *, forget_producers: bool = True) -> None:
-        """Retention: drop whole batches below `offset`, and the producers known only from them."""
+        """Delete whole batches below `offset` and the producer state that only they prove, as
+        retention does."""
         end = self.end_offset
         self.removed += [stored for stored in self.batches if stored.next_offset <= offset]
         self.batches = [stored for stored in self.batches if stored.next_offset > offset]
@@ -156,7 +157,7 @@ class PartitionLog:
             self._rebuild_ledger()
 
     def records(self) -> list[StoredRecord]:
-        """Everything stored, by offset."""
+        """All records in the log, by offset."""
         return [record for stored in self.batches for record in stored.records()]
 
     def _rebuild_ledger(self) -> None:

@@ -1,10 +1,10 @@
-"""What broker versions offer. Source: `validVersions` of the message schemas of each release."""
+"""API versions of Kafka releases. Source: `validVersions` in the message schemas of releases."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from aiokprod.wire.messages import REQUESTS
+from aiokprod._wire.messages import REQUESTS
 
 Ranges = dict[int, tuple[int, int]]
 
@@ -14,15 +14,16 @@ ADD_PARTITIONS_TO_TXN, ADD_OFFSETS_TO_TXN, END_TXN, TXN_OFFSET_COMMIT = 24, 25, 
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """A broker version.
+    """A Kafka version that the fake cluster emulates.
 
     Attributes:
         ranges: lowest and highest version of each API served.
-        strict_ledger: an unknown producer may not start above sequence 0 (before 2.4).
-        names_api_versions: a refused ApiVersions lists the versions understood (KIP-511, 2.4).
-        transaction_version: finalised level of the feature (KIP-890).
-        batches_remembered: batches of each producer and partition that a repetition is recognised
-            among (Kafka 0.11 knew the last one only, KAFKA-5494).
+        strict_ledger: an unknown producer must start at sequence 0 (before 2.4).
+        names_api_versions: an ApiVersions response with UNSUPPORTED_VERSION lists the supported
+            versions (KIP-511, since 2.4).
+        transaction_version: finalized level of transaction.version (KIP-890).
+        batches_remembered: number of batches per producer and partition among which duplicates are
+            detected (only one in Kafka 0.11, KAFKA-5494).
     """
 
     ranges: Ranges
@@ -167,7 +168,7 @@ NEWEST = "4.3"
 
 
 def profile_named(name: str) -> Profile:
-    """A profile by Kafka version. Raises ValueError for a version that is not modelled."""
+    """The profile of a Kafka version. Raises ValueError if there is none."""
     try:
         return PROFILES[name]
     except KeyError:
@@ -175,7 +176,7 @@ def profile_named(name: str) -> Profile:
 
 
 def decodable(ranges: Ranges) -> Ranges:
-    """The part of `ranges` the wire layer can decode (brokers offer more than we speak)."""
+    """The versions in `ranges` that the wire layer can decode; brokers offer more."""
     found: Ranges = {}
     for api_key, (low, high) in ranges.items():
         message = REQUESTS.get(api_key)

@@ -1,4 +1,4 @@
-"""A fake cluster behind real sockets on this machine, for tests that need a real event loop."""
+"""A fake cluster on real sockets of the loopback interface, for tests with a real event loop."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from aiokprod.testing.fake_cluster.cluster import FakeCluster
 
 
 class _Hangup(asyncio.Protocol):
-    """What a dead broker's port does to callers."""
+    """Closes connections to the port of a dead broker."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         cast(asyncio.Transport, transport).abort()
@@ -26,10 +26,10 @@ async def serve_tcp(
     """Let every broker listen on a free port; yields the bootstrap addresses.
 
     Args:
-        tls: a server's context, for TLS listeners.
+        tls: SSL context of the server, for TLS listeners.
 
-    Kill, stop and start of brokers work as in memory, except that the port of a dead broker hangs
-    up on callers instead of refusing them.
+    Kill, stop and start of brokers work as in memory, except that the port of a dead broker accepts
+    and closes connections instead of refusing them.
     """
     loop = asyncio.get_running_loop()
     servers: list[asyncio.Server] = []

@@ -1,4 +1,4 @@
-"""Topics and partitions of a fake cluster: who leads what, who is in sync."""
+"""Topics and partitions of a fake cluster, with their leaders and in-sync replicas."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from aiokprod.testing.fake_cluster.log import PartitionLog
 
 @dataclass(slots=True)
 class TopicConfig:
-    """Topic settings a producer can notice.
+    """Topic settings that affect a producer.
 
     Attributes:
         max_message_bytes: largest record batch.
-        min_insync_replicas: needed for acks=all.
-        log_append_time: brokers stamp records themselves.
+        min_insync_replicas: required in-sync replicas for acks=all.
+        log_append_time: records get the time of the append as timestamp.
         compacted: records need keys.
-        max_timestamp_skew_ms: records further from the broker's clock are refused; None: any.
+        max_timestamp_skew_ms: largest difference of timestamps from the broker's clock; None = any.
     """
 
     max_message_bytes: int = 1_048_588
@@ -30,7 +30,7 @@ class TopicConfig:
 
 @dataclass(slots=True)
 class Partition:
-    """One partition. `leader` is None while nobody can lead."""
+    """One partition. `leader` is None while no broker can lead it."""
 
     topic: str
     index: int
@@ -41,7 +41,7 @@ class Partition:
     leader_epoch: int = 0
 
     def elect(self, leader: int | None) -> None:
-        """Change the leader; the epoch grows with each change."""
+        """Change the leader and increment the leader epoch."""
         if leader != self.leader:
             self.leader = leader
             self.leader_epoch += 1
@@ -49,7 +49,7 @@ class Partition:
 
 @dataclass(slots=True)
 class Topic:
-    """A topic under one topic id."""
+    """A topic with one topic id; a recreated topic is another object."""
 
     name: str
     topic_id: bytes
@@ -70,12 +70,12 @@ def spread(
 
 
 def new_topic_id(seed: int) -> bytes:
-    """A topic id that is the same in equal runs."""
+    """A topic id that is the same in runs with the same seed."""
     return uuid.uuid5(uuid.NAMESPACE_OID, f"topic-{seed}").bytes
 
 
 def shrink_isr(partition: Partition, alive: Iterable[int]) -> None:
-    """Replicas that are gone leave the in-sync set; the last one stays, as in Kafka."""
+    """Remove dead replicas from the in-sync set; the last one stays, as in Kafka."""
     living = set(alive)
     remaining = tuple(broker for broker in partition.isr if broker in living)
     if remaining:
@@ -83,6 +83,6 @@ def shrink_isr(partition: Partition, alive: Iterable[int]) -> None:
 
 
 def grow_isr(partition: Partition, alive: Iterable[int]) -> None:
-    """Living replicas have caught up."""
+    """Add live replicas to the in-sync set: they have caught up."""
     living = set(alive)
     partition.isr = tuple(b for b in partition.replicas if b in living or b in partition.isr)

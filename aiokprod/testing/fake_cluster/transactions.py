@@ -1,7 +1,7 @@
 """The transaction coordinators of a fake cluster: state machines of both protocols.
 
-State belongs to the cluster; which broker answers for a transactional id is FindCoordinator's
-matter (all others say NOT_COORDINATOR), so that it moves when that broker dies.
+The state belongs to the cluster, so it survives the death of a coordinator. FindCoordinator decides
+which broker coordinates a transactional id; all others answer NOT_COORDINATOR.
 
 Source: Java `TransactionCoordinator`, `TransactionMetadata`, `TransactionStateManager`;
 KIP-98, KIP-360, KIP-447, KIP-890.
@@ -14,7 +14,7 @@ import enum
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from aiokprod.error_codes import Code
+from aiokprod._errors import Code
 from aiokprod.testing.pipes import world_at
 
 if TYPE_CHECKING:
@@ -47,10 +47,10 @@ class Transactional:
     """What the coordinator knows of a transactional id.
 
     Attributes:
-        last_epoch: the epoch before, whose owner may repeat its request; -1 after a fencing.
-        number: counts its transactions, so that a timer knows its own.
-        history: the verdict of every ended transaction, oldest first.
-        known: every (epoch, partition) that ever was part of a transaction.
+        last_epoch: the previous epoch, whose owner may repeat its request; -1 after fencing.
+        number: number of the transaction, by which a timer recognises its transaction.
+        history: result of every ended transaction, oldest first.
+        known: every (epoch, partition) that was ever part of a transaction.
     """
 
     name: str
@@ -70,9 +70,9 @@ class TransactionModel:
     """All transactional ids of a cluster.
 
     Attributes:
-        version: finalised transaction.version.
+        version: finalized level of transaction.version.
         marker_s: seconds from PrepareX to CompleteX.
-        committed_offsets: per group, what committed transactions left.
+        committed_offsets: offsets by group, from committed transactions.
     """
 
     def __init__(self, cluster: FakeCluster, version: int, marker_s: float) -> None:
@@ -87,7 +87,7 @@ class TransactionModel:
     def init(
         self, name: str, timeout_ms: int, producer_id: int, epoch: int
     ) -> tuple[Code, int, int]:
-        """InitProducerId: (code, producer id, epoch)."""
+        """Handle InitProducerId; returns (code, producer id, epoch)."""
         if not 0 < timeout_ms <= MAX_TIMEOUT_MS:
             return Code.INVALID_TRANSACTION_TIMEOUT, -1, -1
         entry = self.ids.get(name)
@@ -106,20 +106,20 @@ class TransactionModel:
             return Code.CONCURRENT_TRANSACTIONS, -1, -1
         entry.timeout_ms = timeout_ms
         if producer_id >= 0 and epoch == entry.last_epoch != entry.epoch:
-            return Code.NONE, entry.producer_id, entry.epoch  # the answer before was lost
+            return Code.NONE, entry.producer_id, entry.epoch  # the earlier response was lost
         self._bump(entry, known=producer_id >= 0)
         entry.phase = Phase.EMPTY
         return Code.NONE, entry.producer_id, entry.epoch
 
     def check(self, name: str | None, producer_id: int, epoch: int) -> Code:
-        """Is this the living producer of a transactional id?"""
+        """NONE if this is the current producer of the transactional id, else the error code."""
         entry = self.ids.get(name or "")
         if entry is None or entry.producer_id != producer_id:
             return Code.INVALID_PRODUCER_ID_MAPPING
         return Code.NONE if entry.epoch == epoch else Code.PRODUCER_FENCED
 
     def add(self, name: str, partitions: set[Where], group: str | None = None) -> Code:
-        """Open the transaction if need be and add to it."""
+        """Add partitions, and a group, to the transaction; opens it if none is open."""
         entry = self.ids[name]
         if entry.phase in _PREPARING:
             return Code.CONCURRENT_TRANSACTIONS
@@ -135,21 +135,21 @@ class TransactionModel:
         return Code.NONE
 
     def has(self, name: str | None, where: Where) -> bool:
-        """Is this partition part of the open transaction?"""
+        """True if the partition is part of the open transaction."""
         entry = self.ids.get(name or "")
         return entry is not None and entry.phase is Phase.ONGOING and where in entry.partitions
 
     def was_added(self, name: str | None, where: Where) -> bool:
-        """Was this partition part of any transaction of the current epoch?"""
+        """True if the partition was part of a transaction of the current epoch."""
         entry = self.ids.get(name or "")
         return entry is not None and (entry.epoch, where) in entry.known
 
     def end(self, name: str, epoch: int, *, commit: bool, tv2: bool) -> tuple[Code, int, int]:
-        """EndTxn: (code, producer id, epoch of the next transaction)."""
+        """Handle EndTxn; returns (code, producer id, epoch of the next transaction)."""
         entry = self.ids[name]
         complete = Phase.COMPLETE_COMMIT if commit else Phase.COMPLETE_ABORT
         repeated = tv2 and epoch == entry.last_epoch and entry.phase is not Phase.ONGOING
-        # With the second protocol the epoch is that of the next transaction once one is prepared.
+        # In the second protocol, preparing the end already bumps the epoch.
         current = epoch == entry.epoch and not (tv2 and entry.phase in _PREPARING)
         if not (current or repeated):
             return Code.PRODUCER_FENCED, -1, -1
@@ -161,7 +161,7 @@ class TransactionModel:
         elif entry.phase in _PREPARING:
             code = Code.CONCURRENT_TRANSACTIONS
         elif tv2 and not repeated and not commit:
-            # Every produce failed: the client cannot know that nothing was opened.
+            # All Produce requests failed, so no transaction was opened; the client cannot know.
             self._bump(entry, known=True)
             entry.phase = Phase.COMPLETE_ABORT
         elif entry.phase is not complete or (tv2 and not repeated):

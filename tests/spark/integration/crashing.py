@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from aiokprod.spark.driver import TransactionEnder
+from aiokprod.spark.driver_commit import TransactionEnder
 from aiokprod.spark.options import SinkOptions
-from aiokprod.spark.process import loop_thread
 from aiokprod.spark.source import AiokprodDataSource
+from aiokprod.spark.worker_loop import loop_thread
 from aiokprod.spark.writer import AiokprodWriter
 
 SECONDS = 60.0
@@ -29,11 +29,11 @@ class CrashingWriter(AiokprodWriter):
         ender = TransactionEnder(options, batchId)
 
         async def some() -> None:
-            async with ender._session() as session:
-                deadline = session.loop.time() + SECONDS
-                await ender._decide(session, messages, deadline)
+            async with ender._cluster_client() as client:
+                deadline = client.loop.time() + SECONDS
+                await ender._decide(client, messages, deadline)
                 ended = {"before EndTxn": [], "after 1 EndTxn": messages[:1]}.get(point, messages)
-                await ender._end_all(session, ended, deadline, commit=True)
+                await ender._end_all(client, ended, deadline, commit=True)
 
         loop_thread(options.loop).run(some())
         raise RuntimeError(f"crash on purpose: {point}")

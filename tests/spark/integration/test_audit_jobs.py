@@ -12,9 +12,9 @@ import pytest
 from aiokprod.spark import audit_jobs as jobs
 from aiokprod.spark import register
 from aiokprod.spark.audit_reader import SCHEMA
-from aiokprod.spark.messages import Ranges, TaskReport
+from aiokprod.spark.commit_messages import Ranges, TaskReport
+from aiokprod.spark.job_report import committed
 from aiokprod.spark.options import SinkOptions
-from aiokprod.spark.reports import committed
 from aiokprod.spark.rows import AUDIT_HEADER
 
 pytestmark = pytest.mark.slow

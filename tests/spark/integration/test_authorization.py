@@ -15,7 +15,7 @@ from aiokprod.spark.failures import SinkError
 from aiokprod.spark.preflight import PreflightError
 from aiokprod.spark.source import AiokprodDataSource
 from aiokprod.testing.kafka_cluster import KafkaCluster
-from tests.spark.integration.kit import read_back
+from tests.spark.integration.spark_helpers import read_back
 
 pytestmark = pytest.mark.slow
 
@@ -143,5 +143,5 @@ def test_documented_permissions_suffice_for_exactly_once_and_none_is_idle(
         writer.commit([writer.write(iter([ROWS]))], 0)
         assert len(read_back(guarded.bootstrap_servers, topic, committed=True)) == 4
     else:
-        with pytest.raises(SinkError, match=r"TOPIC_AUTHORIZATION_FAILED.*wants READ too"):
+        with pytest.raises(SinkError, match=r"TOPIC_AUTHORIZATION_FAILED.*also needs READ"):
             writer.write(iter([ROWS]))

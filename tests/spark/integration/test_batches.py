@@ -12,11 +12,11 @@ import pytest
 from pyspark import TaskContext
 from pyspark.sql import types as t
 
+from aiokprod.spark.commit_messages import TaskReport
 from aiokprod.spark.failures import SinkError
-from aiokprod.spark.messages import TaskReport
 from aiokprod.spark.source import AiokprodDataSource
 from aiokprod.testing.kafka_cluster import KafkaCluster
-from tests.spark.integration.kit import Read, read_back
+from tests.spark.integration.spark_helpers import Read, read_back
 
 MIB = 1024 * 1024
 

@@ -18,7 +18,7 @@ from pyspark.sql import functions as f
 from aiokprod.spark import register
 from aiokprod.testing.kafka_cluster import KafkaCluster
 from tests.spark.integration.conftest import ROOT
-from tests.spark.integration.kit import (
+from tests.spark.integration.spark_helpers import (
     ALL_COLUMNS,
     Read,
     assert_numbers,
@@ -323,10 +323,10 @@ def test_check_24_tasks_know_their_batch_and_query(
 def test_check_26_other_version_on_the_driver_is_told() -> None:
     from aiokprod import ConfigError, __version__
     from aiokprod.spark.options import SealedOptions
-    from aiokprod.spark.schema import Columns
+    from aiokprod.spark.sink_schema import SinkColumns
     from aiokprod.spark.writer import AiokprodWriter
 
-    writer = AiokprodWriter(SealedOptions({}), Columns(value=0), None)
+    writer = AiokprodWriter(SealedOptions({}), SinkColumns(value=0), None)
     writer._version = "0.0.9"
     with pytest.raises(ConfigError, match=f"0.0.9 on the driver and {__version__} on this"):
         writer.write(iter(()))

@@ -11,7 +11,7 @@ from pyspark.sql import functions as f
 
 from aiokprod.spark import audit_jobs as jobs
 from aiokprod.testing.kafka_cluster import KafkaCluster
-from tests.spark.integration.kit import sink
+from tests.spark.integration.spark_helpers import sink
 
 pytestmark = pytest.mark.slow
 

@@ -12,7 +12,7 @@ import pytest
 
 from aiokprod.testing.kafka_cluster import KafkaCluster
 from tests.spark.integration.conftest import ROOT
-from tests.spark.integration.kit import assert_numbers, read_back
+from tests.spark.integration.spark_helpers import assert_numbers, read_back
 
 PROGRAM = textwrap.dedent(
     """
@@ -20,7 +20,7 @@ PROGRAM = textwrap.dedent(
     from pathlib import Path
     from pyspark.sql import SparkSession, functions as f
     from aiokprod.spark import foreach_batch, register
-    from tests.spark.integration.kit import commits, rate, start_stream, wait_for
+    from tests.spark.integration.spark_helpers import commits, rate, start_stream, wait_for
 
     servers, topic, folder = sys.argv[1], sys.argv[2], Path(sys.argv[3])
     spark = SparkSession.builder.remote("local[2]").config(

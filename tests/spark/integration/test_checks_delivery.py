@@ -16,7 +16,7 @@ from pyspark.sql import functions as f
 
 from aiokprod.spark import register
 from aiokprod.testing.kafka_cluster import KafkaCluster
-from tests.spark.integration.kit import (
+from tests.spark.integration.spark_helpers import (
     arrived,
     assert_numbers,
     numbers,

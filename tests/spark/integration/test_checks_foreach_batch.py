@@ -10,7 +10,7 @@ from pyspark.sql import functions as f
 
 from aiokprod.spark import foreach_batch
 from aiokprod.testing.kafka_cluster import KafkaCluster
-from tests.spark.integration.kit import assert_numbers, commits, rate, read_back, wait_for
+from tests.spark.integration.spark_helpers import assert_numbers, commits, rate, read_back, wait_for
 
 pytestmark = pytest.mark.slow
 

@@ -13,7 +13,7 @@ import pytest
 from pyspark.sql import functions as f
 
 from tests.chaos.cluster import ChaosCluster
-from tests.spark.integration.kit import arrived, numbers, read_back, sink, wait_for
+from tests.spark.integration.spark_helpers import arrived, numbers, read_back, sink, wait_for
 
 pytestmark = pytest.mark.slow
 

@@ -14,7 +14,7 @@ import pytest
 
 from aiokprod.testing.kafka_cluster import KafkaCluster
 from tests.spark.integration.conftest import ROOT
-from tests.spark.integration.kit import assert_numbers, read_back
+from tests.spark.integration.spark_helpers import assert_numbers, read_back
 from tests.spark.integration.standalone import standalone
 from tests.spark.integration.test_checks_api import expected_of, rows_of_all_kinds, seen
 
@@ -23,7 +23,7 @@ PROGRAM = textwrap.dedent(
     import json, sys
     from pathlib import Path
     from tests.spark.integration.conftest import session_of
-    from tests.spark.integration.kit import (
+    from tests.spark.integration.spark_helpers import (
         ALL_COLUMNS, commits, numbers, rate, sink, start_stream, wait_for)
     from tests.spark.integration.test_checks_api import rows_of_all_kinds
 
@@ -51,7 +51,7 @@ SPECULATION = textwrap.dedent(
     from pathlib import Path
     from pyspark.sql import functions as f
     from tests.spark.integration.conftest import session_of
-    from tests.spark.integration.kit import sink, wait_for
+    from tests.spark.integration.spark_helpers import sink, wait_for
 
     servers, topic, folder = sys.argv[1:]
     spark = session_of(

@@ -12,7 +12,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import functions as f
 
 from aiokprod.testing.kafka_cluster import KafkaCluster
-from tests.spark.integration.kit import (
+from tests.spark.integration.spark_helpers import (
     arrived,
     assert_numbers,
     commits,
@@ -242,9 +242,9 @@ def test_check_22_cancelled_batch_is_never_visible(
 
 @pytest.mark.slow
 def test_check_23_abort_never_raises_with_the_broker_down() -> None:
-    from aiokprod.spark.messages import Prepared
+    from aiokprod.spark.commit_messages import Prepared
     from aiokprod.spark.options import SealedOptions
-    from aiokprod.spark.schema import Columns
+    from aiokprod.spark.sink_schema import SinkColumns
     from aiokprod.spark.writer import AiokprodWriter
 
     options = SealedOptions({"kafka.bootstrap.servers": "127.0.0.1:9", "topic": "t"} | {
@@ -252,9 +252,9 @@ def test_check_23_abort_never_raises_with_the_broker_down() -> None:
     message = Prepared(0, 0, "h", 1, 1, (), False, 0.1, "q", 1, transactional_id="p.q.0",
                        producer_id=1, epoch=1)  # fmt: skip
     started = time.monotonic()
-    AiokprodWriter(options, Columns(value=0), None).abort([message, None], 1)
+    AiokprodWriter(options, SinkColumns(value=0), None).abort([message, None], 1)
     assert time.monotonic() - started < 60
-    AiokprodWriter(SealedOptions({}), Columns(value=0), None).abort([message], 1)
+    AiokprodWriter(SealedOptions({}), SinkColumns(value=0), None).abort([message], 1)
 
 
 @pytest.mark.slow

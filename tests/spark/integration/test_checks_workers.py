@@ -17,7 +17,7 @@ import pytest
 
 from aiokprod.testing.kafka_cluster import KafkaCluster
 from tests.spark.integration.conftest import ROOT
-from tests.spark.integration.kit import (
+from tests.spark.integration.spark_helpers import (
     assert_numbers,
     batches_done,
     numbers,
@@ -40,7 +40,7 @@ def test_check_25_loops_and_worker_reuse(
     program = textwrap.dedent(
         f"""
         from tests.spark.integration.conftest import session_of
-        from tests.spark.integration.kit import numbers, sink
+        from tests.spark.integration.spark_helpers import numbers, sink
         spark = session_of(spark__python__worker__reuse={reuse!r},
                            spark__executor__pyspark__memory="1g")
         for start in range(3):
@@ -102,7 +102,7 @@ def test_check_27_worker_without_a_package_says_what_the_docs_explain(
     program = textwrap.dedent(
         f"""
         from pyspark.sql import SparkSession
-        from tests.spark.integration.kit import numbers, sink
+        from tests.spark.integration.spark_helpers import numbers, sink
         spark = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false")
         sink(numbers(spark.getOrCreate(), 10), {broker.bootstrap_servers!r}, {topic!r}).save()
         """

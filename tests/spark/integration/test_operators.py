@@ -20,7 +20,7 @@ from pyspark.sql import functions as f
 
 from aiokprod.testing.kafka_cluster import KafkaCluster
 from tests.spark.integration import crashing
-from tests.spark.integration.kit import (
+from tests.spark.integration.spark_helpers import (
     arrived,
     assert_numbers,
     commits,

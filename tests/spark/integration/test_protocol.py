@@ -18,18 +18,25 @@ from pyspark import TaskContext
 from pyspark.sql import types as t
 
 from aiokprod import GroupMetadata, Producer
-from aiokprod.spark import transactional
+from aiokprod.spark import transactional_task
+from aiokprod.spark.commit_messages import Prepared
 from aiokprod.spark.context import BATCH_ID, QUERY_ID, SPECULATION
-from aiokprod.spark.driver import CommitFailed, TransactionEnder
+from aiokprod.spark.driver_commit import CommitFailed, TransactionEnder
 from aiokprod.spark.failures import NonDeterministicReplay, SinkError
 from aiokprod.spark.markers import Marker
-from aiokprod.spark.messages import Prepared
 from aiokprod.spark.options import SinkOptions
-from aiokprod.spark.process import loop_thread
 from aiokprod.spark.source import AiokprodDataSource
+from aiokprod.spark.worker_loop import loop_thread
 from aiokprod.spark.writer import AiokprodWriter
 from aiokprod.testing.kafka_cluster import KafkaCluster
-from tests.spark.integration.kit import Read, assert_numbers, ends, read_back, stable, wait_for
+from tests.spark.integration.spark_helpers import (
+    Read,
+    assert_numbers,
+    ends,
+    read_back,
+    stable,
+    wait_for,
+)
 
 SCHEMA = t.StructType(
     [t.StructField("key", t.StringType()), t.StructField("value", t.BinaryType())]
@@ -102,11 +109,11 @@ class Query:
         ender = TransactionEnder(options, batch)
 
         async def some() -> None:
-            async with ender._session() as session:
-                deadline = session.loop.time() + SECONDS
+            async with ender._cluster_client() as client:
+                deadline = client.loop.time() + SECONDS
                 if ended is not None:
-                    await ender._decide(session, messages, deadline)
-                    await ender._end_all(session, messages[:ended], deadline, commit=True)
+                    await ender._decide(client, messages, deadline)
+                    await ender._end_all(client, messages[:ended], deadline, commit=True)
 
         loop_thread(options.loop).run(some())
 
@@ -136,9 +143,9 @@ def batches(numbers: list[int]) -> Iterator[pa.RecordBatch]:
 
 async def leave_open(producer: Producer[Any, Any], timeout: float | None = None) -> None:
     """What SIGKILL does to a producer: connections end, no EndTxn leaves."""
-    if producer._runtime is not None:
-        await producer._runtime.close(0)
-    producer._closed = True
+    if producer._lifecycle.runtime is not None:
+        await producer._lifecycle.runtime.close(0)
+    producer._lifecycle.closed = True
 
 
 @pytest.fixture(params=["V2", pytest.param("V1", marks=pytest.mark.slow)])
@@ -247,13 +254,13 @@ def test_check_17_task_dies(query: Query, point: str, monkeypatch: pytest.Monkey
     with monkeypatch.context() as patch:
         patch.setattr(Producer, "close", leave_open)
         if point == "after InitProducerId":
-            patch.setattr(transactional._Run, "_marker", die)
+            patch.setattr(transactional_task._Run, "_marker", die)
         elif point == "mid-produce":
             then = die_with_records_in_kafka
         elif point == "before the marker":
-            patch.setattr(transactional._Run, "_mark", die)
+            patch.setattr(transactional_task._Run, "_mark", die)
         else:
-            patch.setattr("aiokprod.transactions.Transactions.prepare", die)
+            patch.setattr("aiokprod._client.transactions.Transactions.prepare", die)
         # What the iterator raises is Spark's own and goes through.
         with pytest.raises(Crash if then else SinkError, match=point):
             query.task(1, 0, 3, then=then)
@@ -330,9 +337,9 @@ def test_check_17_fewer_tasks_leave_no_orphan(query: Query) -> None:
     query.run(0)
     for number in range(3):
         query.task(1, number, 3)
-    from aiokprod.spark import driver
+    from aiokprod.spark import driver_commit
 
-    driver._swept.clear()  # a new driver process
+    driver_commit._swept.clear()  # a new driver process
     query.run(1, 2)
     query.settle()
     assert_numbers(query.read(), 2 * ROWS)

@@ -26,7 +26,7 @@ import pyspark_aiokprod_audit
 from aiokprod.spark import AiokprodDataSource
 from aiokprod.spark.context import BATCH_ID, QUERY_ID
 from aiokprod.testing.kafka_cluster import KafkaCluster
-from tests.spark.integration.kit import assert_numbers, read_back
+from tests.spark.integration.spark_helpers import assert_numbers, read_back
 
 SCHEMA = t.StructType(
     [t.StructField("key", t.StringType()), t.StructField("value", t.BinaryType())]

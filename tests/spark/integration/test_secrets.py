@@ -19,7 +19,7 @@ import pyspark
 import pytest
 
 from aiokprod.testing.kafka_cluster import KafkaCluster
-from tests.canary import CANARY
+from tests.secret_leak_check import CANARY
 from tests.security.certs import Authority
 from tests.spark.integration.conftest import ROOT
 from tests.spark.integration.standalone import standalone
@@ -39,7 +39,7 @@ PROGRAM = textwrap.dedent(
     from pyspark.errors import PySparkException
     from pyspark.sql import functions as f
     from tests.spark.integration.conftest import session_of
-    from tests.spark.integration.kit import numbers, rate, sink
+    from tests.spark.integration.spark_helpers import numbers, rate, sink
 
     told = json.loads(Path(sys.argv[1]).read_text())
     options, topic, folder = told["options"], told["topic"], Path(told["folder"])

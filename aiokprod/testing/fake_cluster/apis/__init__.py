@@ -1,4 +1,4 @@
-"""What a fake broker does, one module per API.
+"""Request handlers of the fake broker, one module per API.
 
 Each module has `handle(broker, request) -> Answer` and `error(broker, request, code) -> Message`.
 """
@@ -28,5 +28,5 @@ _MODULES = {
 
 @functools.cache
 def api(api_key: int) -> Any:
-    """The module that serves an API. Raises KeyError for APIs that are not modelled."""
+    """The handler module of an API. Raises KeyError for APIs that are not implemented."""
     return importlib.import_module(f"{__name__}.{_MODULES[api_key]}")

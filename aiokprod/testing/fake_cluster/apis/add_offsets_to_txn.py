@@ -1,16 +1,16 @@
-"""AddOffsetsToTxn (25): a group's offsets will be part of the transaction."""
+"""AddOffsetsToTxn (25): adds a consumer group to the transaction."""
 
 from __future__ import annotations
 
+from aiokprod._wire.messages.add_offsets_to_txn import AddOffsetsToTxnResponse
 from aiokprod.testing.fake_cluster.apis.answer import Answer
 from aiokprod.testing.fake_cluster.apis.find_coordinator import refusal
 from aiokprod.testing.fake_cluster.broker import FakeBroker
 from aiokprod.testing.fake_cluster.framing import Request
-from aiokprod.wire.messages.add_offsets_to_txn import AddOffsetsToTxnResponse
 
 
 def handle(broker: FakeBroker, request: Request) -> Answer:
-    """Add the group."""
+    """Add the group to the transaction."""
     body = request.body
     model = broker.cluster.transactions
     code = refusal(broker, body.transactional_id) or model.check(
@@ -22,5 +22,5 @@ def handle(broker: FakeBroker, request: Request) -> Answer:
 
 
 def error(broker: FakeBroker, request: Request, code: int) -> AddOffsetsToTxnResponse:
-    """Refused, for this reason."""
+    """A response with this error code."""
     return AddOffsetsToTxnResponse(error_code=code)

@@ -1,23 +1,23 @@
-"""AddPartitionsToTxn (24), the versions clients use (0 to 3): all partitions or none."""
+"""AddPartitionsToTxn (24), versions for clients (0 to 3): adds all partitions or none."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from aiokprod.error_codes import Code
-from aiokprod.testing.fake_cluster.apis.answer import Answer
-from aiokprod.testing.fake_cluster.apis.find_coordinator import refusal
-from aiokprod.testing.fake_cluster.broker import FakeBroker
-from aiokprod.testing.fake_cluster.framing import Request
-from aiokprod.wire.messages.add_partitions_to_txn import (
+from aiokprod._errors import Code
+from aiokprod._wire.messages.add_partitions_to_txn import (
     AddPartitionsToTxnPartitionResult,
     AddPartitionsToTxnResponse,
     AddPartitionsToTxnTopicResult,
 )
+from aiokprod.testing.fake_cluster.apis.answer import Answer
+from aiokprod.testing.fake_cluster.apis.find_coordinator import refusal
+from aiokprod.testing.fake_cluster.broker import FakeBroker
+from aiokprod.testing.fake_cluster.framing import Request
 
 
 def handle(broker: FakeBroker, request: Request) -> Answer:
-    """Add the partitions, or say of each why not."""
+    """Add the partitions, or answer with an error code for each."""
     body = request.body
     model = broker.cluster.transactions
     name = body.v3_and_below_transactional_id
@@ -34,7 +34,7 @@ def handle(broker: FakeBroker, request: Request) -> Answer:
 
 
 def error(broker: FakeBroker, request: Request, code: int) -> AddPartitionsToTxnResponse:
-    """The code for every partition."""
+    """A response with this error code for every partition."""
     return _answer(request.body, lambda at: code)
 
 

@@ -1,22 +1,22 @@
-"""What a handler returns."""
+"""The result of a handler."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from aiokprod.wire.message import Message
+from aiokprod._wire.message import Message
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """An answer, maybe later.
+    """A response, immediate or delayed.
 
     Attributes:
-        message: the answer; None sends nothing (acks=0).
-        delay_s: seconds the broker needs.
-        finish: makes the answer once the delay is over; wins over `message`.
-        close: end the connection instead (an error with acks=0).
+        message: the response; None = none is sent (acks=0).
+        delay_s: delay of the response, s.
+        finish: function that returns the response after the delay; replaces `message`.
+        close: close the connection instead (an error with acks=0).
     """
 
     message: Message | None

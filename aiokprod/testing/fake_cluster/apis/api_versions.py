@@ -1,20 +1,20 @@
-"""ApiVersions (18). KIP-511: a version beyond ours is answered in version 0 with what we know."""
+"""ApiVersions (18): an unsupported version is answered in version 0 with a list (KIP-511)."""
 
 from __future__ import annotations
 
-from aiokprod.error_codes import Code
-from aiokprod.testing.fake_cluster.apis.answer import Answer
-from aiokprod.testing.fake_cluster.broker import FakeBroker
-from aiokprod.testing.fake_cluster.framing import API_VERSIONS, Request
-from aiokprod.wire.messages.api_versions import (
+from aiokprod._errors import Code
+from aiokprod._wire.messages.api_versions import (
     ApiVersion,
     ApiVersionsResponse,
     FinalizedFeatureKey,
 )
+from aiokprod.testing.fake_cluster.apis.answer import Answer
+from aiokprod.testing.fake_cluster.broker import FakeBroker
+from aiokprod.testing.fake_cluster.framing import API_VERSIONS, Request
 
 
 def handle(broker: FakeBroker, request: Request) -> Answer:
-    """List what the broker's profile offers."""
+    """List the API versions of the broker's profile."""
     version = broker.cluster.transactions.version
     if not version:
         return Answer(ApiVersionsResponse(api_keys=_ranges(broker)))
@@ -29,12 +29,12 @@ def handle(broker: FakeBroker, request: Request) -> Answer:
 
 
 def error(broker: FakeBroker, request: Request, code: int) -> ApiVersionsResponse:
-    """A failed answer, the list left in as brokers do."""
+    """A response with this error code; as from real brokers, it still has the list of versions."""
     return ApiVersionsResponse(error_code=code, api_keys=_ranges(broker))
 
 
 def unsupported(broker: FakeBroker) -> ApiVersionsResponse:
-    """The answer, in version 0, to an ApiVersions version the broker does not know."""
+    """The response, in version 0, to a request version that the broker does not support."""
     keys = [key for key in _ranges(broker) if key.api_key == API_VERSIONS]
     return ApiVersionsResponse(
         error_code=Code.UNSUPPORTED_VERSION,

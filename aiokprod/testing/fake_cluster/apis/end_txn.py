@@ -1,19 +1,19 @@
-"""EndTxn (26): v5 bumps the epoch and tells the next one (KIP-890)."""
+"""EndTxn (26): version 5 bumps the epoch and returns it (KIP-890)."""
 
 from __future__ import annotations
 
-from aiokprod.error_codes import Code
+from aiokprod._errors import Code
+from aiokprod._wire.messages.end_txn import EndTxnResponse
 from aiokprod.testing.fake_cluster.apis.answer import Answer
 from aiokprod.testing.fake_cluster.apis.find_coordinator import refusal
 from aiokprod.testing.fake_cluster.broker import FakeBroker
 from aiokprod.testing.fake_cluster.framing import Request
-from aiokprod.wire.messages.end_txn import EndTxnResponse
 
 SECOND_PROTOCOL_FROM = 5
 
 
 def handle(broker: FakeBroker, request: Request) -> Answer:
-    """Commit or abort."""
+    """Commit or abort the transaction."""
     body = request.body
     model = broker.cluster.transactions
     name = body.transactional_id
@@ -30,5 +30,5 @@ def handle(broker: FakeBroker, request: Request) -> Answer:
 
 
 def error(broker: FakeBroker, request: Request, code: int) -> EndTxnResponse:
-    """Not ended, for this reason."""
+    """A response with this error code."""
     return EndTxnResponse(error_code=code)

@@ -1,20 +1,20 @@
-"""FindCoordinator (10): every key has its coordinator, the same in equal runs."""
+"""FindCoordinator (10): assigns a coordinator to each key; deterministic in equal runs."""
 
 from __future__ import annotations
 
 import zlib
 
-from aiokprod.error_codes import Code
+from aiokprod._errors import Code
+from aiokprod._wire.messages.find_coordinator import Coordinator, FindCoordinatorResponse
 from aiokprod.testing.fake_cluster.apis.answer import Answer
 from aiokprod.testing.fake_cluster.broker import FakeBroker
 from aiokprod.testing.fake_cluster.framing import Request
-from aiokprod.wire.messages.find_coordinator import Coordinator, FindCoordinatorResponse
 
 BATCHED_FROM = 4
 
 
 def handle(broker: FakeBroker, request: Request) -> Answer:
-    """Name the coordinator of each key."""
+    """Find the coordinator of each key."""
     if request.version >= BATCHED_FROM:
         found = [_coordinator(broker, key) for key in request.body.coordinator_keys]
         return Answer(FindCoordinatorResponse(coordinators=found))
@@ -27,7 +27,7 @@ def handle(broker: FakeBroker, request: Request) -> Answer:
 
 
 def error(broker: FakeBroker, request: Request, code: int) -> FindCoordinatorResponse:
-    """No coordinator, for this reason."""
+    """A response with this error code for every key."""
     if request.version >= BATCHED_FROM:
         keys = request.body.coordinator_keys
         return FindCoordinatorResponse(coordinators=[_none(key, code) for key in keys])
@@ -35,7 +35,7 @@ def error(broker: FakeBroker, request: Request, code: int) -> FindCoordinatorRes
 
 
 def coordinator_of(broker: FakeBroker, key: str) -> FakeBroker | None:
-    """Who coordinates a group or transactional id now."""
+    """The current coordinator of a group or transactional id, None if no broker can be."""
     chosen = broker.cluster.coordinator_ids
     brokers = [one for one in broker.cluster.living() if chosen is None or one.broker_id in chosen]
     return brokers[zlib.crc32(key.encode()) % len(brokers)] if brokers else None

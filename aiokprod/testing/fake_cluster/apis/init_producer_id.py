@@ -1,20 +1,20 @@
-"""InitProducerId (22): without a transactional id a fresh id at epoch 0, every time; with one, the
-coordinator's."""
+"""InitProducerId (22): without a transactional id always a new producer id with epoch 0; with one,
+the id and epoch from the transaction coordinator."""
 
 from __future__ import annotations
 
-from aiokprod.error_codes import Code
+from aiokprod._errors import Code
+from aiokprod._wire.messages.init_producer_id import InitProducerIdResponse
 from aiokprod.testing.fake_cluster.apis.answer import Answer
 from aiokprod.testing.fake_cluster.apis.find_coordinator import refusal
 from aiokprod.testing.fake_cluster.broker import FakeBroker
 from aiokprod.testing.fake_cluster.framing import Request
-from aiokprod.wire.messages.init_producer_id import InitProducerIdResponse
 
 FENCED_FROM = 4
 
 
 def handle(broker: FakeBroker, request: Request) -> Answer:
-    """Hand out an id."""
+    """Return a producer id and epoch."""
     body = request.body
     name = body.transactional_id
     if name == "":
@@ -36,5 +36,5 @@ def handle(broker: FakeBroker, request: Request) -> Answer:
 
 
 def error(broker: FakeBroker, request: Request, code: int) -> InitProducerIdResponse:
-    """No id, for this reason."""
+    """A response with this error code."""
     return InitProducerIdResponse(error_code=code, producer_id=-1, producer_epoch=-1)

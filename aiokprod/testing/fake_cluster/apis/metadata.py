@@ -1,21 +1,21 @@
-"""Metadata (3): who is there, what topics have, automatic creation. Has ids from version 10 on."""
+"""Metadata (3): brokers, topics, automatic topic creation; topic ids since version 10."""
 
 from __future__ import annotations
 
 import re
 from typing import Any
 
-from aiokprod.error_codes import Code
-from aiokprod.testing.fake_cluster.apis.answer import Answer
-from aiokprod.testing.fake_cluster.broker import FakeBroker
-from aiokprod.testing.fake_cluster.framing import Request
-from aiokprod.testing.fake_cluster.topology import Partition, Topic
-from aiokprod.wire.messages.metadata import (
+from aiokprod._errors import Code
+from aiokprod._wire.messages.metadata import (
     MetadataResponse,
     MetadataResponseBroker,
     MetadataResponsePartition,
     MetadataResponseTopic,
 )
+from aiokprod.testing.fake_cluster.apis.answer import Answer
+from aiokprod.testing.fake_cluster.broker import FakeBroker
+from aiokprod.testing.fake_cluster.framing import Request
+from aiokprod.testing.fake_cluster.topology import Partition, Topic
 
 ZERO_ID = bytes(16)
 BY_ID_FROM = 12
@@ -23,7 +23,7 @@ _LEGAL = re.compile(r"[a-zA-Z0-9._-]{1,249}", re.ASCII)
 
 
 def handle(broker: FakeBroker, request: Request) -> Answer:
-    """Describe the cluster and the topics asked for (null: all of them)."""
+    """Describe the cluster and the requested topics (null = all)."""
     cluster = broker.cluster
     wanted = request.body.topics
     if wanted is None or (request.version == 0 and not wanted):
@@ -35,7 +35,7 @@ def handle(broker: FakeBroker, request: Request) -> Answer:
 
 
 def error(broker: FakeBroker, request: Request, code: int) -> MetadataResponse:
-    """The code in every place there is for one: top level (13+), or else every topic asked for."""
+    """A response with this error code: at top level (13+), else for each requested topic."""
     wanted = request.body.topics or ()
     topics = [
         MetadataResponseTopic(error_code=code, name=item.name or "", topic_id=item.topic_id)

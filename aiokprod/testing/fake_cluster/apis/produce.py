@@ -1,4 +1,4 @@
-"""Produce (0): everything a real leader checks before and after it appends.
+"""Produce (0): the checks of a real leader, and the append.
 
 Source: Java `KafkaApis.handleProduceRequest`, `ReplicaManager.appendRecords`, `LogValidator`,
 `UnifiedLog.analyzeAndValidateProducerState`.
@@ -10,14 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from aiokprod.error_codes import Code
-from aiokprod.testing.fake_cluster.apis.answer import Answer
-from aiokprod.testing.fake_cluster.batches import Batch, BatchRefused, read_batch
-from aiokprod.testing.fake_cluster.broker import FakeBroker
-from aiokprod.testing.fake_cluster.control import ProduceFault
-from aiokprod.testing.fake_cluster.framing import Request
-from aiokprod.testing.fake_cluster.topology import Partition
-from aiokprod.wire.messages.produce import (
+from aiokprod._errors import Code
+from aiokprod._wire.messages.produce import (
     BatchIndexAndErrorMessage,
     LeaderIdAndEpoch,
     NodeEndpoint,
@@ -25,6 +19,12 @@ from aiokprod.wire.messages.produce import (
     ProduceResponse,
     TopicProduceResponse,
 )
+from aiokprod.testing.fake_cluster.apis.answer import Answer
+from aiokprod.testing.fake_cluster.batches import Batch, BatchRefused, read_batch
+from aiokprod.testing.fake_cluster.broker import FakeBroker
+from aiokprod.testing.fake_cluster.control import ProduceFault
+from aiokprod.testing.fake_cluster.framing import Request
+from aiokprod.testing.fake_cluster.topology import Partition
 
 BY_ID_FROM = 13
 STORAGE_ERROR_FROM = 4
@@ -38,7 +38,7 @@ _LEADER_ERRORS = (Code.NOT_LEADER_OR_FOLLOWER, Code.FENCED_LEADER_EPOCH)
 
 @dataclass(slots=True)
 class _Result:
-    """What became of one partition's batch; `waits_until` is the offset to be replicated."""
+    """Result for one partition; `waits_until` is the offset up to which to replicate."""
 
     index: int
     code: int = 0
@@ -56,7 +56,7 @@ _TopicResults = list[tuple[str, bytes, list[_Result]]]
 
 
 def handle(broker: FakeBroker, request: Request) -> Answer:
-    """Append each partition's batch or refuse it; with acks=all wait for the replicas."""
+    """Append or reject each partition's batch; with acks=all, wait for the replicas."""
     results: _TopicResults = []
     for topic in request.body.topic_data:
         parts = [_one_partition(broker, request, topic, item) for item in topic.partition_data]
@@ -74,7 +74,7 @@ def handle(broker: FakeBroker, request: Request) -> Answer:
 
 
 def error(broker: FakeBroker, request: Request, code: int) -> ProduceResponse:
-    """The code for every partition."""
+    """A response with this error code for every partition."""
     results = [
         (topic.name, topic.topic_id, [_Result(item.index, code) for item in topic.partition_data])
         for topic in request.body.topic_data
@@ -88,10 +88,12 @@ def _one_partition(broker: FakeBroker, request: Request, topic: Any, item: Any) 
     try:
         partition = _led_here(broker, request, topic, item.index, result)
         fault = cluster.produce_script.take((partition.topic, partition.index))
-        if fault is not None and fault.code in _SEQUENCE_ERRORS and _is_stored(
-            broker, partition, item
+        if (
+            fault is not None
+            and fault.code in _SEQUENCE_ERRORS
+            and _is_stored(broker, partition, item)
         ):
-            # A broker knows its duplicates before it judges sequences.
+            # A broker checks for duplicates before it checks sequences.
             fault = None
         if fault is not None and not fault.append:
             _apply_fault(result, fault, partition)
@@ -108,10 +110,10 @@ def _one_partition(broker: FakeBroker, request: Request, topic: Any, item: Any) 
 
 
 def _known_to(version: int, code: Code) -> Code:
-    """The code as a client of this version is told it.
+    """The error code that a client of this request version gets.
 
-    Source: Java `ProduceRequest` and `KafkaApis`: KAFKA_STORAGE_ERROR came with version 4, before
-    it the client heard NOT_LEADER; UNKNOWN_PRODUCER_ID with version 5 and Kafka 1.0.
+    Source: Java `ProduceRequest` and `KafkaApis`: KAFKA_STORAGE_ERROR exists since version 4
+    (before: NOT_LEADER), UNKNOWN_PRODUCER_ID since version 5 and Kafka 1.0.
     """
     if code is Code.KAFKA_STORAGE_ERROR and version < STORAGE_ERROR_FROM:
         return Code.NOT_LEADER_OR_FOLLOWER
@@ -192,7 +194,7 @@ def _append(
             cluster.duplicates += 1
             end = duplicate.base_offset + len(batch.records)
             if acks == ALL and log.high_watermark < end:
-                # It is acknowledged when the first copy is: not before the replicas have it.
+                # A duplicate is acknowledged once the replicas have the original batch.
                 result.waits_until = end
             return
         cluster.note_first_batch(partition, batch)
@@ -210,7 +212,7 @@ def _append(
 def _check_transaction(
     broker: FakeBroker, request: Request, partition: Partition, batch: Batch
 ) -> None:
-    """The batch's partition belongs to its open transaction, or is added now (v12, KIP-890)."""
+    """Check that the partition is in the open transaction; version 12 adds it (KIP-890)."""
     model = broker.cluster.transactions
     name = request.body.transactional_id
     where = partition.topic, partition.index
@@ -220,7 +222,7 @@ def _check_transaction(
     elif not code and request.version >= IMPLICIT_FROM:
         code = model.add(name, {where})
     elif not code and not model.has(name, where):
-        # What was held up on its way may come after its transaction: no fault of the client.
+        # A delayed request may arrive after its transaction ended; the client did nothing wrong.
         if not model.was_added(name, where):
             broker.cluster.note_violation(f"{where}: was not added to the transaction of {name}")
         code = Code.INVALID_TXN_STATE
@@ -245,7 +247,7 @@ def _check_records(broker: FakeBroker, partition: Partition, batch: Batch) -> No
 
 
 def _replicated(broker: FakeBroker, request: Request, results: _TopicResults) -> ProduceResponse:
-    """The replicas answered, or the time is over, or the leader is no longer this broker."""
+    """The response once replicas have the batches, the time is over, or leadership has moved."""
     for _, _, parts in results:
         for result in parts:
             if result.waits_until is None or result.partition is None or result.code:
@@ -301,7 +303,7 @@ def _partition_response(result: _Result, with_hints: bool) -> PartitionProduceRe
 
 
 def _note_shape(broker: FakeBroker, request: Request) -> None:
-    """What a real broker may let pass but a careful client does not do."""
+    """Record violations that a real broker may accept."""
     seen: set[tuple[str, bytes, int]] = set()
     for topic in request.body.topic_data:
         for item in topic.partition_data:

@@ -1,23 +1,23 @@
-"""TxnOffsetCommit (28), answered by the group's coordinator; v5 adds the group on its own."""
+"""TxnOffsetCommit (28), served by the group coordinator; version 5 adds the group implicitly."""
 
 from __future__ import annotations
 
-from aiokprod.error_codes import Code
-from aiokprod.testing.fake_cluster.apis.answer import Answer
-from aiokprod.testing.fake_cluster.apis.find_coordinator import refusal
-from aiokprod.testing.fake_cluster.broker import FakeBroker
-from aiokprod.testing.fake_cluster.framing import Request
-from aiokprod.wire.messages.txn_offset_commit import (
+from aiokprod._errors import Code
+from aiokprod._wire.messages.txn_offset_commit import (
     TxnOffsetCommitResponse,
     TxnOffsetCommitResponsePartition,
     TxnOffsetCommitResponseTopic,
 )
+from aiokprod.testing.fake_cluster.apis.answer import Answer
+from aiokprod.testing.fake_cluster.apis.find_coordinator import refusal
+from aiokprod.testing.fake_cluster.broker import FakeBroker
+from aiokprod.testing.fake_cluster.framing import Request
 
 SECOND_PROTOCOL_FROM = 5
 
 
 def handle(broker: FakeBroker, request: Request) -> Answer:
-    """Keep the offsets until the transaction ends."""
+    """Store the offsets until the transaction ends."""
     return Answer(error(broker, request, _commit(broker, request)))
 
 
@@ -47,7 +47,7 @@ def _commit(broker: FakeBroker, request: Request) -> Code:
 
 
 def error(broker: FakeBroker, request: Request, code: int) -> TxnOffsetCommitResponse:
-    """The code for every partition."""
+    """A response with this error code for every partition."""
     return TxnOffsetCommitResponse(
         topics=[
             TxnOffsetCommitResponseTopic(

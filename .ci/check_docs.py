@@ -1,0 +1,119 @@
+"""Checks the Markdown files: length of lines, links, words that the project does not use.
+
+    python .ci/check_docs.py
+
+Prose is at most 100 characters wide (tables, headings and code are not measured). A relative link
+must name a file of the repository and, after `#`, one of its headings. The words, each with what to
+write instead, are in `.ci/words.txt`; code in backticks and code blocks is not searched.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import Final
+
+ROOT: Final = Path(__file__).resolve().parent.parent
+WORDS: Final = ROOT / ".ci" / "words.txt"
+WIDTH: Final = 100
+SKIPPED: Final = {"build", "dist", "venv"}
+_LINK: Final = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+_FENCE: Final = re.compile(r"^\s*```")
+_UNWRAPPED: Final = re.compile(r"^(\||#|<!--|!?\[[^\]]*\]\(\S+\)$)")
+
+
+def prose(text: str) -> list[tuple[int, str]]:
+    """Numbered lines outside of code blocks."""
+    lines, fenced = [], False
+    for number, line in enumerate(text.splitlines(), 1):
+        if _FENCE.match(line):
+            fenced = not fenced
+        elif not fenced:
+            lines.append((number, line))
+    return lines
+
+
+def without_code(line: str) -> str:
+    return re.sub(r"`[^`]*`", "``", line)
+
+
+def anchors(text: str) -> set[str]:
+    """The names that GitHub gives to the headings of a file."""
+    found: set[str] = set()
+    for _, line in prose(text):
+        if line.startswith("#"):
+            title = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", line.lstrip("#").strip()).lower()
+            found.add(re.sub(r"[^\w\- ]", "", title).replace(" ", "-"))
+    return found
+
+
+def long_lines(text: str) -> list[str]:
+    return [
+        f"{number}: {len(line)} characters, at most {WIDTH}"
+        for number, line in prose(text)
+        if len(line) > WIDTH and not _UNWRAPPED.match(line)
+    ]
+
+
+def broken_links(path: Path, text: str) -> list[str]:
+    found = []
+    for number, line in prose(text):
+        for target in _LINK.findall(without_code(line)):
+            if re.match(r"[a-z]+:", target):
+                continue
+            name, _, anchor = target.partition("#")
+            file = (path.parent / name).resolve() if name else path
+            if not file.exists() or not file.is_relative_to(ROOT):
+                found.append(f"{number}: {target}: no such file")
+            elif anchor and anchor not in anchors(file.read_text(encoding="utf-8")):
+                found.append(f"{number}: {target}: no such heading")
+    return found
+
+
+def vocabulary(text: str) -> list[tuple[re.Pattern[str], str]]:
+    """Lines `regular expression -> what to write instead`; `#` begins a comment."""
+    found = []
+    for line in text.splitlines():
+        if line.strip() and not line.startswith("#"):
+            pattern, _, instead = line.partition(" -> ")
+            found.append(
+                (re.compile(rf"\b(?:{pattern.strip()})\b", re.IGNORECASE), instead.strip())
+            )
+    return found
+
+
+def unwanted_words(text: str, words: list[tuple[re.Pattern[str], str]]) -> list[str]:
+    return [
+        f'{number}: "{match[0]}": write {instead}'
+        for number, line in prose(text)
+        for pattern, instead in words
+        for match in pattern.finditer(without_code(line))
+    ]
+
+
+def markdown() -> list[Path]:
+    """The Markdown files of the project, without environments and caches."""
+
+    def ours(path: Path) -> bool:
+        folders = path.relative_to(ROOT).parts[:-1]
+        return not any(
+            name in SKIPPED or (name.startswith(".") and name != ".github") for name in folders
+        )
+
+    return [path for path in sorted(ROOT.rglob("*.md")) if ours(path)]
+
+
+def main() -> int:
+    words = vocabulary(WORDS.read_text(encoding="utf-8")) if WORDS.exists() else []
+    status = 0
+    for path in markdown():
+        text = path.read_text(encoding="utf-8")
+        for finding in long_lines(text) + broken_links(path, text) + unwanted_words(text, words):
+            print(f"{path.relative_to(ROOT)}:{finding}")
+            status = 1
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

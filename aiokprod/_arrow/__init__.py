@@ -1,0 +1,1 @@
+"""Tables of the Arrow C data interface as rows of records, compiled."""

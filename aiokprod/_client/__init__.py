@@ -1,0 +1,1 @@
+"""What is behind `Producer`: calls, checks, lifecycle, and the wiring of one event loop."""

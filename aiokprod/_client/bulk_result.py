@@ -1,0 +1,208 @@
+"""Many records in one call, with one result that answers for each of them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from aiokprod._core.append import handle_of
+from aiokprod.errors import ConfigError, KafkaError
+from aiokprod.records import TopicPartition
+
+if TYPE_CHECKING:
+    from aiokprod._core.batch import BatchCore, Delivery
+    from aiokprod._core.bulk_tracker import BulkTracker
+    from aiokprod.records import Header
+
+
+class OffsetRange(NamedTuple):
+    """Records of one partition: their number, lowest and highest offset (None if the broker did not
+    return it). Records of other producers may lie between."""
+
+    records: int
+    first: int | None
+    last: int | None
+
+
+_NOTHING = OffsetRange(0, None, None)
+
+
+def _choose(pick: Callable[[int, int], int], known: int | None, other: int | None) -> int | None:
+    if known is None or other is None:
+        return other if known is None else known
+    return pick(known, other)
+
+
+class BulkResult:
+    """The outcomes of a `send_many` or `send_table` call, by position of the record in it.
+
+    Nothing per record exists until it is asked for. `offsets` and `errors` walk all records:
+    keep the result if you need them twice. Failures of records are not raised: look at `ok` or
+    `errors`, or call `raise_for_errors`; if the result is dropped before, they go to the observer
+    and the log.
+
+    Attributes:
+        interrupted: why a table or an iterable of records was not read to its end, so that later
+            ones are not counted here at all (they were not sent); None if it was.
+    """
+
+    __slots__ = ("_on_unretrieved", "_refused", "_tracker", "interrupted")
+
+    def __init__(
+        self,
+        tracker: BulkTracker,
+        refused: dict[int, KafkaError],
+        interrupted: KafkaError | None = None,
+        on_unretrieved: Callable[[int, KafkaError], None] | None = None,
+    ) -> None:
+        self._tracker = tracker
+        self._refused = refused  # by position in the call
+        self.interrupted = interrupted
+        self._on_unretrieved = on_unretrieved  # until the result is read
+
+    def __del__(self) -> None:
+        tell = self._on_unretrieved
+        if tell is None:
+            return
+        failed = self._tracker.failed()
+        if self._refused:
+            tell(len(self._refused) + len(failed), next(iter(self._refused.values())))
+        elif failed:
+            error = self._tracker.position(failed[0])[2]
+            assert error is not None, "a failed entry has an error"
+            tell(len(failed), error)
+        elif self.interrupted is not None:
+            tell(0, self.interrupted)
+
+    def __len__(self) -> int:
+        return self._tracker.count + len(self._refused)
+
+    @property
+    def ok(self) -> bool:
+        """True if every record was acknowledged."""
+        self._on_unretrieved = None
+        return self.interrupted is None and not self._refused and not self._tracker.failed()
+
+    @property
+    def errors(self) -> dict[int, KafkaError]:
+        """The error of each record that failed, by position; its `.outcome` says whether it may
+        be in the log."""
+        self._on_unretrieved = None
+        found = dict(self._refused)
+        positions = self._positions()
+        for entry in self._tracker.failed():
+            found[positions[entry]] = self._tracker.error(entry)
+        return dict(sorted(found.items()))
+
+    @property
+    def offsets(self) -> list[int | None]:
+        """The offset of each record; None if it failed or the broker did not return it."""
+        offsets: list[int | None] = [None] * len(self)
+        for entry, position in enumerate(self._positions()):
+            offsets[position] = self._tracker.position(entry)[1]
+        return offsets
+
+    @property
+    def partitions(self) -> list[int | None]:
+        """The partition of each record; None if it was refused before one was chosen."""
+        partitions: list[int | None] = [None] * len(self)
+        for entry, position in enumerate(self._positions()):
+            partitions[position] = self._tracker.position(entry)[0]
+        return partitions
+
+    @property
+    def ranges(self) -> dict[TopicPartition, OffsetRange]:
+        """Where the acknowledged records are, per partition. Costs per batch, not per record."""
+        found: dict[TopicPartition, OffsetRange] = {}
+        for topic, partition, records, first, last in self._tracker.ranges():
+            place = TopicPartition(topic, partition)
+            known = found.get(place, _NOTHING)
+            found[place] = OffsetRange(
+                known.records + records,
+                _choose(min, known.first, first),
+                _choose(max, known.last, last),
+            )
+        return found
+
+    def raise_for_errors(self) -> None:
+        """Raise the first record's error, if any failed; else why the table broke off, if so."""
+        for error in self.errors.values():
+            raise error
+        if self.interrupted is not None:
+            raise self.interrupted
+
+    def _positions(self) -> Sequence[int]:
+        """Position in the call of each tracked record."""
+        if not self._refused:
+            return range(self._tracker.count)
+        return [i for i in range(len(self)) if i not in self._refused]
+
+    def __repr__(self) -> str:
+        failed = len(self._refused) + len(self._tracker.failed())
+        return f"<BulkResult {len(self)} records, {failed} failed>"
+
+
+class Columns:
+    """The arguments of a column call, checked once: lists of one length, or None."""
+
+    __slots__ = ("headers", "keys", "timestamps", "values")
+
+    def __init__(
+        self,
+        values: Iterable[Any],
+        keys: Iterable[Any] | None,
+        timestamps_ms: Iterable[int | None] | None,
+        headers: Iterable[Sequence[Header] | None] | None,
+    ) -> None:
+        self.values = _column("values", values)
+        size = len(self.values)
+        self.keys = _column("keys", keys, size)
+        self.timestamps = _column("timestamps_ms", timestamps_ms, size)
+        self.headers = _column("headers", headers, size)
+
+    def row(self, i: int) -> tuple[Any, Any, int | None, Sequence[Header] | None]:
+        """(value, key, timestamp_ms, headers) of one record."""
+        return (
+            self.values[i],
+            None if self.keys is None else self.keys[i],
+            None if self.timestamps is None else self.timestamps[i],
+            None if self.headers is None else self.headers[i],
+        )
+
+
+def _column(name: str, column: Iterable[Any] | None, size: int | None = None) -> Any:
+    if column is None:
+        if size is None:
+            raise ConfigError(f"{name} must be an iterable of records' {name}, not None")
+        return None
+    if isinstance(column, (str, bytes, bytearray, memoryview)) or not isinstance(column, Iterable):
+        raise ConfigError(
+            f"{name} must be a list with one entry per record, not {type(column).__name__}"
+        )
+    rows = list(column)  # the caller's own list may change while the call waits
+    if size is not None and len(rows) != size:
+        raise ConfigError(f"{name} has {len(rows)} entries, values has {size}: give one each")
+    return rows
+
+
+async def wait_settled(cores: Iterable[BatchCore]) -> None:
+    """Return once every batch has its outcome, good or bad, split ones included.
+
+    Cancellation: stops waiting; records in batches are still delivered or fail.
+    """
+    for core in cores:
+        delivery = handle_of(core)
+        if not delivery.done():
+            # Not awaited itself: cancelling would withdraw its record.
+            settled: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            delivery.add_done_callback(partial(_set, settled))
+            await settled
+        if core.parts is not None:
+            await wait_settled(core.parts)
+
+
+def _set(future: asyncio.Future[None], delivery: Delivery) -> None:
+    if not future.done():
+        future.set_result(None)

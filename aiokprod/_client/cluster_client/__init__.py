@@ -1,0 +1,37 @@
+"""A client for metadata, coordinators, ListOffsets and Fetch: a `Runtime` without records.
+
+Used by the Spark sink on the driver and in its tasks. Not public; `aiokprod.spark` imports this
+package and no other private one.
+"""
+
+from aiokprod._client.cluster_client.client import ClusterClient
+from aiokprod._client.cluster_client.requests import (
+    EndTransaction,
+    FetchedPartition,
+    GroupOffset,
+    TransactionDescription,
+    describe_topic,
+    describe_transactions,
+    fence_producer,
+    fetch,
+    group_offsets,
+    list_offset,
+    ongoing_transactions,
+)
+from aiokprod._wire.batch_reader import RecordBatch
+
+__all__ = [
+    "ClusterClient",
+    "EndTransaction",
+    "FetchedPartition",
+    "GroupOffset",
+    "RecordBatch",
+    "TransactionDescription",
+    "describe_topic",
+    "describe_transactions",
+    "fence_producer",
+    "fetch",
+    "group_offsets",
+    "list_offset",
+    "ongoing_transactions",
+]

@@ -1,0 +1,82 @@
+"""`BrokerAccess`: whether the whole cluster refuses this client, or only some of its brokers.
+
+Wrong credentials must be reported on the driver, before anything is sent. A single broker that
+refuses the client (one that is still loading its users after a restart, or is set up differently)
+must not fail a request that any other broker can answer, such as FindCoordinator for a commit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from aiokprod.errors import AuthenticationError, DialError, KafkaError
+
+
+class _Failure(NamedTuple):
+    """Why a broker has no connection: an authentication error, or None if it is unreachable.
+
+    `since` and `last` are the instants of the first and of the newest such failure.
+    """
+
+    since: float
+    last: float
+    refusal: AuthenticationError | None
+
+
+class BrokerAccess:
+    """The newest connection failure of each broker. Instants are `loop.time()`.
+
+    A failure counts for a call only if it happened after the call began, so that every call makes
+    at least one attempt of its own.
+
+    Args:
+        patience: seconds from a broker's first refusal until it fails calls.
+    """
+
+    def __init__(self, patience: float) -> None:
+        self._patience = patience
+        self._failures: dict[int, _Failure] = {}
+
+    def lost(self, node_id: int, error: KafkaError, now: float) -> None:
+        """A connection or a connection attempt ended, and this client did not close it."""
+        refusal = error if isinstance(error, AuthenticationError) else None
+        before = self._failures.pop(node_id, None)
+        if refusal is None and not isinstance(error, DialError):
+            return  # the broker was connected, and can be connected again
+        since = now
+        if before is not None and (before.refusal is None) == (refusal is None):
+            since = before.since
+        self._failures[node_id] = _Failure(since, now, refusal)
+
+    def connected(self, node_id: int) -> None:
+        """A broker accepted the credentials."""
+        self._failures.pop(node_id, None)
+
+    def of(
+        self, node_id: int, began: float, now: float, *, last_word: bool
+    ) -> AuthenticationError | None:
+        """The refusal of one broker, if it fails a call that began at `began`.
+
+        With `last_word` any refusal does, because the call waits no longer.
+        """
+        failure = self._failures.get(node_id)
+        if failure is None or failure.refusal is None:
+            return None
+        final = failure.last >= began and now - failure.since >= self._patience
+        return failure.refusal if final or last_word else None
+
+    def of_all(
+        self, nodes: Iterable[int], began: float, now: float, *, last_word: bool
+    ) -> AuthenticationError | None:
+        """A refusal, if each of `nodes` refuses the client or is unreachable and at least one
+        refuses it. With `last_word` one refusal is enough."""
+        found = None
+        for node_id in nodes:
+            refusal = self.of(node_id, began, now, last_word=last_word)
+            if refusal is None and not last_word:
+                failure = self._failures.get(node_id)
+                if failure is None or failure.refusal is not None or failure.last < began:
+                    return None
+            found = refusal or found
+        return found

@@ -1,0 +1,373 @@
+"""The requests of a `ClusterClient`: each function builds one, sends it and reads its response.
+
+Retriable coordinator errors are retried by the client; other error codes are returned, because
+what they mean depends on the caller.
+
+Source: Java `Admin`; KIP-98 (transactions, read_committed), KIP-447 (require_stable), KIP-664
+(DescribeTransactions, ListTransactions), KIP-890 (EndTxn v5).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from aiokprod._engine.identity import transaction_requests
+from aiokprod._engine.identity.coordinators import CoordinatorKind, VersionedRequest
+from aiokprod._engine.identity.transaction_states import may_be_carried_out
+from aiokprod._wire.batch_reader import RecordBatch, read_batches
+from aiokprod._wire.messages.describe_transactions import DescribeTransactionsRequest
+from aiokprod._wire.messages.fetch import FetchPartition, FetchRequest, FetchTopic
+from aiokprod._wire.messages.list_offsets import (
+    ListOffsetsPartition,
+    ListOffsetsRequest,
+    ListOffsetsTopic,
+)
+from aiokprod._wire.messages.list_transactions import ListTransactionsRequest
+from aiokprod._wire.messages.metadata import MetadataRequest, MetadataRequestTopic
+from aiokprod._wire.messages.offset_fetch import OffsetFetchRequest, OffsetFetchRequestGroup
+
+if TYPE_CHECKING:
+    from aiokprod._client.cluster_client.client import ClusterClient
+
+_METADATA_MAX: Final = 12
+_PERMISSIONS_FROM: Final = 8
+_AUTO_CREATION_FROM: Final = 4
+_LIST_OFFSETS_MAX: Final = 6
+_ISOLATION_FROM: Final = 2
+_FETCH_MAX: Final = 12
+"""The last version that names topics; later ones want topic ids."""
+_FETCH_WAIT_MS: Final = 500
+_OFFSET_FETCH_MAX: Final = 9
+"""The last version that names topics."""
+_GROUPS_FROM: Final = 8
+_STABLE_FROM: Final = 7
+_LIST_SECONDS: Final = 5.0
+"""Limit for one ListTransactions request."""
+
+
+# -- topics -------------------------------------------------------------------------------------
+
+
+async def describe_topic(
+    client: ClusterClient, topic: str | None, deadline: float, *, allow_auto_creation: bool
+) -> tuple[int, int]:
+    """Ask any broker for a topic with one Metadata request; None asks for no topic.
+
+    Returns:
+        Error code and the bits of the operations that the credentials may carry out (AclOperation;
+        -2**31 if the broker does not report them).
+
+    Raises:
+        KafkaError: as `ClusterClient.ask`.
+    """
+
+    def build(version: int) -> MetadataRequest:
+        more: dict[str, Any] = {}
+        if version >= _PERMISSIONS_FROM:
+            more["include_topic_authorized_operations"] = True
+        if version >= _AUTO_CREATION_FROM:
+            more["allow_auto_topic_creation"] = allow_auto_creation
+        wanted = [] if topic is None else [MetadataRequestTopic(name=topic)]
+        return MetadataRequest(topics=wanted, **more)
+
+    request = VersionedRequest(MetadataRequest.api_key, build, _METADATA_MAX)
+    response = await client.ask(None, request, deadline)
+    if topic is None:
+        return 0, -(2**31)
+    (found,) = response.body.topics
+    return found.error_code, found.topic_authorized_operations
+
+
+# -- partitions ---------------------------------------------------------------------------------
+
+
+async def list_offset(
+    client: ClusterClient,
+    leader: int,
+    topic: str,
+    partition: int,
+    deadline: float,
+    *,
+    timestamp: int,
+    committed: bool,
+) -> tuple[int, int] | None:
+    """One ListOffsets request to a partition's leader: (error code, offset), or None if the
+    response leaves the partition out.
+
+    Args:
+        timestamp: Unix ms; -1 for the end of the log, -2 for its start.
+        committed: the end of the log is the last stable offset.
+
+    Raises:
+        KafkaError: as `ClusterClient.ask`.
+    """
+    wanted = ListOffsetsPartition(partition_index=partition, timestamp=timestamp)
+    topics = [ListOffsetsTopic(name=topic, partitions=[wanted])]
+
+    def build(version: int) -> ListOffsetsRequest:
+        if version < _ISOLATION_FROM:
+            return ListOffsetsRequest(replica_id=-1, topics=topics)
+        return ListOffsetsRequest(replica_id=-1, isolation_level=int(committed), topics=topics)
+
+    request = VersionedRequest(ListOffsetsRequest.api_key, build, _LIST_OFFSETS_MAX)
+    response = await client.ask(leader, request, deadline)
+    found = _only_partition(response.body.topics)
+    return None if found is None else (found.error_code, int(found.offset))
+
+
+class FetchedPartition(NamedTuple):
+    """The part of a Fetch response about one partition.
+
+    Attributes:
+        aborted: (first offset, producer id) of aborted transactions in the range, by offset.
+        batches: decoded while iterating, which raises `DecodeError` at a damaged batch. A batch
+            that was cut off at the end is left out.
+    """
+
+    error_code: int
+    aborted: list[tuple[int, int]]
+    batches: Iterator[RecordBatch]
+
+
+async def fetch(
+    client: ClusterClient,
+    leader: int,
+    topic: str,
+    partition: int,
+    deadline: float,
+    *,
+    offset: int,
+    max_bytes: int,
+    committed: bool,
+) -> FetchedPartition | None:
+    """One Fetch request to a partition's leader, without a fetch session. An error code of the
+    whole response is returned as that of the partition; None if the response leaves it out.
+
+    Args:
+        max_bytes: a larger batch is returned whole.
+        committed: return records up to the last stable offset only.
+
+    Raises:
+        KafkaError: as `ClusterClient.ask`.
+    """
+    wanted = FetchPartition(partition=partition, fetch_offset=offset, partition_max_bytes=max_bytes)
+    message = FetchRequest(
+        max_wait_ms=_FETCH_WAIT_MS,
+        min_bytes=1,
+        max_bytes=max_bytes,
+        isolation_level=int(committed),
+        topics=[FetchTopic(topic=topic, partitions=[wanted])],
+    )
+    request = VersionedRequest(message.api_key, lambda version: message, _FETCH_MAX)
+    response = await client.ask(leader, request, deadline)
+    if response.body.error_code:
+        return FetchedPartition(response.body.error_code, [], iter(()))
+    data = _only_partition(response.body.responses)
+    if data is None:
+        return None
+    aborted = sorted((one.first_offset, one.producer_id) for one in data.aborted_transactions or ())
+    batches = read_batches(data.records or b"", partial_tail=True)
+    return FetchedPartition(data.error_code, aborted, batches)
+
+
+def _only_partition(topics: Iterable[Any]) -> Any:
+    """The entry of a response about the only partition of its request, None without one."""
+    return next((entry for topic in topics for entry in topic.partitions), None)
+
+
+# -- groups -------------------------------------------------------------------------------------
+
+
+class GroupOffset(NamedTuple):
+    """A committed offset of a group, -1 for none."""
+
+    topic: str
+    partition: int
+    offset: int
+    metadata: str | None
+
+
+async def group_offsets(
+    client: ClusterClient,
+    group: str,
+    deadline: float,
+    *,
+    stable: bool,
+    on_code: Callable[[int], None] = lambda code: None,
+) -> tuple[int, list[GroupOffset]]:
+    """All committed offsets of a group: (first error code of the group or a partition, offsets).
+
+    Args:
+        stable: wait until transactions that are being ended have written theirs.
+        on_code: called with the error code of every response, retriable ones included; what it
+            raises ends the call.
+
+    Raises:
+        KafkaError: as `ClusterClient.coordinate`.
+    """
+
+    def build(version: int) -> OffsetFetchRequest:
+        more: dict[str, Any] = {"require_stable": stable} if version >= _STABLE_FROM else {}
+        if version >= _GROUPS_FROM:
+            wanted = OffsetFetchRequestGroup(group_id=group, topics=None)
+            return OffsetFetchRequest(groups=[wanted], **more)
+        return OffsetFetchRequest(group_id=group, topics=None, **more)
+
+    def code_of(body: Any) -> int:
+        code = _offsets_code(_group_of(body))
+        on_code(code)
+        return code
+
+    request = VersionedRequest(OffsetFetchRequest.api_key, build, _OFFSET_FETCH_MAX)
+    body = await client.coordinate(CoordinatorKind.GROUP, group, request, deadline, code_of)
+    found = _group_of(body)
+    offsets = [
+        GroupOffset(topic.name, one.partition_index, one.committed_offset, one.metadata)
+        for topic in found.topics
+        for one in topic.partitions
+    ]
+    return _offsets_code(found), offsets
+
+
+def _group_of(body: Any) -> Any:
+    """The response of the only group; before v8 the body is it."""
+    return body.groups[0] if body.groups else body
+
+
+def _offsets_code(group: Any) -> int:
+    if group.error_code:
+        return int(group.error_code)
+    for topic in group.topics:
+        for partition in topic.partitions:
+            if partition.error_code:
+                return int(partition.error_code)
+    return 0
+
+
+# -- transactions -------------------------------------------------------------------------------
+
+
+class EndTransaction:
+    """EndTxn for a transaction that `Producer.prepare_transaction` left open; sent once.
+
+    Args:
+        second_protocol: the transaction follows transaction protocol V2 (KIP-890).
+    """
+
+    def __init__(
+        self,
+        transactional_id: str,
+        producer_id: int,
+        epoch: int,
+        *,
+        commit: bool,
+        second_protocol: bool,
+    ) -> None:
+        self._transactional_id = transactional_id
+        self._request = transaction_requests.end(
+            transactional_id, producer_id, epoch, commit=commit, tv2=second_protocol
+        )
+        self._unanswered = 0
+        self._maybe_ended = False
+
+    @property
+    def in_doubt(self) -> bool:
+        """True if an attempt may have ended the transaction: it has no response, or its error code
+        does not exclude that. A later refusal says nothing about an earlier attempt."""
+        return self._maybe_ended or self._unanswered > 0
+
+    async def send(self, client: ClusterClient, deadline: float) -> int:
+        """Returns the final error code; retriable errors are retried until `deadline`.
+
+        Raises:
+            KafkaError: as `ClusterClient.coordinate`.
+        """
+        request = VersionedRequest(self._request.api_key, self._build, self._request.max_version)
+        body = await client.coordinate(
+            CoordinatorKind.TRANSACTION, self._transactional_id, request, deadline, self._code_of
+        )
+        return int(body.error_code)
+
+    def _build(self, version: int) -> Any:
+        self._unanswered += 1
+        return self._request(version)
+
+    def _code_of(self, body: Any) -> int:
+        self._unanswered -= 1
+        self._maybe_ended = may_be_carried_out(body.error_code, earlier=self._maybe_ended)
+        return int(body.error_code)
+
+
+async def fence_producer(
+    client: ClusterClient, transactional_id: str, timeout_ms: int, deadline: float
+) -> int:
+    """Send InitProducerId, which fences the id's producers and aborts its open transaction.
+
+    Args:
+        timeout_ms: transaction timeout; the brokers require one.
+
+    Returns:
+        The error code.
+
+    Raises:
+        KafkaError: as `ClusterClient.coordinate`.
+    """
+    request = transaction_requests.init(transactional_id, timeout_ms, -1, -1)
+    body = await client.coordinate(CoordinatorKind.TRANSACTION, transactional_id, request, deadline)
+    return int(body.error_code)
+
+
+class TransactionDescription(NamedTuple):
+    """The state of a transactional id; the other fields are undefined after an error."""
+
+    error_code: int
+    state: str
+    producer_id: int
+    epoch: int
+
+
+async def describe_transactions(
+    client: ClusterClient, transactional_ids: Collection[str], deadline: float
+) -> dict[str, TransactionDescription]:
+    """DescribeTransactions for all ids, one request to each coordinator, concurrently.
+
+    Raises:
+        UnsupportedVersion: brokers before 3.0.
+        KafkaError: as `ClusterClient.coordinate_all`.
+    """
+
+    def answers(body: Any) -> dict[str, tuple[int, TransactionDescription]]:
+        return {
+            one.transactional_id: (
+                one.error_code,
+                TransactionDescription(
+                    one.error_code, one.transaction_state, one.producer_id, one.producer_epoch
+                ),
+            )
+            for one in body.transaction_states
+        }
+
+    return await client.coordinate_all(
+        CoordinatorKind.TRANSACTION,
+        transactional_ids,
+        lambda ids: DescribeTransactionsRequest(transactional_ids=ids),
+        answers,
+        deadline,
+    )
+
+
+async def ongoing_transactions(client: ClusterClient, deadline: float) -> set[str]:
+    """Transactional ids with an ongoing transaction, by ListTransactions to every known broker;
+    only those that the credentials may describe.
+
+    Raises:
+        KafkaError: as `ClusterClient.ask`.
+    """
+    found: set[str] = set()
+    for node in list(client.metadata.snapshot.nodes):
+        request = ListTransactionsRequest(state_filters=["Ongoing"])
+        limit = min(deadline, client.loop.time() + _LIST_SECONDS)
+        response = await client.ask(node, request, limit)
+        found |= {one.transactional_id for one in response.body.transaction_states}
+    return found

@@ -1,0 +1,90 @@
+"""The user's objects of one producer: serializers, partitioner, interceptors and observer.
+
+Each may have `configure(config)` and `close()`. Both are called once for each object, whatever
+number of roles it has: `configure` by the producer's constructor, `close` when the producer is
+closed, or at once if the constructor fails.
+
+Source: Java `AbstractConfig.getConfiguredInstance`, `KafkaProducer`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Iterable
+
+from aiokprod.config import ProducerConfig
+from aiokprod.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
+
+class UserHooks:
+    """The objects in the order they are configured and closed in; None and repetitions left out."""
+
+    def __init__(self, objects: Iterable[object]) -> None:
+        distinct = {id(one): one for one in objects if one is not None}
+        self._open = list(distinct.values())
+
+    def configure(self, config: ProducerConfig) -> None:
+        """Call `configure(config)` on each object that has it.
+
+        If one fails, it and those configured before are closed. The others are not: their
+        `configure` was not called.
+
+        Raises:
+            ConfigError: one failed, and its error is the cause; or it is asynchronous.
+        """
+        for number, plugin in enumerate(self._open):
+            name = type(plugin).__name__
+            try:
+                if not _call(plugin, "configure", config):
+                    continue
+            except BaseException as error:
+                self._close_first(number + 1)
+                if not isinstance(error, Exception):
+                    raise
+                raise ConfigError(f"{name}.configure failed: {error}") from error
+            self._close_first(number + 1)
+            raise ConfigError(
+                f"{name}.configure is asynchronous and cannot be awaited in the producer's "
+                "constructor: use a plain method"
+            )
+
+    def _close_first(self, count: int) -> None:
+        del self._open[count:]
+        self.close()
+
+    def close(self) -> None:
+        """Call `close()` on each object that has it. Later calls do nothing.
+
+        Failures are logged and keep no other object from being closed. What is not an `Exception`
+        (KeyboardInterrupt) is raised once all are closed.
+        """
+        closing, self._open = self._open, []
+        interrupt: BaseException | None = None
+        for plugin in closing:
+            try:
+                if _call(plugin, "close"):
+                    logger.warning(
+                        "%s.close is asynchronous and was not awaited: use a plain method",
+                        type(plugin).__name__,
+                    )
+            except Exception:
+                logger.warning("%s.close failed", type(plugin).__name__, exc_info=True)
+            except BaseException as error:
+                interrupt = interrupt or error
+        if interrupt is not None:
+            raise interrupt
+
+
+def _call(plugin: object, name: str, *arguments: object) -> bool:
+    """Call the method if there is one; true if it is a coroutine, which has not run then."""
+    method = getattr(plugin, name, None)
+    if not callable(method):
+        return False
+    result = method(*arguments)
+    if inspect.iscoroutine(result):
+        result.close()
+        return True
+    return False

@@ -1,0 +1,219 @@
+"""The lifecycle of a producer: start, close, and the checks that begin every call."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+import warnings
+import weakref
+from typing import TYPE_CHECKING
+
+from aiokprod._client.status import DrainCounter
+from aiokprod._client.transactions import abort_on_close
+from aiokprod._client.validation import check_timeout
+from aiokprod._engine.metadata.bootstrap import check_bootstrap
+from aiokprod.errors import ForkedProcess, KafkaError, Outcome, ProducerClosed, WrongLoop
+from aiokprod.records import DrainReport
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from aiokprod._client.hooks import UserHooks
+    from aiokprod._client.runtime import Runtime
+    from aiokprod.config import ProducerConfig
+    from aiokprod.environment import Environment
+    from aiokprod.observer import Metrics
+
+_live: weakref.WeakSet[Lifecycle] = weakref.WeakSet()
+
+
+class Lifecycle:
+    """Starts a producer on its first call, closes it, and refuses calls it cannot serve.
+
+    Attributes:
+        runtime: what belongs to the event loop; None until the producer is started.
+        closed: `close` was called.
+        forked: this process is a child of the one in which the producer was started.
+    """
+
+    def __init__(
+        self,
+        config: ProducerConfig,
+        environment: Environment,
+        client_id: str,
+        metrics: Metrics,
+        hooks: UserHooks,
+        launch: Callable[[], Runtime],
+    ) -> None:
+        self.runtime: Runtime | None = None
+        self.closed = False
+        self.forked = False
+        self._config = config
+        self._environment = environment
+        self._client_id = client_id
+        self._metrics = metrics
+        self._hooks = hooks
+        self._launch = launch
+        self._closing: asyncio.Task[DrainReport] | None = None
+        _live.add(self)
+
+    async def start(self) -> None:
+        """Start the runtime; raises ConfigError if no bootstrap server can be resolved."""
+        fresh = self.runtime is None
+        self.usable()
+        if fresh:
+            await check_bootstrap(
+                self._config.bootstrap_addresses(),
+                self._environment.dialer,
+                timeout=self._config.socket_connection_setup_timeout_ms / 1000,
+            )
+
+    async def close(self, timeout: float | None = None) -> DrainReport:
+        """See `Producer.close`."""
+        check_timeout("close", timeout)
+        self.check_place()
+        if self._closing is None or self._closing.cancelled():
+            self.closed = True
+            loop = asyncio.get_running_loop()
+            self._closing = loop.create_task(self._close(timeout), name="aiokprod-close")
+        try:
+            return await asyncio.shield(self._closing)
+        except asyncio.CancelledError:
+            if self.runtime is not None and not self._closing.done():
+                self.runtime.flushes.give_up()
+            raise
+
+    async def _close(self, timeout: float | None) -> DrainReport:
+        loop = asyncio.get_running_loop()
+        start = loop.time()
+        runtime = self.runtime
+        if runtime is None:
+            self._hooks.close()
+            return DrainReport(0, 0, (), 0.0, complete=True)
+        deadline = math.inf if timeout is None else start + timeout
+        counter = DrainCounter(self._metrics)
+        runtime.refuse(ProducerClosed("the producer was closed while the send was in progress"))
+        try:
+            if timeout != 0 and runtime.failure is None:
+                await runtime.drain(deadline)
+                if runtime.transactions is not None:
+                    max_block = self._config.max_block_ms / 1000
+                    await abort_on_close(runtime.transactions, deadline, max_block)
+        except asyncio.CancelledError:
+            # This very task was cancelled (a "cancel everything" shutdown): end at once.
+            deadline = loop.time()
+        undelivered = counter.undelivered(runtime.accumulator.incomplete)
+        try:
+            await runtime.close(loop.time() if timeout == 0 else deadline)
+        finally:
+            self._hooks.close()
+        return counter.report(undelivered, loop.time() - start)
+
+    def warn_if_unclosed(self, producer: object) -> None:
+        """Issue a ResourceWarning if a started producer is dropped without `close`."""
+        if self.runtime is not None and not self.closed and not self.forked:
+            warnings.warn(
+                f"unclosed producer {self._client_id}: use `async with` or `await close()`",
+                ResourceWarning,
+                source=producer,
+                stacklevel=2,
+            )
+
+    # -- checks ---------------------------------------------------------------------------------
+
+    def check_place(self, *, running: bool = False) -> None:
+        """Raise unless called on the producer's event loop, in its process.
+
+        Before the start there is no such loop; then `running` demands that any loop runs.
+        """
+        if self.forked:
+            raise ForkedProcess(
+                "this producer was started before the process forked; its connections belong to "
+                "the parent. Create a producer in each process, after the fork"
+            )
+        runtime = self.runtime
+        if runtime is None and not running:
+            return
+        try:
+            here = asyncio.get_running_loop()
+        except RuntimeError:
+            here = None
+        if runtime is None:
+            if here is None:
+                raise WrongLoop(
+                    "no event loop runs in this thread: call the producer from its loop, or hand "
+                    "records over with asyncio.run_coroutine_threadsafe(producer.send(...), loop)"
+                )
+        elif here is not runtime.loop:
+            raise WrongLoop(
+                "this producer was started on another event loop than the one running here; use "
+                "one producer per loop, and hand records over with "
+                "asyncio.run_coroutine_threadsafe"
+            )
+
+    def usable(self) -> Runtime:
+        """The runtime, started if need be.
+
+        Raises:
+            ProducerClosed, ProducerFailed, WrongLoop, ForkedProcess: it takes no records here.
+            KafkaError: the fatal error of the producer state.
+        """
+        runtime = self.live()
+        fatal = runtime.state.source.fatal_error
+        if fatal is not None:
+            raise fatal.copy()
+        return runtime
+
+    def accepting(self) -> Runtime:
+        """As `usable`, for calls that send records. The outcome of the error is NOT_SENT: it is
+        that of this call's records, not of those that caused the error."""
+        try:
+            return self.usable()
+        except KafkaError as error:
+            refused = error.with_(outcome=Outcome.NOT_SENT)
+        try:
+            raise refused
+        finally:
+            del refused  # no cycle of error, traceback and frame
+
+    def live(self) -> Runtime:
+        """As `usable`, but a fatal error of the producer state is not raised."""
+        self.check_place(running=True)
+        if self.closed:
+            raise ProducerClosed("the producer is closed; create a new one")
+        runtime = self.runtime
+        if runtime is None:
+            runtime = self._launch()
+            self.runtime = runtime
+            runtime.start()
+        if runtime.failure is not None:
+            raise runtime.failure.copy()
+        return runtime
+
+    def check_running(self) -> None:
+        """After a wait in the slow path: raise if the producer failed or was closed meanwhile."""
+        runtime = self.started()
+        if runtime.failure is not None:
+            raise runtime.failure.copy().with_(outcome=Outcome.NOT_SENT)
+        if self.closed:
+            raise ProducerClosed("the producer was closed while the send was in progress")
+
+    def started(self) -> Runtime:
+        """The runtime of a producer that was started."""
+        assert self.runtime is not None, "only called once the producer is started"
+        return self.runtime
+
+    def after_fork(self) -> None:
+        self.forked = self.runtime is not None
+        if self.runtime is not None:
+            self.runtime.fast_path.stop()
+
+
+def _after_fork() -> None:
+    for lifecycle in list(_live):
+        lifecycle.after_fork()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

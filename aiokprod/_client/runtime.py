@@ -1,0 +1,430 @@
+"""The parts of a started producer, all on one event loop.
+
+Connects engine and network, and owns the background tasks: if one of them ends, the producer fails.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+from aiokprod._backoff import ExponentialBackoff
+from aiokprod._client.fast_path import FastPathSwitch
+from aiokprod._client.topic_slots import TopicSlots
+from aiokprod._client.warm_up import WarmUp
+from aiokprod._core.append import Appender
+from aiokprod._core.yielding import YieldQueue
+from aiokprod._engine.buffer.accumulator import RecordAccumulator
+from aiokprod._engine.buffer.batch_compressor import BatchCompressor
+from aiokprod._engine.buffer.batch_splitter import BatchSplitter
+from aiokprod._engine.buffer.broker_memory_quota import BrokerMemoryQuota
+from aiokprod._engine.buffer.buffer_memory import BufferMemory
+from aiokprod._engine.buffer.flush import FlushTracker
+from aiokprod._engine.identity.idempotence import idempotent_state
+from aiokprod._engine.identity.producer_state import ProducerState, non_idempotent_state
+from aiokprod._engine.metadata.cache import Metadata
+from aiokprod._engine.metadata.updater import MetadataUpdater
+from aiokprod._engine.sender.sender import Sender
+from aiokprod._net.client import NetworkClient
+from aiokprod._wire.compression import codec_of
+from aiokprod.errors import KafkaError, ProducerClosed, ProducerFailed
+from aiokprod.partitioners import StickyLoad
+from aiokprod.records import TopicPartition
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Sequence
+
+    from aiokprod._core.append import TopicSlot
+    from aiokprod._engine.buffer.producer_batch import ProducerBatch
+    from aiokprod._engine.identity.coordinators import Coordinators
+    from aiokprod._engine.identity.transaction_calls import TransactionCalls
+    from aiokprod._engine.identity.transaction_driver import TransactionDriver
+    from aiokprod._engine.sender.auth_failures import AuthFailures
+    from aiokprod.cluster import ClusterSnapshot
+    from aiokprod.config import ProducerConfig
+    from aiokprod.environment import Environment
+    from aiokprod.observer import Observer
+
+logger = logging.getLogger(__name__)
+
+_NOT_IDEMPOTENT_ORDERED = 1
+_STICKY_SAMPLE = 32
+_TRANSACTION_FEATURE = "transaction.version"
+
+
+class Runtime:
+    """Engine, network and tasks of a started producer, all on one loop.
+
+    Attributes:
+        failure: why the producer cannot go on, None while it can.
+        transactions: its calls, if the producer is transactional.
+    """
+
+    def __init__(
+        self,
+        config: ProducerConfig,
+        environment: Environment,
+        loop: asyncio.AbstractEventLoop,
+        *,
+        client_id: str,
+        version: str,
+        observer: Observer,
+        slow_submit: Callable[..., Any],
+        plain_records: bool,
+    ) -> None:
+        self.config = config
+        self.loop = loop
+        self.observer = observer
+        self.failure: KafkaError | None = None
+        self.transactions: TransactionCalls | None = None
+        self._driver: TransactionDriver | None = None
+        self._coordinators: Coordinators | None = None
+        self._closing = False
+        self._tasks: list[asyncio.Task[None]] = []
+        self._retry = ExponentialBackoff(
+            config.retry_backoff_ms / 1000, config.retry_backoff_max_ms / 1000
+        )
+        self._rng = environment.rng
+        self._sticky = StickyLoad(config.partitioner_adaptive_partitioning_enable)
+        self._codec = codec_of(config)
+        self._executor = ThreadPoolExecutor(2, "aiokprod-codec") if self._codec else None
+        self.memory = BufferMemory(config.buffer_memory, self.wake_sender)
+        self.flushes = FlushTracker()
+        self.quota = BrokerMemoryQuota(config.buffer_memory, self._several_nodes)
+        self.metadata = Metadata(config, environment.rng)
+        self.client = NetworkClient(
+            config,
+            environment,
+            loop,
+            on_wakeup=self._on_network,
+            on_disconnect=self._on_disconnect,
+            on_throttle=observer.on_throttle,
+            on_connection_opened=self._on_connected,
+            on_connection_closed=self._on_connection_closed,
+            on_callback_error=self.fail,
+            client_id=client_id,
+            software_version=version,
+        )
+        self.state = self._producer_state()
+        self.accumulator = RecordAccumulator(
+            config,
+            loop=loop,
+            memory=self.memory,
+            compressor=BatchCompressor(self._codec, self._executor, loop, self._on_batch_closed),
+            flushes=self.flushes,
+            quota=self.quota,
+            choose_partition=self._choose_sticky,
+            admit=self.state.gate.admit,
+            wakeup=self.wake_sender,
+            # Every partition more costs a transaction an addition and a marker.
+            sticky_to_growth=config.transactional_id is not None,
+        )
+        self.sender = Sender(
+            config,
+            loop=loop,
+            accumulator=self.accumulator,
+            client=self.client,
+            metadata=self.metadata,
+            state=self.state,
+            backoff=self._backoff,
+            splitter=BatchSplitter(config.batch_size, self._codec),
+            observer=observer,
+            on_refused=self._on_refused,
+        )
+        self.updater = self._metadata_updater()
+        self.yield_queue = YieldQueue(loop, environment.stopwatch, self.memory)
+        self.appender = Appender(
+            memory=self.memory,
+            open_new_batch=self.accumulator.open_new_batch,
+            slow_submit=slow_submit,
+            unix_ms=environment.unix_ms,
+            yield_queue=self.yield_queue,
+            max_request_size=config.max_request_size,
+            sticky_limit=self.accumulator.sticky_limit,
+            ignore_keys=config.partitioner_ignore_keys,
+        )
+        self.fast_path = FastPathSwitch(
+            self.appender,
+            plain_records=plain_records,
+            transactional=config.transactional_id is not None,
+        )
+        self.topic_slots = TopicSlots(
+            self.appender.topics, self.accumulator, self.state.sequences, loop.time
+        )
+        self.warm_up = WarmUp(
+            loop, self.metadata, self.client, self.sender.auth_failures, lambda: self.failure
+        )
+        self.metadata.on_change(self._on_snapshot)
+
+    def _producer_state(self) -> ProducerState:
+        if self.config.transactional_id is not None:
+            return self._transactional_state(self.config.transactional_id)
+        if self.config.idempotent:
+            return idempotent_state(self._backoff, self.wake_sender)
+        in_flight = self.config.max_in_flight_requests_per_connection
+        return non_idempotent_state(guarantee_order=in_flight == _NOT_IDEMPOTENT_ORDERED)
+
+    def _transactional_state(self, transactional_id: str) -> ProducerState:
+        # Imported here: most producers have no transactions, and imports take time.
+        from aiokprod._engine.identity.coordinators import Coordinators
+        from aiokprod._engine.identity.transaction_calls import TransactionCalls
+        from aiokprod._engine.identity.transaction_driver import TransactionDriver
+        from aiokprod._engine.identity.transaction_manager import (
+            TransactionalIdentity,
+            TransactionManager,
+        )
+        from aiokprod._engine.identity.transactional_sequences import TransactionalSequences
+
+        manager = TransactionManager(transactional_id, loop=self.loop, engine=self)
+        self.transactions = TransactionCalls(manager, self.loop)
+        self._coordinators = Coordinators(
+            self.loop,
+            self.client,
+            self.metadata,
+            request_timeout=self.config.request_timeout_ms / 1000,
+            on_free=self.wake_sender,
+            on_refused=self.transactions.refused,
+        )
+        self._driver = TransactionDriver(
+            manager,
+            self._coordinators,
+            loop=self.loop,
+            timeout_ms=self.config.transaction_timeout_ms,
+            backoff=self._backoff,
+        )
+        source = TransactionalIdentity(manager, self._coordinators)
+        return ProducerState(TransactionalSequences(manager), manager, source)
+
+    # -- EngineControl: what a transaction switches on and off -----------------------------------
+
+    def set_accepting(self, accepting: bool) -> None:
+        """Records of the open transaction are accepted, or not."""
+        self.fast_path.set_transaction_open(accepting)
+        if accepting:
+            # The sticky partition is kept within a transaction only.
+            self.topic_slots.choose_sticky_anew(self.config.batch_size)
+
+    def set_completing(self, completing: bool) -> None:
+        """The transaction ends: flushing ignores `linger_ms`."""
+        self.accumulator.completing = completing
+
+    def wake_sender(self) -> None:
+        """Make the sender look at its queues."""
+        self.sender.wakeup()
+
+    def wake_driver(self) -> None:
+        """Make the transaction driver look for its next step."""
+        if self._driver is not None:
+            self._driver.wake()
+
+    def has_incomplete(self) -> bool:
+        """True if a batch has no outcome."""
+        return bool(self.accumulator.incomplete)
+
+    def drop_unsent(self, error: KafkaError, *, with_sequence: bool, in_doubt: bool) -> None:
+        """See `Sender.fail_unsent`."""
+        self.sender.fail_unsent(error, with_sequence=with_sequence, in_doubt=in_doubt)
+
+    def transaction_version(self) -> int:
+        """The finalized level of the cluster's transaction.version, 0 if unknown."""
+        return self.client.finalized_feature(_TRANSACTION_FEATURE)
+
+    def _metadata_updater(self) -> MetadataUpdater:
+        return MetadataUpdater(
+            self.metadata,
+            self.client,
+            self.config,
+            self.loop.time,
+            on_request_sent=self.wake_sender,
+        )
+
+    def backoff(self, attempts: int) -> float:
+        """Seconds before the next attempt, after `attempts` ≥ 1."""
+        return self._backoff(attempts)
+
+    def _backoff(self, attempts: int) -> float:
+        return self._retry.after(attempts - 1, self._rng)
+
+    # -- tasks ----------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start the background tasks."""
+        self._spawn(self.updater.run(), "aiokprod-metadata")
+        self._spawn(self.sender.run(), "aiokprod-sender")
+        if self._driver is not None:
+            self._spawn(self._driver.run(), "aiokprod-transactions")
+
+    def _spawn(self, coroutine: Coroutine[Any, Any, None], name: str) -> None:
+        task = self.loop.create_task(coroutine, name=name)
+        task.add_done_callback(self._on_task_done)
+        self._tasks.append(task)
+
+    def _on_task_done(self, task: asyncio.Task[None]) -> None:
+        if self._closing:
+            return
+        cause: BaseException
+        if task.cancelled():
+            cause = asyncio.CancelledError(f"the task {task.get_name()} was cancelled")
+        else:
+            cause = task.exception() or RuntimeError(f"the task {task.get_name()} returned")
+        self.fail(cause)
+
+    def fail(self, cause: BaseException) -> None:
+        """End the producer: every pending and later call raises ProducerFailed with this cause."""
+        if self.failure is not None or self._closing:
+            return
+        logger.error("the producer failed and must be replaced", exc_info=cause)
+        failure = ProducerFailed(
+            f"the producer failed and cannot be used any more ({type(cause).__name__}: {cause}); "
+            "close it and create a new one"
+        )
+        failure.__cause__ = cause
+        try:
+            self._stop_with(failure)
+        except BaseException:  # a signal handler raised once more
+            self._stop_with(failure)
+            raise
+        for task in self._tasks:
+            task.cancel()
+
+    def _stop_with(self, error: KafkaError) -> None:
+        self.failure = error
+        self.fast_path.stop()
+        self.memory.close(error)
+        self.quota.close(error)
+        self.metadata.close(error)
+        self.state.source.close(error)
+        self.sender.fail_all(error)
+        self.warm_up.wake()
+
+    # -- events between the parts ---------------------------------------------------------------
+
+    def _on_network(self) -> None:
+        self.sender.wakeup()
+        self.updater.on_network()
+        if self.warm_up.waiting:
+            self.warm_up.wake()
+        if self._coordinators is not None:
+            self._coordinators.on_network()
+
+    def _on_disconnect(self, node_id: int, error: KafkaError) -> None:
+        if self._coordinators is not None:
+            self._coordinators.on_disconnect(node_id, error)
+        self.updater.on_disconnect(node_id, error)
+        self.sender.auth_failures.lost(node_id, error, self.loop.time())
+        self.warm_up.wake()
+        self.sender.wakeup()
+
+    def shut_out(self) -> KafkaError | None:
+        """The refusal, if all brokers refuse the credentials; an error to be copied, or None."""
+        return self.sender.auth_failures.final_of_all(self.loop.time())
+
+    def on_unretrieved_bulk(self, records: int, error: KafkaError) -> None:
+        """A result of `send_many` or `send_table` with failed records was dropped unread.
+
+        May be called from any thread. `error` is that of the first of `records` failures.
+        """
+        logger.error(
+            "%d records of a bulk call failed and its result was not read, the first one: %s",
+            records, error,
+        )  # fmt: skip
+        partition = -1 if error.partition is None else error.partition
+        place = TopicPartition(error.topic or "", partition)
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            self.loop.call_soon_threadsafe(
+                self.observer.on_unretrieved_failure, place, records, error
+            )
+
+    def _on_refused(self, refusals: AuthFailures) -> None:
+        """Fail the calls that wait for memory held by records that fail because of a refusal."""
+        now = self.loop.time()
+        for node_id, error in refusals.final_failures(now).items():
+            self.quota.refuse(node_id, error)
+        error_of_all = refusals.final_of_all(now)
+        if error_of_all is not None:
+            self.quota.refuse(None, error_of_all)
+            self.memory.refuse(error_of_all)
+
+    def _on_connected(self, node_id: int) -> None:
+        self.sender.auth_failures.connected(node_id)
+        self.observer.on_connection_opened(node_id)
+
+    def _on_connection_closed(self, node_id: int, error: KafkaError | None) -> None:
+        self.sender.auth_failures.closed(node_id)
+        self.observer.on_connection_closed(node_id, error)
+
+    def _on_batch_closed(self, batch: ProducerBatch, error: BaseException | None) -> None:
+        self.sender.on_batch_closed(batch, error)
+
+    def _on_snapshot(self, snapshot: ClusterSnapshot) -> None:
+        self.topic_slots.on_snapshot(snapshot)
+        self.accumulator.on_snapshot(snapshot, self.loop.time())
+        self.quota.look_again()
+        self.sender.on_snapshot()
+        if self._coordinators is not None:
+            self._coordinators.on_snapshot(snapshot)
+        self.observer.on_metadata_updated(snapshot)  # last: it may send
+
+    def _several_nodes(self) -> bool:
+        return len(self.metadata.snapshot.nodes) > 1
+
+    def _choose_sticky(self, slot: TopicSlot) -> int:
+        """The next partition for records without key (KIP-794). Chosen from a sample if the topic
+        has many partitions, so that the cost of a batch does not depend on their number."""
+        snapshot = self.metadata.snapshot
+        available: Sequence[int] = snapshot.available_partitions(slot.topic)
+        usable: Sequence[int] = ()
+        if len(available) > 2 * _STICKY_SAMPLE:
+            usable = self.accumulator.usable(slot, self._rng.sample(available, _STICKY_SAMPLE))
+        usable = usable or self.accumulator.usable(slot, available) or available
+        return self._sticky.next_partition(
+            usable, len(slot.slots), self.accumulator.loads(slot, usable), self._rng
+        )
+
+    def gauges(self) -> dict[str, float]:
+        """The gauges of `metrics()`: present values by name."""
+        return {
+            "buffer_available_bytes": self.memory.limit - self.memory.used,
+            "buffer_total_bytes": self.memory.limit,
+            "batches_incomplete": len(self.accumulator.incomplete),
+            "requests_in_flight": self.client.total_in_flight(),
+            "waiting_sends": self.memory.waiting + self.quota.waiting,
+        }
+
+    # -- end ------------------------------------------------------------------------------------
+
+    def refuse(self, error: KafkaError) -> None:
+        """Accept no more records; calls that wait to append one raise `error`."""
+        self.fast_path.stop()
+        self.accumulator.closing = True
+        self.memory.close(error)
+        self.quota.close(error)
+        self.metadata.refuse(error)
+        self.sender.wakeup()
+
+    async def drain(self, deadline: float) -> None:
+        """Wait until every appended record has an outcome, at most until `deadline`."""
+        pending = list(self.accumulator.incomplete)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout_at(deadline):
+                await self.flushes.wait(pending)
+
+    async def close(self, deadline: float) -> None:
+        """Fail the remaining records, end the tasks, close the connections.
+
+        Cancellation: stops waiting; tasks are cancelled and connections are being closed.
+        """
+        self._closing = True
+        error = self.failure or ProducerClosed(
+            "the producer was closed before the record was acknowledged"
+        )
+        self._stop_with(error)
+        for task in self._tasks:
+            task.cancel()
+        if self._executor is not None:
+            self._executor.shutdown(wait=False, cancel_futures=True)
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.client.close(deadline, error)

@@ -1,0 +1,243 @@
+"""`send_table`: appends the rows of Arrow tables.
+
+Rows that need a decision (memory is short, unknown topic, too large, an interceptor) become Python
+objects and take the slow path of a single record; all others never become objects.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import TYPE_CHECKING, Any, Final
+
+from aiokprod._arrow.c_data import ArrowImportError, InvalidRow, Stream, exports_array, open_table
+from aiokprod._arrow.table_appender import TableAppender
+from aiokprod._client.bulk_result import BulkResult, wait_settled
+from aiokprod._client.send_many import BulkSender, unreadable
+from aiokprod._client.table_schema import layout_of
+from aiokprod.errors import ConfigError, KafkaError, Outcome
+from aiokprod.records import validate_topic
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from aiokprod._arrow.c_data import Chunk, Layout
+    from aiokprod._client.runtime import Runtime
+    from aiokprod._client.slow_path import SlowPath
+
+_SLOW_RUN: Final = 64
+"""Consecutive rows on the slow path before it yields to the loop: a refusal does not suspend."""
+
+
+class TableReader:
+    """The record batches of a table, without stalling the loop.
+
+    A single batch is available at once. A stream may compute, so it is read in a worker thread, one
+    batch ahead, and batches that were sent are released there.
+    """
+
+    def __init__(self, stream: Stream, loop: asyncio.AbstractEventLoop) -> None:
+        self._stream = stream
+        self._loop = loop
+        self._ahead: asyncio.Future[Chunk | None] | None = None
+        self.schema = stream.schema
+
+    @classmethod
+    async def open(cls, table: Any, loop: asyncio.AbstractEventLoop) -> TableReader:
+        """Raises ConfigError if the object is no table."""
+        try:
+            if exports_array(table):
+                return cls(open_table(table), loop)
+            return cls(await loop.run_in_executor(None, open_table, table), loop)
+        except TypeError as error:
+            if hasattr(table, "__arrow_c_array__") or hasattr(table, "__arrow_c_stream__"):
+                raise _no_export(table, error) from error
+            raise ConfigError(
+                "send_table takes a table with the Arrow C data interface (__arrow_c_array__ or "
+                "__arrow_c_stream__), as those of pyarrow, polars, duckdb and nanoarrow have; not "
+                f"{type(table).__name__}"
+            ) from None
+        except ArrowImportError as error:
+            raise ConfigError(
+                f"the table of type {type(table).__name__} is damaged: {error}"
+            ) from None
+        except Exception as error:
+            raise _no_export(table, error) from error
+
+    async def next(self, done: Chunk | None) -> Chunk | None:
+        """The next batch, None at the end; releases `done`.
+
+        Raises whatever the stream raises. Cancellation: `close` releases the batch read ahead.
+        """
+        if self._stream.is_single:
+            return _exchange(self._stream, done)
+        waiting = self._ahead or self._read(None)
+        self._ahead = None
+        try:
+            chunk = await waiting
+        except Exception:
+            if done is not None:
+                done.close()  # now, because the traceback references it
+            raise
+        self._ahead = self._read(done) if chunk is not None else None
+        if chunk is None and done is not None:
+            await self._loop.run_in_executor(None, done.close)
+        return chunk
+
+    def _read(self, done: Chunk | None) -> asyncio.Future[Chunk | None]:
+        reading = self._loop.run_in_executor(None, _exchange, self._stream, done)
+        reading.add_done_callback(_look_at)
+        return reading
+
+    def close(self) -> None:
+        """Release the batches that `next` has not returned."""
+        ahead = self._ahead
+        if ahead is not None and not ahead.cancel() and not ahead.cancelled():
+            chunk = None if ahead.exception() else ahead.result()
+            if chunk is not None:
+                chunk.close()
+        self._stream.close()
+
+
+def _exchange(stream: Stream, done: Chunk | None) -> Chunk | None:
+    if done is not None:
+        done.close()
+    return stream.next()
+
+
+def _look_at(reading: asyncio.Future[Chunk | None]) -> None:
+    if not reading.cancelled():
+        reading.exception()  # marks it as retrieved: `next` may have been cancelled
+
+
+def _no_export(table: Any, error: Exception) -> ConfigError:
+    return ConfigError(
+        f"the table of type {type(table).__name__} could not be exported by the Arrow C data "
+        f"interface ({type(error).__name__}, chained)"
+    )
+
+
+class TableSender(BulkSender):
+    """One `send_table` call."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        slow_path: SlowPath,
+        check: Callable[[], None],
+        max_block: float,
+    ) -> None:
+        super().__init__(runtime, slow_path, check, max_block)
+        self._slow_rows = 0
+
+    async def send_table(
+        self, topic: str | None, table: Any, names: Mapping[str, str | None]
+    ) -> BulkResult:
+        """See `Producer.send_table`; `names` is the column per role."""
+        with self.awaiting():
+            await self._hand_over(topic, table, names)
+            return await self._finish()
+
+    async def hand_over(
+        self, topic: str | None, table: Any, names: Mapping[str, str | None]
+    ) -> None:
+        """As `send_table`, but returns once every row is in a batch or refused, which waits while
+        memory is short. What becomes of the rows is to be seen in the attributes, and is complete
+        once the batches in `tracker` are settled. A transaction with a refused row can only be
+        aborted, as with `send_table`.
+
+        For callers with many tables, whose outcomes they look at later.
+        """
+        await self._hand_over(topic, table, names)
+        self._tell_refused()
+
+    async def wait_settled(self) -> None:
+        """After `hand_over`: wait until every batch with rows of the table has its outcome."""
+        await wait_settled(self.tracker.cores)
+
+    async def _hand_over(
+        self, topic: str | None, table: Any, names: Mapping[str, str | None]
+    ) -> None:
+        if topic is not None:
+            topic = validate_topic(topic)
+        reader = await TableReader.open(table, self._runtime.loop)
+        try:
+            layout = layout_of(reader.schema, topic, names)
+            await self._send_all(reader, layout, topic)
+        finally:
+            reader.close()
+
+    async def _send_all(self, reader: TableReader, layout: Layout, topic: str | None) -> None:
+        appender = TableAppender(self._runtime.appender, self.tracker)
+        chunk: Chunk | None = None
+        try:
+            while (chunk := await self._next(reader, chunk, layout)) is not None:
+                await self._send_chunk(appender, chunk, topic)
+        finally:
+            if chunk is not None:
+                chunk.close()
+
+    async def _next(self, reader: TableReader, done: Chunk | None, layout: Layout) -> Chunk | None:
+        """The next batch, bound to the layout; None at the end, or if reading failed."""
+        if self.interrupted is not None:
+            if done is not None:
+                done.close()
+            return None
+        chunk = None
+        try:
+            chunk = await reader.next(done)
+            if chunk is not None:
+                chunk.bind(layout)
+            return chunk
+        except Exception as error:
+            if chunk is not None:
+                chunk.close()
+            broken = unreadable("table", "row", self._position, error)
+            if not self._position:
+                raise broken from error
+            self._break_off(broken)
+            return None
+
+    async def _send_chunk(self, appender: TableAppender, chunk: Chunk, topic: str | None) -> None:
+        base = self._position
+        end = base + len(chunk)
+        try:
+            while self._position < end:
+                await self._advance_table(appender, chunk, topic, base)
+        except KafkaError as error:
+            self._refuse(range(self._position, end), error)
+            self.interrupted = error
+
+    async def _advance_table(
+        self, appender: TableAppender, chunk: Chunk, topic: str | None, base: int
+    ) -> None:
+        """Append as many rows as possible without waiting, or one by the slow path."""
+        self._check()
+        before = self._position
+        slot = None if topic is None else self._slot(topic, None)
+        if self._runtime.appender.enabled and (topic is None or slot is not None):
+            with contextlib.suppress(MemoryError):  # the slow path reports the error of the row
+                appender.append(chunk, slot, before - base)
+        if self._position > before and self._runtime.yield_queue.slice_is_over():
+            await asyncio.sleep(0)
+        elif self._position - base < len(chunk):
+            await self._row(chunk, topic, base)
+
+    async def _row(self, chunk: Chunk, topic: str | None, base: int) -> None:
+        position = self._position
+        self._slow_rows += 1
+        if not self._slow_rows % _SLOW_RUN:
+            await asyncio.sleep(0)
+        try:
+            own_topic, value, key, partition, timestamp, headers = chunk.row(position - base)
+        except InvalidRow as error:
+            self.refused[position] = ConfigError(f"row {position}: {error}")
+            return
+        except MemoryError as error:
+            own = KafkaError(f"no memory to read row {position}", outcome=Outcome.NOT_SENT)
+            own.__cause__ = error
+            self.refused[position] = own
+            return
+        name = own_topic if topic is None else topic
+        assert name is not None, "a row has a topic where the table has a column for it"
+        await self._one(position, (name, value, key, partition, timestamp, headers))

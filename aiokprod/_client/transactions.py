@@ -1,0 +1,212 @@
+"""The transactional calls of `Producer`: one object per producer.
+
+Refuses concurrent calls, sets deadlines, and ends what `async with` began.
+The states of a transaction are in `_engine.identity`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
+
+from aiokprod._client.validation import check_timeout
+from aiokprod._consumer_groups import checked_offsets, group_metadata
+from aiokprod._engine.identity.transaction_states import TxnState
+from aiokprod.errors import (
+    AbortableTransactionError,
+    ConfigError,
+    FatalTransactionError,
+    KafkaError,
+    Outcome,
+    TransactionError,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterator
+    from types import TracebackType
+
+    from aiokprod._engine.identity.transaction_calls import TransactionCalls
+
+logger = logging.getLogger(__name__)
+
+R = TypeVar("R")
+
+_ABORTABLE: Final = frozenset({TxnState.IN_TRANSACTION, TxnState.ABORTABLE_ERROR})
+
+
+class Transactions:
+    """The transactional calls of one producer.
+
+    `calls()` gives those of the started producer and raises if the producer cannot be used.
+    """
+
+    def __init__(self, calls: Callable[[], TransactionCalls | None], max_block: float) -> None:
+        self._calls_of = calls
+        self._max_block = max_block
+        self._busy: str | None = None
+
+    async def initialise(self) -> None:
+        """Get the producer id; see `Producer.start`. Any number of tasks may wait for it."""
+        calls = self._calls_of()
+        if calls is not None:
+            await calls.initialise(asyncio.get_running_loop().time() + self._max_block)
+
+    async def begin(self, timeout: float | None) -> None:
+        """See `Producer.begin_transaction`."""
+        check_timeout("begin_transaction", timeout)
+        with self._alone("begin_transaction") as (calls, start):
+            await calls.begin(self._deadline(timeout, start))
+
+    async def end(self, *, commit: bool, timeout: float | None) -> None:
+        """See `Producer.commit_transaction` and `abort_transaction`."""
+        name = "commit_transaction" if commit else "abort_transaction"
+        check_timeout(name, timeout)
+        with self._alone(name) as (calls, start):
+            await calls.end(commit=commit, deadline=self._deadline(timeout, start))
+
+    async def send_offsets(self, offsets: Any, group: Any, timeout: float | None) -> None:
+        """See `Producer.send_offsets_to_transaction`."""
+        check_timeout("send_offsets_to_transaction", timeout)
+        with self._alone("send_offsets_to_transaction") as (calls, start):
+            calls.manager.check_open()
+            checked, place = checked_offsets(offsets), group_metadata(group)
+            if checked:
+                await calls.send_offsets(checked, place, self._deadline(timeout, start))
+
+    async def prepare(self) -> tuple[int, int, bool]:
+        """Producer id, epoch and protocol (True: the second) for an EndTxn by another process; the
+        flushed transaction stays open when the producer is closed. See `TransactionCalls`."""
+        with self._alone("prepare_transaction") as (calls, _):
+            return calls.prepare()
+
+    @property
+    def needs_abort(self) -> bool:
+        """True if a transaction is open that can only, or still, be aborted."""
+        calls = self._calls_of()
+        return calls is not None and calls.manager.state in _ABORTABLE
+
+    @property
+    def commit_unknown(self) -> bool:
+        """True if a commit was asked for and its caller never got a definite answer."""
+        calls = self._calls_of()
+        ending = None if calls is None else calls.manager.ending
+        return ending is not None and ending.commit
+
+    @contextlib.contextmanager
+    def _alone(self, name: str) -> Iterator[tuple[TransactionCalls, float]]:
+        calls = self._calls_of()
+        if calls is None:
+            raise ConfigError(
+                f"{name}: this producer has no transactions; create it with transactional_id=..., "
+                "a name that is the same after a restart and different in every instance"
+            )
+        if self._busy is not None:
+            raise TransactionError(
+                f"{name}: {self._busy} is in progress in another task; transactional calls of a "
+                "producer come one after the other",
+                outcome=Outcome.NOT_SENT,
+            )
+        self._busy = name
+        try:
+            yield calls, asyncio.get_running_loop().time()
+        finally:
+            self._busy = None
+
+    def _deadline(self, timeout: float | None, start: float) -> float:
+        return start + (self._max_block if timeout is None else timeout)
+
+
+class Transaction:
+    """``async with producer.transaction() as txn``: commits at the end, aborts on an exception.
+
+    Records are sent with the producer's own calls. The body must not end the transaction itself.
+
+    The exception of the body is raised on, also if aborting fails (logged then). A commit that
+    fails with AbortableTransactionError is aborted before that is raised. A commit without a
+    definite answer raises KafkaTimeout: the outcome is unknown, and
+    ``await producer.commit_transaction()`` goes on waiting for it.
+
+    Cancellation: aborts; a second cancellation ends the waiting only, and the next transaction
+    waits until the abort is through.
+    """
+
+    def __init__(self, transactions: Transactions, timeout: float | None) -> None:
+        self._transactions = transactions
+        self._timeout = timeout
+
+    async def __aenter__(self) -> Self:
+        await self._transactions.begin(self._timeout)
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if exc is not None:
+            await self._abort_after(exc)
+            return
+        try:
+            await self._transactions.end(commit=True, timeout=self._timeout)
+        except (AbortableTransactionError, asyncio.CancelledError) as error:
+            await self._abort_after(error)
+            raise
+
+    async def send_offsets(self, offsets: Any, group_metadata: Any) -> None:
+        """See `Producer.send_offsets_to_transaction`."""
+        await self._transactions.send_offsets(offsets, group_metadata, self._timeout)
+
+    async def _abort_after(self, reason: BaseException) -> None:
+        if isinstance(reason, FatalTransactionError):
+            return  # the coordinator aborts what a fenced or broken producer left
+        try:
+            if self._transactions.needs_abort:
+                await self._transactions.end(commit=False, timeout=self._timeout)
+        except KafkaError as error:
+            logger.warning("aborting after %r failed: %s", reason, error)
+
+
+async def run_transaction(
+    transactions: Transactions,
+    function: Callable[[Transaction], Awaitable[R]],
+    *,
+    retries: int,
+    timeout: float | None,
+    pause: Callable[[int], float],
+) -> R:
+    """See `Producer.run_transaction`. `pause(attempt)` is the backoff in seconds."""
+    attempt = 0
+    while True:
+        try:
+            async with Transaction(transactions, timeout) as txn:
+                return await function(txn)
+        except KafkaError as error:
+            attempt += 1
+            if attempt > retries or not _repeatable(error) or transactions.commit_unknown:
+                raise
+            logger.info("repeating a transaction after attempt %d: %s", attempt, error)
+        await asyncio.sleep(pause(attempt))
+
+
+async def abort_on_close(calls: TransactionCalls, deadline: float, max_block: float) -> None:
+    """Abort the open transaction of a producer that is being closed, or finish the one that is
+    ending; waits up to `max_block` seconds, and at most until `deadline` (loop time)."""
+    manager = calls.manager
+    if manager.progress.prepared:
+        return
+    limit = min(deadline, asyncio.get_running_loop().time() + max_block)
+    with contextlib.suppress(KafkaError):
+        if manager.state in _ABORTABLE:
+            await calls.end(commit=False, deadline=limit)
+        elif manager.ending is not None:
+            await calls.end(commit=manager.ending.commit, deadline=limit)
+
+
+def _repeatable(error: KafkaError) -> bool:
+    """True if repeating the transaction can succeed."""
+    if isinstance(error, TransactionError):
+        return isinstance(error, AbortableTransactionError)
+    return error.retriable

@@ -1,0 +1,203 @@
+"""Checks of what users pass: every refusal names the argument, its value and the mend."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import TYPE_CHECKING, Any, Final
+
+from aiokprod._config.fields import unknown_key
+from aiokprod._net.dialer import TcpDialer
+from aiokprod._redaction import redacted
+from aiokprod.config import ProducerConfig
+from aiokprod.environment import Environment
+from aiokprod.errors import ConfigError
+from aiokprod.observer import HOOKS
+from aiokprod.records import (
+    ProducerRecord,
+    validate_partition,
+    validate_timestamp_ms,
+    validate_topic,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from aiokprod.interceptors import ProducerInterceptor
+    from aiokprod.records import Header
+
+_INTERCEPTOR_METHODS: Final = ("on_send", "on_acknowledgement", "close")
+
+
+@redacted(ConfigError)
+def checked_config(config: Any, settings: dict[str, Any]) -> ProducerConfig:
+    """The configuration of a producer: a ready one, or keyword settings.
+
+    `settings` is emptied: passwords in it must not stay in a local variable of the caller, whose
+    frame is in the traceback of a refusal.
+    """
+    given = dict(settings)
+    settings.clear()
+    if config is None:
+        known = [setting.name for setting in dataclasses.fields(ProducerConfig)]
+        for name in given:
+            if name not in known:
+                raise unknown_key(name, known)
+        if "bootstrap_servers" not in given:
+            raise ConfigError('bootstrap_servers is missing: name at least one "host:port"')
+        return ProducerConfig(**given)
+    if not isinstance(config, ProducerConfig):
+        raise ConfigError(
+            f"config must be a ProducerConfig, not {type(config).__name__}; for a mapping use "
+            "ProducerConfig.from_mapping(...)"
+        )
+    if given:
+        raise ConfigError(
+            f"give either a ProducerConfig or keyword settings, not both: {sorted(given)}"
+        )
+    return config
+
+
+def tcp_environment(config: ProducerConfig) -> Environment:
+    """The real world: plain TCP, the system's clock, unseeded randomness."""
+    return Environment(
+        TcpDialer(
+            send_buffer_bytes=config.send_buffer_bytes,
+            receive_buffer_bytes=config.receive_buffer_bytes,
+        )
+    )
+
+
+def checked_interceptors(interceptors: Any) -> tuple[ProducerInterceptor, ...]:
+    """The interceptors, each with all of its methods."""
+    try:
+        found = tuple(interceptors)
+    except TypeError:
+        raise ConfigError(
+            f"interceptors must be a list of interceptor objects, not {type(interceptors).__name__}"
+        ) from None
+    for number, interceptor in enumerate(found):
+        _check_methods(f"interceptors[{number}]", interceptor, _INTERCEPTOR_METHODS)
+    return found
+
+
+def check_plugins(observer: Any, environment: Any) -> None:
+    """Reject an observer without any hook, and an environment that is no `Environment`."""
+    if observer is not None:
+        _check_observer(observer)
+    if environment is not None and not isinstance(environment, Environment):
+        raise ConfigError(
+            f"environment must be an Environment, not {type(environment).__name__}; leave it out "
+            "to use the network"
+        )
+
+
+def _check_observer(observer: Any) -> None:
+    found = [getattr(observer, hook, None) for hook in HOOKS]
+    if isinstance(observer, type) or not any(map(callable, found)):
+        raise ConfigError(
+            f"observer of type {type(observer).__name__} must be an object with some of the "
+            f"methods {', '.join(HOOKS)}"
+            + ("; pass an instance" if isinstance(observer, type) else "; it has none of them")
+        )
+    for hook, method in zip(HOOKS, found, strict=True):
+        if method is not None and not callable(method):
+            raise ConfigError(f"observer of type {type(observer).__name__}: {hook} is no method")
+
+
+def _check_methods(name: str, plugin: Any, methods: Sequence[str]) -> None:
+    missing = [method for method in methods if not callable(getattr(plugin, method, None))]
+    if isinstance(plugin, type) or missing:
+        raise ConfigError(
+            f"{name} of type {type(plugin).__name__} must be an object with the methods "
+            f"{', '.join(methods)}"
+            + (f"; {', '.join(missing)} missing" if missing else "; pass an instance")
+        )
+
+
+def check_timeout(call: str, timeout: Any, *, zero: bool = True) -> None:
+    """Refuse what is neither None nor a number of seconds ≥ 0 (> 0 without `zero`)."""
+    if timeout is None:
+        return
+    number = not isinstance(timeout, bool) and isinstance(timeout, (int, float))
+    if not number or math.isnan(timeout) or timeout < 0 or (timeout == 0 and not zero):
+        raise ConfigError(
+            f"{call}: timeout must be a number of seconds {'≥' if zero else '>'} 0 or None, not "
+            f"{timeout!r}"
+        )
+
+
+def checked_topics(call: str, topics: Any) -> list[str]:
+    """Legal topic names."""
+    if isinstance(topics, (str, bytes)):
+        raise ConfigError(f"{call} takes a list of topics, not {topics!r}: write [{topics!r}]")
+    try:
+        names = list(topics)
+    except TypeError:
+        raise ConfigError(f"{call} takes a list of topics, not {type(topics).__name__}") from None
+    return [validate_topic(name) for name in names]
+
+
+def checked_record(
+    topic: Any,
+    value: Any,
+    key: Any,
+    partition: Any,
+    timestamp_ms: Any,
+    headers: Any,
+) -> ProducerRecord[Any, Any]:
+    """The arguments of a call as a record.
+
+    Raises:
+        ConfigError: names the argument, its value and the mend.
+    """
+    validate_topic(topic)
+    if partition is not None:
+        validate_partition(partition)
+    if timestamp_ms is not None:
+        validate_timestamp_ms(timestamp_ms)
+    topic = str.__str__(topic)  # a StrEnum's member, too, becomes a plain str
+    return ProducerRecord(topic, value, key, partition, timestamp_ms, checked_headers(headers))
+
+
+def checked_headers(headers: Any) -> Sequence[Header]:
+    """Headers as (str, bytes | None) tuples; None is no headers; a dict's items are taken.
+
+    Raises:
+        ConfigError: names the header and the mend. Values are never shown.
+    """
+    if headers is None:
+        return ()
+    if isinstance(headers, dict):
+        headers = headers.items()
+    checked: list[Header] = []
+    try:
+        pairs = [tuple(pair) for pair in headers]
+    except TypeError:
+        pairs = None
+    if pairs is None or isinstance(headers, (str, bytes)):
+        raise ConfigError(
+            f"headers must be a list of (str, bytes) pairs, not {type(headers).__name__}"
+        )
+    for number, pair in enumerate(pairs):
+        if len(pair) != 2 or not isinstance(pair[0], str):
+            raise ConfigError(f"headers[{number}] must be a pair of str and bytes (or None)")
+        name, value = pair
+        if isinstance(value, (bytearray, memoryview)):
+            value = bytes(value)
+        if isinstance(value, bytes):
+            value = bytes(value)  # a subclass, too, becomes plain bytes
+        elif value is not None:
+            raise ConfigError(
+                f"headers[{number}] ({name!r}) has a value of type {type(value).__name__}; "
+                "encode it to bytes"
+            )
+        try:
+            name.encode()
+        except UnicodeEncodeError as error:
+            raise ConfigError(
+                f"headers[{number}]: the name cannot be encoded as UTF-8 (lone surrogate at "
+                f"{error.start}); remove it"
+            ) from error
+        checked.append((str.__str__(name), value))
+    return checked

@@ -1,0 +1,83 @@
+"""Connects to the leaders of topics before the first record; see `Producer.warm`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from aiokprod._engine.wakeup import WakeupEvent
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable
+
+    from aiokprod._engine.metadata.cache import Metadata
+    from aiokprod._engine.sender.auth_failures import AuthFailures
+    from aiokprod._net.client import NetworkClient
+    from aiokprod.errors import KafkaError
+
+
+class WarmUp:
+    """Waits for connections to leaders. `wake` must be called when a connection opens or ends.
+
+    Attributes:
+        waiting: events of the calls that wait.
+
+    Args:
+        failure: why the producer has ended, None while it runs.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        metadata: Metadata,
+        client: NetworkClient,
+        refusals: AuthFailures,
+        failure: Callable[[], KafkaError | None],
+    ) -> None:
+        self._loop = loop
+        self._metadata = metadata
+        self._client = client
+        self._refusals = refusals
+        self._failure = failure
+        self.waiting: dict[WakeupEvent, None] = {}  # in order, so that equal runs stay equal
+
+    def wake(self) -> None:
+        """Make the waiting calls check the connections again."""
+        for wakeup in self.waiting:
+            wakeup.set()
+
+    async def connect_leaders(self, topics: list[str], deadline: float) -> None:
+        """Connect to the leaders of `topics`; returns at `deadline` (loop time) at the latest.
+
+        Raises:
+            AuthenticationError: a leader refuses the credentials.
+            ProducerClosed, ProducerFailed: the producer ended meanwhile.
+        """
+        wakeup = WakeupEvent(self._loop)
+        known = {node: self._refusals.reason(node) for node in self._leaders(topics)}
+        self.waiting[wakeup] = None
+        try:
+            while True:
+                wakeup.clear()
+                failure = self._failure()
+                if failure is not None:
+                    raise failure.copy()
+                now = self._loop.time()
+                for node in self._leaders(topics):
+                    refusal = self._refusals.reason(node)
+                    if refusal is not None and refusal is not known.get(node):
+                        raise refusal.copy()
+                waiting = [n for n in self._leaders(topics) if not self._client.ready(n, now)]
+                if not waiting or now >= deadline:
+                    return
+                retry_at = min(self._client.retry_at(node, now) for node in waiting)
+                await wakeup.wait(min(deadline, retry_at))
+        finally:
+            del self.waiting[wakeup]
+
+    def _leaders(self, topics: list[str]) -> set[int]:
+        known = self._metadata.snapshot.topics
+        partitions = (
+            info for topic in topics if topic in known for info in known[topic].partitions
+        )
+        return {info.leader for info in partitions if info.leader is not None}

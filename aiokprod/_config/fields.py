@@ -1,0 +1,357 @@
+"""Checks of single settings, and hints for keys that are not settings of this producer.
+
+Independent of `ProducerConfig`; `config.py` attaches the checks to its fields.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from aiokprod.errors import ConfigError
+
+INT32_MAX: Final = 2**31 - 1
+INT64_MAX: Final = 2**63 - 1
+
+
+class DefaultInt(int):
+    """A default value: if it conflicts with another setting, it is changed with a warning."""
+
+    __slots__ = ()
+
+
+class Check(Protocol):
+    """The check of one setting."""
+
+    def validate(self, name: str, value: object) -> object:
+        """The normalised value.
+
+        Raises:
+            ConfigError: the value is not acceptable.
+        """
+
+    def parse(self, name: str, text: str) -> object:
+        """The value of this text in a Java properties file, not yet validated.
+
+        Raises:
+            ConfigError: the text has the wrong type.
+        """
+
+
+def refuse(name: str, value: object, fix: str) -> ConfigError:
+    """The error of an invalid value. Only for settings that contain no secret."""
+    shown = repr(value)
+    if len(shown) > 80:
+        shown = shown[:80] + "…"
+    return ConfigError(f"{name}={shown}: {fix}")
+
+
+@dataclass(frozen=True, slots=True)
+class IntRange:
+    """An int from low to high, both included, or one of the values in `also`."""
+
+    low: int
+    high: int = INT32_MAX
+    also: tuple[int, ...] = ()
+
+    def validate(self, name: str, value: object) -> int:
+        fix = f"use an int of {self.low} to {self.high}"
+        if self.also:
+            fix += " or " + ", ".join(map(str, self.also))
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise refuse(name, value, fix)
+        if value not in self.also and not self.low <= value <= self.high:
+            raise refuse(name, value, fix)
+        return value
+
+    def parse(self, name: str, text: str) -> int:
+        try:
+            return int(text.strip())
+        except ValueError:
+            raise refuse(name, text, "use a decimal integer") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """A bool, or None for "not set" if it is optional."""
+
+    optional: bool = False
+
+    def validate(self, name: str, value: object) -> bool | None:
+        if value is None and self.optional:
+            return None
+        if not isinstance(value, bool):
+            raise refuse(name, value, "use True or False")
+        return value
+
+    def parse(self, name: str, text: str) -> bool:
+        match text.strip().lower():
+            case "true":
+                return True
+            case "false":
+                return False
+        raise refuse(name, text, "use true or false")
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One of a few strings; others may be known but not built yet.
+
+    Attributes:
+        any_case: properties files may write them in any case, as for Java.
+    """
+
+    names: tuple[str, ...]
+    later: tuple[str, ...] = ()
+    optional: bool = False
+    any_case: bool = False
+
+    def validate(self, name: str, value: object) -> str | None:
+        if value is None and self.optional:
+            return None
+        if isinstance(value, str):
+            if value in self.names:
+                return value
+            if value in self.later:
+                only = " or ".join(map(repr, self.names))
+                raise refuse(name, value, f"not in this version yet; only {only} is")
+        raise refuse(name, value, "use one of " + ", ".join(map(repr, self.names)))
+
+    def parse(self, name: str, text: str) -> str:
+        text = text.strip()
+        if not self.any_case:
+            return text
+        return {known.lower(): known for known in self.names}.get(text.lower(), text)
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A string that travels in requests: no control characters, at most `longest` bytes."""
+
+    longest: int = 32767
+    optional: bool = True
+    empty_is_none: bool = False
+
+    def validate(self, name: str, value: object) -> str | None:
+        if value is None and self.optional:
+            return None
+        if not isinstance(value, str):
+            raise refuse(name, value, "use a str")
+        if not value:
+            if self.empty_is_none:
+                return None
+            raise refuse(name, value, "must not be empty")
+        # A line break in a client id could forge lines in the broker's request log.
+        if any(ord(char) < 32 or ord(char) == 127 for char in value):
+            raise refuse(name, value, "must not contain control characters")
+        try:
+            size = len(value.encode())
+        except UnicodeEncodeError:
+            raise refuse(name, value, "cannot be encoded as UTF-8") from None
+        if size > self.longest:
+            raise refuse(name, value, f"{size} bytes of UTF-8 are more than {self.longest}")
+        return value
+
+    def parse(self, name: str, text: str) -> str:
+        return text.strip()
+
+
+@dataclass(frozen=True, slots=True)
+class Acks:
+    """0, 1 or "all"; -1 and the strings of them are accepted."""
+
+    def validate(self, name: str, value: object) -> int | str:
+        if value in ("all", "-1") or (value == -1 and type(value) is int):
+            return "all"
+        if value in ("0", "1"):
+            return int(str(value))
+        if type(value) is int and value in (0, 1):
+            return value
+        raise refuse(name, value, 'use 0, 1 or "all"')
+
+    def parse(self, name: str, text: str) -> str:
+        return text.strip()
+
+
+@dataclass(frozen=True, slots=True)
+class ServerList:
+    """ "host:port" strings, or one string of them with commas; a tuple without duplicates."""
+
+    def validate(self, name: str, value: object) -> tuple[str, ...]:
+        if isinstance(value, str):
+            entries: list[str] = value.split(",")
+        elif isinstance(value, Iterable) and not isinstance(value, (bytes, bytearray, dict)):
+            entries = list(value)
+        else:
+            raise refuse(
+                name, value, 'use "host:port", "host1:port1,host2:port2" or a list of them'
+            )
+        servers: dict[str, None] = {}
+        for entry in entries:
+            if not isinstance(entry, str):
+                raise refuse(name, entry, 'each server must be a str "host:port"')
+            if entry.strip():
+                parse_address(name, entry.strip())
+                servers[entry.strip()] = None
+        if not servers:
+            raise refuse(name, value, 'name at least one server as "host:port"')
+        return tuple(servers)
+
+    def parse(self, name: str, text: str) -> str:
+        return text
+
+
+def parse_address(name: str, entry: str) -> tuple[str, int]:
+    """Host and port of "host:port", "[ipv6]:port" or "PROTOCOL://host:port".
+
+    Raises:
+        ConfigError: the entry has another form, or its port is not 1 to 65535.
+
+    Source: Java `Utils.getHost`, `Utils.getPort`.
+    """
+    if "@" in entry:  # not shown: the part before it may contain a password
+        raise ConfigError(
+            f"{name}: an address has user information before '@': use \"host:port\", and "
+            "sasl_username and sasl_password for credentials"
+        )
+    address = entry.partition("://")[2] or entry
+    host, colon, port_text = address.rpartition(":")
+    bracketed = host.startswith("[") and host.endswith("]")
+    if bracketed:
+        host = host[1:-1]
+    if not colon or not host or (":" in host and not bracketed):
+        raise refuse(name, entry, 'use "host:port"; an IPv6 address needs brackets: "[::1]:9092"')
+    if any(char.isspace() or char in "/[]@," or not char.isprintable() for char in host):
+        raise refuse(name, entry, "the host name contains a character no host name has")
+    if not (port_text.isascii() and port_text.isdigit() and 1 <= int(port_text[:6]) <= 65535):
+        raise refuse(name, entry, "the port must be 1 to 65535")
+    return host, int(port_text)
+
+
+_OBJECTS: Final = "pass an object to Producer({}) instead; class names are not loaded"
+_PEM: Final = "leave it out; keys and certificates are PEM here, not JKS or PKCS12"
+_TLS: Final = "leave it out; TLS 1.2 or newer is used; pass ssl_context for anything special"
+_SASL: Final = "it has no meaning here; see docs/security.md"
+_CA: Final = "use ssl_truststore_location (or ssl_truststore_certificates for PEM text)"
+_OIDC: Final = "pass sasl_token_provider=OidcTokens(...), see docs/security.md"
+_JVM: Final = "it configures the JVM and has no meaning here; leave it out"
+_METRICS: Final = "leave it out; read producer.metrics() or pass Producer(observer=...)"
+_BROKER: Final = "it is a broker or topic setting; set it on the cluster"
+_CONSUMER: Final = "it is a consumer setting; leave it out"
+_NOT_YET: Final = "not in this version yet; leave it out"
+
+# Keys of the Java producer without meaning here, keys of brokers, topics and consumers, and other
+# clients' names of settings; each with what to do instead.
+_HINTS: Final[dict[str, str]] = {
+    "key.serializer": _OBJECTS.format("key_serializer=..."),
+    "value.serializer": _OBJECTS.format("value_serializer=..."),
+    "partitioner.class": _OBJECTS.format("partitioner=..."),
+    "interceptor.classes": _OBJECTS.format("interceptors=[...]"),
+    "partitioner": _OBJECTS.format("partitioner=..."),
+    "interceptors": _OBJECTS.format("interceptors=[...]"),
+    "observer": _OBJECTS.format("observer=..."),
+    "partitioner.rack.aware": _NOT_YET,
+    "client.rack": _NOT_YET,
+    "transaction.two.phase.commit.enable": _NOT_YET,
+    "enable.metrics.push": "broker telemetry (KIP-714) is not in this version yet; only false is",
+    "metadata.cluster.check.enable": _NOT_YET,
+    "bootstrap.resolve.timeout.ms": "set socket_connection_setup_timeout_ms",
+    "config.providers": "read secrets in your own code and pass the values",
+    "metric.reporters": _METRICS,
+    "metrics.num.samples": _METRICS,
+    "metrics.sample.window.ms": _METRICS,
+    "metrics.recording.level": _METRICS,
+    "auto.include.jmx.reporter": _METRICS,
+    "security.providers": _JVM,
+    # names of aiokafka, kafka-python and librdkafka
+    "api.version": "leave it out; versions are negotiated with each broker",
+    "loop": "leave it out; the running loop is used",
+    "max.batch.size": "use batch_size",
+    "ssl.cafile": _CA,
+    "ssl.cadata": _CA,
+    "ssl.ca.location": _CA,
+    "ssl.ca.pem": _CA,
+    "ssl.certfile": "use ssl_keystore_location",
+    "ssl.certificate.location": "use ssl_keystore_location",
+    "ssl.certificate.pem": "use ssl_keystore_certificate_chain",
+    "ssl.keyfile": "use ssl_key_location",
+    "ssl.key.pem": "use ssl_keystore_key",
+    "ssl.password": "use ssl_key_password",
+    "ssl.crlfile": "use ssl_crl_location",
+    "ssl.check.hostname": "use ssl_endpoint_identification_algorithm",
+    "enable.ssl.certificate.verification": "certificates are always verified; "
+    "pass an ssl_context of your own for anything else",
+    "sasl.mechanisms": "use sasl_mechanism",
+    "sasl.plain.username": "use sasl_username",
+    "sasl.plain.password": "use sasl_password",
+    "sasl.oauth.token.provider": "use sasl_token_provider",
+    "sasl.jaas.config": "use sasl_username and sasl_password, or sasl_token_provider, "
+    "not JAAS text",
+    "message.max.bytes": "use max_request_size; this one is the broker's",
+    "message.timeout.ms": "use delivery_timeout_ms",
+    "socket.timeout.ms": "use request_timeout_ms",
+    "queue.buffering.max.ms": "use linger_ms",
+    "queue.buffering.max.kbytes": "use buffer_memory (bytes)",
+    "queue.buffering.max.messages": "use buffer_memory (bytes)",
+    "batch.num.messages": "use batch_size (bytes)",
+    "compression.codec": "use compression_type",
+    "compression.level": "use compression_gzip_level, compression_lz4_level or _zstd_level",
+    "max.in.flight": "use max_in_flight_requests_per_connection",
+    "request.required.acks": "use acks",
+    "metadata.broker.list": "use bootstrap_servers",
+    "topic.metadata.refresh.interval.ms": "use metadata_max_age_ms",
+    "message.send.max.retries": "use retries",
+    # brokers and topics
+    "replica.lag.time.max.ms": _BROKER,
+    "unclean.leader.election.enable": _BROKER,
+    "min.insync.replicas": _BROKER,
+    "message.timestamp.type": _BROKER,
+    "max.message.bytes": _BROKER,
+    "auto.create.topics.enable": "use allow_auto_create_topics; this one is the cluster's",
+    "num.partitions": _BROKER,
+    "default.replication.factor": _BROKER,
+    "retention.ms": _BROKER,
+    "cleanup.policy": _BROKER,
+    "transaction.max.timeout.ms": _BROKER,
+    # consumers
+    "group.id": _CONSUMER,
+    "auto.offset.reset": _CONSUMER,
+    "isolation.level": _CONSUMER,
+    "key.deserializer": _CONSUMER,
+    "value.deserializer": _CONSUMER,
+}
+
+_PREFIX_HINTS: Final[tuple[tuple[str, str], ...]] = (
+    ("ssl.keystore.", _PEM),
+    ("ssl.truststore.", _PEM),
+    ("ssl.", _TLS),
+    ("sasl.oauthbearer.", _OIDC),
+    ("sasl.kerberos.", "tickets come from the cache or sasl_kerberos_keytab, not kinit"),
+    ("sasl.", _SASL),
+    ("log.", _BROKER),
+    ("broker.", _BROKER),
+    ("consumer.", _CONSUMER),
+)
+
+
+_MISSPELT: Final = 0.9
+"""Similarity above which a key is taken for a misspelt setting."""
+
+
+def unknown_key(key: str, known: Iterable[str]) -> ConfigError:
+    """The error of an unknown key: what to use instead, or the most similar setting."""
+    dotted = key.strip().lower().replace("_", ".")
+    hint = _HINTS.get(dotted)
+    names = [name.replace("_", ".") for name in known]
+    near = difflib.get_close_matches(dotted, names, n=1, cutoff=_MISSPELT)
+    if hint is None and not near:
+        hint = next((text for prefix, text in _PREFIX_HINTS if dotted.startswith(prefix)), None)
+    if hint is not None:
+        return ConfigError(f"{key!r} is not a setting of this producer: {hint}")
+    near = near or difflib.get_close_matches(dotted, names, n=1)
+    if near:
+        style = near[0].replace(".", "_") if "_" in key else near[0]
+        return ConfigError(f"{key!r} is not a setting; did you mean {style!r}?")
+    return ConfigError(f"{key!r} is not a setting, and no setting has a similar name")

@@ -1,0 +1,168 @@
+# cython: language_level=3
+"""Fairness between tasks that submit records: which of them continue in this pass of the loop.
+
+A task that keeps submitting after the pass's time slice is over waits in a queue. In each of the
+next passes a group of the queued tasks continues. If all of them continued in the next pass,
+thousands of tasks would make it last as long as all their records take, and the sockets of brokers
+would be served only once in that time.
+"""
+
+from asyncio import current_task
+from collections import deque
+
+from libc.math cimport INFINITY
+
+from aiokprod._core.batch cimport MemoryBudget
+
+FIRST = 16
+MOST = 256
+ROUND = 512
+LONG = 0.0005
+
+
+cdef class YieldQueue:
+    """Decides which tasks have to wait, and resumes them group by group.
+
+    A pass of the loop is open from its first record on. Its time slice is `slice_length` seconds of
+    the loop's clock. The clock is read with every 64th record only, because reading it costs more
+    than an append. Once the slice is over, a task has to wait if it submits its second record in a
+    row; a task that submits one record in a pass never waits.
+
+    The next group is half as large if this one used the loop for longer than `LONG` seconds (of
+    `stopwatch`), else twice as large, but never so small that a task waits for more than `ROUND`
+    passes. Time used by other tasks of the pass does not count. While a quarter of the memory is in
+    use the group stays small: a resumed task that finds no memory has to wait again, and longer.
+
+    A signal handler may raise between any two steps, so `scheduled` is separate from the queue:
+    the next `join` schedules a release that was not scheduled because of an exception.
+    """
+
+    def __init__(self, loop not None, stopwatch, MemoryBudget memory not None,
+                 double slice_length=0.001):
+        self.loop = loop
+        self.is_running = loop.is_running
+        self.clock = loop.time
+        self.stopwatch = stopwatch
+        self.memory = memory
+        self.slice_length = slice_length
+        self.line = deque()
+
+    @property
+    def waiting(self):
+        """Number of waiting tasks."""
+        return len(self.line)
+
+    def slice_is_over(self):
+        """True if appends have used the loop for longer than a time slice in this pass."""
+        return self.pass_open and self.slice_over()
+
+    # -- the current pass -----------------------------------------------------------------------
+
+    cdef int open_pass(self) except -1:
+        # `pass_open` is set last: if `clock` or `call_soon` raises, no `close_pass` is scheduled.
+        self.overrun = False
+        self.last_task = NULL
+        self.slice_start = self.clock()
+        self.loop.call_soon(self.close_pass)
+        self.pass_open = True
+        return 0
+
+    def close_pass(self):
+        """Runs once per loop pass with appends."""
+        self.pass_open = False
+
+    cdef bint slice_over(self) except -1:
+        return <double>self.clock() - self.slice_start > self.slice_length
+
+    cdef bint must_yield(self) except -1:
+        """True if the calling task has to wait. Asked for every record once the slice is over,
+        before that for every `CHECK_EVERY`th."""
+        if self.since_check < CHECK_EVERY:
+            if not self.is_greedy():
+                return False
+            self.since_check = 0
+            return True
+        return self.read_clock()
+
+    cdef bint read_clock(self) except -1:
+        self.since_check = 0
+        if not self.is_running():
+            self.pass_open = False
+            return False
+        self.overrun = self.overrun or self.slice_over()
+        self.allowance = 0
+        return (self.overrun or self.line) and self.is_greedy()
+
+    cdef bint is_greedy(self) except -1:
+        """True if the running task submits `FREE_RECORDS` in a row although the slice is over, and
+        has not waited in this pass."""
+        if self.allowance > 0:
+            self.allowance -= 1
+            return False
+        task = current_task(self.loop)
+        if task is None:  # a callback of the loop, which cannot wait
+            return False
+        if <PyObject*>task != self.last_task:
+            self.last_task = <PyObject*>task
+            self.streak = 0
+        self.streak += 1
+        if self.streak < FREE_RECORDS:
+            return False
+        self.streak = 0
+        return True
+
+    # -- tasks that wait ------------------------------------------------------------------------
+
+    def join(self):
+        """A future that is done when the caller may continue. It is marked as awaited, for an
+        iterator to yield."""
+        place = self.loop.create_future()
+        place._asyncio_future_blocking = True
+        self.line.append(place)
+        if not self.scheduled:
+            self.group = FIRST // 2
+            self.least = 1
+            self.began = INFINITY
+            self.schedule()
+        return place
+
+    cdef int schedule(self) except -1:
+        self.loop.call_soon(self.release)
+        self.scheduled = True
+        return 0
+
+    def begin(self):
+        """Runs just before a group, because a loop runs its callbacks in order."""
+        self.began = self.stopwatch()
+
+    def release(self):
+        """Runs just after a group, once per loop pass while tasks wait."""
+        self.scheduled = False
+        try:
+            self.resize()
+        finally:  # also if the stopwatch or a signal handler raises
+            try:
+                self.loop.call_soon(self.begin)
+                self.resume_group()
+            finally:
+                if self.line:
+                    self.schedule()
+
+    cdef int resize(self) except -1:
+        cdef Py_ssize_t waiting = len(self.line)
+        self.least = max(self.least, -(-waiting // ROUND))  # kept: the last task relies on it
+        if <double>self.stopwatch() - self.began > LONG:
+            self.group = max(1, self.group // 2)
+        else:
+            self.group = min(MOST, self.group * 2)
+        if self.memory.used > self.memory.limit // 4:
+            self.group = min(self.group, FIRST)
+        self.group = min(waiting, max(self.group, self.least))
+        return 0
+
+    cdef int resume_group(self) except -1:
+        for _ in range(min(self.group, len(self.line))):
+            place = self.line.popleft()
+            if not place.done():  # else its task was cancelled
+                place.set_result(None)
+        return 0

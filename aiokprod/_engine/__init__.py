@@ -1,0 +1,1 @@
+"""Topics, batches, outcomes, metadata and transactions; no sockets. `ports` is what it needs."""

@@ -1,0 +1,155 @@
+"""The byte budget of unsettled records: accounting with FIFO waiters, never a pool of buffers.
+
+Source: Java `BufferPool` without its reuse of buffers (CVE-2026-35554: a buffer given back while
+a request still used it put records into other topics).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import OrderedDict
+from typing import TYPE_CHECKING
+
+from aiokprod._core.batch import MemoryBudget, Reservation
+from aiokprod.errors import BufferTimeout, KafkaError, Outcome
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class _Waiter:
+    __slots__ = ("future", "reservation", "size")
+
+    def __init__(self, size: int, reservation: Reservation, future: asyncio.Future[None]) -> None:
+        self.size = size
+        self.reservation = reservation
+        self.future = future
+
+
+class BufferMemory(MemoryBudget):
+    """Counts bytes held; who finds no room waits in order of arrival.
+
+    Invariant: `used` is the sum of what was granted and not released; `has_waiters` sends the
+    append fast path to the end of the queue. Only the head waiter is ever considered, so that a
+    large record is not starved by small ones.
+    """
+
+    def __init__(self, limit: int, on_exhausted: Callable[[], None]) -> None:
+        super().__init__(limit)
+        self._waiters: OrderedDict[_Waiter, None] = OrderedDict()  # leaving is O(1)
+        self._on_exhausted = on_exhausted
+        self._closed: KafkaError | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None  # of those who wait
+
+    @property
+    def waiting(self) -> int:
+        """Callers that wait for room."""
+        return len(self._waiters)
+
+    def has_room(self, size: int) -> bool:
+        """True if nobody waits and `size` bytes are there."""
+        return not self._waiters and self.used + size <= self.limit
+
+    def try_reserve(self, size: int, reservation: Reservation) -> bool:
+        """Grant `size` bytes at once, if nobody waits and they are there."""
+        if not self.has_room(size):
+            return False
+        reservation.grant(size)
+        return True
+
+    async def reserve(self, size: int, reservation: Reservation, deadline: float) -> None:
+        """Grant `size` bytes (≤ `limit`), waiting in line until `deadline` (loop time).
+
+        Raises:
+            BufferTimeout: the deadline passed; nothing was taken.
+            KafkaError: the error given to `close`.
+
+        Cancellation: the place in the line is given up; bytes granted meanwhile are in the
+        reservation.
+        """
+        if self._closed is not None:
+            raise self._closed.copy()
+        if self.try_reserve(size, reservation):
+            return
+        self._loop = loop = asyncio.get_running_loop()
+        waiter = _Waiter(size, reservation, loop.create_future())
+        timer = loop.call_at(deadline, self._expire, waiter)
+        try:
+            self._waiters[waiter] = None
+            self.has_waiters = True
+            self._grant()  # a reservation may have been dropped since we looked
+            self._on_exhausted()
+            await waiter.future
+        finally:
+            timer.cancel()
+            self._leave(waiter)
+
+    def give_back(self, reservation: Reservation) -> None:
+        """Take back what a reservation still holds, for those who wait."""
+        if reservation.give_back():
+            self.returned()
+
+    def returned(self) -> None:
+        """Fewer bytes are used than before: wake as many waiters as now fit, in order."""
+        assert self.used >= 0, "more bytes released than reserved"
+        if self._waiters:
+            self._grant()
+
+    def on_dropped(self) -> None:
+        """An interrupted caller dropped its reservation: wake those who wait, in the loop's next
+        pass, because a finalizer may run in any thread and within `_grant`."""
+        assert self._loop is not None, "called only while somebody waits"
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            self._loop.call_soon_threadsafe(self.returned)
+
+    def close(self, error: KafkaError) -> None:
+        """Fail everyone who waits, now and later, with a copy of `error`."""
+        self._closed = error
+        self.refuse(error)
+
+    def refuse(self, error: KafkaError) -> None:
+        """Fail everyone who waits now with a copy of `error`."""
+        waiters, self._waiters = self._waiters, OrderedDict()
+        self.has_waiters = False
+        for waiter in waiters:
+            if not waiter.future.done():
+                _fail(waiter.future, error.copy())
+
+    def _grant(self) -> None:
+        waiters = self._waiters
+        while waiters:
+            waiter = next(iter(waiters))
+            if self.used + waiter.size > self.limit:
+                break
+            del waiters[waiter]
+            if not waiter.future.done():
+                waiter.reservation.grant(waiter.size)
+                waiter.future.set_result(None)
+        self.has_waiters = bool(waiters)
+
+    def _leave(self, waiter: _Waiter) -> None:
+        """A waiter that was cancelled leaves the line."""
+        if waiter in self._waiters:
+            del self._waiters[waiter]
+            self._grant()
+
+    def _expire(self, waiter: _Waiter) -> None:
+        if waiter.future.done():
+            return
+        self._waiters.pop(waiter, None)
+        _fail(
+            waiter.future,
+            BufferTimeout(
+                f"no room for {waiter.size} bytes within max_block_ms: {self.used} of "
+                f"{self.limit} bytes of buffer_memory are held by records without an outcome. "
+                "Send slower, raise buffer_memory, or look why brokers do not answer",
+                outcome=Outcome.NOT_SENT,
+            ),
+        )
+        self._grant()
+
+
+def _fail(future: asyncio.Future[None], error: KafkaError) -> None:
+    future.set_exception(error)
+    future.exception()  # counts as retrieved: the call that waited may have been interrupted

@@ -1,0 +1,174 @@
+"""`ProducerBatch`: one record batch on its way, with one owner and one final outcome."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from aiokprod._wire.record_batch import HEADER_SIZE, NO_PRODUCER_ID, NO_SEQUENCE, batch_header
+
+if TYPE_CHECKING:
+    from aiokprod._core.batch import BatchCore
+    from aiokprod._engine.buffer.queues import PartitionQueue
+    from aiokprod.errors import KafkaError
+
+
+class ProducerBatch:
+    """The engine's view of a `BatchCore`: attempts, deadlines, sequence, place in a request.
+
+    Attributes:
+        topic_partition: where it goes.
+        order: position among all batches, (n,) or (n, part) after a split; equals sequence order
+            within a partition.
+        deadline: loop time at which its records fail if they have no outcome yet.
+        not_before: loop time before which a retry must not leave.
+        in_flight: handed to a connection and neither answered nor lost. Its memory stays counted
+            while true, whatever its outcome (CVE-2026-35554).
+        possibly_appended: some attempt ended without telling whether the broker appended it.
+            Sticky:
+            a later rejection says nothing about that attempt.
+        in_doubt: as `possibly_appended`, until a sequence error proves that the log has it not.
+        lost: a request with it was not answered. A copy may still arrive at a broker, whatever
+            later attempts are answered.
+        divided_in_doubt: part of a batch whose fate was open when it was divided. A sequence error
+            proves nothing about it: brokers do not recognise parts of a batch that they have.
+        proven_offset: its offset, if the response to a newer batch proves it; -1 if unknown.
+        seen: bytes of some attempt may have reached a broker, whatever it answered. From then on
+            its sequence belongs to these records alone.
+        closing: its payload is being compressed in a worker thread.
+        wire_node: the broker it was sent to last.
+        last_failure: code name and error of the last attempt that failed.
+        sequence_reset: renumbered by an epoch bump since it was first sent.
+
+    Source: Java `ProducerBatch`.
+    """
+
+    __slots__ = (
+        "attempts",
+        "base_sequence",
+        "closing",
+        "codec_id",
+        "core",
+        "created_at",
+        "deadline",
+        "divided_in_doubt",
+        "in_doubt",
+        "in_flight",
+        "last_failure",
+        "leader_epoch",
+        "lost",
+        "not_before",
+        "order",
+        "payload",
+        "plain_size",
+        "possibly_appended",
+        "producer_epoch",
+        "producer_id",
+        "proven_offset",
+        "queue",
+        "seen",
+        "sent_at",
+        "sequence_reset",
+        "topic_partition",
+        "transactional",
+        "wire_node",
+    )
+
+    def __init__(
+        self,
+        core: BatchCore,
+        queue: PartitionQueue,
+        order: tuple[int, ...],
+        created_at: float,
+        deadline: float,
+    ) -> None:
+        self.core = core
+        self.queue = queue
+        self.topic_partition = queue.topic_partition
+        self.order = order
+        self.created_at = created_at
+        self.deadline = deadline
+        self.attempts = 0
+        self.not_before = 0.0
+        self.sent_at = 0.0
+        self.wire_node = -1
+        self.leader_epoch = -1
+        self.last_failure: tuple[str, KafkaError | None] = ("", None)
+        self.in_flight = False
+        self.possibly_appended = False
+        self.in_doubt = False
+        self.lost = False
+        self.divided_in_doubt = False
+        self.proven_offset = -1
+        self.closing = False
+        self.seen = False
+        self.payload: bytes | None = None
+        self.plain_size = 0
+        self.codec_id = 0
+        self.producer_id = NO_PRODUCER_ID
+        self.producer_epoch = -1
+        self.base_sequence = NO_SEQUENCE
+        self.sequence_reset = False
+        self.transactional = False
+        core.owner = self
+
+    @property
+    def size(self) -> int:
+        """Bytes in a request, header included; an upper bound while open."""
+        payload = self.core.size if self.payload is None else len(self.payload)
+        return HEADER_SIZE + payload
+
+    @property
+    def has_sequence(self) -> bool:
+        """True once it has a sequence: it may have been seen by a broker."""
+        return self.base_sequence != NO_SEQUENCE
+
+    def leader_changed(self, leader_epoch: int) -> bool:
+        """True if the metadata have another leader epoch than the last attempt was sent under. It
+        is higher, or lower if the topic was created anew: lower ones are believed for that reason
+        only. Source: Java `ProducerBatch.hasLeaderChangedForTheOngoingRetry`."""
+        known = self.leader_epoch >= 0 and leader_epoch >= 0
+        return known and leader_epoch != self.leader_epoch
+
+    def chunks(self) -> tuple[bytes, bytes]:
+        """The encoded batch, header and records; made anew at each attempt, never changed."""
+        core = self.core
+        assert self.payload is not None, "batch is not closed"
+        header = batch_header(
+            self.payload,
+            count=core.record_count,
+            base_timestamp=core.base_timestamp,
+            max_timestamp=core.max_timestamp,
+            codec_id=self.codec_id,
+            producer_id=self.producer_id,
+            epoch=self.producer_epoch,
+            base_sequence=self.base_sequence,
+            transactional=self.transactional,
+        )
+        return header, self.payload
+
+    def note_unknown(self, *, lost: bool = False) -> None:
+        """An attempt ended without telling whether the broker appended the batch; `lost` if it was
+        not answered at all."""
+        self.seen = True
+        self.lost = self.lost or lost
+        self.possibly_appended = True
+        self.in_doubt = True
+
+    def on_emptied(self) -> None:
+        """Every record was withdrawn before the batch was closed (called by `BatchCore`)."""
+        self.queue.accumulator.discard(self)
+        self.core.owner = None  # handles of withdrawn records may be kept: not the engine with them
+
+    def acknowledge(self, base_offset: int, log_append_time_ms: int) -> bool:
+        """All records are in the log; -1 where the broker did not tell. False if settled before."""
+        return self.core.settle(base_offset, log_append_time_ms)
+
+    def fail(self, error: KafkaError, record_errors: dict[int, KafkaError] | None = None) -> bool:
+        """All records failed. False if settled before."""
+        return self.core.fail(error, record_errors)
+
+    def __repr__(self) -> str:
+        return (
+            f"<ProducerBatch {self.topic_partition} #{self.order} records="
+            f"{self.core.record_count} attempts={self.attempts} sequence={self.base_sequence}>"
+        )

@@ -1,0 +1,1 @@
+"""Producer ids, epochs, sequences and transactions, and the requests that obtain them."""

@@ -1,0 +1,305 @@
+"""Requests to coordinators: which broker it is, whether it is connected, what it answered.
+
+One attempt at a time. The callers decide whether to repeat it, since they know what a lost response
+means. Nothing here depends on the state of a transaction.
+
+Source: Java `Sender.maybeSendAndPollTransactionalRequest`, `TransactionManager.lookupCoordinator`;
+KIP-699 for FindCoordinator v4.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import logging
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from aiokprod._engine.wakeup import WakeupEvent
+from aiokprod._wire.messages.find_coordinator import FindCoordinatorRequest
+from aiokprod.cluster import Node
+from aiokprod.errors import AuthenticationError, Code
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from aiokprod._engine.metadata.cache import Metadata
+    from aiokprod._engine.ports import BrokerClient, ClientResponse, Slot
+    from aiokprod.cluster import ClusterSnapshot
+    from aiokprod.errors import KafkaError
+
+logger = logging.getLogger(__name__)
+
+_BATCHED_FROM: Final = 4
+_NO_CODE: Final = int(Code.NONE)
+_PORTS: Final = 1 << 16
+
+
+class CoordinatorKind(enum.IntEnum):
+    """Key types of FindCoordinator."""
+
+    GROUP = 0
+    TRANSACTION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """The end of one attempt: `body`, or `error`.
+
+    Attributes:
+        version: of the request, -1 if none was sent.
+        maybe_written: without a body: the broker may have received the request.
+    """
+
+    body: Any
+    error: KafkaError | None
+    version: int
+    maybe_written: bool
+
+
+class VersionedRequest:
+    """A request whose message is built once the API version is negotiated; implements the
+    `(version) -> message` of the client port.
+
+    Attributes:
+        sent: handed to a connection at least once.
+    """
+
+    __slots__ = ("_build", "api_key", "max_version", "sent")
+
+    def __init__(
+        self, api_key: int, build: Callable[[int], Any], max_version: int | None = None
+    ) -> None:
+        self.api_key = api_key
+        self._build = build
+        self.max_version = max_version
+        self.sent = False
+
+    def __call__(self, version: int) -> Any:
+        """The message for this version; raises UnsupportedVersion if there is none."""
+        return self._build(version)
+
+
+@dataclass(slots=True)
+class _Coordinator:
+    """A coordinator from a FindCoordinator response.
+
+    Attributes:
+        listed: the newest metadata contain this node with this address.
+    """
+
+    node: Node
+    listed: bool
+
+
+class Coordinators:
+    """Finds coordinators and sends one request at a time to them. For use by one task.
+
+    A coordinator is reached at the address in the FindCoordinator response, whatever the metadata
+    say about its node: they may be older, or never contain it (a proxy in front of the brokers).
+
+    Attributes:
+        waiting_for: broker whose next free place in flight is reserved for a request from here: the
+            sender sends nothing to it until `on_free` is called. If authentication to it fails,
+            `on_refused` gets the error, and the request continues to wait.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        client: BrokerClient,
+        metadata: Metadata,
+        *,
+        request_timeout: float,
+        on_free: Callable[[], None],
+        on_refused: Callable[[AuthenticationError], None],
+    ) -> None:
+        self._loop = loop
+        self._client = client
+        self._metadata = metadata
+        self._request_timeout = request_timeout
+        self._on_free = on_free
+        self._on_refused = on_refused
+        self.waiting_for: int | None = None
+        self._network = WakeupEvent(loop)
+        self._known: dict[tuple[CoordinatorKind, str], _Coordinator] = {}
+
+    def on_network(self) -> None:
+        """A connection changed, a response came, or a request may no longer be wanted."""
+        self._network.set()
+
+    def on_snapshot(self, snapshot: ClusterSnapshot) -> None:
+        """Forget coordinators whose node left the metadata or got another address: the connection
+        to it is being closed, and it is probably shutting down."""
+        for where, coordinator in list(self._known.items()):
+            listed = _lists(snapshot, coordinator.node)
+            if coordinator.listed and not listed:
+                del self._known[where]
+            coordinator.listed = listed
+        self._network.set()
+
+    def known(self, kind: CoordinatorKind, key: str) -> int | None:
+        """Node id of the coordinator, None if it must be looked up."""
+        coordinator = self._known.get((kind, key))
+        return None if coordinator is None else coordinator.node.id
+
+    def forget(self, kind: CoordinatorKind, key: str) -> None:
+        """Look the coordinator up again: it has moved or cannot be reached."""
+        self._known.pop((kind, key), None)
+
+    def on_disconnect(self, node_id: int, error: KafkaError) -> None:
+        """A connection to a broker, or an attempt to connect, ended: the coordinator may have
+        moved."""
+        if node_id == self.waiting_for and isinstance(error, AuthenticationError):
+            self._on_refused(error)
+        for where, coordinator in list(self._known.items()):
+            if self._client.coordinator_id(coordinator.node) == node_id:
+                del self._known[where]
+        self._network.set()
+
+    async def find(
+        self, kind: CoordinatorKind, key: str, wanted: Callable[[], bool] = lambda: True
+    ) -> tuple[int, Reply | None]:
+        """One lookup at any broker. If it succeeds, `known` has the coordinator afterwards.
+
+        Args:
+            wanted: returns False to end the wait for an available broker.
+
+        Returns:
+            The error code and, if there was no response, how the attempt ended; (0, None) on
+            success or if the lookup is no longer wanted.
+        """
+        try:
+            slot = await self._any_node(wanted)
+            if slot is None:
+                return _NO_CODE, None
+            answer = self._send(slot, _find_request(kind, key))
+        finally:
+            self.waiting_for = None
+            self._on_free()
+        reply = await answer
+        if reply.body is None:
+            return _NO_CODE, reply
+        entry = reply.body
+        if reply.version >= _BATCHED_FROM:
+            found = reply.body.coordinators
+            if len(found) != 1:
+                return int(Code.COORDINATOR_NOT_AVAILABLE), None
+            # Only one key was requested, so the key in the response is not compared: gateways omit
+            # it or return an internal name (Java ignores it too).
+            entry = found[0]
+        if entry.error_code != Code.NONE:
+            return int(entry.error_code), None
+        if entry.node_id < 0 or not entry.host or not 0 < entry.port < _PORTS:
+            return int(Code.COORDINATOR_NOT_AVAILABLE), None
+        node = Node(entry.node_id, entry.host, entry.port)
+        logger.info("coordinator of %s %s is broker %s", kind.name, key, node)
+        self._known[kind, key] = _Coordinator(node, _lists(self._metadata.snapshot, node))
+        self._client.set_coordinators([one.node for one in self._known.values()])
+        return _NO_CODE, None
+
+    async def _any_node(self, wanted: Callable[[], bool]) -> Slot | None:
+        while wanted():
+            self._network.clear()
+            now = self._loop.time()
+            node_id = self._client.least_loaded(now)
+            if node_id is None:  # all are busy or unreachable: wait for one of them
+                node_id = next(iter(self._metadata.snapshot.nodes), None)
+            slot = None if node_id is None else self._client.ready(node_id, now)
+            if slot is not None:
+                return slot
+            self.waiting_for = node_id
+            # Without a known node, the next connection of the metadata updater wakes this task.
+            again = math.inf if node_id is None else self._client.retry_at(node_id, now)
+            await self._network.wait(min(again, now + self._request_timeout))
+        return None
+
+    async def attempt(
+        self,
+        kind: CoordinatorKind,
+        key: str,
+        request: VersionedRequest,
+        wanted: Callable[[], bool] = lambda: True,
+    ) -> Reply | None:
+        """Send once to the known coordinator.
+
+        Returns:
+            How the attempt ended; None if nothing was sent, because the coordinator could not be
+            reached or the request is no longer wanted.
+
+        Cancellation: a later response is ignored.
+        """
+        try:
+            slot = await self._connected(kind, key, wanted)
+            if slot is None:
+                self.forget(kind, key)
+                return None
+            answer = self._send(slot, request)
+        finally:
+            self.waiting_for = None
+            self._on_free()
+        reply = await answer
+        if reply.body is None:
+            self.forget(kind, key)
+        return reply
+
+    async def _connected(
+        self, kind: CoordinatorKind, key: str, wanted: Callable[[], bool]
+    ) -> Slot | None:
+        """The connection of the coordinator once it accepts a request; None to look it up again.
+
+        It may have moved if an attempt to connect failed (`on_disconnect` has forgotten it), if its
+        node left the metadata, or after request_timeout_ms. A coordinator that throttles this
+        client or has no free place in flight is connected, and another lookup would not help.
+        """
+        coordinator = self._known[kind, key]
+        give_up = self._loop.time() + self._request_timeout
+        while self._known.get((kind, key)) is coordinator and wanted():
+            self._network.clear()
+            now = self._loop.time()
+            node_id = self.waiting_for = self._client.coordinator_id(coordinator.node)
+            slot = self._client.ready(node_id, now)
+            if slot is not None:
+                return slot
+            if now >= give_up:
+                return None
+            await self._network.wait(min(self._client.retry_at(node_id, now), give_up))
+        return None
+
+    def _send(self, slot: Slot, request: VersionedRequest) -> Awaitable[Reply]:
+        """Send the request at once; the awaitable returns its reply."""
+        done: asyncio.Future[ClientResponse] = self._loop.create_future()
+
+        def on_done(response: ClientResponse) -> None:
+            if not done.done():
+                done.set_result(response)
+
+        request.sent = True
+        slot.send(
+            request,
+            on_done,
+            self._loop.time(),
+            timeout=self._request_timeout,
+            max_version=request.max_version,
+        )
+        return self._reply(done)
+
+    @staticmethod
+    async def _reply(done: asyncio.Future[ClientResponse]) -> Reply:
+        response = await done
+        return Reply(response.body, response.error, response.version, response.maybe_written)
+
+
+def _lists(snapshot: ClusterSnapshot, node: Node) -> bool:
+    known = snapshot.nodes.get(node.id)
+    return known is not None and (known.host, known.port) == (node.host, node.port)
+
+
+def _find_request(kind: CoordinatorKind, key: str) -> VersionedRequest:
+    def build(version: int) -> FindCoordinatorRequest:
+        if version >= _BATCHED_FROM:
+            return FindCoordinatorRequest(key_type=kind, coordinator_keys=[key])
+        return FindCoordinatorRequest(key=key, key_type=kind)
+
+    return VersionedRequest(FindCoordinatorRequest.api_key, build)

@@ -1,0 +1,166 @@
+"""Sequences of an idempotent producer without transactions, which bumps its epoch itself.
+
+Source: KIP-98, KIP-360; Java `TransactionManager` (its non-transactional half).
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Final
+
+from aiokprod._engine.identity.producer_id_requests import ProducerIdRequests
+from aiokprod._engine.identity.producer_state import FatalErrorGate, ProducerState
+from aiokprod._engine.identity.sequence_errors import SequenceAction, classify_idempotent
+from aiokprod._engine.identity.sequences import PartitionSequences, SequenceTracker
+from aiokprod._wire.record_batch import NO_PRODUCER_ID, NO_SEQUENCE
+from aiokprod.records import TopicPartition
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from aiokprod._engine.buffer.producer_batch import ProducerBatch
+    from aiokprod._engine.buffer.queues import PartitionQueue
+
+logger = logging.getLogger(__name__)
+
+MAX_EPOCH: Final = 2**15 - 1
+
+
+def idempotent_state(
+    backoff: Callable[[int], float], on_ready: Callable[[], None]
+) -> ProducerState:
+    """The parts of an idempotent producer.
+
+    Args:
+        backoff: seconds before the next InitProducerId, by the number of failed attempts (1...).
+        on_ready: wakes the sender.
+    """
+    tracker = SequenceTracker()
+    requests = ProducerIdRequests(tracker, backoff, on_ready)
+    return ProducerState(IdempotentSequences(tracker), FatalErrorGate(requests), requests)
+
+
+class IdempotentSequences:
+    """Exactly one copy of every record, in order: the broker checks producer id, epoch and
+    sequence.
+
+    A gap (a batch that was given up after it had a sequence, or state that the broker lost) is
+    repaired by a higher epoch, under which the partition is renumbered from 0 once nothing of it is
+    in flight. Invariant: a batch that may be in the log keeps its sequence in all retries until
+    such a bump.
+    """
+
+    def __init__(self, tracker: SequenceTracker) -> None:
+        self.tracker = tracker
+        self._has_forgotten = False  # of the present epoch: their partitions need a higher one
+
+    def may_drain(self, queue: PartitionQueue, batch: ProducerBatch) -> bool:
+        """See `SequenceTracker.may_drain`."""
+        return self.tracker.may_drain(queue, batch)
+
+    def assign_sequence(self, batch: ProducerBatch) -> None:
+        """See `SequenceTracker.assign_sequence`."""
+        self.tracker.assign_sequence(batch)
+
+    def classify(self, batch: ProducerBatch, code: int, log_start_offset: int) -> SequenceAction:
+        """See `classify_idempotent`."""
+        return classify_idempotent(batch, code, log_start_offset, self.tracker.of(batch))
+
+    def apply(self, batch: ProducerBatch, action: SequenceAction) -> None:
+        """See `SequenceTracker.apply`."""
+        self.tracker.apply(batch, action)
+
+    def on_success(self, batch: ProducerBatch, base_offset: int, *, repeated: bool) -> None:
+        """Advance the acknowledged sequence."""
+        entry = self.tracker.of(batch)
+        entry.on_success(batch, base_offset, repeated=repeated)
+        if entry.unresolved:
+            self._resolve(batch.topic_partition, entry)
+
+    def on_split(self, batch: ProducerBatch, parts: list[ProducerBatch]) -> None:
+        """The parts share the sequences of the batch."""
+        self.tracker.of(batch).replace(batch, parts)
+
+    def on_failure(self, batch: ProducerBatch, *, unknown: bool) -> None:
+        """Reuse the sequences if no broker can have seen them; otherwise they are a gap or, with
+        `unknown`, perhaps in the log."""
+        if not batch.has_sequence:
+            return
+        key, entry = batch.topic_partition, self.tracker.of(batch)
+        entry.remove(batch)
+        entry.lost = entry.lost or batch.lost
+        if unknown:
+            entry.unresolved = True
+            if batch.in_doubt:
+                entry.newest_written = max(entry.newest_written, batch.order)
+        elif not entry.open and entry.may_reuse(batch):
+            entry.next = batch.base_sequence
+        else:
+            self.tracker.request_epoch_bump(key)
+        self._resolve(key, entry)
+
+    def _resolve(self, key: TopicPartition, entry: PartitionSequences) -> None:
+        """Once nothing is open: either later batches were acknowledged, or the gap is real
+        (Java `maybeResolveSequences`)."""
+        if not entry.unresolved or entry.open:
+            return
+        if entry.last_acked != NO_SEQUENCE and entry.is_next(entry.next):
+            entry.unresolved = False
+        else:
+            self.tracker.request_epoch_bump(key)
+
+    def on_topic_forgotten(self, topic: str, partitions: int) -> None:
+        """Drop the sequences of the topic. Its next batch starts at 0, which brokers accept under a
+        higher epoch only: the next pass of the sender bumps it."""
+        tracker = self.tracker
+        for partition in range(partitions):
+            key = TopicPartition(topic, partition)
+            entry = tracker.partitions.get(key)
+            if entry is None or entry.open:
+                continue
+            self._has_forgotten = self._has_forgotten or not tracker.is_stale(entry)
+            del tracker.partitions[key]
+            tracker.planned.discard(key)
+
+    def on_topic_recreated(self, topic: str) -> None:
+        """Restart the partitions of the topic under a higher epoch."""
+        for key in self.tracker.partitions:
+            if key.topic == topic:
+                self.tracker.request_epoch_bump(key)
+
+    def bump_epochs(self) -> None:
+        """Bump epochs and put the batches that are sent out of order first."""
+        self._bump_epochs()
+        self.tracker.put_probes_first()
+
+    def _bump_epochs(self) -> None:
+        """Renumber the partitions that need it and may be renumbered now. Bump the epoch at most
+        once for them and for those that were forgotten.
+
+        The bump is local (KIP-360): brokers accept a higher epoch that starts at sequence 0. Other
+        partitions continue under the epoch they have.
+        """
+        tracker = self.tracker
+        if not tracker.planned and not self._has_forgotten:
+            return
+        ready = [key for key in tracker.planned if tracker.partitions[key].may_restart()]
+        if not (ready or self._has_forgotten) or tracker.producer_id == NO_PRODUCER_ID:
+            return
+        # A partition without a sequence under the present epoch can start at 0 under it.
+        if self._has_forgotten or not all(
+            tracker.is_stale(tracker.partitions[key]) for key in ready
+        ):
+            self._has_forgotten = False
+            if tracker.epoch >= MAX_EPOCH:
+                # No epoch is left: `ProducerIdRequests` gets a new producer id first.
+                tracker.producer_id, tracker.epoch = NO_PRODUCER_ID, -1
+                return
+            tracker.epoch += 1
+        for key in ready:
+            tracker.planned.discard(key)
+            entry = tracker.partitions[key]
+            logger.info(
+                "%s: restarting sequences under producer id %d, epoch %d (%d batches open)",
+                key, tracker.producer_id, tracker.epoch, len(entry.open),
+            )  # fmt: skip
+            entry.reset_sequences(tracker.producer_id, tracker.epoch)

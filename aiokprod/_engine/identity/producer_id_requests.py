@@ -1,0 +1,112 @@
+"""InitProducerId of an idempotent producer without transactions: when it is sent, and its response.
+
+Source: KIP-98; Java `Sender.maybeSendAndPollTransactionalRequest`, `InitProducerIdHandler`.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from aiokprod._engine.identity.producer_state import StateRequest
+from aiokprod._wire.messages.init_producer_id import InitProducerIdRequest
+from aiokprod._wire.record_batch import MAX_SEQUENCE, NO_PRODUCER_ID
+from aiokprod.errors import Code, KafkaError, ProducerFailed, broker_error, error_code
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from aiokprod._engine.identity.sequences import SequenceTracker
+
+
+class ProducerIdRequests:
+    """The `IdentitySource` of an idempotent producer.
+
+    Attributes:
+        fatal_error: why nothing can be sent any more.
+    """
+
+    transactional_id: str | None = None
+    max_produce_version: int | None = None
+    reserved_node: int | None = None
+
+    def __init__(
+        self,
+        tracker: SequenceTracker,
+        backoff: Callable[[int], float],
+        on_ready: Callable[[], None],
+    ) -> None:
+        self.fatal_error: KafkaError | None = None
+        self._tracker = tracker
+        self._backoff = backoff
+        self._on_ready = on_ready
+        self._attempts = 0
+        self._request_at = 0.0
+        self._requesting = False
+        self._failure: KafkaError | None = None
+
+    def on_fatal(self, error: KafkaError) -> None:
+        """Keep the first error."""
+        self.fatal_error = self.fatal_error or error
+
+    def close(self, error: KafkaError) -> None:
+        """No call waits for a producer id."""
+
+    def next_request(self, now: float, pending: bool) -> StateRequest | None:
+        """InitProducerId, if it is due at `now`; one at a time."""
+        if self.next_request_at(now, pending) > now:
+            return None
+        self._requesting = True
+        request = InitProducerIdRequest(transactional_id=None, transaction_timeout_ms=MAX_SEQUENCE)
+        return StateRequest(request, self._on_body, self._on_error)
+
+    def next_request_at(self, now: float, pending: bool) -> float:
+        """Due while there is no id, after a failure only if records wait for it and once the
+        backoff is over; inf while one is in flight."""
+        if self._tracker.producer_id != NO_PRODUCER_ID or self._requesting:
+            return math.inf
+        wanted = self.fatal_error is None and (pending or not self._attempts)
+        return self._request_at if wanted else math.inf
+
+    def take_failure(self) -> KafkaError | None:
+        """The error of a refused InitProducerId, once. It fails what is pending; a later record may
+        try again."""
+        error, self._failure = self._failure, None
+        return error
+
+    def _on_body(self, body: Any, now: float) -> None:
+        code = error_code(body.error_code)
+        if code.number == Code.NONE and body.producer_id < 0:
+            self._retry_later(now)  # neither an id nor an error
+        elif code.number == Code.NONE:
+            self._requesting = False
+            self._attempts = 0
+            self._tracker.set_producer_id(body.producer_id, body.producer_epoch)
+            self._on_ready()
+        elif code.retriable:
+            self._retry_later(now)
+        else:
+            self._retry_later(now)
+            self._failure = broker_error(
+                code.number,
+                "the broker refuses a producer id (idempotence needs one); grant IdempotentWrite "
+                "on the cluster or Write on a topic, or set enable_idempotence=False",
+            )
+            self._on_ready()
+
+    def _on_error(self, error: KafkaError, now: float) -> None:
+        if error.code is not None and error.code.number == Code.UNSUPPORTED_VERSION:
+            self._requesting = False
+            self.fatal_error = ProducerFailed(
+                "the broker does not support InitProducerId: it is older than Kafka 0.11; set "
+                "enable_idempotence=False"
+            )
+            self.fatal_error.__cause__ = error
+            self._on_ready()
+        else:
+            self._retry_later(now)
+
+    def _retry_later(self, now: float) -> None:
+        self._requesting = False
+        self._attempts += 1
+        self._request_at = now + self._backoff(self._attempts)

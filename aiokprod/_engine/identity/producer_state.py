@@ -1,0 +1,219 @@
+"""Producer identity (none, idempotent, transactional) and the hooks that the engine calls.
+
+The hooks are three protocols. `ProducerState` holds one implementation of each, chosen when a
+producer starts; the engine never asks which kind it has.
+
+| kind | sequences | gate | source |
+|---|---|---|---|
+| none | `NoSequences` | `FatalErrorGate` | `NoProducerId` |
+| idempotent | `IdempotentSequences` | `FatalErrorGate` | `ProducerIdRequests` |
+| transactional | `TransactionalSequences` | `TransactionManager` | `TransactionalIdentity` |
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from aiokprod._engine.identity.sequence_errors import NO_ACTION, SequenceAction
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from aiokprod._engine.buffer.producer_batch import ProducerBatch
+    from aiokprod._engine.buffer.queues import PartitionQueue
+    from aiokprod.errors import KafkaError
+    from aiokprod.records import TopicPartition
+
+
+@dataclass(slots=True)
+class StateRequest:
+    """A request that the identity source wants sent to any broker."""
+
+    request: Any
+    on_body: Callable[[Any, float], None]
+    on_error: Callable[[KafkaError, float], None]
+
+
+class SequencePolicy(Protocol):
+    """Which batches may be sent, and their sequence numbers."""
+
+    def may_drain(self, queue: PartitionQueue, batch: ProducerBatch) -> bool:
+        """True if the head batch of a queue may be sent now."""
+
+    def assign_sequence(self, batch: ProducerBatch) -> None:
+        """Give id, epoch and sequence to a batch that is about to be sent, unless it has them."""
+
+    def classify(self, batch: ProducerBatch, code: int, log_start_offset: int) -> SequenceAction:
+        """What an error code says about the sequence of a batch; changes nothing."""
+
+    def apply(self, batch: ProducerBatch, action: SequenceAction) -> None:
+        """Carry out what `classify` returned."""
+
+    def on_success(self, batch: ProducerBatch, base_offset: int, *, repeated: bool) -> None:
+        """The batch is in the log.
+
+        Args:
+            base_offset: -1 if unknown.
+            repeated: it certainly was in the log before its last attempt.
+        """
+
+    def on_split(self, batch: ProducerBatch, parts: list[ProducerBatch]) -> None:
+        """The batch was refused as too large and is replaced by `parts`."""
+
+    def on_failure(self, batch: ProducerBatch, *, unknown: bool) -> None:
+        """The batch is given up and not in flight; `unknown`: it may be in the log."""
+
+    def bump_epochs(self) -> None:
+        """Called at the beginning of each pass of the sender: bump the epoch if it is due."""
+
+    def on_topic_forgotten(self, topic: str, partitions: int) -> None:
+        """The topic is no longer in use, and nothing of it is queued or in flight."""
+
+    def on_topic_recreated(self, topic: str) -> None:
+        """The topic has a new id: its log contains none of our sequences."""
+
+
+class AdmissionGate(Protocol):
+    """Whether records are accepted, and what their failures mean to the transaction."""
+
+    def check_open(self) -> None:
+        """Raises if records are not accepted now, also into a batch that is open already."""
+
+    def admit(self, topic_partition: TopicPartition) -> None:
+        """A batch is opened; raises if records are not accepted now."""
+
+    def on_refused(self, error: KafkaError, *, raised: bool = True) -> None:
+        """A record was refused before it got into a batch; `raised` is False if the caller only
+        sees that in a result."""
+
+    def on_records_failed(self, batch: ProducerBatch, error: KafkaError) -> None:
+        """The records of a batch failed with `error`; its sequence is settled separately."""
+
+
+class IdentitySource(Protocol):
+    """The producer id: requests for it, errors that end it, and what it means for requests."""
+
+    @property
+    def fatal_error(self) -> KafkaError | None:
+        """Set once nothing can be sent any more."""
+
+    def on_fatal(self, error: KafkaError) -> None:
+        """The sender found that nothing can be sent any more; every later call raises `error`."""
+
+    def take_failure(self) -> KafkaError | None:
+        """An error that fails all pending batches without ending the producer, once."""
+
+    def next_request(self, now: float, pending: bool) -> StateRequest | None:
+        """A request to send now, before any produce request. `pending`: records wait for it."""
+
+    def next_request_at(self, now: float, pending: bool) -> float:
+        """Loop time at which `next_request` has one, inf if only an event can bring one."""
+
+    @property
+    def transactional_id(self) -> str | None:
+        """For Produce requests; None without transactions."""
+
+    @property
+    def max_produce_version(self) -> int | None:
+        """Highest Produce version to use, None for no limit."""
+
+    @property
+    def reserved_node(self) -> int | None:
+        """A broker whose next free place in flight is reserved for a coordinator request."""
+
+    def close(self, error: KafkaError) -> None:
+        """The producer is closed or failed: end every wait for the identity with `error`."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProducerState:
+    """The parts of one producer; see the table above."""
+
+    sequences: SequencePolicy
+    gate: AdmissionGate
+    source: IdentitySource
+
+
+class FatalErrorGate:
+    """Without transactions: records are accepted until there is a fatal error."""
+
+    def __init__(self, source: IdentitySource) -> None:
+        self._source = source
+
+    def check_open(self) -> None:
+        """Always open: `admit` raises when the next batch is opened."""
+
+    def admit(self, topic_partition: TopicPartition) -> None:
+        """Raises the fatal error, if there is one."""
+        error = self._source.fatal_error
+        if error is not None:
+            raise error.copy()
+
+    def on_refused(self, error: KafkaError, *, raised: bool = True) -> None:
+        """Concerns that record only."""
+
+    def on_records_failed(self, batch: ProducerBatch, error: KafkaError) -> None:
+        """Concerns those records only."""
+
+
+def non_idempotent_state(*, guarantee_order: bool) -> ProducerState:
+    """The parts of a producer without a producer id. Retries may duplicate records.
+
+    Args:
+        guarantee_order: one batch per partition in flight; otherwise retries may reorder batches.
+    """
+    source = NoProducerId()
+    return ProducerState(NoSequences(guarantee_order), FatalErrorGate(source), source)
+
+
+class NoSequences:
+    """Batches without sequence numbers: there is nothing to assign, to keep or to bump."""
+
+    def __init__(self, guarantee_order: bool) -> None:
+        self._guarantee_order = guarantee_order
+
+    def may_drain(self, queue: PartitionQueue, batch: ProducerBatch) -> bool:
+        """One batch per partition in flight, if only that keeps the order (Java: mute)."""
+        return not (self._guarantee_order and queue.in_flight)
+
+    def classify(self, batch: ProducerBatch, code: int, log_start_offset: int) -> SequenceAction:
+        """The error code alone decides."""
+        return NO_ACTION
+
+    def assign_sequence(self, batch: ProducerBatch) -> None: ...
+    def apply(self, batch: ProducerBatch, action: SequenceAction) -> None: ...
+    def on_success(self, batch: ProducerBatch, base_offset: int, *, repeated: bool) -> None: ...
+    def on_split(self, batch: ProducerBatch, parts: list[ProducerBatch]) -> None: ...
+    def on_failure(self, batch: ProducerBatch, *, unknown: bool) -> None: ...
+    def bump_epochs(self) -> None: ...
+    def on_topic_forgotten(self, topic: str, partitions: int) -> None: ...
+    def on_topic_recreated(self, topic: str) -> None: ...
+
+
+class NoProducerId:
+    """No producer id: no requests for one, and no error ends it."""
+
+    fatal_error: KafkaError | None = None
+    transactional_id: str | None = None
+    max_produce_version: int | None = None
+    reserved_node: int | None = None
+
+    def on_fatal(self, error: KafkaError) -> None:
+        """What ends a producer id fails only the batch of a producer without one (Java
+        `TransactionManager.handleFailedBatch`)."""
+
+    def take_failure(self) -> KafkaError | None:
+        """None."""
+        return None
+
+    def next_request(self, now: float, pending: bool) -> StateRequest | None:
+        """None."""
+        return None
+
+    def next_request_at(self, now: float, pending: bool) -> float:
+        """Never."""
+        return math.inf
+
+    def close(self, error: KafkaError) -> None: ...

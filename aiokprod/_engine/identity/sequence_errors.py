@@ -1,0 +1,154 @@
+"""What an error code in a Produce response says about the sequence number of a batch.
+
+The functions are pure: they read the batch and its partition and return a `SequenceAction`. The
+sequence policy carries the action out in `apply`, and `retry_policy.decide` uses its decision.
+
+Source: Java `TransactionManager.canRetry`.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from aiokprod.errors import Code
+
+if TYPE_CHECKING:
+    from aiokprod._engine.buffer.producer_batch import ProducerBatch
+    from aiokprod._engine.identity.sequences import PartitionSequences
+
+
+class SequenceDecision(enum.Enum):
+    """What the sequence number means for the batch."""
+
+    NONE = "none"  # not a sequence error: the error code alone decides
+    RETRY = "retry"  # send the batch again, under its old or a new sequence
+    DUPLICATE = "duplicate"  # the broker has appended the batch before
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceAction:
+    """The result of a classification.
+
+    Attributes:
+        decision: what `retry_policy.decide` goes by.
+        note_unknown: the error code does not tell whether the batch is in the log.
+        clear_doubt: no earlier attempt of the batch is in the log, the broker would know it.
+        bump_epoch: the partition needs a higher epoch before anything new is sent to it.
+        reset_sequences: the partition restarts at sequence 0 under the present epoch.
+        probe: a newer batch that is sent first, because its response tells whether this one may be
+            in the log.
+    """
+
+    decision: SequenceDecision
+    note_unknown: bool = False
+    clear_doubt: bool = False
+    bump_epoch: bool = False
+    reset_sequences: bool = False
+    probe: ProducerBatch | None = None
+
+
+NO_ACTION: Final = SequenceAction(SequenceDecision.NONE)
+_DUPLICATE: Final = SequenceAction(SequenceDecision.DUPLICATE)
+
+
+def classify_idempotent(
+    batch: ProducerBatch, code: int, log_start_offset: int, entry: PartitionSequences
+) -> SequenceAction:
+    """The action for an idempotent producer, which bumps its epoch itself.
+
+    Args:
+        log_start_offset: from the response, -1 if it has none.
+    """
+    if code == Code.DUPLICATE_SEQUENCE_NUMBER:
+        return _classify_duplicate(entry, bump_epoch=True)
+    if code == Code.INVALID_PRODUCER_EPOCH:
+        # A broker that knows a higher epoch does not look for duplicates under this one. It says
+        # nothing about earlier attempts, and a batch that is in the log must not get a new number.
+        decision = SequenceDecision.NONE if batch.in_doubt else SequenceDecision.RETRY
+        return SequenceAction(decision, bump_epoch=True)
+    if code not in (Code.OUT_OF_ORDER_SEQUENCE_NUMBER, Code.UNKNOWN_PRODUCER_ID):
+        return NO_ACTION
+    if batch.divided_in_doubt:
+        # The log may contain the batch that was divided. Under a new number its part would be
+        # stored twice.
+        return SequenceAction(SequenceDecision.NONE, bump_epoch=True)
+    if code == Code.OUT_OF_ORDER_SEQUENCE_NUMBER and batch.in_doubt:
+        action = _classify_by_newer(batch, entry)
+        if action is not None:
+            return action
+    if code == Code.UNKNOWN_PRODUCER_ID:
+        # After a bump the batch has sequence 0 already, a second bump would change nothing.
+        lost = log_start_offset != -1 and bool(batch.base_sequence or not batch.sequence_reset)
+        return SequenceAction(SequenceDecision.RETRY, clear_doubt=True, bump_epoch=lost)
+    if not entry.is_gap_before(batch):
+        return SequenceAction(SequenceDecision.RETRY, clear_doubt=True)
+    # What is missing before this batch will not be sent again. But if requests with both were lost,
+    # their copies may still arrive from a connection that was given up, one behind the other: under
+    # a new number the batch would be stored twice. Attempts that were answered leave no copies.
+    both_lost = entry.lost and batch.lost
+    decision = SequenceDecision.NONE if both_lost else SequenceDecision.RETRY
+    return SequenceAction(decision, clear_doubt=True, bump_epoch=True)
+
+
+def _classify_duplicate(entry: PartitionSequences, *, bump_epoch: bool) -> SequenceAction:
+    """DUPLICATE_SEQUENCE_NUMBER: the batch is in the log, unless the sequences have wrapped.
+
+    Kafka 1.0.0 and 1.0.1 compare sequences as numbers. Once they have wrapped, these releases
+    answer this code to every batch and append none (`ProducerAppendInfo.isDuplicate`). Later
+    releases do not use the code, so the batch fails with outcome UNKNOWN.
+    """
+    if not entry.wrapped:
+        return _DUPLICATE
+    return SequenceAction(SequenceDecision.NONE, note_unknown=True, bump_epoch=bump_epoch)
+
+
+def _classify_by_newer(batch: ProducerBatch, entry: PartitionSequences) -> SequenceAction | None:
+    """The action for a batch that may be in the log and is out of order. None if no newer batch may
+    be in the log, which proves that the batch itself is not.
+
+    Brokers remember five batches of each producer, but after a restart only the newest: their
+    snapshots contain no more (Java `ProducerStateManager.writeSnapshot`), and Kafka 0.11 never
+    remembers more. So the newest batch is sent first; brokers recognise it in any case.
+    """
+    if batch.order < entry.newest_proven:
+        return _DUPLICATE
+    newer = entry.newest_in_doubt(batch)
+    if newer is not None:
+        return SequenceAction(SequenceDecision.RETRY, probe=newer)
+    if batch.order < entry.newest_written:
+        return NO_ACTION  # the batches that could tell have their outcome: this one is UNKNOWN
+    return None
+
+
+def classify_transactional(
+    batch: ProducerBatch,
+    code: int,
+    log_start_offset: int,
+    entry: PartitionSequences,
+    *,
+    is_open: bool,
+) -> SequenceAction:
+    """The action within a transaction, where the epoch cannot change: a gap aborts it.
+
+    Args:
+        log_start_offset: from the response, -1 if it has none.
+        is_open: the transaction may still be committed.
+    """
+    if code == Code.DUPLICATE_SEQUENCE_NUMBER:
+        return _classify_duplicate(entry, bump_epoch=False)
+    if not is_open:
+        return NO_ACTION
+    if code == Code.OUT_OF_ORDER_SEQUENCE_NUMBER:
+        gap = entry.is_gap_before(batch)
+        decision = SequenceDecision.NONE if gap else SequenceDecision.RETRY
+        return SequenceAction(decision, clear_doubt=True)
+    if code != Code.UNKNOWN_PRODUCER_ID:
+        return NO_ACTION
+    if log_start_offset == -1 or batch.sequence_reset:
+        return SequenceAction(SequenceDecision.RETRY)
+    if entry.last_acked_offset < log_start_offset:
+        # Retention deleted everything of this producer, and the broker's state with it.
+        return SequenceAction(SequenceDecision.RETRY, reset_sequences=entry.may_restart())
+    return NO_ACTION

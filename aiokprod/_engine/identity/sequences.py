@@ -1,0 +1,340 @@
+"""Sequence numbers: one `PartitionSequences` per partition, all of them in a `SequenceTracker`.
+
+The tracker is common to idempotent and transactional producers. It knows neither error codes nor
+when an epoch may be bumped; `idempotence` and `transactional_sequences` do.
+
+Source: KIP-98, KIP-360; Java `TransactionManager`, `TxnPartitionMap`,
+`DefaultRecordBatch.incrementSequence`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from aiokprod._wire.record_batch import (
+    MAX_SEQUENCE,
+    NO_PRODUCER_ID,
+    NO_SEQUENCE,
+    increment_sequence,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from aiokprod._engine.buffer.producer_batch import ProducerBatch
+    from aiokprod._engine.buffer.queues import PartitionQueue
+    from aiokprod._engine.identity.sequence_errors import SequenceAction
+    from aiokprod.records import TopicPartition
+
+# Brokers remember this many batches per partition to recognise duplicates.
+MAX_OPEN_BATCHES: Final = 5
+
+
+class PartitionSequences:
+    """Sequence state of one partition.
+
+    It outlives metadata: a topic that vanishes and returns continues its sequence, or restarts
+    under a higher epoch. Under the same epoch a restart would make new records look like
+    duplicates.
+
+    Attributes:
+        open: batches with a sequence and without a final outcome, in sequence order, queued or in
+            flight.
+        window: all batches numbered since the oldest open one, those with an outcome included.
+        last_acked: highest acknowledged sequence, -1 if none in this epoch.
+        last_acked_offset: offset of the last acknowledged record, -1 if unknown.
+        unresolved: a batch was given up that may be in the log, or that left a gap.
+        lost: a copy of a batch that was given up in this epoch may still arrive at a broker.
+        bump_planned: the partition must restart at 0 under a higher epoch.
+        probe: an open batch that is sent before all others, because its response tells whether the
+            older ones may be in the log; None if batches are sent in sequence order.
+        floor: offset of a record in the log before all open batches, -1 if none is known.
+        newest_written: order of the newest batch of this epoch that has its outcome and is, or may
+            be, in the log.
+        wrapped: the sequences of this epoch have passed their end and continued at 0.
+        newest_proven: order of the newest batch of this epoch that proves that everything before
+            it is in the log.
+    """
+
+    __slots__ = ("bump_planned", "epoch", "floor", "last_acked", "last_acked_offset", "lost",
+                 "newest_proven", "newest_written", "next", "open", "probe", "producer_id",
+                 "unresolved", "window", "wrapped")  # fmt: skip
+
+    def __init__(self, producer_id: int, epoch: int) -> None:
+        self.open: list[ProducerBatch] = []
+        self.last_acked_offset = -1
+        self.bump_planned = False
+        self.reset_sequences(producer_id, epoch)
+
+    def reset_sequences(self, producer_id: int, epoch: int) -> None:
+        """Number from 0 under this id and epoch, beginning with the open batches."""
+        self.producer_id = producer_id
+        self.epoch = epoch
+        self.next = 0
+        self.last_acked = NO_SEQUENCE
+        self.unresolved = False
+        self.lost = False
+        self.bump_planned = False
+        self.probe: ProducerBatch | None = None
+        self.floor = -1
+        self.wrapped = False
+        self.newest_written: tuple[int, ...] = ()
+        self.newest_proven: tuple[int, ...] = ()
+        for batch in self.open:
+            batch.sequence_reset = True
+            batch.lost = batch.divided_in_doubt = False  # copies are of the older epoch
+            batch.proven_offset = -1
+            self.number(batch)
+        self.window = list(self.open)
+
+    def number(self, batch: ProducerBatch) -> None:
+        """Give a batch the next sequences."""
+        batch.producer_id = self.producer_id
+        batch.producer_epoch = self.epoch
+        batch.base_sequence = self.next
+        self.next = increment_sequence(self.next, batch.core.record_count)
+        self.wrapped = self.wrapped or self.next < batch.base_sequence
+
+    def is_next(self, sequence: int) -> bool:
+        """True if `sequence` follows the last acknowledged one."""
+        if self.last_acked == NO_SEQUENCE:
+            return sequence == 0
+        return sequence == increment_sequence(self.last_acked, 1)
+
+    def is_gap_before(self, batch: ProducerBatch) -> bool:
+        """True if no open batch precedes this one: what the broker misses will not be sent."""
+        oldest = bool(self.open) and self.open[0] is batch
+        return oldest or self.is_next(batch.base_sequence)
+
+    def may_restart(self) -> bool:
+        """True if no open batch can be in the log: nothing is in flight, and the oldest is
+        certainly not in the log, so that nothing numbered after it can be either."""
+        return not any(batch.in_flight for batch in self.open) and not (
+            self.open and self.open[0].in_doubt
+        )
+
+    def may_reuse(self, batch: ProducerBatch) -> bool:
+        """True if the batch has the newest sequences and no broker can have seen them.
+
+        A broker that answered with an error may have appended the batch nevertheless. It would take
+        the next batch with these sequences for a duplicate and acknowledge records that it never
+        stored.
+        """
+        return (
+            not batch.seen
+            and batch.producer_epoch == self.epoch
+            and batch.producer_id == self.producer_id
+            and increment_sequence(batch.base_sequence, batch.core.record_count) == self.next
+        )
+
+    def on_success(self, batch: ProducerBatch, base_offset: int, *, repeated: bool) -> None:
+        """The batch is in the log.
+
+        Args:
+            base_offset: -1 if unknown.
+            repeated: it was in the log before its last attempt.
+        """
+        count = batch.core.record_count
+        last_offset = base_offset + count - 1
+        current = batch.producer_epoch == self.epoch and batch.producer_id == self.producer_id
+        if current:
+            self.newest_written = max(self.newest_written, batch.order)
+            if repeated:
+                self._on_duplicate(batch, base_offset)
+        if base_offset >= 0 and self.open and self.open[0] is batch:
+            self.floor = last_offset
+        self.remove(batch)
+        if current:
+            self.acknowledge(increment_sequence(batch.base_sequence, count - 1))
+        if base_offset >= 0:
+            self.last_acked_offset = last_offset
+
+    def newest_in_doubt(self, after: ProducerBatch) -> ProducerBatch | None:
+        """The newest open batch behind `after` that may be in the log."""
+        for batch in reversed(self.open):
+            if batch.order > after.order and (batch.in_doubt or batch.in_flight):
+                return batch
+        return None
+
+    def _on_duplicate(self, batch: ProducerBatch, base_offset: int) -> None:
+        """A batch was in the log before it was sent again, so the open batches before it are too.
+
+        A broker without state accepts any first sequence and may have accepted this one without
+        them. Then its offset leaves no room for them, and nothing is proven. If it leaves room for
+        them only, their offsets are known.
+        """
+        older = [each for each in self.open if each.order < batch.order]
+        records = sum(each.core.record_count for each in older)
+        offset = self.floor + 1
+        if self.floor < 0 or base_offset < offset + records:
+            return
+        if not all(each.in_doubt for each in older):
+            return  # one that was refused cannot precede it: the broker had no state
+        self.newest_proven = max(self.newest_proven, batch.order)
+        if base_offset == offset + records:
+            for each in older:
+                each.proven_offset = offset
+                offset += each.core.record_count
+
+    def acknowledge(self, sequence: int) -> None:
+        """Everything up to `sequence` is in the log; an older one changes nothing."""
+        ahead = (sequence - self.last_acked) & MAX_SEQUENCE
+        if self.last_acked == NO_SEQUENCE or ahead <= MAX_SEQUENCE // 2:
+            self.last_acked = sequence
+
+    def replace(self, batch: ProducerBatch, parts: list[ProducerBatch]) -> None:
+        """Divide the sequences of a batch among its parts: no gap, and each part can be sent by
+        itself."""
+        if self.probe is batch:
+            self.probe = None
+        for batches in (self.open, self.window):
+            position = batches.index(batch)
+            batches[position : position + 1] = parts
+        sequence = batch.base_sequence
+        for part in parts:
+            part.producer_id = batch.producer_id
+            part.producer_epoch = batch.producer_epoch
+            part.base_sequence = sequence
+            sequence = increment_sequence(sequence, part.core.record_count)
+
+    def remove(self, batch: ProducerBatch) -> None:
+        """The batch has its final outcome."""
+        if self.probe is batch:
+            self.probe = None
+        if batch in self.open:
+            self.open.remove(batch)
+        while self.window and not (self.open and self.window[0] is self.open[0]):
+            del self.window[0]
+
+
+class SequenceTracker:
+    """The producer id and epoch, and the sequences of every partition.
+
+    Attributes:
+        producer_id, epoch: for batches that get a sequence from now on; partitions continue under
+            the id and epoch they have until they have no open batch. NO_PRODUCER_ID and -1 if none
+            was assigned.
+        partitions: partitions that have sequences.
+        planned: partitions that need a higher epoch.
+        retired: partitions of topics that are no longer in use, whose sequences must be kept until
+            there is a newer epoch.
+    """
+
+    def __init__(self) -> None:
+        self.producer_id = NO_PRODUCER_ID
+        self.epoch = -1
+        self.partitions: dict[TopicPartition, PartitionSequences] = {}
+        self.planned: set[TopicPartition] = set()
+        self.retired: set[TopicPartition] = set()
+        self._probing: dict[TopicPartition, PartitionQueue] = {}
+
+    def set_producer_id(self, producer_id: int, epoch: int) -> None:
+        """The id and epoch for new batches. Drops what had to be kept until then."""
+        self.producer_id, self.epoch = producer_id, epoch
+        for key in list(self.retired):
+            self.retire(key)
+
+    def may_drain(self, queue: PartitionQueue, batch: ProducerBatch) -> bool:
+        """True if the head batch of a queue may be sent now: in order, at most five open, and
+        nothing new while an older batch may be in the log or not.
+
+        Source: Java `RecordAccumulator.shouldStopDrainBatchesForPartition`; waiting for the
+        responses of the old leader as librdkafka does.
+        """
+        if self.producer_id == NO_PRODUCER_ID:
+            return False
+        if queue.in_flight and queue.wire_node != queue.node:
+            return False
+        entry = self.partitions.get(queue.topic_partition)
+        if entry is None:
+            return True
+        if entry.probe is not None:
+            return entry.probe is batch
+        if batch.has_sequence:
+            # While a bump is planned, only a batch that may be in the log is sent again: under its
+            # old sequence the broker recognises it.
+            return entry.open[0] is batch and (batch.in_doubt or not entry.bump_planned)
+        if entry.bump_planned:
+            return False
+        if entry.open and entry.last_acked == NO_SEQUENCE:
+            # A broker without state for this producer id accepts any first sequence. If a second
+            # batch were in flight and the first one refused, they would be stored in wrong order.
+            return False
+        if entry.open and entry.open[0].core.settled:
+            # It expired in flight. What is sent after it would share its doubt (see
+            # `classify_idempotent`).
+            return False
+        # Counted from the oldest open batch: if the broker had stored it and five more, it would
+        # take a retry of it for a gap.
+        return not entry.unresolved and len(entry.window) < MAX_OPEN_BATCHES
+
+    def assign_sequence(self, batch: ProducerBatch) -> None:
+        """Number a batch that is about to be sent for the first time."""
+        if batch.has_sequence:
+            return
+        key = batch.topic_partition
+        entry = self.partitions.get(key)
+        if entry is None:
+            entry = self.partitions[key] = PartitionSequences(self.producer_id, self.epoch)
+        elif not entry.open and self.is_stale(entry):
+            entry.reset_sequences(self.producer_id, self.epoch)
+        entry.number(batch)
+        entry.open.append(batch)
+        entry.window.append(batch)
+
+    def apply(self, batch: ProducerBatch, action: SequenceAction) -> None:
+        """Carry out what the classification of a sequence error found."""
+        entry = self.of(batch)
+        if action.note_unknown:
+            batch.note_unknown()
+        if action.clear_doubt:
+            batch.in_doubt = False
+            if entry.probe is batch:
+                entry.probe = entry.newest_in_doubt(entry.open[0])
+        if action.probe is not None:
+            entry.probe = action.probe
+            self._probing[batch.topic_partition] = batch.queue
+        if action.bump_epoch:
+            self.request_epoch_bump(batch.topic_partition)
+        if action.reset_sequences:
+            entry.reset_sequences(self.producer_id, self.epoch)
+
+    def put_probes_first(self) -> None:
+        """Put the batches that are sent out of order at the head of their queues, and restore the
+        order of queues that have none any more."""
+        for key, queue in list(self._probing.items()):
+            entry = self.partitions.get(key)
+            probe = None if entry is None else entry.probe
+            queue.put_first(probe)
+            if probe is None:
+                del self._probing[key]
+
+    def of(self, batch: ProducerBatch) -> PartitionSequences:
+        """The sequences of the partition of a batch that has one."""
+        return self.partitions[batch.topic_partition]
+
+    def is_stale(self, entry: PartitionSequences) -> bool:
+        """True if the sequences belong to an older id or epoch: the next ones start at 0."""
+        return entry.producer_id != self.producer_id or entry.epoch != self.epoch
+
+    def request_epoch_bump(self, key: TopicPartition) -> None:
+        """The partition must restart under a higher epoch."""
+        self.partitions[key].bump_planned = True
+        self.planned.add(key)
+
+    def retire(self, key: TopicPartition) -> None:
+        """Drop the sequences of a partition that is no longer in use, or keep them until there is a
+        newer epoch: under this one they must continue if the topic returns."""
+        entry = self.partitions.get(key)
+        if entry is None:
+            return
+        if entry.open or not self.is_stale(entry):
+            self.retired.add(key)
+        else:
+            del self.partitions[key]
+            self.retired.discard(key)
+
+    def any_open(self, keys: Iterable[TopicPartition]) -> bool:
+        """True if a partition among `keys` has a batch without a final outcome."""
+        entries = (self.partitions.get(key) for key in keys)
+        return any(entry is not None and entry.open for entry in entries)

@@ -1,0 +1,174 @@
+"""The transactional calls of users: each sets a goal and waits for its result until a deadline.
+
+A timeout or cancellation ends only the wait; `transaction_driver` continues.
+
+Source: Java `TransactionalRequestResult`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from typing import TYPE_CHECKING
+
+from aiokprod._engine.identity.transaction_progress import (
+    PendingEndTxn,
+    Result,
+    misuse,
+    resolve,
+)
+from aiokprod._engine.identity.transaction_states import TxnState
+from aiokprod.errors import KafkaError, KafkaTimeout, Outcome, TransactionError
+
+if TYPE_CHECKING:
+    from aiokprod._consumer_groups import GroupMetadata, Offset
+    from aiokprod._engine.identity.transaction_manager import TransactionManager
+    from aiokprod.records import TopicPartition
+
+
+class TransactionCalls:
+    """Calls on the state in `manager`. All deadlines are loop times."""
+
+    def __init__(self, manager: TransactionManager, loop: asyncio.AbstractEventLoop) -> None:
+        self.manager = manager
+        self._loop = loop
+        self._refusal: Result = loop.create_future()
+
+    async def initialise(self, deadline: float) -> None:
+        """Get a producer id, which ends what an earlier instance left open and fences it.
+
+        Raises:
+            KafkaTimeout: not by `deadline`; it continues in the background, call again.
+            AuthenticationError: the coordinator refuses the credentials; likewise.
+            TransactionError, BrokerError: refused.
+        """
+        manager = self.manager
+        if manager.state is TxnState.UNINITIALIZED:
+            manager.initialise()
+        if manager.state is TxnState.INITIALIZING:
+            late = "the coordinator did not return a producer id"
+            await self._wait(manager.init_result, deadline, late)
+        manager.check_fatal()
+
+    async def begin(self, deadline: float) -> None:
+        """Open a transaction; nothing is sent for that.
+
+        Waits for an earlier commit or abort that timed out, so that no transaction ever joins one
+        whose end is unknown.
+        """
+        manager = self.manager
+        ending = manager.ending
+        if ending is not None and not ending.done.done():
+            await self._wait_for_previous(ending, deadline)
+        await self.initialise(deadline)
+        if manager.state is TxnState.ABORTABLE_ERROR:
+            raise manager.abortable_error()
+        if manager.state is not TxnState.READY:
+            raise misuse("a transaction is open already: commit or abort it first")
+        manager.begin()
+
+    async def end(self, *, commit: bool, deadline: float) -> None:
+        """Commit or abort.
+
+        Raises:
+            KafkaTimeout: no definite response by `deadline`; the outcome is unknown. The same call
+                made again continues to wait; the opposite call is refused.
+            AuthenticationError: the coordinator refuses the credentials; likewise.
+            AbortableTransactionError: not committed, abort it.
+            FatalTransactionError: see its `.outcome`.
+        """
+        manager = self.manager
+        ending = manager.ending
+        if ending is None or ending.commit is not commit:
+            manager.check_fatal()
+        ending = self._resumed(commit=commit) or manager.start_end(commit=commit)
+        await self._wait(
+            ending.done, deadline,
+            f"no definite response to {ending.name}: the outcome of the transaction is unknown. "
+            f"Call {ending.name} again, it continues to wait for the same response",
+        )  # fmt: skip
+        manager.ending = None
+
+    def _resumed(self, *, commit: bool) -> PendingEndTxn | None:
+        """The end that an earlier call requested, None if a new one is to be requested."""
+        ending = self.manager.ending
+        if ending is None:
+            return None
+        if not commit and self.manager.state is TxnState.ABORTABLE_ERROR:
+            return None
+        if ending.commit is commit:
+            return ending
+        known = "succeeded" if ending.done.done() else "has no outcome yet"
+        raise misuse(
+            f"{ending.name} was called before and {known}: a commit cannot be changed to an abort, "
+            f"or the reverse. Call {ending.name} again"
+        )
+
+    async def send_offsets(
+        self, offsets: dict[TopicPartition, Offset], group: GroupMetadata, deadline: float
+    ) -> None:
+        """Commit offsets of a consumer group with the transaction (KIP-447).
+
+        Raises:
+            KafkaTimeout: not by `deadline`; it continues in the background.
+        """
+        accepted = self.manager.add_offsets(offsets, group)
+        await self._wait(
+            accepted, deadline,
+            "the offsets are not accepted yet; they will be, or the transaction cannot be "
+            "committed",
+        )  # fmt: skip
+
+    def prepare(self) -> tuple[int, int, bool]:
+        """Leave the end of the open transaction to another process, which sends EndTxn. Nothing
+        more is accepted, and closing the producer aborts nothing.
+
+        Returns:
+            Producer id, epoch, and True if the transaction follows the second protocol.
+
+        Raises:
+            TransactionError: records or offsets have no outcome yet, or no transaction is open.
+            AbortableTransactionError: one failed; abort instead.
+        """
+        self.manager.prepare()
+        tracker = self.manager.tracker
+        return tracker.producer_id, tracker.epoch, self.manager.progress.tv2
+
+    def refused(self, error: KafkaError) -> None:
+        """Authentication to the broker failed that a request waits for: fail the current waits. The
+        request stays queued."""
+        refusal, self._refusal = self._refusal, self._loop.create_future()
+        resolve(refusal, error)
+
+    async def _wait(self, result: Result, deadline: float, late: str) -> None:
+        limit = None if deadline == math.inf else max(0.0, deadline - self._loop.time())
+        refusal = self._refusal
+        await asyncio.wait({result, refusal}, timeout=limit, return_when=asyncio.FIRST_COMPLETED)
+        if not result.done():
+            error = refusal.result() if refusal.done() else None
+            if error is not None:
+                raise self._refused_call(error, late)
+            raise KafkaTimeout(f"transactional id {self.manager.transactional_id}: {late}")
+        error = result.result()
+        if error is not None:
+            raise error.copy()
+
+    def _refused_call(self, refusal: KafkaError, late: str) -> KafkaError:
+        ending = self.manager.ending
+        sent = ending is not None and ending.sent
+        name = self.manager.transactional_id
+        return refusal.copy().with_(
+            message=f"transactional id {name}: {late}: {refusal.message}",
+            outcome=Outcome.UNKNOWN if sent else Outcome.NOT_SENT,
+        )
+
+    async def _wait_for_previous(self, ending: PendingEndTxn, deadline: float) -> None:
+        """Wait for the end of an earlier transaction, whatever its result: it was reported to its
+        caller."""
+        try:
+            await self._wait(
+                ending.done, deadline,
+                f"the outcome of {ending.name} of the previous transaction is still unknown",
+            )  # fmt: skip
+        except TransactionError:
+            self.manager.check_fatal()

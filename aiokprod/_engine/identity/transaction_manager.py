@@ -1,0 +1,464 @@
+"""`TransactionManager`: the state of a transactional producer.
+
+It decides what may be appended, sent and ended, by the table in `transaction_states`. Everything
+here is synchronous. `transaction_calls` has the calls of users and their deadlines; the requests
+are carried out by `transaction_driver`, one after the other, in one task. A caller that is
+cancelled or times out therefore leaves the transaction in one definite state, and the same call
+made again waits for the same response.
+
+Source: KIP-98, KIP-360, KIP-447, KIP-890; Java `TransactionManager`, `TransactionalRequestResult`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections import deque
+from typing import TYPE_CHECKING, Final, Protocol
+
+from aiokprod._engine.identity.sequences import SequenceTracker
+from aiokprod._engine.identity.transaction_pacing import TransactionPacing
+from aiokprod._engine.identity.transaction_progress import (
+    CoordinatorView,
+    OffsetsJob,
+    PendingEndTxn,
+    Result,
+    TxnProgress,
+    TxnStep,
+    misuse,
+    resolve,
+)
+from aiokprod._engine.identity.transaction_states import ENDING, OPEN, TRANSITIONS, TxnState
+from aiokprod.errors import (
+    AbortableTransactionError,
+    AuthenticationError,
+    BrokerError,
+    Code,
+    FatalTransactionError,
+    KafkaError,
+    KafkaTimeout,
+    Outcome,
+    RecordTooLarge,
+    SerializationError,
+    UnsupportedVersion,
+)
+
+if TYPE_CHECKING:
+    from aiokprod._consumer_groups import GroupMetadata, Offset
+    from aiokprod._engine.buffer.producer_batch import ProducerBatch
+    from aiokprod._engine.identity.coordinators import Coordinators
+    from aiokprod._engine.identity.producer_state import StateRequest
+    from aiokprod.records import TopicPartition
+
+logger = logging.getLogger(__name__)
+
+SECOND_PROTOCOL: Final = 2
+FORGOTTEN_PARTITIONS: Final = 1000
+"""Partitions no longer in use whose sequences are kept at most until a transaction ends."""
+_LAST_EXPLICIT_PRODUCE: Final = 11
+"""From Produce v12 on the leader adds partitions to the transaction (KIP-890)."""
+# Refusals of a record that never got into a batch: the transaction lacks it.
+_LOST_RECORDS: Final = (
+    KafkaTimeout,
+    RecordTooLarge,
+    SerializationError,
+    BrokerError,
+    AuthenticationError,
+    UnsupportedVersion,
+)
+
+
+class EngineControl(Protocol):
+    """What a transaction switches on and off in the engine."""
+
+    def set_accepting(self, accepting: bool) -> None:
+        """Records are accepted, or not."""
+
+    def set_completing(self, completing: bool) -> None:
+        """The transaction ends: flushing ignores `linger_ms`."""
+
+    def wake_sender(self) -> None:
+        """A batch may be sent or must be dropped."""
+
+    def wake_driver(self) -> None:
+        """The driver may have something to do."""
+
+    def has_incomplete(self) -> bool:
+        """True if a batch has no outcome."""
+
+    def drop_unsent(self, error: KafkaError, *, with_sequence: bool, in_doubt: bool) -> None:
+        """`Sender.fail_unsent`."""
+
+    def transaction_version(self) -> int:
+        """The finalized level of the cluster's transaction.version, 0 if unknown."""
+
+
+class TransactionManager:
+    """The state machine, and the `AdmissionGate` of a transactional producer.
+
+    Attributes:
+        state: changed by `_become` only.
+        progress: the open or last transaction.
+        ending: the end that was requested last, until its caller has the result.
+        offsets: offsets to commit with the transaction, in order.
+        fatal_error: what every call raises in FATAL_ERROR.
+        can_bump: the coordinator can bump the epoch (Kafka 2.5, KIP-360).
+        init_result: ends with the InitProducerId of the present INITIALIZING.
+        pacing: holds back first batches of a transaction.
+    """
+
+    def __init__(
+        self, transactional_id: str, *, loop: asyncio.AbstractEventLoop, engine: EngineControl
+    ) -> None:
+        self.transactional_id = transactional_id
+        self.tracker = SequenceTracker()
+        self.state = TxnState.UNINITIALIZED
+        self.progress = TxnProgress()
+        self.ending: PendingEndTxn | None = None
+        self.offsets: deque[OffsetsJob] = deque()
+        self.fatal_error: KafkaError | None = None
+        self.can_bump = False
+        self.init_result: Result = loop.create_future()
+        self.pacing = TransactionPacing(loop, engine.wake_sender)
+        self._loop = loop
+        self._engine = engine
+
+    def _become(self, state: TxnState) -> None:
+        assert state in TRANSITIONS[self.state], f"{self.state} -> {state}"
+        logger.debug("%s: %s -> %s", self.transactional_id, self.state.value, state.value)
+        self.state = state
+        self._engine.set_accepting(state is TxnState.IN_TRANSACTION)
+        self._engine.set_completing(state in ENDING)
+
+    # -- admission ------------------------------------------------------------------------------
+
+    def check_open(self) -> None:
+        """Raises unless records are accepted now."""
+        self.check_fatal()
+        if self.state is TxnState.ABORTABLE_ERROR:
+            raise self.abortable_error()
+        if self.state in ENDING or self.progress.prepared:
+            raise misuse("the transaction is being ended and accepts nothing more")
+        if self.state is not TxnState.IN_TRANSACTION:
+            raise misuse(
+                "this producer has a transactional_id: records are sent within a transaction, "
+                "`async with producer.transaction()` or begin_transaction()"
+            )
+
+    def admit(self, topic_partition: TopicPartition) -> None:
+        """A batch is opened; note a partition that the coordinator does not know."""
+        self.check_open()
+        self.pacing.on_batch_opened()
+        progress = self.progress
+        if not progress.tv2 and topic_partition not in progress.partitions:
+            progress.pending_partitions[topic_partition] = None
+            self._engine.wake_driver()
+
+    def on_refused(self, error: KafkaError, *, raised: bool = True) -> None:
+        """A record was refused before it got into a batch. `raised` is False if the caller only
+        sees that in a result, and may commit without having looked at it."""
+        lost = not raised or isinstance(error, _LOST_RECORDS)
+        if self.state is TxnState.IN_TRANSACTION and lost:
+            self.abort_with(error)
+
+    def on_records_failed(self, batch: ProducerBatch, error: KafkaError) -> None:
+        """A transaction that lacks records is never committed."""
+        if self.state not in OPEN:
+            return
+        if error.code is not None and error.code.fatal_transactional:
+            self.fail(error)
+        else:
+            self.abort_with(error)
+
+    def check_fatal(self) -> None:
+        """Raises the fatal error, if there is one."""
+        if self.fatal_error is not None:
+            raise self.fatal_error.copy()
+
+    def abortable_error(self) -> AbortableTransactionError:
+        """What calls raise in ABORTABLE_ERROR."""
+        error = self.progress.error
+        assert error is not None, "an abortable error has its reason"
+        return error.copy()
+
+    # -- batches --------------------------------------------------------------------------------
+
+    def may_send(self, topic_partition: TopicPartition) -> bool:
+        """True if a batch of this partition may be sent for the first time now."""
+        if self.state not in OPEN or self.pacing.awaits_markers:
+            return False
+        if self.progress.tv2:
+            return self.pacing.may_send(topic_partition)
+        return topic_partition in self.progress.partitions
+
+    def on_first_attempt(self, batch: ProducerBatch) -> None:
+        """A batch is about to be sent for the first time."""
+        self.progress.touched.add(batch.topic_partition)
+        # Second protocol: the broker may open the transaction for it, even if it then fails.
+        self.progress.note(CoordinatorView.STARTED)
+        if self.progress.tv2:
+            self.pacing.on_sent(batch)
+
+    def on_acknowledged(self, batch: ProducerBatch) -> None:
+        """A batch is in the log."""
+        self.pacing.on_acknowledged(batch)
+        self.progress.note(CoordinatorView.CONFIRMED)
+
+    def on_sender_pass(self) -> None:
+        """Drop what must not be sent any more, and end the transaction once all is settled."""
+        error, self.progress.discard = self.progress.discard, None
+        if error is not None:
+            # Under the second protocol the abort fences whatever may still be in flight. Under the
+            # first one a sequence gap needs a new epoch, which brokers before 2.5 cannot give:
+            # batches with a sequence are sent, as by Java, unless an epoch is needed anyway.
+            tv2 = self.progress.tv2
+            with_sequence = tv2 or self.progress.needs_bump
+            self._engine.drop_unsent(error, with_sequence=with_sequence, in_doubt=tv2)
+        if self.state in ENDING and self.settled():
+            self._engine.wake_driver()
+
+    def settled(self) -> bool:
+        """True if every batch has its outcome, and none is in flight."""
+        if self.progress.discard is not None or self._engine.has_incomplete():
+            return False
+        return not self.tracker.any_open(self.progress.touched)
+
+    # -- what calls of users set in motion ------------------------------------------------------
+
+    def initialise(self) -> None:
+        """Request a producer id, which ends what an earlier instance left open and fences it."""
+        self.init_result = self._loop.create_future()
+        self._become(TxnState.INITIALIZING)
+        self._engine.wake_driver()
+
+    def begin(self) -> None:
+        """Open a transaction; nothing is sent for that."""
+        self.ending = None
+        tv2 = self._engine.transaction_version() >= SECOND_PROTOCOL
+        self.progress = TxnProgress(tv2)
+        self.pacing.on_begin(tv2=tv2)
+        self._become(TxnState.IN_TRANSACTION)
+        if self.pacing.awaits_markers:
+            self._engine.wake_driver()
+
+    def start_end(self, *, commit: bool) -> PendingEndTxn:
+        """Request the commit or abort of the open transaction."""
+        if self.state is TxnState.ABORTABLE_ERROR and commit:
+            raise self.abortable_error()
+        if self.state not in (TxnState.IN_TRANSACTION, TxnState.ABORTABLE_ERROR):
+            raise misuse("no transaction is open: call begin_transaction() first")
+        self.ending = PendingEndTxn(commit, self._loop.create_future())
+        self._become(TxnState.COMMITTING if commit else TxnState.ABORTING)
+        if not commit:
+            aborted = misuse("the transaction was aborted before the record was sent")
+            self.progress.pending_partitions.clear()
+            self.progress.discard = aborted
+            self._fail_offsets(aborted)
+        self._engine.wake_sender()
+        self._engine.wake_driver()
+        return self.ending
+
+    def add_offsets(self, offsets: dict[TopicPartition, Offset], group: GroupMetadata) -> Result:
+        """Request the commit of offsets of a consumer group with the transaction (KIP-447)."""
+        self.check_open()
+        job = OffsetsJob(offsets, group, self._loop.create_future())
+        self.offsets.append(job)
+        self._engine.wake_driver()
+        return job.done
+
+    def prepare(self) -> None:
+        """Leave the end of the open transaction to another process. Nothing more is accepted."""
+        self.check_open()
+        if self.offsets or not self.settled():
+            raise misuse("records or offsets of the transaction have no outcome yet: flush first")
+        self.progress.prepared = True
+        self._engine.set_accepting(False)
+
+    # -- what the driver does and finds ---------------------------------------------------------
+
+    def next_step(self) -> TxnStep | None:
+        """The next thing to do, None if there is nothing."""
+        if self.state is TxnState.INITIALIZING:
+            return TxnStep.INIT
+        if self.state in OPEN and self.pacing.awaits_markers:
+            return TxnStep.MARKERS
+        if self.state in OPEN and self.progress.pending_partitions:
+            return TxnStep.ADD
+        if self.state in OPEN and self.offsets:
+            return TxnStep.OFFSETS
+        return TxnStep.END if self.state in ENDING and self.settled() else None
+
+    def wants(self, step: TxnStep) -> bool:
+        """True while `step`, once begun, is still wanted."""
+        if step is TxnStep.INIT:
+            return self.state is TxnState.INITIALIZING
+        return self.state in (ENDING if step is TxnStep.END else OPEN)
+
+    def initialised(self, producer_id: int, epoch: int) -> None:
+        """The coordinator assigned id and epoch."""
+        self.tracker.set_producer_id(producer_id, epoch)
+        self._become(TxnState.READY)
+        resolve(self.init_result, None)
+
+    def init_refused(self, error: KafkaError) -> None:
+        """InitProducerId was refused; a later call sends it again."""
+        self._become(TxnState.UNINITIALIZED)
+        resolve(self.init_result, error)
+
+    def added(self, partitions: list[TopicPartition]) -> None:
+        """The coordinator added these partitions."""
+        progress = self.progress
+        for partition in partitions:
+            progress.pending_partitions.pop(partition, None)
+            progress.partitions.add(partition)
+        if partitions:
+            progress.note(CoordinatorView.STARTED)
+        self._engine.wake_sender()
+
+    def offsets_accepted(self, job: OffsetsJob) -> None:
+        """The group coordinator accepted the offsets."""
+        self.progress.note(CoordinatorView.CONFIRMED)
+        if self.offsets and self.offsets[0] is job:
+            self.offsets.popleft()
+        resolve(job.done, None)
+
+    def ended(self, producer_id: int = -1, epoch: int = -1) -> None:
+        """The transaction has ended; id and epoch of the next one, if the coordinator gave them."""
+        ending, progress = self.ending, self.progress
+        assert ending is not None, "only an ending ends"
+        if producer_id >= 0:
+            self.tracker.set_producer_id(producer_id, epoch)
+            bump = progress.unmapped
+        else:
+            bump = progress.unmapped or self._needs_new_epoch(ending)
+        self.pacing.on_end()
+        if bump:
+            self.initialise()
+        else:
+            self._become(TxnState.READY)
+        resolve(ending.done, None)
+        self._engine.wake_sender()
+
+    def _needs_new_epoch(self, ending: PendingEndTxn) -> bool:
+        """A copy of EndTxn, of a batch or of a request that starts a transaction may still arrive:
+        it must meet a newer epoch."""
+        progress = self.progress
+        # Without a bump the first protocol has to keep the sequences of every topic ever used.
+        many = self.can_bump and len(self.tracker.retired) >= FORGOTTEN_PARTITIONS
+        stray = ending.lost or progress.needs_bump or many
+        return progress.possibly_started or (progress.started and stray)
+
+    # -- errors ---------------------------------------------------------------------------------
+
+    def abort_with(self, error: KafkaError) -> None:
+        """From now on the transaction can only be aborted."""
+        if self.state not in (*OPEN, TxnState.ABORTING):
+            return
+        reason = AbortableTransactionError(
+            "the transaction cannot be committed, abort it (the producer stays usable): "
+            f"{error.message}",
+            code=error.code,
+            outcome=Outcome.REJECTED,
+        )
+        reason.__cause__ = error
+        progress = self.progress
+        progress.error = progress.discard = reason
+        progress.needs_bump = True
+        if error.code is not None and error.code.number == Code.INVALID_PRODUCER_ID_MAPPING:
+            progress.unmapped = True
+        self._become(TxnState.ABORTABLE_ERROR)
+        if self.ending is not None:
+            resolve(self.ending.done, reason)
+        self._fail_offsets(reason)
+        self._engine.wake_sender()
+
+    def fail(self, error: KafkaError, *, answered: bool = False) -> None:
+        """Nothing can be sent any more; the first reason is kept.
+
+        Args:
+            answered: the coordinator gave a definite response, and the outcome of `error` is that
+                of the transaction. Otherwise an EndTxn that was sent may have been carried out.
+        """
+        if self.fatal_error is not None:
+            return
+        fatal = error
+        if not isinstance(error, FatalTransactionError):
+            fatal = FatalTransactionError(
+                "the transactional producer cannot continue, close it and create a new one: "
+                f"{error.message}",
+                code=error.code,
+                outcome=error.outcome,
+            )
+            fatal.__cause__ = error
+        self._become(TxnState.FATAL_ERROR)
+        # Later calls send nothing, whatever is known of the transaction.
+        self.fatal_error = fatal.copy().with_(outcome=Outcome.NOT_SENT)
+        self._resolve_all(fatal, answered=answered)
+        self._engine.wake_sender()
+
+    def close(self, error: KafkaError) -> None:
+        """The driver has stopped: end all waits with `error`."""
+        self.pacing.reset()
+        self._resolve_all(error)
+
+    def _resolve_all(self, error: KafkaError, *, answered: bool = False) -> None:
+        resolve(self.init_result, error)
+        ending = self.ending
+        if ending is not None:
+            unknown = ending.sent and not answered
+            answer = error.copy().with_(outcome=Outcome.UNKNOWN) if unknown else error
+            resolve(ending.done, answer)
+        self._fail_offsets(error)
+
+    def _fail_offsets(self, error: KafkaError) -> None:
+        while self.offsets:
+            resolve(self.offsets.popleft().done, error)
+
+
+class TransactionalIdentity:
+    """The `IdentitySource` of a transactional producer: the driver requests the producer id."""
+
+    def __init__(self, manager: TransactionManager, coordinators: Coordinators) -> None:
+        self._manager = manager
+        self._coordinators = coordinators
+
+    @property
+    def fatal_error(self) -> KafkaError | None:
+        """Of the transaction manager."""
+        return self._manager.fatal_error
+
+    @property
+    def transactional_id(self) -> str:
+        """Named in every request of the transaction."""
+        return self._manager.transactional_id
+
+    @property
+    def max_produce_version(self) -> int | None:
+        """By the protocol of the open transaction."""
+        return None if self._manager.progress.tv2 else _LAST_EXPLICIT_PRODUCE
+
+    @property
+    def reserved_node(self) -> int | None:
+        """The coordinator, while a request for it waits."""
+        return self._coordinators.waiting_for
+
+    def on_fatal(self, error: KafkaError) -> None:
+        """See `TransactionManager.fail`."""
+        self._manager.fail(error)
+
+    def take_failure(self) -> KafkaError | None:
+        """None: a refused InitProducerId reaches the call that waits for it."""
+        return None
+
+    def next_request(self, now: float, pending: bool) -> StateRequest | None:
+        """None: the driver sends to the coordinator."""
+        return None
+
+    def next_request_at(self, now: float, pending: bool) -> float:
+        """Never."""
+        return math.inf
+
+    def close(self, error: KafkaError) -> None:
+        """See `TransactionManager.close`."""
+        self._manager.close(error)

@@ -1,0 +1,131 @@
+"""What belongs to one transaction: a `TxnProgress` is made when it begins and replaced by the next
+one, so that nothing has to be reset by hand.
+
+The states of the producer itself are in `transaction_states`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from aiokprod.errors import KafkaError, Outcome, TransactionError
+
+if TYPE_CHECKING:
+    from aiokprod._consumer_groups import GroupMetadata, Offset
+    from aiokprod._engine.identity.coordinators import VersionedRequest
+    from aiokprod.errors import AbortableTransactionError
+    from aiokprod.records import TopicPartition
+
+Result = asyncio.Future["KafkaError | None"]
+"""An error is the value of the future, not its exception: maybe no call waits for it."""
+
+
+class CoordinatorView(enum.IntEnum):
+    """How much the coordinator knows of the open transaction. It only ever rises."""
+
+    UNKNOWN = 0  # nothing was sent that could start it
+    POSSIBLY_STARTED = 1  # AddPartitionsToTxn or AddOffsetsToTxn may have been carried out
+    STARTED = 2  # it has something to end, or a batch was sent that makes a leader add it
+    CONFIRMED = 3  # a batch or offsets of the transaction were acknowledged
+
+
+class TxnStep(enum.Enum):
+    """What the driver has to do next."""
+
+    INIT = "init"
+    MARKERS = "wait for markers"
+    ADD = "add partitions"
+    OFFSETS = "commit offsets"
+    END = "end"
+
+
+@dataclass(slots=True)
+class OffsetsJob:
+    """Offsets of a consumer group to commit with the transaction."""
+
+    offsets: dict[TopicPartition, Offset]
+    group: GroupMetadata
+    done: Result
+
+
+@dataclass(slots=True)
+class PendingEndTxn:
+    """The end of a transaction: requested once, and any number of calls may wait for it.
+
+    Attributes:
+        request: the EndTxn, once it is due.
+        lost: an EndTxn was sent whose response did not come; a copy of it may still arrive.
+    """
+
+    commit: bool
+    done: Result
+    request: VersionedRequest | None = None
+    lost: bool = False
+
+    @property
+    def sent(self) -> bool:
+        """True if an EndTxn was handed to a connection."""
+        return self.request is not None and self.request.sent
+
+    @property
+    def name(self) -> str:
+        """The call to repeat."""
+        return "commit_transaction()" if self.commit else "abort_transaction()"
+
+
+@dataclass(slots=True)
+class TxnProgress:
+    """The open or last transaction.
+
+    Attributes:
+        tv2: it follows the second protocol (KIP-890).
+        view: changed by `note` only.
+        possibly_started: `view` was POSSIBLY_STARTED at some time: a request that starts the
+            transaction may still arrive.
+        pending_partitions: to be added at the coordinator (first protocol only), in order.
+        partitions: added at the coordinator (first protocol only).
+        touched: partitions with a batch that got a sequence.
+        needs_bump: the next transaction needs a new epoch, because a batch was given up or the
+            transaction cannot be committed.
+        unmapped: the coordinator no longer knows the producer id.
+        prepared: another process ends the transaction.
+        error: why it can only be aborted.
+        discard: the error for batches that must not be sent any more, until the sender drops them.
+    """
+
+    tv2: bool = False
+    view: CoordinatorView = CoordinatorView.UNKNOWN
+    possibly_started: bool = False
+    pending_partitions: dict[TopicPartition, None] = field(default_factory=dict)
+    partitions: set[TopicPartition] = field(default_factory=set)
+    touched: set[TopicPartition] = field(default_factory=set)
+    needs_bump: bool = False
+    unmapped: bool = False
+    prepared: bool = False
+    error: AbortableTransactionError | None = None
+    discard: KafkaError | None = None
+
+    def note(self, view: CoordinatorView) -> None:
+        """The coordinator knows at least this much."""
+        if view is CoordinatorView.POSSIBLY_STARTED and self.view < CoordinatorView.STARTED:
+            self.possibly_started = True
+        self.view = max(self.view, view)
+
+    @property
+    def started(self) -> bool:
+        """True if the coordinator has, or may get from a leader, something to end."""
+        return self.view >= CoordinatorView.STARTED
+
+
+def misuse(text: str) -> TransactionError:
+    """A call that the state of the producer does not allow."""
+    return TransactionError(text, outcome=Outcome.NOT_SENT)
+
+
+def resolve(result: Result, error: KafkaError | None) -> None:
+    """End the waits for `result`; without an effect if they have ended."""
+    if not result.done():
+        result.set_result(error)

@@ -1,0 +1,69 @@
+"""The states of a transactional producer, as a table of transitions. What an error code from a
+coordinator means for a request is in the table of error codes.
+
+Pure data: no clock, no I/O. Source: Java `TransactionManager.State`, 4.x; KIP-98, KIP-360, KIP-890,
+KIP-1050.
+"""
+
+from __future__ import annotations
+
+import enum
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final
+
+from aiokprod.errors import Code, error_code
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+class TxnState(enum.Enum):
+    """State of a transactional producer."""
+
+    UNINITIALIZED = "uninitialized"  # no producer id, or the request for one was refused
+    INITIALIZING = "initializing"  # InitProducerId is being sent
+    READY = "ready"
+    IN_TRANSACTION = "in transaction"
+    COMMITTING = "committing"  # from the call until the definite response of the coordinator
+    ABORTING = "aborting"
+    ABORTABLE_ERROR = "abortable error"  # only an abort is possible
+    FATAL_ERROR = "fatal error"  # no call is possible
+
+
+_S = TxnState
+
+TRANSITIONS: Final[Mapping[TxnState, frozenset[TxnState]]] = MappingProxyType(
+    {
+        _S.UNINITIALIZED: frozenset({_S.INITIALIZING, _S.FATAL_ERROR}),
+        _S.INITIALIZING: frozenset({_S.READY, _S.UNINITIALIZED, _S.FATAL_ERROR}),
+        _S.READY: frozenset({_S.IN_TRANSACTION, _S.FATAL_ERROR}),
+        _S.IN_TRANSACTION: frozenset(
+            {_S.COMMITTING, _S.ABORTING, _S.ABORTABLE_ERROR, _S.FATAL_ERROR}
+        ),
+        _S.COMMITTING: frozenset({_S.READY, _S.INITIALIZING, _S.ABORTABLE_ERROR, _S.FATAL_ERROR}),
+        _S.ABORTING: frozenset({_S.READY, _S.INITIALIZING, _S.ABORTABLE_ERROR, _S.FATAL_ERROR}),
+        _S.ABORTABLE_ERROR: frozenset({_S.ABORTING, _S.FATAL_ERROR}),
+        _S.FATAL_ERROR: frozenset(),
+    }
+)
+"""Allowed transitions; any other one is a bug in this package."""
+
+OPEN: Final = frozenset({TxnState.IN_TRANSACTION, TxnState.COMMITTING})
+"""Batches of the transaction may be sent."""
+ENDING: Final = frozenset({TxnState.COMMITTING, TxnState.ABORTING})
+"""The end of the transaction was requested."""
+
+
+def may_be_carried_out(number: int, *, earlier: bool) -> bool:
+    """True if a request that was answered with this error code, or an earlier copy of it, may have
+    changed the transaction.
+
+    Args:
+        earlier: a copy sent before got no response, or one for which this function returned True.
+            No later refusal changes that: CONCURRENT_TRANSACTIONS at EndTxn refuses a first copy
+            before the write, because the markers of another transaction or producer are being
+            written; after a copy in doubt, the markers may be those of that copy.
+
+    Source: Kafka `TransactionCoordinator.endTransaction`.
+    """
+    return earlier or (number != Code.NONE and not error_code(number).refused_before_write)

@@ -1,0 +1,81 @@
+"""Sequences of a transactional producer: batches are sent within an open transaction only, and a
+gap ends with the transaction instead of a local epoch bump.
+
+Source: KIP-98, KIP-890; Java `TransactionManager`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from aiokprod._engine.identity.sequence_errors import SequenceAction, classify_transactional
+from aiokprod._engine.identity.transaction_states import OPEN
+from aiokprod.records import TopicPartition
+
+if TYPE_CHECKING:
+    from aiokprod._engine.buffer.producer_batch import ProducerBatch
+    from aiokprod._engine.buffer.queues import PartitionQueue
+    from aiokprod._engine.identity.transaction_manager import TransactionManager
+
+
+class TransactionalSequences:
+    """The `SequencePolicy` of a transactional producer."""
+
+    def __init__(self, manager: TransactionManager) -> None:
+        self._manager = manager
+        self.tracker = manager.tracker
+
+    def may_drain(self, queue: PartitionQueue, batch: ProducerBatch) -> bool:
+        """As `SequenceTracker.may_drain`; a first attempt only within the transaction, and to
+        partitions that belong to it or may be added now."""
+        if not batch.has_sequence and not self._manager.may_send(queue.topic_partition):
+            return False
+        return self.tracker.may_drain(queue, batch)
+
+    def assign_sequence(self, batch: ProducerBatch) -> None:
+        """Number a batch, as part of the transaction."""
+        if batch.has_sequence:
+            return
+        batch.transactional = True
+        self._manager.on_first_attempt(batch)
+        self.tracker.assign_sequence(batch)
+
+    def classify(self, batch: ProducerBatch, code: int, log_start_offset: int) -> SequenceAction:
+        """See `classify_transactional`."""
+        entry = self.tracker.of(batch)
+        is_open = self._manager.state in OPEN
+        return classify_transactional(batch, code, log_start_offset, entry, is_open=is_open)
+
+    def apply(self, batch: ProducerBatch, action: SequenceAction) -> None:
+        """See `SequenceTracker.apply`."""
+        self.tracker.apply(batch, action)
+
+    def on_success(self, batch: ProducerBatch, base_offset: int, *, repeated: bool) -> None:
+        """Advance the acknowledged sequence; the coordinator knows of the transaction."""
+        self._manager.on_acknowledged(batch)
+        self.tracker.of(batch).on_success(batch, base_offset, repeated=repeated)
+
+    def on_split(self, batch: ProducerBatch, parts: list[ProducerBatch]) -> None:
+        """The parts share the sequences of the batch and belong to the transaction too."""
+        self.tracker.of(batch).replace(batch, parts)
+        for part in parts:
+            part.transactional = True
+
+    def on_failure(self, batch: ProducerBatch, *, unknown: bool) -> None:
+        """The gap ends with the transaction: its abort brings a new epoch, also if the abort was
+        requested before. A copy of the batch that is still in flight meets that epoch."""
+        if batch.has_sequence:
+            self.tracker.of(batch).remove(batch)
+            self._manager.progress.needs_bump = True
+
+    def bump_epochs(self) -> None:
+        """No local bump: only the coordinator assigns epochs."""
+        self._manager.on_sender_pass()
+
+    def on_topic_forgotten(self, topic: str, partitions: int) -> None:
+        """Drop the sequences of the topic as soon as there is a newer epoch."""
+        for partition in range(partitions):
+            self.tracker.retire(TopicPartition(topic, partition))
+
+    def on_topic_recreated(self, topic: str) -> None:
+        """Nothing to restart within the transaction."""

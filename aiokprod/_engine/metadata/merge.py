@@ -1,0 +1,419 @@
+"""From one snapshot of the cluster to the next: pure functions, no time, no waiting.
+
+Rules beyond Java, each because one broker's answer is not a verdict on a cluster: a topic with no
+partitions, an omitted partition, an omitted topic and a retriable topic error leave the known view
+in place until they have been repeated `MISSES_BEFORE_FORGETTING` times in a row. A leader epoch
+lower than the known one is never believed of a topic that is known by its id; without ids it may
+belong to a new topic, and is believed after as many answers while the view is known to be wrong.
+
+Source: Java `Metadata.handleMetadataResponse`, `updateLatestMetadata`, `updatePartitionLeadership`,
+`MetadataSnapshot.mergeWith`; KIP-951.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from aiokprod._wire.messages.metadata import (
+    MetadataResponse,
+    MetadataResponsePartition,
+    MetadataResponseTopic,
+)
+from aiokprod.cluster import ZERO_TOPIC_ID, ClusterSnapshot, Node, PartitionInfo, TopicInfo
+from aiokprod.errors import Code, error_code
+from aiokprod.records import TopicPartition
+
+logger = logging.getLogger(__name__)
+
+MISSES_BEFORE_FORGETTING: Final = 5
+"""Answers in a row without a known topic or partition before it is believed to be gone: about two
+seconds with the default backoff, longer than the metadata of Kafka's brokers differ."""
+
+_UNKNOWN: Final = int(Code.UNKNOWN_TOPIC_OR_PARTITION)
+_SPARE_PARTITIONS: Final = 64
+
+
+@dataclass(slots=True)
+class Merged:
+    """What an answer led to.
+
+    Attributes:
+        snapshot: the new view.
+        answered: error code of each topic the answer was asked about, 0 if none.
+        misses: answers in a row that lacked something of the topic; absent = none.
+        lower_epochs: answers in a row without a topic id and with a leader epoch below the known
+            one, those apart that were asked for without a complaint; absent = none.
+        stale: something in the answer calls for another one.
+    """
+
+    snapshot: ClusterSnapshot
+    answered: dict[str, int] = field(default_factory=dict)
+    misses: dict[str, int] = field(default_factory=dict)
+    lower_epochs: dict[TopicPartition, int] = field(default_factory=dict)
+    stale: bool = False
+
+
+class ResponseMerger:
+    """Merges one answer; used once.
+
+    Args:
+        old: the present view.
+        response: an answer with at least one broker.
+        retain: whether a topic is still of interest.
+        misses, lower_epochs: as in `Merged`, from the answers before.
+        reliable_epochs: False for answers below version 9, whose leader epochs may be older than
+            the leaders beside them.
+        complained: something, as a refused Produce request, has proved the present view wrong.
+    """
+
+    def __init__(
+        self,
+        old: ClusterSnapshot,
+        response: MetadataResponse,
+        *,
+        retain: Callable[[str], bool],
+        misses: Mapping[str, int],
+        lower_epochs: Mapping[TopicPartition, int],
+        reliable_epochs: bool = True,
+        complained: bool = True,
+    ) -> None:
+        self._old = old
+        self._response = response
+        self._retain = retain
+        self._old_misses = misses
+        self._lower_epochs = dict(lower_epochs)
+        self._reliable_epochs = reliable_epochs
+        self._complained = complained
+        self._nodes = {b.node_id: Node(b.node_id, b.host, b.port, b.rack) for b in response.brokers}
+        self._other_cluster = old.cluster_id is not None and response.cluster_id not in (
+            None,
+            old.cluster_id,
+        )
+        self._all_old_nodes_stay = old.nodes.keys() <= self._nodes.keys()
+        self._topics: dict[str, TopicInfo] = {}
+        self._unauthorized: set[str] = set()
+        self._invalid: set[str] = set()
+        self._result = Merged(old)
+
+    def merge(self, *, partial: bool, asked: Iterable[str] = ()) -> Merged:
+        """The next view.
+
+        A partial answer leaves topics alone that it was not asked about. A full one is the whole
+        truth about topics, but for the omissions named above.
+        """
+        result = self._result
+        if self._other_cluster:
+            logger.error(
+                "the cluster id changed from %s to %s: the addresses lead to another cluster",
+                self._old.cluster_id,
+                self._response.cluster_id,
+            )
+        for topic in self._response.topics:
+            if topic.name is not None and self._retain(topic.name):
+                self._merge_topic(topic.name, topic)
+        for name in asked:
+            if name not in result.answered and self._retain(name):
+                self._no_verdict(name, _UNKNOWN)
+        for name, info in self._old.topics.items():
+            if name not in result.answered and self._retain(name):
+                if partial:
+                    self._topics[name] = self._with_live_leaders(info)
+                    self._copy_misses(name)
+                else:
+                    self._no_verdict(name, _UNKNOWN)
+        if partial:
+            self._keep_refusals()
+        result.lower_epochs = {
+            key: count for key, count in self._lower_epochs.items() if key.topic in self._topics
+        }
+        result.snapshot = self._snapshot()
+        return result
+
+    def _snapshot(self) -> ClusterSnapshot:
+        old = self._old
+        controller = self._response.controller_id
+        same_topics = len(self._topics) == len(old.topics) and all(
+            old.topics.get(name) is info for name, info in self._topics.items()
+        )
+        return ClusterSnapshot(
+            generation=old.generation + 1,
+            cluster_id=self._response.cluster_id or old.cluster_id,
+            nodes=old.nodes if self._nodes == old.nodes else self._nodes,
+            controller_id=controller if controller in self._nodes else None,
+            topics=old.topics if same_topics else self._topics,
+            unauthorized_topics=frozenset(self._unauthorized),
+            invalid_topics=frozenset(self._invalid),
+        )
+
+    def _keep_refusals(self) -> None:
+        answered = self._result.answered
+        for kept, known in (
+            (self._unauthorized, self._old.unauthorized_topics),
+            (self._invalid, self._old.invalid_topics),
+        ):
+            kept.update(n for n in known if n not in answered and self._retain(n))
+
+    def _copy_misses(self, name: str) -> None:
+        if name in self._old_misses:
+            self._result.misses[name] = self._old_misses[name]
+
+    def _merge_topic(self, name: str, topic: MetadataResponseTopic) -> None:
+        code = topic.error_code
+        info = self._topic_info(name, topic) if code == Code.NONE else None
+        if info is not None:
+            self._result.answered[name] = code
+            self._topics[name] = info
+        elif code == Code.INVALID_TOPIC_EXCEPTION:
+            self._result.answered[name] = code
+            self._invalid.add(name)
+        elif code == Code.TOPIC_AUTHORIZATION_FAILED:
+            self._result.answered[name] = code
+            self._unauthorized.add(name)
+        else:
+            # No error and no partitions means that the topic is being created or deleted (F55).
+            self._no_verdict(name, code or _UNKNOWN)
+
+    def _no_verdict(self, name: str, code: int) -> None:
+        self._result.answered[name] = code
+        if error_code(code).refresh_metadata:
+            self._result.stale = True
+        misses = self._count_miss(name)
+        known = self._old.topics.get(name)
+        if known is None:
+            return
+        if misses < MISSES_BEFORE_FORGETTING:
+            self._topics[name] = self._with_live_leaders(known)
+        else:
+            logger.warning(
+                "topic %s is gone: %d answers in a row did not have it (%s)",
+                name,
+                misses,
+                error_code(code).name,
+            )
+
+    def _count_miss(self, name: str) -> int:
+        misses = self._old_misses.get(name, 0) + 1
+        self._result.misses[name] = misses
+        return misses
+
+    def _topic_info(self, name: str, topic: MetadataResponseTopic) -> TopicInfo | None:
+        """The topic as answered, None if the answer names none of its partitions."""
+        known = self._old.topics.get(name)
+        if known is not None and self._is_another(known, topic):
+            known = None
+        before = known.partitions if known is not None else ()
+        same_id = known is not None and bytes(topic.topic_id) == known.topic_id != ZERO_TOPIC_ID
+        entries = self._entries(name, topic, before, same_id=same_id)
+        if not entries:
+            return None
+        if self._fill_gaps(name, entries, before):
+            self._result.stale = True
+        partitions = tuple(entries[index] for index in range(len(entries)))
+        topic_id = bytes(topic.topic_id)
+        if known is not None:
+            if topic_id == ZERO_TOPIC_ID:
+                topic_id = known.topic_id
+            same = len(partitions) == len(before) and all(map(_is, partitions, before))
+            if same and known.topic_id == topic_id and known.internal == topic.is_internal:
+                return known
+        return TopicInfo(name, topic_id, partitions, topic.is_internal)
+
+    def _is_another(self, known: TopicInfo, topic: MetadataResponseTopic) -> bool:
+        """A new topic under a known name: what was known of its partitions does not count (F52)."""
+        if topic.topic_id in (ZERO_TOPIC_ID, known.topic_id):
+            return self._other_cluster
+        if known.topic_id != ZERO_TOPIC_ID:
+            logger.warning("topic %s was deleted and created again: its id changed", known.name)
+        return True
+
+    def _entries(
+        self,
+        name: str,
+        topic: MetadataResponseTopic,
+        before: tuple[PartitionInfo, ...],
+        *,
+        same_id: bool,
+    ) -> dict[int, PartitionInfo]:
+        # Kafka numbers partitions without gaps. An index far beyond the number of entries is
+        # garbage, and filling the gap below it would cost what a hostile broker likes.
+        limit = 2 * len(topic.partitions) + len(before) + _SPARE_PARTITIONS
+        entries: dict[int, PartitionInfo] = {}
+        for partition in topic.partitions:
+            index = partition.partition_index
+            if not 0 <= index < limit:
+                logger.warning("partition %s-%d makes no sense and is ignored", name, index)
+                self._result.stale = True
+                continue
+            known = before[index] if index < len(before) else None
+            entries[index] = self._partition_info(name, partition, known, same_id=same_id)
+        return entries
+
+    def _fill_gaps(
+        self, name: str, entries: dict[int, PartitionInfo], before: tuple[PartitionInfo, ...]
+    ) -> bool:
+        """Complete the partitions to 0, 1, …; True if some were missing."""
+        missing = [info for info in before if info.partition not in entries]
+        if missing and self._old_misses.get(name, 0) + 1 < MISSES_BEFORE_FORGETTING:
+            entries.update({info.partition: self._live(info) for info in missing})
+        count = max(entries) + 1
+        gaps = [index for index in range(count) if index not in entries]
+        for index in gaps:
+            entries[index] = PartitionInfo(name, index, error=_UNKNOWN)
+        if missing or gaps:
+            self._count_miss(name)
+        return bool(missing or gaps)
+
+    def _partition_info(
+        self,
+        name: str,
+        new: MetadataResponsePartition,
+        known: PartitionInfo | None,
+        *,
+        same_id: bool,
+    ) -> PartitionInfo:
+        epoch = new.leader_epoch if self._reliable_epochs else -1
+        if new.error_code and error_code(new.error_code).refresh_metadata:
+            self._result.stale = True
+        if known is not None and self._lags(known, epoch, same_id=same_id):
+            return self._live(known)
+        leader = new.leader_id if new.leader_id in self._nodes else None
+        if leader is None and new.leader_id >= 0:
+            self._result.stale = True
+        replicas = tuple(new.replica_nodes)
+        isr = tuple(new.isr_nodes)
+        offline = tuple(new.offline_replicas)
+        if (
+            known is not None
+            and known.leader == leader
+            and known.leader_epoch == epoch
+            and known.error == new.error_code
+            and known.isr == isr
+            and known.replicas == replicas
+            and known.offline == offline
+        ):
+            return known
+        return PartitionInfo(
+            name, new.partition_index, leader, epoch, replicas, isr, offline, new.error_code
+        )
+
+    def _lags(self, known: PartitionInfo, epoch: int, *, same_id: bool) -> bool:
+        """True if the answer is older than the known leader: a broker that lags behind must not
+        roll the leader back (F56). -1 is no epoch: the leader beside it is taken as told (Java
+        `Metadata.updateLatestMetadata`, KIP-320). With `same_id` the topic is the known one, whose
+        epochs only grow: a lower one is never believed, as in Java, since the broker may be cut off
+        from the controller, and as it leads nothing it is idle, and so it may be the one that is
+        asked each time. Without ids (Kafka below 2.8) epochs that stay lower may belong to a topic
+        that was deleted and created again. Then the known leader is wrong, and requests to it
+        fail."""
+        if not 0 <= epoch < known.leader_epoch:
+            if self._lower_epochs:
+                self._lower_epochs.pop(known.topic_partition, None)
+            return False
+        if same_id or not self._complained:
+            return True
+        key = known.topic_partition
+        count = self._lower_epochs.pop(key, 0) + 1
+        if count < MISSES_BEFORE_FORGETTING:
+            self._lower_epochs[key] = count
+            return True
+        logger.warning(
+            "partition %s: leader epoch %d instead of %d in %d answers in a row; was the topic "
+            "deleted and created again?",
+            key,
+            epoch,
+            known.leader_epoch,
+            count,
+        )
+        return False
+
+    def _live(self, info: PartitionInfo) -> PartitionInfo:
+        """The known partition, without its leader if that is no longer among the brokers (F57)."""
+        if info.leader is not None and info.leader not in self._nodes:
+            info = info._replace(leader=None)
+        if info.leader is None:
+            self._result.stale = True
+        return info
+
+    def _with_live_leaders(self, info: TopicInfo) -> TopicInfo:
+        if self._all_old_nodes_stay:
+            return info
+        partitions = tuple(map(self._live, info.partitions))
+        if all(map(_is, partitions, info.partitions)):
+            return info
+        return TopicInfo(info.name, info.topic_id, partitions, info.internal)
+
+
+def _is(left: object, right: object) -> bool:
+    return left is right
+
+
+def without_leaders(old: ClusterSnapshot, nodes: Iterable[Node]) -> ClusterSnapshot:
+    """The view after a (re)bootstrap: new nodes, the same topics, nobody leads anything.
+
+    Java forgets the topics too, which blocks every send until the cluster answers; here records
+    go on being buffered. Leader epochs are forgotten, because the addresses may now lead to
+    another cluster.
+    """
+    topics = {
+        name: TopicInfo(
+            name,
+            info.topic_id,
+            tuple(p._replace(leader=None, leader_epoch=-1) for p in info.partitions),
+            info.internal,
+        )
+        for name, info in old.topics.items()
+    }
+    return ClusterSnapshot(
+        generation=old.generation + 1,
+        cluster_id=old.cluster_id,
+        nodes={node.id: node for node in nodes},
+        topics=topics,
+    )
+
+
+def with_leaders(
+    old: ClusterSnapshot,
+    leaders: Mapping[TopicPartition, tuple[int, int]],
+    endpoints: Iterable[Node],
+) -> tuple[ClusterSnapshot, frozenset[TopicPartition]]:
+    """Apply the leaders a Produce answer named: broker id and leader epoch by partition.
+
+    Not applied: unknown partitions, leaders without an address, epochs not newer than known.
+
+    Returns:
+        The view and the partitions that changed; the old view if none did.
+
+    Source: Java `Metadata.updatePartitionLeadership`, KIP-951.
+    """
+    nodes = dict(old.nodes)
+    for node in endpoints:
+        nodes[node.id] = node
+    changed: dict[str, list[PartitionInfo]] = {}
+    accepted = []
+    for topic_partition, (leader, epoch) in leaders.items():
+        topic, partition = topic_partition
+        info = old.partition(topic, partition)
+        if info is None or leader not in nodes or epoch < 0 or epoch <= info.leader_epoch:
+            continue
+        partitions = changed.setdefault(topic, list(old.topics[topic].partitions))
+        partitions[partition] = info._replace(leader=leader, leader_epoch=epoch, error=0)
+        accepted.append(topic_partition)
+    if not accepted:
+        return old, frozenset()
+    topics = dict(old.topics)
+    for name, partitions in changed.items():
+        known = topics[name]
+        topics[name] = TopicInfo(name, known.topic_id, tuple(partitions), known.internal)
+    snapshot = ClusterSnapshot(
+        generation=old.generation + 1,
+        cluster_id=old.cluster_id,
+        nodes=nodes,
+        controller_id=old.controller_id,
+        topics=topics,
+        unauthorized_topics=old.unauthorized_topics,
+        invalid_topics=old.invalid_topics,
+    )
+    return snapshot, frozenset(accepted)

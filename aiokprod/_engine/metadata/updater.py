@@ -1,0 +1,348 @@
+"""The coroutine that fetches metadata: decides synchronously, sends, waits for an event.
+
+Source: Java `NetworkClient.DefaultMetadataUpdater`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Final
+
+from aiokprod._engine.metadata.cache import Metadata, UpdatePlan
+from aiokprod._engine.ports import BrokerClient, ClientResponse, Slot
+from aiokprod._engine.sender.unresponsive_brokers import PATIENCE_S
+from aiokprod._wire.messages.metadata import (
+    MetadataRequest,
+    MetadataRequestTopic,
+    MetadataResponse,
+)
+from aiokprod.cluster import ClusterSnapshot, Node
+from aiokprod.config import ProducerConfig
+from aiokprod.errors import (
+    AuthenticationError,
+    BrokerError,
+    Code,
+    DialError,
+    KafkaError,
+    UnsupportedVersion,
+    broker_error,
+)
+
+logger = logging.getLogger(__name__)
+
+_RELIABLE_EPOCHS_SINCE: Final = 9
+"""Leader epochs of older answers may not belong to the leaders beside them (KAFKA-7984)."""
+
+_LEAST_WAIT_S: Final = 0.05
+"""A client that names no later instant although it cannot send must not make this loop spin."""
+
+
+_LEAST_TRIGGER_S: Final = 1.0
+"""Bootstrapping again drops the reconnect backoff, so it must not be done in quick succession."""
+
+
+class MetadataUpdater:
+    """Keeps one `Metadata` fresh through one `BrokerClient`.
+
+    At most one request is under way; if its node says nothing for a second, one other node gets it
+    as well (Java waits for request.timeout.ms), and the first answer counts; if one of the two
+    fails, or neither has answered within request_timeout_ms, a third node takes its place. Wire
+    `client`'s events to `wake`, `on_network` and `on_disconnect`; run `run()` as a task of the
+    producer. Every error of brokers and network ends in the cache; what `run` raises is a bug and
+    must fail the producer.
+
+    Args:
+        clock: `loop.time` of the loop that `run` will run on.
+        on_request_sent: called when a due request is on its way, because data waited for it
+            (`Metadata.update_due`, `Metadata.claimed`).
+    """
+
+    def __init__(
+        self,
+        metadata: Metadata,
+        client: BrokerClient,
+        config: ProducerConfig,
+        clock: Callable[[], float],
+        *,
+        on_request_sent: Callable[[], None] | None = None,
+    ) -> None:
+        self._metadata = metadata
+        self._client = client
+        self._clock = clock
+        self._on_request_sent = on_request_sent
+        self._request_timeout = config.request_timeout_ms / 1000
+        self._auto_create = config.allow_auto_create_topics
+        self._may_rebootstrap = config.metadata_recovery_strategy == "rebootstrap"
+        trigger = config.metadata_recovery_rebootstrap_trigger_ms / 1000
+        self._trigger = max(trigger, _LEAST_TRIGGER_S)
+        self._wake = asyncio.Event()
+        self._stuck = False  # something is to be asked, and nobody can be asked now
+        self._plan: UpdatePlan | None = None  # of the request under way
+        self._asked: set[int] = set()  # nodes that got it
+        self._owing = 0  # of these, how many owe an answer
+        self._ask_again_at = math.inf  # another node, if none has answered by then
+        self._give_up_at = math.inf  # the plan, if nobody has answered by then
+        self._response: ClientResponse | None = None  # arrived, not yet looked at
+        self._trying_since: float | None = None
+        self._nodes: dict[int, Node] = {}
+        self._suspects: set[int] = set()  # connections lost since the last answer
+        self._failed: set[int] = set()  # nodes not reached since the last answer
+        metadata.on_request(self.wake)
+        metadata.on_change(self._follow)
+        self._follow(metadata.snapshot)
+
+    def wake(self) -> None:
+        """Something changed: a connection, a wish for metadata. Cheap; may be called in excess."""
+        self._wake.clear()  # an earlier `set` may have been interrupted before it woke anybody
+        self._wake.set()
+
+    def on_network(self) -> None:
+        """The client made progress; of interest only while a due request waits to be sent."""
+        if self._stuck:
+            self._wake.set()
+
+    def on_disconnect(self, node_id: int, error: KafkaError) -> None:
+        """A connection or an attempt to connect ended, which may mean that metadata are stale.
+
+        Source: Java `DefaultMetadataUpdater.handleServerDisconnect`.
+        """
+        now = self._clock()
+        metadata = self._metadata
+        # A connection that was lost says little, one that cannot be made again says more.
+        if isinstance(error, AuthenticationError):
+            # It was reached. Bootstrapping again would only ask it sooner than its backoff allows.
+            self._failed.discard(node_id)
+            self._suspects.discard(node_id)
+        else:
+            if isinstance(error, DialError) or node_id in self._suspects:
+                self._failed.add(node_id)
+            self._suspects.add(node_id)
+        if isinstance(error, (AuthenticationError, UnsupportedVersion)):
+            # A request under way, or a broker that has let us in, decides for the waiters.
+            if self._plan is not None or any(map(self._connected, self._nodes)):
+                metadata.note_error(error)
+            else:
+                metadata.fatal(now, error)
+        elif (
+            metadata.update_due(now)
+            and self._client.least_loaded(now) is None
+            and not self._all_lost()
+        ):
+            # Nobody is left to ask, so the update that was due counts as failed: backoff applies.
+            metadata.failed(now, error)
+        else:
+            metadata.note_error(error)
+        metadata.request_update()
+        self.wake()
+
+    async def run(self) -> None:
+        """Fetch for ever. Ends by cancellation only."""
+        while True:
+            self._wake.clear()
+            next_at = self.run_once(self._clock())
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout_at(next_at if next_at < math.inf else None):
+                    await self._wake.wait()
+
+    def run_once(self, now: float) -> float:
+        """Do what can be done now.
+
+        Returns:
+            When to run again at the latest; inf if only an event can bring anything new.
+        """
+        self._stuck = False
+        if self._plan is not None:
+            if self._response is None and now < self._give_up_at:
+                return min(self._ask_another(now), self._give_up_at)
+            self._claim(frozenset())
+            plan, response = self._plan, self._response
+            self._plan = self._response = None
+            if response is not None:
+                self._finish(plan, response, now)
+            else:
+                self._metadata.failed(now)
+        next_at = self._metadata.next_update_at(now)
+        if next_at > now:
+            return next_at
+        if self._trying_since is None:
+            self._trying_since = now
+        node_id = self._choose_node(now)
+        self._asked.clear()
+        slot = self._askable(node_id, now)
+        if slot is not None:
+            self._plan = self._metadata.plan(now)
+            self._owing = 0
+            # Throttling moves the deadlines of requests by whatever a broker says.
+            self._give_up_at = now + max(self._trigger, self._request_timeout)
+            # A slow node is asked together with the one that is being connected, once that is.
+            self._ask_again_at = now + PATIENCE_S if slot.node_id == node_id else now
+            self._send(self._plan, slot, now)
+            if self._on_request_sent is not None:
+                self._on_request_sent()
+            return min(self._ask_another(now), self._give_up_at)
+        self._stuck = True
+        if any(self._throttled(node, now) for node in self._nodes):
+            self._trying_since = None  # not unanswered: nothing may be asked before that is over
+        return self._next_chance(now, node_id)
+
+    # -- choosing ---------------------------------------------------------------------------------
+
+    def _choose_node(self, now: float) -> int | None:
+        if now > self._overdue_at():
+            logger.warning("no metadata for %.3g s: bootstrapping again", self._trigger)
+            self._rebootstrap(now)
+        if self._all_lost():
+            logger.warning("no known broker can be reached: bootstrapping again")
+            self._forget_failures()
+            self._metadata.rebootstrap()
+        return self._client.least_loaded(now)
+
+    def _overdue_at(self) -> float:
+        """When to bootstrap again for want of an answer (KIP-1102)."""
+        if not self._may_rebootstrap or self._trying_since is None:
+            return math.inf
+        return self._trying_since + self._trigger
+
+    def _all_lost(self) -> bool:
+        """Time to bootstrap again (KIP-899): no known broker was reached since the last answer.
+
+        Java asks whether all of them are in backoff at this very moment, which brokers that take
+        long to refuse a connection never are.
+        """
+        return (
+            self._may_rebootstrap
+            and not self._metadata.bootstrapped
+            and self._failed.issuperset(self._nodes)
+            and not any(map(self._connected, self._nodes))
+        )
+
+    def _forget_failures(self) -> None:
+        self._suspects.clear()
+        self._failed.clear()
+
+    def _connected(self, node_id: int) -> bool:
+        # Versions are known only while a connection is up, even if it is throttled or full.
+        return self._client.version_range(node_id, MetadataRequest.api_key) is not None
+
+    def _throttled(self, node_id: int, now: float) -> bool:
+        return self._connected(node_id) and now < self._client.retry_at(node_id, now) < math.inf
+
+    def _next_chance(self, now: float, chosen: int | None) -> float:
+        # A chosen node that cannot send is being connected: that others could be dialled by now is
+        # no reason to look again before that has ended or takes too long.
+        nodes = self._nodes if chosen is None else (chosen,)
+        at = min((self._client.retry_at(node, now) for node in nodes), default=math.inf)
+        if chosen is not None:
+            at = min(at, now + PATIENCE_S)
+        return max(min(at, self._overdue_at()), now + _LEAST_WAIT_S)
+
+    def _rebootstrap(self, now: float) -> None:
+        self._trying_since = now
+        self._forget_failures()
+        self._metadata.rebootstrap()
+        self._client.reset_backoff()
+
+    def _follow(self, snapshot: ClusterSnapshot) -> None:
+        if snapshot.nodes != self._nodes:
+            self._nodes = dict(snapshot.nodes)
+            self._client.set_nodes(self._nodes.values())
+
+    # -- asking -----------------------------------------------------------------------------------
+
+    def _askable(self, chosen: int | None, now: float) -> Slot | None:
+        """The chosen node if it can take the request. While it is being connected, which may never
+        succeed, one that was not chosen because it is slow to answer. None if there is no such
+        node, or all have been asked already."""
+        slot = None
+        if chosen is not None and chosen not in self._asked:
+            slot = self._client.ready(chosen, now)
+        if slot is None:
+            client, others = self._client, (n for n in self._nodes if n not in self._asked)
+            slow = next((n for n in others if client.can_send(n, now)), None)
+            slot = None if slow is None else client.ready(slow, now)
+        return slot
+
+    def _send(self, plan: UpdatePlan, slot: Slot, now: float) -> None:
+        request = MetadataRequest(
+            topics=[MetadataRequestTopic(name=name) for name in plan.topics],
+            allow_auto_topic_creation=self._auto_create,
+        )
+        self._asked.add(slot.node_id)
+        self._owing += 1
+        logger.debug("asking node %d for metadata of %d topics", slot.node_id, len(plan.topics))
+        slot.send(request, partial(self._on_done, plan), now, timeout=self._request_timeout)
+
+    def _ask_another(self, now: float) -> float:
+        """No answer so far; when to run again."""
+        if now < self._ask_again_at:
+            return self._ask_again_at
+        slot = self._askable(self._client.least_loaded(now), now)
+        if slot is not None:
+            assert self._plan is not None, "only called while there is one"
+            self._send(self._plan, slot, now)
+            self._ask_again_at = now + self._request_timeout
+            self._claim(frozenset())
+            return self._ask_again_at
+        # A connection that is made and a slot that becomes free are used at once.
+        self._stuck = True
+        self._claim(frozenset(n for n in self._nodes if n not in self._asked and self._full(n)))
+        return now + PATIENCE_S
+
+    def _full(self, node_id: int) -> bool:
+        return self._client.in_flight_count(node_id) > 0 and self._connected(node_id)
+
+    def _claim(self, nodes: frozenset[int]) -> None:
+        released = self._metadata.claimed - nodes
+        self._metadata.claimed = nodes
+        if released and self._on_request_sent is not None:
+            self._on_request_sent()
+
+    def _on_done(self, plan: UpdatePlan, response: ClientResponse) -> None:
+        if plan is not self._plan or self._response is not None:
+            return  # another node was quicker
+        self._owing -= 1
+        if response.error is not None and self._owing:
+            self._ask_again_at = -math.inf  # the other one may still answer, and a third may, too
+            self._wake.set()
+            return
+        # Only kept: a failure in handling it belongs to this coroutine, not to the connection.
+        self._response = response
+        self._wake.set()
+
+    def _finish(self, plan: UpdatePlan, response: ClientResponse, now: float) -> None:
+        metadata = self._metadata
+        error = response.error or self._error_in(response.body, response.node_id)
+        if error is None:
+            self._trying_since = None
+            self._forget_failures()
+            metadata.update(
+                plan.request_generation,
+                response.body,
+                plan.partial,
+                now,
+                reliable_epochs=response.version >= _RELIABLE_EPOCHS_SINCE,
+            )
+            return
+        logger.debug("metadata request to node %d failed: %s", response.node_id, error)
+        if isinstance(response.error, (AuthenticationError, UnsupportedVersion)):
+            metadata.fatal(now, error)
+            return
+        # An error code in an answer is one broker's word; the next one may know better.
+        metadata.failed(now, error)
+        code = error.code
+        if code is not None and code.number == Code.REBOOTSTRAP_REQUIRED and self._may_rebootstrap:
+            logger.warning("node %d asks to bootstrap again", response.node_id)
+            self._rebootstrap(now)
+
+    def _error_in(self, body: MetadataResponse, node_id: int) -> KafkaError | None:
+        if body.error_code:
+            return broker_error(body.error_code, f"metadata request to node {node_id}")
+        if not body.brokers:
+            # A broker that is still starting knows nobody yet (F54).
+            return BrokerError(f"node {node_id} answered with an empty list of brokers")
+        return None

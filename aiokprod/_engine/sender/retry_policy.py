@@ -1,0 +1,145 @@
+"""What becomes of a batch after an answer, and the errors of those that fail; no side effects.
+
+Source: Java `Sender.completeBatch`, `Sender.canRetry`; error classes in `_errors`.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import TYPE_CHECKING, Any
+
+from aiokprod._engine.identity.sequence_errors import SequenceDecision
+from aiokprod.errors import (
+    Code,
+    DeliveryTimeout,
+    ErrorCode,
+    Outcome,
+    RecordRejected,
+    broker_error,
+)
+
+if TYPE_CHECKING:
+    from aiokprod._engine.buffer.producer_batch import ProducerBatch
+    from aiokprod.errors import KafkaError
+
+
+class Action(enum.Enum):
+    """What to do with the batch."""
+
+    ACKNOWLEDGE = "acknowledge"
+    RETRY = "retry"
+    SPLIT = "split"
+    FAIL = "fail"
+    FATAL = "fatal"
+
+
+def decide(
+    code: ErrorCode,
+    *,
+    records: int,
+    attempts: int,
+    retries: int,
+    sequence: SequenceDecision = SequenceDecision.NONE,
+) -> Action:
+    """What to do with a batch of `records` records whose attempt number `attempts` ended in `code`.
+
+    FATAL concerns producers with sequences only; others go on with their next batch.
+    """
+    if code.number == Code.NONE or sequence is SequenceDecision.DUPLICATE:
+        return Action.ACKNOWLEDGE
+    if code.too_large and records > 1:
+        return Action.SPLIT
+    if code.fatal_idempotent:
+        return Action.FATAL
+    if sequence is SequenceDecision.RETRY or code.retriable:
+        return Action.RETRY if attempts <= retries else Action.FAIL
+    return Action.FAIL
+
+
+def batch_error(
+    code: ErrorCode,
+    batch: ProducerBatch,
+    now: float,
+    broker: int,
+    text: str | None,
+    cause: KafkaError | None = None,
+) -> KafkaError:
+    """The error for a batch that failed for good; says where, how often and what to do.
+
+    `cause` is the client's own finding (connection lost, no answer); None if the broker answered.
+    """
+    outcome = outcome_of(batch)
+    hint = code.hint
+    if code.number == Code.CLUSTER_AUTHORIZATION_FAILED and not batch.has_sequence:
+        hint = ""  # it is not about idempotence
+    happened = f"broker {broker} answered {code.name} to" if cause is None else "no answer to"
+    parts = [
+        f"{batch.topic_partition}: {happened} attempt {batch.attempts} after "
+        f"{now - batch.created_at:.3f} s"
+    ]
+    if text:
+        parts.append(text)
+    if hint:
+        parts.append(hint)
+    parts.append(
+        "the record may be in the log"
+        if outcome is Outcome.UNKNOWN
+        else "the record is not in the log"
+    )
+    if cause is None:
+        return broker_error(code.number, "; ".join(parts), outcome=outcome)
+    return cause.copy().with_(message=f"{'; '.join(parts)}: {cause.message}", outcome=outcome)
+
+
+def record_errors(
+    batch: ProducerBatch, answer: Any, error: KafkaError
+) -> dict[int, KafkaError] | None:
+    """Per-record texts (KIP-467): the named records get theirs, the others are told that they
+    failed along with them. `answer` is the partition's part of the answer, or None."""
+    if answer is None or not answer.record_errors:
+        return None
+    named = {entry.batch_index: entry.batch_index_error_message for entry in answer.record_errors}
+    errors: dict[int, KafkaError] = {}
+    for index in range(batch.core.record_count):
+        text = (
+            named.get(index)
+            if index in named
+            else ("rejected because other records of its batch are invalid; send it again")
+        )
+        errors[index] = RecordRejected(
+            f"{batch.topic_partition}: {text or error.message}",
+            code=error.code,
+            outcome=error.outcome,
+        )
+    return errors
+
+
+def given_up_error(batch: ProducerBatch, error: KafkaError) -> KafkaError:
+    """The batch's own copy of an error that says nothing of what became of its attempts."""
+    return error.copy().with_(outcome=outcome_of(batch))
+
+
+def delivery_timeout_error(
+    batch: ProducerBatch, now: float, network: KafkaError | None
+) -> DeliveryTimeout:
+    """Its time is over. `network`: what keeps us from the cluster, for batches never sent."""
+    reason, cause = batch.last_failure
+    if not batch.attempts:
+        cause = network
+        reason = "never sent" + (f": {cause.message}" if cause is not None else "")
+    error = DeliveryTimeout(
+        f"{batch.topic_partition}: no acknowledgment within delivery_timeout_ms "
+        f"({now - batch.created_at:.3f} s, {batch.attempts} attempts, last: "
+        f"{reason or 'no answer yet'}); "
+        f"the record {'may be' if batch.possibly_appended else 'is not'} in the log",
+        outcome=outcome_of(batch),
+    )
+    error.__cause__ = cause
+    return error
+
+
+def outcome_of(batch: ProducerBatch) -> Outcome:
+    """What the attempts so far say about a batch that is given up now."""
+    if batch.possibly_appended:
+        return Outcome.UNKNOWN
+    return Outcome.REJECTED if batch.seen else Outcome.NOT_SENT

@@ -1,0 +1,471 @@
+"""The life of one connection as a state machine that never touches a socket or a clock.
+
+Bytes come in through `receive_data` and `receive_eof`, requests through `send`; what is to be
+written is taken from `data_to_send`, what happened from `events`. A channel lives for one TCP
+connection; reconnecting is the client's business. Source: Java `KafkaChannel`, `NetworkClient`
+(version discovery, completed receives), `InFlightRequests`; KIP-35, KIP-511.
+"""
+
+from __future__ import annotations
+
+import math
+from types import MappingProxyType
+from typing import Final
+
+from aiokprod._net.authentication import Authenticated, AuthenticationStep, Authenticator, AuthTask
+from aiokprod._net.channel_states import (
+    PREPARING,
+    TRANSITIONS,
+    AuthTaskRequested,
+    ChannelEvent,
+    Closed,
+    CloseReason,
+    Completed,
+    Event,
+    Ready,
+    State,
+)
+from aiokprod._net.in_flight import InFlightRequest, InFlightRequests, OnDone
+from aiokprod._net.node_api_versions import (
+    NO_FEATURES,
+    decode_versions,
+    finalized_features,
+    next_version,
+    shared_ranges,
+)
+from aiokprod._net.throttle import client_waits, throttle_ms
+from aiokprod._net.tls import tls_failure
+from aiokprod._wire.frames import FrameReader
+from aiokprod._wire.headers import API_VERSIONS, decode_response_header, encode_request
+from aiokprod._wire.message import Message
+from aiokprod._wire.messages import REQUESTS, RESPONSES
+from aiokprod._wire.messages.api_versions import ApiVersionsRequest, ApiVersionsResponse
+from aiokprod._wire.primitives import BytesLike
+from aiokprod._wire.versions import VersionRanges, broker_ranges, negotiate
+from aiokprod.errors import (
+    AuthenticationError,
+    Code,
+    CorrelationMismatch,
+    DecodeError,
+    Disconnected,
+    FrameTooLarge,
+    KafkaError,
+    NotReady,
+    Outcome,
+    ProtocolError,
+    UnsupportedVersion,
+    error_code,
+)
+
+SOFTWARE_NAME: Final = "aiokprod"
+
+HANDSHAKE_MAX_BYTES: Final = 1 << 20
+"""Frame limit before READY: answers are small there, and the peer may be anyone (F62)."""
+
+_MAX_CORRELATION_ID: Final = 0x7FFF_FFFF
+_NO_VERSIONS: Final[VersionRanges] = MappingProxyType({})
+
+
+class KafkaChannel:
+    """One connection without its transport.
+
+    Args:
+        peer: how to name the broker in messages.
+        max_in_flight: open requests at most.
+        receive_max_bytes: limit of an answer once READY; before it `HANDSHAKE_MAX_BYTES` counts.
+        software_version: told to the broker; `[a-zA-Z0-9.-]`, else brokers refuse it (KIP-511).
+        authenticator: None for listeners without SASL.
+
+    Attributes:
+        state: changed by `_advance` only.
+        versions: per API the range both sides know; empty until the broker told its own.
+        features: levels of cluster features the broker knows to be finalised (KIP-584).
+        close_reason, close_error: set once CLOSED.
+        session_lifetime_s: of the last authentication, 0 = endless.
+    """
+
+    def __init__(
+        self,
+        *,
+        peer: str,
+        client_id: str,
+        max_in_flight: int,
+        receive_max_bytes: int,
+        software_version: str,
+        authenticator: Authenticator | None = None,
+    ) -> None:
+        self.peer = peer
+        self.state = State.CONNECTING
+        self.versions: VersionRanges = _NO_VERSIONS
+        self.features = NO_FEATURES
+        self.in_flight = InFlightRequests(max_in_flight)
+        self.close_reason: CloseReason | None = None
+        self.close_error: KafkaError | None = None
+        self.session_lifetime_s = 0.0
+        self._broker_ranges: VersionRanges = _NO_VERSIONS
+        self._client_id = client_id
+        self._receive_max_bytes = receive_max_bytes
+        self._software_version = software_version
+        self._authenticator = authenticator
+        self._reader = FrameReader(min(receive_max_bytes, HANDSHAKE_MAX_BYTES))
+        self._correlation_id = 0
+        self._handshake_deadline = 0.0
+        self._authentication_timeout = math.inf
+        self._held = False
+        self._outgoing: list[BytesLike] = []
+        self._unsent: list[InFlightRequest] = []
+        self._events: list[ChannelEvent] = []
+
+    def __repr__(self) -> str:
+        reason = "" if self.close_reason is None else f", {self.close_reason.value}"
+        return f"<KafkaChannel {self.peer} {self.state.value}{reason}, {len(self.in_flight)} open>"
+
+    # -- predicates -----------------------------------------------------------------------------
+
+    @property
+    def can_send(self) -> bool:
+        """READY and room for one more request; the transport and throttling are not considered."""
+        return self.state is State.READY and not self._held and not self.in_flight.full
+
+    @property
+    def reauthentication_due(self) -> bool:
+        """`hold` was called and the last request has ended: call `reauthenticate`."""
+        return self._held and self.state is State.READY and not self.in_flight
+
+    @property
+    def handshake_deadline(self) -> float:
+        """By when the present versions exchange or authentication must be done."""
+        return self._handshake_deadline
+
+    @property
+    def closed(self) -> bool:
+        return self.state is State.CLOSED
+
+    @property
+    def preparing(self) -> bool:
+        """On the way to READY."""
+        return self.state in PREPARING
+
+    def negotiate(self, api_key: int, max_version: int | None = None) -> int:
+        """The newest version of an API that both sides and the cap allow.
+
+        Raises:
+            UnsupportedVersion: there is none; nothing was sent.
+        """
+        shared = self.versions.get(api_key)
+        if shared is not None:
+            oldest, newest = shared
+            if max_version is None or max_version >= newest:
+                return newest
+            if max_version >= oldest:
+                return max_version
+        # Only for the text of the error, which names both sides' ranges.
+        return negotiate(api_key, self._broker_ranges, max_version=max_version)
+
+    # -- what the local side does ---------------------------------------------------------------
+
+    def transport_up(
+        self, now: float, deadline: float, *, authentication_timeout: float = math.inf
+    ) -> None:
+        """The transport is connected: ask for the broker's versions.
+
+        Args:
+            deadline: for the versions exchange.
+            authentication_timeout: seconds for the authentication after it.
+        """
+        self._advance(Event.TRANSPORT_UP)
+        self._handshake_deadline = deadline
+        self._authentication_timeout = authentication_timeout
+        self._request_versions(ApiVersionsRequest.max_version, now)
+
+    def send(
+        self,
+        message: Message,
+        version: int,
+        on_done: OnDone,
+        *,
+        now: float,
+        deadline: float,
+        expect_response: bool = True,
+    ) -> InFlightRequest:
+        """Encode a request and queue its bytes; nothing changes if encoding fails.
+
+        Raises:
+            NotReady: `can_send` is false (a bug of the caller).
+            KafkaError: the message cannot be expressed in this version.
+        """
+        if self.state is not State.READY or self._held or self.in_flight.full:
+            raise NotReady(f"{self!r} cannot take {type(message).__name__}")
+        return self._enqueue(message, version, on_done, now, deadline, expect_response)
+
+    @property
+    def has_output(self) -> bool:
+        """`data_to_send` would return something."""
+        return bool(self._outgoing)
+
+    def data_to_send(self) -> list[BytesLike]:
+        """Take the chunks to be written now. From here on their requests count as maybe written."""
+        chunks, self._outgoing = self._outgoing, []
+        for request in self._unsent:
+            request.handed_over = True
+        self._unsent.clear()
+        return chunks
+
+    def write_completed(self) -> None:
+        """All bytes taken so far left the process: a request without answer is done with that.
+
+        It is the newest one, while older ones may still wait for their answers.
+        """
+        request = self.in_flight.complete_written()
+        if request is not None:
+            self._events.append(Completed(request, None, None))
+            self._close_if_drained()
+
+    def close(self) -> None:
+        """Accept nothing new; CLOSED when the open requests ended. Idempotent."""
+        if self.state is State.READY:
+            self._advance(Event.CLOSE)
+            self._close_if_drained()
+        elif self.state is not State.CLOSING:
+            self.fail(
+                CloseReason.LOCAL, Disconnected(f"connection to {self.peer} closed by client")
+            )
+
+    def fail(self, reason: CloseReason, error: KafkaError) -> None:
+        """Close at once: all open requests end, oldest first. No effect once CLOSED."""
+        if self.closed:
+            return
+        self._advance(Event.LOST)
+        self.close_reason = reason
+        self.close_error = error
+        for request in self.in_flight.clear():
+            if request.on_done is not None:
+                self._events.append(Completed(request, None, _error_for(request, error)))
+        self._outgoing.clear()
+        self._unsent.clear()
+        self._events.append(Closed(reason, error))
+
+    @property
+    def renewable(self) -> bool:
+        """`reauthenticate` can succeed; otherwise a new connection is needed."""
+        return self._authenticator is not None and self._authenticator.renewable()
+
+    def hold(self) -> None:
+        """Take no new request: a re-authentication is due once the open ones have ended."""
+        self._held = self._authenticator is not None
+
+    def reauthenticate(self, now: float, deadline: float) -> None:
+        """Hold new requests and run the authenticator again (KIP-368).
+
+        Raises:
+            NotReady: requests are open; frames of both kinds must not mix.
+        """
+        if self.in_flight:
+            raise NotReady(f"{self!r} cannot re-authenticate")
+        self._advance(Event.REAUTHENTICATE)
+        self._handshake_deadline = deadline
+        try:
+            self._start_authentication(now)
+        except AuthenticationError as error:
+            self.fail(CloseReason.AUTH_FAILED, error)
+
+    def authentication_step(self, step: AuthenticationStep | None, now: float) -> None:
+        """Carry out what the authenticator decided; None while it is still thinking."""
+        if step is None or self.state is not State.AUTHENTICATING:
+            return
+        if isinstance(step, Authenticated):
+            self._advance(Event.AUTHENTICATED)
+            self.session_lifetime_s = step.session_lifetime_s
+            self._held = False
+            self._become_ready(0)
+        elif isinstance(step, AuthTask):
+            self._events.append(AuthTaskRequested(step.run))
+        else:
+            self._enqueue(step.message, step.version, None, now, self._handshake_deadline, True)
+
+    @property
+    def has_events(self) -> bool:
+        """`events` would return something."""
+        return bool(self._events)
+
+    @property
+    def has_work(self) -> bool:
+        """`has_output`, or `reauthentication_due`."""
+        return bool(self._outgoing) or (self._held and self.reauthentication_due)
+
+    def events(self) -> list[ChannelEvent]:
+        """Take what happened since the last call, in order."""
+        events, self._events = self._events, []
+        return events
+
+    # -- what the remote side does --------------------------------------------------------------
+
+    def receive_data(self, data: BytesLike, now: float) -> None:
+        """Process received bytes: every complete frame now, the rest later.
+
+        Bytes that break the protocol close the channel. Ignored once CLOSED: a late answer can
+        never be matched again.
+        """
+        if self.closed:
+            return
+        try:
+            for frame in self._reader.feed(data):
+                self._receive_frame(frame, now)
+        except AuthenticationError as error:
+            # Without its frames: `data` may hold our secret, if the broker sends it back.
+            self.fail(CloseReason.AUTH_FAILED, error.with_traceback(None))
+        except KafkaError as error:
+            if self.state is State.AUTHENTICATING:
+                error.__traceback__ = error.__context__ = None  # as above
+            self.fail(CloseReason.PROTOCOL, self._named(error))
+
+    def receive_eof(self, cause: Exception | None = None) -> None:
+        """The connection ended, by an I/O error if there is a cause. A partial frame is dropped."""
+        if self.closed:
+            return
+        how = "closed the connection" if cause is None else f"connection broken: {cause}"
+        reason = CloseReason.EOF if cause is None else CloseReason.RESET
+        if self.state is State.CONNECTING:
+            reason = CloseReason.NEVER_CONNECTED
+        elif self.state is State.CHECKING_API_VERSIONS:
+            how += (
+                " before answering ApiVersions; is the port a TLS or SASL listener, does it want a "
+                "client certificate, or is it not a Kafka broker?"
+            )
+        elif self.state is State.AUTHENTICATING:
+            reason = CloseReason.DURING_AUTH
+            how += " during authentication; the credentials or the listener may be wrong"
+        error: KafkaError = Disconnected(f"{self.peer}: {how}")
+        # In TLS 1.3 a broker refuses our certificate when we believe to be connected already.
+        refused = None if cause is None or not self.preparing else tls_failure(cause, self.peer)
+        if refused is not None:
+            reason, error = CloseReason.AUTH_FAILED, refused
+        error.__cause__ = cause
+        self.fail(reason, error)
+
+    # -- inside ---------------------------------------------------------------------------------
+
+    def _named(self, error: KafkaError) -> KafkaError:
+        """The error with the peer in its text, which the wire layer does not know."""
+        if self.peer in error.message:
+            return error
+        text = error.message
+        if isinstance(error, FrameTooLarge):
+            small = self._reader.max_bytes < self._receive_max_bytes
+            text += " until the handshake is done" if small else " (receive_max_bytes)"
+        named = type(error)(f"{self.peer}: {text}")
+        named.__cause__ = error
+        return named
+
+    def _advance(self, event: Event) -> None:
+        self.state = TRANSITIONS[self.state, event]
+
+    def _enqueue(
+        self,
+        message: Message,
+        version: int,
+        on_done: OnDone | None,
+        now: float,
+        deadline: float,
+        expect_response: bool,
+    ) -> InFlightRequest:
+        correlation_id = self._correlation_id
+        chunks = encode_request(message, version, correlation_id, self._client_id)
+        self._correlation_id = 0 if correlation_id == _MAX_CORRELATION_ID else correlation_id + 1
+        request = InFlightRequest(
+            correlation_id, message.api_key, version, on_done, now, deadline, expect_response
+        )
+        self.in_flight.add(request)
+        self._unsent.append(request)
+        # CPython 3.12+ turns an empty chunk left behind by a partial write into a busy loop.
+        self._outgoing.extend(filter(len, chunks))
+        return request
+
+    def _receive_frame(self, frame: BytesLike, now: float) -> None:
+        request = self.in_flight.oldest
+        if request is None:
+            raise ProtocolError(f"{self.peer} sent {len(frame)} bytes that nobody asked for")
+        correlation_id, body = decode_response_header(frame, request.api_key, request.version)
+        if correlation_id != request.correlation_id or not request.expect_response:
+            raise CorrelationMismatch(
+                f"{self.peer} answered request {correlation_id} where the answer to "
+                f"{_api_name(request.api_key)} request {request.correlation_id} was due"
+            )
+        if self.state is State.CHECKING_API_VERSIONS:
+            answer = decode_versions(body, request.version)
+            self.in_flight.complete_next()
+            self._on_versions(answer, request.version, now)
+            return
+        message = RESPONSES[request.api_key].decode(body, request.version)
+        self.in_flight.complete_next()
+        if request.on_done is not None:
+            self._events.append(Completed(request, message, None))
+            self._close_if_drained()
+        else:
+            assert self._authenticator is not None
+            self.authentication_step(self._authenticator.receive(message), now)
+
+    def _request_versions(self, version: int, now: float) -> None:
+        message = ApiVersionsRequest(
+            client_software_name=SOFTWARE_NAME, client_software_version=self._software_version
+        )
+        self._enqueue(message, version, None, now, self._handshake_deadline, True)
+
+    def _on_versions(self, answer: ApiVersionsResponse, asked: int, now: float) -> None:
+        if answer.error_code == Code.UNSUPPORTED_VERSION:
+            version = next_version(asked, answer)
+            if version is None:
+                raise UnsupportedVersion(
+                    f"{self.peer} refuses every ApiVersions version this client knows "
+                    f"(0 to {ApiVersionsRequest.max_version}); Kafka 0.10 or later is needed"
+                )
+            self._advance(Event.VERSION_REFUSED)
+            self._request_versions(version, now)
+        elif answer.error_code != Code.NONE:
+            code = error_code(answer.error_code)
+            raise ProtocolError(f"{self.peer} refused ApiVersions: {code.text}", code=code)
+        elif not answer.api_keys:
+            # Null is read as empty. Taken for a broker that is too old, it would end the producer.
+            raise DecodeError(f"{self.peer} lists no API in its ApiVersions answer")
+        else:
+            self._broker_ranges = broker_ranges(answer)
+            self.versions = shared_ranges(self._broker_ranges)
+            self.features = finalized_features(answer)
+            if self._authenticator is None:
+                self._advance(Event.VERSIONS_KNOWN)
+                throttle = throttle_ms(answer) if client_waits(API_VERSIONS, asked) else 0
+                self._become_ready(throttle)
+            else:
+                self._advance(Event.VERSIONS_KNOWN_AUTH)
+                self._handshake_deadline = now + self._authentication_timeout
+                self._start_authentication(now)
+
+    def _start_authentication(self, now: float) -> None:
+        assert self._authenticator is not None
+        self.authentication_step(self._authenticator.start(self.versions), now)
+
+    def _become_ready(self, throttle_ms: int) -> None:
+        self._reader.max_bytes = self._receive_max_bytes
+        self._events.append(Ready(throttle_ms))
+
+    def _close_if_drained(self) -> None:
+        if self.state is State.CLOSING and not self.in_flight:
+            self._advance(Event.DRAINED)
+            self.close_reason = CloseReason.LOCAL
+            self._events.append(Closed(CloseReason.LOCAL, None))
+
+
+def _api_name(api_key: int) -> str:
+    message = REQUESTS.get(api_key)
+    return f"API {api_key}" if message is None else message.__name__.removesuffix("Request")
+
+
+def _error_for(request: InFlightRequest, error: KafkaError) -> KafkaError:
+    """The connection's error as this request sees it.
+
+    Broken bytes end a connection, not the request: elsewhere it may succeed (F61, F63).
+    """
+    return error.copy().with_(
+        outcome=Outcome.UNKNOWN if request.handed_over else Outcome.NOT_SENT,
+        retriable=error.retriable or isinstance(error, ProtocolError),
+    )

@@ -1,0 +1,114 @@
+"""What states a connection has, what moves it between them, and what it reports.
+
+Everything that decides a transition is in `TRANSITIONS`; `channel` only names the events.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, Final, TypeAlias
+
+from aiokprod._net.authentication import AuthenticationStep
+from aiokprod._net.in_flight import InFlightRequest
+from aiokprod.errors import KafkaError
+
+
+class State(enum.Enum):
+    """Where a connection is in its life."""
+
+    CONNECTING = "connecting"
+    CHECKING_API_VERSIONS = "checking_api_versions"
+    AUTHENTICATING = "authenticating"
+    READY = "ready"
+    CLOSING = "closing"
+    CLOSED = "closed"
+
+
+class Event(enum.Enum):
+    """What moves a connection from state to state."""
+
+    TRANSPORT_UP = "transport_up"
+    VERSION_REFUSED = "version_refused"
+    VERSIONS_KNOWN = "versions_known"
+    VERSIONS_KNOWN_AUTH = "versions_known_auth"
+    AUTHENTICATED = "authenticated"
+    REAUTHENTICATE = "reauthenticate"
+    CLOSE = "close"
+    DRAINED = "drained"
+    LOST = "lost"
+
+
+TRANSITIONS: Final[Mapping[tuple[State, Event], State]] = MappingProxyType(
+    {
+        (State.CONNECTING, Event.TRANSPORT_UP): State.CHECKING_API_VERSIONS,
+        (State.CONNECTING, Event.LOST): State.CLOSED,
+        (State.CHECKING_API_VERSIONS, Event.VERSION_REFUSED): State.CHECKING_API_VERSIONS,
+        (State.CHECKING_API_VERSIONS, Event.VERSIONS_KNOWN): State.READY,
+        (State.CHECKING_API_VERSIONS, Event.VERSIONS_KNOWN_AUTH): State.AUTHENTICATING,
+        (State.CHECKING_API_VERSIONS, Event.LOST): State.CLOSED,
+        (State.AUTHENTICATING, Event.AUTHENTICATED): State.READY,
+        (State.AUTHENTICATING, Event.LOST): State.CLOSED,
+        (State.READY, Event.REAUTHENTICATE): State.AUTHENTICATING,
+        (State.READY, Event.CLOSE): State.CLOSING,
+        (State.READY, Event.LOST): State.CLOSED,
+        (State.CLOSING, Event.DRAINED): State.CLOSED,
+        (State.CLOSING, Event.LOST): State.CLOSED,
+    }
+)
+"""All that may happen. A missing key is a bug in this package and raises `KeyError`."""
+
+
+PREPARING: Final = frozenset({State.CONNECTING, State.CHECKING_API_VERSIONS, State.AUTHENTICATING})
+"""States on the way to READY."""
+
+
+class CloseReason(enum.Enum):
+    """Why a channel is CLOSED."""
+
+    NEVER_CONNECTED = "never_connected"
+    DURING_AUTH = "during_auth"
+    AUTH_FAILED = "auth_failed"
+    IDLE = "idle"
+    SEND_FAILED = "send_failed"
+    LOCAL = "local"
+    EOF = "eof"
+    RESET = "reset"
+    TIMEOUT = "timeout"
+    PROTOCOL = "protocol"
+
+
+@dataclass(slots=True)
+class Ready:
+    """The connection takes requests (again)."""
+
+    throttle_ms: int = 0
+
+
+@dataclass(slots=True)
+class Completed:
+    """A request ended: `body` for an answer, `error` otherwise, neither for acks=0."""
+
+    request: InFlightRequest
+    body: Any
+    error: KafkaError | None
+
+
+@dataclass(slots=True)
+class Closed:
+    """The last event of a channel. `error` is None after an orderly `close()`."""
+
+    reason: CloseReason
+    error: KafkaError | None
+
+
+@dataclass(slots=True)
+class AuthTaskRequested:
+    """Authentication goes on once this is done: run it, then call `authentication_step`."""
+
+    run: Callable[[], Coroutine[Any, Any, AuthenticationStep]] = field(repr=False)
+
+
+ChannelEvent: TypeAlias = Ready | Completed | Closed | AuthTaskRequested

@@ -1,0 +1,445 @@
+"""Many nodes: dialling, backoff, throttling, choice of the least loaded one, orderly closing.
+
+All decisions are synchronous; the only coroutines are one dial task per node and `close`.
+Source: Java `NetworkClient`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import os
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from aiokprod._config.security import TLS_PROTOCOLS
+from aiokprod._net.authentication import Authenticator
+from aiokprod._net.channel_states import CloseReason
+from aiokprod._net.connection import Connection
+from aiokprod._net.connection_factory import ConnectionFactory
+from aiokprod._net.connection_states import ClusterConnectionStates
+from aiokprod._net.dial_tasks import DialTasks
+from aiokprod._net.least_loaded import Candidate, least_loaded
+from aiokprod._net.node_api_versions import NO_FEATURES
+from aiokprod._net.sasl.mechanisms import authenticators
+from aiokprod._net.tls import TlsContexts
+from aiokprod.cluster import Node
+from aiokprod.config import ProducerConfig
+from aiokprod.environment import Environment
+from aiokprod.errors import (
+    ForkedProcess,
+    KafkaError,
+    ProducerClosed,
+)
+
+log = logging.getLogger(__name__)
+
+_COORDINATOR_IDS: Final = -1_000_000
+"""Addresses that FindCoordinator alone names are nodes with ids from here downwards; those of the
+bootstrap addresses, -1, -2, …, do not come near."""
+
+_WARN_EVERY: Final = 30.0
+"""Seconds between two warnings about one broker."""
+
+_CANCEL_GRACE: Final = 0.1
+"""Seconds a cancelled dial task gets even if no time is left: it needs some loop passes to end."""
+
+
+class NetworkClient:
+    """Requests to brokers by node id; satisfies `engine.ports.BrokerClient`.
+
+    Starts with the bootstrap addresses as nodes -1, -2, …
+
+    Args:
+        loop: the loop all calls come from.
+        on_wakeup: something may be sendable that was not: connection ready, answers processed,
+            write drained, throttle or connection ended. Must be cheap; may be called in excess.
+        on_disconnect: a connection or an attempt ended otherwise than by our own wish (idle, node
+            vanished, closing); metadata should be refreshed.
+        on_throttle, on_connection_opened, on_connection_closed: for `Observer`, same arguments;
+            the last one is called for every end, with None if it was our own wish.
+        on_callback_error: an `on_done` raised; default: the loop's exception handler.
+        authenticator: makes one per connection; None takes what the configuration says.
+    """
+
+    def __init__(
+        self,
+        config: ProducerConfig,
+        environment: Environment,
+        loop: asyncio.AbstractEventLoop,
+        *,
+        on_wakeup: Callable[[], None],
+        on_disconnect: Callable[[int, KafkaError], None],
+        on_throttle: Callable[[int, float], None] | None = None,
+        on_connection_opened: Callable[[int], None] | None = None,
+        on_connection_closed: Callable[[int, KafkaError | None], None] | None = None,
+        on_callback_error: Callable[[BaseException], None] | None = None,
+        client_id: str | None = None,
+        software_version: str = "unknown",
+        authenticator: Callable[[Node], Authenticator] | None = None,
+    ) -> None:
+        self._rng = environment.rng
+        self._loop = loop
+        self._on_wakeup = on_wakeup
+        self._on_disconnect = on_disconnect
+        self._on_throttle = on_throttle
+        self._on_connection_opened = on_connection_opened
+        self._on_connection_closed = on_connection_closed
+        self._on_callback_error = on_callback_error
+        if authenticator is None:
+            authenticator = authenticators(config, environment.unix_ms)
+        self._connection = ConnectionFactory(
+            config, loop, self, client_id, software_version, authenticator, environment.rng
+        )
+        self._states = ClusterConnectionStates.of(config, environment.rng)
+        self._bootstrap = tuple(
+            Node(-1 - index, host, port)
+            for index, (host, port) in enumerate(config.bootstrap_addresses())
+        )
+        self._brokers = {node.id: Candidate(node) for node in self._bootstrap}
+        self._coordinators: dict[tuple[str, int], int] = {}  # address -> key in `_brokers`
+        self._next_coordinator_id = _COORDINATOR_IDS
+        self._connections: set[Connection] = set()
+        tls = TlsContexts(config) if config.security_protocol in TLS_PROTOCOLS else None
+        self._dials = DialTasks(environment.dialer, self._states, loop, self._forget_if_gone, tls)
+        self._throttle_timers: dict[int, asyncio.TimerHandle] = {}
+        self._features = NO_FEATURES
+        self._closed = False
+        self._sought: int | None = None  # the node to dial that `least_loaded` chose last
+        self._warn_again: dict[int, float] = {}  # node id -> when its next warning may come
+        self._none_left = asyncio.Event()
+        self._none_left.set()
+        self._pid = os.getpid()
+
+    def __repr__(self) -> str:
+        state = "closed, " if self._closed else ""
+        return f"<NetworkClient {state}{[b.connection or b.node for b in self._brokers.values()]}>"
+
+    # -- the engine's port ----------------------------------------------------------------------
+
+    def set_nodes(self, nodes: Iterable[Node]) -> None:
+        """Replace the known brokers; none at all means the bootstrap addresses.
+
+        Connections of nodes that vanished or moved to another address close after their open
+        requests ended (F14); nodes that stayed keep theirs.
+        """
+        self._check_process()
+        if self._closed:
+            return
+        wanted = {node.id: node for node in nodes} or {node.id: node for node in self._bootstrap}
+        for node_id, broker in self._listed():
+            new = wanted.get(node_id)
+            if new is None or (new.host, new.port) != (broker.node.host, broker.node.port):
+                self._retire(broker)
+            else:
+                broker.node = new
+        for node_id, node in wanted.items():
+            if node_id not in self._brokers:
+                self._brokers[node_id] = Candidate(node)
+
+    def set_coordinators(self, nodes: Iterable[Node]) -> None:
+        """Replace the addresses that FindCoordinator named.
+
+        Each is a node of its own, whatever `set_nodes` says; it is used only while no node of that
+        id and address is known from there. Connections to addresses that are not named any more
+        close after their open requests ended.
+        """
+        self._check_process()
+        if self._closed:
+            return
+        wanted = dict.fromkeys((node.host, node.port) for node in nodes)
+        for address in [address for address in self._coordinators if address not in wanted]:
+            self._retire(self._brokers[self._coordinators.pop(address)])
+        for address in wanted:
+            if address not in self._coordinators:
+                node_id = self._next_coordinator_id
+                self._next_coordinator_id -= 1
+                self._coordinators[address] = node_id
+                self._brokers[node_id] = Candidate(Node(node_id, *address))
+
+    def coordinator_id(self, node: Node) -> int:
+        """The id by which one of `set_coordinators` is reached: its own if the metadata list that
+        node at that address, so that the connection is shared."""
+        broker = self._brokers.get(node.id)
+        if broker is not None and (broker.node.host, broker.node.port) == (node.host, node.port):
+            return node.id
+        return self._coordinators[node.host, node.port]
+
+    def ready(self, node_id: int, now: float) -> Connection | None:
+        """The connection, if a request may be sent on it now; None starts dialling where backoff
+        allows.
+
+        Raises:
+            ForkedProcess: called in a child process.
+        """
+        if os.getpid() != self._pid:
+            self._check_process()
+        broker = self._brokers.get(node_id)
+        if broker is None or self._closed:
+            return None
+        connection = broker.connection
+        if connection is not None:
+            return connection if connection.can_send(now) else None
+        if self._states.can_connect(node_id, now):
+            self._dial(broker, now)
+        return None
+
+    def can_send(self, node_id: int, now: float) -> bool:
+        """True if `ready` would return a connection; without side effect."""
+        broker = self._brokers.get(node_id)
+        return (
+            broker is not None and broker.connection is not None and broker.connection.can_send(now)
+        )
+
+    def retry_at(self, node_id: int, now: float) -> float:
+        """When `ready` may change by time alone; inf if only an event can change it."""
+        broker = self._brokers.get(node_id)
+        if broker is None or self._closed:
+            return math.inf
+        if broker.connection is None:
+            return max(now, self._states.not_before(node_id))
+        if broker.connection.channel.can_send and broker.connection.throttled_until > now:
+            return broker.connection.throttled_until
+        return math.inf
+
+    def in_flight_count(self, node_id: int) -> int:
+        """Open requests of a node's connection."""
+        broker = self._brokers.get(node_id)
+        if broker is None or broker.connection is None:
+            return 0
+        return len(broker.connection.channel.in_flight)
+
+    def total_in_flight(self) -> int:
+        """Open requests of all connections, also of those about to close."""
+        return sum(len(connection.channel.in_flight) for connection in self._connections)
+
+    def least_loaded(self, now: float) -> int | None:
+        """The node to ask what any broker can answer.
+
+        A sendable node without open requests, else the sendable one with fewest, else one that is
+        connecting, else the one tried longest ago whose backoff is over, else None. Starts at a
+        random node, so that clients do not all ask the same broker.
+        """
+        if self._closed:
+            return None
+        brokers = [broker for _, broker in self._listed()]
+        chosen = least_loaded(brokers, self._states, self._rng, now)
+        dialable = chosen is not None and self._brokers[chosen].connection is None
+        self._sought = chosen if dialable else None
+        return chosen
+
+    def version_range(self, node_id: int, api_key: int) -> tuple[int, int] | None:
+        """Versions both sides know; None if not connected or not supported."""
+        broker = self._brokers.get(node_id)
+        if broker is None or broker.connection is None:
+            return None
+        return broker.connection.channel.versions.get(api_key)
+
+    def finalized_feature(self, name: str) -> int:
+        """Level of a cluster feature by the newest word of any broker; 0 if none told (KIP-584)."""
+        return self._features.levels.get(name, 0)
+
+    def give_up(self, node_id: int, error: KafkaError) -> None:
+        """Close all connections to a node, also of one that is not known any more; their open
+        requests end with `error`. `on_done` of each is called inside this call."""
+        for connection in list(self._connections):
+            if connection.node_id == node_id:
+                connection.fail(CloseReason.TIMEOUT, error)
+
+    def reset_backoff(self) -> None:
+        """Rebootstrap: forget failures and resolved addresses of all nodes."""
+        self._states.reset()
+
+    # -- life cycle -----------------------------------------------------------------------------
+
+    async def close(self, deadline: float, error: KafkaError | None = None) -> None:
+        """Close everything and wait until it is gone, at most until `deadline`. Idempotent.
+
+        Args:
+            error: what open requests end with; default `ProducerClosed`.
+
+        Cancelled, it drops the transports without waiting.
+
+        Raises:
+            ForkedProcess: called in a child process, whose sockets belong to the parent.
+        """
+        self._check_process()
+        self._closed = True
+        for timer in self._throttle_timers.values():
+            timer.cancel()
+        self._throttle_timers.clear()
+        if error is None:
+            error = ProducerClosed("the producer was closed before the broker answered")
+        for connection in list(self._connections):
+            if connection.channel.in_flight or connection.channel.preparing:
+                connection.fail(CloseReason.LOCAL, error)
+            else:
+                connection.close()
+        try:
+            await self._wait_until_gone(deadline)
+        finally:
+            for connection in list(self._connections):
+                connection.abort_transport()
+
+    async def _wait_until_gone(self, deadline: float) -> None:
+        try:
+            async with asyncio.timeout_at(max(deadline, self._loop.time() + _CANCEL_GRACE)):
+                await self._dials.wait()
+            async with asyncio.timeout_at(deadline):
+                await self._none_left.wait()
+        except TimeoutError:
+            if self._connections:
+                log.warning("dropping %d connections: time to close is up", len(self._connections))
+
+    # -- dialling -------------------------------------------------------------------------------
+
+    def _dial(self, broker: Candidate, now: float) -> None:
+        node = broker.node
+        connection = self._connection(node)
+        sought, self._sought = node.id == self._sought, None
+        name = node.host, node.port
+        connection.begin_setup(now, self._states.connecting(node.id, now, name, sought=sought))
+        connection.throttled_until = self._states.throttled_until(node.id)
+        # Known before dialling ends: completion may come inside the dial call.
+        broker.connection = connection
+        self._connections.add(connection)
+        self._none_left.clear()
+        log.debug("connecting to %s", connection.channel.peer)
+        self._dials.start(node, connection)
+
+    def _listed(self) -> list[tuple[int, Candidate]]:
+        """The brokers known from metadata or bootstrap addresses."""
+        return [item for item in self._brokers.items() if item[0] > _COORDINATOR_IDS]
+
+    def _retire(self, broker: Candidate) -> None:
+        """The node is not known any more, or not at this address."""
+        node_id = broker.node.id
+        del self._brokers[node_id]
+        self._states.forget(node_id)
+        self._warn_again.pop(node_id, None)
+        self._cancel_throttle(node_id)
+        if broker.connection is not None:
+            broker.connection.close()
+
+    # -- what connections report ----------------------------------------------------------------
+
+    def connection_ready(self, connection: Connection) -> None:
+        """ConnectionOwner: requests may go."""
+        log.info("connected to %s", connection.channel.peer)
+        # A retired connection never gets here: unless READY, it was closed when it was retired.
+        self._states.ready(connection.node_id, self._loop.time())
+        if connection.channel.features.epoch > self._features.epoch:
+            self._features = connection.channel.features
+        self._warn_again.pop(connection.node_id, None)
+        if self._on_connection_opened is not None:
+            self._on_connection_opened(connection.node_id)
+        self._on_wakeup()
+
+    def connection_throttled(self, connection: Connection, seconds: float) -> None:
+        """ConnectionOwner: the broker wants no new request for that long (KIP-219).
+
+        However long: byte quotas are not bounded by the quota window, so a request of 1 MB under
+        1 KiB/s means 967 s (Java `QuotaUtils.throttleTime`), and what is sent earlier lies unread
+        in the broker's socket. Records end by their own deadlines meanwhile.
+        """
+        now = self._loop.time()
+        until = now + seconds
+        # The broker reads nothing until then, however many answers say so.
+        longer = until - max(connection.throttled_until, now)
+        if longer > 0:
+            connection.throttled_until = until
+            connection.postpone(longer)
+        if self._is_current(connection) and not self._closed:
+            node_id = connection.node_id
+            until = self._states.throttle(node_id, until)
+            self._cancel_throttle(node_id)
+            timer = self._loop.call_at(until, self._throttle_over, node_id)
+            self._throttle_timers[node_id] = timer
+        if self._on_throttle is not None:
+            self._on_throttle(connection.node_id, seconds)
+
+    def connection_progress(self, connection: Connection) -> None:
+        """ConnectionOwner: room for requests."""
+        self._on_wakeup()
+
+    def connection_closed(
+        self, connection: Connection, reason: CloseReason, error: KafkaError | None
+    ) -> None:
+        """ConnectionOwner: start the backoff and tell the engine."""
+        self._dials.cancel(connection)
+        self._forget_if_gone(connection)
+        own_wish = reason in (CloseReason.LOCAL, CloseReason.IDLE)
+        if self._on_connection_closed is not None:
+            self._on_connection_closed(connection.node_id, None if own_wish else error)
+        if not self._is_current(connection):
+            return
+        node_id, now = connection.node_id, self._loop.time()
+        self._brokers[node_id].connection = None
+        if reason is CloseReason.IDLE:
+            self._states.expired(node_id, now)
+        else:
+            self._states.disconnected(
+                node_id, now, was_up=connection.was_up, was_ready=connection.was_ready
+            )
+        if error is not None and not self._closed:
+            self._log_disconnect(connection, reason, error)
+            # An idle close says nothing about the cluster; asking for metadata because of it would
+            # open a connection again, and so on for ever.
+            if not own_wish:
+                self._on_disconnect(node_id, error)
+        self._on_wakeup()
+
+    def transport_closed(self, connection: Connection) -> None:
+        """ConnectionOwner: nothing of it is left in the loop."""
+        self._forget_if_gone(connection)
+
+    def callback_failed(self, error: BaseException) -> None:
+        """ConnectionOwner: a bug above the network. The connection goes on; the engine decides."""
+        if self._on_callback_error is not None:
+            self._on_callback_error(error)
+        else:
+            self._loop.call_exception_handler(
+                {"message": "aiokprod: a completion callback raised", "exception": error}
+            )
+
+    # -- inside ---------------------------------------------------------------------------------
+
+    def _is_current(self, connection: Connection) -> bool:
+        broker = self._brokers.get(connection.node_id)
+        return broker is not None and broker.connection is connection
+
+    def _forget_if_gone(self, connection: Connection) -> None:
+        if connection.gone and not self._dials.has(connection):
+            self._connections.discard(connection)
+            if not self._connections:
+                self._none_left.set()
+
+    def _cancel_throttle(self, node_id: int) -> None:
+        timer = self._throttle_timers.pop(node_id, None)
+        if timer is not None:
+            timer.cancel()
+
+    def _throttle_over(self, node_id: int) -> None:
+        del self._throttle_timers[node_id]
+        self._on_wakeup()
+
+    def _check_process(self) -> None:
+        if os.getpid() != self._pid:
+            raise ForkedProcess(
+                "this producer belongs to the parent process; create one after the fork"
+            )
+
+    def _log_disconnect(
+        self, connection: Connection, reason: CloseReason, error: KafkaError
+    ) -> None:
+        known = (CloseReason.IDLE, CloseReason.EOF, CloseReason.RESET, CloseReason.TIMEOUT)
+        level = logging.INFO if reason in known and connection.was_ready else logging.WARNING
+        now = self._loop.time()
+        if level == logging.WARNING:
+            # A broker that is away is dialled about once a second: say it now and then.
+            if now < self._warn_again.get(connection.node_id, -math.inf):
+                level = logging.DEBUG
+            else:
+                self._warn_again[connection.node_id] = now + _WARN_EVERY
+        log.log(level, "connection closed (%s): %s", reason.value, error)

@@ -1,0 +1,557 @@
+"""Joins one asyncio transport to one `KafkaChannel`: flow control and one timer, no decisions.
+
+Order kept here: bytes that arrived are processed before timeouts are judged, frames before the
+end of the stream, state before callbacks. Source: Java `Selector`, `NetworkClient.poll`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from dataclasses import dataclass
+from typing import Any, Final, Protocol, cast
+
+from aiokprod._net.authentication import AuthenticationStep
+from aiokprod._net.channel import KafkaChannel
+from aiokprod._net.channel_states import (
+    AuthTaskRequested,
+    Closed,
+    CloseReason,
+    Completed,
+    Ready,
+    State,
+)
+from aiokprod._net.in_flight import OnDone, Response
+from aiokprod._net.throttle import client_waits, throttle_ms
+from aiokprod._wire.message import Message
+from aiokprod.errors import (
+    AuthenticationError,
+    Disconnected,
+    KafkaError,
+    NotReady,
+    Outcome,
+    ProtocolError,
+    RequestTimedOut,
+)
+
+log = logging.getLogger(__name__)
+
+TIMER_SLACK: Final = 0.001
+"""Event loops round timers to a millisecond (uvloop); a deadline this close counts as reached."""
+
+_QUIET_PASSES: Final = 2
+"""Loop passes without a read before a timeout is believed. One is not enough: asyncio runs
+callbacks queued earlier before the reads of the same pass, uvloop runs timers before it polls."""
+
+_STALL: Final = 0.1
+"""A timer that is later than this, in seconds, tells that the loop was blocked."""
+
+_STALL_GRACE: Final = 1.0
+"""Most seconds added to a deadline that passed during a stall: the request may have been stuck in
+the write buffer, and its answer could not arrive. Once a request, so that it ends in any case."""
+
+_MAX_PASSES: Final = 64
+"""Bound of the above: 64 reads of 256 KiB are the largest frame of the default configuration."""
+
+
+@dataclass(frozen=True, slots=True)
+class SessionLimits:
+    """When to re-authenticate (KIP-368).
+
+    Attributes:
+        share: of the session's lifetime to let pass, below 1.
+        timeout: seconds for one re-authentication.
+    """
+
+    share: float = 0.9
+    timeout: float = 10.0
+
+
+_ENDLESS: Final = SessionLimits()
+_LONGEST_SESSION: Final = 365 * 86_400.0
+
+
+class ConnectionOwner(Protocol):
+    """Who is told about a connection. Called after the connection's own state is consistent."""
+
+    def connection_ready(self, connection: Connection) -> None:
+        """The channel became READY."""
+
+    def connection_throttled(self, connection: Connection, seconds: float) -> None:
+        """The broker wants no new request for that long."""
+
+    def connection_progress(self, connection: Connection) -> None:
+        """Answers were processed or a write drained: something may be sendable."""
+
+    def connection_closed(
+        self, connection: Connection, reason: CloseReason, error: KafkaError | None
+    ) -> None:
+        """The channel is CLOSED and its open requests have ended."""
+
+    def transport_closed(self, connection: Connection) -> None:
+        """The transport is gone; nothing of this connection is left in the loop."""
+
+    def callback_failed(self, error: BaseException) -> None:
+        """A completion callback raised: a bug above the network."""
+
+
+class Connection(asyncio.Protocol):
+    """One connection to one node.
+
+    Args:
+        max_idle: seconds without traffic until it closes itself; inf = never.
+        request_timeout: seconds that the ApiVersions request gets at least.
+
+    Attributes:
+        setup_deadline: instant by which the transport must be up, TLS handshake included.
+        throttled_until: instant before which nothing may be sent.
+        was_up: the transport was established.
+        was_ready: the channel was READY.
+    """
+
+    __slots__ = (
+        "_dispatching",
+        "_last_activity",
+        "_loop",
+        "_max_idle",
+        "_owner",
+        "_paused",
+        "_reads",
+        "_request_timeout",
+        "_session",
+        "_session_timer",
+        "_setup_timeout",
+        "_task",
+        "_timer",
+        "_timer_at",
+        "_transport",
+        "channel",
+        "node_id",
+        "setup_deadline",
+        "throttled_until",
+        "was_ready",
+        "was_up",
+    )
+
+    def __init__(
+        self,
+        node_id: int,
+        channel: KafkaChannel,
+        loop: asyncio.AbstractEventLoop,
+        owner: ConnectionOwner,
+        max_idle: float = math.inf,
+        session: SessionLimits = _ENDLESS,
+        request_timeout: float = 0.0,
+    ) -> None:
+        self.node_id = node_id
+        self.channel = channel
+        self.setup_deadline = math.inf
+        self._setup_timeout = math.inf
+        self._request_timeout = request_timeout
+        self.throttled_until = -math.inf
+        self.was_up = False
+        self.was_ready = False
+        self._loop = loop
+        self._owner = owner
+        self._max_idle = max_idle
+        self._transport: asyncio.Transport | None = None
+        self._paused = False
+        self._dispatching = False
+        self._reads = 0
+        self._last_activity = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = math.inf
+        self._session = session
+        self._session_timer: asyncio.TimerHandle | None = None
+        self._task: asyncio.Task[AuthenticationStep] | None = None
+
+    def __repr__(self) -> str:
+        paused = ", paused" if self._paused else ""
+        return f"<Connection {self.channel!r}{paused}>"
+
+    @property
+    def gone(self) -> bool:
+        """CLOSED, without a transport or a task: it will report nothing more."""
+        return self.channel.closed and self._transport is None and self._task is None
+
+    # -- for the client -------------------------------------------------------------------------
+
+    def begin_setup(self, now: float, timeout: float) -> None:
+        """It is about to be dialled.
+
+        Args:
+            timeout: seconds until the transport must be up, and for the authentication.
+        """
+        self._setup_timeout = timeout
+        self.setup_deadline = now + timeout
+
+    def can_send(self, now: float) -> bool:
+        """A request may be handed over: READY, last one written, room, not throttled."""
+        return not self._paused and self.channel.can_send and now >= self.throttled_until
+
+    def send(
+        self,
+        request: Any,
+        on_done: OnDone,
+        now: float,
+        *,
+        timeout: float,
+        max_version: int | None = None,
+        expect_response: bool = True,
+    ) -> None:
+        """Encode and write a request while `can_send` is true.
+
+        Args:
+            request: a wire message; or a callable `(version) -> message` with an attribute
+                `api_key`, when the body depends on the version.
+            on_done: called exactly once with the `Response`, never inside this call; a request
+                that cannot be encoded ends with an error, nothing written, and `version` -1 if
+                none could be chosen.
+            timeout: seconds until the whole connection counts as dead.
+            max_version: cap of the negotiated version.
+            expect_response: False for acks=0: done when the bytes left the process.
+
+        Raises:
+            NotReady: the connection cannot take a request: a bug of the caller.
+        """
+        channel = self.channel
+        # Read outside of the `try`: a request without it is a bug of the caller and must be loud.
+        api_key = request.api_key
+        version = -1
+        deadline = now + timeout
+        try:
+            version = channel.negotiate(api_key, max_version)
+            message = request if isinstance(request, Message) else request(version)
+            # Before `channel.send`: if it fails (closed loop), nothing is registered yet.
+            self._arm(deadline)
+            channel.send(
+                message,
+                version,
+                on_done,
+                now=now,
+                deadline=deadline,
+                expect_response=expect_response,
+            )
+        except NotReady:
+            raise
+        except Exception as error:
+            failure = _encoding_error(channel.peer, error)
+            response = Response(self.node_id, version, None, failure, False, 0.0)
+            self._loop.call_soon(self._deliver, on_done, response)
+            return
+        self._last_activity = now
+        self._flush()
+        if channel.has_events:
+            self._loop.call_soon(self._pump)
+
+    def close(self) -> None:
+        """Close once the open requests have ended."""
+        self.channel.close()
+        self._pump()
+
+    def fail(self, reason: CloseReason, error: KafkaError) -> None:
+        """Close now; open requests end with this error."""
+        self.channel.fail(reason, error)
+        self._pump()
+
+    def abort_transport(self) -> None:
+        """Drop the transport without waiting for anything."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    def drop_transport(self) -> None:
+        """Its dial failed: the transport, if there is one, need not tell that it ended (uvloop's
+        does not if the task was cancelled after `connection_made`)."""
+        transport, self._transport = self._transport, None
+        if transport is not None:
+            transport.abort()
+
+    def postpone(self, seconds: float) -> None:
+        """Move the deadlines of all open requests."""
+        self.channel.in_flight.postpone(seconds)
+
+    # -- asyncio.Protocol -----------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        # A cast, not a check: uvloop's transports do not derive from asyncio's.
+        transport = self._transport = cast(asyncio.Transport, transport)
+        self.was_up = True
+        if self.channel.closed:
+            transport.abort()
+            return
+        # 0: a paused protocol means that the last request is not completely written.
+        transport.set_write_buffer_limits(high=0)
+        now = self._last_activity = self._loop.time()
+        # Java bounds ApiVersions by the request timeout and SASL by the setup timeout.
+        deadline = max(self.setup_deadline, now + self._request_timeout)
+        self.channel.transport_up(now, deadline, authentication_timeout=self._setup_timeout)
+        self._arm(deadline)
+        self._pump()
+
+    def data_received(self, data: bytes) -> None:
+        now = self._loop.time()
+        if self.channel.state is not State.AUTHENTICATING:
+            # Re-authentication keeps no connection alive that nobody uses.
+            self._last_activity = now
+        self._reads += 1
+        try:
+            self.channel.receive_data(data, now)
+        except Exception as error:
+            log.exception("%s: cannot process received data", self.channel.peer)
+            failure = ProtocolError(f"{self.channel.peer}: cannot process received data: {error!r}")
+            failure.__cause__ = error
+            self.channel.fail(CloseReason.PROTOCOL, failure)
+        if self.channel.state is State.AUTHENTICATING:
+            self._arm(self._next_deadline())  # earlier than that of the versions exchange
+        self._pump()
+
+    def eof_received(self) -> bool:
+        self.channel.receive_eof()
+        self._pump()
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        self.channel.receive_eof(exc)
+        self._pump()
+        self._owner.transport_closed(self)
+
+    def pause_writing(self) -> None:
+        self._paused = True
+
+    def resume_writing(self) -> None:
+        self._paused = False
+        self.channel.write_completed()
+        self._pump()
+        self._owner.connection_progress(self)
+
+    # -- inside ---------------------------------------------------------------------------------
+
+    def _flush(self) -> None:
+        transport = self._transport
+        # Bytes kept back here fail as "not written" when `connection_lost` comes.
+        if transport is None or transport.is_closing():
+            return
+        try:
+            transport.writelines(self.channel.data_to_send())
+        except Exception as error:
+            failure = Disconnected(f"{self.channel.peer}: cannot write: {error}")
+            # Without its frames: their variables hold the bytes, credentials perhaps.
+            error.__traceback__ = error.__context__ = None
+            failure.__cause__ = error
+            self.channel.fail(CloseReason.SEND_FAILED, failure)
+            return
+        if transport.is_closing():
+            return  # the write failed, and its buffer is empty for that; `connection_lost` follows
+        if not self._paused and transport.get_write_buffer_size():
+            # `writelines` of CPython 3.12.0-3.12.8 and 3.13.0-3.13.1 forgets to pause
+            # (CVE-2024-12254); setting the limits makes the transport look again.
+            transport.set_write_buffer_limits(high=0)
+        if not self._paused:
+            self.channel.write_completed()
+
+    def _pump(self) -> None:
+        """Dispatch what happened, write what is due. Reentrant calls leave it to the outer one."""
+        if self._dispatching:
+            return
+        self._dispatching = True
+        progress = False
+        channel = self.channel
+        try:
+            # Once: no event makes the channel write or re-authenticate.
+            if channel.has_work:
+                if channel.reauthentication_due:
+                    self._reauthenticate()
+                if channel.has_output:
+                    self._flush()
+            while events := channel.events():
+                for event in events:
+                    if isinstance(event, Completed):
+                        progress = True
+                        self._complete(event)
+                    elif isinstance(event, Ready):
+                        self._become_ready(event)
+                    elif isinstance(event, AuthTaskRequested):
+                        self._work(event)
+                    else:
+                        self._close(event)
+        finally:
+            self._dispatching = False
+        if progress:
+            self._owner.connection_progress(self)
+
+    def _complete(self, event: Completed) -> None:
+        request = event.request
+        throttle = throttle_ms(event.body)
+        if throttle and client_waits(request.api_key, request.version):
+            self._owner.connection_throttled(self, throttle / 1000)
+        response = Response(
+            self.node_id,
+            request.version,
+            event.body,
+            event.error,
+            request.handed_over,
+            self._loop.time() - request.created,
+            throttle,
+        )
+        assert request.on_done is not None
+        self._deliver(request.on_done, response)
+
+    def _deliver(self, on_done: OnDone, response: Response) -> None:
+        try:
+            on_done(response)
+        except BaseException as error:
+            self._owner.callback_failed(error)
+            if not isinstance(error, Exception):
+                raise  # of a signal handler, such as KeyboardInterrupt
+
+    def _become_ready(self, event: Ready) -> None:
+        lifetime = self.channel.session_lifetime_s
+        if lifetime > 0:
+            delay = min(lifetime, _LONGEST_SESSION) * self._session.share
+            self._session_timer = self._loop.call_later(delay, self._session_ends)
+        if self.was_ready:
+            log.debug("%s: authenticated again", self.channel.peer)
+            self._owner.connection_progress(self)
+            return
+        self.was_ready = True
+        if event.throttle_ms:
+            self._owner.connection_throttled(self, event.throttle_ms / 1000)
+        self._owner.connection_ready(self)
+
+    def _close(self, event: Closed) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._session_timer is not None:
+            self._session_timer.cancel()
+        if self._task is not None:
+            self._task.cancel()
+        if self._transport is not None:
+            if event.error is None:
+                self._transport.close()
+            else:
+                self._transport.abort()
+        self._owner.connection_closed(self, event.reason, event.error)
+
+    # -- authentication -------------------------------------------------------------------------
+
+    def _session_ends(self) -> None:
+        self._session_timer = None
+        self.channel.hold()
+        self._pump()
+
+    def _reauthenticate(self) -> None:
+        if not self.channel.renewable:
+            self.channel.close()
+            return
+        now = self._loop.time()
+        deadline = now + self._session.timeout
+        self.channel.reauthenticate(now, deadline)
+        self._arm(deadline)
+
+    def _work(self, event: AuthTaskRequested) -> None:
+        self._task = self._loop.create_task(
+            event.run(), name=f"aiokprod-authenticate-{self.node_id}"
+        )
+        self._task.add_done_callback(self._work_done)
+
+    def _work_done(self, task: asyncio.Task[AuthenticationStep]) -> None:
+        self._task = None
+        failure = _refusal(task, self.channel.peer)
+        if failure is None:
+            self.channel.authentication_step(task.result(), self._loop.time())
+        else:
+            self.channel.fail(CloseReason.AUTH_FAILED, failure)
+        self._pump()
+        if self.gone:
+            self._owner.transport_closed(self)
+
+    # -- the timer ------------------------------------------------------------------------------
+    #
+    # One handle, set for the earliest instant that may matter and not moved when requests end:
+    # it fires at most once too early per quiet spell, and answers need no timer work at all.
+
+    def _arm(self, when: float) -> None:
+        if self._timer is not None:
+            if self._timer_at <= when:
+                return
+            self._timer.cancel()
+        self._timer_at = when
+        self._timer = None if when == math.inf else self._loop.call_at(when, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        late = self._loop.time() - self._timer_at
+        self._loop.call_soon(self._judge, late, _MAX_PASSES, 0, self._reads)
+
+    def _next_deadline(self) -> float:
+        """When a request or the authentication is overdue, or else the connection idle."""
+        deadline = self.channel.in_flight.earliest_deadline()
+        if deadline is None and self.channel.state is State.AUTHENTICATING:
+            return self.channel.handshake_deadline
+        return self._last_activity + self._max_idle if deadline is None else deadline
+
+    def _judge(self, late: float, passes: int, quiet: int, reads: int) -> None:
+        """Close the connection over a passed deadline, but only after reading what arrived.
+
+        After a stall of the loop the answer may lie in the socket, in several reads.
+        """
+        if self.channel.closed:
+            return
+        now = self._loop.time()
+        if self._next_deadline() > now + TIMER_SLACK:
+            self._arm(self._next_deadline())
+            return
+        quiet = quiet + 1 if self._reads == reads else 0
+        if quiet < _QUIET_PASSES and passes > 0:
+            self._loop.call_soon(self._judge, late, passes - 1, quiet, self._reads)
+        elif self.channel.in_flight:
+            grace = now + min(late, _STALL_GRACE)
+            if late > _STALL and self.channel.in_flight.excuse(now, grace):
+                self._arm(self._next_deadline())
+            else:
+                self.fail(CloseReason.TIMEOUT, self._timed_out(now))
+        elif self.channel.state is State.AUTHENTICATING:
+            slow = "authentication is not done in time; does the token provider hang?"
+            failure = AuthenticationError(f"{self.channel.peer}: {slow}")
+            self.fail(CloseReason.AUTH_FAILED, failure)
+        else:
+            idle = Disconnected(f"{self.channel.peer}: closed after {self._max_idle:g} s idle")
+            self.fail(CloseReason.IDLE, idle)
+
+    def _timed_out(self, now: float) -> RequestTimedOut:
+        oldest = self.channel.in_flight.oldest
+        waited = 0.0 if oldest is None else now - oldest.created
+        hint = ""
+        if self.channel.state is State.CHECKING_API_VERSIONS:
+            hint = "; is the port a TLS listener, or not a Kafka broker?"
+        return RequestTimedOut(
+            f"{self.channel.peer} did not answer the oldest of {len(self.channel.in_flight)} "
+            f"requests within {waited:.3f} s{hint}"
+        )
+
+
+def _refusal(task: asyncio.Task[AuthenticationStep], peer: str) -> KafkaError | None:
+    """Why the work did not end with a step. Nothing of a foreign error but its class is told: its
+    text may hold a token."""
+    if task.cancelled():
+        return AuthenticationError(f"{peer}: the authentication was cancelled")
+    error = task.exception()
+    if error is None:
+        return None
+    if isinstance(error, AuthenticationError):
+        return AuthenticationError(f"{peer}: {error.message}", code=error.code)
+    return AuthenticationError(f"{peer}: authentication failed with {type(error).__name__}")
+
+
+def _encoding_error(peer: str, error: Exception) -> KafkaError:
+    """A request that could not be built is the request's failure, whatever was raised."""
+    if isinstance(error, KafkaError):
+        return error
+    failure = ProtocolError(
+        f"cannot encode a request for {peer}: {error!r}", outcome=Outcome.NOT_SENT
+    )
+    failure.__cause__ = error
+    return failure

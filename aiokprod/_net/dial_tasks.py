@@ -1,0 +1,138 @@
+"""The tasks that connect: one per node at most, owned here, every end of one accounted for."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+import traceback
+from collections.abc import Callable
+
+from aiokprod._net.channel_states import CloseReason
+from aiokprod._net.connection import Connection
+from aiokprod._net.connection_states import ClusterConnectionStates
+from aiokprod._net.tls import TlsContexts, tls_failure
+from aiokprod.cluster import Node
+from aiokprod.environment import Dialer
+from aiokprod.errors import AuthenticationError, DialError, KafkaError
+
+
+class DialTasks:
+    """Starts, names, cancels and awaits dial tasks.
+
+    Args:
+        on_end: called when the task of a connection has ended, however it did; a failure has been
+            given to the connection before.
+        tls: None for listeners without TLS.
+    """
+
+    def __init__(
+        self,
+        dialer: Dialer,
+        states: ClusterConnectionStates,
+        loop: asyncio.AbstractEventLoop,
+        on_end: Callable[[Connection], None],
+        tls: TlsContexts | None = None,
+    ) -> None:
+        self._tls = tls
+        self._dialer = dialer
+        self._states = states
+        self._loop = loop
+        self._on_end = on_end
+        self._tasks: dict[asyncio.Task[None], Connection] = {}
+
+    def start(self, node: Node, connection: Connection) -> None:
+        """Connect in the background, until the connection's `setup_deadline`."""
+        task = self._loop.create_task(
+            self._connect(node, connection), name=f"aiokprod-dial-{node.id}"
+        )
+        self._tasks[task] = connection
+        task.add_done_callback(self._done)
+
+    def has(self, connection: Connection) -> bool:
+        """Its task has not ended."""
+        return connection in self._tasks.values()
+
+    def cancel(self, connection: Connection) -> None:
+        """End the task of a connection that is closed already. One whose transport is up ends by
+        itself, and must: uvloop never tells of the end of a transport whose dial was cancelled."""
+        for task, dialled in self._tasks.items():
+            if dialled is connection and not connection.was_up:
+                task.cancel()
+
+    async def wait(self) -> None:
+        """Until all tasks have ended. They go on if this is cancelled."""
+        while self._tasks:
+            await asyncio.wait(list(self._tasks))
+
+    async def _connect(self, node: Node, connection: Connection) -> None:
+        try:
+            async with asyncio.timeout_at(connection.setup_deadline):
+                address = self._states.address(node.id)
+                if address is None:
+                    found = await self._dialer.resolve(node.host, node.port)
+                    self._states.resolved(node.id, found)
+                    address = self._states.address(node.id)
+                if address is None:
+                    raise DialError(f"{node.host}:{node.port} has no address")
+                await self._open(node, connection, address)
+        except TimeoutError as error:
+            raise DialError("not connected within the setup timeout") from error
+
+    async def _open(self, node: Node, connection: Connection, address: tuple[str, int]) -> None:
+        if self._tls is None:
+            await self._dialer.connect(lambda: connection, *address)
+            return
+        context = await self._tls.get()
+        try:
+            await self._dialer.connect(
+                lambda: connection, *address, tls=context, server_hostname=node.host
+            )
+        except ssl.SSLError as error:
+            failure = tls_failure(error, node.host)
+            if failure is None:
+                raise DialError("the connection ended during the TLS handshake") from error
+            raise failure from error
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        """Every way a task may end, a foreign cancellation included, is one attempt made."""
+        connection = self._tasks.pop(task)
+        failure = _failure(task, connection.channel.peer)
+        if failure is not None:
+            refused = isinstance(failure, AuthenticationError)
+            reason = CloseReason.AUTH_FAILED if refused else CloseReason.NEVER_CONNECTED
+            connection.fail(reason, failure)
+            connection.drop_transport()
+        self._on_end(connection)
+
+
+def _clear_frames(error: BaseException) -> None:
+    """Drop the local variables of the frames of an error and of the errors it came from. They lead
+    to the connection, which keeps the error: a cycle for the garbage collector, with a socket in
+    it, for each dial that fails."""
+    seen: set[int] = set()
+    rest: list[BaseException | None] = [error]
+    while rest:
+        one = rest.pop()
+        # A chain may have a cycle, or more links than the interpreter has stack frames.
+        if one is None or id(one) in seen:
+            continue
+        seen.add(id(one))
+        traceback.clear_frames(one.__traceback__)
+        rest += [one.__cause__, one.__context__]
+        if isinstance(one, BaseExceptionGroup):
+            rest += one.exceptions
+
+
+def _failure(task: asyncio.Task[None], peer: str) -> KafkaError | None:
+    if task.cancelled():
+        return DialError(f"{peer}: the attempt to connect was cancelled")
+    error = task.exception()
+    if error is None:
+        return None
+    _clear_frames(error)
+    if isinstance(error, KafkaError):
+        failure: KafkaError = type(error)(f"{peer}: {error.message}")
+    else:
+        failure = DialError(f"{peer}: {error!r}")
+    failure.__cause__ = error
+    return failure

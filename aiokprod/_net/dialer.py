@@ -1,0 +1,116 @@
+"""Names to addresses, addresses to connected sockets: the only module that opens sockets.
+
+Source: Java `Selector.connect`, `ClientUtils.resolve`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+from collections.abc import Callable
+from typing import Final
+
+from aiokprod._net.tls_transport import TlsTransport
+from aiokprod.environment import Dialer
+from aiokprod.errors import DialError
+
+__all__ = ["Dialer", "TcpDialer"]
+
+OS_DEFAULT: Final = -1
+
+
+class TcpDialer:
+    """TCP, and TLS over it, through the running event loop.
+
+    Sockets get SO_KEEPALIVE and TCP_NODELAY, and the buffer sizes (bytes, -1 = what the system
+    chooses) before connecting, because the receive size decides the TCP window scale.
+    """
+
+    def __init__(
+        self, *, send_buffer_bytes: int = OS_DEFAULT, receive_buffer_bytes: int = OS_DEFAULT
+    ) -> None:
+        self._send_buffer_bytes = send_buffer_bytes
+        self._receive_buffer_bytes = receive_buffer_bytes
+
+    async def resolve(self, host: str, port: int) -> list[tuple[str, int]]:
+        """All addresses of a name in the resolver's order, without duplicates; never empty.
+
+        Cancellation leaves the look-up to finish in its thread; the result is dropped.
+
+        Raises:
+            DialError: the name has no address, or cannot be a host name.
+        """
+        loop = asyncio.get_running_loop()
+        try:
+            infos = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        except (OSError, UnicodeError) as error:
+            raise DialError(f"cannot resolve {host}:{port}: {error}") from error
+        addresses = [(str(info[4][0]), int(info[4][1])) for info in infos]
+        if not addresses:
+            raise DialError(f"cannot resolve {host}:{port}: the name has no address")
+        return list(dict.fromkeys(addresses))
+
+    async def connect(
+        self,
+        protocol_factory: Callable[[], asyncio.Protocol],
+        host: str,
+        port: int,
+        *,
+        tls: ssl.SSLContext | None = None,
+        server_hostname: str | None = None,
+    ) -> tuple[asyncio.Transport, asyncio.Protocol]:
+        """Connect to one numeric address. Cancellation closes the socket.
+
+        Raises:
+            DialError: refused, unreachable, or ended during the TLS handshake.
+            ssl.SSLError: the handshake failed.
+        """
+        loop = asyncio.get_running_loop()
+        sock: socket.socket | None = None
+        connected = False
+        try:
+            sock = self._socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+            await loop.sock_connect(sock, (host, port))
+            connected = True
+            if tls is None:
+                transport, protocol = await loop.create_connection(protocol_factory, sock=sock)
+                sock = None
+                return transport, protocol
+            # A name with the root's dot is valid in DNS, and in no certificate.
+            name = (server_hostname or "").rstrip(".")
+            secured = TlsTransport(tls, name, protocol_factory)
+            try:
+                await loop.create_connection(lambda: secured, sock=sock)
+            except BaseException:
+                secured.drop_plain()
+                raise
+            sock = None
+            return secured, await secured.handshake()
+        except ssl.SSLError:
+            raise
+        except OSError as error:
+            if tls is not None and isinstance(error, ConnectionError) and connected:
+                raise DialError(
+                    f"{host}:{port} ended the connection during the TLS handshake; is the port a "
+                    "plaintext listener?"
+                ) from error
+            raise DialError(f"cannot connect to {host}:{port}: {error}") from error
+        finally:
+            if sock is not None:
+                sock.close()
+
+    def _socket(self, family: int) -> socket.socket:
+        sock = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            sock.setblocking(False)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if self._send_buffer_bytes != OS_DEFAULT:
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, self._send_buffer_bytes)
+            if self._receive_buffer_bytes != OS_DEFAULT:
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, self._receive_buffer_bytes)
+        except BaseException:
+            sock.close()
+            raise
+        return sock

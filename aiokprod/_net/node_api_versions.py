@@ -1,0 +1,68 @@
+"""What to make of ApiVersions answers: the one exchange whose version is not yet agreed upon.
+
+Source: KIP-35, KIP-511; Java `NetworkClient.handleApiVersionsResponse`, `ApiVersionsResponse`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final
+
+from aiokprod._wire.messages.api_versions import ApiVersionsRequest, ApiVersionsResponse
+from aiokprod._wire.primitives import BytesLike
+from aiokprod._wire.versions import VersionRanges, lower_api_versions, usable_range
+from aiokprod.errors import Code, DecodeError
+
+
+@dataclass(frozen=True, slots=True)
+class Features:
+    """What the cluster has finalised; a higher epoch is newer, -1 is unknown."""
+
+    epoch: int
+    levels: Mapping[str, int]
+
+
+NO_FEATURES: Final = Features(-1, MappingProxyType({}))
+
+_UNSUPPORTED_VERSION_BYTES: Final = int(Code.UNSUPPORTED_VERSION).to_bytes(2, "big")
+
+
+def decode_versions(body: BytesLike, version: int) -> ApiVersionsResponse:
+    """Decode an ApiVersions answer.
+
+    A broker that does not know the version asked for answers in version 0, the only one it can be
+    sure of (KIP-511); other errors come in the version of the request. What follows that error code
+    is only advice: where it is in neither version (librdkafka's mock brokers mix the two), the
+    answer counts as one without a list.
+    """
+    if version == 0 or bytes(body[:2]) != _UNSUPPORTED_VERSION_BYTES:
+        return ApiVersionsResponse.decode(body, version)
+    for candidate in (0, version):
+        with contextlib.suppress(DecodeError):
+            return ApiVersionsResponse.decode(body, candidate)
+    return ApiVersionsResponse(error_code=Code.UNSUPPORTED_VERSION)
+
+
+def next_version(asked: int, answer: ApiVersionsResponse) -> int | None:
+    """What to ask ApiVersions with after a refusal: what the broker hinted at, then 0, then None.
+
+    At most three questions, whatever a broker answers.
+    """
+    if asked == ApiVersionsRequest.max_version:
+        return lower_api_versions(asked, answer)
+    return 0 if asked > 0 else None
+
+
+def shared_ranges(broker: VersionRanges) -> VersionRanges:
+    """Per API what both sides speak; APIs without a common version are left out."""
+    shared = {api_key: usable_range(api_key, broker) for api_key in broker}
+    return MappingProxyType({api_key: both for api_key, both in shared.items() if both})
+
+
+def finalized_features(answer: ApiVersionsResponse) -> Features:
+    """The finalised feature levels in an ApiVersions answer (v3+; KIP-584)."""
+    levels = {entry.name: entry.max_version_level for entry in answer.finalized_features}
+    return Features(answer.finalized_features_epoch, MappingProxyType(levels))

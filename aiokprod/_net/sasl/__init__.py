@@ -1,0 +1,1 @@
+"""SASL: the exchange with a broker, one module per mechanism."""

@@ -1,0 +1,37 @@
+"""Which answers ask the client to wait.
+
+Before KIP-219 a broker held a throttled answer back; since then it answers at once, stops reading
+from the connection and expects the client to keep quiet. Source: Java
+`AbstractResponse.shouldClientThrottle`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+_CLIENT_WAITS_SINCE: Final = {
+    0: 6,  # Produce
+    1: 8,  # Fetch
+    2: 3,  # ListOffsets
+    3: 6,  # Metadata
+    9: 4,  # OffsetFetch
+    10: 2,  # FindCoordinator
+    18: 2,  # ApiVersions
+    22: 1,  # InitProducerId
+    24: 1,  # AddPartitionsToTxn
+    25: 1,  # AddOffsetsToTxn
+    26: 1,  # EndTxn
+    28: 1,  # TxnOffsetCommit
+}
+"""First version in which the client waits. APIs not listed are younger than KIP-219: all do."""
+
+
+def client_waits(api_key: int, version: int) -> bool:
+    """True if a throttle time in an answer of this version is the client's to wait out."""
+    return version >= _CLIENT_WAITS_SINCE.get(api_key, 0)
+
+
+def throttle_ms(body: Any) -> int:
+    """The throttle time of a decoded answer, ms; 0 if it has none or a senseless one."""
+    value: int = getattr(body, "throttle_time_ms", 0)
+    return max(value, 0)

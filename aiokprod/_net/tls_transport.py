@@ -1,0 +1,269 @@
+"""TLS by memory BIOs over a plain transport, whose write buffer is the only one.
+
+The TLS transports of asyncio and uvloop cannot tell when a request has left the process: their
+`get_write_buffer_size` and `pause_writing` cover plaintext that is not yet encrypted, while what is
+encrypted waits in the transport below, without a limit and out of reach (uvloop). Here everything
+is encrypted at once and handed to the plain transport, whose flow control is passed on unchanged.
+
+Source: Java `SslTransportLayer` (a send is complete once `hasPendingWrites` is false).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ssl
+from collections.abc import Callable, Iterable
+from typing import Any, Final, cast
+
+from aiokprod._wire.primitives import BytesLike
+
+_RECORD: Final = 1 << 14
+"""Most plaintext of one TLS record, bytes; OpenSSL returns at most one record per read."""
+
+_SLICE: Final = 1 << 18
+"""Plaintext encrypted before the ciphertext is handed on, bytes; bounds the memory BIO."""
+
+
+class TlsTransport(asyncio.Transport, asyncio.Protocol):
+    """A client's TLS session: the protocol of a plain transport, and the transport of a protocol
+    that is connected when the handshake is complete.
+
+    Bytes are handed to the plain transport within `write` and `writelines`. Renegotiation (TLS 1.2
+    and older) is not supported, as in Java's client. `close` sends close_notify and does not wait
+    for the broker's: everything before it was handed to the plain transport, which delivers it.
+
+    Args:
+        server_hostname: for SNI and for the check of the certificate.
+
+    Raises:
+        ValueError: the context checks host names and there is no name.
+    """
+
+    def __init__(
+        self,
+        context: ssl.SSLContext,
+        server_hostname: str | None,
+        protocol_factory: Callable[[], asyncio.Protocol],
+    ) -> None:
+        super().__init__()
+        self._incoming = ssl.MemoryBIO()
+        self._outgoing = ssl.MemoryBIO()
+        self._tls = context.wrap_bio(
+            self._incoming, self._outgoing, server_hostname=server_hostname or None
+        )
+        self._factory = protocol_factory
+        self._protocol: asyncio.Protocol | None = None
+        self._plain: asyncio.Transport | None = None
+        self._closing = False
+        self._lost = False
+        self._error: Exception | None = None
+        loop = asyncio.get_running_loop()
+        self._connected: asyncio.Future[asyncio.Protocol] | None = loop.create_future()
+
+    def __repr__(self) -> str:
+        state = "closing" if self._closing else "open" if self._protocol else "handshaking"
+        return f"<TlsTransport {state} over {self._plain!r}>"
+
+    async def handshake(self) -> asyncio.Protocol:
+        """Wait for the end of the handshake; return the protocol, whose `connection_made` has run.
+
+        Raises:
+            ssl.SSLError: the handshake failed.
+            ConnectionError: the peer ended the connection in the handshake.
+
+        Cancellation and every error abort the connection.
+        """
+        assert self._connected is not None, "a handshake is waited for once"
+        try:
+            return await self._connected
+        except BaseException:
+            self.abort()
+            raise
+        finally:
+            # Its error has this frame in its traceback: a cycle for the garbage collector, with a
+            # socket in it, for each handshake that fails.
+            self._connected = None
+
+    # -- the transport that the protocol sees -----------------------------------------------------
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        if name == "ssl_object":
+            return self._tls
+        if name == "sslcontext":
+            return self._tls.context
+        return self._below().get_extra_info(name, default)
+
+    def is_closing(self) -> bool:
+        return self._closing or self._below().is_closing()
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        self._below().set_write_buffer_limits(high, low)
+
+    def get_write_buffer_size(self) -> int:
+        """Bytes of ciphertext that the plain transport still holds."""
+        return self._below().get_write_buffer_size()
+
+    def write(self, data: BytesLike) -> None:
+        self.writelines([data])
+
+    def writelines(self, list_of_data: Iterable[BytesLike]) -> None:
+        """Encrypt and hand on.
+
+        Raises:
+            ConnectionError: the broker has asked for renegotiation.
+            ssl.SSLError: the session is broken.
+        """
+        if self.is_closing():
+            return
+        for data in _records(list_of_data):
+            view = memoryview(data)
+            while view:
+                try:
+                    written = self._tls.write(view[:_SLICE])
+                except ssl.SSLWantReadError:
+                    raise ConnectionError(
+                        "the broker asks for TLS renegotiation, which is not supported"
+                    ) from None
+                view = view[written:]
+                if self._outgoing.pending >= _SLICE:
+                    self._hand_on()
+        self._hand_on()
+
+    def close(self) -> None:
+        if self.is_closing():
+            return
+        self._closing = True
+        # The broker's close_notify is not waited for; ours is among the outgoing bytes.
+        with contextlib.suppress(ssl.SSLError):
+            self._tls.unwrap()
+        self._hand_on()
+        self._below().close()
+
+    def abort(self) -> None:
+        self._closing = True
+        if not self._lost:
+            self._below().abort()
+
+    def drop_plain(self) -> None:
+        """`create_connection` has failed or was cancelled: abort the plain transport and drop the
+        reference to it. If it was cancelled after `connection_made`, uvloop closes the socket
+        without calling `connection_lost`, and its transport keeps its protocol, this object: a
+        reference cycle."""
+        plain, self._plain = self._plain, None
+        self._closing = self._lost = True
+        if plain is not None:
+            plain.abort()
+
+    # -- the protocol that the plain transport sees -----------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        # A cast, not a check: uvloop's transports do not derive from asyncio's.
+        self._plain = cast(asyncio.Transport, transport)
+        self._shake_hands()
+
+    def data_received(self, data: bytes) -> None:
+        self._incoming.write(data)
+        if self._protocol is None and not self._closing:
+            self._shake_hands()
+        if self._protocol is not None and not self._closing:
+            self._read(self._protocol)
+
+    def eof_received(self) -> bool:
+        if self._protocol is not None:
+            self._protocol.eof_received()
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._closing = self._lost = True
+        if self._protocol is not None:
+            self._protocol.connection_lost(self._error or exc)
+        # Also if there is a protocol: its `connection_made` may have raised.
+        self._refuse(exc or ConnectionResetError("the peer closed the connection"))
+
+    def pause_writing(self) -> None:
+        if self._protocol is not None:
+            self._protocol.pause_writing()
+
+    def resume_writing(self) -> None:
+        if self._protocol is not None:
+            self._protocol.resume_writing()
+
+    # -- inside -----------------------------------------------------------------------------------
+
+    def _below(self) -> asyncio.Transport:
+        assert self._plain is not None, "nothing is asked of a transport before it is connected"
+        return self._plain
+
+    def _hand_on(self) -> None:
+        plain = self._below()
+        if self._outgoing.pending and not plain.is_closing():
+            plain.write(self._outgoing.read())
+
+    def _shake_hands(self) -> None:
+        try:
+            self._tls.do_handshake()
+        except ssl.SSLWantReadError:
+            self._hand_on()
+        except ssl.SSLError as error:
+            self._hand_on()  # the alert, which tells the broker's operator why
+            self._closing = True
+            self._below().close()
+            self._refuse(error)
+        else:
+            # The first request leaves in one write with our certificate. In a write of its own it
+            # could meet the reset of a broker that has refused the certificate, and a failed write
+            # drops what was received but not yet read: the alert that tells why.
+            self._protocol = protocol = self._factory()
+            protocol.connection_made(self)
+            self._hand_on()
+            if self._connected is not None and not self._connected.done():
+                self._connected.set_result(protocol)
+
+    def _refuse(self, error: Exception) -> None:
+        waiting = self._connected
+        if waiting is not None and not waiting.done():
+            # Nor may frames of this object stay with an error that nobody retrieves.
+            waiting.set_exception(error.with_traceback(None))
+            waiting.exception()  # a dial that was cancelled does not retrieve it
+
+    def _read(self, protocol: asyncio.Protocol) -> None:
+        chunks = []
+        ended = False
+        try:
+            while True:
+                chunk = self._tls.read(_RECORD)
+                if not chunk:
+                    ended = True  # close_notify
+                    break
+                chunks.append(chunk)
+        except ssl.SSLWantReadError:
+            pass
+        except ssl.SSLError as error:
+            self._error = error
+        self._hand_on()  # answers to key updates, alerts
+        if chunks:
+            protocol.data_received(chunks[0] if len(chunks) == 1 else b"".join(chunks))
+        if self._error is not None:
+            self.abort()
+        elif ended and not self.is_closing():
+            protocol.eof_received()
+            self.close()
+
+
+def _records(chunks: Iterable[BytesLike]) -> Iterable[BytesLike]:
+    """The same bytes with small neighbours joined up to one TLS record: the header of a batch
+    needs no record of its own."""
+    small: list[BytesLike] = []
+    size = 0
+    for chunk in chunks:
+        if size + len(chunk) > _RECORD and small:
+            yield small[0] if len(small) == 1 else b"".join(small)
+            small, size = [], 0
+        if len(chunk) >= _RECORD:
+            yield chunk
+        else:
+            small.append(chunk)
+            size += len(chunk)
+    if small:
+        yield small[0] if len(small) == 1 else b"".join(small)

@@ -1,0 +1,1 @@
+"""Secrets and token providers. `aiokprod.security` exports what is public."""

@@ -1,0 +1,189 @@
+"""An https request in a separate thread, with one deadline for everything, which can be aborted.
+
+`http.client` limits single socket operations only, so a server that sends one byte at a time could
+keep the thread for any time. Here every operation gets the time that is left, and `abort` ends the
+operation in progress.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import io
+import os
+import socket
+import ssl
+import threading
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+from aiokprod.environment import monotonic
+
+
+@dataclass(frozen=True, slots=True)
+class HttpsRequest:
+    """A POST request; `form` is its body.
+
+    Attributes:
+        path: with the query.
+        tls: None for the system's CAs.
+        timeout_s: seconds from the start of the thread to the last byte of the response.
+        max_answer: limit of the body in bytes; one byte more is read, to detect a longer body.
+    """
+
+    host: str
+    port: int
+    path: str
+    form: bytes = field(repr=False)
+    headers: Mapping[str, str] = field(repr=False)
+    tls: ssl.SSLContext | None
+    timeout_s: float
+    max_answer: int
+
+
+@dataclass(frozen=True, slots=True)
+class HttpsAnswer:
+    """Status and body of a response. The body may contain a token."""
+
+    status: int
+    body: bytes = field(repr=False)
+
+
+class HttpsExchange:
+    """Starts the request in a new thread.
+
+    The thread ends when the time is over, except while it resolves the name, which cannot be
+    interrupted.
+
+    Attributes:
+        answer: done when the thread has ended. Fails with OSError (TimeoutError included),
+            ssl.SSLError, http.client.HTTPException or ValueError.
+    """
+
+    def __init__(self, request: HttpsRequest) -> None:
+        self._request = request
+        self._deadline = monotonic() + request.timeout_s
+        self._lock = threading.Lock()
+        self._aborted = False
+        self._socket: socket.socket | None = None
+        self._process = os.getpid()
+        executor = ThreadPoolExecutor(1, "aiokprod-token")
+        self.answer: Future[HttpsAnswer] = executor.submit(self._run)
+        executor.shutdown(wait=False)
+
+    @property
+    def running(self) -> bool:
+        """True until the thread has ended. In a forked child the parent's thread does not exist."""
+        return self._process == os.getpid() and not self.answer.done()
+
+    def abort(self) -> None:
+        """Shut the connection down, which ends the thread."""
+        with self._lock:
+            self._aborted = True
+            if self._socket is not None:
+                _shut_down(self._socket)
+
+    def remaining(self) -> float:
+        """Seconds left, always positive.
+
+        Raises:
+            TimeoutError: no time is left, or the exchange was aborted.
+        """
+        left = self._deadline - monotonic()
+        if left <= 0 or self._aborted:
+            raise TimeoutError
+        return left
+
+    def _run(self) -> HttpsAnswer:
+        request = self._request
+        context = request.tls or ssl.create_default_context()
+        connection = http.client.HTTPSConnection(request.host, request.port, context=context)
+        try:
+            tls = self._connect(context)
+            # http.client uses a socket that is already set.
+            connection.sock = _BoundedSocket(tls, self)
+            connection.request("POST", request.path, request.form, dict(request.headers))
+            with connection.getresponse() as response:
+                return HttpsAnswer(response.status, response.read(request.max_answer + 1))
+        finally:
+            connection.close()
+            with self._lock:
+                if self._socket is not None:
+                    self._socket.close()
+
+    def _connect(self, context: ssl.SSLContext) -> ssl.SSLSocket:
+        request = self._request
+        failure = OSError("the name has no address")
+        found = socket.getaddrinfo(request.host, request.port, type=socket.SOCK_STREAM)
+        for number, (family, kind, protocol, _, address) in enumerate(found):
+            # Wrapped before it is connected: `wrap_socket` of a connected socket whose peer resets
+            # the connection in that moment raises and leaves a socket that cannot be closed.
+            tls = context.wrap_socket(
+                socket.socket(family, kind, protocol),
+                server_hostname=request.host,
+                do_handshake_on_connect=False,
+            )
+            self._own(tls)
+            try:
+                # Shared, so that an address that does not respond leaves time for the others.
+                tls.settimeout(self.remaining() / (len(found) - number))
+                tls.connect(address)
+            except OSError as error:
+                tls.close()
+                failure = error
+                continue
+            tls.settimeout(self.remaining())
+            tls.do_handshake()
+            return tls
+        raise failure
+
+    def _own(self, one: socket.socket) -> None:
+        """Make this the socket that `abort` shuts down."""
+        with self._lock:
+            self._socket = one
+            if self._aborted:
+                _shut_down(one)
+
+
+def _shut_down(one: socket.socket) -> None:
+    # Not `SSLSocket.shutdown`: after it the socket sends plain text, and the other thread may be
+    # about to send credentials.
+    with contextlib.suppress(OSError):  # not connected
+        socket.socket.shutdown(one, socket.SHUT_RDWR)
+
+
+class _BoundedSocket:
+    """The methods of a socket that `http.client` uses, limited by the deadline of the exchange. The
+    exchange closes the socket."""
+
+    def __init__(self, tls: ssl.SSLSocket, exchange: HttpsExchange) -> None:
+        self._tls = tls
+        self._exchange = exchange
+
+    def sendall(self, data: bytes) -> None:
+        """Send all data, in parts."""
+        view = memoryview(data)
+        while view:
+            self._tls.settimeout(self._exchange.remaining())
+            view = view[self._tls.send(view) :]
+
+    def makefile(self, mode: str) -> io.BufferedReader:
+        """A reader of the response."""
+        return io.BufferedReader(_BoundedReader(self._tls, self._exchange))
+
+    def close(self) -> None:
+        """Does nothing: http.client closes the socket before the response is read."""
+
+
+class _BoundedReader(io.RawIOBase):
+    def __init__(self, tls: ssl.SSLSocket, exchange: HttpsExchange) -> None:
+        self._tls = tls
+        self._exchange = exchange
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: object) -> int:
+        self._tls.settimeout(self._exchange.remaining())
+        return self._tls.recv_into(buffer)  # type: ignore[arg-type]

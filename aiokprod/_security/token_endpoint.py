@@ -1,0 +1,247 @@
+"""The token endpoint of an OpenID Connect provider: one https request at a time, tokens are cached.
+
+Only the configured endpoint is requested, by https and without redirects, and error texts contain
+nothing of its response (CVE-2025-27817). Source: RFC 6749 §5.1; Java `HttpJwtRetriever`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import contextlib
+import http.client
+import json
+import logging
+import math
+import ssl
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+from urllib.parse import urlencode, urlsplit
+
+from aiokprod._security.https import HttpsAnswer, HttpsExchange, HttpsRequest
+from aiokprod._security.secret import Secret
+from aiokprod.environment import unix_ms
+from aiokprod.errors import AuthenticationError, ConfigError
+
+log = logging.getLogger(__name__)
+
+_MAX_ANSWER: Final = 1 << 20
+_REFRESH_AT: Final = 0.8
+"""Fraction of a token's lifetime after which a new one is fetched, as in Java."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenRequest:
+    """A form, and headers such as the client's credentials."""
+
+    form: Mapping[str, str] = field(repr=False)
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class _Cached:
+    token: Secret
+    refresh_at: float
+    expires_at: float
+
+
+class TokenEndpoint:
+    """Fetches tokens and caches each until 80 % of its lifetime have passed.
+
+    If the endpoint then fails, the old token is used while it is valid.
+
+    Args:
+        url: https.
+        tls: context for the endpoint; default: the system's CAs.
+        timeout_s: seconds for the whole exchange, name resolution to last byte.
+        clock: wall clock in ms.
+
+    Raises:
+        ConfigError: the URL is not one of https, or has a user name in it.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        tls: ssl.SSLContext | None,
+        timeout_s: float,
+        clock: Callable[[], int] = unix_ms,
+    ) -> None:
+        self._host, self._port, self._path = _split(url)
+        self._tls = tls
+        self._timeout = timeout_s
+        self._clock = clock
+        self._cached: _Cached | None = None
+        self._lock = asyncio.Lock()
+        self._exchange: HttpsExchange | None = None
+        self._warned = False
+
+    def __repr__(self) -> str:
+        return f"'https://{self._host}:{self._port}'"
+
+    async def token(self, make: Callable[[], Awaitable[TokenRequest]]) -> Secret:
+        """The token; concurrent callers share one request.
+
+        Args:
+            make: makes the request if one is needed.
+
+        Raises:
+            AuthenticationError: the endpoint cannot be reached, refuses, or returns no token.
+        """
+        async with self._lock:
+            loop = asyncio.get_running_loop()
+            asked_at, cached = loop.time(), self._cached
+            if cached is not None and asked_at < cached.refresh_at:
+                return cached.token
+            try:
+                fetched = self._parse(await self._ask(await make()))
+            except AuthenticationError:
+                if cached is not None and asked_at < cached.expires_at:
+                    return cached.token
+                raise
+            token, lifetime = fetched
+            # Counted from before the request, because the token may have been issued then.
+            self._cached = _Cached(token, asked_at + lifetime * _REFRESH_AT, asked_at + lifetime)
+            return token
+
+    async def _ask(self, request: TokenRequest) -> HttpsAnswer:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._timeout
+        await self._previous_ended(deadline)
+        exchange = self._exchange = HttpsExchange(
+            HttpsRequest(
+                self._host,
+                self._port,
+                self._path,
+                urlencode(request.form).encode(),
+                {
+                    **request.headers,
+                    "Content-Type": "application/x-www-form-urlencoded",
+                    "Accept": "application/json",
+                    "Connection": "close",
+                },
+                self._tls,
+                max(0.0, deadline - loop.time()),
+                _MAX_ANSWER,
+            )
+        )
+        try:
+            if not await _ended(exchange, deadline):
+                raise self._error(f"it cannot be asked (no answer within {self._timeout:g} s)")
+        finally:
+            exchange.abort()
+        self._exchange = None
+        try:
+            return exchange.answer.result()
+        except ssl.SSLCertVerificationError as error:
+            raise self._error(f"its certificate was refused: {error.verify_message}") from None
+        except TimeoutError:
+            text = f"it cannot be asked (no answer within {self._timeout:g} s)"
+            raise self._error(text) from None
+        except (OSError, ValueError, http.client.HTTPException) as error:
+            raise self._error(f"it cannot be asked ({type(error).__name__})") from None
+
+    async def _previous_ended(self, deadline: float) -> None:
+        """Wait until the previous request has ended. If its caller was cancelled, its thread may
+        still be resolving the name."""
+        previous = self._exchange
+        if previous is not None and previous.running and not await _ended(previous, deadline):
+            raise self._error(
+                f"it cannot be asked (the previous request has not ended within {self._timeout:g} "
+                "s: is name resolution stuck?)"
+            )
+        self._exchange = None
+
+    def _parse(self, answer: HttpsAnswer) -> tuple[Secret, float]:
+        """The token and its lifetime in seconds."""
+        if answer.status != http.client.OK:
+            raise self._error(f"it answered with status {answer.status}")
+        return self._token_in(answer.body)
+
+    def _token_in(self, body: bytes) -> tuple[Secret, float]:
+        try:
+            answer: Any = json.loads(body) if len(body) <= _MAX_ANSWER else None
+        except (ValueError, RecursionError):
+            answer = None
+        if not isinstance(answer, dict):
+            raise self._error("its answer is not JSON, or too large")
+        token, kind = answer.get("access_token"), answer.get("token_type", "Bearer")
+        if not isinstance(token, str) or not token or str(kind).lower() != "bearer":
+            raise self._error("its answer has no bearer token")
+        # The broker ends the session by the claim `exp`, which has whole seconds.
+        lifetime = (expiry_ms(token) - self._clock()) / 1000
+        with contextlib.suppress(TypeError, ValueError, OverflowError):
+            given = float(answer.get("expires_in", lifetime))
+            lifetime = lifetime if math.isnan(given) else min(lifetime, given)
+        if lifetime == math.inf and not self._warned:
+            self._warned = True
+            log.warning(
+                "OIDC token endpoint https://%s:%d returns no lifetime of its tokens (expires_in, "
+                "exp): every connection will fetch one",
+                self._host,
+                self._port,
+            )
+        return Secret(token), lifetime if 0 < lifetime < math.inf else 0.0
+
+    def __getstate__(self) -> tuple[Any, ...]:
+        # A lock belongs to a loop and a request to a process; a token must not be pickled.
+        return self._host, self._port, self._path, self._tls, self._timeout, self._clock
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        self._host, self._port, self._path, self._tls, self._timeout, self._clock = state
+        self._cached = self._exchange = None
+        self._lock = asyncio.Lock()
+        self._warned = False
+
+    def _error(self, text: str) -> AuthenticationError:
+        return AuthenticationError(f"OIDC token endpoint https://{self._host}:{self._port}: {text}")
+
+
+async def _ended(exchange: HttpsExchange, deadline: float) -> bool:
+    """Wait for the exchange's thread, at most until `deadline` (loop time). False if it runs on."""
+    loop = asyncio.get_running_loop()
+    ended = asyncio.Event()
+
+    def wake(_: object) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile
+            loop.call_soon_threadsafe(ended.set)
+
+    exchange.answer.add_done_callback(wake)
+    timer = loop.call_at(deadline, ended.set)
+    try:
+        await ended.wait()
+    finally:
+        timer.cancel()
+    return not exchange.running
+
+
+def _split(url: str) -> tuple[str, int, str]:
+    try:
+        parts = urlsplit(url)
+        port = parts.port or 443
+    except ValueError:
+        raise ConfigError("token_endpoint is no URL") from None
+    if parts.scheme != "https" or not parts.hostname:
+        raise ConfigError("token_endpoint must be an https URL")
+    if "@" in parts.netloc or parts.fragment or any(ord(c) <= 32 for c in url):
+        raise ConfigError("token_endpoint must have no user name, fragment or space")
+    path = parts.path or "/"
+    return parts.hostname, port, f"{path}?{parts.query}" if parts.query else path
+
+
+def expiry_ms(token: str) -> float:
+    """The expiry of a JWT, in ms since 1970; inf for a token without one.
+
+    The token is not verified; the broker does that.
+    """
+    parts = token.split(".")
+    if len(parts) != 3:
+        return math.inf
+    try:
+        claims = json.loads(base64.urlsafe_b64decode(parts[1] + "=" * (-len(parts[1]) % 4)))
+        expiry = float(claims["exp"]) * 1000
+        return math.inf if math.isnan(expiry) else expiry
+    except (binascii.Error, ValueError, KeyError, TypeError, RecursionError, OverflowError):
+        return math.inf

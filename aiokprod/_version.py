@@ -1,0 +1,12 @@
+"""The version of the installed package and the kind of build it is."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from aiokprod._core import batch
+
+__version__ = "0.1.0"
+
+COMPILED: Final = not batch.__file__.endswith(".py")
+"""True if the hot core runs as machine code; it has no other form in an installed package."""

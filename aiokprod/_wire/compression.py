@@ -1,0 +1,329 @@
+"""The codecs of record batches, compatible with Java clients and brokers.
+
+Codecs are thread-safe and release the GIL on large inputs. Decompression stops at the size limit
+that the caller gives. Source: Java `org.apache.kafka.common.compress`, KIP-390 (levels).
+"""
+
+from __future__ import annotations
+
+import zlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from struct import pack
+from typing import TYPE_CHECKING, Any, ClassVar, Final
+
+from aiokprod._wire.primitives import BytesLike, Reader
+from aiokprod.errors import ConfigError, DecodeError
+
+if TYPE_CHECKING:
+    from aiokprod.config import ProducerConfig
+
+_XERIAL_HEADER: Final = b"\x82SNAPPY\x00" + pack(">ii", 1, 1)
+_XERIAL_BLOCK: Final = 32 * 1024
+_ZSTD_SLICE: Final = 512
+"""Bytes decompressed per call. The library cannot limit its output; 512 bytes of input contain at
+most 170 blocks of 128 KiB, so one call exceeds the limit by at most 22 MiB."""
+
+
+class Codec(ABC):
+    """A compression type at one level. Its library is imported when the first codec is created.
+
+    Attributes:
+        name: value of `compression_type`.
+        codec_id: number of the codec in the batch attributes.
+        levels: lowest and highest level, or None if the codec has no levels.
+        level_setting: name of the setting that holds the level, if the codec has levels.
+        level: the level in use, None = the default of Java's client.
+    """
+
+    name: ClassVar[str]
+    codec_id: ClassVar[int]
+    levels: ClassVar[tuple[int, int] | None] = None
+    level_setting: ClassVar[str | None] = None
+
+    def __init__(self, level: int | None = None) -> None:
+        self.level = level
+
+    @abstractmethod
+    def compress(self, data: BytesLike) -> bytes:
+        """Compress the encoded records of a batch."""
+
+    @abstractmethod
+    def decompress(self, data: BytesLike, max_bytes: int) -> bytes:
+        """Decompress the records of a batch.
+
+        Raises:
+            DecodeError: `data` is damaged, or its content exceeds `max_bytes`.
+        """
+
+
+class NoCompression(Codec):
+    """No compression."""
+
+    name = "none"
+    codec_id = 0
+
+    def compress(self, data: BytesLike) -> bytes:
+        """A copy of `data`, or `data` itself if it is bytes."""
+        return bytes(data)
+
+    def decompress(self, data: BytesLike, max_bytes: int) -> bytes:
+        """A copy of `data`, or `data` itself if it is bytes."""
+        if len(data) > max_bytes:
+            raise _too_large(self.name, max_bytes)
+        return bytes(data)
+
+
+class Gzip(Codec):
+    """gzip (RFC 1952); the default level is zlib's."""
+
+    name = "gzip"
+    codec_id = 1
+    levels = (1, 9)
+    level_setting = "compression_gzip_level"
+
+    def compress(self, data: BytesLike) -> bytes:
+        """Returns one gzip member."""
+        level = zlib.Z_DEFAULT_COMPRESSION if self.level is None else self.level
+        stream = zlib.compressobj(level, zlib.DEFLATED, 16 + zlib.MAX_WBITS)
+        return stream.compress(data) + stream.flush()
+
+    def decompress(self, data: BytesLike, max_bytes: int) -> bytes:
+        """Accepts any number of gzip members."""
+        return _drain(
+            self.name,
+            lambda: zlib.decompressobj(16 + zlib.MAX_WBITS),
+            zlib.error,
+            bytes(data),
+            max_bytes,
+        )
+
+
+class Snappy(Codec):
+    """Snappy blocks in the framing of xerial's Java library; also reads plain blocks."""
+
+    name = "snappy"
+    codec_id = 2
+
+    def __init__(self, level: int | None = None) -> None:
+        super().__init__(level)
+        try:
+            from cramjam import DecompressionError, snappy
+        except ImportError as exc:
+            raise ConfigError(
+                "compression type 'snappy' needs the package cramjam: pip install aiokprod[snappy]"
+            ) from exc
+        self._snappy: Any = snappy
+        self._error: type[Exception] = DecompressionError
+
+    def compress(self, data: BytesLike) -> bytes:
+        """Returns the xerial header and length-prefixed blocks of up to 32 KiB of input."""
+        chunks = [_XERIAL_HEADER]
+        view = memoryview(data)
+        for start in range(0, len(view), _XERIAL_BLOCK):
+            block = bytes(self._snappy.compress_raw(bytes(view[start : start + _XERIAL_BLOCK])))
+            chunks += (len(block).to_bytes(4, "big"), block)
+        return b"".join(chunks)
+
+    def decompress(self, data: BytesLike, max_bytes: int) -> bytes:
+        """Accepts framed blocks, or one plain block as librdkafka writes it."""
+        view = memoryview(data)
+        if view[:8] != _XERIAL_HEADER[:8]:
+            return self._block(bytes(view), max_bytes, max_bytes)
+        reader = Reader(view)
+        reader.advance(len(_XERIAL_HEADER))
+        blocks: list[bytes] = []
+        room = max_bytes
+        while reader.remaining:
+            blocks.append(self._block(reader.blob(reader.int32()), room, max_bytes))
+            room -= len(blocks[-1])
+        return b"".join(blocks)
+
+    def _block(self, block: bytes, room: int, max_bytes: int) -> bytes:
+        if Reader(block).uvarint() > room:  # every block begins with its uncompressed size
+            raise _too_large(self.name, max_bytes)
+        try:
+            return bytes(self._snappy.decompress_raw(block))
+        except self._error as exc:
+            raise DecodeError(f"snappy: {exc}") from exc
+
+
+class Lz4(Codec):
+    """LZ4 frames as Java reads them: independent blocks of 64 KiB, no dictionary, no content
+    checksum (Java computes a different one). The default level is the fast compressor.
+    """
+
+    name = "lz4"
+    codec_id = 3
+    levels = (1, 17)
+    level_setting = "compression_lz4_level"
+
+    _FAST: ClassVar[int] = 0
+    _JAVA_DEFAULT: ClassVar[int] = 9  # stands for the fast compressor in Java's client
+
+    def __init__(self, level: int | None = None) -> None:
+        super().__init__(level)
+        import lz4.frame
+
+        self._frames: Any = lz4.frame
+
+    def compress(self, data: BytesLike) -> bytes:
+        """Returns one LZ4 frame."""
+        level = self._FAST if self.level in (None, self._JAVA_DEFAULT) else self.level
+        frame: bytes = self._frames.compress(
+            data,
+            compression_level=level,
+            block_size=self._frames.BLOCKSIZE_MAX64KB,
+            block_linked=False,
+            content_checksum=False,
+            block_checksum=False,
+            store_size=False,
+        )
+        return frame
+
+    def decompress(self, data: BytesLike, max_bytes: int) -> bytes:
+        """Accepts any number of LZ4 frames."""
+        return _drain(
+            self.name,
+            self._frames.LZ4FrameDecompressor,
+            RuntimeError,
+            bytes(data),
+            max_bytes,
+        )
+
+
+class Zstd(Codec):
+    """Zstandard frames; the default level is 3."""
+
+    name = "zstd"
+    codec_id = 4
+    levels = (-131072, 22)
+    level_setting = "compression_zstd_level"
+
+    _DEFAULT: ClassVar[int] = 3
+    _MAX_WINDOW: ClassVar[int] = 1 << 27  # the largest that level 22 uses
+
+    def __init__(self, level: int | None = None) -> None:
+        super().__init__(level)
+        import zstandard
+
+        self._zstd = zstandard
+
+    def compress(self, data: BytesLike) -> bytes:
+        """Returns one frame."""
+        level = self._DEFAULT if self.level is None else self.level
+        return self._zstd.ZstdCompressor(level=level).compress(data)
+
+    def decompress(self, data: BytesLike, max_bytes: int) -> bytes:
+        """Accepts any number of frames."""
+        context = self._zstd.ZstdDecompressor(max_window_size=self._MAX_WINDOW)
+        chunks: list[bytes] = []
+        room = max_bytes
+        rest = bytes(data)
+        while rest:
+            stream = context.decompressobj()
+            position = 0
+            while not stream.eof:
+                if position >= len(rest):
+                    raise DecodeError("zstd: the last frame is incomplete")
+                try:
+                    chunk = stream.decompress(rest[position : position + _ZSTD_SLICE])
+                except self._zstd.ZstdError as exc:
+                    raise DecodeError(f"zstd: {exc}") from exc
+                position += _ZSTD_SLICE
+                room -= len(chunk)
+                if room < 0:
+                    raise _too_large(self.name, max_bytes)
+                chunks.append(chunk)
+            rest = stream.unused_data + rest[position:]
+        return b"".join(chunks)
+
+
+def _drain(
+    name: str,
+    new_stream: Callable[[], Any],
+    error: type[Exception],
+    data: bytes,
+    max_bytes: int,
+) -> bytes:
+    """Decompress all frames in `data` with stream decoders that limit their output."""
+    chunks: list[bytes] = []
+    room = max_bytes
+    while data:
+        stream = new_stream()
+        try:
+            # Ask for one byte more than allowed, to tell "at the limit" from "above it".
+            chunk = stream.decompress(data, room + 1)
+        except error as exc:
+            raise DecodeError(f"{name}: {exc}") from exc
+        room -= len(chunk)
+        if room < 0:
+            raise _too_large(name, max_bytes)
+        if not stream.eof:
+            raise DecodeError(f"{name}: the last frame is incomplete")
+        chunks.append(chunk)
+        data = stream.unused_data or b""
+    return b"".join(chunks)
+
+
+def _too_large(name: str, max_bytes: int) -> DecodeError:
+    return DecodeError(f"{name}: the content exceeds the limit of {max_bytes} bytes")
+
+
+_CODECS: Final[tuple[type[Codec], ...]] = (NoCompression, Gzip, Snappy, Lz4, Zstd)
+
+
+def codec_for(name: str, level: int | None = None) -> Codec:
+    """The codec for a `compression_type`.
+
+    Args:
+        name: none, gzip, snappy, lz4 or zstd.
+        level: gzip 1 to 9, lz4 1 to 17, zstd -131072 to 22; None = Java's default (also -1 for
+            gzip). none and snappy have no levels and ignore it.
+
+    Raises:
+        ConfigError: the name is unknown, the level out of range, or a package is missing.
+    """
+    codec = _codec_named(name)
+    if codec is Gzip and level == zlib.Z_DEFAULT_COMPRESSION:
+        level = None
+    if level is None or codec.levels is None:
+        return codec()
+    low, high = codec.levels
+    if not low <= level <= high:
+        raise ConfigError(f"{name} compression level {level} is not in the range {low} to {high}")
+    return codec(level)
+
+
+def codec_of(config: ProducerConfig) -> Codec | None:
+    """The codec that a configuration selects, None for no compression.
+
+    Raises:
+        ConfigError: the level is out of range, or the codec's package is missing.
+    """
+    if config.compression_type == NoCompression.name:
+        return None
+    setting = _codec_named(config.compression_type).level_setting
+    level = None if setting is None else getattr(config, setting)
+    return codec_for(config.compression_type, level)
+
+
+def _codec_named(name: str) -> type[Codec]:
+    for codec in _CODECS:
+        if codec.name == name:
+            return codec
+    known = ", ".join(codec.name for codec in _CODECS)
+    raise ConfigError(f"compression type {name!r} is unknown: use one of {known}")
+
+
+def codec_by_id(codec_id: int) -> Codec:
+    """The codec for the id in the batch attributes.
+
+    Raises:
+        DecodeError: there is no such codec.
+        ConfigError: a package is missing.
+    """
+    for codec in _CODECS:
+        if codec.codec_id == codec_id:
+            return codec()
+    raise DecodeError(f"compression codec {codec_id} is unknown")

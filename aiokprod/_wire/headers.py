@@ -1,0 +1,165 @@
+"""Request and response headers, and complete frames built from header and body.
+
+Serves both sides: a client encodes requests and decodes response headers, a broker (the fake
+cluster in `testing`) does the reverse. Source: KIP-482 (header versions), KIP-511 (ApiVersions
+responses keep header version 0), Java `ApiMessageType`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Final
+
+from aiokprod._wire.message import Message
+from aiokprod._wire.message_schema import int16, int32, memoised, nullable_string
+from aiokprod._wire.messages import REQUESTS, RESPONSES
+from aiokprod._wire.primitives import INT32, BytesLike, Reader, total_size
+from aiokprod.errors import DecodeError, UnsupportedVersion
+
+API_VERSIONS: Final = 18
+
+_MAX_FRAME: Final = 2**31 - 1
+_CORRELATION: Final = slice(4, 8)
+"""Position of the correlation id in every request header."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestHeader(Message):
+    """Header in front of every request body."""
+
+    min_version = 1
+    max_version = 2
+    flexible_version = 2
+
+    request_api_key: int = int16()
+    request_api_version: int = int16()
+    correlation_id: int = int32()
+    # Keeps its 16-bit length in version 2: brokers must be able to read headers of any version.
+    client_id: str | None = nullable_string("1+", compact=False)
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseHeader(Message):
+    """Header in front of every response body."""
+
+    min_version = 0
+    max_version = 1
+    flexible_version = 1
+
+    correlation_id: int = int32()
+
+
+def request_header_version(api_key: int, version: int) -> int:
+    """Version of the request header: 2 for flexible versions of the API, else 1.
+
+    Raises:
+        UnsupportedVersion: the API is not known.
+    """
+    request = REQUESTS.get(api_key)
+    if request is None:
+        raise UnsupportedVersion(f"API key {api_key} is not known")
+    return 2 if request.is_flexible(version) else 1
+
+
+@memoised
+def response_header_version(api_key: int, version: int) -> int:
+    """Version of the response header: 1 for flexible versions, else 0; always 0 for ApiVersions.
+
+    Raises:
+        UnsupportedVersion: the API is not known.
+    """
+    response = RESPONSES.get(api_key)
+    if response is None:
+        raise UnsupportedVersion(f"API key {api_key} is not known")
+    return 1 if response.is_flexible(version) and api_key != API_VERSIONS else 0
+
+
+def encode_request(
+    message: Message, version: int, correlation_id: int, client_id: str | None
+) -> list[BytesLike]:
+    """A complete request frame: length, header, body. Record batches are separate chunks.
+
+    Raises:
+        UnsupportedVersion: as `Message.encode`.
+        ValueError: as `Message.encode`, or the frame exceeds 2³¹-1 bytes.
+    """
+    before, after = _around_correlation_id(message.api_key, version, client_id)
+    header = b"".join((before, INT32.pack(correlation_id), after))
+    return _frame(header, message.encode_chunks(version))
+
+
+@lru_cache(256)
+def _around_correlation_id(
+    api_key: int, version: int, client_id: str | None
+) -> tuple[bytes, bytes]:
+    """The header bytes before and after the correlation id, equal in all requests of a version."""
+    header = RequestHeader(api_key, version, 0, client_id).encode(
+        request_header_version(api_key, version)
+    )
+    return header[: _CORRELATION.start], header[_CORRELATION.stop :]
+
+
+def encode_response(message: Message, version: int, correlation_id: int) -> list[BytesLike]:
+    """A complete response frame; chunks and errors as for `encode_request`."""
+    header_version = response_header_version(message.api_key, version)
+    header = ResponseHeader(correlation_id).encode(header_version)
+    return _frame(header, message.encode_chunks(version))
+
+
+def _frame(header: bytes, body: list[BytesLike]) -> list[BytesLike]:
+    size = len(header) + total_size(body)
+    if size > _MAX_FRAME:
+        raise ValueError(f"a frame of {size} bytes exceeds {_MAX_FRAME}")
+    if not body:
+        return [INT32.pack(size) + header]
+    # The first chunk holds the small fields at the start of the body, so joining it is cheap.
+    return [b"".join((INT32.pack(size), header, body[0])), *body[1:]]
+
+
+def decode_request_header(frame: BytesLike) -> tuple[RequestHeader, memoryview]:
+    """Header and body of a request frame (without its length prefix).
+
+    The API version in the header may be one that this package does not support. If the API is
+    unknown, only key, version and correlation id are decoded, and the body is empty.
+
+    Raises:
+        DecodeError: bytes are missing or not allowed.
+    """
+    reader = Reader(frame)
+    api_key, version, correlation_id = reader.int16(), reader.int16(), reader.int32()
+    if api_key not in REQUESTS:
+        return RequestHeader(api_key, version, correlation_id, None), memoryview(b"")
+    header, end = RequestHeader.decode_from(frame, request_header_version(api_key, version))
+    return header, memoryview(frame)[end:]
+
+
+def decode_response_header(frame: BytesLike, api_key: int, version: int) -> tuple[int, memoryview]:
+    """Correlation id and body of a response frame (without its length prefix).
+
+    Args:
+        api_key: API of the request; responses do not contain it.
+        version: version of the request.
+
+    Raises:
+        DecodeError: bytes are missing or not allowed.
+        UnsupportedVersion: the API is not known.
+    """
+    flexible = response_header_version(api_key, version)
+    end = INT32.size + flexible  # usually without tagged fields, which takes one byte
+    if len(frame) < end or (flexible and frame[INT32.size]):
+        header, end = ResponseHeader.decode_from(frame, flexible)
+        return header.correlation_id, memoryview(frame)[end:]
+    correlation_id: int = INT32.unpack_from(frame)[0]
+    return correlation_id, memoryview(frame)[end:]
+
+
+def peek_correlation_id(frame: BytesLike) -> int:
+    """The correlation id of a response frame, to find its request.
+
+    Raises:
+        DecodeError: fewer than four bytes.
+    """
+    if len(frame) < INT32.size:
+        raise DecodeError(f"response frame of {len(frame)} bytes is too short")
+    return Reader(frame).int32()

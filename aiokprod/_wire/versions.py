@@ -1,0 +1,88 @@
+"""Which version of each API to use on a connection.
+
+Source: KIP-35, KIP-511; Java `NodeApiVersions`, `NetworkClient.handleApiVersionsResponse`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final, TypeAlias
+
+from aiokprod._wire.messages import APIS, REQUESTS
+from aiokprod._wire.messages.api_versions import ApiVersionsRequest, ApiVersionsResponse
+from aiokprod.errors import UnsupportedVersion
+
+VersionRanges: TypeAlias = Mapping[int, tuple[int, int]]
+"""(oldest, newest) version by API key."""
+
+
+CLIENT_RANGES: Final[VersionRanges] = MappingProxyType(
+    {api_key: (api.oldest, api.newest) for api_key, api in APIS.items()}
+)
+"""The versions this package supports, without those that Kafka calls unstable."""
+
+
+def broker_ranges(response: ApiVersionsResponse) -> VersionRanges:
+    """The version ranges a broker supports, without ranges that are empty or start below 0."""
+    return MappingProxyType(
+        {
+            api.api_key: (api.min_version, api.max_version)
+            for api in response.api_keys
+            if 0 <= api.min_version <= api.max_version
+        }
+    )
+
+
+def usable_range(api_key: int, broker: VersionRanges) -> tuple[int, int] | None:
+    """The versions that both sides support; None if there are none or one does not know the API."""
+    ours = CLIENT_RANGES.get(api_key)
+    theirs = broker.get(api_key)
+    if ours is None or theirs is None:
+        return None
+    oldest, newest = max(ours[0], theirs[0]), min(ours[1], theirs[1])
+    return (oldest, newest) if oldest <= newest else None
+
+
+def negotiate(api_key: int, broker: VersionRanges, *, max_version: int | None = None) -> int:
+    """The newest version that both sides support.
+
+    Args:
+        broker: the broker's ranges.
+        max_version: upper limit for the version, or None.
+
+    Raises:
+        UnsupportedVersion: there is none.
+    """
+    usable = usable_range(api_key, broker)
+    if usable is not None:
+        oldest, newest = usable
+        if max_version is not None:
+            newest = min(newest, max_version)
+        if oldest <= newest:
+            return newest
+    request = REQUESTS.get(api_key)
+    name = request.__name__ if request else f"API key {api_key}"
+    ours, theirs = CLIENT_RANGES.get(api_key), broker.get(api_key)
+    cap = "" if max_version is None else f", allowed up to {max_version}"
+    raise UnsupportedVersion(
+        f"no common version of {name}: client {_show(ours)}, broker {_show(theirs)}{cap}"
+    )
+
+
+def _show(versions: tuple[int, int] | None) -> str:
+    return "does not know it" if versions is None else f"{versions[0]} to {versions[1]}"
+
+
+def lower_api_versions(failed_version: int, response: ApiVersionsResponse) -> int | None:
+    """The version to retry ApiVersions with after UNSUPPORTED_VERSION.
+
+    Returns:
+        The newest version that the broker listed and this package supports; 0 if it listed none;
+        None to give up. Always below `failed_version`, so that a misbehaving broker cannot cause
+        endless retries.
+    """
+    if failed_version <= 0:
+        return None
+    usable = usable_range(ApiVersionsRequest.api_key, broker_ranges(response))
+    return min(usable[1], failed_version - 1) if usable and usable[0] < failed_version else 0

@@ -1,0 +1,159 @@
+"""Hands a table of a task to the producer, without waiting for acknowledgments.
+
+`Producer.send_table` returns once each row has its outcome. A task has many tables, in order, and
+must not wait for the acknowledgments of one before it submits the next.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from aiokprod.errors import Outcome
+from aiokprod.spark.sink_schema import ALLOWED
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from aiokprod.errors import KafkaError
+    from aiokprod.producer import Producer
+    from aiokprod.spark.failures import Counts
+
+_NAMES: Final = {name: name for name in ALLOWED}
+"""Column by part of a record, as `Producer.send_table` takes them."""
+
+
+class Batch(Protocol):
+    """What the sink reads of the producer's batches.
+
+    Attributes:
+        base_offset: of its first record, -1 if the broker did not return it.
+        parts: the batches it was split into, None if it was not.
+    """
+
+    @property
+    def topic(self) -> str: ...
+    @property
+    def partition(self) -> int: ...
+    @property
+    def base_offset(self) -> int: ...
+    @property
+    def record_count(self) -> int: ...
+    @property
+    def error(self) -> KafkaError | None: ...
+    @property
+    def parts(self) -> Sequence[Batch] | None: ...
+
+
+class Tracker(Protocol):
+    """Which batches hold the rows of a table."""
+
+    @property
+    def cores(self) -> Sequence[Batch]: ...
+    @property
+    def count(self) -> int: ...
+    def failed(self) -> list[int]: ...
+    def position(self, record: int, /) -> tuple[int, int | None, KafkaError | None]: ...
+
+
+class Sender(Protocol):
+    """What `Producer.table_sender` returns.
+
+    Attributes:
+        refused: errors of rows that got into no batch, by row number.
+        interrupted: why the later rows were not submitted.
+    """
+
+    @property
+    def tracker(self) -> Tracker: ...
+    @property
+    def refused(self) -> dict[int, KafkaError]: ...
+    @property
+    def interrupted(self) -> KafkaError | None: ...
+    async def hand_over(
+        self, topic: str | None, table: Any, names: Mapping[str, str | None], /
+    ) -> None: ...
+    async def wait_settled(self) -> None: ...
+
+
+class TableHandoff:
+    """One table that is being submitted.
+
+    Attributes:
+        complete: all of its rows are in batches or refused.
+        sender: None until `hand_over` begins.
+    """
+
+    __slots__ = ("complete", "sender")
+
+    def __init__(self) -> None:
+        self.complete = False
+        self.sender: Sender | None = None
+
+    @property
+    def tracker(self) -> Tracker | None:
+        """The rows that are in batches."""
+        return None if self.sender is None else self.sender.tracker
+
+    @property
+    def refused(self) -> dict[int, KafkaError]:
+        """Errors of rows that got into no batch, by row number."""
+        return {} if self.sender is None else self.sender.refused
+
+    @property
+    def cores(self) -> Sequence[Batch]:
+        """The batches that hold its rows; the tables before and after may share some."""
+        return [] if self.tracker is None else self.tracker.cores
+
+    @property
+    def admitted(self) -> int:
+        """Rows in batches."""
+        return 0 if self.tracker is None else self.tracker.count
+
+    async def wait_settled(self) -> None:
+        """Wait until all of `cores` have their outcome."""
+        if self.sender is not None:
+            await self.sender.wait_settled()
+
+    def first_failure(self) -> tuple[str, KafkaError] | None:
+        """("topic-partition", error) of the first row that failed in a batch."""
+        tracker = self.tracker
+        failed = [] if tracker is None else tracker.failed()
+        if tracker is None or not failed:
+            return None
+        partition, _, error = tracker.position(failed[0])
+        assert error is not None, "a failed entry has an error"
+        topics = [
+            core.topic for core in self.cores if core.partition == partition and _has_failed(core)
+        ]
+        return f"{topics[0]}-{partition}", error
+
+    def count_into(self, counts: Counts) -> None:
+        """Add its rows to `counts` by outcome; only after all of them are settled."""
+        for error in self.refused.values():
+            counts.add(error.outcome)
+        tracker = self.tracker
+        if tracker is None:
+            return
+        failed = tracker.failed()
+        for entry in failed:
+            found = tracker.position(entry)[2]
+            counts.add(Outcome.UNKNOWN if found is None else found.outcome)
+        counts.acknowledged += tracker.count - len(failed)
+
+
+def _has_failed(core: Batch) -> bool:
+    return core.error is not None or any(map(_has_failed, core.parts or ()))
+
+
+async def hand_over(
+    producer: Producer[Any, Any], topic: str | None, table: Any, handed: TableHandoff
+) -> None:
+    """Put all rows of a RecordBatch into batches, in order; waits while the buffer is full.
+
+    Raises:
+        KafkaError: the producer failed or was closed; `handed` has the rows submitted before.
+    """
+    handed.sender = sender = producer.table_sender()
+    await sender.hand_over(topic, table, _NAMES)
+    if sender.interrupted is not None:
+        raise sender.interrupted

@@ -1,0 +1,193 @@
+"""`TaskSender`: sends the rows of one task, on the loop thread.
+
+Submits the tables in order, processes their outcomes in the background, keeps the acknowledged
+offsets as one range per partition, and stops at the first failure.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from aiokprod.errors import KafkaError
+from aiokprod.spark.failures import Counts, SinkError, describe
+from aiokprod.spark.rows import RowError, check_partitions, with_audit_header
+from aiokprod.spark.table_handoff import TableHandoff, hand_over
+
+if TYPE_CHECKING:
+    from aiokprod.producer import Producer
+    from aiokprod.spark.table_handoff import Batch
+
+_FORGET_EVERY: Final = 1024
+"""Number of counted batches after which those that no pending table shares are forgotten."""
+
+
+@dataclass(slots=True)
+class Range:
+    """Acknowledged records of one partition; offsets are None if the broker returned none."""
+
+    first: int | None = None
+    last: int | None = None
+    count: int = 0
+
+    def add(self, base: int, count: int) -> None:
+        """Add a batch of `count` records that starts at offset `base` (-1 = unknown)."""
+        self.count += count
+        if base < 0:
+            return
+        end = base + count - 1
+        self.first = base if self.first is None else min(self.first, base)
+        self.last = end if self.last is None else max(self.last, end)
+
+
+class TaskSender:
+    """Sends the rows of one task attempt, with a producer that only this task uses.
+
+    Attributes:
+        rows, size: rows and bytes of Arrow columns that were submitted so far.
+        ranges: what was acknowledged so far, by (topic, partition).
+    """
+
+    def __init__(
+        self,
+        producer: Producer[Any, Any],
+        *,
+        topic: str | None,
+        transactional: bool,
+        audit_prefix: str | None = None,
+    ) -> None:
+        self._audit_prefix = audit_prefix
+        self._producer = producer
+        self._topic = topic
+        self._transactional = transactional
+        self._turn = asyncio.Lock()
+        self._live: deque[TableHandoff] = deque()
+        self._counted: dict[int, Batch] = {}
+        self._partition_counts: dict[str, int] = {}
+        self._settling: asyncio.Task[None] | None = None
+        self._failure: BaseException | None = None
+        self._where = topic or "this task"
+        self._counts = Counts()  # of tables that are no longer pending
+        self.rows = 0
+        self.size = 0
+        self.ranges: dict[tuple[str, int], Range] = {}
+
+    async def admit(self, table: Any) -> None:
+        """Submit a RecordBatch of `rows.project`; returns once all its rows are in batches, which
+        waits while the buffer is full.
+
+        Raises:
+            SinkError: a row, of this or an earlier batch, failed.
+        """
+        async with self._turn:  # in the order of the calls
+            self._check()
+            if self._audit_prefix is not None:
+                table = with_audit_header(table, self._audit_prefix, self.rows)
+            handed = TableHandoff()
+            self._live.append(handed)
+            try:
+                await self._check_partitions(table)
+                await hand_over(self._producer, self._topic, table, handed)
+            except (KafkaError, RowError) as error:
+                self._note(error)
+                taken = handed.admitted + len(handed.refused)
+                self._counts.unsent += table.num_rows - taken
+            self.rows += table.num_rows
+            self.size += table.nbytes
+            if handed.refused:
+                self._note(next(iter(handed.refused.values())))
+            handed.complete = True
+            if self._settling is None or self._settling.done():
+                self._settling = asyncio.get_running_loop().create_task(self._settle())
+            self._check()
+
+    async def finish(self) -> None:
+        """Returns once every row is acknowledged.
+
+        Raises:
+            SinkError: one failed.
+        """
+        async with self._turn:
+            self._check()
+            if self._settling is not None:
+                await self._producer.flush()
+                await self._settling
+            self._check()
+
+    def _check(self) -> None:
+        if self._failure is not None:
+            raise self.failure()
+
+    def blame(self, error: BaseException) -> None:
+        """Note the error that ended the attempt, unless there was an earlier one."""
+        if not isinstance(error, SinkError):  # its cause was noted before
+            self._note(error)
+
+    def failure(self, error: BaseException | None = None) -> SinkError:
+        """The exception of this attempt; only when no row is pending any more."""
+        first = self._failure or error
+        assert first is not None, "only failures are described"
+        counts = copy.copy(self._counts)
+        for handed in self._live:
+            handed.count_into(counts)
+        return describe(first, counts, where=self._where, transactional=self._transactional)
+
+    def _note(self, error: BaseException, where: str | None = None) -> None:
+        if self._failure is None:
+            self._failure = error
+            if where is not None:
+                self._where = where
+
+    async def _check_partitions(self, table: Any) -> None:
+        if "partition" not in table.schema.names:
+            return
+        topics = [self._topic]
+        if self._topic is None:
+            topics = table.column("topic").unique().to_pylist()
+        for name in topics:
+            if name is not None and name not in self._partition_counts:
+                found = await self._producer.partitions_for(name)
+                self._partition_counts[name] = len(found)
+        try:
+            check_partitions(table, self._partition_counts, topic=self._topic, first_row=self.rows)
+        except RowError:
+            # The metadata of a producer kept from an earlier task may lack new partitions.
+            await self._producer.refresh_metadata()
+            for name in list(self._partition_counts):
+                self._partition_counts[name] = len(await self._producer.partitions_for(name))
+            check_partitions(table, self._partition_counts, topic=self._topic, first_row=self.rows)
+
+    # -- outcomes -------------------------------------------------------------------------------
+
+    async def _settle(self) -> None:
+        while self._live and self._live[0].complete:
+            handed = self._live[0]
+            await handed.wait_settled()
+            bad = handed.first_failure()
+            if bad is not None:
+                self._note(bad[1], bad[0])
+            if bad is not None or handed.refused:
+                return  # `failure` counts the rows that are left
+            for core in handed.cores:
+                self._count(core)
+            self._counts.acknowledged += handed.admitted
+            self._live.popleft()
+            self._forget()
+
+    def _count(self, core: Batch) -> None:
+        if core.parts is not None:
+            for part in core.parts:
+                self._count(part)
+        elif id(core) not in self._counted:
+            self._counted[id(core)] = core  # kept, so that no other object gets its id
+            found = self.ranges.setdefault((core.topic, core.partition), Range())
+            found.add(core.base_offset, core.record_count)
+
+    def _forget(self) -> None:
+        """Forget batches that no pending table shares: they are not counted again."""
+        if len(self._counted) > _FORGET_EVERY:
+            live = {id(core) for handed in self._live for core in handed.cores}
+            self._counted = {key: core for key, core in self._counted.items() if key in live}

@@ -1,0 +1,87 @@
+"""The compiled append path alone: batches are opened and forgotten, nothing is sent."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any, cast
+
+from aiokprod._core.append import Appender, PartitionSlot, TopicSlot
+from aiokprod._core.batch import BatchCore, Delivery, MemoryBudget
+from aiokprod._core.bulk_tracker import BulkTracker
+from aiokprod._core.yielding import YieldQueue
+
+TOPIC = "t"
+NOW_MS = 1_700_000_000_000
+BATCH_BYTES = 131_072
+UNLIMITED = 1 << 60
+
+
+class StillLoop:
+    """As much of a running loop as the append path asks for; time stands still."""
+
+    def time(self) -> float:
+        return 0.0
+
+    def is_running(self) -> bool:
+        return True
+
+    def call_soon(
+        self, callback: Callable[..., object], *args: object, context: Any = None
+    ) -> None:
+        """Nothing runs later."""
+
+
+class AppendHarness:
+    """One topic with an append path.
+
+    Attributes:
+        batches: how many were opened.
+        keep: keep them all, instead of leaving each to its handles.
+    """
+
+    def __init__(self, partitions: int = 1, *, keep: bool = False) -> None:
+        # The loop is only asked for what StillLoop has.
+        self.loop = cast(asyncio.AbstractEventLoop, StillLoop())
+        self.batches = 0
+        self.kept: list[BatchCore] = []
+        self._keep = keep
+        self._next = 0
+        self.appender = Appender(
+            memory=MemoryBudget(UNLIMITED),
+            open_new_batch=self._open_new_batch,
+            slow_submit=self._never,
+            unix_ms=lambda: NOW_MS,
+            yield_queue=YieldQueue(
+                self.loop, self.loop.time, MemoryBudget(UNLIMITED), slice_length=1e9
+            ),
+            max_request_size=1 << 30,
+            sticky_limit=BATCH_BYTES,
+        )
+        self.appender.enabled = True
+        self.topic = self.appender.topics[TOPIC] = TopicSlot(TOPIC)
+        self.topic.slots.extend(PartitionSlot(TOPIC, number) for number in range(partitions))
+
+    def _open_new_batch(
+        self, topic: TopicSlot, partition: int, size: int, permit: object
+    ) -> PartitionSlot:
+        if partition < 0:
+            self._next = partition = topic.sticky = (self._next + 1) % len(topic.slots)
+            topic.sticky_bytes = 0
+        slot: PartitionSlot = topic.slots[partition]
+        slot.core = BatchCore(TOPIC, partition, self.loop, BATCH_BYTES)
+        self.batches += 1
+        if self._keep:
+            self.kept.append(slot.core)
+        return slot
+
+    def _never(self, *fields: object) -> Awaitable[Delivery]:
+        raise AssertionError("the compiled path refused a plain record")
+
+    def append_column(self, values: list[bytes], keys: list[bytes] | None = None) -> None:
+        """The whole column, as `send_many` does it."""
+        tracker = BulkTracker()
+        while tracker.count < len(values):
+            self.appender.append_column(
+                tracker, self.topic, values, keys, None, None, -1, tracker.count
+            )

@@ -1,0 +1,923 @@
+"""The append path: what is fast and what needs a decision, exact accounting, partition choice,
+whole columns. Partition numbers and columns are C arrays inside: bounds are tested."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import threading
+from typing import Any
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from aiokprod._core.append import (
+    DELIVERY_CHARGE,
+    RECORD_OVERHEAD,
+    PartitionSlot,
+    TopicSlot,
+    handle_of,
+    record_size_bound,
+)
+from aiokprod._core.batch import BatchCore, Delivery, MemoryBudget, murmur2
+from aiokprod._core.bulk_tracker import BulkTracker
+from aiokprod.errors import BrokerError, Outcome
+from tests.core.core_harness import NOW_MS, CoreHarness, IdleLoop, idle_harness, on_both_loops
+from tests.core.test_batch import ANY_TIMES, HEADERS, NULLABLE
+from tests.reference.records import PlainRecord, encode_records
+
+MAX_INT32 = 2**31 - 1
+MAX_INT64 = 2**63 - 1
+
+
+def error() -> BrokerError:
+    return BrokerError("refused", outcome=Outcome.REJECTED)
+
+
+class Str(str):
+    __slots__ = ()
+
+
+class Bytes(bytes):
+    __slots__ = ()
+
+
+# -- what is fast ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        {"topic": "t"},
+        {"topic": "t", "value": b"v", "key": b"k"},
+        {"topic": "t", "value": None, "key": b""},
+        {"topic": "t", "value": b"v", "partition": 0},
+        {"topic": "t", "value": b"v", "partition": 1},
+        {"topic": "t", "value": b"v", "timestamp_ms": 0},
+        {"topic": "t", "value": b"v", "timestamp_ms": MAX_INT64},
+        {"topic": "t", "value": b"v", "headers": []},
+        {"topic": "t", "value": b"v", "headers": ()},
+        {"topic": "t", "value": b"v", "headers": [("h", b"x"), ("", None)]},
+        {"topic": "t", "value": b"v", "headers": (("h", b"x"),)},
+    ],
+)
+def test_plain_record_is_appended_at_once(call: dict[str, Any]) -> None:
+    harness = idle_harness(2)
+    delivery = harness.appender.try_append(**call)
+    assert isinstance(delivery, Delivery)
+    assert len(harness.opened) == 1
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        {"topic": "unknown"},
+        {"topic": None},
+        {"topic": b"t"},
+        {"topic": Str("t")},
+        {"topic": ["t"]},
+        {"topic": "t", "value": "text"},
+        {"topic": "t", "value": bytearray(b"v")},
+        {"topic": "t", "value": memoryview(b"v")},
+        {"topic": "t", "value": Bytes(b"v")},
+        {"topic": "t", "value": 5},
+        {"topic": "t", "key": "text"},
+        {"topic": "t", "key": bytearray(b"v")},
+        {"topic": "t", "partition": -1},
+        {"topic": "t", "partition": 2},
+        {"topic": "t", "partition": 2**31},
+        {"topic": "t", "partition": 2**70},
+        {"topic": "t", "partition": -(2**70)},
+        {"topic": "t", "partition": True},
+        {"topic": "t", "partition": 0.0},
+        {"topic": "t", "partition": "0"},
+        {"topic": "t", "timestamp_ms": -1},
+        {"topic": "t", "timestamp_ms": 2**63},
+        {"topic": "t", "timestamp_ms": 2**200},
+        {"topic": "t", "timestamp_ms": True},
+        {"topic": "t", "timestamp_ms": 1.5},
+        {"topic": "t", "headers": {"h": b"x"}},
+        {"topic": "t", "headers": "h"},
+        {"topic": "t", "headers": [("h",)]},
+        {"topic": "t", "headers": [("h", b"x", b"y")]},
+        {"topic": "t", "headers": [["h", b"x"]]},
+        {"topic": "t", "headers": [(b"h", b"x")]},
+        {"topic": "t", "headers": [("h", "x")]},
+        {"topic": "t", "headers": [("h", bytearray(b"x"))]},
+        {"topic": "t", "headers": [(Str("h"), b"x")]},
+        {"topic": "t", "headers": [("\ud800", b"x")]},
+        {"topic": "t", "headers": [None]},
+        {"topic": "t", "headers": iter([("h", b"x")])},
+    ],
+)
+def test_anything_else_needs_a_decision_and_leaves_no_trace(call: dict[str, Any]) -> None:
+    harness = idle_harness(2)
+    assert harness.appender.try_append(**call) is None
+    assert harness.opened == []
+    assert harness.memory.used == 0
+
+
+def test_disabled_path_takes_nothing() -> None:
+    harness = idle_harness()
+    harness.appender.enabled = False
+    assert harness.appender.try_append("t", b"v") is None
+
+
+def test_other_thread_takes_nothing() -> None:
+    harness = idle_harness()
+    results: list[Any] = []
+    thread = threading.Thread(target=lambda: results.append(harness.appender.try_append("t", b"v")))
+    thread.start()
+    thread.join()
+    assert results == [None]
+    assert harness.memory.used == 0
+
+
+def test_loop_that_does_not_run_takes_nothing() -> None:
+    loop = asyncio.new_event_loop()
+    try:
+        harness = CoreHarness(loop=loop)
+        assert harness.appender.try_append("t", b"v") is None
+    finally:
+        loop.close()
+
+
+def test_record_above_max_request_size_needs_a_decision() -> None:
+    harness = idle_harness(max_request_size=1000)
+    size = 1000 - 61 - RECORD_OVERHEAD
+    assert harness.appender.try_append("t", b"x" * size) is not None
+    assert harness.appender.try_append("t", b"x" * (size + 1)) is None
+    assert harness.appender.try_append("t", b"x" * (size - 1), b"kk") is None
+
+
+def test_wall_clock_is_read_once_per_pass() -> None:
+    harness = idle_harness()
+    for _ in range(5):
+        harness.append(timestamp=None)
+    assert harness.clock_reads == 1
+    assert isinstance(harness.loop, IdleLoop)
+    for call in harness.loop.calls:
+        call()
+    harness.append(timestamp=None)
+    assert harness.clock_reads == 2
+    assert harness.core.max_timestamp == NOW_MS
+
+
+# -- accounting -----------------------------------------------------------------------------------
+
+
+@given(
+    rows=st.lists(st.tuples(NULLABLE, NULLABLE, ANY_TIMES, HEADERS), min_size=1, max_size=10),
+    limit=st.sampled_from([100, 300, 10_000]),
+)
+@settings(max_examples=150, deadline=None)
+def test_memory_is_the_bytes_written_and_a_charge_per_handle(rows: Any, limit: int) -> None:
+    harness = idle_harness(limit=limit)
+    for value, key, timestamp, headers in rows:
+        before = harness.memory.used
+        bound = record_size_bound(key, value, headers)
+        harness.append(value, key, timestamp, headers)
+        assert harness.memory.used - before <= bound + DELIVERY_CHARGE
+    assert harness.memory.used == sum(core.buffered_bytes for core in harness.opened)
+    for core in harness.opened:
+        assert core.buffered_bytes == core.size + core.count * DELIVERY_CHARGE
+
+
+@given(value=NULLABLE, key=NULLABLE, timestamp=ANY_TIMES, headers=HEADERS, base=ANY_TIMES)
+@settings(max_examples=200, deadline=None)
+def test_size_bound_is_never_too_small(
+    value: bytes | None,
+    key: bytes | None,
+    timestamp: int,
+    headers: list[tuple[str, bytes | None]],
+    base: int,
+) -> None:
+    harness = idle_harness()
+    harness.append(b"", timestamp=base)
+    before = harness.core.size
+    harness.append(value, key, timestamp, headers)
+    assert harness.core.size - before <= record_size_bound(key, value, headers)
+
+
+@given(
+    value=st.sampled_from([None, 0, 63, 64, 8_191, 8_192, 1_048_575, 1_048_576, 1_100_000]),
+    key=st.sampled_from([None, 0, 63, 64, 8_191, 8_192, 1_048_575, 1_048_576]),
+    headers=st.sampled_from([0, 1, 63, 64, 8_191, 8_192]),
+    timestamp=st.sampled_from([0, 2**33, 2**62, 2**63 - 1]),
+    before=st.sampled_from([1, 63, 64, 8_200]),
+)
+@example(value=1_100_000, key=1_100_000, headers=70, timestamp=2**63 - 1, before=8_200)
+@settings(max_examples=60, deadline=None)
+def test_size_bound_holds_at_the_boundaries_of_every_length(
+    value: int | None, key: int | None, headers: int, timestamp: int, before: int
+) -> None:
+    harness = idle_harness()
+    for _ in range(before):
+        harness.append(b"", timestamp=0)
+    size = harness.core.size
+    record = (
+        None if value is None else bytes(value),
+        None if key is None else bytes(key),
+        [("", None)] * headers,
+    )
+    harness.append(*record[:2], timestamp, record[2])
+    assert harness.core.size - size <= record_size_bound(record[1], record[0], record[2])
+
+
+def test_size_bound_refuses_wrong_headers() -> None:
+    assert record_size_bound(None, None, None) == RECORD_OVERHEAD
+    for headers in ({"h": b"x"}, [("h", "x")], [("\ud800", None)]):
+        with pytest.raises(ValueError, match="headers"):
+            record_size_bound(None, None, headers)  # type: ignore[arg-type]
+
+
+def test_memory_that_is_short_needs_a_decision() -> None:
+    bound = record_size_bound(None, b"v" * 100, None) + DELIVERY_CHARGE
+    harness = idle_harness(memory=bound)
+    assert harness.appender.try_append("t", b"v" * 101) is None
+    assert harness.appender.try_append("t", b"v" * 100) is not None
+    assert harness.appender.try_append("t", b"") is None
+    assert len(harness.opened) == 1
+
+
+def test_nobody_overtakes_those_who_wait_for_memory() -> None:
+    harness = idle_harness()
+    harness.memory.has_waiters = True
+    assert harness.appender.try_append("t", b"v") is None
+    assert harness.memory.used == 0
+    delivery = harness.append(b"v", reserved=500)
+    assert delivery.core.buffered_bytes == harness.memory.used < 500, (
+        "it has waited: 500 were counted before"
+    )
+
+
+def test_surplus_of_a_reservation_goes_back() -> None:
+    harness = idle_harness()
+    size = record_size_bound(None, b"v", None) + DELIVERY_CHARGE
+    harness.append(b"v", reserved=size)
+    assert harness.memory.used == harness.core.buffered_bytes < size
+
+
+def test_refused_roll_counts_nothing() -> None:
+    harness = idle_harness()
+
+    def refuse() -> None:
+        raise error()
+
+    harness.on_roll = refuse
+    with pytest.raises(BrokerError):
+        harness.append(b"v")
+    assert harness.memory.used == 0
+    assert harness.topic.sticky_bytes == 0
+
+
+def test_roll_without_a_batch_counts_nothing() -> None:
+    harness = idle_harness()
+    appender = type(harness.appender)(
+        memory=harness.memory,
+        open_new_batch=lambda topic, partition, size, permit: topic.slots[partition],
+        slow_submit=harness.slow_submit,
+        unix_ms=harness.unix_ms,
+        yield_queue=harness.yield_queue,
+        max_request_size=1000,
+        sticky_limit=1000,
+    )
+    result = appender.append(harness.topic, 0, b"v", None, None, None)
+    assert result.delivery is None
+    assert result.over_quota is harness.topic.slots[0]
+    assert harness.memory.used == 0
+
+
+def test_headers_changed_by_someone_else_while_a_batch_is_rolled_do_no_harm() -> None:
+    """Rolling compresses, and that lets other threads run."""
+    harness = idle_harness()
+    headers: list[tuple[str, bytes | None]] = [("h", b"x")]
+
+    def grow() -> None:
+        headers.extend(("more" * 100, b"y" * 1000) for _ in range(1000))
+
+    harness.on_roll = grow
+    harness.append(b"v", timestamp=1, headers=headers)
+    record = PlainRecord(1, None, b"v", [("h", b"x")])
+    assert harness.core.finish() == encode_records([record], 1)
+
+
+# -- partitions -----------------------------------------------------------------------------------
+
+JAVA_MURMUR2 = {
+    # org.apache.kafka.common.utils.UtilsTest.testMurmur2
+    b"21": -973932308,
+    b"foobar": -790332482,
+    b"a-little-bit-long-string": -985981536,
+    b"a-little-bit-longer-string": -1486304829,
+    b"lkjh234lh9fiuh90y23oiuhsafujhadof229phr9h19h89h8": -58897971,
+    b"abc": 479470107,
+}
+
+
+@pytest.mark.parametrize(("key", "hashed"), JAVA_MURMUR2.items())
+def test_key_chooses_the_partition_as_java_does(key: bytes, hashed: int) -> None:
+    assert murmur2(key) == hashed
+    for count in (1, 2, 3, 7, 100):
+        harness = idle_harness(count)
+        delivery = harness.append(b"v", key, partition=None)
+        assert delivery.partition == (hashed & 0x7FFFFFFF) % count
+        assert harness.appender.try_append("t", b"v", key).partition == delivery.partition  # type: ignore[union-attr]
+
+
+@given(key=st.binary(max_size=40), count=st.integers(1, 50))
+@settings(deadline=None)
+def test_every_key_stays_within_the_partitions(key: bytes, count: int) -> None:
+    harness = idle_harness(count)
+    assert (
+        harness.append(b"v", key, partition=None).partition == (murmur2(key) & 0x7FFFFFFF) % count
+    )
+
+
+def test_explicit_partition_comes_before_the_key() -> None:
+    harness = idle_harness(5)
+    for partition in range(5):
+        assert harness.append(b"v", b"key", partition=partition).partition == partition
+    assert harness.topic.sticky == -1
+    assert harness.topic.sticky_bytes == 0
+
+
+def test_empty_key_is_hashed_and_none_is_sticky() -> None:
+    harness = idle_harness(7)
+    harness.sticky = 6
+    assert harness.append(b"v", b"", partition=None).partition == (murmur2(b"") & 0x7FFFFFFF) % 7
+    assert harness.append(b"v", None, partition=None).partition == 6
+
+
+def test_ignored_keys_are_sticky() -> None:
+    harness = idle_harness(7, ignore_keys=True)
+    harness.sticky = 3
+    for key in (b"a", b"b", b"c"):
+        assert harness.append(b"v", key, partition=None).partition == 3
+    assert harness.append(b"v", b"a", partition=2).partition == 2
+
+
+def test_sticky_partition_is_asked_for_once_and_bytes_are_counted() -> None:
+    harness = idle_harness(3)
+    harness.sticky = 2
+    for _ in range(3):
+        assert harness.append(b"v", partition=None).partition == 2
+    assert harness.rolls[0][0] == -1
+    assert len(harness.rolls) == 1
+    assert harness.topic.sticky_bytes == harness.core.size
+    harness.append(b"v", b"key", partition=None)
+    harness.append(b"v", partition=0)
+    assert harness.topic.sticky_bytes == harness.opened[0].size, (
+        "keyed and explicit ones do not count"
+    )
+
+
+def test_full_sticky_batch_asks_for_a_partition_again() -> None:
+    harness = idle_harness(3, limit=100)
+    harness.sticky = 1
+    harness.append(b"x" * 60, partition=None)
+    harness.sticky = 2
+    assert harness.append(b"x" * 60, partition=None).partition == 2
+    assert [partition for partition, _ in harness.rolls] == [-1, -1]
+
+
+def test_full_batch_of_a_named_or_keyed_partition_keeps_the_partition() -> None:
+    harness = idle_harness(3, limit=100)
+    for _ in range(2):
+        harness.append(b"x" * 60, partition=1)
+    keyed = [harness.append(b"x" * 60, b"key", partition=None).partition for _ in range(2)]
+    assert [partition for partition, _ in harness.rolls] == [1, 1, keyed[0], keyed[0]]
+
+
+def test_sticky_partition_changes_at_twice_the_limit_even_if_the_batch_has_room() -> None:
+    harness = idle_harness(3, limit=1 << 20, sticky_limit=1000)
+    harness.sticky = 1
+    appended = 0
+    while harness.append(b"x" * 100, partition=None).partition == 1:
+        harness.sticky = 2
+        appended += 1
+    assert 2000 / 120 < appended < 2000 / 100
+
+
+def test_partition_out_of_range_is_an_error_not_a_crash() -> None:
+    harness = idle_harness(2)
+    with pytest.raises(IndexError):
+        harness.append(b"v", partition=2)
+    with pytest.raises(IndexError):
+        harness.append(b"v", partition=MAX_INT32)
+    for partition in (2**31, -(2**31) - 1, 2**70):
+        with pytest.raises(OverflowError):
+            harness.append(b"v", partition=partition)
+    harness.topic.sticky = 5
+    with pytest.raises(IndexError):
+        harness.append(b"v", partition=None)
+    for timestamp in (2**63, -(2**63) - 1):
+        with pytest.raises(OverflowError):
+            harness.append(b"v", timestamp=timestamp)
+    assert harness.memory.used == 0
+
+
+def test_topic_without_partitions_needs_a_decision() -> None:
+    harness = idle_harness(0)
+    for key in (b"key", None):
+        result = harness.appender.append(harness.topic, None, b"v", key, None, None)
+        assert result.delivery is None
+        assert result.over_quota is None
+
+
+def test_wrong_types_in_the_checked_path_are_errors() -> None:
+    harness = idle_harness()
+    for arguments in (
+        (None, 0, b"v", None, None, None),
+        ("t", 0, b"v", None, None, None),
+        (harness.topic, "0", b"v", None, None, None),
+        (harness.topic, 0, "v", None, None, None),
+        (harness.topic, 0, b"v", "k", None, None),
+        (harness.topic, 0, b"v", None, "1", None),
+    ):
+        with pytest.raises(TypeError):
+            harness.appender.append(*arguments)  # type: ignore[arg-type]
+    assert harness.memory.used == 0
+
+
+def test_slots_and_budgets_check_what_they_are_given() -> None:
+    with pytest.raises(OverflowError):
+        PartitionSlot("t", 2**31)
+    with pytest.raises(TypeError):
+        PartitionSlot(None, 0)  # type: ignore[arg-type]
+    with pytest.raises(TypeError):
+        TopicSlot(None)  # type: ignore[arg-type]
+    with pytest.raises(OverflowError):
+        MemoryBudget(2**63)
+    topic = TopicSlot("t")
+    with pytest.raises(OverflowError):
+        topic.sticky = 2**31
+    with pytest.raises(OverflowError):
+        topic.sticky_bytes = 2**63
+
+
+# -- submit ---------------------------------------------------------------------------------------
+
+
+@on_both_loops
+async def test_submit_admits_before_it_is_awaited() -> None:
+    harness = CoreHarness()
+    awaitable = harness.appender.submit("t", b"v", key=b"k")
+    assert harness.core.count == 1
+    delivery = await awaitable
+    assert isinstance(delivery, Delivery)
+    assert harness.core.count == 1
+
+
+@on_both_loops
+async def test_submit_that_needs_a_decision_takes_the_slow_path() -> None:
+    harness = CoreHarness()
+    waiting = harness.appender.submit("t", "text", key=5, partition=0, timestamp_ms=7, headers={})
+    assert inspect.isawaitable(waiting)
+    assert await waiting == "slow"  # type: ignore[comparison-overlap]
+    assert harness.slow == [("t", "text", 5, 0, 7, {})]
+
+
+@on_both_loops
+async def test_admission_works_as_a_coroutine_for_tasks_and_groups() -> None:
+    harness = CoreHarness()
+    task = asyncio.ensure_future(harness.appender.submit("t", b"1"))
+    async with asyncio.TaskGroup() as group:
+        other = group.create_task(harness.appender.submit("t", b"2"))  # type: ignore[arg-type]
+    first, second = await task, other.result()
+    harness.core.settle(0)
+    assert [(await first).offset, (await second).offset] == [0, 1]
+    gathered = await asyncio.gather(*(harness.appender.submit("t", b"v") for _ in range(3)))
+    assert all(isinstance(delivery, Delivery) for delivery in gathered)
+
+
+@on_both_loops
+async def test_admission_can_be_closed_and_thrown_into() -> None:
+    harness = CoreHarness()
+    awaitable: Any = harness.appender.submit("t", b"v")
+    awaitable.close()
+    with pytest.raises(asyncio.CancelledError):
+        awaitable.throw(asyncio.CancelledError())
+    with pytest.raises(StopIteration) as stop:
+        awaitable.send(None)
+    assert isinstance(stop.value.value, Delivery)
+    assert iter(awaitable) is awaitable
+
+
+@on_both_loops
+async def test_submitting_task_waits_for_its_turn_when_its_slice_is_over() -> None:
+    harness = CoreHarness(slice_length=-1.0)  # over before it begins
+    turns = 0
+
+    async def other() -> None:
+        nonlocal turns
+        while True:
+            await asyncio.sleep(0)
+            turns += 1
+
+    task = asyncio.ensure_future(other())
+    for _ in range(66 + 10 * 257):
+        await harness.appender.submit("t", b"v")
+    assert 20 <= turns <= 26, "two passes for every turn of 256 records"
+    assert harness.core.count == 66 + 10 * 257
+    task.cancel()
+
+
+@on_both_loops
+async def test_pass_whose_time_is_over_lets_light_tasks_through() -> None:
+    harness = CoreHarness(slice_length=-1.0)
+    passes: list[list[str]] = [[]]
+
+    async def user(name: str, records: int) -> None:
+        for _ in range(records):
+            passes[-1].append(name)
+            assert isinstance(await harness.appender.submit("t", b"v"), Delivery)
+
+    tasks = [asyncio.ensure_future(user("first", 64))]  # the clock is looked at with the 64th
+    tasks += [asyncio.ensure_future(user(f"light {n}", 1)) for n in range(300)]
+    tasks += [asyncio.ensure_future(user("greedy", 6))]
+    while not all(task.done() for task in tasks):
+        await asyncio.sleep(0)
+        passes.append([])
+    used = [names for names in passes if names]
+    assert used[0][:64] == ["first"] * 64
+    assert len(used[0]) == 64 + 300 + 2, "all light tasks, and two of the greedy one's"
+    assert used[1] == ["greedy"] * 4, "then it had to wait"
+
+
+@on_both_loops
+async def test_callbacks_are_not_taken_for_one_greedy_task() -> None:
+    harness = CoreHarness(slice_length=-1.0)
+    loop = asyncio.get_running_loop()
+    awaitables: list[Any] = []
+    for _ in range(200):
+        loop.call_soon(lambda: awaitables.append(harness.appender.submit("t", b"v")))
+    await asyncio.sleep(0)
+    passes = 0
+
+    async def count() -> None:
+        nonlocal passes
+        while True:
+            await asyncio.sleep(0)
+            passes += 1
+
+    task = asyncio.ensure_future(count())
+    for awaitable in awaitables:
+        await awaitable
+    assert len(awaitables) == 200
+    assert passes == 0
+    task.cancel()
+
+
+@on_both_loops
+async def test_nobody_waits_in_a_pass_that_has_just_begun() -> None:
+    harness = CoreHarness(slice_length=-1.0)
+    awaitables = [harness.appender.submit("t", b"v") for _ in range(1000)]
+    passes = 0
+
+    async def count() -> None:
+        nonlocal passes
+        while True:
+            await asyncio.sleep(0)
+            passes += 1
+
+    task = asyncio.ensure_future(count())
+    for awaitable in awaitables:
+        await awaitable
+    assert passes <= 4, "the first one waits; for all others the time was over in an earlier pass"
+    task.cancel()
+
+
+@on_both_loops
+async def test_greedy_tasks_take_turns_and_none_is_left_behind() -> None:
+    harness = CoreHarness(slice_length=-1.0)
+    sent = [0] * 300
+
+    async def user(number: int) -> None:
+        while True:
+            await harness.appender.submit("t", b"v")
+            sent[number] += 1
+
+    tasks = [asyncio.ensure_future(user(number)) for number in range(len(sent))]
+    while min(sent) < 200:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    for task in tasks:
+        task.cancel()
+    assert max(sent) <= 16 * min(sent) + 64, "its turn, or a few in its first pass"
+
+
+@on_both_loops
+async def test_task_cancelled_while_it_waits_for_its_turn() -> None:
+    harness = CoreHarness(slice_length=-1.0)
+
+    async def user() -> None:
+        while True:
+            await harness.appender.submit("t", b"v")
+
+    task = asyncio.ensure_future(user())
+    await asyncio.sleep(0)
+    assert harness.core.count == 65, "in line with the record after the look at the clock"
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    for _ in range(300):
+        await harness.appender.submit("t", b"v")
+    assert harness.core.count == 365
+
+
+@on_both_loops
+async def test_submitting_task_keeps_the_loop_within_its_slice() -> None:
+    harness = CoreHarness(slice_length=3600.0)
+    turns: list[int] = []
+    asyncio.get_running_loop().call_soon(turns.append, 1)
+    for _ in range(640):
+        await harness.appender.submit("t", b"v")
+    assert turns == []
+    assert not harness.yield_queue.slice_is_over()
+
+
+# -- columns --------------------------------------------------------------------------------------
+
+COLUMN = st.lists(
+    st.tuples(NULLABLE, NULLABLE, st.none() | ANY_TIMES, st.none() | HEADERS),
+    min_size=1,
+    max_size=25,
+)
+
+
+@given(
+    rows=COLUMN, limit=st.sampled_from([80, 300, 1 << 20]), partition=st.sampled_from([-1, 0, 2])
+)
+@settings(max_examples=200, deadline=None)
+def test_column_is_appended_as_its_records_one_by_one(
+    rows: Any, limit: int, partition: int
+) -> None:
+    single, column = idle_harness(3, limit=limit), idle_harness(3, limit=limit)
+    deliveries = [
+        single.append(v, k, t, h, partition=None if partition < 0 else partition)
+        for v, k, t, h in rows
+    ]
+    tracker = BulkTracker()
+    columns = [[row[i] for row in rows] for i in range(4)]
+    assert column.appender.append_column(
+        tracker, column.topic, columns[0], columns[1], columns[2], columns[3], partition, 0
+    ) == len(rows)
+    assert tracker.count == len(rows)
+    assert column.rolls == single.rolls
+    assert column.memory.used == single.memory.used - DELIVERY_CHARGE * len(rows)
+    for number, (one, many) in enumerate(zip(single.opened, column.opened, strict=True)):
+        assert many.finish() == one.finish()
+        assert (many.base_timestamp, many.max_timestamp) == (one.base_timestamp, one.max_timestamp)
+        for core in (one, many):
+            core.settle(1000 * number)
+    for index, delivery in enumerate(deliveries):
+        metadata = delivery.result()
+        assert tracker.position(index) == (metadata.partition, metadata.offset, None)
+    assert tracker.failed() == []
+
+
+@pytest.mark.parametrize("ignore_keys", [False, True])
+@pytest.mark.parametrize("first", [0, 1, 300, 511])
+def test_column_with_keys_only_is_partitioned_as_its_records_one_by_one(
+    first: int, ignore_keys: bool
+) -> None:
+    """Such a column is appended without decisions, its keys hashed some hundred at a time."""
+    harness = idle_harness(7, ignore_keys=ignore_keys)
+    harness.sticky = 3
+    for partition in range(7):
+        harness.append(partition=partition)
+    tracker = BulkTracker()
+    keys = [b"key-%d" % number for number in range(700)]
+    values = [b"v"] * 700
+    assert harness.appender.append_column(
+        tracker, harness.topic, values, keys, None, None, -1, first
+    ) == len(keys)
+    for core in harness.opened:
+        core.settle(0)
+    expected = [3 if ignore_keys else (murmur2(key) & 0x7FFFFFFF) % 7 for key in keys[first:]]
+    assert [tracker.position(i)[0] for i in range(tracker.count)] == expected
+
+
+def columns_of(*values: Any) -> list[Any]:
+    return list(values)
+
+
+def test_column_stops_before_a_record_that_needs_a_decision() -> None:
+    harness = idle_harness()
+    tracker = BulkTracker()
+    for bad in ("text", bytearray(b"x"), 5):
+        values = columns_of(b"a", b"b", bad, b"c")
+        assert (
+            harness.appender.append_column(tracker, harness.topic, values, None, None, None, 0, 0)
+            == 2
+        )
+        assert (
+            harness.appender.append_column(tracker, harness.topic, values, None, None, None, 0, 3)
+            == 4
+        )
+    good = [b"v"] * 3
+    for column, bad in ((4, "key"), (5, -1), (5, 2**63), (5, True), (6, {"h": b"x"})):
+        arguments: list[Any] = [tracker, harness.topic, good, None, None, None, 0, 0]
+        arguments[column - 1] = [None, bad, None]
+        assert harness.appender.append_column(*arguments) == 1
+
+
+def test_column_stops_when_memory_is_short_and_goes_on_later() -> None:
+    harness = idle_harness(memory=1000)
+    tracker = BulkTracker()
+    values = [b"x" * 80] * 50
+    position = harness.appender.append_column(
+        tracker, harness.topic, values, None, None, None, 0, 0
+    )
+    assert 0 < position < 50
+    assert harness.memory.used <= 1000
+    assert harness.appender.append_column(
+        tracker, harness.topic, values, None, None, None, 0, position
+    ) == (position)
+    harness.memory.used = 0
+    more = harness.appender.append_column(
+        tracker, harness.topic, values, None, None, None, 0, position
+    )
+    assert more > position
+    assert tracker.count == more
+
+
+def test_column_stops_at_the_end_of_the_slice() -> None:
+    harness = idle_harness(slice_length=-1.0)
+    tracker = BulkTracker()
+    values = [b"v"] * 5000
+    position = 0
+    stops = []
+    while position < 5000:
+        position = harness.appender.append_column(
+            tracker, harness.topic, values, None, None, None, 0, position
+        )
+        stops.append(position)
+    assert stops == [1024, 2048, 3072, 4096, 5000]
+    assert harness.yield_queue.slice_is_over()
+
+
+def test_empty_column_is_nothing() -> None:
+    harness = idle_harness()
+    assert (
+        harness.appender.append_column(BulkTracker(), harness.topic, [], None, None, None, 0, 0)
+        == 0
+    )
+    assert (
+        harness.appender.append_column(BulkTracker(), harness.topic, [b"v"], None, None, None, 0, 5)
+        == 5
+    )
+    assert harness.opened == []
+
+
+def test_columns_of_different_length_are_refused() -> None:
+    harness = idle_harness()
+    for position in (3, 4, 5):
+        for length in (0, 2, 4):
+            arguments: list[Any] = [
+                BulkTracker(),
+                harness.topic,
+                [b"v"] * 3,
+                None,
+                None,
+                None,
+                0,
+                0,
+            ]
+            arguments[position] = [None] * length
+            with pytest.raises(ValueError, match="length"):
+                harness.appender.append_column(*arguments)
+    assert harness.memory.used == 0
+
+
+def test_column_bounds_are_errors_not_crashes() -> None:
+    harness = idle_harness(2)
+    tracker = BulkTracker()
+    with pytest.raises(IndexError):
+        harness.appender.append_column(tracker, harness.topic, [b"v"], None, None, None, 2, 0)
+    with pytest.raises(OverflowError):
+        harness.appender.append_column(tracker, harness.topic, [b"v"], None, None, None, 2**31, 0)
+    with pytest.raises(ValueError, match="negative"):
+        harness.appender.append_column(tracker, harness.topic, [b"v"], None, None, None, 0, -5)
+    with pytest.raises(TypeError):
+        harness.appender.append_column(tracker, harness.topic, (b"v",), None, None, None, 0, 0)  # type: ignore[arg-type]
+    empty = idle_harness(0)
+    with pytest.raises(IndexError):
+        empty.appender.append_column(tracker, empty.topic, [b"v"], [b"k"], None, None, -1, 0)
+    assert tracker.count == 0
+
+
+# -- tracking -------------------------------------------------------------------------------------
+
+
+def test_tracker_follows_records_through_splits_withdrawals_and_failures() -> None:
+    harness = idle_harness(limit=1 << 20)
+    tracker = BulkTracker()
+    single = harness.append(b"single")
+    harness.appender.append_column(tracker, harness.topic, [b"v"] * 4, None, None, None, 0, 0)
+    core = harness.core
+    single.cancel()
+    harness.topic.slots[0].core = None
+    harness.appender.append_column(tracker, harness.topic, [b"w"] * 2, None, None, None, 0, 0)
+    failed = harness.core
+    parts = core.split(core.finish(), core.size // 2)
+    for number, part in enumerate(parts):
+        part.finish()
+        part.settle(100 * number)
+    failed.finish()
+    failed.fail(error(), {1: BrokerError("its own")})
+    positions = [tracker.position(index) for index in range(6)]
+    offsets = [offset for _, offset, _ in positions]
+    expected = [100 * number + i for number, part in enumerate(parts) for i in range(part.count)]
+    assert offsets == [*expected, None, None]
+    assert str(positions[4][2]) == "refused"
+    assert str(positions[5][2]) == "its own"
+    assert tracker.failed() == [4, 5]
+
+
+def test_tracker_knows_unknown_offsets() -> None:
+    harness = idle_harness()
+    tracker = BulkTracker()
+    harness.appender.append_column(tracker, harness.topic, [b"v"], None, None, None, 0, 0)
+    harness.core.settle(-1)
+    assert tracker.position(0) == (0, None, None)
+
+
+def test_trackers_may_take_turns_on_one_batch() -> None:
+    harness = idle_harness()
+    one, two = BulkTracker(), BulkTracker()
+    for _ in range(3):
+        for tracker in (one, two):
+            harness.appender.append_column(tracker, harness.topic, [b"v"], None, None, None, 0, 0)
+    two.add_delivery(harness.append())
+    harness.core.settle(0)
+    assert [one.position(i)[1] for i in range(3)] == [0, 2, 4]
+    assert [two.position(i)[1] for i in range(4)] == [1, 3, 5, 6]
+
+
+def test_records_of_an_abandoned_tracker_are_unwatched_and_those_of_others_are_not() -> None:
+    """What is unwatched when it fails is logged and counted: its caller was cancelled."""
+    harness = idle_harness()
+    given_up, waiting = BulkTracker(), BulkTracker()
+    for tracker, count in ((given_up, 2), (waiting, 3)):
+        values = [b"v"] * count
+        harness.appender.append_column(tracker, harness.topic, values, None, None, None, 0, 0)
+    assert harness.core.unwatched == 0
+    given_up.abandon()
+    assert harness.core.unwatched == 2
+    waiting.abandon()
+    assert harness.core.unwatched == 5
+
+
+def test_records_of_a_divided_batch_are_unwatched_once_their_tracker_is_abandoned() -> None:
+    harness = idle_harness()
+    tracker = BulkTracker()
+    harness.appender.append_column(tracker, harness.topic, [b"v"] * 4, None, None, None, 0, 0)
+    parts = harness.core.split(harness.core.finish(), harness.core.size // 2)
+    assert [part.unwatched for part in parts] == [0] * len(parts)
+    tracker.abandon()
+    assert [part.unwatched for part in parts] == [part.count for part in parts]
+
+
+def test_tracker_bounds() -> None:
+    tracker = BulkTracker()
+    for position in (-1, 0, 5, 2**40):
+        with pytest.raises(IndexError):
+            tracker.position(position)
+    with pytest.raises(TypeError):
+        tracker.add_delivery(None)  # type: ignore[arg-type]
+
+
+def test_tracker_grows_past_its_first_reservation() -> None:
+    harness = idle_harness()
+    tracker = BulkTracker()
+    for _ in range(3000):
+        tracker.add_delivery(harness.append(b""))
+    harness.core.settle(0)
+    assert [tracker.position(i)[1] for i in (0, 1023, 1024, 2047, 2999)] == [
+        *(0, 1023, 1024, 2047, 2999)
+    ]
+
+
+def test_handle_of_a_batch_is_done_with_it() -> None:
+    harness = idle_harness()
+    harness.deliveries(2)
+    probe = handle_of(harness.core)
+    assert not probe.done()
+    harness.core.settle(5)
+    assert probe.result().offset == 6
+    with pytest.raises(TypeError):
+        handle_of(None)  # type: ignore[arg-type]
+
+
+def test_batch_constructor_checks_its_arguments() -> None:
+    loop: Any = IdleLoop()
+    with pytest.raises(TypeError):
+        BatchCore(None, 0, loop, 1)  # type: ignore[arg-type]
+    with pytest.raises(OverflowError):
+        BatchCore("t", 2**31, loop, 1)
+    with pytest.raises(OverflowError):
+        BatchCore("t", 0, loop, 2**63)
+    with pytest.raises(MemoryError):
+        BatchCore("t", 0, loop, 1, 1.0, 2**62)

@@ -1,0 +1,205 @@
+"""Faults that a milder judge excused, put back one at a time: each proves one excuse gone.
+
+Nobody has been seen to make them; what they do is what the excuse would have let pass.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from aiokprod._client.lifecycle import Lifecycle
+from aiokprod._client.runtime import Runtime
+from aiokprod._engine.buffer import producer_batch as batch
+from aiokprod._engine.identity.producer_id_requests import ProducerIdRequests
+from aiokprod._engine.identity.transaction_driver import TransactionDriver
+from aiokprod._engine.metadata.schedule import UpdateSchedule
+from aiokprod._engine.sender import batch_completion, retry_policy, sender
+from aiokprod._engine.sender.retry_policy import Action
+from aiokprod.errors import Code, Outcome, error_code
+from tests.detection.bugs import TRANSACTIONS, Patch, bug, found_by
+
+
+@bug
+def batch_that_is_too_large_is_not_divided(patch: Patch) -> None:
+    """MESSAGE_TOO_LARGE was a code that may end a record."""
+    decide = batch_completion.decide
+
+    def whole(code: Any, **options: Any) -> Action:
+        action = decide(code, **options)
+        return Action.FAIL if action is Action.SPLIT else action
+
+    patch.setattr(batch_completion, "decide", whole)
+
+
+@bug
+def every_failure_called_unknown(patch: Patch) -> None:
+    """UNKNOWN was never questioned."""
+    patch.setattr(retry_policy, "outcome_of", lambda batch: Outcome.UNKNOWN)
+
+
+@bug
+def failure_has_the_code_of_another(patch: Patch) -> None:
+    """A code that ends records was believed whatever the broker had answered."""
+    batch_error = batch_completion.batch_error
+
+    def wrong(code: Any, *args: Any) -> Any:
+        if code.number in (32, 44):
+            code = error_code(Code.INVALID_RECORD)
+        return batch_error(code, *args)
+
+    patch.setattr(batch_completion, "batch_error", wrong)
+
+
+@bug
+def timestamps_are_a_second_late(patch: Patch) -> None:
+    """Timestamps were not judged."""
+    header = batch.batch_header
+
+    def late(payload: Any, **fields: Any) -> bytes:
+        fields["base_timestamp"] += 1_000
+        return header(payload, **fields)
+
+    patch.setattr(batch, "batch_header", late)
+
+
+@bug
+def close_takes_three_seconds_more(patch: Patch) -> None:
+    """All stalls of a seed were slack for its close (`test_simulation` holds how they count)."""
+    close = Lifecycle.close
+
+    async def slow(self: Any, timeout: float | None = None) -> Any:
+        await asyncio.sleep(3.0)
+        return await close(self, timeout)
+
+    patch.setattr(Lifecycle, "close", slow)
+
+
+@bug
+def metadata_at_twice_their_rate(patch: Patch) -> None:
+    """20 metadata requests a second were within the limit."""
+    ended = UpdateSchedule._ended
+
+    def sooner(self: Any, now: float, steps: int) -> None:
+        ended(self, now, steps)
+        self._allowed_at = now + (self._allowed_at - now) / 2
+
+    patch.setattr(UpdateSchedule, "_ended", sooner)
+
+
+@bug
+def producer_ids_asked_for_without_backoff(patch: Patch) -> None:
+    """12 InitProducerId requests a second were within the limit."""
+    after = Runtime._backoff
+    patch.setattr(Runtime, "_backoff", lambda self, attempts: after(self, attempts) / 20)
+
+
+@bug
+def producer_id_given_up_unused(patch: Patch) -> None:
+    """A producer id that was given was no reason to wait where ids have few epochs."""
+    on_body = ProducerIdRequests._on_body
+    given = 0
+
+    def again(self: Any, body: Any, now: float) -> None:
+        nonlocal given
+        given += 1
+        on_body(self, body, now)
+        if given % 2:
+            self._tracker.producer_id = -1
+
+    patch.setattr(ProducerIdRequests, "_on_body", again)
+
+
+@bug
+def record_kept_a_second_past_its_time(patch: Patch) -> None:
+    """An answer after the expiry counted as one before it: how late the outcome came must be judged
+    all the same."""
+    init = batch.ProducerBatch.__init__
+
+    def later(
+        self: Any, core: Any, queue: Any, order: int, created_at: float, deadline: float
+    ) -> None:
+        init(self, core, queue, order, created_at, deadline + 1.0)
+
+    patch.setattr(batch.ProducerBatch, "__init__", later)
+
+
+@bug
+def expired_record_called_unknown(patch: Patch) -> None:
+    """The outcome of an expired record was not questioned if a refusal came after its time: one
+    whose attempts were all refused before must be definite."""
+    expired = sender.delivery_timeout_error
+
+    def doubtful(batch: Any, now: float, network: Any) -> Any:
+        error = expired(batch, now, network)
+        if batch.seen:
+            return error.with_(outcome=Outcome.UNKNOWN)
+        return error
+
+    patch.setattr(sender, "delivery_timeout_error", doubtful)
+
+
+@bug
+def failed_record_kept_none_of_its_retries(patch: Patch) -> None:
+    """With few `retries` a fresh record could fail as often as it liked."""
+    decide = batch_completion.decide
+
+    def impatient(code: Any, *, attempts: int, retries: int, **options: Any) -> Action:
+        few = 0 < retries < 100
+        return decide(code, attempts=attempts + few, retries=retries, **options)
+
+    patch.setattr(batch_completion, "decide", impatient)
+
+
+@bug
+def attempt_without_an_answer_counts_twice(patch: Patch) -> None:
+    """Each connection that broke while a record was under way excused an attempt that no request
+    held."""
+    failed = batch_completion.BatchCompletion._on_request_failed
+
+    def hasty(self: Any, node_id: int, call: Any, response: Any, error: Any, now: float) -> None:
+        for lost in call.batches.values():
+            lost.attempts += 1
+        failed(self, node_id, call, response, error, now)
+
+    patch.setattr(batch_completion.BatchCompletion, "_on_request_failed", hasty)
+
+
+@bug
+def one_attempt_more_than_retries_allow(patch: Patch) -> None:
+    """The attempts were only counted for records that failed, and any number above `retries` was
+    enough."""
+    decide = batch_completion.decide
+
+    def stubborn(code: Any, *, retries: int, **options: Any) -> Action:
+        return decide(code, retries=retries + 1, **options)
+
+    patch.setattr(batch_completion, "decide", stubborn)
+
+
+@bug
+def metadata_asked_for_again_at_once_after_a_failure(patch: Patch) -> None:
+    """Any three Metadata requests could leave in haste."""
+    failed = UpdateSchedule.failed
+
+    def at_once(self: Any, now: float) -> None:
+        failed(self, now)
+        self._allowed_at = now
+
+    patch.setattr(UpdateSchedule, "failed", at_once)
+
+
+@found_by(TRANSACTIONS)
+def coordinators_asked_at_twice_their_rate(patch: Patch) -> None:
+    """FindCoordinator requests were not counted."""
+    init = TransactionDriver.__init__
+
+    def hasty(
+        self: Any, manager: Any, coordinators: Any, *, loop: Any, timeout_ms: int, backoff: Any
+    ) -> None:
+        def half(attempts: int) -> float:
+            return float(backoff(attempts) / 2)
+
+        init(self, manager, coordinators, loop=loop, timeout_ms=timeout_ms, backoff=half)
+
+    patch.setattr(TransactionDriver, "__init__", hasty)

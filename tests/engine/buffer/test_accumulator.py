@@ -1,0 +1,760 @@
+"""Queues of batches and when each may leave (Java RecordAccumulatorTest)."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+
+import pytest
+
+from aiokprod._core.append import DELIVERY_CHARGE
+from aiokprod._engine.buffer.producer_batch import ProducerBatch
+from aiokprod._wire.compression import codec_for
+from aiokprod._wire.messages.produce import NodeEndpoint
+from aiokprod._wire.record_batch import HEADER_SIZE
+from aiokprod.errors import BrokerError, Code, Outcome
+from aiokprod.records import TopicPartition
+from aiokprod.testing.virtual import VirtualLoop
+from tests.engine.engine_harness import (
+    BACKOFF,
+    EngineHarness,
+    error_of,
+    offset_of,
+    quiet,
+    refusal,
+    virtual,
+)
+
+T0 = TopicPartition("t", 0)
+
+
+def drained(harness: EngineHarness, node: int = 1, size: int = 1 << 20) -> list[ProducerBatch]:
+    """Batches taken by hand; they are never sent."""
+    return harness.drain(node, size)
+
+
+def append_many(harness: EngineHarness, count: int) -> None:
+    for _ in range(count):
+        harness.append(b"x" * 100)
+
+
+# -- appending ------------------------------------------------------------------------------------
+
+
+@virtual
+async def test_records_share_the_open_batch_until_it_is_full() -> None:
+    harness = EngineHarness(batch_size=200)
+    for _ in range(2):
+        harness.append(b"x" * 50)
+    assert len(harness.queued()) == 1
+    harness.append(b"x" * 50)
+    first, second = harness.queued()
+    assert first.core.record_count == 2
+    harness.accumulator.advance(harness.now)
+    assert first.payload is not None, "closed by the next pass, although it cannot leave yet"
+    assert first.size <= 200
+    assert second.core.record_count == 1
+
+
+@virtual
+async def test_record_larger_than_batch_size_gets_a_batch_of_its_own() -> None:
+    harness = EngineHarness(batch_size=100)
+    harness.append(b"small")
+    harness.append(b"x" * 1000)
+    harness.append(b"small")
+    assert [batch.core.record_count for batch in harness.queued()] == [1, 1, 1]
+
+
+@virtual
+async def test_batch_size_0_makes_every_record_a_batch() -> None:
+    harness = EngineHarness(batch_size=0)
+    for _ in range(3):
+        harness.append(b"x")
+    assert [batch.core.record_count for batch in harness.queued()] == [1, 1, 1]
+
+
+@virtual
+async def test_batch_size_above_max_request_size_is_cut_to_it() -> None:
+    harness = EngineHarness(batch_size=10_000, max_request_size=500)
+    for _ in range(10):
+        harness.append(b"x" * 100)
+    assert all(batch.size <= 500 for batch in harness.queued())
+
+
+@virtual
+async def test_only_a_new_batch_wakes_the_sender() -> None:
+    harness = EngineHarness(batch_size=200)
+    harness.append(b"x" * 50)
+    assert harness.wakeups == 1
+    harness.append(b"x" * 50)
+    assert harness.wakeups == 1
+    harness.append(b"x" * 50)
+    assert harness.wakeups == 2
+
+
+@virtual
+async def test_memory_counts_bytes_and_handles_and_returns_to_zero() -> None:
+    harness = EngineHarness()
+    harness.append(b"x" * 50)
+    batch = harness.queued()[0]
+    assert harness.memory.used == batch.core.size + DELIVERY_CHARGE == batch.core.buffered_bytes
+    harness.append(b"x" * 50)
+    assert harness.memory.used == batch.core.size + 2 * DELIVERY_CHARGE
+    harness.step()
+    harness.brokers.last.ack()
+    harness.step()
+    harness.check_idle()
+
+
+@virtual
+async def test_batch_is_refused_by_the_producer_state_before_it_exists() -> None:
+    harness = EngineHarness()
+    harness.state.source.on_fatal(BrokerError("over"))
+    with pytest.raises(BrokerError):
+        harness.append(b"v")
+    assert not harness.queued()
+    assert harness.memory.used == 0
+    harness.check_idle()
+
+
+# -- sticky partitions ----------------------------------------------------------------------------
+
+
+@virtual
+async def test_sticky_partition_stays_while_it_got_less_than_batch_size() -> None:
+    harness = EngineHarness(partitions=3, batch_size=1000)
+    harness.next_sticky = 2
+    for _ in range(5):
+        harness.append(b"x" * 100, None)
+    harness.next_sticky = 1
+    harness.append(b"x" * 100, None)
+    assert [len(harness.queued(p)) for p in range(3)] == [0, 0, 1]
+
+
+@virtual
+async def test_sticky_partition_changes_with_the_batch_after_batch_size_bytes() -> None:
+    harness = EngineHarness(partitions=3, batch_size=1000)
+    harness.next_sticky = 2
+    for _ in range(12):
+        harness.append(b"x" * 100, None)
+        if harness.queued(2) and harness.queued(2)[0].core.record_count > 3:
+            harness.next_sticky = 1
+    assert harness.queued(2)[0].core.record_count == 8
+    assert len(harness.queued(1)) + len(harness.queued(2)) == 2
+
+
+@virtual
+async def test_batch_that_waits_behind_another_one_grows() -> None:
+    harness = EngineHarness(batch_size=1000, elastic_batch_size=3000)
+    harness.brokers.busy.add(1)
+    append_many(harness, 80)
+    sizes = [batch.core.size for batch in harness.queued(0)]
+    assert [800 < size <= 1000 for size in sizes] == [True, False, False, False]
+    assert [2800 < size <= 3000 for size in sizes] == [False, True, True, False]
+    harness.brokers.busy.clear()
+    for _ in sizes:
+        harness.step()
+        for sent in list(harness.brokers.waiting):
+            sent.ack()
+    assert len(harness.brokers.log(T0).records()) == 80
+
+
+@virtual
+@pytest.mark.parametrize(("age", "grows"), [(1.9, True), (2.1, False)])
+async def test_batch_grows_until_a_sixteenth_of_its_time_is_over(age: float, grows: bool) -> None:
+    """What waits for so long must not become larger, and later, still."""
+    harness = EngineHarness(batch_size=1000, elastic_batch_size=3000, delivery_timeout_ms=32_000)
+    harness.brokers.busy.add(1)
+    append_many(harness, 10)
+    assert len(harness.queued(0)) == 2
+    harness.pass_time(age)
+    append_many(harness, 12)
+    assert (harness.queued(0)[1].core.size > 1000) is grows
+
+
+@virtual
+async def test_parts_of_a_batch_that_grew_are_no_larger_than_batch_size() -> None:
+    harness = EngineHarness(batch_size=1000, elastic_batch_size=6000)
+    harness.brokers.busy.add(1)
+    append_many(harness, 60)
+    harness.brokers.busy.clear()
+    harness.step()
+    harness.brokers.last.ack()
+    harness.step()
+    grown = len(harness.brokers.last.values)
+    assert grown > 30
+    others = len(harness.queued(0))
+    harness.brokers.last.refuse(Code.MESSAGE_TOO_LARGE)
+    parts = harness.queued(0)[: len(harness.queued(0)) - others]
+    assert sum(part.core.record_count for part in parts) == grown
+    assert max(part.core.size for part in parts) <= 1000 - HEADER_SIZE
+
+
+@virtual
+async def test_batches_of_a_topic_with_a_small_limit_grow_no_more() -> None:
+    harness = EngineHarness(batch_size=1000, elastic_batch_size=3000)
+    append_many(harness, 8)
+    harness.step()
+    harness.brokers.last.refuse(Code.MESSAGE_TOO_LARGE)
+    harness.brokers.busy.add(1)
+    append_many(harness, 40)
+    assert max(batch.core.size for batch in harness.queued(0)) <= 1000
+    assert len(harness.queued(0)) >= 6
+
+
+@virtual
+async def test_batch_that_grew_counts_once_for_its_broker() -> None:
+    harness = EngineHarness(batch_size=1000, elastic_batch_size=3000)
+    harness.brokers.busy.add(1)
+    append_many(harness, 40)
+    harness.close_open()
+    batches = harness.queued()
+    assert any(batch.size > 1000 for batch in batches), "none has grown"
+    assert harness.quota.reserved_bytes(1) == sum(batch.core.buffered_bytes for batch in batches)
+    harness.brokers.busy.clear()
+    while harness.accumulator.incomplete:
+        harness.step()
+        for sent in harness.brokers.waiting:
+            sent.ack()
+    assert harness.quota.reserved_bytes(1) == 0
+    harness.check_idle()
+
+
+@pytest.mark.parametrize("elastic", [0, 1000])
+@virtual
+async def test_batches_keep_their_size_if_they_shall(elastic: int) -> None:
+    harness = EngineHarness(batch_size=1000, elastic_batch_size=elastic)
+    harness.brokers.busy.add(1)
+    append_many(harness, 40)
+    assert max(batch.core.size for batch in harness.queued(0)) <= 1000
+
+
+@virtual
+async def test_sticky_choice_may_fall_on_a_batch_with_room() -> None:
+    harness = EngineHarness(partitions=2, batch_size=1000)
+    harness.append(b"mine", 1)
+    harness.next_sticky = 1
+    harness.append(b"x", None)
+    assert harness.queued(1)[0].core.record_count == 2
+
+
+@virtual
+async def test_sticky_batch_drained_early_opens_another_on_the_same_partition() -> None:
+    harness = EngineHarness(partitions=2, batch_size=1000)
+    harness.append(b"a", None)
+    harness.step()
+    harness.next_sticky = 1
+    harness.append(b"b", None)
+    assert [len(harness.queued(p)) for p in range(2)] == [1, 0], "it got only a few bytes so far"
+
+
+@virtual
+async def test_usable_partitions_leave_out_those_whose_broker_takes_nothing_for_too_long() -> None:
+    harness = EngineHarness(partitions=4, brokers=2, partitioner_availability_timeout_ms=500)
+    slot = harness.appender.topics["t"]
+    everywhere = (0, 1, 2, 3)
+    harness.brokers.busy.add(1)
+    harness.append(b"v", 0)
+    harness.step()
+    assert harness.accumulator.usable(slot, everywhere) == [0, 1, 2, 3]
+    harness.later(0.5)
+    assert harness.accumulator.usable(slot, everywhere) == [0, 1, 2, 3]
+    harness.later(0.1)
+    assert harness.accumulator.usable(slot, everywhere) == [1, 2, 3], "2 has nothing queued yet"
+    harness.append(b"w", 2)
+    assert harness.accumulator.usable(slot, everywhere) == [1, 3], "one batch for each partition"
+    harness.brokers.busy.clear()
+    harness.step()
+    assert harness.accumulator.usable(slot, everywhere) == [0, 1, 2, 3]
+    for sent in harness.brokers.waiting:
+        sent.ack()
+    harness.step()
+    harness.check_idle()
+
+
+@virtual
+async def test_usable_partitions_of_a_broker_that_takes_requests_are_all() -> None:
+    """However long a batch lingers, or waits behind another one."""
+    harness = EngineHarness(
+        partitions=2,
+        partitioner_availability_timeout_ms=500,
+        linger_ms=10_000,
+        adaptive_linger=False,
+    )
+    harness.append(b"v", 0)
+    harness.later(5.0)
+    assert harness.accumulator.usable(harness.appender.topics["t"], (0, 1)) == [0, 1]
+
+
+@virtual
+async def test_usable_partitions_without_a_limit_are_all() -> None:
+    harness = EngineHarness(partitions=2, partitioner_availability_timeout_ms=0)
+    harness.append(b"v", 0)
+    harness.pass_time(100)
+    assert harness.accumulator.usable(harness.appender.topics["t"], (0, 1)) == [0, 1]
+
+
+# -- readiness ------------------------------------------------------------------------------------
+
+
+@virtual
+async def test_lingering_batch_is_due_only_for_an_idle_node() -> None:
+    harness = EngineHarness(linger_ms=100)
+    harness.append(b"v")
+    harness.accumulator.advance(harness.now)
+    assert harness.accumulator.due_nodes(busy=()) == [1]
+    assert harness.accumulator.due_nodes(busy={1}) == []
+    harness.pass_time(0.1)
+    harness.accumulator.advance(harness.now)
+    assert harness.accumulator.due_nodes(busy={1}) == [1]
+    assert harness.accumulator.has_ready(1)
+    assert not harness.accumulator.has_ready(99)
+
+
+@virtual
+async def test_passes_cost_nothing_for_partitions_without_data() -> None:
+    harness = EngineHarness(partitions=1000)
+    assert harness.accumulator.due_nodes(busy=()) == []
+    harness.accumulator.advance(harness.now)
+    assert harness.accumulator.next_due() == math.inf
+    assert harness.accumulator.next_expiry() == math.inf
+
+
+@virtual
+async def test_linger_of_a_batch_behind_a_retry_is_not_forgotten() -> None:
+    """The retry leaves at once for the leader it was told; the open batch behind it must still
+    leave when its own linger is over."""
+    harness = EngineHarness(linger_ms=100, adaptive_linger=False, brokers=2)
+    harness.append(b"first")
+    harness.later(0.1)
+    start = harness.now
+    behind = harness.append(b"behind")
+    assert harness.step() == start + 0.1
+    harness.brokers.last.answer(
+        {T0: refusal(T0, Code.NOT_LEADER_OR_FOLLOWER, leader=(2, 50))},
+        endpoints=[NodeEndpoint(2, "host-2", 9092, None)],
+    )
+    harness.later(0.01)
+    assert harness.brokers.last.values == [b"first"]
+    harness.brokers.last.ack()
+    assert harness.step() == start + 0.1
+    harness.later(0.09)
+    assert harness.brokers.last.values == [b"behind"]
+    harness.brokers.last.ack()
+    assert offset_of(behind) == 1
+
+
+@virtual
+async def test_deadline_of_a_batch_that_left_wakes_nobody() -> None:
+    harness = EngineHarness(linger_ms=100, adaptive_linger=True)
+    harness.append(b"v")
+    harness.step()
+    harness.brokers.last.ack()
+    assert harness.step() == math.inf
+
+
+@virtual
+async def test_backoff_of_the_head_holds_up_what_is_behind_it() -> None:
+    harness = EngineHarness()
+    harness.append_all(b"1")
+    harness.step()
+    harness.brokers.last.refuse(Code.NOT_ENOUGH_REPLICAS)
+    harness.append_all(b"2")
+    assert harness.step() == harness.now + BACKOFF
+    assert not harness.brokers.waiting
+    harness.later()
+    assert harness.brokers.last.values == [b"1"]
+
+
+@virtual
+async def test_partition_in_backoff_does_not_hold_up_another() -> None:
+    harness = EngineHarness(partitions=2)
+    harness.append(b"1", 0)
+    harness.step()
+    harness.brokers.last.refuse(Code.NOT_ENOUGH_REPLICAS)
+    harness.append(b"2", 1)
+    harness.step()
+    assert list(harness.brokers.last.batches) == [TopicPartition("t", 1)]
+
+
+# -- drain ----------------------------------------------------------------------------------------
+
+
+@virtual
+async def test_drain_takes_the_first_batch_of_each_partition() -> None:
+    harness = EngineHarness(partitions=2)
+    harness.append_all(b"a", b"b", partition=0)
+    harness.append_all(b"c", b"d", partition=1)
+    taken = drained(harness)
+    assert [batch.topic_partition.partition for batch in taken] == [0, 1]
+    assert all(batch.payload is not None for batch in taken)
+    assert [len(harness.queued(p)) for p in range(2)] == [1, 1]
+
+
+@virtual
+async def test_drain_asks_for_each_head_and_skips_who_may_not_leave() -> None:
+    harness = EngineHarness(partitions=3)
+    for partition in range(3):
+        harness.append(b"v", partition)
+    taken = harness.drain(
+        1, 1 << 20, lambda queue, batch: queue.partition != 1 and batch is queue.batches[0]
+    )
+    assert [batch.topic_partition.partition for batch in taken] == [0, 2]
+    assert [batch.topic_partition.partition for batch in drained(harness)] == [1]
+
+
+@virtual
+async def test_drain_stops_at_the_size_but_takes_one_in_any_case() -> None:
+    harness = EngineHarness(partitions=3, max_request_size=5000, batch_size=4000)
+    for partition in range(3):
+        harness.append(b"x" * 1000, partition)
+    assert len(drained(harness, size=10)) == 1
+    assert len(drained(harness, size=2500)) == 2
+
+
+@virtual
+async def test_drain_turns_so_that_no_partition_starves() -> None:
+    harness = EngineHarness(partitions=4, max_request_size=5000, batch_size=4000)
+    order = []
+    for partition in range(4):
+        for _ in range(3):
+            harness.append(b"x" * 1000, partition)
+            harness.close_open(partition)
+    for _ in range(6):
+        order += [batch.topic_partition.partition for batch in drained(harness, size=2500)]
+    assert order == [0, 1, 2, 3] * 3
+
+
+@virtual
+async def test_drain_of_an_unknown_node_is_empty() -> None:
+    harness = EngineHarness()
+    harness.append(b"v")
+    assert drained(harness, node=77) == []
+
+
+@virtual
+async def test_drained_batch_takes_no_more_records_and_no_withdrawal() -> None:
+    harness = EngineHarness()
+    delivery = harness.append(b"v")
+    (batch,) = drained(harness)
+    harness.append(b"w")
+    assert batch.core.record_count == 1
+    delivery.cancel()
+    assert not delivery.withdrawn
+
+
+# -- withdrawing ----------------------------------------------------------------------------------
+
+
+@virtual
+async def test_withdrawn_record_is_left_out() -> None:
+    harness = EngineHarness(linger_ms=100, adaptive_linger=False)
+    deliveries = [harness.append(b"%d" % i) for i in range(3)]
+    deliveries[1].cancel()
+    harness.later(0.1)
+    assert harness.brokers.last.values == [b"0", b"2"]
+    harness.brokers.last.ack()
+    assert [offset_of(deliveries[0]), offset_of(deliveries[2])] == [0, 1]
+    harness.step()
+    harness.check_idle()
+
+
+@virtual
+async def test_batch_emptied_by_withdrawals_never_existed() -> None:
+    harness = EngineHarness(linger_ms=100, adaptive_linger=False)
+    deliveries = [harness.append(b"%d" % i) for i in range(2)]
+    for delivery in deliveries:
+        assert delivery.cancel()
+        assert delivery.withdrawn
+    harness.check_idle()
+    assert harness.later(0.1) == math.inf
+    assert not harness.brokers.sent
+    harness.append(b"next")
+    harness.later(0.1)
+    assert harness.brokers.last.values == [b"next"]
+    assert harness.brokers.last.sequence[2] == 0
+
+
+# -- retries and splits ---------------------------------------------------------------------------
+
+
+@virtual
+async def test_reenqueued_batches_take_their_place_whatever_the_order_of_their_failures() -> None:
+    harness = EngineHarness()
+    harness.append_all(b"1", b"2", b"3", b"4")
+    batches = [drained(harness)[0] for _ in range(3)]
+    for batch in (batches[1], batches[2], batches[0]):
+        harness.accumulator.reenqueue(batch, harness.now, harness.now)
+    assert [batch.order for batch in harness.queued()] == [(0,), (1,), (2,), (3,)]
+
+
+@virtual
+async def test_split_shares_out_memory_and_place_and_deadline() -> None:
+    harness = EngineHarness(partitions=2)
+    for i in range(5):
+        harness.append(b"%d" % i * 20)
+    harness.close_open()
+    harness.append(b"behind")
+    (batch,) = drained(harness)
+    used = harness.memory.used
+    assert batch.payload is not None
+    batch.attempts = 3
+    parts = harness.accumulator.split(batch, batch.payload, len(batch.payload) // 2, harness.now)
+    assert [part.order for part in parts] == [(0, i) for i in range(len(parts))]
+    assert [b.order for b in harness.queued()] == [part.order for part in parts] + [(1,)]
+    assert harness.memory.used == used
+    assert (
+        sum(part.core.buffered_bytes for part in parts) + harness.queued()[-1].core.buffered_bytes
+        == used
+    )
+    assert batch.core.buffered_bytes == 0
+    assert all(part.deadline == batch.deadline for part in parts)
+    assert all(part.attempts == 2 for part in parts)
+    assert batch not in harness.accumulator.incomplete
+    assert all(part in harness.accumulator.incomplete for part in parts)
+
+
+# -- expiry ---------------------------------------------------------------------------------------
+
+
+@virtual
+async def test_expired_batches_come_in_order_until_they_have_an_outcome() -> None:
+    harness = EngineHarness(delivery_timeout_ms=30_000, request_timeout_ms=30_000)
+    harness.append_all(b"1")
+    harness.pass_time(1)
+    harness.append_all(b"2")
+    first, second = harness.queued()
+    assert harness.accumulator.next_expiry() == first.deadline
+    assert harness.accumulator.expired(first.deadline - 0.001) == []
+    assert harness.accumulator.expired(second.deadline) == [first, second]
+    harness.accumulator.remove(first)
+    harness.accumulator.settle(first)
+    assert harness.accumulator.expired(second.deadline) == [second]
+
+
+@virtual
+async def test_expired_parts_come_before_a_batch_that_was_opened_after_theirs() -> None:
+    harness = EngineHarness()
+    harness.append(b"1")
+    harness.append(b"2")
+    harness.step()
+    harness.pass_time(1)
+    harness.append(b"3")
+    (later,) = harness.queued()
+    harness.brokers.last.refuse(Code.MESSAGE_TOO_LARGE)
+    found = harness.accumulator.expired(math.inf)
+    assert len(found) == 3
+    assert found == [*harness.queued()[:2], later]
+
+
+@virtual
+async def test_settled_batches_do_not_pile_up_behind_a_stuck_one() -> None:
+    harness = EngineHarness(partitions=2, brokers=2)
+    harness.brokers.busy.add(2)
+    stuck = harness.append(b"stuck", 1)
+    for _ in range(500):
+        harness.append(b"v", 0)
+        harness.step()
+        harness.brokers.last.ack()
+    assert len(harness.accumulator.incomplete) == 1
+    assert len(harness.accumulator._due) < 200
+    assert not stuck.done()
+
+
+# -- topology -------------------------------------------------------------------------------------
+
+
+@virtual
+async def test_partition_without_leader_is_reported_and_not_drained() -> None:
+    harness = EngineHarness(partitions=2)
+    harness.append(b"v", 0)
+    harness.move(0, None)
+    assert harness.accumulator.leaderless_topics() == {"t"}
+    assert drained(harness) == []
+    harness.move(0, 1)
+    assert harness.accumulator.leaderless_topics() == set()
+    assert len(drained(harness)) == 1
+
+
+@virtual
+async def test_moved_partition_keeps_its_order_and_its_linger() -> None:
+    harness = EngineHarness(brokers=2, linger_ms=100, adaptive_linger=False)
+    start = harness.now
+    harness.append(b"1")
+    harness.move(0, 2)
+    assert harness.step() == start + 0.1
+    harness.later(0.1)
+    assert harness.brokers.last.node_id == 2
+
+
+@virtual
+async def test_linger_is_noted_once_however_often_the_partition_moves() -> None:
+    """Else the heap of instants would grow with every change of leaders."""
+    harness = EngineHarness(brokers=2, linger_ms=100, adaptive_linger=False)
+    start = harness.now
+    harness.append(b"1")
+    for move in range(10):
+        harness.move(0, 2 - move % 2)
+        assert harness.accumulator.next_due() == start + 0.1
+    assert len(harness.accumulator._due) == 1
+
+
+@virtual
+async def test_backoff_stays_if_the_leader_is_no_newer() -> None:
+    harness = EngineHarness(brokers=2)
+    harness.append(b"v")
+    harness.step()
+    harness.brokers.last.refuse(Code.NOT_ENOUGH_REPLICAS)
+    harness.publish()
+    harness.step()
+    assert not harness.brokers.waiting
+
+
+@virtual
+async def test_forget_keeps_what_is_still_queued_or_on_the_wire() -> None:
+    harness = EngineHarness(partitions=2)
+    harness.append(b"v", 1)
+    assert harness.accumulator.forget("t") is None
+    harness.step()
+    assert harness.accumulator.forget("t") is None
+    harness.brokers.last.ack()
+    assert harness.accumulator.forget("t") == 2
+    assert harness.accumulator._queues == {}
+    assert harness.accumulator.forget("other") == 0
+
+
+@virtual
+async def test_forget_keeps_a_batch_whose_answer_changes_the_leaders() -> None:
+    harness = EngineHarness(brokers=2)
+    harness.append(b"v")
+    harness.step()
+    forgotten: list[int | None] = []
+    harness.metadata.on_change(lambda snapshot: forgotten.append(harness.accumulator.forget("t")))
+    harness.brokers.last.refuse(Code.NOT_LEADER_OR_FOLLOWER, leader=(2, 50))
+    assert forgotten == [None]
+    harness.step()
+    assert harness.brokers.last.node_id == 2
+
+
+# -- shares of the buffer -------------------------------------------------------------------------
+
+
+@virtual
+async def test_sick_broker_holds_at_most_its_share() -> None:
+    harness = EngineHarness(partitions=2, brokers=2, buffer_memory=10_000, batch_size=1000)
+    harness.brokers.busy.add(1)
+    slot = harness.appender.topics["t"]
+    taken = 0
+    while (result := harness.appender.append(slot, 0, b"x" * 800, None, None, None)).delivery:
+        taken += 1
+        harness.step()
+    assert result.over_quota is harness.accumulator.queue("t", 0)
+    assert 5_000 < harness.memory.used < 7_000
+    healthy = harness.append(b"v", 1)
+    harness.step()
+    harness.brokers.last.ack()
+    assert offset_of(healthy) == 0
+
+
+@virtual
+async def test_single_broker_may_hold_everything() -> None:
+    harness = EngineHarness(buffer_memory=10_000, batch_size=1000)
+    harness.brokers.busy.add(1)
+    slot = harness.appender.topics["t"]
+    while harness.appender.append(slot, 0, b"x" * 800, None, None, None).delivery:
+        pass
+    assert harness.memory.used > 9_000
+
+
+@virtual
+async def test_sticky_choice_avoids_a_broker_that_holds_its_share() -> None:
+    harness = EngineHarness(partitions=2, brokers=2, buffer_memory=10_000, batch_size=1000)
+    harness.brokers.busy.add(1)
+    slot = harness.appender.topics["t"]
+    while harness.appender.append(slot, 0, b"x" * 800, None, None, None).delivery:
+        pass
+    assert harness.accumulator.usable(slot, (0, 1)) == [1]
+    slot.sticky = 0
+    harness.next_sticky = 1
+    delivery = harness.append(b"x", None)
+    assert delivery.partition == 1
+
+
+@virtual
+async def test_share_goes_with_the_partition_to_its_new_leader() -> None:
+    harness = EngineHarness(partitions=2, brokers=2, buffer_memory=10_000, batch_size=1000)
+    harness.append_all(b"x" * 800, b"x" * 800)
+    held = harness.quota.reserved_bytes(1)
+    assert held > 1600
+    harness.move(0, 2)
+    assert harness.quota.reserved_bytes(1) == 0
+    assert harness.quota.reserved_bytes(2) == held
+    harness.step()
+    harness.brokers.last.ack()
+    harness.step()
+    harness.brokers.last.ack()
+    assert harness.quota.reserved_bytes(2) == 0
+
+
+# -- compression in a worker thread ---------------------------------------------------------------
+
+
+@virtual
+async def test_expired_batch_that_is_still_being_compressed_is_forgotten_when_that_ends() -> None:
+    harness = EngineHarness(
+        codec=codec_for("gzip"),
+        executor=object(),  # type: ignore[arg-type]
+        batch_size=100_000,
+        delivery_timeout_ms=30_000,
+        request_timeout_ms=30_000,
+    )
+    assert isinstance(harness.loop, VirtualLoop)
+    harness.loop.executor_delay_s = 60.0
+    delivery = harness.append(b"x" * 50_000)
+    harness.step()
+    assert not harness.brokers.sent
+    assert harness.queued()[0].closing
+    harness.later(30.0)
+    assert error_of(delivery).outcome is Outcome.NOT_SENT
+    harness.check_idle()
+    await asyncio.sleep(61)
+    await quiet()
+    harness.step()
+    harness.check_idle()
+    assert not harness.brokers.sent
+
+
+@virtual
+async def test_order_is_kept_while_the_head_is_being_compressed() -> None:
+    harness = EngineHarness(codec=codec_for("gzip"), executor=object(), batch_size=100_000)  # type: ignore[arg-type]
+    assert isinstance(harness.loop, VirtualLoop)
+    harness.loop.executor_delay_s = 0.05
+    task = asyncio.ensure_future(harness.sender.run())
+    deliveries = harness.append_all(b"x" * 50_000, b"small", b"y" * 60_000)
+    await quiet()
+    assert not harness.brokers.sent
+    for _ in range(3):
+        await asyncio.sleep(0.06)
+        harness.brokers.waiting[0].ack()
+        await quiet()
+    assert [offset_of(d) for d in deliveries] == [0, 1, 2]
+    task.cancel()
+    await quiet()
+    harness.check_idle()
+
+
+# -- what is not in use any more ------------------------------------------------------------------
+
+
+@virtual
+async def test_batch_that_is_withdrawn_wakes_the_sender() -> None:
+    """The end of a transaction may wait for nothing else."""
+    harness = EngineHarness()
+    harness.brokers.busy.add(1)
+    delivery = harness.append(b"v")
+    harness.step()
+    before = harness.wakeups
+    assert delivery.cancel()
+    assert harness.wakeups == before + 1
+    harness.step()
+    harness.check_idle()

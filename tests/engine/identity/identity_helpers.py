@@ -1,0 +1,94 @@
+"""What the tests of `_engine.identity` share: managers without a driver, and batches."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from aiokprod._engine.buffer.producer_batch import ProducerBatch
+from aiokprod._engine.identity.transaction_calls import TransactionCalls
+from aiokprod._engine.identity.transaction_manager import TransactionManager
+from aiokprod._engine.identity.transaction_states import TxnState
+from aiokprod._engine.identity.transactional_sequences import TransactionalSequences
+from aiokprod.errors import KafkaError
+from aiokprod.testing.virtual import run
+from tests.engine.engine_harness import EngineHarness
+
+
+class RecordingControl:
+    """An `EngineControl` without an engine."""
+
+    def __init__(self) -> None:
+        self.accepting = False
+        self.completing = False
+        self.sender_wakeups = 0
+        self.driver_wakeups = 0
+        self.incomplete = False
+        self.version = 1
+        self.dropped: list[tuple[KafkaError, bool, bool]] = []
+
+    def set_accepting(self, accepting: bool) -> None:
+        self.accepting = accepting
+
+    def set_completing(self, completing: bool) -> None:
+        self.completing = completing
+
+    def wake_sender(self) -> None:
+        self.sender_wakeups += 1
+
+    def wake_driver(self) -> None:
+        self.driver_wakeups += 1
+
+    def has_incomplete(self) -> bool:
+        return self.incomplete
+
+    def drop_unsent(self, error: KafkaError, *, with_sequence: bool, in_doubt: bool) -> None:
+        self.dropped.append((error, with_sequence, in_doubt))
+
+    def transaction_version(self) -> int:
+        return self.version
+
+
+def manager(control: RecordingControl | None = None) -> TransactionManager:
+    """Uninitialized."""
+    loop = asyncio.get_running_loop()
+    return TransactionManager("id", loop=loop, engine=control or RecordingControl())
+
+
+def calls(made: TransactionManager) -> TransactionCalls:
+    return TransactionCalls(made, asyncio.get_running_loop())
+
+
+def opened(*more: TxnState, control: RecordingControl | None = None) -> TransactionManager:
+    """In a transaction under producer id 0, and then in the states `more`."""
+    made = manager(control)
+    for state in (TxnState.INITIALIZING, TxnState.READY, TxnState.IN_TRANSACTION, *more):
+        made._become(state)
+    made.tracker.set_producer_id(0, 0)
+    return made
+
+
+def sequences(made: TransactionManager) -> TransactionalSequences:
+    return TransactionalSequences(made)
+
+
+def batches(count: int) -> list[ProducerBatch]:
+    """Batches of one record of partition 0, without sequences."""
+    harness = EngineHarness()
+    found: list[ProducerBatch] = []
+    for _ in range(count):
+        harness.append(b"v")
+        found += harness.drain()
+    return found
+
+
+def virtual(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """Runs a test in virtual time."""
+
+    @functools.wraps(test)
+    def main(**parameters: Any) -> None:
+        run(lambda: test(**parameters))
+
+    return main

@@ -1,0 +1,730 @@
+"""The cache: who waits for what, when the next fetch is due (Java MetadataTest,
+ProducerMetadataTest, KafkaProducerTest)."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from typing import Any
+
+import pytest
+
+from aiokprod._engine.metadata.cache import Metadata, UpdatePlan
+from aiokprod._engine.metadata.merge import MISSES_BEFORE_FORGETTING
+from aiokprod._wire.messages.metadata import MetadataResponse
+from aiokprod.cluster import ClusterSnapshot, Node
+from aiokprod.errors import (
+    AuthenticationError,
+    AuthorizationError,
+    Code,
+    DialError,
+    InvalidTopic,
+    KafkaError,
+    MetadataTimeout,
+    Outcome,
+    ProducerClosed,
+    ProducerFailed,
+    RecordRejected,
+    UnknownTopic,
+)
+from aiokprod.records import TopicPartition
+from aiokprod.testing.virtual import run
+from tests.engine.metadata.metadata_fakes import answer, metadata, partition, topic
+
+NOW = 500.0
+T0 = TopicPartition("t", 0)
+
+
+def refresh(
+    cache: Metadata, response: MetadataResponse, now: float = NOW, **options: Any
+) -> UpdatePlan:
+    """One request and its answer."""
+    plan = cache.plan(now)
+    cache.update(plan.request_generation, response, plan.partial, now, **options)
+    return plan
+
+
+def known(**settings: Any) -> Metadata:
+    """A cache that knows topic t with two partitions, fetched at NOW."""
+    cache = metadata(**settings)
+    cache.mark_used("t", NOW)
+    refresh(cache, answer(topic("t", 2)))
+    return cache
+
+
+def pause(cache: Metadata, now: float = NOW) -> float:
+    """Seconds until a wanted request may go out."""
+    cache.request_update()
+    return cache.next_update_at(now) - now
+
+
+# -- the view -----------------------------------------------------------------------------------
+
+
+def test_new_cache_holds_the_bootstrap_addresses_and_wants_an_update() -> None:
+    cache = metadata()
+    assert cache.snapshot.nodes == {-1: Node(-1, "boot-a", 9092), -2: Node(-2, "boot-b", 9093)}
+    assert cache.bootstrap_nodes == tuple(cache.snapshot.nodes.values())
+    assert cache.bootstrapped
+    assert cache.snapshot.generation == 1
+    assert cache.update_due(NOW)
+    assert cache.plan(NOW) == UpdatePlan(0, False, ())
+    assert not cache.update_due(NOW)
+    assert "generation=1 nodes=2 topics=0/0" in repr(cache)
+
+
+def test_lookup_returns_the_view_only_if_topic_and_partition_are_known() -> None:
+    cache = known()
+    assert cache.lookup("t") is cache.snapshot
+    assert cache.lookup("t", 1) is cache.snapshot
+    assert cache.lookup("t", 2) is None
+    assert cache.lookup("u") is None
+
+
+def test_lookup_of_an_invalid_topic_raises_as_long_as_the_view_lists_it() -> None:
+    cache = metadata()
+    cache.mark_used("bad topic", NOW)
+    refresh(cache, answer(topic("bad topic", 0, error=17)))
+    for _ in range(2):
+        with pytest.raises(InvalidTopic) as caught:
+            cache.lookup("bad topic")
+        assert caught.value.outcome is Outcome.NOT_SENT
+    refresh(cache, answer(topic("bad topic", 1)), NOW + 1)
+    assert cache.lookup("bad topic") is not None
+
+
+def test_every_swap_raises_the_generation_and_tells_listeners() -> None:
+    cache = metadata()
+    seen: list[ClusterSnapshot] = []
+    cache.on_change(seen.append)
+    cache.mark_used("t", NOW)
+    refresh(cache, answer(topic("t", 1)))
+    refresh(cache, answer(topic("t", 1)), NOW + 1)
+    cache.update_leader(T0, 2, 9)
+    cache.rebootstrap()
+    assert [snapshot.generation for snapshot in seen] == [2, 3, 4, 5]
+    assert seen[-1] is cache.snapshot
+
+
+# -- what is asked for --------------------------------------------------------------------------
+
+
+def test_touch_of_a_new_topic_asks_for_new_topics_only() -> None:
+    cache = known()
+    calls: list[str] = []
+    cache.on_request(lambda: calls.append("wake"))
+    cache.mark_used("u", NOW)
+    cache.mark_used("u", NOW)
+    cache.mark_used("t", NOW)
+    assert calls == ["wake"]
+    assert cache.plan(NOW) == UpdatePlan(2, True, ("u",))
+    assert cache.topics() == ("t", "u")
+
+
+def test_full_request_asks_for_all_topics_in_use() -> None:
+    cache = known()
+    cache.mark_used("u", NOW)
+    cache.request_update()
+    assert cache.plan(NOW) == UpdatePlan(2, False, ("t", "u"))
+
+
+def test_topic_added_while_a_request_is_under_way_is_asked_for_next() -> None:
+    cache = metadata()
+    cache.mark_used("t", NOW)
+    plan = cache.plan(NOW)
+    cache.mark_used("u", NOW)
+    assert not cache.update_due(NOW)
+    cache.update(plan.request_generation, answer(topic("t", 1)), plan.partial, NOW)
+    assert cache.next_update_at(NOW) == NOW
+    assert cache.plan(NOW) == UpdatePlan(2, True, ("u",))
+
+
+def test_answer_about_a_topic_added_since_leaves_nothing_to_ask() -> None:
+    cache = metadata()
+    plan = cache.plan(NOW)
+    cache.mark_used("t", NOW)
+    cache.update(plan.request_generation, answer(topic("t", 1)), plan.partial, NOW)
+    assert cache.next_update_at(NOW) > NOW + 100
+
+
+def test_topic_answered_with_an_error_is_asked_for_by_full_requests_from_then_on() -> None:
+    cache = known()
+    cache.mark_used("u", NOW)
+    assert refresh(cache, answer(topic("u", 0, error=3))).partial
+    plan = cache.plan(NOW + 1)
+    assert (plan.partial, plan.topics) == (False, ("t", "u"))
+
+
+def test_omitted_new_topic_is_asked_for_again_after_the_backoff() -> None:
+    cache = known()
+    cache.mark_used("u", NOW)
+    assert refresh(cache, answer()).topics == ("u",)
+    assert NOW < cache.next_update_at(NOW) < NOW + 0.2
+    assert cache.topic_error("u") == Code.UNKNOWN_TOPIC_OR_PARTITION
+    assert cache.lookup("t") is not None
+
+
+def test_topic_is_forgotten_once_so_many_answers_in_a_row_lacked_it() -> None:
+    cache = known()
+    for miss in range(MISSES_BEFORE_FORGETTING):
+        assert cache.lookup("t") is not None, f"after {miss} misses"
+        cache.request_update()
+        refresh(cache, answer(), NOW + miss)
+    assert cache.lookup("t") is None
+
+
+def test_request_update_does_nothing_if_the_cache_is_newer_than_what_was_seen() -> None:
+    cache = known()
+    seen = cache.request_update()
+    refresh(cache, answer(topic("t", 2)), NOW + 1)
+    later = NOW + 2
+    assert cache.request_update(seen) == cache.snapshot.generation
+    assert cache.next_update_at(later) > later
+    cache.request_update(cache.snapshot.generation)
+    assert cache.next_update_at(later) == later
+
+
+@pytest.mark.parametrize("swap", ["partial", "hint"])
+def test_request_update_is_not_silenced_by_news_about_something_else(swap: str) -> None:
+    cache = known()
+    seen = cache.snapshot.generation
+    if swap == "partial":
+        cache.mark_used("u", NOW)
+        refresh(cache, answer(topic("u", 1)))
+    else:
+        cache.update_leader(T0, 2, 9)
+    assert cache.snapshot.generation > seen
+    cache.request_update(seen)
+    assert cache.update_due(NOW + 2)
+
+
+def test_request_made_while_an_older_one_is_under_way_is_followed_by_another() -> None:
+    cache = known()
+    cache.request_update()
+    plan = cache.plan(NOW)
+    cache.request_update()
+    cache.update(plan.request_generation, answer(topic()), plan.partial, NOW)
+    assert cache.next_update_at(NOW) < NOW + 1.0
+    plan = cache.plan(NOW + 1.0)
+    assert not plan.partial
+    cache.update(plan.request_generation, answer(topic()), plan.partial, NOW + 1.0)
+    assert cache.next_update_at(NOW + 1.0) > NOW + 100.0
+
+
+def test_complaint_about_a_view_is_settled_by_the_request_under_way() -> None:
+    """A batch that is refused complains again; one request for each batch would be a storm."""
+    cache = known()
+    cache.request_update()
+    plan = cache.plan(NOW)
+    cache.request_update(cache.snapshot.generation)
+    cache.update(plan.request_generation, answer(topic()), plan.partial, NOW)
+    assert cache.next_update_at(NOW) > NOW + 100.0
+
+
+def test_request_update_wakes_the_updater_once_until_it_is_served() -> None:
+    cache = known()
+    calls: list[str] = []
+    cache.on_request(lambda: calls.append("wake"))
+    cache.request_update()
+    cache.request_update()
+    assert calls == ["wake"]
+
+
+def test_idle_topic_is_forgotten_after_metadata_max_idle_F60() -> None:
+    cache = known(metadata_max_idle_ms=5_000)
+    cache.mark_used("u", NOW + 3)
+    refresh(cache, answer(topic("t", 2), topic("u", 1)), NOW + 4)
+    assert set(cache.snapshot.topics) == {"t", "u"}
+    cache.request_update()
+    assert refresh(cache, answer(topic("u", 1)), NOW + 6).topics == ("u",)
+    assert set(cache.snapshot.topics) == {"u"}
+    assert cache.topics() == ("u",)
+    assert cache.topic_error("t") == 0
+    cache.mark_used("t", NOW + 7)
+    assert cache.plan(NOW + 7).topics == ("t",)
+
+
+def test_idle_topic_without_any_answer_is_kept() -> None:
+    cache = metadata(metadata_max_idle_ms=5_000)
+    cache.mark_used("t", NOW)
+    assert cache.plan(NOW + 60).topics == ("t",)
+
+
+# -- when ---------------------------------------------------------------------------------------
+
+
+def test_full_update_is_due_by_age_since_the_last_full_success() -> None:
+    cache = known(metadata_max_age_ms=10_000)
+    assert cache.next_update_at(NOW) == NOW + 10
+    cache.mark_used("u", NOW + 5)
+    assert refresh(cache, answer(topic("u", 1)), NOW + 5).partial
+    assert cache.next_update_at(NOW + 6) == NOW + 10
+    assert not cache.plan(NOW + 10).partial
+
+
+def test_partial_request_becomes_full_when_the_age_is_over() -> None:
+    cache = known(metadata_max_age_ms=10_000)
+    cache.mark_used("u", NOW + 11)
+    assert cache.plan(NOW + 11) == UpdatePlan(2, False, ("t", "u"))
+
+
+@pytest.mark.parametrize(
+    ("failures", "low", "high"), [(1, 0.08, 0.12), (2, 0.16, 0.24), (4, 0.64, 0.96), (9, 0.8, 1.0)]
+)
+def test_failed_attempts_back_off_exponentially_with_jitter(
+    failures: int, low: float, high: float
+) -> None:
+    waits = set()
+    for seed in range(20):
+        cache = metadata(seed=seed)
+        for _ in range(failures):
+            cache.plan(NOW)
+            cache.failed(NOW)
+        waits.add(pause(cache))
+    assert low <= min(waits) <= max(waits) <= high + 1e-9
+    assert len(waits) > 1 or low == high
+
+
+def test_success_ends_the_backoff_of_failures() -> None:
+    cache = metadata()
+    for _ in range(6):
+        cache.failed(NOW)
+    cache.mark_used("t", NOW)
+    refresh(cache, answer(topic("t", 1)))
+    assert pause(cache) <= 0.12
+
+
+def test_answers_that_change_nothing_back_off_too() -> None:
+    cache = known()
+    waits = []
+    now = NOW
+    for _ in range(6):
+        cache.request_update()
+        now = cache.next_update_at(now)
+        refresh(cache, answer(topic("t", 2)), now)
+        waits.append(pause(cache, now))
+    assert waits[0] <= 0.12
+    assert waits[1] >= 0.16
+    assert waits[-1] == 1.0
+    refresh(cache, answer(topic("t", 3)), now)
+    assert pause(cache, now) <= 0.12
+
+
+def test_answers_that_change_nothing_far_apart_do_not_back_off() -> None:
+    cache = known()
+    for minute in range(1, 9):
+        refresh(cache, answer(topic("t", 2)), NOW + 60 * minute)
+    assert pause(cache, NOW + 480) <= 0.12
+
+
+def test_pause_is_never_below_a_twentieth_second() -> None:
+    cache = known(retry_backoff_ms=0)
+    assert pause(cache) == pytest.approx(0.05)
+    cache.plan(NOW)
+    cache.failed(NOW)
+    assert pause(cache) == pytest.approx(0.05)
+
+
+def test_new_topic_passes_the_backoff_once_only() -> None:
+    cache = metadata()
+    for _ in range(5):
+        cache.failed(NOW)
+    assert cache.next_update_at(NOW) > NOW
+    cache.mark_used("t", NOW)
+    assert cache.next_update_at(NOW) == NOW
+    cache.plan(NOW)
+    cache.failed(NOW)
+    cache.mark_used("t", NOW)
+    assert cache.next_update_at(NOW) > NOW + 0.5
+
+
+def test_request_under_way_is_not_due_again() -> None:
+    cache = metadata()
+    assert cache.update_due(NOW)
+    cache.plan(NOW)
+    assert not cache.update_due(NOW)
+    cache.failed(NOW)
+    assert not cache.update_due(NOW)
+    assert cache.update_due(NOW + 1)
+
+
+# -- leader hints, rebootstrap ------------------------------------------------------------------
+
+
+def test_leader_hint_is_applied_and_not_rolled_back_by_an_older_answer() -> None:
+    cache = known()
+    node = Node(7, "host-7", 9092)
+    assert cache.update_leader(T0, 7, 6, [node])
+    assert not cache.update_leader(T0, 1, 6)
+    assert cache.update_leaders({T0: (7, 6)}) == frozenset()
+    assert cache.snapshot.leader_of(T0) == 7
+    stale = answer(topic("t", [partition(0, 1, 5), partition(1)]), brokers=[1, 2, 7])
+    refresh(cache, stale, NOW + 1)
+    assert cache.snapshot.leader_of(T0) == 7
+
+
+def test_rebootstrap_keeps_topics_and_wants_an_update() -> None:
+    cache = known()
+    refresh(cache, answer(topic("t", 2)), NOW + 1)
+    cache.rebootstrap()
+    before = cache.bootstrapped
+    assert before
+    assert list(cache.snapshot.nodes) == [-1, -2]
+    assert cache.lookup("t", 1) is cache.snapshot
+    assert cache.snapshot.leader_of(T0) is None
+    assert cache.update_due(NOW + 3)
+    refresh(cache, answer(topic("t", [partition(0, 2, 0), partition(1)])), NOW + 3)
+    after = cache.bootstrapped
+    assert not after
+    assert cache.snapshot.leader_of(T0) == 2
+
+
+def test_being_sent_back_to_brokers_given_up_is_no_news() -> None:
+    cache = known()
+    now = NOW
+    waits = []
+    for _ in range(6):
+        cache.rebootstrap()
+        now = cache.next_update_at(now)
+        refresh(cache, answer(topic("t", 2)), now)
+        waits.append(pause(cache, now))
+    assert waits[-1] == 1.0
+    cache.rebootstrap()
+    refresh(cache, answer(topic("t", 2), brokers=[1, 2, 3]), now + 1)
+    assert pause(cache, now + 1) <= 0.12
+
+
+# -- waiting ------------------------------------------------------------------------------------
+
+
+def in_time(test: Any) -> None:
+    """Run `test(now)` in virtual time."""
+
+    async def main() -> None:
+        await test(asyncio.get_running_loop().time())
+
+    run(main)
+
+
+def test_wait_for_a_known_topic_returns_without_suspending() -> None:
+    async def test(now: float) -> None:
+        cache = metadata()
+        cache.mark_used("t", now)
+        refresh(cache, answer(topic("t", 2)), now)
+        waiter = cache.wait_for_topic("t", 1, deadline=-math.inf)
+        with pytest.raises(StopIteration) as done:
+            waiter.send(None)
+        assert done.value.value is cache.snapshot
+
+    in_time(test)
+
+
+def test_waiters_share_one_fetch_and_wake_once() -> None:
+    async def test(now: float) -> None:
+        cache = metadata()
+        waiters = [
+            asyncio.create_task(cache.wait_for_topic("t", deadline=now + 60)) for _ in range(10)
+        ]
+        await asyncio.sleep(0)
+        plan = cache.plan(now)
+        late = asyncio.create_task(cache.wait_for_topic("t", deadline=now + 60))
+        await asyncio.sleep(0)
+        assert plan.topics == ("t",)
+        cache.update(plan.request_generation, answer(topic("t", 1)), plan.partial, now)
+        assert await asyncio.gather(*waiters, late) == [cache.snapshot] * 11
+        assert cache.next_update_at(now) > now + 100
+
+    in_time(test)
+
+
+def test_waiter_asks_again_until_the_topic_is_there_F17() -> None:
+    async def test(now: float) -> None:
+        cache = metadata()
+        waiter = asyncio.create_task(cache.wait_for_topic("t", deadline=now + 60))
+        await asyncio.sleep(0)
+        for error in (3, 5, 3):
+            at = cache.next_update_at(now)
+            assert at < now + 1.0
+            refresh(cache, answer(topic("t", 0, error=error)), at)
+            await asyncio.sleep(0)
+        assert not waiter.done()
+        refresh(cache, answer(topic("t", 1)), now + 3)
+        assert (await waiter).partition_count("t") == 1
+
+    in_time(test)
+
+
+def test_waiter_for_a_partition_asks_again_until_the_topic_has_grown_F18() -> None:
+    async def test(now: float) -> None:
+        cache = metadata()
+        waiter = asyncio.create_task(cache.wait_for_topic("t", 2, deadline=now + 60))
+        await asyncio.sleep(0)
+        refresh(cache, answer(topic("t", 2)), now)
+        await asyncio.sleep(0)
+        assert not waiter.done()
+        assert cache.next_update_at(now) < now + 0.2
+        assert not cache.plan(now + 1).partial
+        cache.update(0, answer(topic("t", 3)), False, now + 1)
+        assert (await waiter).partition_count("t") == 3
+
+    in_time(test)
+
+
+def test_waiter_for_a_partition_that_never_comes_times_out_naming_the_count_F18() -> None:
+    async def test(now: float) -> None:
+        cache = metadata(max_block_ms=1_500)
+        cache.mark_used("t", now)
+        refresh(cache, answer(topic("t", 2)), now)
+        with pytest.raises(MetadataTimeout) as caught:
+            await cache.wait_for_topic("t", 2, deadline=now + 1.5)
+        text = str(caught.value)
+        assert "partition 2 is not among the 2 of topic 't'" in text
+        assert "after 1.5 s (max_block_ms=1500)" in text
+        assert caught.value.__cause__ is None
+        assert caught.value.outcome is Outcome.NOT_SENT
+        assert asyncio.get_running_loop().time() == now + 1.5
+
+    in_time(test)
+
+
+def test_waiter_times_out_with_the_topic_error_as_cause() -> None:
+    async def test(now: float) -> None:
+        cache = metadata()
+        cache.mark_used("t", now)
+        refresh(cache, answer(topic("t", 0, error=3)), now)
+        with pytest.raises(MetadataTimeout, match="topic 't' is not in the metadata") as caught:
+            await cache.wait_for_topic("t", deadline=now + 60)
+        assert isinstance(caught.value.__cause__, UnknownTopic)
+        assert "no usable answer" not in str(caught.value)
+
+    in_time(test)
+
+
+def test_waiter_without_any_broker_times_out_naming_addresses_and_network_error() -> None:
+    async def test(now: float) -> None:
+        cache = metadata()
+        refused = DialError("connection refused by boot-b:9093")
+        cache.plan(now)
+        cache.failed(now, DialError("first"))
+        cache.failed(now)
+        cache.note_error(refused)
+        assert cache.last_error is refused
+        with pytest.raises(MetadataTimeout) as caught:
+            await cache.wait_for_topic("t", deadline=now + 60)
+        assert "boot-a:9092, boot-b:9093: connection refused by boot-b:9093" in str(caught.value)
+        assert caught.value.__cause__ is refused
+
+    in_time(test)
+
+
+def test_waiter_without_any_answer_yet_times_out_naming_the_addresses() -> None:
+    async def test(now: float) -> None:
+        servers = [f"boot-{i}:1" for i in range(7)]
+        cache = metadata(bootstrap_servers=servers)
+        with pytest.raises(MetadataTimeout) as caught:
+            await cache.wait_for_topic("t", deadline=now + 1)
+        assert "no usable answer from boot-0:1, boot-1:1" in str(caught.value)
+        assert str(caught.value).endswith("boot-4:1 and 2 more")
+
+    in_time(test)
+
+
+def test_waiter_with_a_deadline_in_the_past_times_out_at_once() -> None:
+    async def test(now: float) -> None:
+        cache = metadata()
+        with pytest.raises(MetadataTimeout):
+            await cache.wait_for_topic("t", deadline=now - 5)
+        assert cache.topics() == ("t",)
+
+    in_time(test)
+
+
+@pytest.mark.parametrize(
+    ("code", "cls"), [(17, InvalidTopic), (29, AuthorizationError), (44, RecordRejected)]
+)
+def test_refusal_reaches_the_waiters_of_that_topic_only(code: int, cls: type[KafkaError]) -> None:
+    async def test(now: float) -> None:
+        cache = metadata()
+        refused = asyncio.create_task(cache.wait_for_topic("t", deadline=now + 60))
+        other = asyncio.create_task(cache.wait_for_topic("u", deadline=now + 60))
+        await asyncio.sleep(0)
+        refresh(cache, answer(topic("t", 0, error=code), topic("u", 0, error=5)), now)
+        with pytest.raises(cls) as caught:
+            await refused
+        assert caught.value.outcome is Outcome.NOT_SENT
+        assert caught.value.code is not None
+        assert caught.value.code.number == code
+        refresh(cache, answer(topic("t", 0, error=code), topic("u", 1)), now + 1)
+        assert (await other).partition_count("u") == 1
+
+    in_time(test)
+
+
+def test_refusal_that_is_older_than_the_call_is_asked_about_again() -> None:
+    async def test(now: float) -> None:
+        cache = metadata()
+        cache.mark_used("t", now)
+        refresh(cache, answer(topic("t", 0, error=29)), now)
+        waiter = asyncio.create_task(cache.wait_for_topic("t", deadline=now + 60))
+        await asyncio.sleep(0)
+        cache.mark_used("u", now)
+        refresh(cache, answer(topic("u", 1)), now)  # partial: says nothing about t
+        await asyncio.sleep(0)
+        assert not waiter.done()
+        refresh(cache, answer(topic("t", 1), topic("u", 1)), now + 1)
+        assert (await waiter).partition_count("t") == 1
+
+    in_time(test)
+
+
+def test_failed_attempt_wakes_nobody() -> None:
+    async def test(now: float) -> None:
+        cache = metadata()
+        waiter = asyncio.create_task(cache.wait_for_topic("t", deadline=math.inf))
+        await asyncio.sleep(0)
+        cache.plan(now)
+        cache.failed(now, DialError("refused"))
+        await asyncio.sleep(5)
+        assert not waiter.done()
+        waiter.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiter
+
+    in_time(test)
+
+
+def test_fatal_error_reaches_every_present_waiter_with_a_copy_of_its_own() -> None:
+    async def test(now: float) -> None:
+        cache = metadata()
+        waiters = [
+            asyncio.create_task(cache.wait_for_topic(name, deadline=now + 60)) for name in "tuv"
+        ]
+        await asyncio.sleep(0)
+        cause = AuthenticationError("wrong password")
+        cache.fatal(now, cause)
+        results = await asyncio.gather(*waiters, return_exceptions=True)
+        assert all(isinstance(result, AuthenticationError) for result in results)
+        assert all(getattr(result, "__cause__", None) is cause for result in results)
+        assert len(set(map(id, results))) == 3
+        late = asyncio.create_task(cache.wait_for_topic("t", deadline=now + 60))
+        await asyncio.sleep(0)
+        refresh(cache, answer(topic("t", 1)), now + 1)
+        assert (await late).partition_count("t") == 1
+        assert cache.last_error is None
+
+    in_time(test)
+
+
+def test_cancelled_waiter_leaves_the_others_waiting() -> None:
+    async def test(now: float) -> None:
+        cache = metadata()
+        first = asyncio.create_task(cache.wait_for_topic("t", deadline=now + 60))
+        second = asyncio.create_task(cache.wait_for_topic("t", deadline=now + 60))
+        await asyncio.sleep(0)
+        first.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await first
+        refresh(cache, answer(topic("t", 1)), now)
+        assert (await second).partition_count("t") == 1
+
+    in_time(test)
+
+
+def test_wait_newer_returns_the_first_view_beyond_a_generation() -> None:
+    async def test(now: float) -> None:
+        cache = metadata()
+        assert await cache.wait_newer(0, deadline=-math.inf) is cache.snapshot
+        waiter = asyncio.create_task(cache.wait_newer(2, deadline=now + 60))
+        await asyncio.sleep(0)
+        refresh(cache, answer(), now)
+        await asyncio.sleep(0)
+        assert not waiter.done()
+        refresh(cache, answer(), now + 1)
+        assert (await waiter).generation == 3
+
+    in_time(test)
+
+
+def test_wait_newer_times_out_with_the_network_error_as_cause() -> None:
+    async def test(now: float) -> None:
+        cache = metadata()
+        refused = DialError("refused")
+        cache.failed(now, refused)
+        with pytest.raises(
+            MetadataTimeout, match=r"no newer metadata after 2 s.*refused"
+        ) as caught:
+            await cache.wait_newer(1, deadline=now + 2)
+        assert caught.value.__cause__ is refused
+        with pytest.raises(MetadataTimeout):
+            await cache.wait_newer(1, deadline=now)
+
+    in_time(test)
+
+
+def test_close_ends_all_waits_and_later_calls() -> None:
+    async def test(now: float) -> None:
+        cache = metadata()
+        cache.mark_used("t", now)
+        refresh(cache, answer(topic("t", 1)), now)
+        waits = [
+            asyncio.create_task(cache.wait_for_topic("u", deadline=math.inf)),
+            asyncio.create_task(cache.wait_newer(9, deadline=math.inf)),
+        ]
+        await asyncio.sleep(0)
+        cache.close()
+        cache.close(ProducerFailed("too late"))
+        for wait in waits:
+            with pytest.raises(ProducerClosed):
+                await wait
+        with pytest.raises(ProducerClosed):
+            cache.lookup("t")
+        with pytest.raises(ProducerClosed):
+            await cache.wait_for_topic("t", deadline=math.inf)
+        with pytest.raises(ProducerClosed):
+            await cache.wait_newer(9, deadline=math.inf)
+        with pytest.raises(ProducerClosed):
+            cache.update(0, answer(), False, now)
+        assert cache.next_update_at(now) == math.inf
+        assert not cache.update_due(now)
+
+    in_time(test)
+
+
+def test_close_with_an_error_raises_that_one() -> None:
+    cause = ProducerFailed("a task died")
+    cache = known()
+    cache.close(cause)
+    with pytest.raises(ProducerFailed) as caught:
+        cache.lookup("t")
+    assert caught.value.__cause__ is cause
+
+
+def test_topic_error_is_logged_when_it_changes_not_each_time(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    cache = metadata()
+    cache.mark_used("t", NOW)
+    with caplog.at_level(logging.WARNING):
+        for step, code in enumerate([3, 3, 3, 5, 5, 3]):
+            refresh(cache, answer(topic("t", 0, error=code)), NOW + step)
+    assert [message.split(": ")[1].split(",")[0] for message in caplog.messages] == [
+        "UNKNOWN_TOPIC_OR_PARTITION",
+        "LEADER_NOT_AVAILABLE",
+        "UNKNOWN_TOPIC_OR_PARTITION",
+    ]
+
+
+def test_lookup_among_thousands_of_topics_keeps_untouched_ones_identical_F60() -> None:
+    cache = metadata()
+    names = [f"topic-{i}" for i in range(2_000)]
+    for name in names:
+        cache.mark_used(name, NOW)
+    everything = answer(*(topic(name, 2) for name in names))
+    assert len(refresh(cache, everything).topics) == 2_000
+    before = cache.snapshot
+    refresh(cache, everything, NOW + 1)
+    assert cache.snapshot.topics is before.topics
+    cache.mark_used("another", NOW + 1)
+    assert refresh(cache, answer(topic("another", 1)), NOW + 1).topics == ("another",)
+    assert all(cache.snapshot.topics[name] is before.topics[name] for name in names)

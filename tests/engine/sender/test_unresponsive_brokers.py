@@ -1,0 +1,38 @@
+"""When brokers that owe us something are looked at."""
+
+from __future__ import annotations
+
+import math
+
+from aiokprod._engine.sender.unresponsive_brokers import PATIENCE_S, UnresponsiveBrokers
+
+NOW = 500.0
+
+
+def test_each_broker_is_looked_at_as_soon_as_its_own_time_is_over() -> None:
+    """Not at the pace of the one that is late already."""
+    silence = UnresponsiveBrokers()
+    silence.request_sent(1, NOW)
+    silence.request_sent(2, NOW + 0.4)
+    assert silence.next_check_at == NOW + PATIENCE_S
+    assert silence.any_overdue(NOW + PATIENCE_S)
+    assert silence.next_check_at == NOW + 0.4 + PATIENCE_S
+    assert silence.overdue_nodes(NOW + PATIENCE_S) == {1}
+    assert silence.any_overdue(silence.next_check_at)
+    assert silence.next_check_at == NOW + 0.4 + 2 * PATIENCE_S
+    assert silence.overdue_nodes(NOW + 0.4 + PATIENCE_S) == {1, 2}
+
+
+def test_nothing_is_looked_at_when_nothing_is_owed() -> None:
+    silence = UnresponsiveBrokers()
+    silence.request_sent(1, NOW)
+    silence.response_received(1, NOW, more=False)
+    assert silence.next_check_at == math.inf
+    silence.connecting_to([2], NOW)
+    assert silence.next_check_at == NOW + PATIENCE_S
+    silence.request_sent(1, NOW)
+    silence.connecting_to([], NOW)
+    assert silence.next_check_at < math.inf, "broker 1 owes an answer"
+    silence.response_received(1, NOW, more=False)
+    assert silence.next_check_at == math.inf
+    assert not silence.any_overdue(NOW + 10)

@@ -1,0 +1,361 @@
+"""A producer under calls that are interrupted, and the judge of what becomes of every record."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import random
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from aiokprod import BulkResult, Delivery, KafkaError, Outcome, ProducerRecord, RecordMetadata
+from aiokprod.interceptors import ProducerInterceptor
+from aiokprod.testing.fake_cluster import FakeCluster
+from aiokprod.testing.memory import MemoryNetwork
+from tests.interrupts.inject import NEVER, Alarm, Injector, Stepped
+from tests.scenarios.scenario_helpers import make_producer
+
+TOPIC = "t"
+PARTITIONS = 3
+BATCH = 2_000
+BUFFER = 40_000
+SETTLED_S = 2.0
+"""Virtual seconds in which a healthy cluster acknowledges what is buffered."""
+
+
+class Watching(ProducerInterceptor):
+    """Counts what interceptors are told of each value."""
+
+    def __init__(self) -> None:
+        self.told: dict[bytes, int] = {}
+
+    def on_send(self, record: ProducerRecord[Any, Any]) -> ProducerRecord[Any, Any]:
+        return record
+
+    def on_acknowledgement(self, metadata: Any, error: KafkaError | None) -> None:
+        pass
+
+
+@dataclass
+class InterruptHarness:
+    """One producer, one cluster, and every record that was handed over since the last check."""
+
+    options: dict[str, Any]
+    seed: int
+    rng: random.Random = field(init=False)
+    cluster: FakeCluster = field(init=False)
+    producer: Any = field(init=False)
+    number: int = 0
+    handles: list[tuple[bytes, Delivery]] = field(default_factory=list)
+    results: list[tuple[bytes, RecordMetadata | KafkaError]] = field(default_factory=list)
+    bulks: list[tuple[list[bytes], BulkResult]] = field(default_factory=list)
+    known: dict[bytes, tuple[int, int]] = field(default_factory=dict)
+    """Where each value of the logs is."""
+    read: list[int] = field(default_factory=lambda: [0] * PARTITIONS)
+
+    async def start(self) -> None:
+        self.rng = random.Random(self.seed)
+        self.cluster = FakeCluster(3, network=MemoryNetwork())
+        self.cluster.create_topic(TOPIC, PARTITIONS)
+        options = {
+            "batch_size": BATCH, "buffer_memory": BUFFER, "linger_ms": 0, "max_block_ms": 3_000,
+            "delivery_timeout_ms": 8_000, "request_timeout_ms": 2_000, "seed": self.seed,
+        }  # fmt: skip
+        self.producer = make_producer(self.cluster, **(options | self.options))
+        await self.producer.start()
+        await self.producer.warm([TOPIC])
+
+    def value(self, size: int = 0) -> bytes:
+        """A value that no other record has."""
+        self.number += 1
+        return (b"%d/" % self.number).ljust(size, b".")
+
+    # -- the calls -------------------------------------------------------------------------------
+
+    async def step(self, injector: Injector | Alarm, coroutine: Any) -> Any:
+        return await Stepped(injector, coroutine)
+
+    def try_submit(
+        self,
+        injector: Injector | Alarm,
+        size: int,
+        *,
+        expected: tuple[type[KafkaError], ...] = (),
+        **options: Any,
+    ) -> None:
+        value = self.value(size)
+        with self.refusal(value, injector, expected):
+            handle = injector.call(lambda: self.producer.try_submit(TOPIC, value, **options))
+            self.handles.append((value, handle))
+
+    @contextlib.contextmanager
+    def refusal(
+        self, value: bytes, injector: Injector | Alarm, expected: tuple[type[KafkaError], ...] = ()
+    ) -> Iterator[None]:
+        """An error that the library made of the exception must be true as well."""
+        try:
+            yield
+        except KafkaError as error:
+            if not injector.place and not isinstance(error, expected):
+                raise
+            self.results.append((value, error))
+
+    async def submit(self, injector: Injector | Alarm, size: int, **options: Any) -> None:
+        value = self.value(size)
+
+        async def call() -> Delivery:
+            found: Delivery = await self.producer.submit(TOPIC, value, **options)
+            return found
+
+        with self.refusal(value, injector):
+            self.handles.append((value, await self.step(injector, call())))
+
+    async def send(self, injector: Injector | Alarm, size: int, **options: Any) -> None:
+        value = self.value(size)
+        with self.refusal(value, injector):
+            sending = self.producer.send(TOPIC, value, **options)
+            self.results.append((value, await self.step(injector, sending)))
+
+    async def send_many(
+        self, injector: Injector | Alarm, count: int, size: int, **options: Any
+    ) -> None:
+        values = [self.value(size) for _ in range(count)]
+        sending = self.producer.send_many(TOPIC, values, **options)
+        self.bulks.append((values, await self.step(injector, sending)))
+
+    async def send_records(self, injector: Injector | Alarm, count: int, size: int) -> None:
+        values = [self.value(size) for _ in range(count)]
+        records = [
+            ProducerRecord(TOPIC, value, key=b"k%d" % i, headers=[("h", b"x")])
+            for i, value in enumerate(values)
+        ]
+        sending = self.producer.send_many(records)
+        self.bulks.append((values, await self.step(injector, sending)))
+
+    # -- the judge -------------------------------------------------------------------------------
+
+    async def check(self) -> None:
+        """Everything that was accepted has its outcome, and nothing is left of the interrupted
+        call: no bytes, no turns, no wait; and the producer goes on."""
+        producer = self.producer
+        runtime = producer._lifecycle.runtime
+        await producer.flush(60)
+        assert producer.health().ok, producer.health()
+        assert not runtime.accumulator.incomplete
+        after = self.value()
+        metadata = await asyncio.wait_for(producer.send(TOPIC, after), 1.0)
+        self._read_logs()
+        assert self.known[after] == (metadata.partition, metadata.offset)
+        self._judge_records()
+        self._look_for_remains()
+        assert not self.cluster.violations, self.cluster.violations
+        assert not self.cluster.refusals, self.cluster.refusals
+        for queue in runtime.accumulator._queues.values():
+            assert not queue.batches
+            assert queue.reserved_bytes == queue.in_flight == 0
+
+    async def settled(self) -> None:
+        """Everything that was accepted since the last look is acknowledged in time, without a
+        flush or another call that wakes the sender. The cluster is well, so an error, or what
+        waits until the delivery timeout, is a consequence of an exception."""
+        runtime = self.producer._lifecycle.runtime
+        try:
+            async with asyncio.timeout(SETTLED_S):
+                for _, delivery in self.handles:
+                    if not delivery.done():
+                        await asyncio.wait([delivery])
+                while runtime.accumulator.incomplete:  # noqa: ASYNC110  # of interrupted calls
+                    await asyncio.sleep(0.001)
+        except TimeoutError:
+            pending = [value[:20] for value, delivery in self.handles if not delivery.done()]
+            raise AssertionError(
+                f"no outcome: {pending}, incomplete: {list(runtime.accumulator.incomplete)}"
+            ) from None
+        for value, delivery in self.handles:
+            assert delivery.exception() is None, f"{value[:20]!r}: {delivery.exception()!r}"
+        assert self.producer.health().ok, self.producer.health()
+        self._read_logs()
+        self._judge_records()
+        self._look_for_remains()
+
+    def _judge_records(self) -> None:
+        for value, delivery in self.handles:
+            assert delivery.done(), f"no outcome: {value[:20]!r}"
+            self._judge(value, delivery.exception() or delivery.result())
+        for value, found in self.results:
+            self._judge(value, found)
+        for values, bulk in self.bulks:
+            assert bulk.interrupted is not None or len(bulk) == len(values)
+            errors, offsets, partitions = bulk.errors, bulk.offsets, bulk.partitions
+            for position, value in enumerate(values):
+                if position >= len(bulk):
+                    assert value not in self.known, f"after the end, yet stored: {value[:20]!r}"
+                elif position in errors:
+                    self._judge(value, errors[position])
+                else:
+                    assert self.known[value] == (partitions[position], offsets[position])
+        self.handles.clear()
+        self.results.clear()
+        self.bulks.clear()
+
+    def _look_for_remains(self) -> None:
+        runtime = self.producer._lifecycle.runtime
+        if runtime.memory.used:
+            gc.collect()  # the traceback of the exception may hold a reservation
+        assert runtime.memory.used == 0, runtime.memory.used
+        assert runtime.memory.waiting == runtime.quota.waiting == 0
+        assert not runtime.memory.has_waiters
+        assert not runtime.quota._turns
+        assert not any(count.bytes for count in runtime.quota._held.values())
+        assert not runtime.flushes.active
+        assert not runtime.yield_queue.waiting
+
+    def _read_logs(self) -> None:
+        for partition in range(PARTITIONS):
+            batches = self.cluster.topics[TOPIC].partitions[partition].log.batches
+            for stored in batches[self.read[partition] :]:
+                for offset, record in enumerate(stored.batch.records, stored.base_offset):
+                    assert record.value is not None
+                    assert record.value not in self.known, f"stored twice: {record.value[:20]!r}"
+                    self.known[record.value] = (partition, offset)
+            self.read[partition] = len(batches)
+
+    def _judge(self, value: bytes, result: Any) -> None:
+        if isinstance(result, RecordMetadata):
+            place = result.partition, result.offset
+            assert self.known.get(value) == place, f"lost: {value[:20]!r}"
+        else:
+            assert isinstance(result, KafkaError), repr(result)
+            if result.outcome is not Outcome.UNKNOWN:
+                assert value not in self.known, f"definite, yet stored: {value[:20]!r}"
+
+
+Scene = Callable[[InterruptHarness, Injector | Alarm], Awaitable[None]]
+
+
+async def fresh_batch(harness: InterruptHarness, injector: Injector | Alarm) -> None:
+    """The first record: a partition is chosen, a batch opened."""
+    harness.try_submit(injector, 10)
+
+
+async def into_open_batch(harness: InterruptHarness, injector: Injector | Alarm) -> None:
+    harness.try_submit(NEVER, 10, partition=0)
+    harness.try_submit(injector, 10, partition=0)
+    harness.try_submit(NEVER, 10, partition=0)
+
+
+async def full_batch(harness: InterruptHarness, injector: Injector | Alarm) -> None:
+    """The open batch is sealed and another one opened, twice."""
+    harness.try_submit(NEVER, 1_500, partition=0)
+    harness.try_submit(NEVER, 1_500, partition=0)
+    harness.try_submit(injector, 1_500, partition=0)
+    harness.try_submit(NEVER, 1_500, partition=0)
+
+
+async def sticky_change(harness: InterruptHarness, injector: Injector | Alarm) -> None:
+    for _ in range(3):
+        harness.try_submit(NEVER, 700)
+    harness.try_submit(injector, 700)
+    harness.try_submit(NEVER, 700)
+
+
+async def keyed_with_headers(harness: InterruptHarness, injector: Injector | Alarm) -> None:
+    await harness.submit(injector, 50, key=b"key", headers=[("a", b"1"), ("b", None)])
+
+
+async def submit_slowly(harness: InterruptHarness, injector: Injector | Alarm) -> None:
+    """bytearray takes the slow path."""
+    await harness.submit(injector, 50, key=bytearray(b"key"))
+
+
+async def send_one(harness: InterruptHarness, injector: Injector | Alarm) -> None:
+    await harness.send(injector, 50)
+
+
+async def send_with_timeout(harness: InterruptHarness, injector: Injector | Alarm) -> None:
+    await harness.send(injector, 50, timeout=5.0)
+
+
+async def short_of_memory(harness: InterruptHarness, injector: Injector | Alarm) -> None:
+    """The call waits for room, and for its turn."""
+    while harness.producer._lifecycle.runtime.memory.used < BUFFER - 4_000:
+        harness.try_submit(NEVER, 1_700, partition=harness.number % PARTITIONS)
+    waiting = [
+        asyncio.ensure_future(harness.submit(NEVER, 1_700, partition=i % PARTITIONS))
+        for i in range(4)
+    ]
+    await asyncio.sleep(0)
+    try:
+        await harness.submit(injector, 1_900)
+    finally:
+        await asyncio.gather(*waiting)
+
+
+async def share_used_up(harness: InterruptHarness, injector: Injector | Alarm) -> None:
+    """The call waits in the line of one broker."""
+    for _ in range(14):
+        await harness.submit(NEVER, 1_700, partition=0)
+    waiting = [asyncio.ensure_future(harness.submit(NEVER, 1_700, partition=0)) for _ in range(2)]
+    await asyncio.sleep(0)
+    try:
+        await harness.submit(injector, 1_700, partition=0)
+    finally:
+        await asyncio.gather(*waiting)
+
+
+async def column(harness: InterruptHarness, injector: Injector | Alarm) -> None:
+    """Batches are opened and sealed in the middle of the call."""
+    await harness.send_many(injector, 30, 300)
+
+
+async def column_of_everything(harness: InterruptHarness, injector: Injector | Alarm) -> None:
+    count = 12
+    await harness.send_many(
+        injector, count, 300,
+        keys=[b"k%d" % i for i in range(count)],
+        headers=[[("h", b"x")] if i % 2 else None for i in range(count)],
+        timestamps_ms=[1_700_000_000_000 + i if i % 3 else None for i in range(count)],
+    )  # fmt: skip
+
+
+async def column_larger_than_memory(harness: InterruptHarness, injector: Injector | Alarm) -> None:
+    await harness.send_many(injector, 60, 1_200)
+
+
+async def records(harness: InterruptHarness, injector: Injector | Alarm) -> None:
+    await harness.send_records(injector, 12, 400)
+
+
+async def on_the_way(harness: InterruptHarness, injector: Injector | Alarm) -> None:
+    """While requests are in flight and come back."""
+    for i in range(6):
+        harness.try_submit(NEVER, 900, partition=i % PARTITIONS)
+    await asyncio.sleep(harness.rng.choice((0.0, 0.001, 0.002)))
+    await harness.submit(injector, 900, partition=0)
+
+
+SCENES: dict[str, Scene] = {
+    scene.__name__: scene
+    for scene in (
+        fresh_batch, into_open_batch, full_batch, sticky_change, keyed_with_headers, submit_slowly,
+        send_one, send_with_timeout, short_of_memory, share_used_up, column, column_of_everything,
+        column_larger_than_memory, records, on_the_way,
+    )
+}  # fmt: skip
+
+
+def _bytes(data: Any) -> bytes:
+    return bytes(data) if data is not None else b""
+
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "idempotent": {},
+    "plain": {"enable_idempotence": False},
+    "compressed": {"compression_type": "gzip"},
+    "elastic": {"elastic_batch_size": 8_000, "linger_ms": 20, "adaptive_linger": False},
+    "watched": {"interceptors": [Watching()]},
+    "serialized": {"value_serializer": _bytes, "key_serializer": _bytes},
+}
+"""Producers; those with interceptors or serializers take the slow path for every record."""

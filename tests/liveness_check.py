@@ -1,0 +1,120 @@
+"""Checks after each pass of a sender that every queued batch has a next look.
+
+Whatever waits has an event or a deadline that ends the wait. `watch_passes` wraps `Sender.run_once`
+for the whole process; the tests' worlds call it. A pass that leaves a batch to which nothing will
+come back raises, which ends the producer. It is also noted for `check_passes`, because some tests
+expect a producer to fail.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import TYPE_CHECKING
+
+from aiokprod._engine.identity.producer_id_requests import ProducerIdRequests
+from aiokprod._engine.sender.sender import Sender
+
+if TYPE_CHECKING:
+    from aiokprod._engine.buffer.producer_batch import ProducerBatch
+
+LONGEST_S = 1.0
+"""Until somebody looks at a broker that takes nothing (`engine.silence`)."""
+
+_found: list[str] = []
+
+
+def watch_passes() -> None:
+    """From now on every pass of every sender is looked at. Idempotent."""
+    original = Sender.run_once
+    if hasattr(original, "__wrapped__"):
+        return
+
+    @functools.wraps(original)
+    def run_once(self: Sender, now: float) -> float:
+        deadline = original(self, now)
+        overlooked = overlooked_by(self, now, deadline)
+        if overlooked:
+            _found.append(overlooked)
+            raise AssertionError(f"overlooked by the sender: {overlooked}")
+        return deadline
+
+    Sender.run_once = run_once  # type: ignore[method-assign]
+
+
+def check_passes() -> None:
+    """Raises if a pass since the last call left something behind."""
+    found, _found[:] = _found[:], []
+    assert not found, f"overlooked by a sender: {found[0]}"
+
+
+def overlooked_by(sender: Sender, now: float, deadline: float) -> str | None:
+    """A queued batch that nothing will look at after a pass that says `deadline`; None if all have
+    their next look."""
+    if deadline <= now:
+        return None  # another pass follows at once
+    seen = set()
+    for batch in sender._accumulator.incomplete:
+        if deadline > batch.deadline:
+            return f"{batch}: its delivery deadline passes unnoticed"
+        queue = batch.queue
+        if queue.batches and queue not in seen:
+            seen.add(queue)
+            missing = _lacks(sender, queue.batches[0], now, deadline)
+            if missing:
+                return f"{queue.batches[0]} of {queue}: {missing}"
+    return None
+
+
+def _lacks(sender: Sender, head: ProducerBatch, now: float, deadline: float) -> str | None:
+    """Why nothing ends the wait of the first batch of a queue; None if something does."""
+    accumulator, metadata = sender._accumulator, sender._metadata
+    queue = head.queue
+    if head.closing:
+        return None  # a worker thread reports
+    if head.not_before > now:
+        return None if deadline <= head.not_before else "its backoff ends unnoticed"
+    node = accumulator._nodes.get(queue.node)
+    if node is None or not (queue in node.ready or queue in node.lingering):
+        return "in no set"
+    schedule = metadata._schedule
+    asked = metadata._asked is not None or schedule.need_full or bool(metadata._topics.fast_retry)
+    if queue.node is None:
+        return None if asked else "no leader, and no metadata are fetched"
+    at_once = accumulator.flush_pending or (
+        accumulator._adaptive and queue.node not in sender._produce_in_flight
+    )
+    if queue in node.lingering:
+        if deadline <= head.created_at + accumulator._linger:
+            return None
+        if not at_once:
+            return "its linger ends unnoticed"
+    if sender._source.transactional_id is not None:
+        return None  # opens and ends by the transaction's own tasks and timers
+    if not sender._sequences.may_drain(queue, head):
+        return _muted(sender, head, deadline)
+    client, node_id = sender._client, queue.node
+    if client.can_send(node_id, now):
+        claimed = node_id in metadata.claimed
+        if metadata.update_due(now) or claimed or node_id in sender._produce_in_flight:
+            return None  # the fetch, or an answer, brings the next pass
+        return "left behind though its broker takes requests"
+    retry_at = client.retry_at(node_id, now)
+    if retry_at < math.inf and deadline <= retry_at:
+        return None
+    ends = deadline <= now + LONGEST_S or client.in_flight_count(node_id) or asked
+    return None if ends else "its broker takes nothing, and nobody looks at it"
+
+
+def _muted(sender: Sender, head: ProducerBatch, deadline: float) -> str | None:
+    """Why nothing ends the wait of a batch that may not leave."""
+    source = sender._source
+    if head.queue.in_flight:
+        return None  # an answer comes
+    if isinstance(source, ProducerIdRequests) and source._tracker.producer_id < 0:
+        client, now = sender._client, sender._loop.time()
+        node_id = client.least_loaded(now)
+        able = node_id is not None and client.can_send(node_id, now)
+        coming = source._requesting or source.fatal_error is not None or not able
+        return None if coming or deadline <= source._request_at else "no producer id is asked for"
+    return "muted, and nothing of its partition is on the wire"

@@ -1,0 +1,378 @@
+"""Faults F51 to F60: topology, metadata, versions."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+
+import pytest
+
+from aiokprod.errors import Code, MetadataTimeout, Outcome, UnsupportedVersion
+from aiokprod.testing import fake_cluster as faults
+from aiokprod.testing.fake_cluster.profiles import profile_named
+from tests.scenarios.scenario_helpers import RECOVERY, TICK, error_of, now, scenario, until
+
+TP = ("t", 0)
+
+
+def edit_topics(change, *, only=None):
+    """An edit of Metadata answers: `change` gets each topic (of that name) and returns it."""
+
+    def edited(message):
+        topics = [t if only not in (None, t.name) else change(t) for t in message.topics]
+        return dataclasses.replace(message, topics=topics)
+
+    return faults.edit(edited)
+
+
+def edit_partitions(**changes):
+    return edit_topics(
+        lambda topic: dataclasses.replace(
+            topic, partitions=[dataclasses.replace(p, **changes) for p in topic.partitions]
+        )
+    )
+
+
+@scenario(delivery_timeout_ms=20_000, request_timeout_ms=5_000, cluster={"auto_create": False})
+async def test_f51_topic_deleted_while_producing_ends_in_time_without_a_storm(
+    cluster, producer, history
+):
+    await history.submit_many(6, partitions=(0, 1, 2))
+    await history.settle()
+    stored = len(history.attempts)
+    cluster.delete_topic("t")
+    deleted = now()
+    late = await history.submit_many(30, every=0.1, partitions=(0, 1, 2))
+    await history.settle()
+    for attempt in late:
+        assert not attempt.acked
+        assert attempt.settled_at - attempt.started_at <= 60 + TICK
+    seconds = now() - deleted
+    assert cluster.count(3, since=deleted) <= 20 * seconds
+    assert cluster.count(0, since=deleted) <= 20 * seconds
+    assert cluster.violations == []
+    cluster.create_topic("other", 1)
+    attempt = await history.send("other", 0)
+    assert attempt.acked
+    assert stored == 6
+
+
+@scenario(partitions=2)
+async def test_f52_topic_recreated_is_adopted_and_sequences_start_anew(cluster, producer, history):
+    await history.submit_many(10, partitions=(0, 1))
+    await history.settle()
+    first = len(history.attempts)
+    cluster.recreate_topic("t")
+    later = await history.submit_many(20, every=0.05, partitions=(0, 1))
+    await history.settle()
+    assert all(a.acked for a in later)
+    assert cluster.violations == []
+    for partition in (0, 1):
+        stored = cluster.values("t", partition)
+        wanted = [a.value for a in history.attempts[first:] if a.partition == partition]
+        assert stored == wanted
+
+
+@scenario(partitions=1)
+async def test_f52_topic_recreated_under_load_no_record_is_doubled(cluster, producer, history):
+    sending = asyncio.ensure_future(history.submit_many(300, every=0.01))
+    await asyncio.sleep(1)
+    cluster.recreate_topic("t")
+    recreated = now()
+    await sending
+    await history.settle()
+    assert cluster.violations == []
+    later = [a for a in history.attempts if a.started_at > recreated]
+    assert all(a.acked for a in later)
+    stored = cluster.values("t", 0)
+    assert len(stored) == len(set(stored))
+    for attempt in later:
+        assert stored[attempt.result.offset] == attempt.value
+
+
+@scenario(partitions=2)
+async def test_f52_late_leader_hint_of_the_deleted_topic_is_not_followed(
+    cluster, producer, history
+):
+    """It names a leader epoch that the new topic, whose epochs begin again, does not reach."""
+    await history.submit_many(4, partitions=(0, 1))
+    await history.settle()
+    old_leader = cluster.topics["t"].partitions[0].leader
+    cluster.control(0, faults.answer_late(1.0), broker_id=old_leader, times=1)
+    cluster.move_leader("t", 0)
+    waiting = asyncio.ensure_future(history.send(partition=0))
+    await asyncio.sleep(0.1)
+    cluster.recreate_topic("t")
+    cluster.forgotten.add(("t", 0))  # the batch under way keeps its sequence
+    assert cluster.topics["t"].partitions[0].leader == old_leader
+    await history.send(partition=1)
+    await asyncio.sleep(0.5)
+    assert not waiting.done()
+    attempt = await waiting
+    assert attempt.acked
+    assert attempt.settled_at - attempt.started_at < 1.3
+    assert cluster.violations == []
+
+
+@scenario(partitions=2, metadata_max_age_ms=3_000)
+async def test_f53_new_partitions_are_picked_up(cluster, producer, history):
+    await history.submit_many(4, partitions=(0, 1))
+    await history.settle()
+    cluster.expand_topic("t", 8)
+    await asyncio.sleep(5)
+    found = set()
+    for number in range(200):
+        metadata = await producer.send("t", b"", key=b"key-%d" % number)
+        found.add(metadata.partition)
+    assert found == set(range(8))
+    assert len(await producer.partitions_for("t")) == 8
+
+
+@scenario(partitions=2, metadata_max_age_ms=1_000)
+async def test_f53_expansion_under_load_loses_nothing(cluster, producer, history):
+    sending = asyncio.ensure_future(history.submit_many(300, every=0.02, partitions=(0, 1)))
+    await asyncio.sleep(2)
+    cluster.expand_topic("t", 6)
+    await sending
+    await history.settle()
+    history.all_acked()
+
+
+def no_brokers(message):
+    return dataclasses.replace(message, brokers=[], topics=[])
+
+
+@scenario(partitions=1)
+async def test_f54_metadata_without_brokers_is_ignored_at_start(cluster, producer, history):
+    cluster.control(3, faults.edit(no_brokers), times=3)
+    attempt = await history.send()
+    assert attempt.acked
+    history.all_acked()
+
+
+@scenario(partitions=1, metadata_max_age_ms=1_000)
+async def test_f54_metadata_without_brokers_is_ignored_later(cluster, producer, history):
+    await history.send()
+    remove = cluster.control(3, faults.edit(no_brokers))
+    await history.submit_many(50, every=0.1)
+    await history.settle()
+    remove()
+    history.all_acked()
+    assert cluster.count(3) < 20 * 6
+
+
+@scenario(partitions=1, max_block_ms=5_000)
+async def test_f55_topic_without_partitions_is_no_success(cluster, producer, history):
+    cluster.control(3, edit_topics(lambda topic: dataclasses.replace(topic, partitions=[])))
+    attempt = await history.send()
+    assert error_of(attempt, MetadataTimeout).outcome is Outcome.NOT_SENT
+    assert abs(attempt.settled_at - attempt.started_at - 5) < TICK
+    assert cluster.count(3) <= 20 * 5
+
+
+@scenario(partitions=1, metadata_max_age_ms=1_000)
+async def test_f55_topic_that_loses_its_partitions_for_a_moment_is_kept(cluster, producer, history):
+    await history.send()
+    cluster.control(
+        3, edit_topics(lambda topic: dataclasses.replace(topic, partitions=[])), times=2
+    )
+    await history.submit_many(50, every=0.1)
+    await history.settle()
+    history.all_acked()
+
+
+@scenario(partitions=1, metadata_max_age_ms=1_000)
+async def test_f56_older_leader_epoch_does_not_win(cluster, producer, history):
+    for broker in (2, 3, 1, 2):
+        cluster.move_leader("t", 0, broker)
+    await history.send()
+    assert cluster.topics["t"].partitions[0].leader_epoch == 4
+    cluster.control(3, edit_partitions(leader_id=1, leader_epoch=0))
+    sent = cluster.count(0, broker_id=1)
+    await history.submit_many(30, every=0.1)
+    await history.settle()
+    history.all_acked(refusals=True)
+    assert cluster.count(0, broker_id=1) == sent
+
+
+@scenario(partitions=1, metadata_max_age_ms=1_000)
+async def test_f56_old_leader_without_epoch_costs_one_attempt_at_a_time(cluster, producer, history):
+    """-1 is no epoch, so every answer sends us to the old leader, which names the new one."""
+    for broker in (2, 3, 1, 2):
+        cluster.move_leader("t", 0, broker)
+    await history.send()
+    cluster.control(3, edit_partitions(leader_id=1, leader_epoch=-1))
+    await history.submit_many(30, every=0.1)
+    await history.settle()
+    history.all_acked(refusals=True)
+    assert cluster.count(0, broker_id=1) <= 15
+    assert cluster.count(3) <= 15
+
+
+@scenario(partitions=1)
+async def test_f57_leader_that_is_no_broker_means_no_leader(cluster, producer, history):
+    cluster.control(3, edit_partitions(leader_id=77), times=4)
+    attempt = await history.send()
+    assert attempt.settled_at - attempt.started_at < 4
+    history.all_acked()
+
+
+@scenario(partitions=1, metadata_max_age_ms=1_000)
+async def test_f58_changed_cluster_id_is_logged_and_nothing_breaks(
+    cluster, producer, history, caplog
+):
+    await history.send()
+    cluster.cluster_id = "another-cluster-00000"
+    with caplog.at_level(logging.WARNING):
+        await asyncio.sleep(3)
+    await history.send()
+    history.all_acked()
+    assert any("another-cluster-00000" in record.getMessage() for record in caplog.records)
+
+
+@scenario(partitions=1)
+@pytest.mark.parametrize("profile", ["1.0", "2.1", "2.8", "3.9", "4.0"])
+async def test_f59_broker_comes_back_with_older_versions(cluster, producer, history, profile):
+    await history.send()
+    for broker in cluster.brokers.values():
+        broker.profile = profile_named(profile)
+    for broker in (1, 2, 3):
+        cluster.kill(broker, failover_s=10_000)
+        cluster.start(broker)
+    attempt = await history.send()
+    assert attempt.settled_at - attempt.started_at < RECOVERY
+    await history.submit_many(5)
+    await history.settle()
+    history.all_acked()
+
+
+@scenario(partitions=3)
+async def test_f59_brokers_of_mixed_versions_serve_together(cluster, producer, history):
+    for broker, profile in zip((1, 2, 3), ("1.0", "2.8", "4.3"), strict=True):
+        cluster.brokers[broker].profile = profile_named(profile)
+    await history.submit_many(30, partitions=(0, 1, 2))
+    await history.settle()
+    history.all_acked()
+
+
+@scenario(partitions=1, max_block_ms=20_000)
+async def test_f59_api_versions_that_always_refuses_terminates(cluster, producer, history):
+    cluster.control(18, faults.refuse(Code.UNSUPPORTED_VERSION))
+    attempt = await history.send()
+    error = error_of(attempt)
+    assert error.outcome is Outcome.NOT_SENT
+    assert attempt.settled_at - attempt.started_at <= 20 + TICK
+    # Versions 4 to 0, strictly decreasing, on each connection.
+    assert cluster.count(18) <= 5 * len(cluster.network.links)
+    assert len(cluster.network.links) < 20 * 5
+
+
+@scenario(partitions=1, max_block_ms=10_000)
+async def test_f59_broker_too_old_for_us_says_so(cluster, producer, history):
+    def only_old(message):
+        keys = [
+            dataclasses.replace(key, min_version=0, max_version=2) if key.api_key == 0 else key
+            for key in message.api_keys
+        ]
+        return dataclasses.replace(message, api_keys=keys)
+
+    cluster.control(18, faults.edit(only_old))
+    attempt = await history.send()
+    error = error_of(attempt, UnsupportedVersion)
+    assert error.outcome is Outcome.NOT_SENT
+    assert "0 to 2" in str(error)
+    assert attempt.settled_at - attempt.started_at <= 120 + TICK
+
+
+@scenario(topic=None)
+async def test_f59_one_broker_that_refuses_api_versions_does_not_stop_the_others(
+    cluster, producer, history
+):
+    cluster.create_topic("t", 3)
+    await history.submit_many(3, partitions=(0, 1, 2))
+    await history.settle()
+    cluster.control(18, faults.refuse(Code.UNSUPPORTED_VERSION), broker_id=1)
+    for connection in list(cluster.brokers[1].connections):
+        connection.reset()
+    await history.submit_many(6, partitions=(1, 2))
+    await history.settle()
+    history.all_acked()
+
+
+@scenario(topic=None)
+async def test_f60_metadata_asks_only_for_topics_in_use(cluster, producer, history):
+    asked = []
+
+    def watch(request):
+        topics = request.body.topics
+        asked.append(None if topics is None else sorted(t.name for t in topics))
+
+    cluster.control(3, watch)
+    for number in range(200):
+        cluster.create_topic(f"topic-{number}", 1)
+    await history.send("topic-5", 0)
+    await history.send("topic-9", 0)
+    assert None not in asked
+    assert {name for names in asked for name in names} == {"topic-5", "topic-9"}
+    for _ in range(30):
+        await asyncio.sleep(60)
+        await history.send("topic-9", 0)
+    assert asked[-1] == ["topic-9"]
+
+
+@scenario(topic=None)
+async def test_f60_many_topics_at_once_need_few_metadata_requests(cluster, producer, history):
+    for number in range(500):
+        cluster.create_topic(f"topic-{number}", 1)
+    await asyncio.gather(*(history.send(f"topic-{number}", 0) for number in range(500)))
+    history.all_acked()
+    assert cluster.count(3) < 30
+
+
+@scenario(partitions=1, max_block_ms=30_000)
+async def test_rebootstrap_required_is_obeyed(cluster, producer, history):
+    await history.send()
+    cluster.control(3, faults.refuse(Code.REBOOTSTRAP_REQUIRED), times=1)
+    cluster.move_leader("t", 0, 2)
+    await history.send()
+    await history.send("fresh", 0)
+    history.all_acked(refusals=True)
+
+
+@scenario(partitions=1)
+@pytest.mark.parametrize("code", [-1, 5, 38, 72, 3])
+async def test_metadata_topic_error_for_a_moment_delays_only(cluster, producer, history, code):
+    cluster.control(
+        3,
+        edit_topics(lambda t: dataclasses.replace(t, error_code=code, partitions=[])),
+        times=2,
+    )
+    attempt = await history.send()
+    assert attempt.acked
+    assert attempt.settled_at - attempt.started_at < 3
+    history.all_acked()
+
+
+@scenario(partitions=1)
+async def test_metadata_answers_lost_are_asked_elsewhere(cluster, producer, history):
+    cluster.control(3, faults.lose_answer(), times=1)
+    start = now()
+    await history.send()
+    assert now() - start <= 30 + RECOVERY
+    history.all_acked()
+
+
+@scenario(partitions=1)
+async def test_partition_without_leader_waits_for_one(cluster, producer, history):
+    await history.send()
+    cluster.topics["t"].partitions[0].elect(None)
+    task = history.send_later()
+    await asyncio.sleep(10)
+    assert not task.done()
+    asked = cluster.count(3)
+    assert asked <= 20 * 10
+    cluster.topics["t"].partitions[0].elect(3)
+    took = await until(task.done, within=10)
+    assert took < RECOVERY
+    history.all_acked(refusals=True)

@@ -1,0 +1,97 @@
+"""`python -m tests.simulation --seeds 0-2000 --jobs 2`: many seeds, and what they came to.
+
+Ends with 1 if a seed broke a promise, or if the judge had to be mild too often. `--seeds N` alone
+runs that one again. Seeds are run in slices, with a line for each; `--journal` keeps them in a
+file, and the same command goes on after the last whole slice if it was stopped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import sys
+import time
+from pathlib import Path
+
+from tests.simulation.exemptions import EXEMPTIONS, MOST_SEEDS
+from tests.simulation.parallel_seeds import Journal, Totals, outcomes, parsed, slices
+
+
+def main() -> int:
+    """Run what the command line asks for."""
+    parser = argparse.ArgumentParser(description="seeded simulation of producer and cluster")
+    parser.add_argument("--seeds", type=parsed, default=range(2_000), help="a-b, b excluded")
+    parser.add_argument("--jobs", type=int, default=multiprocessing.cpu_count())
+    text = "seconds after which no slice is begun"
+    parser.add_argument("--limit", type=float, default=float("inf"), help=text)
+    parser.add_argument("--slice", type=int, default=1_000, help="seeds of a summary line")
+    parser.add_argument("--journal", type=Path, help="file that remembers slices")
+    arguments = parser.parse_args()
+    journal = None if arguments.journal is None else Journal(arguments.journal)
+    start = time.monotonic()
+    spent = 0.0
+    totals = Totals()
+    for part in slices(arguments.seeds, arguments.slice):
+        known = None if journal is None else journal.find(part)
+        if known is not None:
+            found, seconds = known
+        elif time.monotonic() - start > arguments.limit:
+            print(f"stopped after {arguments.limit:.0f} s, before seed {part.start}")
+            break
+        else:
+            began = time.monotonic()
+            found = run_slice(part, arguments.jobs)
+            seconds = time.monotonic() - began
+            if journal is not None:
+                journal.add(part, found, seconds)
+        spent += seconds
+        totals.merge(found)
+        show_slice(part, found, seconds, again=known is None)
+    show(totals, spent, arguments.jobs)
+    return 1 if totals.broken or totals.too_mild() else 0
+
+
+def run_slice(seeds: range, jobs: int) -> Totals:
+    """Run some seeds; those that break a promise are shown at once."""
+    totals = Totals()
+    for seed, found in outcomes(seeds, jobs):
+        totals.add(seed, found)
+        if isinstance(found, str):
+            print(f"--- seed {seed}\n{found}", flush=True)
+    return totals
+
+
+def show_slice(seeds: range, totals: Totals, seconds: float, *, again: bool) -> None:
+    """One line."""
+    mild = " ".join(f"{name.replace(' ', '-')}={totals.mild_seeds[name]}" for name in EXEMPTIONS)
+    print(
+        f"slice {seeds.start}-{seeds.stop}: {len(totals.broken)} violations "
+        f"{sorted(totals.broken)[:5] or ''} {totals.records} records, seeds with exemptions: "
+        f"{mild}; {seconds:.1f} s{'' if again else ' (run before)'}",
+        flush=True,
+    )
+
+
+def show(totals: Totals, seconds: float, jobs: int) -> None:
+    """The figures, for people."""
+    rate = totals.seeds / max(seconds, 1e-9)
+    print(
+        f"{totals.seeds} seeds in {seconds:.1f} s with {jobs} jobs: {rate:.1f} seeds/s, "
+        f"a million would take {1e6 / max(rate, 1e-9) / 3600:.1f} h\n"
+        f"{totals.records} records, {totals.acknowledged} acknowledged, "
+        f"{totals.virtual_s / 86_400:.2f} days of virtual time, event hash {totals.hash:016x}"
+    )
+    print("faults: " + ", ".join(f"{name} {count}" for name, count in totals.faults.most_common()))
+    mild = (
+        f"{name} {totals.exemptions[name]} in {totals.mild_seeds[name]} seeds "
+        f"{totals.mild_at.get(name, [])}"
+        for name in EXEMPTIONS
+    )
+    print("exemptions needed: " + ", ".join(mild))
+    for name in totals.too_mild():
+        print(f"too mild: {name} ({EXEMPTIONS[name]}), at most {MOST_SEEDS[name]:.1%} of the seeds")
+    print(f"violations: {len(totals.broken)} {sorted(totals.broken)[:20] or ''}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

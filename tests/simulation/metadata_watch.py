@@ -1,0 +1,90 @@
+"""A look inside: the one promise of the metadata that no log can show (F56)."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+from aiokprod.cluster import ClusterSnapshot
+from tests.scenarios.scenario_helpers import now
+from tests.simulation.fault_scripts import Misfortunes
+from tests.simulation.oracle import Violation
+from tests.simulation.wire_log import METADATA, Wire
+
+RELIABLE_FROM: Final = 9
+"""First Metadata version whose leader epochs belong to the leaders beside them."""
+ANSWERS: Final = 5
+"""So many answers in a row with lower epochs prove that a topic without an id was created anew."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """A leader epoch that went back."""
+
+    at: float
+    topic: str
+    partition: int
+    before: int
+    after: int
+
+
+class EpochWatch:
+    """Leader epochs only grow, as long as the client did not have to begin anew."""
+
+    def __init__(self, misfortunes: Misfortunes, wire: Wire) -> None:
+        self._misfortunes = misfortunes
+        self._wire = wire
+        self._known: dict[tuple[str, bytes, int], int] = {}
+        self._back: list[_Step] = []
+
+    def follow(self, producer: Any) -> None:
+        """Look at every view of the producer's metadata from now on."""
+        self._metadata = producer._lifecycle.runtime.metadata
+        self._metadata.on_change(self._look)
+
+    def check(self) -> None:
+        """Raise Violation if an epoch went back although fewer than `ANSWERS` answers said so."""
+        wrong = [step for step in self._back if not self._is_told(step)]
+        if wrong:
+            raise Violation(f"leader epochs went back: {wrong[:3]}")
+
+    def _is_told(self, step: _Step) -> bool:
+        told = list(itertools.islice(self._told(step), ANSWERS))
+        return len(told) == ANSWERS and all(0 <= epoch < step.before for epoch in told)
+
+    def _told(self, step: _Step) -> Iterator[int]:
+        """The epochs of a partition in the answers until it went back, newest first."""
+        answers = [
+            one
+            for one in self._wire.exchanges()
+            if one.api_key == METADATA and one.heard_at <= step.at
+        ]
+        for answer in sorted(answers, key=lambda one: one.heard_at, reverse=True):
+            for topic in answer.answer.topics:
+                for partition in topic.partitions if topic.name == step.topic else ():
+                    if partition.partition_index == step.partition:
+                        yield partition.leader_epoch
+
+    def _look(self, snapshot: ClusterSnapshot) -> None:
+        if self._metadata.bootstrapped or self._misfortunes.oldest_metadata < RELIABLE_FROM:
+            self._known.clear()
+            return
+        present = {
+            (topic.name, topic.topic_id, info.partition)
+            for topic in snapshot.topics.values()
+            for info in topic.partitions
+            if info.leader is not None or info.leader_epoch >= 0
+        }
+        for key in self._known.keys() - present:
+            del self._known[key]  # forgotten, after five answers without the topic or the partition
+        for topic in snapshot.topics.values():
+            for info in topic.partitions:
+                key = topic.name, topic.topic_id, info.partition
+                before, epoch = self._known.get(key, -1), info.leader_epoch
+                if info.leader is not None and 0 <= epoch < before:
+                    self._back.append(_Step(now(), topic.name, info.partition, before, epoch))
+                # A leader without an epoch is taken as told, and what was known is forgotten
+                # (Java `Metadata.updateLatestMetadata`).
+                self._known[key] = epoch

@@ -1,0 +1,618 @@
+"""The judge of a simulated history: promises P1 to P6 and hygiene, by what the logs hold.
+
+Knows what the application handed over and was told, what the logs hold, and what was done to the
+cluster; of the producer only `metrics()`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import zlib
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from aiokprod._core.batch import murmur2
+from aiokprod.errors import (
+    BufferFull,
+    BufferTimeout,
+    Code,
+    DeliveryTimeout,
+    KafkaError,
+    MetadataMissing,
+    MetadataTimeout,
+    NetworkError,
+    Outcome,
+    ProducerClosed,
+    ProducerFailed,
+    ProtocolError,
+    SerializationError,
+)
+from aiokprod.records import RecordMetadata
+from aiokprod.testing.fake_cluster import FakeCluster, StoredRecord
+from aiokprod.testing.fake_cluster.cluster import EPOCH_MS
+from aiokprod.testing.fake_cluster.log import StoredBatch
+from aiokprod.testing.fake_cluster.topology import Partition, Topic
+from tests.scenarios.scenario_helpers import TICK
+from tests.simulation.call_interrupts import Interrupt, TimeUp
+from tests.simulation.fault_scripts import DEFINITE, UNCLEAR, Misfortunes
+from tests.simulation.seeds import PARTITIONS, UNKNOWN_CODES, Plan
+from tests.simulation.wire_log import FIND_COORDINATOR, INIT_PRODUCER_ID, METADATA, Wire
+from tests.simulation.wire_log import Attempt as Sent
+from tests.simulation.workload import Attempt, Load, headers_of, key_of
+
+ENDS = {*DEFINITE, *UNCLEAR}
+"""Codes that may end a record although its time is not over. MESSAGE_TOO_LARGE is none of them: no
+record of the load is larger than any topic allows, so that its batch can be divided."""
+
+BEFORE_APPEND = {2, 10, 18, 19, 29, 31, 32, 44, 45, 47, 59, 76, 87, 100, 103}
+"""Codes that every broker answers before it would append."""
+AFTER_APPEND = {-1, 3, 7, 13, 20, 56, *UNKNOWN_CODES}
+"""Codes that some broker answers after it has appended: they tell nothing about the log."""
+AFTER_REPLICATION = {6}
+"""As these, but only where an answer waits for the replicas (acks=all)."""
+TOO_LARGE = {10, 18}
+"""Codes by which a batch is divided; such an attempt does not count against `retries`."""
+
+
+PRODUCE = 0
+BY_ID = 13
+"""First Produce version that names topics by id."""
+
+
+class Violation(AssertionError):
+    """A promise was broken."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a record was found: `rank` is its position in the partition's history, `stored_at` the
+    loop time at which the broker took it."""
+
+    topic: str
+    topic_id: bytes
+    partition: int
+    rank: int
+    offset: int
+    timestamp_ms: int
+    is_live: bool
+    stored_at: float
+
+    @property
+    def log(self) -> tuple[bytes, int]:
+        return self.topic_id, self.partition
+
+
+def longest(plan: Plan, attempt: Attempt, waits: int) -> float:
+    """Seconds an attempt may take (P6) if its call may wait for room so many times."""
+    if attempt.limit_s is not None:
+        return attempt.limit_s
+    return plan.delivery_s + waits * plan.block_s
+
+
+class Judge:
+    """Looks at everything once, after the last event.
+
+    `ended_at`: when the producer was closed or broken, infinite if everything came to its end.
+
+    Attributes:
+        used: how often each of `exemptions.EXEMPTIONS` was needed.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        cluster: FakeCluster,
+        load: Load,
+        misfortunes: Misfortunes,
+        wire: Wire,
+        ended_at: float,
+    ) -> None:
+        self.plan = plan
+        self.cluster = cluster
+        self.load = load
+        self.misfortunes = misfortunes
+        self.wire = wire
+        self.places: dict[bytes, list[Place]] = {}
+        self.truncated: dict[bytes, list[Place]] = {}
+        self.ended_at = ended_at
+        self.used: Counter[str] = Counter()
+        self.slack_s = TICK + 5 * plan.late_timers_s
+        by_name = [n.time for n in cluster.requests if n.api_key == PRODUCE and n.version < BY_ID]
+        self.last_by_name = max(by_name, default=0.0)
+
+    def check(self) -> None:
+        """All of it."""
+        self._read_logs()
+        self.by_value = {attempt.value: attempt for attempt in self.load.attempts}
+        strangers = [value for value in self.places if value not in self.by_value]
+        _demand(not strangers, "never sent: {}", strangers[:3])
+        for attempt in self.load.attempts:
+            _demand(attempt.result is not None, "never settled: {}", attempt)
+            self._check_place(attempt)
+            self._check_answer(attempt)
+            self._check_time(attempt)
+            self._check_tries(attempt)
+            self._check_reason(attempt)
+        if self.plan.ordered:
+            self._check_order()
+        if self.plan.idempotent:
+            self._check_sequences()
+        self._check_cluster()
+
+    # -- what the logs hold ---------------------------------------------------------------------
+
+    def _read_logs(self) -> None:
+        for topic, partition in self._partitions():
+            log = partition.log
+            removed = len(log.removed)
+            history = [*log.removed, *log.batches]
+            for rank, (number, record) in enumerate(_records(history)):
+                stored_at = history[number].stored_at
+                self._note(
+                    self.places, topic, partition, rank, record, number >= removed, stored_at
+                )
+            for rank, (number, record) in enumerate(_records(log.truncated)):
+                stored_at = log.truncated[number].stored_at
+                self._note(self.truncated, topic, partition, rank, record, False, stored_at)
+
+    def _partitions(self) -> Iterator[tuple[Topic, Partition]]:
+        for topic in self._topics():
+            for partition in topic.partitions:
+                yield topic, partition
+
+    def _topics(self) -> list[Topic]:
+        return [*self.cluster.deleted, *self.cluster.topics.values()]
+
+    @staticmethod
+    def _note(
+        found: dict[bytes, list[Place]],
+        topic: Topic,
+        partition: Partition,
+        rank: int,
+        record: StoredRecord,
+        is_live: bool,
+        stored_at: float,
+    ) -> None:
+        value = record.value or b""
+        _demand(
+            zlib.crc32(value[:-8]) == int(value[-8:] or b"0", 16), "bytes were changed: {}", record
+        )
+        number = int(value.split(b"/", 4)[3])
+        fits = (record.key, record.headers) == (key_of(number), headers_of(number))
+        _demand(fits, "the key or the headers are another record's: {}", record)
+        place = Place(
+            topic.name, topic.topic_id, partition.index, rank, record.offset, record.timestamp_ms,
+            is_live, stored_at,
+        )  # fmt: skip
+        found.setdefault(value, []).append(place)
+
+    # -- one record -----------------------------------------------------------------------------
+
+    def _check_place(self, attempt: Attempt) -> None:
+        found = self.places.get(attempt.value, [])
+        for place in found:
+            _demand(place.topic == attempt.topic, "in another topic: {} {}", attempt, place)
+            self._check_timestamp(attempt, place)
+            asked = attempt.partition
+            _demand(asked in (None, place.partition), "in another partition: {} {}", attempt, place)
+            key = None if self.plan.options["partitioner_ignore_keys"] else key_of(attempt.number)
+            if asked is None and key is not None:
+                fits = place.partition in self._places_of(attempt.topic, key, PARTITIONS)
+                if not fits and "strange" in self.misfortunes.done:
+                    fits = place.partition in self._places_of(attempt.topic, key, 1)
+                    self.used["places"] += 1
+                _demand(fits, "where its key does not belong: {} {}", attempt, place)
+        if not self.plan.idempotent:
+            return
+        for log, count in Counter(place.log for place in found).items():
+            if count > 1:
+                times = self._forgotten_during(log, attempt)
+                _demand(count <= 1 + times, "stored {} times: {} {}", count, attempt, found)
+                self.used["copies"] += 1
+
+    def _check_timestamp(self, attempt: Attempt, place: Place) -> None:
+        """The one asked for; else what the producer's wall clock showed while it was handed over,
+        which misfortune may have set meanwhile."""
+        told = place.timestamp_ms
+        if attempt.timestamp_ms is not None:
+            _demand(told == attempt.timestamp_ms, "another timestamp: {} {}", attempt, place)
+            return
+        # The clock is read once in a pass of the loop, and a pass may be as long as a stall.
+        pass_began = min(
+            [since for since, until in self.misfortunes.stalls if until == attempt.started_at],
+            default=attempt.started_at,
+        )
+        first, last = (EPOCH_MS + 1_000 * t for t in (pass_began, attempt.settled_at))
+        fits = any(first - 1 <= told - offset <= last + 1 for offset in self.misfortunes.offsets_ms)
+        _demand(fits, "not the time of its hand-over: {} {}", attempt, place)
+
+    def _forgotten_during(self, log: tuple[bytes, int], attempt: Attempt) -> int:
+        """How often a log's brokers knew nothing of the producer before they took the last copy of
+        this record: they lost it while the record was under way, or before and took nothing from it
+        until then. A copy in a connection that was given up may come out of it however late."""
+        instants = self._amnesia_of(log)
+        if not instants:
+            return 0
+        since = self._under_way_since(attempt)
+        known = (
+            other.started_at
+            for other in self.load.attempts
+            if other.settled_at <= since
+            and isinstance(other.result, RecordMetadata)
+            and any(place.log == log for place in self.places.get(other.value, []))
+        )
+        last_known = max(known, default=float("-inf"))
+        last_copy = max(place.stored_at for place in self.places[attempt.value] if place.log == log)
+        return sum(last_known <= instant <= last_copy for instant in instants)
+
+    def _amnesia_of(self, log: tuple[bytes, int]) -> list[float]:
+        instants = list(self.misfortunes.amnesia.get(log, ()))
+        reborn_at = self.misfortunes.reborn.get(log)
+        if reborn_at is not None and reborn_at <= self.last_by_name:
+            instants.append(reborn_at)
+        return instants
+
+    def _under_way_since(self, attempt: Attempt) -> float:
+        """Since when it or one before it was under way: brokers that forget one in doubt take those
+        behind it without it, and then all of them are numbered anew."""
+        return min(
+            other.started_at
+            for other in self.load.attempts
+            if other is attempt
+            or (
+                other.topic == attempt.topic
+                and (None in (other.partition, attempt.partition) or other.where == attempt.where)
+                and other.started_at <= attempt.started_at <= other.settled_at
+            )
+        )
+
+    def _places_of(self, topic: str, key: bytes, least: int) -> set[int]:
+        """Where a key may lie if the producer was told of that many partitions or more."""
+        most = max(len(one.partitions) for one in self._topics() if one.name == topic)
+        positive = murmur2(key) & 0x7FFFFFFF
+        return {positive % count for count in range(least, most + 1)}
+
+    def _check_answer(self, attempt: Attempt) -> None:
+        found = self.places.get(attempt.value, [])
+        result = attempt.result
+        if isinstance(result, RecordMetadata):
+            self._check_acknowledged(attempt, result, found)
+        elif isinstance(result, KafkaError):
+            if result.outcome is not Outcome.UNKNOWN:
+                _demand(not found, "definite, yet stored: {} {}", attempt, found)
+            self._check_outcome(attempt, result)
+        else:
+            asked = isinstance(result, asyncio.CancelledError) and self._is_cancelled(attempt)
+            asked = asked or (attempt.is_struck and isinstance(result, Interrupt | TimeUp))
+            _demand(asked, "no documented outcome: {} {!r}", attempt, result)
+
+    def _check_outcome(self, attempt: Attempt, error: KafkaError) -> None:
+        """What an error says of the log follows from what the client was told of each attempt."""
+        attempts = self._sent(attempt)
+        if error.outcome is Outcome.NOT_SENT:
+            _demand(not attempts, "was sent: {} {}", attempt, attempts)
+            return
+        open_still = [one for one in attempts if not self._tells(one, attempt.settled_at)]
+        if error.outcome is Outcome.UNKNOWN:
+            if attempt.limit_s is not None and isinstance(error, DeliveryTimeout):
+                return  # only this caller gave up: its batch may still leave
+            _demand(bool(attempts), "no request held it: {} {!r}", attempt, error)
+            if isinstance(error, DeliveryTimeout):
+                # What was answered between its expiry and a late waking of its task came too late.
+                expired_at = attempt.started_at + self.plan.delivery_s
+                open_still = [one for one in attempts if not self._tells(one, expired_at)]
+            _demand(bool(open_still), "each attempt was refused: {} {}", attempt, attempts)
+        else:
+            in_doubt = [one for one in open_still if self._may_be_appended(one)]
+            _demand(not in_doubt, "definite, yet in doubt: {} {}", attempt, in_doubt)
+
+    def _sent(self, attempt: Attempt) -> list[Sent]:
+        """The requests that held a record before it had its outcome."""
+        return [
+            one for one in self.wire.attempts(attempt.value) if one.sent_at <= attempt.settled_at
+        ]
+
+    def _unwritten(self, attempt: Attempt) -> list[Sent]:
+        """As `_sent`, of the requests whose connection had just broken: no byte was written."""
+        return [
+            one
+            for one in self.wire.unwritten_attempts(attempt.value)
+            if one.sent_at <= attempt.settled_at
+        ]
+
+    def _tries(self, attempt: Attempt) -> int:
+        """The attempts at a record that count against `retries`."""
+        sent = self._sent(attempt)
+        divided = sum(one.code in TOO_LARGE and one.heard_at <= attempt.settled_at for one in sent)
+        return len(sent) + len(self._unwritten(attempt)) - divided
+
+    def _check_tries(self, attempt: Attempt) -> None:
+        tries, most = self._tries(attempt), self.plan.options["retries"] + 1
+        _demand(tries <= most, "{} attempts, {} are allowed: {}", tries, most, attempt)
+
+    def check_used_up(self, attempt: Attempt) -> None:
+        """A record that failed although everything was healed: only because each attempt at it that
+        was written was refused, and there was one more than `retries`."""
+        sent = self._sent(attempt)
+        refused = [one for one in sent if one.code and one.heard_at <= attempt.settled_at]
+        used_up = self._tries(attempt) == self.plan.options["retries"] + 1
+        fits = used_up and len(refused) == len(sent)
+        _demand(fits, "a fresh record failed: {} {}", attempt, sent)
+
+    @staticmethod
+    def _tells(sent: Sent, settled_at: float) -> bool:
+        """The client knew by the answer that the broker had not appended."""
+        return sent.heard_at <= settled_at and sent.code in BEFORE_APPEND
+
+    @staticmethod
+    def _may_be_appended(sent: Sent) -> bool:
+        """There was no answer, or one that a broker may give after it has appended."""
+        if sent.code is None or sent.code in AFTER_APPEND:
+            return True
+        return sent.code in AFTER_REPLICATION and sent.acks == -1
+
+    def _is_cancelled(self, attempt: Attempt) -> bool:
+        return attempt.task in self.load.cancelled
+
+    def _check_acknowledged(
+        self, attempt: Attempt, result: RecordMetadata, found: list[Place]
+    ) -> None:
+        if self.plan.options["acks"] == 0:
+            _demand(result.offset is None, "an offset nobody told: {}", attempt)
+            return
+        _demand(result.topic == attempt.topic, "told another topic: {}", attempt)
+        if self.plan.durable:
+            _demand(bool(found), "lost: {}", attempt)
+        seen = [*found, *self.truncated.get(attempt.value, [])]
+        if result.offset is None:
+            duplicated = (result.topic, result.partition) in self.misfortunes.duplicated
+            forgetful = self.misfortunes.stopped or bool(self.misfortunes.amnesia)
+            can_be = duplicated or forgetful
+            _demand(can_be, "acknowledged without an offset: {}", attempt)
+            self.used["offsets" if duplicated else "newest"] += 1
+        else:
+            told = result.partition, result.offset
+            true = [(place.partition, place.offset) for place in seen]
+            _demand(told in true, "wrong offset: {}, it is at {}", attempt, true)
+        if attempt.group:
+            return  # a bulk call tells no timestamps
+        stamps = [place.timestamp_ms for place in seen]
+        fits = not seen or result.timestamp_ms in stamps
+        _demand(fits, "told another timestamp: {}, it has {}", attempt, stamps)
+
+    def _check_time(self, attempt: Attempt) -> None:
+        took = attempt.settled_at - attempt.started_at
+        stalled = self.misfortunes.stalled_s(attempt.started_at, attempt.settled_at)
+        if attempt.admitted_at is not None:
+            # It waits for no room any more: its batch has its deadline.
+            took_then = attempt.settled_at - attempt.admitted_at
+            most = self.plan.delivery_s + self.slack_s + stalled
+            _demand(took_then <= most, "took {} s, not {}: {}", took_then, most, attempt)
+        limit = longest(self.plan, attempt, 1) + self.slack_s
+        if took <= limit:
+            return
+        waits = 1 + sum(each.is_admitted for each in attempt.group)
+        most = longest(self.plan, attempt, waits) + self.slack_s + stalled
+        _demand(took <= most, "took {} s, not {}: {}", took, most, attempt)
+        self.used["stalls" if took <= limit + stalled else "waits"] += 1
+
+    def _batch_is_older(self, attempt: Attempt) -> bool:
+        """True if its batch may have been due because of a record before it."""
+        begun = attempt.settled_at - self.plan.delivery_s + 0.002
+        return any(
+            other.started_at <= begun and self._may_share_batch(attempt, other)
+            for other in self.load.attempts
+        )
+
+    def _check_reason(self, attempt: Attempt) -> None:
+        """Nothing fails before its time without a reason that waiting does not heal."""
+        error = attempt.result
+        if not isinstance(error, KafkaError):
+            return
+        if isinstance(error, ProducerClosed | ProducerFailed):
+            _demand(attempt.settled_at >= self.ended_at, "not ended: {} {!r}", attempt, error)
+            return
+        took = attempt.settled_at - attempt.started_at
+        if isinstance(error, DeliveryTimeout):
+            if attempt.limit_s is not None and took >= attempt.limit_s - 0.002:
+                return
+            if took >= self.plan.delivery_s - 0.002:
+                return
+            _demand(self._batch_is_older(attempt), "failed before its time: {}", attempt)
+            self.used["batch age"] += 1
+            return
+        elif isinstance(error, BufferTimeout | MetadataTimeout):
+            least = min(self.plan.block_s, attempt.limit_s or self.plan.block_s)
+            _demand(took >= least - 0.002, "failed after {} s, before its time: {}", took, attempt)
+            return
+        elif isinstance(error, BufferFull | MetadataMissing):
+            _demand(attempt.is_immediate, "did not wait: {} {!r}", attempt, error)
+            return
+        elif isinstance(error, SerializationError):
+            struck = isinstance(error.__cause__, TimeUp)
+            _demand(struck, "no serializer raises: {} {!r}", attempt, error)
+            return
+        self._check_told(attempt, error)
+        given_up = self._tries(attempt) == self.plan.options["retries"] + 1
+        code = -2 if error.code is None else error.code.number
+        sequence = code in (Code.OUT_OF_ORDER_SEQUENCE_NUMBER, Code.INVALID_PRODUCER_EPOCH)
+        if code == Code.DUPLICATE_SEQUENCE_NUMBER:
+            sequence = self.misfortunes.wrapped  # brokers of that time may not have the batch
+        in_doubt = sequence and not error.outcome.definite
+        ends = code in ENDS or in_doubt
+        # One whose time is over has another class, whatever was answered last.
+        _demand(given_up or ends, "failed without a reason: {} {!r}", attempt, error)
+        self.used["codes" if ends else "retries"] += 1
+
+    def _check_told(self, attempt: Attempt, error: KafkaError) -> None:
+        """The code of an error is one that the client was told for this very record, or that tells
+        how an attempt at it went without an answer."""
+        number = None if error.code is None else error.code.number
+        attempts = self._sent(attempt)
+        heard = [one for one in attempts if one.heard_at <= attempt.settled_at]
+        if any(one.code == number for one in heard):
+            return
+        if isinstance(error, NetworkError):
+            return  # of an attempt that may not even have come to its connection
+        unheard = len(heard) < len(attempts) or any(one.code is None for one in heard)
+        if unheard and (isinstance(error, ProtocolError) or number == Code.NETWORK_EXCEPTION):
+            return  # the answer cannot be read, or left the partition out
+        # Without a producer id nothing leaves, and its refusal fails what waits for one.
+        refused = any(
+            one.api_key == INIT_PRODUCER_ID
+            and one.heard_at <= attempt.settled_at
+            and one.answer.error_code == number
+            for one in self.wire.exchanges()
+        )
+        _demand(refused, "nobody told it: {} {!r} {}", attempt, error, attempts)
+
+    def _may_share_batch(self, attempt: Attempt, other: Attempt) -> bool:
+        """Both may have been in one batch, and ended with it as far as `other` waited for that."""
+        if other.topic != attempt.topic:
+            return False
+        if None not in (attempt.partition, other.partition) and other.where != attempt.where:
+            return False
+        left_early = other.limit_s is not None or self._is_cancelled(other)
+        told_later = attempt.group or other.group  # when the whole call ends
+        together = abs(other.settled_at - attempt.settled_at) < 0.002
+        return bool(left_early or told_later or together or self._were_divided(attempt, other))
+
+    def _were_divided(self, attempt: Attempt, other: Attempt) -> bool:
+        """Both were in one batch that the broker found too large. Its parts end apart, and each has
+        the deadline of the whole."""
+        codes = (Code.MESSAGE_TOO_LARGE, Code.RECORD_LIST_TOO_LARGE)
+        refused_at = {one.sent_at for one in self._sent(attempt) if one.code in codes}
+        return any(one.sent_at in refused_at for one in self._sent(other) if one.code in codes)
+
+    # -- order ----------------------------------------------------------------------------------
+
+    def _check_order(self) -> None:
+        """What was handed over later stands later (P3), as far as "later" is certain."""
+        logs: dict[tuple[bytes, int], list[tuple[Attempt, Place]]] = {}
+        # A new epoch keeps out what was given up before it; a new producer id cannot.
+        all_count = self.plan.idempotent and self.plan.producer_epoch == 0
+        for attempt in self.load.attempts:
+            acked = isinstance(attempt.result, RecordMetadata)
+            if not acked and not all_count:
+                continue
+            for place in self._counted(attempt):
+                logs.setdefault(place.log, []).append((attempt, place))
+        for log, entries in logs.items():
+            for before, after in _inversions(entries):
+                excused = any(self._forgotten_during(log, one) for one in (before, after))
+                _demand(excused, "{} stands before {}", after, before)
+                self.used["order"] += 1
+
+    def _counted(self, attempt: Attempt) -> list[Place]:
+        found = self.places.get(attempt.value, [])
+        if self.plan.idempotent or not isinstance(attempt.result, RecordMetadata):
+            first: dict[tuple[bytes, int], Place] = {}
+            for place in found:
+                first.setdefault(place.log, place)
+            return [*first.values()]  # whether there may be others is judged elsewhere
+        # Without idempotence a retry may double a record; what was acknowledged counts.
+        return [place for place in found if place.offset == attempt.result.offset]
+
+    def _check_sequences(self) -> None:
+        """Sequences of each producer epoch stand in the log without gap or repetition."""
+        for _, partition in self._partitions():
+            expected: dict[tuple[int, int], int] = {}
+            for _, record in _records(partition.log.batches):
+                if record.producer_id < 0:
+                    continue
+                epoch = record.producer_id, record.epoch
+                wanted = expected.get(epoch, record.sequence)
+                fits = record.sequence == wanted
+                _demand(fits, "sequence {}, not {}: {}", record.sequence, wanted, record)
+                expected[epoch] = (record.sequence + 1) % 2**31
+
+    # -- hygiene --------------------------------------------------------------------------------
+
+    def _check_cluster(self) -> None:
+        cluster = self.cluster
+        _demand(not self.load.complaints, "{}", self.load.complaints[:3])
+        _demand(not cluster.network.mutated, "{}", cluster.network.mutated[:3])
+        _demand(not cluster.violations, "{}", cluster.violations[:3])
+        sent = cluster.sends_while_throttled
+        _demand(not sent, "{} sends while throttled", sent)
+
+
+HASTE = {
+    METADATA: (1, 0.0), FIND_COORDINATOR: (5, 0.06), INIT_PRODUCER_ID: (1, 0.0),
+}  # fmt: skip
+"""Requests that may leave before the backoff of the one before them is over: so many, and this
+share of all: a connection that cannot be read is asked again. 200 seeds needed 0, 4 and 0, and in
+transactions what `more` allows."""
+
+
+def check_haste(wire: Wire, more: int = 0) -> None:
+    """Requests that are repeated keep to their backoff, so that twice their rate is noticed.
+
+    `more`: requests of successive producers, none of which knows of the one before.
+    """
+    for api_key, (few, share) in HASTE.items():
+        is_metadata = api_key == METADATA
+        hasty, count = wire.hasty_metadata() if is_metadata else wire.hasty(api_key)
+        most = few + more + share * count
+        _demand(hasty <= most, "{} of {} requests of API {} in haste", hasty, count, api_key)
+
+
+def check_counts(cluster: FakeCluster, plan: Plan, span_s: float) -> None:
+    """No hot loop: requests and connects within what the backoffs allow in `span_s` seconds."""
+    produce = cluster.count(PRODUCE)
+    dials = Counter(dial.address for dial in cluster.network.dials)
+    for address, count in dials.items():
+        _demand(count <= 26 * span_s + 10, "{} connects to {} in {} s", count, address, span_s)
+    appended = sum(
+        len(partition.log.batches) + len(partition.log.removed) + len(partition.log.truncated)
+        for topic in [*cluster.deleted, *cluster.topics.values()]
+        for partition in topic.partitions
+    )
+    partitions = sum(len(topic.partitions) for topic in cluster.topics.values())
+    most = 3 * appended + 12 * partitions * (span_s + 5)
+    _demand(
+        produce <= most, "{} Produce requests for {} batches in {} s", produce, appended, span_s
+    )
+
+
+def check_idle(metrics: dict[str, Any]) -> None:
+    """Everything that was held has been given back."""
+    free, total = metrics["buffer_available_bytes"], metrics["buffer_total_bytes"]
+    _demand(free == total, "{} bytes are still counted", total - free)
+    for gauge in ("waiting_sends", "batches_incomplete"):
+        _demand(metrics[gauge] == 0, "{}: {}", gauge, metrics[gauge])
+
+
+def _inversions(entries: list[tuple[Attempt, Place]]) -> Iterator[tuple[Attempt, Attempt]]:
+    """Of the entries of one log: what was admitted before the other one began, yet stands after
+    it."""
+    entries.sort(key=lambda entry: entry[0].began)
+    admitted = sorted(
+        (entry for entry in entries if entry[0].admitted is not None),
+        key=lambda entry: entry[0].admitted or 0,
+    )
+    highest: tuple[int, Attempt] | None = None
+    index = 0
+    for attempt, place in entries:
+        while index < len(admitted) and (admitted[index][0].admitted or 0) < attempt.began:
+            before, at = admitted[index]
+            if highest is None or at.rank > highest[0]:
+                highest = at.rank, before
+            index += 1
+        if highest is not None and highest[1] is not attempt and place.rank <= highest[0]:
+            yield highest[1], attempt
+
+
+def _records(batches: list[StoredBatch]) -> Iterator[tuple[int, StoredRecord]]:
+    """Records with the number of their batch."""
+    for number, stored in enumerate(batches):
+        for record in stored.records():
+            yield number, record
+
+
+def _demand(condition: bool, text: str, *parts: object) -> None:
+    """The text is made only if it is needed: most of the judge's time went into it."""
+    if not condition:
+        raise Violation(text.format(*parts))

@@ -1,0 +1,188 @@
+"""Many seeds on several cores."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import json
+import multiprocessing
+import traceback
+import zlib
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.simulation.exemptions import MOST_SEEDS
+from tests.simulation.run import Report, run_seed
+
+CHUNK = 40
+"""Seeds that a process is given at a time."""
+
+
+EXAMPLES = 5
+MANY = 1_000
+"""Seeds from which on shares of them mean something."""
+
+
+@dataclass
+class Totals:
+    """The sum of all reports.
+
+    Attributes:
+        exemptions, mild_seeds: how often, and in how many seeds, the judge had to be mild.
+        mild_at: some of these seeds.
+    """
+
+    seeds: int = 0
+    records: int = 0
+    acknowledged: int = 0
+    virtual_s: float = 0.0
+    faults: Counter[str] = field(default_factory=Counter)
+    exemptions: Counter[str] = field(default_factory=Counter)
+    mild_seeds: Counter[str] = field(default_factory=Counter)
+    hash: int = 0
+    mild_at: dict[str, list[int]] = field(default_factory=dict)
+    broken: dict[int, str] = field(default_factory=dict)
+
+    def add(self, seed: int, found: Report | str) -> None:
+        """One more seed: its report, or how it failed."""
+        self.seeds += 1
+        if isinstance(found, str):
+            self.broken[seed] = found
+            return
+        self.records += found.records
+        self.acknowledged += found.acknowledged
+        self.virtual_s += found.virtual_s
+        self.faults.update(found.faults)
+        self.exemptions.update(found.exemptions)
+        self.mild_seeds.update(list(found.exemptions))
+        for name in found.exemptions:
+            examples = self.mild_at.setdefault(name, [])
+            if len(examples) < EXAMPLES:
+                examples.append(seed)
+        self.hash ^= found.trace * (2 * seed + 1) % 2**64  # in whatever order seeds end
+
+    def merge(self, other: Totals) -> None:
+        """Add the sum of other seeds."""
+        self.seeds += other.seeds
+        self.records += other.records
+        self.acknowledged += other.acknowledged
+        self.virtual_s += other.virtual_s
+        self.faults.update(other.faults)
+        self.exemptions.update(other.exemptions)
+        self.mild_seeds.update(other.mild_seeds)
+        self.hash ^= other.hash
+        for name, seeds in other.mild_at.items():
+            examples = self.mild_at.setdefault(name, [])
+            examples += seeds[: EXAMPLES - len(examples)]
+        self.broken.update(other.broken)
+
+    def to_json(self) -> dict[str, Any]:
+        """As `from_json` reads it."""
+        return dict(vars(self))
+
+    @classmethod
+    def from_json(cls, fields: dict[str, Any]) -> Totals:
+        """What `to_json` gave, after a way through JSON."""
+        counters = {name: Counter(fields[name]) for name in ("faults", "exemptions", "mild_seeds")}
+        broken = {int(seed): text for seed, text in fields["broken"].items()}
+        return cls(**{**fields, **counters, "broken": broken})
+
+    def too_mild(self) -> list[str]:
+        """Exemptions needed by more seeds than they should be, once there are many seeds."""
+        if self.seeds < MANY:
+            return []
+        return [n for n, most in MOST_SEEDS.items() if self.mild_seeds[n] > most * self.seeds]
+
+
+def outcome_of(seed: int) -> tuple[int, Report | str]:
+    """A seed's report, or the text of its failure."""
+    try:
+        return seed, run_seed(seed)
+    except Exception:
+        return seed, traceback.format_exc(limit=-6)
+
+
+def run_chunk(seeds: list[int]) -> list[tuple[int, Report | str]]:
+    """Some seeds in a row. Garbage is collected between them alone, so that it is never the work of
+    the seed before, and what was there before the first one is not looked at again."""
+    gc.disable()
+    gc.freeze()
+    found = []
+    for seed in seeds:
+        found.append(outcome_of(seed))
+        gc.collect()
+    gc.unfreeze()
+    return found
+
+
+def outcomes(seeds: Iterable[int], jobs: int) -> Iterator[tuple[int, Report | str]]:
+    """Of all seeds, as they come."""
+    wanted = list(seeds)
+    chunks = [wanted[start : start + CHUNK] for start in range(0, len(wanted), CHUNK)]
+    if jobs == 1:
+        for chunk in chunks:
+            yield from run_chunk(chunk)
+        return
+    with multiprocessing.get_context("spawn").Pool(jobs) as pool:
+        for found in pool.imap_unordered(run_chunk, chunks):
+            yield from found
+
+
+class Journal:
+    """Slices that were run to their end, one line of JSON each, so that a long run goes on where it
+    was stopped. Lines of other code count for nothing."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._code = fingerprint()
+        self._known: dict[tuple[int, int], tuple[Totals, float]] = {}
+        lines = path.read_text().splitlines() if path.exists() else []
+        for line in lines:
+            try:
+                entry = json.loads(line)
+            except ValueError:
+                continue  # cut off when the run was stopped
+            if entry["code"] == self._code:
+                totals = Totals.from_json(entry["totals"])
+                self._known[entry["first"], entry["last"]] = totals, entry["seconds"]
+
+    def find(self, seeds: range) -> tuple[Totals, float] | None:
+        """What a slice came to, and the seconds it took, if it was run before."""
+        return self._known.get((seeds.start, seeds.stop))
+
+    def add(self, seeds: range, totals: Totals, seconds: float) -> None:
+        """Note a slice that has been run."""
+        entry = {
+            "code": self._code, "first": seeds.start, "last": seeds.stop, "seconds": seconds,
+            "totals": totals.to_json(),
+        }  # fmt: skip
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        with self._path.open("a") as file:
+            file.write(json.dumps(entry) + "\n")
+
+
+def fingerprint() -> int:
+    """A checksum over the sources of the package and of the simulation."""
+    root = Path(__file__).parents[2]
+    checksum = 0
+    for folder in ("aiokprod", "tests/simulation"):
+        for path in sorted((root / folder).rglob("*.py*")):
+            if path.suffix in (".py", ".pyx", ".pxd"):
+                checksum = zlib.crc32(path.read_bytes(), zlib.crc32(path.name.encode(), checksum))
+    return checksum
+
+
+def slices(seeds: range, size: int) -> list[range]:
+    """Consecutive parts of a range; they begin at multiples of their size, whatever was asked."""
+    cuts = range(seeds.start // size * size + size, seeds.stop, size)
+    bounds = [seeds.start, *cuts, seeds.stop]
+    return [range(first, last) for first, last in itertools.pairwise(bounds)]
+
+
+def parsed(text: str) -> range:
+    """ "a-b" without b, or a single seed."""
+    first, _, last = text.partition("-")
+    return range(int(first), int(last or int(first) + 1))

@@ -1,0 +1,361 @@
+"""One seed from beginning to end: load and misfortunes, healing, judgment."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+import warnings
+import zlib
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+from aiokprod.errors import KafkaError, ProducerClosed, ProducerFailed
+from aiokprod.producer import Producer
+from aiokprod.testing.fake_cluster import FakeCluster, TopicConfig
+from aiokprod.testing.memory import MemoryNetwork
+from aiokprod.testing.virtual import LivelockError, VirtualLoop, WorldHandle, run
+from tests.scenarios.scenario_helpers import RECOVERY, TICK, clock, make_producer, now
+from tests.simulation.broker_behaviours import Temperaments
+from tests.simulation.fault_scripts import Misfortunes
+from tests.simulation.last_faults import LastFault
+from tests.simulation.metadata_watch import EpochWatch
+from tests.simulation.oracle import (
+    Judge,
+    Violation,
+    check_counts,
+    check_haste,
+    check_idle,
+    longest,
+)
+from tests.simulation.progress import Progress
+from tests.simulation.seeds import PARTITIONS, TOPICS, Plan, plan_of
+from tests.simulation.wire_log import Wire
+from tests.simulation.workload import Attempt, Habit, Load
+
+STEPS = 30
+LONGEST_S = 3_600.0
+"""Virtual seconds after which a seed counts as hanging; healthy ones take some hundred at most."""
+MOST_PASSES = 200_000
+"""Passes of the loop after which a seed counts as hanging; healthy ones make some thousand."""
+STUCK_S = 6.0
+"""Once everything is healed, no partition with records waiting may go longer without an outcome:
+three backoffs of 1 s each with jitter, and what the cluster needs."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a seed came to.
+
+    Attributes:
+        trace: checksum over every byte delivered, when, and over every outcome.
+        exemptions: how often the judge had to be mild, by name (`exemptions.EXEMPTIONS`).
+    """
+
+    seed: int
+    trace: int
+    records: int
+    acknowledged: int
+    failed: int
+    virtual_s: float
+    faults: tuple[str, ...]
+    exemptions: dict[str, int]
+
+
+def run_seed(seed: int) -> Report:
+    """Run one seed in virtual time.
+
+    Raises:
+        Violation: a promise was broken; a note names the seed.
+    """
+    plan = plan_of(seed)
+    loggers = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings():
+            if "interrupt" in plan.menu:  # between a coroutine and its await
+                warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)
+            return _run(plan, seed)
+    except BaseException as error:
+        error.add_note(f"seed {seed}: {plan}")
+        raise
+    finally:
+        logging.disable(loggers)
+
+
+def _run(plan: Plan, seed: int) -> Report:
+    return run(
+        lambda: Simulation(plan).main(),
+        seed=seed,
+        limit_s=LONGEST_S,
+        late_timers_s=plan.late_timers_s,
+        debug=False,
+        collect_garbage=False,
+    )
+
+
+def bound_passes(loop: VirtualLoop) -> None:
+    """Let the loop raise LivelockError once it has made `MOST_PASSES`: one whose clock creeps would
+    reach neither its limit of idle passes nor its limit of virtual time."""
+    advance = loop._advance
+
+    def bounded(timeout: float | None) -> list[WorldHandle]:
+        if loop.passes >= MOST_PASSES:
+            del loop._advance  # what clears up after the run makes passes of its own
+            raise LivelockError(
+                f"{MOST_PASSES} loop passes until virtual time {loop.time():.3f}\n"
+                + loop.describe_tasks()
+            )
+        return advance(timeout)
+
+    setattr(loop, "_advance", bounded)  # noqa: B010  (mypy takes an assignment for a mistake)
+
+
+class Simulation:
+    """The world of one seed."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.rng = random.Random(plan.seed * 7919 + 1)
+        self.wire = Wire()
+        network = MemoryNetwork()
+        network.on_link = self.wire.follow
+        self.cluster = FakeCluster(network=network, **plan.cluster)
+        self.cluster.first_epoch = plan.producer_epoch
+        self.cluster.max_in_flight = plan.options["max_in_flight_requests_per_connection"]
+        minimum = min(2, plan.cluster["brokers"])
+        self.cluster.create_topic("t", PARTITIONS)
+        self.cluster.create_topic("u", PARTITIONS, config=TopicConfig(min_insync_replicas=minimum))
+        habit = Habit()
+        options = dict(plan.options)
+        if plan.habit == "serializer":
+            options["value_serializer"] = habit
+        elif plan.habit == "interceptor":
+            options["interceptors"] = [habit]
+        self.producer: Producer[Any, Any] = make_producer(
+            self.cluster, seed=plan.seed, unix_ms=self._wall_ms, **options
+        )
+        self.load = habit.load = Load(plan, self.producer, self.rng)
+        self.temperaments = Temperaments(plan, self.cluster)
+        self.misfortunes = Misfortunes(plan, self.cluster, self.load, self.rng, self.temperaments)
+        self.started_at = 0.0
+        self.ended_at = float("inf")
+        self.refused_fresh: list[Attempt] = []
+        self.exemptions: Counter[str] = Counter()
+
+    def _wall_ms(self) -> int:
+        return self.cluster.unix_ms() + self.misfortunes.wall_offset_ms
+
+    async def main(self) -> Report:
+        """The run; returns when the producer is closed and everything is judged."""
+        loop = clock()
+        bound_passes(loop)
+        loop.executor_delay_s = self.plan.executor_delay_s
+        self.started_at = now()
+        await self.producer.start()
+        watch = EpochWatch(self.misfortunes, self.wire)
+        watch.follow(self.producer)
+        try:
+            with self.wire.watch_unwritten():
+                remove = self.cluster.control(None, self.misfortunes.unreliable)
+                await self._bad_times()
+                remove()
+                await self._ending()
+            self._judge()
+            watch.check()
+        finally:
+            await self.producer.close(10.0)
+        return self._report()
+
+    # -- phases ---------------------------------------------------------------------------------
+
+    async def _bad_times(self) -> None:
+        heal_rate = self.rng.choice((0.1, 0.3, 0.5))
+        most = self.rng.choice((2, 4, 8))
+        for _ in range(STEPS):
+            for _ in range(self.rng.randrange(most)):
+                self.load.hand_over()
+            await asyncio.sleep(self.rng.choice((0, 0.001, 0.02, 0.2, 0.7)))
+            self.misfortunes.strike()
+            if self.rng.random() < heal_rate:
+                self.misfortunes.heal()
+
+    async def _ending(self) -> None:
+        """All faults end, or the producer does in the middle of them."""
+        if self.plan.ending == "close":
+            await self._close_early()
+        elif self.plan.ending == "stranger":
+            await self._cancel_a_task()
+        else:
+            self.misfortunes.heal_for_good()
+            await self._settle_down()
+            await self._fresh_records()
+            if self.plan.last_fault:
+                await LastFault(self).strike()
+                await self._settle_down()
+                await self.fresh(TOPICS[0], 0)
+            await self.producer.flush(self.plan.delivery_s)  # what hooks of fresh records sent
+            await self._all_settled(0.0)
+            check_idle(self.producer.metrics())
+            return
+        self.misfortunes.heal_for_good()
+
+    async def _close_early(self) -> None:
+        self.ended_at = now()
+        timeout = self.rng.choice((0, 0.5, 5.0))
+        start = now()
+        await self.producer.close(timeout)
+        took = now() - start
+        _demand(took <= timeout + self._slack(start), f"close took {took} s")
+        await self._all_settled(0.0)
+        check_idle(self.producer.metrics())
+
+    async def _cancel_a_task(self) -> None:
+        """F69: a stranger cancels one of the producer's tasks."""
+        own = [t for t in asyncio.all_tasks() if t.get_name() in _BACKGROUND]
+        if not own:
+            await self._close_early()
+            return
+        self.ended_at = now()
+        self.rng.choice(sorted(own, key=lambda task: task.get_name())).cancel()
+        await self._all_settled(TICK)
+        try:
+            await self.producer.send("t", b"late", partition=0)
+        except (ProducerFailed, ProducerClosed):
+            return
+        raise Violation("a producer without its tasks takes records")
+
+    async def _all_settled(self, within: float) -> None:
+        await asyncio.sleep(within + 5 * self.plan.late_timers_s)
+        for _ in range(3):
+            await asyncio.sleep(0)
+        left = self.load.pending()
+        _demand(not left, f"never settled: {left[:2]}")
+
+    async def _settle_down(self) -> None:
+        """All faults are over: everything ends in time, and no partition stands still."""
+        await self._servable()
+        for link in self.cluster.network.links:
+            if link.is_open:
+                link.reset()
+        # Five batches whose records are not waited for any more may go first, one at a time because
+        # they are retries, each behind five requests that a slow cluster answers one by one.
+        replication_s = self.plan.cluster["replication_s"]
+        limit = STUCK_S + 12 * self.plan.late_timers_s + (1 + 5) * 5 * replication_s
+        progress = Progress(limit + self._connecting_s())
+        while pending := self.load.pending():
+            progress.check(pending, now())
+            late = [a for a in pending if now() - a.started_at > self._longest(a)]
+            _demand(not late, f"never settled: {late[:2]}")
+            await asyncio.sleep(0.5)
+        with contextlib.suppress(KafkaError):
+            await self.producer.flush(self.plan.delivery_s)
+        waiting = [task for task in self.load.tasks if not task.done()]
+        if waiting:
+            _, still = await asyncio.wait(waiting, timeout=self.plan.delivery_s)
+            _demand(not still, f"a call hangs: {list(still)[:2]}")
+
+    def _longest(self, attempt: Attempt) -> float:
+        """Until what is known of a bulk call, every record of it may have had to wait."""
+        return longest(self.plan, attempt, max(1, len(attempt.group))) + self._slack(
+            attempt.started_at
+        )
+
+    async def _servable(self) -> None:
+        """Wait for elections under way; then the cluster can serve everything."""
+        await asyncio.sleep(self.cluster.failover_s + self.cluster.controller_s + 0.5)
+
+    async def _fresh_records(self) -> None:
+        """Recovery (P11): every partition takes a record within two seconds."""
+        for link in self.cluster.network.links:
+            if link.is_open:
+                link.reset()
+        # Partitions that the producer has not heard of take metadata, for max_block_ms at most.
+        time_to_learn = self.plan.block_s >= self.recovery_s()
+        for topic in TOPICS:
+            count = len(self.cluster.topics[topic].partitions) if time_to_learn else PARTITIONS
+            for partition in range(count):
+                await self.fresh(topic, partition)
+        if self.plan.options["acks"] == 0:
+            await asyncio.sleep(1.0)
+
+    async def _lone(self, topic: str, partition: int) -> Attempt:
+        attempt = self.load._new(topic, partition)
+        await self.load._send(attempt)
+        return attempt
+
+    async def fresh(self, topic: str, partition: int) -> None:
+        """One more record, which must be acknowledged in time."""
+        began = now()
+        attempt = await self._lone(topic, partition)
+        while isinstance(attempt.result, BaseException) and now() - began <= self.recovery_s():
+            self.refused_fresh.append(attempt)  # must have used up its retries
+            if attempt.settled_at == attempt.started_at:
+                await asyncio.sleep(TICK)  # refused at once: time passes, or this never ends
+            attempt = await self._lone(topic, partition)
+        took = attempt.settled_at - began
+        good = not isinstance(attempt.result, BaseException)
+        _demand(good and took <= self.recovery_s(), f"a fresh record took {took} s: {attempt}")
+
+    def _connecting_s(self) -> float:
+        """What slow handshakes add: one that is too short, a pause, one that succeeds, and the same
+        again for the leader that the metadata name."""
+        return 4 * self.temperaments.handshake_s
+
+    def recovery_s(self) -> float:
+        """Within which a record is acknowledged once everything is well (P11)."""
+        slow_s: float = self.plan.cluster["replication_s"]
+        throttle_s = self.temperaments.throttle_ms / 1000
+        late_s = 10 * self.plan.late_timers_s
+        return RECOVERY + late_s + 3 * slow_s + 20 * throttle_s + self._connecting_s()
+
+    # -- judgment -------------------------------------------------------------------------------
+
+    def _slack(self, since: float) -> float:
+        """What a call that began at an instant may take longer: late timers and stalls since."""
+        return TICK + 5 * self.plan.late_timers_s + self.misfortunes.stalled_s(since, now())
+
+    def _judge(self) -> None:
+        check_counts(self.cluster, self.plan, now() - self.started_at)
+        check_haste(self.wire)
+        judge = Judge(
+            self.plan, self.cluster, self.load, self.misfortunes, self.wire, self.ended_at
+        )
+        judge.check()
+        for attempt in self.refused_fresh:
+            judge.check_used_up(attempt)
+        self.exemptions = judge.used
+
+    def _report(self) -> Report:
+        attempts = self.load.attempts
+        trace = self.cluster.network.trace
+        for attempt in attempts:
+            told = f"{attempt.number} {attempt.settled_at:.6f} {_told(attempt.result)}"
+            trace = zlib.crc32(told.encode(), trace)
+        acknowledged = sum(not isinstance(a.result, BaseException) for a in attempts)
+        return Report(
+            seed=self.plan.seed,
+            trace=trace,
+            records=len(attempts),
+            acknowledged=acknowledged,
+            failed=len(attempts) - acknowledged,
+            virtual_s=now() - self.started_at,
+            faults=tuple(self.misfortunes.done),
+            exemptions=dict(self.exemptions),
+        )
+
+
+_BACKGROUND = ("aiokprod-sender", "aiokprod-metadata")
+
+
+def _told(result: Any) -> str:
+    if isinstance(result, BaseException):
+        return f"{type(result).__name__} {getattr(result, 'outcome', None)}"
+    return f"{result.topic} {result.partition} {result.offset}"
+
+
+def _demand(condition: bool, text: str) -> None:
+    if not condition:
+        raise Violation(text)

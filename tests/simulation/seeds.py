@@ -1,0 +1,235 @@
+"""What a seed stands for: the producer's options, the cluster, the menu of faults."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, replace
+from typing import Any
+
+TOPICS = ("t", "u")
+PARTITIONS = 3
+PROFILES = ("2.1", "2.8", "3.9", "4.0", "4.3", "4.3", "4.3")
+OLD_PROFILES = ("0.11", "1.0", "2.4")
+"""Drawn as the temperament `old_versions`."""
+
+TEMPERAMENTS = (
+    "leaderless_without_code", "epochs_missing", "epochs_zero", "no_topic_ids",
+    "differing_metadata", "null_in_errors", "errors_after_append", "unknown_codes", "throttling",
+    "slower_than_timeouts", "capped_versions", "old_versions", "slow_handshakes",
+)  # fmt: skip
+"""Names of methods of `Temperaments`; two seeds of three have one to three of them."""
+
+HABITS = ("serializer", "interceptor", *("",) * 14)
+
+UNKNOWN_CODES = (500, 9_999, -77)
+"""Error codes no version of Kafka has."""
+
+MENU = (
+    "kill", "stop", "pause", "move", "controller", "fail", "duplicate", "reset", "blackhole",
+    "half_open", "throttle", "stall", "clock", "cancel", "expand", "recreate", "retain", "vanish",
+    "stale", "upgrade", "slow", "cut", "trickle", "shrink_limit", "strange", "fast_forward",
+    "wait", "renumber", "lag", "interrupt", "reenter",
+)  # fmt: skip
+"""Names of methods of `Misfortunes`; each seed draws a subset of them (swarm testing)."""
+
+
+RARE_TEMPERAMENTS = ("producer_ids_unavailable",)
+"""More of them, of idempotent producers: each is in one seed in `RARE_EVERY`."""
+RARE_EVERY = 6
+
+LAST_FAULTS = ("frozen_leader", "far_broker", "refused_connections")
+"""Names of methods of `LastFault`. One seed in `LAST_FAULT_EVERY` has one of them."""
+LAST_FAULT_EVERY = 12
+RECREATED = "recreated_topic"
+"""Another one, of as many seeds with an idempotent producer."""
+
+MOST_LATE_S = 0.05
+"""Timers of such a seed are late by no more: the fault is judged by how long something takes."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One seed, drawn in full before anything happens.
+
+    Attributes:
+        late_timers_s: most seconds a timer is late.
+        executor_delay_s: seconds a worker thread takes to compress a batch.
+        depth: most brokers that are down at the same time.
+        ending: "heal" (all faults end), "close" (the producer is closed in the middle of them) or
+            "stranger" (somebody cancels one of its tasks).
+        producer_epoch: epoch of the first producer id.
+        temperaments: names of methods of `Temperaments`.
+        last_fault: name of a method of `LastFault` (of `LAST_FAULTS`, or `RECREATED`), or "".
+        habit: "serializer" or "interceptor" if the application's own one submits now and then.
+    """
+
+    seed: int
+    options: dict[str, Any]
+    cluster: dict[str, Any]
+    menu: tuple[str, ...]
+    late_timers_s: float
+    executor_delay_s: float
+    depth: int
+    ending: str
+    producer_epoch: int
+    temperaments: tuple[str, ...] = ()
+    habit: str = ""
+    last_fault: str = ""
+
+    @property
+    def idempotent(self) -> bool:
+        return bool(self.options["enable_idempotence"])
+
+    @property
+    def durable(self) -> bool:
+        """What was acknowledged must stay (P1)."""
+        return bool(self.options["acks"] == "all")
+
+    @property
+    def ordered(self) -> bool:
+        """Records must stand in the order of hand-over (P3)."""
+        return self.idempotent or (
+            self.durable and self.options["max_in_flight_requests_per_connection"] == 1
+        )
+
+    @property
+    def delivery_s(self) -> float:
+        return float(self.options["delivery_timeout_ms"]) / 1000
+
+    @property
+    def block_s(self) -> float:
+        return float(self.options["max_block_ms"]) / 1000
+
+
+def plan_of(seed: int) -> Plan:
+    """The plan of a seed: always the same one."""
+    rng = random.Random(seed)
+    options = _options(rng)
+    cluster = _cluster(rng)
+    if cluster["replication_s"] > 0.1 and options["request_timeout_ms"] < 3_000:
+        # Brokers serve a connection's requests one by one: five would take longer than a timeout.
+        options["delivery_timeout_ms"] += 2_500
+        options["request_timeout_ms"] = 3_000
+    temperaments = _temperaments(seed, options, cluster)
+    menu = rng.sample(MENU, rng.randrange(3, len(MENU) * 2 // 3))
+    plan = Plan(
+        seed=seed,
+        options=options,
+        cluster=cluster,
+        menu=tuple(menu),
+        late_timers_s=rng.choice((0.0, 0.0, 0.005, 0.05, 0.5)),
+        executor_delay_s=rng.choice((0.0, 0.0, 0.03, 0.4)),
+        depth=rng.choice((1, 1, 1, 2, 5)),
+        ending=rng.choices(("heal", "close", "stranger"), (90, 6, 4))[0],
+        producer_epoch=rng.choice((0, 0, 0, 32_765)),
+        temperaments=temperaments,
+        habit=random.Random(seed * 61 + 5).choice(HABITS),
+    )
+    return _with_recreated_topic(_with_last_fault(_with_rare_temperaments(plan)))
+
+
+def _with_rare_temperaments(plan: Plan) -> Plan:
+    """Drawn from dice of their own, so that seeds without such a temperament stay what they are."""
+    rng = random.Random(plan.seed * 71 + 13)
+    drawn = tuple(name for name in RARE_TEMPERAMENTS if not rng.randrange(RARE_EVERY))
+    return replace(plan, temperaments=plan.temperaments + drawn) if plan.idempotent else plan
+
+
+def _with_recreated_topic(plan: Plan) -> Plan:
+    """As `_with_last_fault`, with other dice."""
+    rng = random.Random(plan.seed * 79 + 23)
+    if rng.randrange(LAST_FAULT_EVERY) or plan.ending != "heal" or plan.last_fault:
+        return plan
+    if not plan.idempotent or {"old_versions", "no_topic_ids"} & set(plan.temperaments):
+        return plan
+    options, cluster = dict(plan.options), dict(plan.cluster)
+    options.update(delivery_timeout_ms=60_000, max_block_ms=20_000, metadata_max_age_ms=300_000)
+    # Topics have ids in the metadata, and Produce names them all the same.
+    cluster["version_profile"] = rng.choice(("2.8", "3.9"))
+    return replace(plan, options=options, cluster=cluster, last_fault=RECREATED)
+
+
+def _with_last_fault(plan: Plan) -> Plan:
+    """Drawn from dice of their own, so that seeds without such a fault stay what they are. Options
+    that would hide the fault are replaced."""
+    rng = random.Random(plan.seed * 67 + 3)
+    if rng.randrange(LAST_FAULT_EVERY) or plan.ending != "heal":
+        return plan
+    name = rng.choice(LAST_FAULTS)
+    options, cluster = dict(plan.options), dict(plan.cluster)
+    options["delivery_timeout_ms"] = 60_000
+    if name != "refused_connections" and options["acks"] == 0:
+        options["acks"] = 1  # without answers nothing is in flight
+    if name == "frozen_leader":
+        options.update(max_block_ms=20_000, buffer_memory=1_000_000, compression_type="none")
+        cluster["brokers"] = max(2, cluster["brokers"])
+    elif name == "far_broker":
+        if cluster["version_profile"] == "0.11":
+            return plan  # must be asked one request at a time (`_temperaments`)
+        options.update(
+            max_block_ms=20_000,
+            request_timeout_ms=10_000,
+            metadata_max_age_ms=300_000,
+            max_in_flight_requests_per_connection=5,
+        )
+        cluster["brokers"] = max(3, cluster["brokers"])
+    late_timers_s = min(plan.late_timers_s, MOST_LATE_S)
+    return replace(
+        plan, options=options, cluster=cluster, late_timers_s=late_timers_s, last_fault=name
+    )
+
+
+def _temperaments(seed: int, options: dict[str, Any], cluster: dict[str, Any]) -> tuple[str, ...]:
+    """Drawn from dice of their own, so that they change nothing else about a seed."""
+    rng = random.Random(seed * 31 + 17)
+    drawn = tuple(rng.sample(TEMPERAMENTS, rng.choice((0, 1, 1, 1, 2, 3))))
+    if "slow_handshakes" in drawn:
+        options["socket_connection_setup_timeout_ms"] = 500
+        options["socket_connection_setup_timeout_max_ms"] = 4_000
+        # Records and callers outlive a handshake that fails and one that succeeds.
+        options["delivery_timeout_ms"] = max(15_000, options["delivery_timeout_ms"])
+        options["max_block_ms"] = 20_000
+    if "old_versions" in drawn:
+        cluster["version_profile"] = profile = rng.choice(OLD_PROFILES)
+        if profile != "2.4" and options["compression_type"] == "zstd":
+            options["compression_type"] = "lz4"  # zstd came with 2.1 (KIP-110)
+        if profile == "0.11":
+            # Its brokers recognise a repetition of the last batch alone (KAFKA-5494).
+            options["max_in_flight_requests_per_connection"] = 1
+    return drawn
+
+
+def _options(rng: random.Random) -> dict[str, Any]:
+    idempotent = rng.random() < 0.75
+    request_ms = rng.choice((500, 3_000, 10_000))
+    return {
+        "client_id": "simulated",
+        "enable_idempotence": idempotent,
+        "acks": "all" if idempotent else rng.choice(("all", "all", 1, 0)),
+        "max_in_flight_requests_per_connection": rng.choice(
+            (1, 2, 5, 5) if idempotent else (1, 1, 2, 5)
+        ),
+        "retries": rng.choice((2**31 - 1, 2**31 - 1, 2**31 - 1, 2)),
+        "linger_ms": rng.choice((0, 5, 100)),
+        "adaptive_linger": rng.random() < 0.5,
+        "batch_size": rng.choice((0, 1, 300, 2_000, 131_072)),
+        "buffer_memory": rng.choice((20_000, 1_000_000)),
+        "max_request_size": 15_000,
+        "request_timeout_ms": request_ms,
+        "delivery_timeout_ms": rng.choice((request_ms + 700, 15_000, 60_000)),
+        "max_block_ms": rng.choice((1_000, 20_000)),
+        "metadata_max_age_ms": rng.choice((1_000, 300_000)),
+        "connections_max_idle_ms": rng.choice((2_000, 540_000)),
+        "compression_type": rng.choice(("none", "none", "gzip", "snappy", "lz4", "zstd")),
+        "partitioner_ignore_keys": rng.random() < 0.3,
+    }
+
+
+def _cluster(rng: random.Random) -> dict[str, Any]:
+    return {
+        "brokers": rng.choice((1, 2, 3, 3, 3, 3, 4, 5)),
+        "replication_s": rng.choice((0.0, 0.0, 0.01, 0.3)),
+        "version_profile": rng.choice(PROFILES),
+        "failover_s": rng.choice((0.05, 1.0)),
+        "controller_s": rng.choice((0.0, 0.5)),
+    }

@@ -1,0 +1,423 @@
+"""Seeded runs with everything at once (faults.md 4.b): safety, liveness and hygiene per seed.
+
+A few seeds of every day, so that the tracer sees them; `python -m tests.simulation` runs
+thousands. `AIOKPROD_SEEDS=100-2000` chooses others; a failure names its seed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import math
+import os
+import random
+import subprocess
+import sys
+import types
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from aiokprod._engine.sender import batch_completion
+from aiokprod.errors import Code, KafkaError, ProducerFailed
+from aiokprod.producer import Producer
+from aiokprod.testing.fake_cluster import FakeCluster
+from aiokprod.testing.fake_cluster import profiles as fake_profiles
+from aiokprod.testing.memory import MemoryNetwork
+from aiokprod.testing.virtual import LivelockError, VirtualTimeLimit
+from tests.detection.search import put_back, verdict_on
+from tests.scenarios.scenario_helpers import clock, make_producer, now, play
+from tests.simulation import run as run_module
+from tests.simulation.broker_behaviours import LEGALITY
+from tests.simulation.exemptions import EXEMPTIONS, MOST_SEEDS
+from tests.simulation.fault_scripts import Misfortunes
+from tests.simulation.oracle import Judge, Place, Violation
+from tests.simulation.parallel_seeds import Journal, Totals, outcomes, parsed, slices
+from tests.simulation.progress import Progress
+from tests.simulation.run import Simulation, run_seed
+from tests.simulation.seeds import (
+    LAST_FAULTS,
+    MENU,
+    RARE_TEMPERAMENTS,
+    RECREATED,
+    TEMPERAMENTS,
+    plan_of,
+)
+from tests.simulation.wire_log import Wire
+from tests.simulation.workload import Attempt
+
+ROOT = Path(__file__).parent.parent.parent
+PROGRAM = """
+from tests.simulation.run import run_seed
+print(*[run_seed(seed).trace for seed in (3, 4, 5, 6)])
+"""
+
+
+@pytest.mark.parametrize("seed", parsed(os.environ.get("AIOKPROD_SEEDS", "0-24")))
+def test_seed(seed):
+    run_seed(seed)
+
+
+def test_equal_seeds_give_equal_runs():
+    for seed in (3, 4, 5, 6):
+        assert run_seed(seed) == run_seed(seed)
+
+
+def test_equal_seeds_give_equal_runs_in_other_processes():
+    """Neither the hashes of strings nor what ran before have a say."""
+    random.seed(7)
+    here = [run_seed(seed).trace for seed in (6, 5, 4, 3)]
+    for hash_seed in ("1", "77"):
+        done = subprocess.run(
+            [sys.executable, "-c", PROGRAM],
+            capture_output=True, text=True, check=True, cwd=ROOT,
+            env={**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": str(ROOT)},
+        )  # fmt: skip
+        assert [int(trace) for trace in done.stdout.split()] == here[::-1]
+
+
+def test_other_seeds_give_other_runs():
+    assert len({run_seed(seed).trace for seed in range(4)}) == 4
+
+
+def test_plans_draw_subsets_of_the_whole_menu():
+    drawn = [set(plan_of(seed).menu) for seed in range(200)]
+    assert set().union(*drawn) == set(MENU)
+    assert all(len(menu) < len(MENU) for menu in drawn)
+    assert {plan_of(seed).ending for seed in range(200)} == {"heal", "close", "stranger"}
+    assert {plan_of(seed).cluster["brokers"] for seed in range(200)} == {1, 2, 3, 4, 5}
+
+
+def test_temperaments_are_drawn_alone_and_together_and_say_why_they_are_legal():
+    drawn = [plan_of(seed).temperaments for seed in range(300)]
+    assert set().union(*drawn) == {*TEMPERAMENTS, *RARE_TEMPERAMENTS}
+    assert {len(each) for each in drawn} >= {0, 1, 2, 3}
+    assert all(len(text.split()) > 10 for text in LEGALITY.values())
+    profiles = {plan_of(seed).cluster["version_profile"] for seed in range(600)}
+    assert profiles == set(fake_profiles.PROFILES)
+
+
+LAST_FAULT_BUGS = {
+    "frozen_leader": "waiter-stays-in-the-line-of-the-old-leader",
+    "far_broker": "slow-broker-is-not-asked-for-metadata",
+    "refused_connections": "no-jitter-at-the-maximum",
+    RECREATED: "epoch-bump-renumbers-what-is-on-the-wire",
+}
+
+
+@pytest.mark.parametrize("name", [*LAST_FAULTS, RECREATED])
+def test_last_fault_passes_without_its_bug_and_finds_it(name, monkeypatch):
+    seeds = [seed for seed in range(300) if plan_of(seed).last_fault == name]
+    verdicts = []
+    for seed in seeds[:4]:
+        assert verdict_on(seed) is None
+        with monkeypatch.context() as patch:
+            put_back(LAST_FAULT_BUGS[name], patch)
+            verdicts.append(verdict_on(seed))
+    assert any(verdicts), verdicts
+
+
+def test_refused_producer_ids_pass_without_the_bug_of_their_backoff_and_find_it(monkeypatch):
+    name = "producer_ids_unavailable"
+    seeds = [seed for seed in range(100) if name in plan_of(seed).temperaments]
+    verdicts = []
+    for seed in seeds[:4]:
+        assert verdict_on(seed) is None
+        with monkeypatch.context() as patch:
+            put_back("producer-ids-asked-for-without-backoff", patch)
+            verdicts.append(verdict_on(seed))
+    assert any(verdicts), verdicts
+
+
+def test_bug_that_an_exception_within_a_call_brings_out_is_found(monkeypatch):
+    """The injector strikes in the function that takes the place of the package's own, too."""
+    seeds = [seed for seed in range(300) if "interrupt" in plan_of(seed).menu]
+
+    def finds(seed):
+        with monkeypatch.context() as patch:
+            put_back("batch-opened-before-it-is-known", patch)
+            verdict = verdict_on(seed)
+        return verdict is not None and verdict_on(seed) is None
+
+    assert any(finds(seed) for seed in seeds[:60])
+
+
+# -- attempts that `retries` allows ---------------------------------------------------------------
+
+
+def break_now(links):
+    """Before the sender's pass, so that its request meets a transport that is closing."""
+    for link in links:
+        link.reset()
+
+
+def break_in_the_backoff(links):
+    """The first attempt has been answered, the second one has not left."""
+    clock().call_later(0.05, break_now, links)
+
+
+def break_nothing(links):
+    pass
+
+
+def judged_attempts(breaks, *, records=1, divide=False):
+    """Let a broker refuse each attempt at `records` records of one batch, with `retries=2`, and
+    judge that: how many requests that held the first record were written, and how many not."""
+    plan = plan_of(0)
+    plan = replace(plan, options={**plan.options, "retries": 2})
+
+    async def main():
+        wire = Wire()
+        network = MemoryNetwork()
+        network.on_link = wire.follow
+        cluster = FakeCluster(brokers=1, network=network)
+        cluster.create_topic("t", 1)
+        async with make_producer(cluster, retries=2, linger_ms=0) as producer:
+            await producer.send("t", b"warm", partition=0)
+            if divide:
+                cluster.fail_produce(("t", 0), Code.MESSAGE_TOO_LARGE)
+            cluster.fail_produce(("t", 0), Code.NOT_ENOUGH_REPLICAS, times=None)
+            attempts = [
+                Attempt(number, "t", 0, b"%d" % number, began=number, started_at=now())
+                for number in range(records)
+            ]
+            with wire.watch_unwritten():
+                for attempt in attempts:
+                    attempt.handle = producer.try_submit("t", attempt.value, partition=0)
+                breaks([link for link in network.links if link.is_open])
+                for attempt in attempts:
+                    with pytest.raises(KafkaError) as failure:
+                        await attempt.handle
+                    attempt.result, attempt.settled_at = failure.value, now()
+        load = types.SimpleNamespace(attempts=attempts)
+        judge = Judge(plan, cluster, load, types.SimpleNamespace(), wire, math.inf)
+        for attempt in attempts:
+            judge._check_tries(attempt)
+            judge._check_reason(attempt)
+            judge.check_used_up(attempt)
+        return len(wire.attempts(b"0")), len(wire.unwritten_attempts(b"0"))
+
+    return play(main)
+
+
+def with_retries(monkeypatch, more):
+    decide = batch_completion.decide
+    monkeypatch.setattr(
+        batch_completion,
+        "decide",
+        lambda code, *, retries, **options: decide(code, retries=retries + more, **options),
+    )
+
+
+ENDS_OF_CONNECTIONS = [
+    (break_nothing, (3, 0)), (break_in_the_backoff, (3, 0)), (break_now, (2, 1)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("breaks", "attempts"), ENDS_OF_CONNECTIONS)
+def test_request_that_meets_a_broken_connection_counts_against_retries(breaks, attempts):
+    assert judged_attempts(breaks) == attempts
+
+
+@pytest.mark.parametrize("breaks", [breaks for breaks, _ in ENDS_OF_CONNECTIONS])
+def test_record_given_up_an_attempt_too_early_is_found_whatever_broke(breaks, monkeypatch):
+    with_retries(monkeypatch, -1)
+    with pytest.raises(Violation, match="failed without a reason"):
+        judged_attempts(breaks)
+
+
+@pytest.mark.parametrize("breaks", [breaks for breaks, _ in ENDS_OF_CONNECTIONS])
+def test_attempt_that_retries_does_not_allow_is_found_whatever_broke(breaks, monkeypatch):
+    with_retries(monkeypatch, 1)
+    with pytest.raises(Violation, match="4 attempts, 3 are allowed"):
+        judged_attempts(breaks)
+
+
+def test_attempt_that_divides_a_batch_does_not_count_against_retries(monkeypatch):
+    assert judged_attempts(break_nothing, records=2, divide=True) == (4, 0)
+    with_retries(monkeypatch, -1)
+    with pytest.raises(Violation, match="failed without a reason"):
+        judged_attempts(break_nothing, records=2, divide=True)
+
+
+# -- copies that brokers cannot recognise ---------------------------------------------------------
+
+
+LOG = (b"topic id", 1)
+COPIES_PLAN = next(plan for plan in map(plan_of, itertools.count()) if plan.idempotent)
+
+
+def judged_copies(forgotten_at, *, first_at, second_at):
+    """Judge a record handed over at 10 s and stored twice, in a log whose brokers forgot its
+    producer once."""
+    attempt = Attempt(4, "t", 1, b"4", began=4, started_at=10.0, settled_at=11.0)
+    fate = types.SimpleNamespace(amnesia={LOG: [forgotten_at]}, reborn={}, done=())
+    load = types.SimpleNamespace(attempts=[attempt])
+    judge = Judge(COPIES_PLAN, FakeCluster(), load, fate, Wire(), math.inf)
+    judge.places[attempt.value] = [
+        Place("t", *LOG, rank, rank, attempt.timestamp_ms, True, stored_at)
+        for rank, stored_at in enumerate((first_at, second_at))
+    ]
+    judge._check_place(attempt)
+    return judge.used["copies"]
+
+
+def test_copy_that_leaves_a_broken_connection_late_may_be_stored_after_brokers_forgot_the_first():
+    late = 10.0 + 2 * (COPIES_PLAN.delivery_s + COPIES_PLAN.block_s)
+    assert judged_copies(late, first_at=10.5, second_at=late + 0.1) == 1
+
+
+@pytest.mark.parametrize("forgotten_at", [10.8, 11.2, 200.0])
+def test_copy_stored_before_brokers_forgot_anything_is_found(forgotten_at):
+    with pytest.raises(Violation, match="stored 2 times"):
+        judged_copies(forgotten_at, first_at=10.5, second_at=10.7)
+
+
+# -- progress once everything is healed -----------------------------------------------------------
+
+
+def waiting_record(number, queue=None):
+    """A record without an outcome, in the queue of a partition of "t" if its call told which."""
+    handle = None if queue is None else types.SimpleNamespace(partition=queue)
+    return Attempt(number, "t", None, b"", began=number, started_at=0.0, handle=handle)
+
+
+BEHIND_OTHERS = [waiting_record(0, queue=0), waiting_record(1, queue=0)]
+
+
+@pytest.mark.parametrize("queue", [0, None])
+def test_record_of_any_partition_may_wait_behind_a_partition_that_progresses(queue):
+    progress = Progress(limit_s=15.0)
+    last = waiting_record(9, queue)
+    progress.check([*BEHIND_OTHERS, last], at=0.0)
+    progress.check([*BEHIND_OTHERS[1:], last], at=14.0)
+    progress.check([last], at=28.0)
+    progress.check([last], at=42.0)
+    with pytest.raises(Violation, match=r"stands still, with others \[9\] wait"):
+        progress.check([last], at=43.5)
+
+
+def test_partition_that_stands_still_is_found_although_another_one_progresses():
+    progress = Progress(limit_s=15.0)
+    stuck = waiting_record(9, queue=1)
+    progress.check([*BEHIND_OTHERS, stuck], at=0.0)
+    progress.check([*BEHIND_OTHERS[1:], stuck], at=14.0)
+    with pytest.raises(Violation, match=r"\('t', 1\) stands still, with others \[9\] wait"):
+        progress.check([*BEHIND_OTHERS[1:], stuck], at=15.5)
+
+
+def test_records_of_unknown_partitions_are_found_once_nothing_progresses():
+    progress = Progress(limit_s=15.0)
+    for at in (0.0, 15.0):
+        progress.check([*BEHIND_OTHERS, waiting_record(9)], at)
+    with pytest.raises(Violation, match="stands still"):
+        progress.check([*BEHIND_OTHERS, waiting_record(9)], at=15.5)
+
+
+# -- seeds that would not end ---------------------------------------------------------------------
+
+
+def healing_seed():
+    return next(s for s in range(100) if plan_of(s).ending == "heal" and not plan_of(s).last_fault)
+
+
+async def sleep_for_ever(step_s):
+    for _ in itertools.count():
+        await asyncio.sleep(step_s)
+
+
+def test_seed_whose_records_are_refused_at_once_ends(monkeypatch):
+    """No time passes in a call that a failed producer refuses."""
+
+    async def refused(self, *args, **options):
+        raise ProducerFailed("the producer failed and cannot be used any more")
+
+    monkeypatch.setattr(Producer, "send", refused)
+    with pytest.raises(Violation, match="a fresh record took"):
+        run_seed(healing_seed())
+
+
+def test_seed_that_never_ends_is_ended_by_its_virtual_time(monkeypatch):
+    monkeypatch.setattr(Simulation, "_fresh_records", lambda self: sleep_for_ever(1.0))
+    with pytest.raises(VirtualTimeLimit, match="still running at virtual time"):
+        run_seed(healing_seed())
+
+
+def test_seed_whose_clock_creeps_is_ended_by_its_passes(monkeypatch):
+    monkeypatch.setattr(run_module, "MOST_PASSES", 30_000)
+    monkeypatch.setattr(Simulation, "_fresh_records", lambda self: sleep_for_ever(1e-6))
+    with pytest.raises(LivelockError, match="30000 loop passes until virtual time"):
+        run_seed(healing_seed())
+
+
+def test_healthy_seeds_stay_far_from_what_ends_them(monkeypatch):
+    monkeypatch.setattr(run_module, "MOST_PASSES", run_module.MOST_PASSES // 10)
+    monkeypatch.setattr(run_module, "LONGEST_S", run_module.LONGEST_S / 10)
+    for seed in range(24, 36):
+        run_seed(seed)
+
+
+def test_mild_judgments_are_counted_by_name():
+    totals = Totals()
+    for seed, found in outcomes(range(40, 60), jobs=1):
+        totals.add(seed, found)
+    assert not totals.broken
+    assert totals.exemptions
+    assert set(totals.exemptions) <= set(EXEMPTIONS) == set(MOST_SEEDS)
+    for name, count in totals.exemptions.items():
+        assert count >= totals.mild_seeds[name] >= 1
+        assert 40 <= totals.mild_at[name][0] < 60
+    totals.seeds = 2_000
+    assert totals.too_mild() == []
+    totals.mild_seeds["copies"] = 121
+    assert totals.too_mild() == ["copies"]
+
+
+def test_a_stall_is_slack_only_for_what_it_delayed():
+    fate = object.__new__(Misfortunes)
+    fate.stalls = [(10.0, 50.0), (60.0, 64.0)]
+    assert fate.stalled_s() == 44.0
+    assert fate.stalled_s(50.0, 60.0) == 0.0, "neither of them was then"
+    assert fate.stalled_s(45.0, 62.0) == 7.0, "no more of them than there was"
+    assert fate.stalled_s(61.0, 100.0) == 3.0
+
+
+def test_slices_begin_at_multiples_of_their_size():
+    assert slices(range(2_500), 1_000) == [
+        range(1_000), range(1_000, 2_000), range(2_000, 2_500),
+    ]  # fmt: skip
+    assert slices(range(700, 1_100), 500) == [range(700, 1_000), range(1_000, 1_100)]
+    assert slices(range(7, 8), 1_000) == [range(7, 8)]
+
+
+def test_a_journal_remembers_slices_of_the_same_code(tmp_path, monkeypatch):
+    path = tmp_path / "deep" / "journal"
+    totals, whole = Totals(), Totals()
+    for seed, found in outcomes(range(50, 53), jobs=1):
+        totals.add(seed, found)
+    totals.add(53, "promise broken")
+    journal = Journal(path)
+    assert journal.find(range(50, 54)) is None
+    journal.add(range(50, 54), totals, 1.5)
+    with path.open("a") as file:
+        file.write('{"code":')  # the run was stopped in the middle of a line
+    assert Journal(path).find(range(50, 54)) == (totals, 1.5)
+    assert Journal(path).find(range(50, 55)) is None
+    whole.merge(totals)
+    assert whole == totals
+    monkeypatch.setattr("tests.simulation.parallel_seeds.fingerprint", lambda: 7)
+    assert Journal(path).find(range(50, 54)) is None
+
+
+def test_a_broken_seed_is_reported_with_its_plan(monkeypatch):
+    def broken(self):
+        raise AssertionError("promise broken")
+
+    monkeypatch.setattr("tests.simulation.run.Simulation._judge", broken)
+    totals = Totals()
+    for seed, found in outcomes([8], jobs=1):
+        totals.add(seed, found)
+    assert list(totals.broken) == [8]
+    assert "promise broken" in totals.broken[8]
+    assert "seed 8: Plan(seed=8" in totals.broken[8]

@@ -1,0 +1,340 @@
+"""What the producer handed to its connections and what came back, read from the bytes.
+
+The judge knows by it which records were ever in a Produce request, and which code the client was
+told for each attempt: what an error says of a record can be compared with what it was told.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import struct
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import Any, Final
+
+from aiokprod._errors import Code
+from aiokprod._net.connection import Connection
+from aiokprod._wire.headers import decode_request_header, decode_response_header
+from aiokprod._wire.messages import REQUESTS, RESPONSES
+from aiokprod.testing.fake_cluster.batches import Batch, BatchRefused, read_batch
+from aiokprod.testing.transports import Link, Recording
+
+PRODUCE: Final = 0
+METADATA: Final = 3
+FIND_COORDINATOR: Final = 10
+API_VERSIONS: Final = 18
+INIT_PRODUCER_ID: Final = 22
+BY_ID: Final = 13
+"""First Produce version that names topics by id."""
+
+LEAST_BACKOFF_S: Final = 0.079
+"""retry_backoff_ms (100) less its jitter (20 %)."""
+
+_FIXED = struct.Struct(">ihhi")
+"""Length, API key, version, correlation id."""
+
+
+@dataclass(slots=True)
+class Exchange:
+    """A request and its answer.
+
+    Attributes:
+        sent_at: when it was handed to the connection, loop time in s.
+        heard_at: when the last byte of an answer that can be read was there; inf if none came.
+        frame: the request, with its length. answer: the body of the answer.
+        broker: address of the connection. lost_at: when the connection was lost; inf if never.
+    """
+
+    api_key: int
+    version: int
+    correlation_id: int
+    sent_at: float
+    frame: bytes
+    broker: tuple[str, int]
+    lost_at: float
+    heard_at: float = math.inf
+    answer: Any = None
+
+    def is_open(self, at: float) -> bool:
+        """Its answer could still come at this instant."""
+        return min(self.heard_at, self.lost_at) > at
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """A record in a Produce request.
+
+    Attributes:
+        heard_at: inf without an answer.
+        code: what the client was told for its partition; None without an answer, or if the answer
+            left the partition out.
+    """
+
+    sent_at: float
+    heard_at: float
+    version: int
+    acks: int
+    code: int | None
+
+
+class Wire:
+    """Recordings of all connections of one producer, in the order they were made."""
+
+    def __init__(self) -> None:
+        self._recordings: list[Recording] = []
+        self._brokers: list[tuple[str, int]] = []
+        self._requests: list[list[Exchange]] | None = None
+        self._is_heard = False
+        self._attempts: dict[bytes, list[Attempt]] | None = None
+        self._unwritten: list[Exchange] = []
+        self._unwritten_attempts: dict[bytes, list[Attempt]] | None = None
+        self._stamped: dict[int, list[float]] = {}  # producer id -> when batches with it left
+
+    def follow(self, link: Link) -> None:
+        """Record a new connection; for `MemoryNetwork.on_link`."""
+        recording = link.client.recording = Recording()
+        self._recordings.append(recording)
+        self._brokers.append(link.names[1])
+
+    @contextlib.contextmanager
+    def watch_unwritten(self) -> Iterator[None]:
+        """Note the requests that are sent on a connection which broke in the same pass of the loop.
+
+        `Connection` writes nothing to a transport that is closing already, so no recording holds
+        them. All the same each of them is an attempt: it is in flight until `connection_lost` ends
+        it (Java `NetworkClient.cancelInFlightRequests`, `Sender.reenqueueBatch`).
+        """
+        send = Connection.send
+
+        def watched(connection: Connection, *args: Any, **options: Any) -> None:
+            channel = connection.channel
+            before = len(channel._outgoing)  # left by earlier requests of the same pass
+            send(connection, *args, **options)
+            transport = connection._transport
+            left = b"".join(channel._outgoing[before:])
+            if left and transport is not None and transport.is_closing():
+                at = connection._loop.time()
+                broker = transport.get_extra_info("peername")
+                self._unwritten.append(_exchange(at, left, broker, at))
+
+        setattr(Connection, "send", watched)  # noqa: B010  (mypy takes an assignment for a mistake)
+        try:
+            yield
+        finally:
+            setattr(Connection, "send", send)  # noqa: B010
+
+    def exchanges(self) -> list[Exchange]:
+        """All requests with their answers, connection after connection. Read once."""
+        requests = self.requests()
+        if not self._is_heard:
+            self._is_heard = True
+            assert self._requests is not None
+            for recording, sent in zip(self._recordings, self._requests, strict=True):
+                _hear(recording, sent)
+        return requests
+
+    def requests(self) -> list[Exchange]:
+        """As `exchanges`; answers may be left out, which take most of the time to read."""
+        if self._requests is None:
+            self._requests = list(map(_requests, self._recordings, self._brokers))
+        return [each for sent in self._requests for each in sent]
+
+    def attempts(self, value: bytes) -> list[Attempt]:
+        """The Produce requests that held the record with this value."""
+        if self._attempts is None:
+            self._attempts = {}
+            for each in self.exchanges():
+                if each.api_key == PRODUCE:
+                    for batch, attempt in _batches(each):
+                        self._stamped.setdefault(batch.producer_id, []).append(each.sent_at)
+                        _note_records(self._attempts, batch, attempt)
+        return self._attempts.get(value, [])
+
+    def unwritten_attempts(self, value: bytes) -> list[Attempt]:
+        """As `attempts`, of the requests that were sent on a connection which had just broken: no
+        byte of them was written (`watch_unwritten`)."""
+        if self._unwritten_attempts is None:
+            self._unwritten_attempts = {}
+            for each in self._unwritten:
+                if each.api_key == PRODUCE:
+                    for batch, attempt in _batches(each):
+                        _note_records(self._unwritten_attempts, batch, attempt)
+        return self._unwritten_attempts.get(value, [])
+
+    def hasty(self, api_key: int) -> tuple[int, int]:
+        """Requests of an API that left within less than the shortest backoff after one before them
+        for the same thing, and all of its requests. An answer that asks for haste excuses, and so
+        does a producer id that was given, was sent with records, and is given up already because
+        it has no epochs left."""
+        before: dict[Any, Exchange] = {}
+        repeated = []
+        mine = [each for each in self.requests() if each.api_key == api_key]
+        for each in sorted(mine, key=lambda one: one.sent_at):
+            subject = _subject(each)
+            last = before.get(subject)
+            before[subject] = each
+            if last is not None and each.sent_at - last.sent_at < LEAST_BACKOFF_S:
+                repeated.append((last, each))
+        if repeated:
+            self.exchanges()
+        hasty = 0
+        for last, each in repeated:
+            code = getattr(last.answer, "error_code", None)
+            used = code == Code.NONE and api_key == INIT_PRODUCER_ID and self._used(last, each)
+            hasty += code != Code.CONCURRENT_TRANSACTIONS and not used
+        return hasty, len(mine)
+
+    def _used(self, granted: Exchange, until: Exchange) -> bool:
+        """Records were sent with the producer id that was granted before another was asked for."""
+        self.attempts(b"")
+        sent = self._stamped.get(granted.answer.producer_id, [])
+        return any(granted.heard_at <= at <= until.sent_at for at in sent)
+
+    def hasty_metadata(self) -> tuple[int, int]:
+        """Metadata requests that left within less than the shortest backoff after the one before
+        them, and all of them. Two kinds need no backoff: one that names a topic for the first time,
+        and the same question to a broker that has not got it yet, while another one that has may
+        still answer (`MetadataUpdater` asks beside a slow broker, not after one)."""
+        mine = sorted(
+            (each for each in self.requests() if each.api_key == METADATA),
+            key=lambda one: one.sent_at,
+        )
+        if all(later.sent_at - one.sent_at >= LEAST_BACKOFF_S for one, later in pairwise(mine)):
+            return 0, len(mine)
+        self.exchanges()
+        named: set[str] = set()
+        asked: list[Exchange] = []  # with one question
+        question: frozenset[str] = frozenset()
+        last_at = -math.inf
+        hasty = 0
+        for each in mine:
+            topics = _topics(each)
+            if (
+                topics == question
+                and each.broker not in {one.broker for one in asked}
+                and any(one.is_open(each.sent_at) for one in asked)
+            ):
+                asked.append(each)
+            else:
+                hasty += topics <= named and each.sent_at - last_at < LEAST_BACKOFF_S
+                question, asked = topics, [each]
+            named |= topics
+            last_at = each.sent_at
+        return hasty, len(mine)
+
+
+def _batches(exchange: Exchange) -> Iterator[tuple[Batch, Attempt]]:
+    """The batches of a Produce request that can be read, and what became of each."""
+    _, body = decode_request_header(exchange.frame[4:])
+    request: Any = REQUESTS[PRODUCE].decode(body, exchange.version)
+    codes = _codes(exchange.answer, exchange.version)
+    for topic in request.topic_data:
+        name = bytes(topic.topic_id) if exchange.version >= BY_ID else topic.name
+        for item in topic.partition_data:
+            attempt = Attempt(
+                exchange.sent_at,
+                exchange.heard_at,
+                exchange.version,
+                request.acks,
+                codes.get((name, item.index)),
+            )
+            try:
+                yield read_batch(bytes(item.records), produce_version=exchange.version), attempt
+            except BatchRefused:
+                continue
+
+
+def _note_records(found: dict[bytes, list[Attempt]], batch: Batch, attempt: Attempt) -> None:
+    for record in batch.records:
+        found.setdefault(record.value or b"", []).append(attempt)
+
+
+def _subject(exchange: Exchange) -> Any:
+    """What a request asks for, as far as requests for other things may leave beside it."""
+    if exchange.api_key != FIND_COORDINATOR:
+        return None
+    _, body = decode_request_header(exchange.frame[4:])
+    request: Any = REQUESTS[FIND_COORDINATOR].decode(body, exchange.version)
+    return request.key_type, request.key, tuple(request.coordinator_keys)
+
+
+def _topics(exchange: Exchange) -> frozenset[str]:
+    """The names in a Metadata request."""
+    _, body = decode_request_header(exchange.frame[4:])
+    request: Any = REQUESTS[METADATA].decode(body, exchange.version)
+    return frozenset(topic.name for topic in request.topics or ())
+
+
+def _codes(answer: Any, version: int) -> dict[tuple[Any, int], int]:
+    """Error codes of a Produce answer by topic and partition; the first of several counts."""
+    found: dict[tuple[Any, int], int] = {}
+    for topic in () if answer is None else answer.responses:
+        name = bytes(topic.topic_id) if version >= BY_ID else topic.name
+        for partition in topic.partition_responses:
+            found.setdefault((name, partition.index), partition.error_code)
+    return found
+
+
+def _requests(recording: Recording, broker: tuple[str, int]) -> list[Exchange]:
+    """The requests of one connection."""
+    return [
+        _exchange(at, frame, broker, recording.ended_at)
+        for at, frame in _frames(recording.sent, first_byte=True)
+    ]
+
+
+def _exchange(at: float, frame: bytes, broker: tuple[str, int], lost_at: float) -> Exchange:
+    """A request without its answer."""
+    _, api_key, version, correlation_id = _FIXED.unpack_from(frame)
+    return Exchange(api_key, version, correlation_id, at, frame, broker, lost_at)
+
+
+def _hear(recording: Recording, found: list[Exchange]) -> None:
+    """Add the answers to the requests of a connection. Whatever cannot be read ends it, as it ends
+    the client's."""
+    produced = next((one for one in found if one.api_key == PRODUCE), None)
+    silent = produced is not None and _acks(produced) == 0  # a producer has one acks setting
+    waiting = iter([one for one in found if not (silent and one.api_key == PRODUCE)])
+    for at, frame in _frames(recording.received, first_byte=False):
+        exchange = next(waiting, None)
+        if exchange is None:
+            break
+        try:
+            number, body = decode_response_header(
+                memoryview(frame)[4:], exchange.api_key, exchange.version
+            )
+            if number != exchange.correlation_id:
+                break
+            answer = None
+            if exchange.api_key != API_VERSIONS:  # a refused version is answered in version 0
+                answer = RESPONSES[exchange.api_key].decode(body, exchange.version)
+        except Exception:
+            break
+        exchange.heard_at, exchange.answer = at, answer
+
+
+def _acks(exchange: Exchange) -> int:
+    _, body = decode_request_header(exchange.frame[4:])
+    request: Any = REQUESTS[PRODUCE].decode(body, exchange.version)
+    return int(request.acks)
+
+
+def _frames(
+    pieces: Iterable[tuple[float, Any]], *, first_byte: bool
+) -> Iterator[tuple[float, bytes]]:
+    """Complete frames, with their lengths, and when their first or last byte passed."""
+    pieces = list(pieces)
+    data = b"".join(bytes(piece) for _, piece in pieces)
+    ends = list(accumulate(len(piece) for _, piece in pieces))
+    start = 0
+    while start + 4 <= len(data):
+        size = 4 + int.from_bytes(data[start : start + 4], "big", signed=True)
+        if size < 8 or start + size > len(data):
+            return
+        # The piece that holds a byte is the first one that ends behind it.
+        byte = start if first_byte else start + size - 1
+        yield pieces[bisect_left(ends, byte + 1)][0], data[start : start + size]
+        start += size

@@ -1,0 +1,402 @@
+"""The application of a simulation: hands records over in every way there is and notes what it is
+told, with an order of events that virtual time alone does not give."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import random
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from aiokprod._core.batch import Delivery, RecordMetadata
+from aiokprod.errors import DeliveryTimeout, KafkaError, Outcome
+from aiokprod.producer import Producer
+from tests.scenarios.scenario_helpers import now
+from tests.simulation.call_interrupts import Injector, Interrupt, TimeUp, stepped
+from tests.simulation.seeds import PARTITIONS, TOPICS, Plan
+
+CALLS = 6
+"""Calls during which an injector may strike."""
+GROUP_MAX = 5
+"""Records of one `send_many`."""
+
+Result = RecordMetadata | BaseException
+
+
+def key_of(number: int) -> bytes | None:
+    """Of the record with this number."""
+    return None if number % 3 else b"key-%d" % (number % 7)
+
+
+def headers_of(number: int) -> tuple[tuple[str, bytes], ...]:
+    """Of the record with this number."""
+    return () if number % 5 else (("number", b"%d" % number),)
+
+
+@dataclass(eq=False)
+class Attempt:
+    """One record handed over.
+
+    Attributes:
+        partition: asked for; None: the producer's choice.
+        began, admitted: numbers of the events "the call began" and "the record was taken over";
+            what was admitted before another call began stands before it (P3).
+        admitted_at: when it was known to be taken over; None: it was not, or no call told.
+        limit_s: the caller's own time limit.
+        handle: its `Delivery`, where the way of sending gives one.
+        task: where it was handed over; None: in the simulation's own task.
+        group: what was handed over in the same call (send_many), itself included.
+        is_immediate: handed over by a call that does not wait (try_submit).
+        is_struck: an injector struck inside the call, which may have raised anything.
+    """
+
+    number: int
+    topic: str
+    partition: int | None
+    value: bytes = field(repr=False)
+    began: int
+    started_at: float
+    limit_s: float | None = None
+    admitted: int | None = None
+    admitted_at: float | None = None
+    result: Result | None = None
+    settled_at: float = 0.0
+    handle: Delivery | None = None
+    task: asyncio.Task[Any] | None = field(default=None, repr=False)
+    group: Sequence[Attempt] = field(default=(), repr=False)
+    is_immediate: bool = False
+    is_struck: bool = False
+
+    @property
+    def is_admitted(self) -> bool:
+        """It got into a batch, by what its outcome says."""
+        if isinstance(self.result, DeliveryTimeout):
+            return True  # only what is in a batch can wait for its acknowledgment
+        refused = isinstance(self.result, KafkaError) and self.result.outcome is Outcome.NOT_SENT
+        return not refused
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What a call gets beside topic and value."""
+        return {
+            "key": key_of(self.number),
+            "headers": headers_of(self.number),
+            "partition": self.partition,
+            "timestamp_ms": self.timestamp_ms,
+        }
+
+    @property
+    def timestamp_ms(self) -> int | None:
+        """As asked for; None: the producer's wall clock."""
+        return None if self.number % 4 else 1_600_000_000_000 + 1_000 * self.number
+
+    @property
+    def where(self) -> tuple[str, int | None]:
+        return self.topic, self.partition
+
+
+class Load:
+    """Everything the application did so far."""
+
+    def __init__(self, plan: Plan, producer: Producer[Any, Any], rng: random.Random) -> None:
+        self.plan = plan
+        self.producer = producer
+        self.rng = rng
+        self.attempts: list[Attempt] = []
+        self.tasks: list[asyncio.Task[Any]] = []
+        self.complaints: list[str] = []
+        self.cancelled: set[asyncio.Task[Any]] = set()
+        self._events = itertools.count(1)
+        self._is_within = False
+        self._ways = (
+            self._send, self._send_within, self._submit, self._submit, self._try_submit,
+            self._send_many,
+        )  # fmt: skip
+
+    def hand_over(self) -> None:
+        """Start a few records, or a bystander, on their way."""
+        dice = self.rng.random()
+        if dice < 0.08:
+            self._spawn(self._flush())
+        elif dice < 0.10:
+            self._spawn(self._warm())
+        elif dice < 0.30:
+            self._spawn(self._burst())
+        else:
+            way = self.rng.choice(self._ways)
+            attempt = self._new()
+            attempt.task = task = self._spawn(way(attempt))
+            task.add_done_callback(lambda done: self._if_never_begun(attempt))
+
+    def cancel_one(self) -> None:
+        """Somebody loses patience."""
+        recent = [task for task in self.tasks[-30:] if not task.done()]
+        if recent:
+            task = self.rng.choice(recent)
+            self.cancelled.add(task)
+            task.cancel()
+
+    def pending(self) -> list[Attempt]:
+        """What has no outcome yet."""
+        return [attempt for attempt in self.attempts if attempt.result is None]
+
+    def submit_later(self, topic: str, partition: int, size: int | None = None) -> Attempt:
+        """Hand one record over in a task of its own."""
+        attempt = self._new(topic, partition, size)
+        attempt.task = self._spawn(self._submit(attempt))
+        return attempt
+
+    # -- calls within calls ---------------------------------------------------------------------
+
+    def interrupt(self, step: int, error: type[BaseException]) -> None:
+        """A signal handler raises inside one of the next calls."""
+        self._call_under(step, lambda: _raise(error()))
+
+    def reenter(self, step: int) -> None:
+        """A signal handler or a finalizer submits inside one of the next calls."""
+        self._call_under(step, self.submit_within)
+
+    def submit_within(self) -> None:
+        """What a hook of the application does: hand a few records over without waiting."""
+        if self._is_within:
+            return
+        self._is_within = True
+        try:
+            for _ in range(self.rng.randrange(1, 4)):
+                attempt = self._new()
+                attempt.is_immediate = True
+                self._try_now(attempt)
+        finally:
+            self._is_within = False
+
+    def _call_under(self, step: int, strike: Callable[[], object]) -> None:
+        injector = Injector(step, strike)
+        if self.rng.random() < 0.5:
+            self._spawn(self._submit_under(injector))
+            return
+        for _ in range(CALLS):
+            attempt = self._new()
+            attempt.is_immediate = True
+            self._try_now(attempt, injector)
+
+    def _try_now(self, attempt: Attempt, injector: Injector | None = None) -> None:
+        under = contextlib.nullcontext() if injector is None else injector.armed()
+        try:
+            with under:
+                handle = self.producer.try_submit(attempt.topic, attempt.value, **attempt.options)
+        except (KafkaError, Interrupt, TimeUp) as error:
+            attempt.is_struck = isinstance(error, Interrupt | TimeUp)
+            self._end(attempt, error.with_traceback(None))  # its frames hold what was interrupted
+            if attempt.is_struck and injector is None:
+                raise  # through the call that this one is within
+            return
+        self._admit(attempt, handle)
+        handle.add_done_callback(lambda done, a=attempt: self._from_handle(a))
+
+    async def _submit_under(self, injector: Injector) -> None:
+        """Some records of one partition, one after the other, until the injector strikes."""
+        topic, partition = self.rng.choice(TOPICS), self.rng.randrange(PARTITIONS)
+        for _ in range(CALLS):
+            attempt = self._new(topic, partition)
+            attempt.task = asyncio.current_task()
+            try:
+                with injector.armed():
+                    submitting = self.producer.submit(topic, attempt.value, **attempt.options)
+                handle = await stepped(submitting, injector)
+            except (KafkaError, Interrupt, TimeUp, asyncio.CancelledError) as error:
+                attempt.is_struck = isinstance(error, Interrupt | TimeUp)
+                self._end(attempt, error.with_traceback(None))
+                if isinstance(error, asyncio.CancelledError):
+                    return
+                continue
+            self._admit(attempt, handle)
+            handle.add_done_callback(lambda done, a=attempt: self._from_handle(a))
+
+    # -- ways of sending ------------------------------------------------------------------------
+
+    async def _send(self, attempt: Attempt) -> None:
+        sending = self.producer.send(attempt.topic, attempt.value, **attempt.options)
+        await self._settle(attempt, sending)
+
+    async def _send_within(self, attempt: Attempt) -> None:
+        attempt.limit_s = self.rng.choice((0.05, 1.0, 5.0))
+        sending = self.producer.send(
+            attempt.topic, attempt.value, timeout=attempt.limit_s, **attempt.options
+        )
+        await self._settle(attempt, sending)
+
+    async def _submit(self, attempt: Attempt) -> None:
+        submitting = self.producer.submit(attempt.topic, attempt.value, **attempt.options)
+        await self._settle(attempt, self._taken_over(attempt, submitting))
+
+    async def _try_submit(self, attempt: Attempt) -> None:
+        attempt.is_immediate = True
+
+        async def try_now() -> Delivery:
+            return self.producer.try_submit(attempt.topic, attempt.value, **attempt.options)
+
+        await self._settle(attempt, self._taken_over(attempt, try_now()))
+
+    async def _send_many(self, first: Attempt) -> None:
+        partition = first.partition or 0
+        first.partition = partition
+        more = self.rng.randrange(GROUP_MAX)
+        group = [first, *(self._new(first.topic, partition) for _ in range(more))]
+        for each in group:
+            each.group, each.task = group, first.task
+        columns = {
+            "values": [each.value for each in group],
+            "keys": [key_of(each.number) for each in group],
+            "headers": [headers_of(each.number) for each in group],
+            "timestamps_ms": [each.timestamp_ms for each in group],
+        }
+        try:
+            result = await self.producer.send_many(first.topic, partition=partition, **columns)
+        except (KafkaError, asyncio.CancelledError) as error:
+            for each in group:
+                self._end(each, error)
+            return
+        for index, each in enumerate(group):
+            error = result.errors.get(index)
+            offset = result.offsets[index]
+            self._end(
+                each, error or RecordMetadata(each.topic, partition, offset, 0, -1, len(each.value))
+            )
+
+    async def _burst(self) -> None:
+        """Some records of one partition, one after the other: their order is certain."""
+        topic, partition = self.rng.choice(TOPICS), self.rng.randrange(PARTITIONS)
+        waits = []
+        for _ in range(self.rng.randrange(2, 8)):
+            attempt = self._new(topic, partition)
+            attempt.task = asyncio.current_task()
+            submitting = self.producer.submit(topic, attempt.value, **attempt.options)
+            try:
+                handle = await submitting
+            except (KafkaError, asyncio.CancelledError) as error:
+                self._end(attempt, error)
+                if isinstance(error, asyncio.CancelledError):
+                    break
+                continue
+            self._admit(attempt, handle)
+            handle.add_done_callback(lambda done, a=attempt: self._from_handle(a))
+            waits.append(handle)
+        if waits and self.rng.random() < 0.3:
+            await asyncio.gather(*waits, return_exceptions=True)
+
+    # -- bystanders -----------------------------------------------------------------------------
+
+    async def _flush(self) -> None:
+        """When flush returns, everything handed over before it has an outcome."""
+        before = next(self._events)
+        handed = [a for a in self.attempts if a.handle is not None and (a.admitted or 0) < before]
+        timeout = self.rng.choice((None, 0.5))
+        try:
+            await self.producer.flush(timeout)
+        except (KafkaError, asyncio.CancelledError):
+            return
+        open_still = [a for a in handed if a.admitted and not a.handle.done()]  # type: ignore[union-attr]
+        if open_still:
+            self.complaints.append(f"flush left records behind: {open_still[:2]}")
+
+    async def _warm(self) -> None:
+        try:
+            await self.producer.warm([self.rng.choice(TOPICS)])
+        except (KafkaError, asyncio.CancelledError):
+            return
+
+    # -- inside ---------------------------------------------------------------------------------
+
+    def _spawn(self, coroutine: Any) -> asyncio.Task[Any]:
+        task = asyncio.ensure_future(coroutine)
+        self.tasks.append(task)
+        return task
+
+    def _if_never_begun(self, attempt: Attempt) -> None:
+        """Its task was cancelled before its first step."""
+        if attempt.result is None:
+            self._end(attempt, asyncio.CancelledError())
+
+    def _new(
+        self, topic: str | None = None, partition: int | None = None, size: int | None = None
+    ) -> Attempt:
+        if topic is None:
+            topic = self.rng.choice(TOPICS)
+            partition = self.rng.choice((None, *range(PARTITIONS), *range(PARTITIONS)))
+        number = len(self.attempts)
+        head = f"{self.plan.seed}/{topic}/{'?' if partition is None else partition}/{number}/"
+        if size is None:
+            size = self.rng.choice((0, 0, 200, 1_500))
+        value = head.encode().ljust(size, b".")
+        value += b"%08x" % zlib.crc32(value)
+        attempt = Attempt(number, topic, partition, value, next(self._events), now())
+        self.attempts.append(attempt)
+        return attempt
+
+    def _admit(self, attempt: Attempt, handle: Delivery) -> None:
+        attempt.admitted = next(self._events)
+        attempt.admitted_at = now()
+        attempt.handle = handle
+
+    async def _taken_over(self, attempt: Attempt, submitting: Any) -> RecordMetadata:
+        handle: Delivery = await submitting
+        self._admit(attempt, handle)
+        metadata: RecordMetadata = await handle
+        return metadata
+
+    async def _settle(self, attempt: Attempt, sending: Any) -> None:
+        try:
+            self._end(attempt, await sending)
+        except (KafkaError, asyncio.CancelledError) as error:
+            self._end(attempt, error)
+
+    def _from_handle(self, attempt: Attempt) -> None:
+        handle = attempt.handle
+        assert handle is not None
+        if handle.cancelled():
+            self._end(attempt, asyncio.CancelledError())
+            return
+        error = handle.exception()
+        self._end(attempt, handle.result() if error is None else error)
+
+    @staticmethod
+    def _end(attempt: Attempt, result: Result) -> None:
+        attempt.result = result
+        attempt.settled_at = now()
+
+
+class Habit:
+    """A serializer and an interceptor of the application that hand records over themselves, for
+    every few records that pass them (a log of what was sent, a schema that is registered)."""
+
+    def __init__(self) -> None:
+        self.load: Load | None = None
+        self._seen = 0
+
+    def __call__(self, value: bytes) -> bytes:
+        self._pass()
+        return value
+
+    def on_send(self, record: Any) -> Any:
+        """As an interceptor."""
+        self._pass()
+        return record
+
+    def on_acknowledgement(self, metadata: Any, error: Any) -> None:
+        """Nothing to do."""
+
+    def close(self) -> None:
+        """Nothing to do."""
+
+    def _pass(self) -> None:
+        self._seen += 1
+        if self.load is not None and self._seen % 5 == 0:
+            self.load.submit_within()
+
+
+def _raise(error: BaseException) -> None:
+    raise error

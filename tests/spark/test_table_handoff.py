@@ -1,0 +1,94 @@
+"""The seam between RecordBatches and the producer: what is told of rows that failed."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+
+from aiokprod import AbortableTransactionError, ConfigError
+from aiokprod._client.bulk_result import wait_settled
+from aiokprod.errors import Code
+from aiokprod.records import TopicPartition
+from aiokprod.spark.failures import Counts
+from aiokprod.spark.table_handoff import TableHandoff, hand_over
+from aiokprod.spark.task_sender import TaskSender
+from tests.scenarios.scenario_helpers import scenario
+
+
+@scenario(partitions=1, topic="a")
+async def test_failure_is_told_with_the_topic_of_its_row(cluster, producer, history):
+    cluster.create_topic("b", 1)
+    cluster.fail_produce(TopicPartition("b", 0), Code.TOPIC_AUTHORIZATION_FAILED)
+    table = pa.RecordBatch.from_pydict({"value": [b"1", b"2"], "topic": ["a", "b"]})
+    handed = TableHandoff()
+    await hand_over(producer, None, table, handed)
+    await wait_settled(handed.cores)
+    where, error = handed.first_failure()
+    assert where == "b-0"
+    assert error.code.number == Code.TOPIC_AUTHORIZATION_FAILED
+
+
+@scenario(partitions=1, linger_ms=5_000)
+async def test_hand_over_waits_for_no_outcome(cluster, producer, history):
+    table = pa.RecordBatch.from_pydict({"value": [b"1", b"2"]})
+    handed = [TableHandoff(), TableHandoff()]
+    for one in handed:
+        await hand_over(producer, "t", table, one)
+    assert [one.admitted for one in handed] == [2, 2]
+    assert not any(core.settled for one in handed for core in one.cores)
+    await producer.flush()
+    counts = Counts()
+    for one in handed:
+        one.count_into(counts)
+    assert counts == Counts(acknowledged=4)
+    assert cluster.values("t", 0) == [b"1", b"2", b"1", b"2"]
+
+
+@scenario(partitions=1, max_request_size=1_000)
+async def test_refused_rows_are_counted_beside_those_in_batches(cluster, producer, history):
+    table = pa.RecordBatch.from_pydict({"value": [b"1", b"x" * 2_000, b"3"]})
+    handed = TableHandoff()
+    await hand_over(producer, "t", table, handed)
+    assert list(handed.refused) == [1]
+    await producer.flush()
+    counts = Counts()
+    handed.count_into(counts)
+    assert counts == Counts(acknowledged=2, unsent=1)
+    assert handed.first_failure() is None
+
+
+@scenario(partitions=1, max_request_size=1_000, transactional_id="x")
+async def test_transaction_with_a_refused_row_is_not_committed(cluster, producer, history):
+    table = pa.RecordBatch.from_pydict({"value": [b"1", b"x" * 2_000]})
+    await producer.start()
+    await producer.begin_transaction()
+    await hand_over(producer, "t", table, TableHandoff())
+    with pytest.raises(AbortableTransactionError):
+        await producer.commit_transaction()
+    await producer.abort_transaction()
+    assert cluster.committed_values("t", 0) == []
+
+
+@scenario(partitions=1)
+async def test_producer_that_takes_no_tables_says_so(cluster, producer, history):
+    handed = TableHandoff()
+    table = pa.RecordBatch.from_pydict({"key": [b"1"]})
+    with pytest.raises(ConfigError, match="value"):
+        await hand_over(producer, "t", table, handed)
+    assert handed.admitted == 0
+    await producer.close()
+    with pytest.raises(Exception, match="closed"):
+        await hand_over(producer, "t", table, handed)
+
+
+@scenario(partitions=1, linger_ms=5_000)
+async def test_what_ended_an_attempt_is_told_not_what_closing_did_to_the_rest(
+    cluster, producer, history
+):
+    sender = TaskSender(producer, topic="t", transactional=False)
+    await sender.admit(pa.RecordBatch.from_pydict({"value": [b"1", b"2"]}))
+    sender.blame(ValueError("the reason"))
+    await producer.close(0)
+    text = str(sender.failure())
+    assert "ValueError (not retriable): the reason" in text
+    assert "0 acknowledged, 0 unknown, 2 unsent" in text

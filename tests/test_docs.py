@@ -1,0 +1,133 @@
+"""The reference pages in docs/ name exactly what the code has, with its defaults."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import dataclasses
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+
+import aiokprod
+from aiokprod import Health, Metrics, Observer, Outcome, ProducerConfig, errors
+from aiokprod._client.runtime import Runtime
+from aiokprod.testing import pytest_plugin
+
+DOCS = Path(__file__).parents[1] / "docs"
+IN_WORDS = {"required", "generated", "on", "none"}
+OTHERS = {"UnknownTopicOrPartitionError", "BufferError", "TimeoutError", "ValueError", "OSError"}
+
+
+def page(name: str) -> str:
+    return (DOCS / name).read_text(encoding="utf-8")
+
+
+def section(name: str, heading: str) -> str:
+    return page(name).split(f"\n## {heading}\n")[1].split("\n## ")[0]
+
+
+def first_column(text: str) -> list[str]:
+    """The names in code style in the first cell of every row of the tables."""
+    rows = [line.split("|")[1] for line in text.splitlines() if line.startswith("| ")]
+    return [name for row in rows for name in re.findall(r"`(\w+)[`(]", row)]
+
+
+def configuration() -> dict[str, str]:
+    """Setting → default, as the table has them."""
+    found: dict[str, str] = {}
+    for line in section("configuration.md", "Settings").splitlines():
+        if line.startswith("| `"):
+            names, defaults = line.split("|")[1:3]
+            keys = re.findall(r"`(\w+)`", names)
+            values = [value.strip() for value in defaults.split(",")]
+            found |= dict(zip(keys, values, strict=True))
+    return found
+
+
+def test_configuration_table_has_every_setting() -> None:
+    assert set(configuration()) == {field.name for field in dataclasses.fields(ProducerConfig)}
+
+
+def test_configuration_table_has_the_defaults_of_the_code() -> None:
+    defaults = {field.name: field.default for field in dataclasses.fields(ProducerConfig)}
+    for name, documented in configuration().items():
+        if documented not in IN_WORDS:
+            assert ast.literal_eval(documented.strip("`")) == defaults[name], name
+
+
+def test_error_page_has_every_class_under_its_base() -> None:
+    table = section("errors.md", "Classes")
+    named = set(re.findall(r"`([A-Z]\w+)`", table)) - OTHERS
+    classes = {
+        name
+        for name, value in vars(errors).items()
+        if isinstance(value, type) and issubclass(value, errors.KafkaError)
+    }
+    assert named == classes - {"KafkaError"}
+    for base, inherited in re.findall(r"^\| `(\w+)`.*?\| `(\w+)` \|", table, re.MULTILINE):
+        assert issubclass(getattr(errors, base), vars(builtins)[inherited])
+
+
+@pytest.mark.parametrize("path", sorted(DOCS.glob("*.md")), ids=lambda path: path.stem)
+def test_errors_named_in_the_docs_are_public(path: Path) -> None:
+    pattern = r"`(\w+(?:Error|Timeout|Topic|Rejected|TooLarge|Block|Full))`"
+    named = set(re.findall(pattern, path.read_text(encoding="utf-8"))) - OTHERS
+    if path.stem not in {"differences", "faults"}:  # they also name classes of Java and librdkafka
+        assert named <= set(aiokprod.__all__)
+
+
+def test_error_page_has_every_outcome() -> None:
+    named = set(re.findall(r"`Outcome\.(\w+)`", page("errors.md")))
+    assert named == {outcome.name for outcome in Outcome}
+
+
+def test_monitoring_page_has_every_metric() -> None:
+    table = section("monitoring.md", "Metrics")
+    source = inspect.getsource(Runtime.gauges)
+    gauges = set(re.findall(r'^ {12}"(\w+)": ', source, re.MULTILINE))
+    assert gauges
+    named = set(re.findall(r"`([a-z]\w+)`", table))
+    assert named == set(Metrics().snapshot()) | gauges
+
+
+def test_monitoring_page_has_every_field_of_health() -> None:
+    named = first_column(section("monitoring.md", "Health checks"))
+    assert named == [field.name for field in dataclasses.fields(Health)]
+
+
+def test_monitoring_page_has_every_hook() -> None:
+    named = first_column(section("monitoring.md", "Observers"))
+    assert sorted(named) == sorted(name for name in vars(Observer) if name.startswith("on_"))
+
+
+def test_testing_page_has_every_fixture() -> None:
+    named = first_column(page("testing.md").split("It has fixtures")[1])
+    assert set(named) == {
+        name
+        for name, value in vars(pytest_plugin).items()
+        if type(value).__name__ == "FixtureFunctionDefinition"
+    }
+
+
+@pytest.mark.parametrize("path", sorted(DOCS.rglob("*.md")), ids=lambda path: path.stem)
+def test_python_in_the_docs_compiles(path: Path) -> None:
+    for example in re.findall(r"```python\n(.*?)```", path.read_text(encoding="utf-8"), re.DOTALL):
+        compile(example, path.name, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+
+
+def test_numbers_of_the_reliability_page_are_those_of_the_code() -> None:
+    from tests.chaos.faults import CATALOGUE
+    from tests.detection.search import BUGS
+    from tests.simulation.exemptions import EXEMPTIONS
+    from tests.simulation.seeds import MENU
+    from tests.testing.test_detection_power import QUICK
+
+    text = " ".join((DOCS.parent / "RELIABILITY.md").read_text(encoding="utf-8").split())
+    assert f"a subset of {len(MENU)} fault types" in text
+    assert f"a list of {len(EXEMPTIONS)} exemptions" in text
+    assert f"puts {len(BUGS)} bugs back" in text
+    assert f"runs the {len(QUICK)} bugs that" in text
+    assert f"injects {len(CATALOGUE)} faults" in text
