@@ -1,4 +1,4 @@
-"""Exponential backoff as a pure value: how long to pause, never the pausing itself."""
+"""Exponential backoff with jitter: computes durations, does not wait."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ _MAX_DOUBLINGS: Final = 32
 
 @dataclass(frozen=True, slots=True)
 class ExponentialBackoff:
-    """initial · 2^failures, at most `maximum`, 20 % more or less, never above `maximum`. Seconds.
+    """A pause of `initial` · 2^failures seconds, ±20 % of jitter, never longer than `maximum`.
 
-    Growth ends at the maximum before the jitter is applied, so that clients which wait for the
-    same broker do not fall into step there; the result is capped once more, so that the maximum is
-    one. Pauses at the maximum are between 80 and 100 % of it.
+    The exponential value is capped before the jitter is applied. Otherwise all clients that wait
+    for the same broker would pause for exactly `maximum` and reconnect at the same time. The result
+    is capped again, so long pauses are between 80 and 100 % of `maximum`.
 
     Source: Java `ExponentialBackoff` (which caps the exponent), KIP-580.
     """
@@ -26,7 +26,7 @@ class ExponentialBackoff:
     jitter: float = 0.2
 
     def after(self, failures: int, rng: random.Random) -> float:
-        """The pause after `failures` earlier failures in a row."""
+        """The pause in seconds after `failures` consecutive failures."""
         grown = self.initial * self.multiplier ** min(failures, _MAX_DOUBLINGS)
         base = min(grown, self.maximum)
         return min(base * rng.uniform(1 - self.jitter, 1 + self.jitter), self.maximum)

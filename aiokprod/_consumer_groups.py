@@ -1,6 +1,6 @@
-"""What `send_offsets_to_transaction` takes: offsets and the consumer's place in its group.
+"""The arguments of `send_offsets_to_transaction`: offsets and consumer group metadata.
 
-Consumers of other packages are recognised by their shape, never imported.
+Objects of other packages are recognised by their attributes; no such package is imported.
 Source: KIP-447; librdkafka `rd_kafka_consumer_group_metadata_write`.
 """
 
@@ -19,7 +19,7 @@ MAX_OFFSET: Final = 2**63 - 1
 
 
 class Offset(NamedTuple):
-    """Offset of the next record to read (≥ 0), leader epoch (-1 = unknown), text for the group."""
+    """Offset of the next record to read (≥ 0), leader epoch (-1 = unknown), commit metadata."""
 
     offset: int
     leader_epoch: int = -1
@@ -28,12 +28,14 @@ class Offset(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class GroupMetadata:
-    """A consumer's place in its group. With generation and member the broker refuses offsets of a
-    consumer that lost its partitions to another one (KIP-447); the group alone is not protected.
+    """Metadata of a consumer in its group.
+
+    With generation and member id, the broker rejects offsets of a consumer whose partitions were
+    assigned to another one (KIP-447). With the group id alone there is no such protection.
 
     Attributes:
-        generation_id: -1 = unknown.
-        group_instance_id: of a static member, else None.
+        generation_id: generation of the group; -1 = unknown.
+        group_instance_id: group.instance.id of a static member, else None.
     """
 
     group_id: str
@@ -43,15 +45,16 @@ class GroupMetadata:
 
 
 def group_metadata(source: Any) -> GroupMetadata:
-    """The group metadata out of what a caller has.
+    """Convert the group metadata that a caller passes.
 
     Args:
-        source: a `GroupMetadata`; what confluent-kafka's ``consumer.consumer_group_metadata()``
-            returns; a started `AIOKafkaConsumer`; an object with group_id, generation_id,
-            member_id and group_instance_id (kafka-python, Java-like); or a group id.
+        source: a `GroupMetadata`; the result of confluent-kafka's
+            ``consumer.consumer_group_metadata()``; a started `AIOKafkaConsumer`; an object with
+            group_id, generation_id, member_id and group_instance_id, as in kafka-python; or a group
+            id.
 
     Raises:
-        ConfigError: none of these.
+        ConfigError: `source` is none of these.
     """
     if isinstance(source, GroupMetadata):
         found = source
@@ -74,8 +77,8 @@ def group_metadata(source: Any) -> GroupMetadata:
 
 
 def _of_confluent(data: bytes) -> GroupMetadata:
-    """Magic, generation in the machine's byte order, group id, member id, a flag, and the instance
-    id unless the flag is set; texts end in a zero byte."""
+    """Decode librdkafka's format: magic, generation in native byte order, group id, member id, a
+    flag, and the instance id unless the flag is set. Strings end in a zero byte."""
     try:
         if not data.startswith(_CONFLUENT_MAGIC):
             raise ValueError
@@ -87,7 +90,7 @@ def _of_confluent(data: bytes) -> GroupMetadata:
         instance = None if no_instance else _text(data, at + 1)[0]
     except (ValueError, IndexError):
         raise ConfigError(
-            "send_offsets_to_transaction: these bytes are no group metadata of confluent-kafka; "
+            "send_offsets_to_transaction: these bytes are not group metadata of confluent-kafka; "
             "pass consumer.consumer_group_metadata()"
         ) from None
     return GroupMetadata(group, generation, member, instance)
@@ -116,7 +119,7 @@ def _of_aiokafka(consumer: Any) -> GroupMetadata:
 
 
 def checked_offsets(offsets: Any) -> dict[TopicPartition, Offset]:
-    """Offsets by partition.
+    """Convert and check the offsets that a caller passes.
 
     Args:
         offsets: a mapping from (topic, partition) to an int or an object with `offset` (and
@@ -125,7 +128,7 @@ def checked_offsets(offsets: Any) -> dict[TopicPartition, Offset]:
             negative offsets (nothing read yet) are left out.
 
     Raises:
-        ConfigError: something else.
+        ConfigError: `offsets` is neither, or an offset is out of range.
     """
     found: dict[TopicPartition, Offset] = {}
     if isinstance(offsets, Mapping):
@@ -156,7 +159,7 @@ def _partition(key: Any) -> TopicPartition:
             topic, partition = key
         except (TypeError, ValueError):
             raise ConfigError(
-                f"send_offsets_to_transaction: {key!r} is no (topic, partition)"
+                f"send_offsets_to_transaction: {key!r} is not (topic, partition)"
             ) from None
     return TopicPartition(validate_topic(topic), validate_partition(partition))
 

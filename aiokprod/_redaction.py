@@ -1,4 +1,4 @@
-"""Removes the frames of code that handles secrets from the errors that it raises.
+"""Removes stack frames that hold secrets from the errors that code raises.
 
 Error reporters print the local variables of every frame of an error and of its causes, including
 those that `from None` hides in a traceback. A password in such a variable would be published, so

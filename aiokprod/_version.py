@@ -1,4 +1,4 @@
-"""The version of the installed package and the kind of build it is."""
+"""The version of the installed package, and whether its core is compiled."""
 
 from __future__ import annotations
 

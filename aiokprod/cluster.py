@@ -1,5 +1,5 @@
-"""The immutable view of a cluster. Readers keep one snapshot per operation, so that an update in
-between cannot mix two views. Source: Java `Cluster`, `MetadataSnapshot`."""
+"""Immutable cluster metadata. Readers use one snapshot per operation, so that an update during the
+operation cannot mix two states. Source: Java `Cluster`, `MetadataSnapshot`."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from typing import Final, NamedTuple
 from aiokprod.records import TopicPartition
 
 ZERO_TOPIC_ID: Final = bytes(16)
-"""The topic id of brokers that know none (Java `Uuid.ZERO_UUID`)."""
+"""The topic id from brokers that do not support topic ids (Java `Uuid.ZERO_UUID`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
     """A broker's address.
 
-    `id` is the broker id; bootstrap addresses count -1, -2, … so that their connections stay
-    distinct from the real brokers' ones.
+    `id` is the broker id; bootstrap addresses have the ids -1, -2, …, so that their connections are
+    separate from those of brokers.
     """
 
     id: int
@@ -32,15 +32,15 @@ class Node:
 
 
 class PartitionInfo(NamedTuple):
-    """What the last metadata answer said about one partition.
+    """A partition in the last Metadata response.
 
     Attributes:
-        leader: broker id, or None if there is none or it is not among the brokers.
-        leader_epoch: -1 if the broker gave none.
+        leader: broker id; None if there is no leader or it is not among the brokers.
+        leader_epoch: -1 if unknown.
         replicas, isr, offline: broker ids.
         error: the partition's error code, 0 if none.
 
-    A named tuple, because an answer can hold ten thousand of them and is taken over in one go.
+    A named tuple, because it is cheap to create: a response may have 10 000 of them.
     """
 
     topic: str
@@ -54,7 +54,7 @@ class PartitionInfo(NamedTuple):
 
     @property
     def topic_partition(self) -> TopicPartition:
-        """Topic and partition as a key."""
+        """The topic and partition."""
         return TopicPartition(self.topic, self.partition)
 
 
@@ -64,8 +64,8 @@ class TopicInfo:
 
     Attributes:
         topic_id: 16 bytes, all zero if unknown.
-        partitions: at index i is partition i.
-        available: partitions with a leader, ascending; derived.
+        partitions: partition i is at index i.
+        available: partitions with a leader, ascending; derived from `partitions`.
     """
 
     name: str
@@ -84,10 +84,10 @@ class ClusterSnapshot:
     """One version of the cluster's metadata.
 
     Attributes:
-        generation: grows by one at every swap.
-        nodes: by id, read-only; before the first answer the bootstrap addresses with negative ids.
+        generation: incremented with every new snapshot.
+        nodes: by id, read-only; bootstrap addresses until the first Metadata response.
         topics: by name, read-only; only topics with at least one partition.
-        unauthorized_topics, invalid_topics: refused by the last answer about them.
+        unauthorized_topics, invalid_topics: names with that error in the last Metadata response.
     """
 
     generation: int = 0
@@ -97,32 +97,32 @@ class ClusterSnapshot:
     topics: Mapping[str, TopicInfo] = field(default_factory=dict)
     unauthorized_topics: frozenset[str] = frozenset()
     invalid_topics: frozenset[str] = frozenset()
-    # A cache of what the frozen fields imply: empty, or one index by leader.
+    # Cache of an index derived from the other fields: partitions by leader, or empty.
     _led: list[dict[int, tuple[TopicPartition, ...]]] = field(
         default_factory=list, init=False, repr=False, compare=False
     )
 
     def __post_init__(self) -> None:
-        # Partitioners and observers get the snapshot; nothing they do may change the cache.
+        # Read-only copies: partitioners and observers get the snapshot and must not change it.
         for name in ("nodes", "topics"):
             mapping = getattr(self, name)
             if not isinstance(mapping, MappingProxyType):
                 object.__setattr__(self, name, MappingProxyType(mapping))
 
     def partition_count(self, topic: str) -> int | None:
-        """Number of partitions, None if the topic is not known. O(1)."""
+        """Number of partitions, None if the topic is unknown. O(1)."""
         info = self.topics.get(topic)
         return None if info is None else len(info.partitions)
 
     def partition(self, topic: str, partition: int) -> PartitionInfo | None:
-        """The partition's data, None if topic or partition is not known. O(1)."""
+        """The partition's metadata, None if topic or partition is unknown. O(1)."""
         info = self.topics.get(topic)
         if info is None or not 0 <= partition < len(info.partitions):
             return None
         return info.partitions[partition]
 
     def leader_of(self, topic_partition: TopicPartition) -> int | None:
-        """Broker id of the leader, None if unknown or none. O(1)."""
+        """Broker id of the leader, None if unknown or if there is none. O(1)."""
         info = self.partition(*topic_partition)
         return None if info is None else info.leader
 
@@ -132,7 +132,7 @@ class ClusterSnapshot:
         return -1 if info is None else info.leader_epoch
 
     def available_partitions(self, topic: str) -> tuple[int, ...]:
-        """Partitions with a leader, ascending; empty if the topic is not known. O(1)."""
+        """Partitions with a leader, ascending; empty if the topic is unknown. O(1)."""
         info = self.topics.get(topic)
         return () if info is None else info.available
 

@@ -1,4 +1,4 @@
-"""The outside world as one value: network, clocks, randomness. Tests replace it."""
+"""Network, clocks and randomness of a producer as one value, which tests replace."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Protocol
 
 
 class Dialer(Protocol):
-    """Names and connections. The caller bounds both by timeouts of its own."""
+    """Resolves names and opens connections. Callers apply their own timeouts to both."""
 
     async def connect(
         self,
@@ -25,21 +25,21 @@ class Dialer(Protocol):
     ) -> tuple[asyncio.Transport, asyncio.Protocol]:
         """Connect to one address.
 
-        The transport's flow control must cover every byte that is still in the process: after
-        `set_write_buffer_limits(high=0)` the protocol is paused exactly while there are some. The
-        TLS transports of asyncio and uvloop do not satisfy this.
+        The transport's flow control must cover all bytes that are still buffered in the process:
+        after `set_write_buffer_limits(high=0)` the protocol must be paused exactly while there are
+        any. The TLS transports of asyncio and uvloop do not satisfy this.
 
         Args:
-            tls: speak TLS before the protocol is told of the connection.
-            server_hostname: the name the certificate must be for.
+            tls: complete a TLS handshake with this context before `connection_made` is called.
+            server_hostname: the name for which the certificate must be valid.
 
         Raises:
-            DialError: refused, unreachable, or ended during the handshake.
+            DialError: the connection was refused, timed out, or ended during the handshake.
             ssl.SSLError: the handshake failed.
         """
 
     async def resolve(self, host: str, port: int) -> list[tuple[str, int]]:
-        """All addresses of a name, in the order to try them; never empty.
+        """All addresses of a name, in the order in which to try them; never empty.
 
         Raises:
             DialError: the name has no address.
@@ -47,25 +47,25 @@ class Dialer(Protocol):
 
 
 def unix_ms() -> int:
-    """Wall clock in milliseconds since 1970; the only read of it in the package."""
+    """Wall clock in Unix ms; the only place in the package that reads it."""
     return time.time_ns() // 1_000_000
 
 
 def monotonic() -> float:
-    """Seconds of any beginning, for deadlines in threads: a loop's clock must not be read there."""
+    """Monotonic seconds for deadlines in threads, which must not read the clock of a loop."""
     return time.monotonic()
 
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """What a producer takes from outside.
+    """External dependencies of a producer.
 
     Attributes:
         dialer: resolves names and opens connections.
         unix_ms: wall clock, read for record timestamps only.
-        rng: jitter and partition choice; seeded in simulations.
-        stopwatch: s, of any beginning; how long callers use the loop, which its own clock may tell
-            in milliseconds only (uvloop).
+        rng: random source for jitter and partition choice; seeded in simulations.
+        stopwatch: monotonic seconds, to measure how long callers occupy the event loop; the clock
+            of the loop itself may have a resolution of only 1 ms (uvloop).
     """
 
     dialer: Dialer

@@ -1,7 +1,7 @@
 # cython: boundscheck=False, wraparound=False, initializedcheck=False, cdivision=True
-"""Decoded records as Arrow columns, and row hashes over Arrow columns; for the audit.
+"""Decodes records into Arrow columns and hashes rows of Arrow columns, for the audit.
 
-No Python object per record. Everything read is checked against the bytes that are there.
+Creates no Python object per record. All lengths are checked against the bytes available.
 """
 
 cimport cython
@@ -13,11 +13,11 @@ from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_FromStringAndSize
 
 DEF MAX_DATA = 2147483647
-DEF MAX_ROWS = 1 << 58  # so that sizes in bytes, and sums of two of them, fit into 64 bits
+DEF MAX_ROWS = 1 << 58  # sizes in bytes, and sums of two of them, then fit into 64 bits
 
 
 cdef class Column:
-    """A growing piece of memory."""
+    """A growing buffer for the values of one column."""
 
     cdef char *data
     cdef Py_ssize_t size
@@ -79,13 +79,13 @@ cdef class Binary:
         self.offsets.put32(0)
 
     cdef inline int add(self, const uint8_t *source, Py_ssize_t size) except -1:
-        """`size` -1 is null."""
+        """Append a value; `size` -1 = null."""
         cdef uint8_t flag = size >= 0
         self.valid.put(&flag, 1)
         if size < 0:
             self.nulls += 1
         elif self.data.size + size > MAX_DATA:
-            raise OverflowError("more than 2 GiB of bytes in one column: take smaller pieces")
+            raise OverflowError("more than 2 GiB of bytes in one column: read smaller pieces")
         else:
             self.data.put(source, size)
         return self.offsets.put32(<int32_t>self.data.size)
@@ -99,9 +99,9 @@ cdef class Binary:
 
 
 cdef class RecordColumns:
-    """Records of any number of batches, column by column.
+    """Collects the records of any number of batches as columns.
 
-    `values` and `headers` False leaves those columns out.
+    With `values` or `headers` False these columns are left out.
     """
 
     cdef Column _offsets
@@ -138,18 +138,18 @@ cdef class RecordColumns:
 
     @property
     def size(self):
-        """Bytes of keys, values and headers held."""
+        """Size of all collected keys, values and headers in bytes."""
         return self._keys.data.size + self._values.data.size + self._header_values.data.size
 
     def add(self, payload, int count, int64_t base_offset, int64_t base_timestamp,
             int64_t append_time, int64_t producer_id, int16_t epoch, int32_t base_sequence,
             int16_t attributes, int64_t first, int64_t end):
-        """Take the records of one uncompressed batch whose offsets are in `first` to `end` - 1.
+        """Add the records of one uncompressed batch with offsets from `first` to `end` - 1.
 
-        `append_time`: of the whole batch, -1 if the records have their own timestamps.
+        `append_time`: log append time of the batch, -1 if the records have timestamps.
 
         Raises:
-            ValueError: the bytes are not exactly `count` records.
+            ValueError: `payload` does not contain exactly `count` records.
         """
         cdef Py_buffer view
         PyObject_GetBuffer(payload, &view, PyBUF_SIMPLE)
@@ -204,7 +204,7 @@ cdef class RecordColumns:
         cdef int64_t number = reader.varlong()
         cdef int64_t _index
         if number < 0 or number > reader.end - reader.at:
-            raise ValueError("a record's number of headers is impossible")
+            raise ValueError("a record has an invalid number of headers")
         for _index in range(number):
             reader.blob(self._header_keys if self._with_headers else None)
             reader.blob(self._header_values if self._with_headers else None)
@@ -215,10 +215,10 @@ cdef class RecordColumns:
         return 0
 
     def take(self):
-        """What was added, as bytes by column; starts afresh.
+        """Return the collected columns as bytes by name, and clear them.
 
-        Fixed-width columns are native numbers; byte columns are (validity bytes, int32 offsets,
-        data, nulls).
+        Fixed-width columns have native byte order; byte columns are (validity bytes, int32 offsets,
+        data, number of nulls).
         """
         found = {
             "count": self.count,
@@ -242,7 +242,7 @@ cdef class RecordColumns:
         return found
 
 
-@cython.auto_pickle(False)  # it would look for the end of a string behind `data`
+@cython.auto_pickle(False)  # pickling would treat `data` as a zero-terminated string
 cdef class RecordReader:
     cdef const uint8_t *data
     cdef Py_ssize_t at
@@ -270,10 +270,10 @@ cdef class RecordReader:
         return 0
 
     cdef inline int blob(self, Binary into) except -1:
-        """A nullable length and its bytes; into nothing if None."""
+        """Read a nullable length and its bytes; skip them if `into` is None."""
         cdef int64_t size = self.varlong()
         if size < -1 or size > self.end - self.at:
-            raise ValueError("a length in a record is impossible")
+            raise ValueError("a record has an invalid length")
         if into is not None:
             into.add(self.data + self.at, <Py_ssize_t>size)
         if size > 0:
@@ -282,7 +282,7 @@ cdef class RecordReader:
 
 
 cdef class View:
-    """The bytes of an object with the buffer protocol, of any item type; none at all for None."""
+    """The bytes of an object with the buffer protocol, of any item type; empty for None."""
 
     cdef Py_buffer _view
     cdef bint _held
@@ -305,14 +305,14 @@ cdef class View:
 
 
 cdef inline uint64_t _mix(uint64_t value) noexcept nogil:
-    """The finaliser of splitmix64."""
+    """The final mixing steps of splitmix64."""
     value = (value ^ (value >> 30)) * <uint64_t>0xBF58476D1CE4E5B9
     value = (value ^ (value >> 27)) * <uint64_t>0x94D049BB133111EB
     return value ^ (value >> 31)
 
 
 cdef uint64_t _hash(const uint8_t *data, Py_ssize_t size, uint64_t seed) noexcept nogil:
-    """Eight bytes at a time; no protection against chosen input is needed."""
+    """Hash eight bytes at a time. Not collision-resistant, since the input is not hostile."""
     cdef uint64_t word, state = _mix(seed ^ (<uint64_t>size * <uint64_t>0x9E3779B97F4A7C15))
     cdef Py_ssize_t at = 0
     while at + 8 <= size:
@@ -328,7 +328,7 @@ cdef uint64_t _hash(const uint8_t *data, Py_ssize_t size, uint64_t seed) noexcep
 
 cdef inline int32_t _load32(const uint8_t *place) noexcept nogil:
     cdef int32_t found
-    memcpy(&found, place, 4)  # nobody promises that the caller's buffer is aligned
+    memcpy(&found, place, 4)  # the caller's buffer need not be aligned
     return found
 
 
@@ -339,7 +339,7 @@ cdef inline int64_t _load64(const uint8_t *place) noexcept nogil:
 
 
 cdef class RowHashes:
-    """A 64-bit hash per row, column by column; the order of the calls counts."""
+    """A 64-bit hash per row, updated column by column; it depends on the order of the columns."""
 
     cdef uint64_t *_rows
     cdef readonly Py_ssize_t count
@@ -347,7 +347,7 @@ cdef class RowHashes:
     def __cinit__(self, Py_ssize_t count):
         cdef Py_ssize_t row
         if count < 0:
-            raise ValueError("a table has no negative number of rows")
+            raise ValueError("the number of rows must not be negative")
         if count <= MAX_ROWS:
             self._rows = <uint64_t *>realloc(NULL, max(count, 1) * 8)
         if self._rows == NULL:
@@ -360,8 +360,14 @@ cdef class RowHashes:
         free(self._rows)
 
     def binary(self, validity, Py_ssize_t start, offsets, int width, data):
-        """A column of bytes: validity bitmap or None, rows from `start` on in it and in the
-        offsets of `width` 4 or 8 bytes each, and data or None.
+        """Add a column of bytes.
+
+        Args:
+            validity: Arrow validity bitmap, or None without nulls.
+            start: first row in bitmap and offsets.
+            offsets: offsets into `data`.
+            width: bytes of an offset, 4 or 8.
+            data: the bytes of all values, or None.
 
         Raises:
             ValueError: the buffers are too small.
@@ -390,15 +396,15 @@ cdef class RowHashes:
                 low = _load64(ends.data + 8 * place)
                 high = _load64(ends.data + 8 * place + 8)
             if low < 0 or high < low or high > content.size:
-                raise ValueError("an offset is outside of the data")
+                raise ValueError("an offset is outside the data")
             if high == low:
                 self._rows[row] = _hash(NULL, 0, seed)
             else:
                 self._rows[row] = _hash(content.data + low, high - low, seed)
 
     def fixed(self, validity, Py_ssize_t start, data, int width):
-        """A column of signed integers of `width` 2, 4 or 8 bytes; the same number has the same
-        hash in each width. Validity and start as for `binary`.
+        """Add a column of signed integers of `width` 2, 4 or 8 bytes; the same number has the same
+        hash in every width. `validity` and `start` as for `binary`.
 
         Raises:
             ValueError: the buffers are too small.
@@ -429,8 +435,8 @@ cdef class RowHashes:
 
     def lists(self, validity, Py_ssize_t start, offsets, int width, RowHashes elements not None,
               int64_t first):
-        """A column of lists, given the hashes of their elements, of which the first has the number
-        `first` in the offsets. Other arguments as for `binary`.
+        """Add a column of lists. `elements` has the hashes of the list elements; offset `first`
+        denotes the first of them. Other arguments as for `binary`.
 
         Raises:
             ValueError: the buffers are too small, or an offset has no element.
@@ -456,16 +462,16 @@ cdef class RowHashes:
             else:
                 low = _load64(ends.data + 8 * place)
                 high = _load64(ends.data + 8 * place + 8)
-            # In this order: the difference fits into 64 bits if nothing is negative.
+            # Check the signs first: the difference of two values ≥ 0 fits into 64 bits.
             if not 0 <= first <= low <= high or high - first > elements.count:
-                raise ValueError("an offset is outside of the elements")
+                raise ValueError("an offset is outside the elements")
             state = _mix(self._rows[row] ^ (<uint64_t>(high - low) * <uint64_t>0x9E3779B97F4A7C15))
             for element in range(low - first, high - first):
                 state = _mix(state ^ elements._rows[element]) + <uint64_t>0x9E3779B97F4A7C15
             self._rows[row] = _mix(state)
 
     def total(self):
-        """Sum of the hashes modulo 2⁶⁴: the same for every order of the rows."""
+        """Sum of the hashes modulo 2⁶⁴, which does not depend on the order of the rows."""
         cdef uint64_t found = 0
         cdef Py_ssize_t row
         for row in range(self.count):

@@ -229,7 +229,7 @@ def test_integers_and_lists_of_impossible_positions_are_refused_unaligned_ones_r
         with pytest.raises(ValueError, match="offsets buffer is too small"):
             one.lists(b"", start, b"", 8, RowHashes(1), 0)
     for first, low, high in ((-(2**63), 0, 2**62), (-1, -1, 0), (-(2**63), -(2**63), 2**63 - 1)):
-        with pytest.raises(ValueError, match="outside of the elements"):
+        with pytest.raises(ValueError, match="outside the elements"):
             one.lists(None, 0, struct.pack("=2q", low, high), 8, RowHashes(1), first)
     with pytest.raises(TypeError):
         one.lists(None, 0, bytes(16), 8, None, 0)  # type: ignore[arg-type]
