@@ -123,7 +123,7 @@ def _error_in_transaction(finding: Finding, evidence: dict[str, Evidence]) -> bo
     return errors[0].error.endswith(words) and errors[1].label != HUNG
 
 
-@row("timeout-or-last-answer")
+@row("timeout-or-last-response")
 def _timeout_or_last_answer(finding: Finding, evidence: dict[str, Evidence]) -> bool:
     """At the deadline: what ended it, the deadline or the answer that came with it."""
     errors = _errors(finding)
@@ -162,7 +162,7 @@ JAVA_IS_IN_AN_ERROR_STATE: Final = (
 """Of these texts Java's errors have one when its transaction manager takes no further call."""
 
 
-@row("java-is-dead", follows=True)
+@row("java-fatal", follows=True)
 def _java_is_dead(finding: Finding, evidence: dict[str, Evidence]) -> bool:
     """A code that Java does not expect ends its producer, or an answer its partition."""
     if finding.kind != "alive":
@@ -205,7 +205,7 @@ def _ends_java(fault: Fault, script: Script) -> set[str]:
     return {f"code {fault.code}", "code 90"}
 
 
-@row("java-takes-minus-1-for-a-producer-id", follows=True)
+@row("java-accepts-producer-id-minus-1", follows=True)
 def _java_takes_minus_1(finding: Finding, evidence: dict[str, Evidence]) -> bool:
     """InitProducerId answered with producer id -1 and no error: Java goes on with it."""
     faults = _script(evidence).faults
@@ -215,7 +215,7 @@ def _java_takes_minus_1(finding: Finding, evidence: dict[str, Evidence]) -> bool
     )
 
 
-@row("java-sends-what-it-refused")
+@row("java-sends-rejected-records")
 def _java_sends_refused(finding: Finding, evidence: dict[str, Evidence]) -> bool:
     """Records that Java refused with IllegalStateException, since no transaction was open, stay in
     its accumulator and leave with the next transaction."""
@@ -245,7 +245,7 @@ def _begins(call: Called) -> bool:
     return call.name == "begin" and not call.fresh
 
 
-@row("java-has-its-metadata-already", follows=True)
+@row("java-fetches-metadata-earlier", follows=True)
 def _java_has_its_metadata(finding: Finding, evidence: dict[str, Evidence]) -> bool:
     """Brokers cease to offer Metadata: Java asked when it was created, before that."""
     return (
@@ -260,7 +260,7 @@ def _java_has_its_metadata(finding: Finding, evidence: dict[str, Evidence]) -> b
     )
 
 
-@row("asked-by-chance")
+@row("random-metadata-broker")
 def _asked_by_chance(finding: Finding, evidence: dict[str, Evidence]) -> bool:
     """Each broker lists itself alone: whether the new leader is found depends on which broker the
     first refresh asks, which Java decides by chance."""
@@ -290,7 +290,7 @@ def _java_waits(finding: Finding, evidence: dict[str, Evidence]) -> bool:
     )
 
 
-@row("java-repeats-in-vain", follows=True)
+@row("java-repeats-until-timeout", follows=True)
 def _java_in_vain(finding: Finding, evidence: dict[str, Evidence]) -> bool:
     """Answers that Java asks for again until its deadline, and that ours reads or works around."""
     java = finding.java
@@ -338,7 +338,7 @@ def _in_order(evidence: Evidence, partition: int, *, committed: bool) -> bool:
     return order == sorted(order)
 
 
-@row("java-drops-answers-with-strangers")
+@row("java-drops-unexpected-partitions")
 def _java_drops_answers(finding: Finding, evidence: dict[str, Evidence]) -> bool:
     """An answer that Java's sender does not survive had an error code for the record."""
 
@@ -355,7 +355,7 @@ def _java_drops_answers(finding: Finding, evidence: dict[str, Evidence]) -> bool
     )
 
 
-@row("java-hangs-on-garbage", follows=True)
+@row("java-hangs-on-invalid-frames", follows=True)
 def _java_garbage(finding: Finding, evidence: dict[str, Evidence]) -> bool:
     """Bytes that are no answer end Java's sender, or are waited for until memory runs out."""
     broken = {fault.how for fault in _script(evidence).faults if isinstance(fault, Break)}
@@ -387,7 +387,7 @@ def _java_waits_in_commit(finding: Finding, evidence: dict[str, Evidence]) -> bo
     )
 
 
-@row("begin-gets-the-producer-id", follows=True)
+@row("begin-requests-producer-id", follows=True)
 def _begin_initialises(finding: Finding, evidence: dict[str, Evidence]) -> bool:
     """A refused initialisation may be repeated: begin_transaction does so."""
     java = finding.java
@@ -399,7 +399,7 @@ def _begin_initialises(finding: Finding, evidence: dict[str, Evidence]) -> bool:
     )
 
 
-@row("java-fails-others-with-it", follows=True)
+@row("java-fails-later-batches", follows=True)
 def _java_fails_others(finding: Finding, evidence: dict[str, Evidence]) -> bool:
     """A refusal of one batch fails what is queued behind it, or is not repeated."""
     java = finding.java
@@ -438,7 +438,7 @@ def _bumped(finding: Finding, evidence: dict[str, Evidence]) -> bool:
 # -- Java's goes on, ours does not ----------------------------------------------------------------
 
 
-@row("transaction-is-lost-anyway")
+@row("transaction-must-be-aborted")
 def _lost_anyway(finding: Finding, evidence: dict[str, Evidence]) -> bool:
     """The rest of a transaction that can only be aborted is not sent, or fails with it."""
     if not _script(evidence).transactional:
@@ -557,7 +557,7 @@ def _no_producer_ids(finding: Finding, evidence: dict[str, Evidence]) -> bool:
     )
 
 
-@row("gap-behind-a-lost-request")
+@row("gap-after-a-lost-request")
 def _gap_behind_lost(finding: Finding, evidence: dict[str, Evidence]) -> bool:
     """OUT_OF_ORDER_SEQUENCE_NUMBER behind a record in doubt, after requests were lost: ours does
     not know whether copies of both will arrive, Java numbers the record anew."""
@@ -590,7 +590,7 @@ CUTTING: Final = frozenset({"disconnect", "kill-leader"})
 """What ends connections with requests that are not answered."""
 
 
-@row("divided-although-stored")
+@row("split-although-stored")
 def _divided(finding: Finding, evidence: dict[str, Evidence]) -> bool:
     """MESSAGE_TOO_LARGE for a batch that is in the log: ours divides it, Java sends a batch that is
     no larger than batch.size as it is. After RECORD_LIST_TOO_LARGE Java fails it."""
@@ -611,7 +611,7 @@ def _divided(finding: Finding, evidence: dict[str, Evidence]) -> bool:
     )
 
 
-@row("answer-lost-with-the-cluster", by_timing=True)
+@row("response-lost-with-the-cluster", by_timing=True)
 def _answer_lost(finding: Finding, evidence: dict[str, Evidence]) -> bool:
     """All brokers were killed while the answer for a stored record was under way."""
     ours = evidence[OURS]
@@ -631,7 +631,7 @@ def _kills(fault: Fault) -> bool:
     return isinstance(fault, When) and fault.do.what == "kill-leader"
 
 
-@row("after-a-false-refusal", follows=True)
+@row("after-a-false-error", follows=True)
 def _after_a_lie(finding: Finding, evidence: dict[str, Evidence]) -> bool:
     """A broker that appended a batch answered with a code that brokers check before the append:
     whatever follows from the second copy, for the records of its partition."""
@@ -645,7 +645,7 @@ def _after_a_lie(finding: Finding, evidence: dict[str, Evidence]) -> bool:
     return finding.kind in kinds and _concerns(finding, evidence, behind)
 
 
-@row("fault-met-other-records")
+@row("fault-hit-other-records")
 def _met_others(finding: Finding, evidence: dict[str, Evidence]) -> bool:
     """The n-th batch or request that a fault waits for has other records at each client."""
     if finding.kind == "dead":
@@ -682,7 +682,7 @@ def _backoff_grows(finding: Finding, evidence: dict[str, Evidence]) -> bool:
     return finding.kind.startswith("fewer-")
 
 
-@row("metadata-are-asked-for-less-often")
+@row("metadata-refreshed-less-often")
 def _misled_for_longer(finding: Finding, evidence: dict[str, Evidence]) -> bool:
     """Metadata named wrong leaders: batches are repeated, each with its growing backoff, until the
     next ones, which ours asks for 50 ms later at the earliest."""
@@ -756,7 +756,7 @@ def _restarts_below_the_log(java: Evidence) -> bool:
     )
 
 
-@row("java-trusts-refusals")
+@row("java-trusts-unexpected-codes")
 def _java_trusts(finding: Finding, evidence: dict[str, Evidence]) -> bool:
     """Coordinator requests that were carried out but answered with a code that Java takes for a
     refusal: an abort after the commit counts as done, an open transaction stays open."""

@@ -248,9 +248,9 @@ def test_producer_that_goes_on_is_explained_unless_it_was_fenced(mode, fault, ex
     java.alive = False
     java.sent.append(Sent(2, "z2", "t", 0, -1, True, failed(f"code {code}")))
     [finding] = [one for one in compare(ours, java) if one.kind == "alive"]
-    assert rows_of(finding, ours, java) == (["java-is-dead"] if explained else [])
+    assert rows_of(finding, ours, java) == (["java-fatal"] if explained else [])
     java.sent[-1].report = Report(label="K", error="K", message="K: we are in an error state")
-    assert rows_of(finding, ours, java) == (["java-is-dead"] if explained else [])
+    assert rows_of(finding, ours, java) == (["java-fatal"] if explained else [])
     java.sent[-1].report = failed("timeout")
     assert rows_of(finding, ours, java) == []
 
@@ -277,7 +277,7 @@ def test_end_of_javas_producer_is_explained_by_what_ends_it(mode, fault, label, 
     java.alive = False
     java.sent.append(Sent(2, "z2", "t", 0, -1, True, failed(label)))
     [finding] = [one for one in compare(ours, java) if one.kind == "alive"]
-    assert rows_of(finding, ours, java) == (["java-is-dead"] if explained else [])
+    assert rows_of(finding, ours, java) == (["java-fatal"] if explained else [])
 
 
 @pytest.mark.parametrize(
@@ -289,7 +289,7 @@ def test_sender_that_hangs_on_garbage_is_explained(how, label, explained):
     java.alive = False
     java.sent.append(Sent(2, "z2", "t", 0, -1, True, failed(label)))
     [finding] = [one for one in compare(ours, java) if one.kind == "alive"]
-    assert rows_of(finding, ours, java) == (["java-hangs-on-garbage"] if explained else [])
+    assert rows_of(finding, ours, java) == (["java-hangs-on-invalid-frames"] if explained else [])
 
 
 def test_requests_of_an_endless_fault_are_bounded_by_the_backoff_and_the_time_it_took():
@@ -309,7 +309,7 @@ def test_records_that_java_refused_and_stored_are_explained():
     refused = Report(label="IllegalStateException", error="IllegalStateException")
     java.sent[0].report = java.sent[1].report = refused
     [finding] = [one for one in compare(ours, java) if one.kind == "log-failed"]
-    assert rows_of(finding, ours, java) == ["java-sends-what-it-refused"]
+    assert rows_of(finding, ours, java) == ["java-sends-rejected-records"]
     java.sent[1].report = failed("code 31")
     assert rows_of(finding, ours, java) == []
 
@@ -362,7 +362,7 @@ def test_failure_is_explained_if_the_fault_met_other_records_at_the_other_client
     java.sent[0].report = failed("code 10")
     ours.met, java.met = [(0, ("r1",)), (0, ("r1",))], [(0, ("r0",))]
     kinds_of = {one.what: rows_of(one, ours, java) for one in compare(ours, java) if one.what}
-    assert kinds_of["r1"] == ["fault-met-other-records"]
+    assert kinds_of["r1"] == ["fault-hit-other-records"]
     java.met = [(0, ("r1",)), (0, ("r1",))]
     kinds_of = {one.what: rows_of(one, ours, java) for one in compare(ours, java) if one.what}
     assert kinds_of["r1"] == []
@@ -426,10 +426,10 @@ def test_timeout_of_a_record_whose_answer_java_dropped_is_explained(what, met, e
     java.met = [(0, met)]
     [finding] = [one for one in compare(ours, java) if one.kind == "record-error"]
     rows = rows_of(finding, ours, java)
-    assert ("java-drops-answers-with-strangers" in rows) == explained
+    assert ("java-drops-unexpected-partitions" in rows) == explained
     ours.sent[1].report = failed("RecordRejected")
     [finding] = [one for one in compare(ours, java) if one.kind == "record-error"]
-    assert "java-drops-answers-with-strangers" not in rows_of(finding, ours, java)
+    assert "java-drops-unexpected-partitions" not in rows_of(finding, ours, java)
 
 
 @pytest.mark.parametrize(
@@ -450,7 +450,7 @@ def test_gap_behind_a_lost_request_is_explained(fault, mode, outcome, older, exp
     ours.sent[0].report = failed("code 44", older)
     ours.sent[1].report = failed("code 45", outcome)
     [finding] = [one for one in compare(ours, java) if one.what == "r1"]
-    assert rows_of(finding, ours, java) == (["gap-behind-a-lost-request"] if explained else [])
+    assert rows_of(finding, ours, java) == (["gap-after-a-lost-request"] if explained else [])
     ours.met = java.met = []
     assert rows_of(finding, ours, java) == [], "no request was lost"
 
@@ -469,10 +469,10 @@ def test_parts_of_a_batch_that_was_stored_are_explained(stores, divides, label, 
     ours.sent[1].report = failed(label, "unknown")
     ours.met = java.met = [(0, ("r0", "r1")), (1, ("r0", "r1"))]
     [finding] = compare(ours, java)[:1]
-    assert rows_of(finding, ours, java) == (["divided-although-stored"] if explained else [])
+    assert rows_of(finding, ours, java) == (["split-although-stored"] if explained else [])
     java.sent[1].report = failed("code 18")
     [finding] = [one for one in compare(ours, java) if one.kind == "record-error"]
-    assert rows_of(finding, ours, java) == (["divided-although-stored"] if explained else [])
+    assert rows_of(finding, ours, java) == (["split-although-stored"] if explained else [])
     ours.met = java.met = [(0, ("r0",)), (1, ("r1",))]
     assert rows_of(finding, ours, java) == []
 
@@ -494,7 +494,7 @@ def test_answer_lost_with_all_brokers_is_explained(killed, outcome, stored, expl
     if not stored:
         ours.logs = [("t", 0, {0: "r0"})]
     [finding] = [one for one in compare(ours, java) if one.kind == "record-failed"]
-    assert rows_of(finding, ours, java) == (["answer-lost-with-the-cluster"] if explained else [])
+    assert rows_of(finding, ours, java) == (["response-lost-with-the-cluster"] if explained else [])
 
 
 @pytest.mark.parametrize(
@@ -514,7 +514,7 @@ def test_dead_producer_is_explained_by_a_fatal_code_that_missed_java(
     ours.met = [(0, ("r1",))]
     java.met = [(0, ("r1",))] if met_by_java else []
     [finding] = [one for one in compare(ours, java) if one.kind == "dead"]
-    assert rows_of(finding, ours, java) == (["fault-met-other-records"] if explained else [])
+    assert rows_of(finding, ours, java) == (["fault-hit-other-records"] if explained else [])
 
 
 @pytest.mark.parametrize(
@@ -532,7 +532,7 @@ def test_record_acknowledged_in_a_transaction_that_is_lost_anyway_is_explained(
         for sent in one.sent:
             sent.transaction = 0
     [finding] = [one for one in compare(ours, java) if one.kind == "record-acked"]
-    assert rows_of(finding, ours, java) == (["transaction-is-lost-anyway"] if explained else [])
+    assert rows_of(finding, ours, java) == (["transaction-must-be-aborted"] if explained else [])
 
 
 @pytest.mark.parametrize(
@@ -552,7 +552,7 @@ def test_requests_to_wrong_leaders_are_explained_within_their_backoff(
     ours.refusals = ["NOT_LEADER_OR_FOLLOWER: leader is 1"] * refused
     ours.met = [(0, ("metadata",))]
     [finding] = [one for one in compare(ours, java) if one.kind == "more-produce"]
-    rows = ["metadata-are-asked-for-less-often"] if explained else []
+    rows = ["metadata-refreshed-less-often"] if explained else []
     assert rows_of(finding, ours, java) == rows
 
 
