@@ -73,7 +73,7 @@ lint: $(VENV)/.test
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
-	$(PY) -m mypy.stubtest --concise --ignore-missing-stub --ignore-disjoint-bases \
+	$(PY) -m mypy.stubtest --concise --ignore-missing-stub --ignore-disjoint-bases --mypy-config-file pyproject.toml \
 	    --allowlist .ci/stubtest.txt $(STUBS)
 	PATH=$(CURDIR)/$(VENV)/bin:$$PATH $(VENV)/bin/cython-lint aiokprod
 	$(PY) -m codespell_lib $(PROSE)
