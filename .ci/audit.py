@@ -9,7 +9,7 @@ OSV's for what PyPI did not answer. Exit status:
 
 With --strict (the release needs it) every package that could not be looked up is an error. Without,
 advisories that cannot be reached are tolerated for 30 days from the date in `audit.json` beside
-this file, so that a CI without access does not stay green for ever. It is the date of the last
+this file, so that a CI without access does not stay green forever. It is the date of the last
 complete look-up (--record writes it; commit the file then) or, before the first one, of the file
 itself. A missing or broken pip-audit is never tolerated.
 """
@@ -150,7 +150,7 @@ def read(pins: dict[str, str], service: str, out: str, errors: str) -> Result:
             result.missing[name] = f"{service}: {entry['skip_reason']}"
             continue
         if entry["version"] != pins.get(name):
-            raise Broken(f"pip-audit told of {name} {entry['version']}, which was not asked for")
+            raise Broken(f"pip-audit reported {name} {entry['version']}, which was not requested")
         result.asked.add(name)
         result.missing.pop(name)
         if entry["vulns"]:

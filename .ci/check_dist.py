@@ -97,7 +97,7 @@ def check_wheel(wheel: Path, source: dict[str, bytes]) -> list[str]:
         elif data != source[name]:
             wrong.append(f"wheel: {name} differs from the sdist")
         if not name.startswith(("aiokprod/", "pyspark_aiokprod")):
-            wrong.append(f"wheel: {name} is outside of the package")
+            wrong.append(f"wheel: {name} is outside the package")
     needed = {name for name in source if name.startswith("aiokprod/") and name.endswith(SHIPPED)}
     wrong += [f"wheel: {name} is missing" for name in sorted((needed | extensions) - set(content))]
     for name, digest, _ in csv.reader(content[f"{info}/RECORD"].decode().splitlines()):

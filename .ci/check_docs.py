@@ -1,10 +1,9 @@
-"""Checks the Markdown files: length of lines, links, words that the project does not use.
+"""Checks the Markdown files: length of lines, links.
 
     python .ci/check_docs.py
 
 Prose is at most 100 characters wide (tables, headings and code are not measured). A relative link
-must name a file of the repository and, after `#`, one of its headings. The words, each with what to
-write instead, are in `.ci/words.txt`; code in backticks and code blocks is not searched.
+must name a file of the repository and, after `#`, one of its headings.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ from pathlib import Path
 from typing import Final
 
 ROOT: Final = Path(__file__).resolve().parent.parent
-WORDS: Final = ROOT / ".ci" / "words.txt"
 WIDTH: Final = 100
 SKIPPED: Final = {"build", "dist", "venv"}
 _LINK: Final = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
@@ -24,7 +22,7 @@ _UNWRAPPED: Final = re.compile(r"^(\||#|<!--|!?\[[^\]]*\]\(\S+\)$)")
 
 
 def prose(text: str) -> list[tuple[int, str]]:
-    """Numbered lines outside of code blocks."""
+    """Numbered lines outside code blocks."""
     lines, fenced = [], False
     for number, line in enumerate(text.splitlines(), 1):
         if _FENCE.match(line):
@@ -71,27 +69,6 @@ def broken_links(path: Path, text: str) -> list[str]:
     return found
 
 
-def vocabulary(text: str) -> list[tuple[re.Pattern[str], str]]:
-    """Lines `regular expression -> what to write instead`; `#` begins a comment."""
-    found = []
-    for line in text.splitlines():
-        if line.strip() and not line.startswith("#"):
-            pattern, _, instead = line.partition(" -> ")
-            found.append(
-                (re.compile(rf"\b(?:{pattern.strip()})\b", re.IGNORECASE), instead.strip())
-            )
-    return found
-
-
-def unwanted_words(text: str, words: list[tuple[re.Pattern[str], str]]) -> list[str]:
-    return [
-        f'{number}: "{match[0]}": write {instead}'
-        for number, line in prose(text)
-        for pattern, instead in words
-        for match in pattern.finditer(without_code(line))
-    ]
-
-
 def markdown() -> list[Path]:
     """The Markdown files of the project, without environments and caches."""
 
@@ -105,11 +82,10 @@ def markdown() -> list[Path]:
 
 
 def main() -> int:
-    words = vocabulary(WORDS.read_text(encoding="utf-8")) if WORDS.exists() else []
     status = 0
     for path in markdown():
         text = path.read_text(encoding="utf-8")
-        for finding in long_lines(text) + broken_links(path, text) + unwanted_words(text, words):
+        for finding in long_lines(text) + broken_links(path, text):
             print(f"{path.relative_to(ROOT)}:{finding}")
             status = 1
     return status

@@ -6,13 +6,13 @@ Builds instrumented extensions in a copy of the tree (build/sanitize), so that t
 as they are, and runs there, in this order: tests/core and tests/arrow, the fuzzers, interrupted
 calls. Ends with 1 if one of them fails, or a sanitizer reports anything in whatever process.
 
-The fuzzers and the interrupted calls keep journals in .cache/sanitize: the same command goes on
-where it was stopped, as long as aiokprod/_core is the same, and prints what all its runs came to.
-`--no-tests` leaves out what has no journal.
+The fuzzers and the interrupted calls keep journals in .cache/sanitize: the same command resumes an
+interrupted run, as long as aiokprod/_core is unchanged, and prints the totals of all runs.
+`--no-tests` leaves out the tests, which have no journal.
 
-Needs gcc with its libasan and libubsan. Leaks are not looked for: CPython keeps memory until exit.
-Left out: tests/arrow/test_libraries.py, because polars and duckdb bring allocators and exceptions
-of their own, which libasan does not know.
+Needs gcc with its libasan and libubsan. Leaks are not reported: CPython keeps memory until exit.
+tests/arrow/test_libraries.py is left out, because libasan does not support the allocators and
+exceptions of polars and duckdb.
 """
 
 from __future__ import annotations

@@ -21,15 +21,15 @@ class ProducerInterceptor(Protocol):
     """Sees every record of a producer. All methods are synchronous and must not block."""
 
     def on_send(self, record: ProducerRecord[Any, Any]) -> ProducerRecord[Any, Any]:
-        """The record to go on with: the same or a changed one. Runs in the caller's task, before
-        serialization, while the partition may still be None.
+        """Return the record to send, the same or a changed one. Runs in the caller's task, before
+        serialization; the partition may still be None.
 
-        Not called for what is refused before there is a record: wrong arguments, a producer that
+        Not called if the call fails before there is a record: invalid arguments, or a producer that
         is closed or has failed.
         """
 
     def on_acknowledgement(self, metadata: RecordMetadata | None, error: KafkaError | None) -> None:
-        """The end of a record, exactly once for each that `on_send` has seen.
+        """Called when a record has its outcome, exactly once for each record `on_send` has seen.
 
         Args:
             metadata: of a delivered record, else None. Java passes metadata with offset -1 instead.

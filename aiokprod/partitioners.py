@@ -101,7 +101,7 @@ class DefaultPartitioner:
     """Java's built-in logic: the key's hash, or without a key one partition for about a batch's
     worth of bytes, then another.
 
-    A producer without a partitioner of its own does the same inside its compiled append, where it
+    A producer without a custom partitioner does the same inside its compiled append, where it
     also knows when a batch is full. This class is for partitioners that delegate to it; asked
     record by record, it switches after `batch_size` bytes.
 

@@ -475,7 +475,7 @@ class Producer(Generic[K, V]):
             `interrupted` says why and later rows are not in it: they were not sent. A transaction
             with part of a table that broke off can only be aborted.
 
-        With interceptors or a partitioner of your own they see every row, as a record each: slow.
+        Interceptors and custom partitioners are called with a record for every row, which is slow.
 
         Raises:
             ConfigError: no such table or topic, a column is missing or of the wrong type, or the
@@ -536,7 +536,7 @@ class Producer(Generic[K, V]):
         except TimeoutError:
             raise DeliveryTimeout(
                 f"flush: {sum(not batch.core.settled for batch in pending)} batches have no "
-                f"outcome after {timeout} s; they go on being delivered",
+                f"outcome after {timeout} s; delivery continues",
                 outcome=Outcome.UNKNOWN,
             ) from None
 
@@ -577,7 +577,7 @@ class Producer(Generic[K, V]):
             AbortableTransactionError: a record failed or the coordinator refused; nothing becomes
                 visible. Call `abort_transaction`.
             KafkaTimeout: no definite answer within `timeout` seconds (None: max_block_ms): the
-                outcome is unknown. Call `commit_transaction` again, it goes on waiting;
+                outcome is unknown. Call `commit_transaction` again, it continues to wait;
                 `abort_transaction` is refused. `begin_transaction` waits for the outcome too.
             FatalTransactionError, ProducerFenced: close the producer. With `.outcome` UNKNOWN the
                 transaction may be committed.

@@ -1,4 +1,4 @@
-"""Values a caller hands over and gets back."""
+"""Values that callers pass to the producer and get back."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def new_name() -> str:
 
 
 class MockBrokers:
-    """librdkafka's mock cluster in a process of its own; nothing is written to a disk."""
+    """librdkafka's mock cluster in a separate process; nothing is written to a disk."""
 
     def __init__(self) -> None:
         self.name = f"mock cluster of librdkafka, {NODES} brokers"

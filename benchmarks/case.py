@@ -1,7 +1,7 @@
 """`Case`: one measurement described by values, and the command-line options that make one.
 
-A case says what is sent, by whom, to what kind of cluster. It travels as JSON to the worker process
-and into the results. Knows nothing of brokers or clients but their names.
+A case says what is sent, by which client, and to what kind of cluster. It is passed as JSON to the
+worker process and stored in the results. Brokers and clients appear only by name.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 SCENARIOS: Final = {
-    "fire": "hand over every record without waiting, then await every handle",
+    "fire": "submit every record without waiting, then await every handle",
     "await": "each task awaits the acknowledgment of a record before it sends the next",
     "bulk": "whole columns at a time",
     "columns": "Arrow tables at a time",
-    "paced": "requests arrive at a fixed rate, each in a task of its own",
+    "paced": "requests arrive at a fixed rate, each in a separate task",
 }
 CLIENTS: Final = {
     "aiokprod": "aiokprod at its defaults",
@@ -173,7 +173,7 @@ def add_options(parser: argparse.ArgumentParser, skip: Iterable[str] = ()) -> No
 
 
 def from_options(chosen: argparse.Namespace, **fixed: Any) -> Case:
-    """The case of parsed options. Raises ValueError naming the field, the value and the mend."""
+    """The case for parsed options. Raises ValueError with the field, the value and the fix."""
     names = {field.name for field in dataclasses.fields(Case)}
     values = {name: value for name, value in vars(chosen).items() if name in names}
     return Case(**(values | fixed))

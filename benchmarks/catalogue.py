@@ -62,14 +62,12 @@ def groups(cluster: str, full: bool = False) -> list[Group]:
 
 def _mock(full: bool) -> list[Group]:
     return [
-        Group(
-            "fire", "Hand over, then await every handle", by_client(FIRE, FIRE_CLIENTS), MAIN_RUNS
-        ),
+        Group("fire", "Submit, then await every handle", by_client(FIRE, FIRE_CLIENTS), MAIN_RUNS),
         Group("await", "64 tasks await each record", by_client(AWAIT, AWAIT_CLIENTS), MAIN_RUNS),
         Group("lone", "1 task awaits each record", _lone(AWAIT), MAIN_RUNS),
         Group("bulk", "Columns of up to 100 000 records", by_client(BULK, BULK_CLIENTS), MAIN_RUNS),
         Group("columns", "Arrow tables of up to 100 000 rows", _columns(BULK), MAIN_RUNS),
-        Group("tasks", "Tasks that hand over to one partition", _tasks(full), MAIN_RUNS),
+        Group("tasks", "Tasks that submit to one partition", _tasks(full), MAIN_RUNS),
         Group("partitions", "Partitions of the topic", _partitions(full), MAIN_RUNS),
         Group("topics", "Topics in the cluster", _topics((1, 5_000)), MAIN_RUNS),
         Group("sizes", "Bytes of a value", _sizes(FIRE, full), CURVE_RUNS),
@@ -89,7 +87,7 @@ def _kafka(full: bool) -> list[Group]:
         )
         end = f", RF {replicas}"
         chosen += [
-            Group(f"fire-rf{replicas}", "Hand over, then await every handle" + end,
+            Group(f"fire-rf{replicas}", "Submit, then await every handle" + end,
                   by_client(fire, FIRE_CLIENTS), MAIN_RUNS),
             Group(f"await-rf{replicas}", "64 tasks await each record" + end,
                   by_client(requests, AWAIT_CLIENTS), MAIN_RUNS),

@@ -220,8 +220,8 @@ async def to_mock_cluster(rows: int, total: int, batch_size: int) -> None:
 
 
 async def watch_lag(lags: list[tuple[float, float]]) -> None:
-    """How long a turn of the loop takes, every few milliseconds: seconds of the wall clock, and of
-    its own CPU (other processes of a busy machine only lengthen the former)."""
+    """Measure a pass of the loop every few milliseconds: in seconds of the wall clock and of the
+    thread's CPU time, to which other processes of a busy machine do not add."""
     loop = asyncio.get_running_loop()
     while True:
         asked, cpu = loop.time(), time.thread_time()

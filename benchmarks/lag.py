@@ -12,8 +12,8 @@ FINE_TICK: Final = 0.001
 
 
 class CollectorTime:
-    """How long Python's cyclic collector has run, s. It walks through all young containers, the
-    caller's lists of handles among them, and whoever allocates when its turn comes pays for it."""
+    """Measures how long Python's cyclic garbage collector runs, s. It traverses all young
+    containers, including the caller's lists of handles, inside any allocation that triggers it."""
 
     def __init__(self) -> None:
         self.pauses: list[tuple[float, float]] = []

@@ -17,7 +17,7 @@ from benchmarks.brokers import running
 from benchmarks.case import Case
 
 TIMEOUT: Final = 120.0
-REPEATS: Final = {"append": 5, "pending": 3, "start": 1, "import": 9, "nobody": 5, "crowd": 5}
+REPEATS: Final = {"append": 5, "pending": 3, "start": 1, "import": 9, "empty_loop": 5, "crowd": 5}
 """Runs that count; the one before them does not."""
 IDLE_PARTITIONS: Final = (10, 10_000)
 
@@ -30,7 +30,7 @@ WORDS: Final = {
     "start_trips": "round trips from `start()` to the first acknowledgment, connecting included",
     "start_dials": "connections opened for that",
     "warm_trips": "round trips of a record after `warm()`",
-    "nobody_lag_ms": "worst loop lag of a busy loop that does nothing (about half a second), ms",
+    "empty_loop_lag_ms": "worst loop lag of a loop that does nothing (about half a second), ms",
     "crowd_lag_ms": "worst loop lag of 10 000 tasks that begin at once and do nothing, ms",
     "crowd_apart_ms": "the same less the time of Python's collector, ms",
     "idle_wakes": "wake-ups a second of an idle producer, 10 partitions",
@@ -61,7 +61,7 @@ def table(figures: dict[str, float]) -> str:
 
 
 def measure_all() -> dict[str, float]:
-    """Medians, each run in a process of its own."""
+    """Medians, each run in a separate process."""
     figures: dict[str, float] = {}
     for name, repeats in REPEATS.items():
         with _bytecode() as environment:

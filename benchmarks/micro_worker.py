@@ -1,4 +1,4 @@
-"""One small figure in a process of its own: prints it as JSON.
+"""One small figure in a separate process: prints it as JSON.
 
 python -m benchmarks.micro_worker FIGURE [SERVERS TOPIC]
 """
@@ -92,7 +92,7 @@ class CountingSelector(selectors.DefaultSelector):
 
 
 def idle(servers: str, topic: str) -> Figures:
-    """Wake-ups and processor time of a second in which nobody sends anything."""
+    """Wake-ups and processor time of a second in which nothing is sent."""
     from aiokprod import Producer
 
     selector = CountingSelector()
@@ -110,7 +110,7 @@ def idle(servers: str, topic: str) -> Figures:
 
     async def main() -> Figures:
         await watch(0.1)
-        own = await watch(0.5)  # nobody but us is there
+        own = await watch(0.5)  # without a producer
         async with Producer(bootstrap_servers=servers) as producer:
             await producer.warm([topic])
             for _ in range(100):
@@ -139,9 +139,9 @@ def crowd() -> Figures:
         return runner.run(main())
 
 
-def nobody() -> Figures:
-    """Worst loop lag of many turns in which nothing is done: what the machine adds, since
-    others take the processor from whoever uses it long."""
+def empty_loop() -> Figures:
+    """Worst loop lag of many passes in which nothing is done: the part that the machine adds, since
+    the scheduler preempts a busy process."""
     import uvloop
 
     from benchmarks.lag import LoopLag
@@ -150,7 +150,7 @@ def nobody() -> Figures:
         with LoopLag() as lag:
             for _ in range(TURNS):
                 await asyncio.sleep(0)
-        return {"nobody_lag_ms": lag.worst * 1000}
+        return {"empty_loop_lag_ms": lag.worst * 1000}
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(main())
@@ -206,7 +206,7 @@ FIGURES: Final[Mapping[str, Callable[..., Figures]]] = {
     "idle": idle,
     "start": start,
     "import": importing,
-    "nobody": nobody,
+    "empty_loop": empty_loop,
     "crowd": crowd,
 }
 

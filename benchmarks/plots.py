@@ -94,7 +94,7 @@ def load(results: Results) -> Any:
 
 def costs(results: Results) -> Any:
     """Rates against partitions, tasks and bytes of a value."""
-    places = [("partitions", "partitions"), ("tasks", "tasks handing over to one partition"),
+    places = [("partitions", "partitions"), ("tasks", "tasks submitting to one partition"),
               ("sizes", "bytes of a value")]  # fmt: skip
     found = [(name, group) for g, name in places if (group := results.group("mock", g))]
     if not found:

@@ -1,7 +1,7 @@
 """Bare sockets: the ceiling of every rate and the floor of every latency on the same brokers.
 
 Produce v7 frames are made here byte by byte (classic encoding), around batches built by aiokafka,
-so that the measures owe nothing to the client they are compared with. No producer id.
+so that the figures do not depend on the clients they are compared with. No producer id.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ class _Stream(threading.Thread):
     def run(self) -> None:
         try:
             self._blast()
-        except BaseException as error:  # told by `blast`, which waits for every thread
+        except BaseException as error:  # raised by `blast`, which waits for every thread
             self.error = error
         finally:
             self._connection.socket.close()

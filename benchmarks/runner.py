@@ -1,4 +1,4 @@
-"""Runs cases in turns, each in a process of its own, and counts what arrived."""
+"""Runs cases in turns, each in a separate process, and counts what arrived."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from benchmarks.summary import Summary, summarise
 
 WORKER_TIMEOUT: Final = 400.0
 PATIENCE = 5.0
-"""Seconds for records that nobody acknowledges to arrive."""
+"""Seconds to wait for unacknowledged records (acks=0) to arrive."""
 
 Worker = Callable[[Mapping[str, Any]], dict[str, Any]]
 
@@ -64,7 +64,7 @@ def run_case(
     """One verified run on a new topic.
 
     Raises RecordsMissing if the end offsets are not what the worker claims to have sent. With
-    acks=0 nobody promised anything, so the figures count what is in the log.
+    acks=0 nothing is acknowledged, so the figures count the records in the log.
     """
     with brokers.topic(case) as topic:
         job = {"servers": brokers.servers, "topic": topic, "case": case.to_json(), "cpu": cpu}
@@ -99,8 +99,8 @@ def run_group(
 ) -> list[Summary]:
     """All cases of a group in turns; every round begins with another one.
 
-    A peer whose run fails is told of and measured on; a run of aiokprod that fails ends the group
-    with its error.
+    If a run of another client fails, this is reported and the group continues; if a run of aiokprod
+    fails, the group ends with its error.
     """
     labels = list(group.cases)
     results: dict[str, list[dict[str, Any]]] = {label: [] for label in labels}

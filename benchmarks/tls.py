@@ -4,8 +4,9 @@
     python -m benchmarks.tls --rounds 15 --records 400000
     python -m benchmarks.tls --check                exit 1 below 60 % of the plaintext throughput
 
-The listeners take turns, the order moves on by one each round, every measurement is a process of
-its own on a new topic, and the medians count. What arrived is counted by the topic's end offsets.
+The listeners alternate, and each round begins with another one. Every measurement is a separate
+process that writes to a new topic; the results are medians. Records are counted by the topic's end
+offsets.
 """
 
 from __future__ import annotations

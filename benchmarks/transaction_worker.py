@@ -1,4 +1,4 @@
-"""One measurement of transactions in a process of its own: prints a line of JSON.
+"""One measurement of transactions in a separate process: prints a line of JSON.
 
     python -m benchmarks.transaction_worker CLIENT SERVERS TOPIC TRANSACTIONS EACH SIZE LOOP
 

@@ -5,15 +5,15 @@
     python -m benchmarks.transactions --protocol 1        brokers before transaction.version 2
     python -m benchmarks.transactions --check             exit 1 unless the promises below hold
 
-One producer, one transaction after the other, every measurement in a process of its own on a new
+One producer, one transaction after the other, every measurement in a separate process on a new
 topic (6 partitions, 3 replicas, min.insync.replicas 2); the clients take turns within a round, in
 an order that moves on by one each round, and the median of the rounds counts. After each an
 independent read_committed consumer must find every record sent.
 
 Promises (on the medians): at every size at least confluent-kafka's rate and twice aiokafka's, the
 better of its default and tuned settings; at 10 000 records a transaction a record takes at most
-5 % more processor time than without transactions, from hand-over to acknowledgment (the commit,
-two requests, is told beside it).
+5 % more processor time than without transactions, from submission to acknowledgment (the commit,
+two requests, is reported separately).
 """
 
 from __future__ import annotations

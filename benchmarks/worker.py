@@ -1,4 +1,4 @@
-"""One measurement in a process of its own: prints a line of JSON.
+"""One measurement in a separate process: prints a line of JSON.
 
     python -m benchmarks.worker '{"servers": "host:port", "topic": "t", "case": {...}}'
 
@@ -35,8 +35,8 @@ PERF_ENDS: Final = 30.0
 
 
 def rss_mib() -> float:
-    """Most memory this process ever held, MiB. Linux hands `ru_maxrss` down from the process that
-    started this one, so the high-water mark of its own memory is asked first."""
+    """Peak memory of this process, MiB. On Linux `ru_maxrss` is inherited from the process that
+    started this one, so VmHWM is preferred."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/self/status").read_text().splitlines():
             if line.startswith("VmHWM:"):

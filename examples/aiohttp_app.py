@@ -37,7 +37,7 @@ async def click(request: web.Request) -> web.Response:
 
 
 def make_app() -> web.Application:
-    """The application; tests run it on a port of their own."""
+    """The application; tests run it on another port."""
     app = web.Application()
     app.cleanup_ctx.append(run_producer)
     app.router.add_post("/clicks/{visitor}", click)

@@ -24,7 +24,7 @@ class Summary:
     failed: list[KafkaError] = field(default_factory=list)
 
     def settle(self, delivery: Delivery) -> None:
-        """Called once per record, when its fate is known."""
+        """Called once per record, when its outcome is known."""
         error = delivery.exception()
         if error is None:
             self.delivered += 1

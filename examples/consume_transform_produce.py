@@ -28,7 +28,7 @@ AT_ONCE = 500
 async def with_aiokafka(
     servers: str, source: str, target: str, transform: Transform, *, until: int | None = None
 ) -> int:
-    """Copy `source` to `target` until `until` records are through (None: for ever)."""
+    """Copy `source` to `target` until `until` records are copied (None: forever)."""
     from aiokafka import AIOKafkaConsumer
 
     consumer = AIOKafkaConsumer(

@@ -138,7 +138,7 @@ async def cluster(bootstrap: str | None, kafka: bool) -> AsyncIterator[tuple[str
 
 @asynccontextmanager
 async def topic_on(servers: str, embedded: bool) -> AsyncIterator[str]:
-    """A topic of our own, removed at the end. The embedded broker makes it when it is used."""
+    """A new topic, deleted at the end. The embedded broker creates it on first use."""
     from aiokprod.testing.kafka_admin import ClusterAdmin
 
     name = f"aiokprod-demo-{uuid.uuid4().hex[:8]}"

@@ -1,6 +1,6 @@
 """Reads a topic back with an independent client (confluent-kafka) and compares it to what was sent.
 
-Independent on purpose: librdkafka parses the batches and checks their CRC with code of its own.
+Independent of aiokprod: librdkafka parses the batches and checks their CRC.
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ class Runtime:
     """Engine, network and tasks of a started producer, all on one loop.
 
     Attributes:
-        failure: why the producer cannot go on, None while it can.
+        failure: the error that ended the producer, None while it works.
         transactions: its calls, if the producer is transactional.
     """
 

@@ -249,7 +249,7 @@ class BulkSender:
             if self.tracker.count > before:
                 return  # raised by a signal handler, after the record was noted
             own = KafkaError(
-                f"record {position} was handed over, but there was no memory to note where",
+                f"record {position} was appended, but there was no memory to record its position",
                 outcome=Outcome.UNKNOWN,
             )
             own.__cause__ = error
@@ -309,8 +309,8 @@ class BulkSender:
 def unreadable(what: str, one: str, position: int, error: Exception) -> KafkaError:
     """The error of a table or iterable that raised after `position` rows or records."""
     broken = SerializationError(
-        f"the {what} could not be read on after {one} {position} "
-        f"({type(error).__name__}, chained); the {one}s before were handed over",
+        f"reading the {what} failed after {one} {position} "
+        f"({type(error).__name__}, chained); earlier {one}s were submitted",
         outcome=Outcome.NOT_SENT,
     )
     broken.__cause__ = error

@@ -60,11 +60,11 @@ class Health:
         error: what ended the producer, if state is "failed".
         brokers_known: brokers in the metadata; 0 until the first answer.
         partitions_without_leader: of the topics in use.
-        oldest_record_age_s: how long the oldest record without an outcome has been waiting.
+        oldest_record_age_s: age of the oldest record without an outcome, s.
         pressure: part of buffer_memory in use, or of the share that one broker may hold, 0 to 1;
             shed load when it nears 1.
         waiting_sends: callers waiting for memory, or for a broker to give some back.
-        ok: running, metadata known, and nobody has been waiting for longer than request_timeout_ms.
+        ok: running, metadata known, and no record older than `request_timeout_ms`.
     """
 
     state: str

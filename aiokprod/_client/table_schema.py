@@ -1,6 +1,6 @@
-"""Which column of a table is what, and whether its type fits: every refusal names column and mend.
+"""Finds the columns of a table and checks their types; errors name the column and the fix.
 
-Knows types only, no rows. The names of types are those of pyarrow.
+Handles types only, no rows. Type names are those of pyarrow.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _NAMES: Final = {
 _UNITS: Final = {"s": "s", "m": "ms", "u": "us", "n": "ns"}
 
 _BYTES: Final = "binary or string (of any layout)"
-# Role → (test, wanted, mend).
+# Role → (check of the type, expected type, fix).
 _RULES: Final[Mapping[str, tuple[Callable[[Field], bool], str, str]]] = {
     "key": (lambda f: f.is_bytes, _BYTES, "cast it to binary or string"),
     "value": (

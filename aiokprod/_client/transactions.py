@@ -126,7 +126,7 @@ class Transaction:
     The exception of the body is raised on, also if aborting fails (logged then). A commit that
     fails with AbortableTransactionError is aborted before that is raised. A commit without a
     definite answer raises KafkaTimeout: the outcome is unknown, and
-    ``await producer.commit_transaction()`` goes on waiting for it.
+    ``await producer.commit_transaction()`` continues to wait for it.
 
     Cancellation: aborts; a second cancellation ends the waiting only, and the next transaction
     waits until the abort is through.

@@ -1,4 +1,4 @@
-"""Checks of what users pass: every refusal names the argument, its value and the mend."""
+"""Checks the arguments of public calls; errors name the argument, its value and the fix."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def checked_record(
     """The arguments of a call as a record.
 
     Raises:
-        ConfigError: names the argument, its value and the mend.
+        ConfigError: an argument is invalid; names it, its value and the fix.
     """
     validate_topic(topic)
     if partition is not None:
@@ -164,7 +164,7 @@ def checked_headers(headers: Any) -> Sequence[Header]:
     """Headers as (str, bytes | None) tuples; None is no headers; a dict's items are taken.
 
     Raises:
-        ConfigError: names the header and the mend. Values are never shown.
+        ConfigError: a header is invalid; names it and the fix, but never shows its value.
     """
     if headers is None:
         return ()

@@ -282,7 +282,7 @@ _HINTS: Final[dict[str, str]] = {
     "ssl.crlfile": "use ssl_crl_location",
     "ssl.check.hostname": "use ssl_endpoint_identification_algorithm",
     "enable.ssl.certificate.verification": "certificates are always verified; "
-    "pass an ssl_context of your own for anything else",
+    "pass a custom ssl_context for anything else",
     "sasl.mechanisms": "use sasl_mechanism",
     "sasl.plain.username": "use sasl_username",
     "sasl.plain.password": "use sasl_password",

@@ -157,7 +157,7 @@ class RangeReader:
             elif loop.time() > give_up:
                 raise KafkaTimeout(
                     f"{self._topic}-{self._partition}: nothing at offset {self._next}, although "
-                    f"the log goes on to {self._end}"
+                    f"the log ends at {self._end}"
                 )
         return None
 

@@ -136,7 +136,7 @@ class TransactionEnder:
     def _warn(self, tasks: Sequence[Prepared]) -> None:
         if len(tasks) > self._options.max_transactional_tasks:
             logger.warning(
-                "%s tasks, each with a transaction of its own: coalesce(n) the stream, or raise "
+                "%s tasks, each with a separate transaction: coalesce(n) the stream, or raise "
                 "maxTransactionalTasks (%s)",
                 len(tasks), self._options.max_transactional_tasks,
             )  # fmt: skip
@@ -228,7 +228,7 @@ class TransactionEnder:
         )
         before = await read_marker(client, driver_id(sid), deadline, unstable_for)
         if self._seen not in (_NOTHING, before):
-            raise CommitFailed(f"aiokprod: batch {now.batch_id} was decided anew. {_RIVAL}")
+            raise CommitFailed(f"aiokprod: batch {now.batch_id} was decided again. {_RIVAL}")
         self._seen = before
         if before is not None and before.batch_id > now.batch_id:
             raise CheckpointRolledBack(

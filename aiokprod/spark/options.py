@@ -45,7 +45,7 @@ _REFUSED: Final = {
     "kafka.partitioner.class": "class names are not loaded: fill a partition column, or leave it "
     "to the built-in partitioner (Java's murmur2)",
     "kafka.interceptor.classes": "class names are not loaded: do it in the query",
-    "kafka.transactional.id": "each task needs an id of its own: use transactionalIdPrefix with "
+    "kafka.transactional.id": "each task needs a unique id: use transactionalIdPrefix with "
     "delivery=transactional or exactly_once",
     "kafka.group.id": "it is a consumer setting: leave it out",
     "kafka.buffer.memory": "use maxBufferedBytes",

@@ -31,7 +31,7 @@ class Client(Protocol):
 
 
 class AsyncClient:
-    """A client with an awaitable call that hands over and one that awaits the acknowledgment."""
+    """A client with one awaitable call that submits and one that awaits the acknowledgment."""
 
     on_loop = True
 

@@ -101,7 +101,7 @@ class Confluent:
 
 
 class ConfluentSilent(Confluent):
-    """Without callbacks: nobody learns what became of a record."""
+    """Without callbacks, so that outcomes of records are not reported."""
 
     callbacks = False
 

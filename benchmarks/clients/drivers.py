@@ -55,7 +55,7 @@ def bind(call: Call, topic: str, headers: list[Header] | None) -> Callable[..., 
 
 
 async def fire(submit: Call, topic: str, case: Case, payloads: Payloads, limit: Limit) -> int:
-    """Every task hands over its share without waiting for acknowledgments, then awaits them."""
+    """Every task submits its share without waiting for acknowledgments, then awaits them."""
     share, more = divmod(limit.records, case.tasks)
     shares = [share + (number < more) for number in range(case.tasks)]
     chunk, headers = payloads.chunk(), payloads.headers
@@ -124,7 +124,7 @@ async def request(
 async def paced(
     send: Call, topic: str, case: Case, payloads: Payloads, limit: Limit, latencies: array[float]
 ) -> int:
-    """Arrivals at a fixed rate, each served by a task of its own.
+    """Arrivals at a fixed rate, each served by a separate task.
 
     A latency counts from when the record was due, so a client that falls behind cannot hide it,
     unless it came no later than timers do by themselves.

@@ -5,11 +5,10 @@
                                                    connector jars Maven fetches
     python -m benchmarks.spark --rows 1000000 --masters 'local[1]'
 
-Prints a table in Markdown. Every master is an application of its own; in it all sinks take turns.
-Last of all the audit reader reads a million rows back.
-Processor time per row, of Spark, its Python workers and the brokers, is the figure to compare on a
-machine that does other things too.
-The topic has three partitions and one replica.
+Prints a table in Markdown. There is one application per master, in which the sinks alternate. At
+the end the audit reader reads a million rows back. On a machine that is not idle, compare the
+processor time per row of Spark, its Python workers and the brokers. The topic has three partitions
+and one replica.
 """
 
 from __future__ import annotations

@@ -156,7 +156,7 @@ def draw(work: Path, found: dict[str, dict[str, int]], killed: float, target: Pa
 
     lines = (work / "reports" / "aiokprod-report.jsonl").read_text().splitlines()
     told = [one for one in map(json.loads, lines) if one["batch_id"] is not None]
-    batches = list({one["batch_id"]: one for one in told}.values())  # a replay is told again
+    batches = list({one["batch_id"]: one for one in told}.values())  # replays are reported twice
     figure, (where, when) = plt.subplots(1, 2, figsize=(13, 5), width_ratios=[3, 2])
     left = 0
     for topic, numbers in found.items():

@@ -31,11 +31,3 @@ def test_links_to_missing_files_and_headings_are_found() -> None:
 def test_anchors_are_those_of_github() -> None:
     text = "# One: *two*\n## `a_b` and [link](x.md)\n```\n# code\n```\n"
     assert check.anchors(text) == {"one-two", "a_b-and-link"}
-
-
-def test_unwanted_words_are_found_but_not_in_code() -> None:
-    words = check.vocabulary("# comment\n\nin vain -> without success\nowes? -> is due\n")
-    assert check.unwanted_words("It waits In vain.\n`in vain`\nvain; owe", words) == [
-        '1: "In vain": write without success',
-        '3: "owe": write is due',
-    ]

@@ -603,7 +603,7 @@ async def test_part_of_a_table_is_never_committed(cluster, producer, history):
     broken = Batches(capsules.table(binary("value", b"a", b"b")), code=5)
     result = await producer.send_table("t", broken)
     assert isinstance(result.interrupted, SerializationError)
-    with pytest.raises(AbortableTransactionError, match="could not be read on after row 2"):
+    with pytest.raises(AbortableTransactionError, match="failed after row 2"):
         await producer.commit_transaction()
     await producer.abort_transaction()
     assert cluster.committed_values("t", 0) == []

@@ -235,7 +235,7 @@ async def test_part_of_records_that_break_off_is_never_committed(cluster, produc
     await producer.begin_transaction()
     result = await producer.send_many(records())
     assert result.interrupted is not None
-    with pytest.raises(AbortableTransactionError, match="could not be read on after record 1"):
+    with pytest.raises(AbortableTransactionError, match="failed after record 1"):
         await producer.commit_transaction()
     await producer.abort_transaction()
     assert cluster.committed_values("t", 0) == []

@@ -98,7 +98,7 @@ def test_options_are_case_insensitive() -> None:
         (
             "kafka.transactional.id",
             "x",
-            "option 'kafka.transactional.id' is refused: each task needs an id of its own: use "
+            "option 'kafka.transactional.id' is refused: each task needs a unique id: use "
             "transactionalIdPrefix with delivery=transactional or exactly_once",
         ),
         (

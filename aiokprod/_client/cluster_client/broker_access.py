@@ -28,7 +28,7 @@ class BrokerAccess:
     """The newest connection failure of each broker. Instants are `loop.time()`.
 
     A failure counts for a call only if it happened after the call began, so that every call makes
-    at least one attempt of its own.
+    at least one attempt.
 
     Args:
         patience: seconds from a broker's first refusal until it fails calls.
