@@ -56,11 +56,11 @@ def vocabulary(text: str) -> list[tuple[re.Pattern[str], str]]:
 
 
 def _blank(match: re.Match[str]) -> str:
-    return re.sub(r"[^\n]", " ", match[0])
+    return re.sub(r"[^\n]", "_", match[0])
 
 
 def searched(text: str, kind: str) -> str:
-    """The text with everything but prose replaced by spaces; line breaks stay."""
+    """The text with everything but prose masked; line breaks stay."""
     if kind == ".md":
         text = _FENCED.sub(_blank, text)
     else:
