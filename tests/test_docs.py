@@ -118,6 +118,15 @@ def test_python_in_the_docs_compiles(path: Path) -> None:
         compile(example, path.name, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
 
 
+def test_index_links_every_page_once() -> None:
+    linked = re.findall(r"\]\(([^)#]+\.md)\)", page("index.md"))
+    pages = [path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md")]
+    assert sorted(name for name in linked if not name.startswith("../")) == sorted(
+        set(pages) - {"index.md"}
+    )
+    assert "](docs/index.md)" in (DOCS.parent / "README.md").read_text(encoding="utf-8")
+
+
 def test_numbers_of_the_reliability_page_are_those_of_the_code() -> None:
     from tests.chaos.faults import CATALOGUE
     from tests.detection.search import BUGS
