@@ -1,4 +1,4 @@
-"""Hooks around every record: before it is serialized and after it was settled.
+"""Hooks for every record: before it is serialized, and when it has its outcome.
 
 An interceptor's failure is logged and otherwise ignored; it never prevents or changes a send.
 
@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 
 class ProducerInterceptor(Protocol):
-    """Sees every record of a producer. All methods are synchronous and must not block."""
+    """Is called for every record of a producer. Methods are synchronous and must not block."""
 
     def on_send(self, record: ProducerRecord[Any, Any]) -> ProducerRecord[Any, Any]:
         """Return the record to send, the same or a changed one. Runs in the caller's task, before
@@ -32,9 +32,9 @@ class ProducerInterceptor(Protocol):
         """Called when a record has its outcome, exactly once for each record `on_send` has seen.
 
         Args:
-            metadata: of a delivered record, else None. Java passes metadata with offset -1 instead.
-            error: why it was not delivered, else None; `error.topic` and `error.partition` say
-                which record it was (the partition is None if none was chosen), `error.outcome`
+            metadata: metadata of a delivered record, else None. (Java: metadata with offset -1.)
+            error: why the record was not delivered, else None. `error.topic` and `error.partition`
+                identify it (the partition is None if none was chosen), and `error.outcome` says
                 whether it can be in the log.
 
         Runs on the event loop, before the callbacks of the delivery.
@@ -45,7 +45,7 @@ class ProducerInterceptor(Protocol):
 
 
 class InterceptorChain:
-    """Interceptors in their order; false if there are none."""
+    """Calls interceptors in order; false if there are none."""
 
     __slots__ = ("_interceptors",)
 
@@ -56,8 +56,8 @@ class InterceptorChain:
         return bool(self._interceptors)
 
     def on_send(self, record: ProducerRecord[Any, Any]) -> ProducerRecord[Any, Any]:
-        """The record as the last interceptor left it. One that fails, or returns anything but a
-        record, is skipped: the next one gets the last good record."""
+        """Return the record after all interceptors. One that fails, or returns anything but a
+        record, is skipped: the next one gets the previous record."""
         for interceptor in self._interceptors:
             try:
                 changed = interceptor.on_send(record)
@@ -72,7 +72,7 @@ class InterceptorChain:
         return record
 
     def on_acknowledgement(self, metadata: RecordMetadata | None, error: KafkaError | None) -> None:
-        """Tell all of them, whatever the others do."""
+        """Call all interceptors, even if some of them fail."""
         for interceptor in self._interceptors:
             try:
                 interceptor.on_acknowledgement(metadata, error)

@@ -100,7 +100,7 @@ class Observer:
         """A connection or connection attempt ended; `error` is None if the producer closed it."""
 
     def on_metadata_updated(self, snapshot: ClusterSnapshot) -> None:
-        """The metadata were replaced."""
+        """The metadata was replaced by a newer snapshot."""
 
 
 HOOKS: Final = tuple(name for name in vars(Observer) if name.startswith("on_"))

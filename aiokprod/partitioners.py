@@ -1,8 +1,8 @@
-"""Which partition a record goes to.
+"""Partitioners, which choose the partition of a record.
 
-A partitioner is an object with `partition(...)`, or a callable with the same arguments. It is asked
-only when the record names no partition itself. It runs in the caller's task with one snapshot of
-the cluster and must not block.
+A partitioner is an object with `partition(...)`, or a callable with the same arguments. It is
+called only for records without a partition. It runs in the caller's task, with one snapshot of the
+cluster, and must not block.
 
 Source: Java `KafkaProducer.partition`, `Partitioner`, `BuiltInPartitioner` (KIP-794),
 `RoundRobinPartitioner`; librdkafka `rd_kafka_msg_partitioner_consistent_random`.
@@ -37,30 +37,30 @@ class Partitioner(Protocol):
         value_bytes: bytes | None,
         cluster: ClusterSnapshot,
     ) -> int:
-        """A partition of the topic, which `cluster` knows: 0 to count - 1.
+        """Return the partition of a record: 0 to count - 1.
 
-        `key` and `value` are the caller's objects, `key_bytes` and `value_bytes` what the
-        serializers made of them.
+        `key` and `value` are the caller's objects, `key_bytes` and `value_bytes` the results of the
+        serializers. `cluster` has the topic's metadata.
         """
 
 
 AnyPartitioner: TypeAlias = Partitioner | Callable[..., int]
-"""What users may pass as partitioner."""
+"""The types that the setting `partitioner` accepts."""
 
 
 def key_partition(key_bytes: bytes, partitions: int) -> int:
-    """The partition of a key: murmur2 modulo **all** partitions, also those without a leader.
+    """The partition of a key: murmur2 modulo **all** partitions, including those without a leader.
 
-    The same for every client that follows Java. Changing the number of partitions moves keys.
+    It is the same in the Java client. It changes with the number of partitions.
     """
     return append.key_partition(key_bytes, partitions)
 
 
 class StickyLoad:
-    """The next partition for keyless records, by the length of the partitions' queues.
+    """Chooses the next sticky partition for keyless records, by the length of the queues.
 
     Args:
-        adaptive: False ignores the queues (partitioner_adaptive_partitioning_enable).
+        adaptive: if False, ignore the queues (partitioner_adaptive_partitioning_enable).
     """
 
     __slots__ = ("adaptive",)
@@ -75,14 +75,14 @@ class StickyLoad:
         queue_sizes: Sequence[int] | None,
         rng: random.Random,
     ) -> int:
-        """One of `available`; one of all if none is available.
+        """Return one of `available`, or any partition if none is available.
 
         Args:
-            available: partitions with a leader, without those left out as too slow.
+            available: partitions with a leader, without those whose broker is too slow.
             total: number of partitions of the topic, 1 or more.
             queue_sizes: batches waiting for each of `available`, in the same order; None if not
-                every partition of the topic has a queue yet. A partition is chosen with a weight
-                of (longest queue + 1 - own queue); not at all is never.
+                every partition of the topic has a queue yet. A partition has the weight
+                (longest queue + 1 - its queue), which is never 0.
 
         Complexity: O(available).
 
@@ -98,20 +98,20 @@ class StickyLoad:
 
 
 class DefaultPartitioner:
-    """Java's built-in logic: the key's hash, or without a key one partition for about a batch's
-    worth of bytes, then another.
+    """Java's built-in partitioner: the hash of the key; records without a key stay with one
+    partition for about `batch_size` bytes.
 
-    A producer without a custom partitioner does the same inside its compiled append, where it
-    also knows when a batch is full. This class is for partitioners that delegate to it; asked
-    record by record, it switches after `batch_size` bytes.
+    A producer without a custom partitioner does the same in its compiled append, where it switches
+    when a batch is full. This class is for custom partitioners that delegate to it; it cannot see
+    batches and switches after `batch_size` bytes.
 
     Args:
         adaptive: prefer partitions with short queues (partitioner_adaptive_partitioning_enable).
-        availability_timeout_ms: avoid partitions whose broker could not be sent to for so long;
-            0 is off.
-        ignore_keys: treat keyed records like keyless ones.
-        rng: seeded in tests.
-        batch_size: bytes between two switches.
+        availability_timeout_ms: avoid partitions whose broker has accepted no request for this
+            long; 0 turns it off.
+        ignore_keys: treat records with a key like those without.
+        rng: random source; seeded in tests.
+        batch_size: bytes after which to switch to another partition.
     """
 
     def __init__(
@@ -127,7 +127,7 @@ class DefaultPartitioner:
         self.load = StickyLoad(adaptive)
         self._rng = rng or random.Random()
         self._batch_size = batch_size
-        self._sticky: dict[str, tuple[int, int]] = {}  # topic -> partition, bytes so far
+        self._sticky: dict[str, tuple[int, int]] = {}  # topic -> partition, bytes sent to it
 
     def partition(
         self,
@@ -154,8 +154,8 @@ class DefaultPartitioner:
 
 
 class RoundRobinPartitioner:
-    """One record after the other to the next partition that has a leader, keys or not; to the next
-    of all if none has one."""
+    """Uses the partitions that have a leader in turn, with and without keys; if there is no leader,
+    all partitions in turn."""
 
     def __init__(self) -> None:
         self._counters: dict[str, int] = {}
@@ -213,7 +213,7 @@ class ConsistentRandomPartitioner:
 
 
 class CallablePartitioner:
-    """A plain callable as a partitioner."""
+    """Makes a plain callable a `Partitioner`."""
 
     def __init__(self, function: Callable[..., int]) -> None:
         self.function = function
@@ -227,12 +227,12 @@ class CallablePartitioner:
         value_bytes: bytes | None,
         cluster: ClusterSnapshot,
     ) -> int:
-        """What the callable returns for the same arguments."""
+        """Call the callable with the same arguments."""
         return self.function(topic, key, key_bytes, value, value_bytes, cluster)
 
 
 def adapt(partitioner: AnyPartitioner) -> Partitioner:
-    """A user's partitioner in the one form the producer calls.
+    """Convert a user's partitioner to a `Partitioner`.
 
     Raises:
         ConfigError: it is neither a partitioner object nor a callable.
@@ -242,7 +242,7 @@ def adapt(partitioner: AnyPartitioner) -> Partitioner:
             f"partitioner={partitioner.__name__}: pass an instance, {partitioner.__name__}()"
         )
     given: object = partitioner
-    if isinstance(given, (str, bytes)):  # has a method partition, too
+    if isinstance(given, (str, bytes)):  # they have a method `partition`
         raise ConfigError(f"partitioner={given!r}: names are not loaded, pass an object")
     if isinstance(partitioner, Partitioner):
         return partitioner
@@ -263,10 +263,10 @@ def choose(
     value_bytes: bytes | None,
     cluster: ClusterSnapshot,
 ) -> int:
-    """Ask a partitioner and check its answer. What it raises goes to the caller.
+    """Call a partitioner and check its result. Exceptions of the partitioner are not caught.
 
     Raises:
-        ConfigError: the answer is not an int of 0 to count - 1.
+        ConfigError: the result is not an int from 0 to count - 1.
     """
     answer: object = partitioner.partition(topic, key, key_bytes, value, value_bytes, cluster)
     total = _count(cluster, topic)
@@ -288,6 +288,6 @@ def _count(cluster: ClusterSnapshot, topic: str) -> int:
 
 
 def _forget_unknown(state: dict[str, Any], cluster: ClusterSnapshot) -> None:
-    """Drop what is remembered of topics that are no longer in use."""
+    """Drop the state of topics that are no longer in use."""
     for topic in [topic for topic in state if topic not in cluster.topics]:
         del state[topic]

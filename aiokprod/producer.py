@@ -75,9 +75,9 @@ class Producer(Generic[K, V]):
 
     Args:
         config: settings; or give them as keywords, see `ProducerConfig`.
-        key_serializer, value_serializer: `Serializer` objects or callables; None takes bytes.
-        partitioner: `Partitioner` or callable; None is Kafka's built-in logic (murmur2 of the
-            key; sticky without key).
+        key_serializer, value_serializer: `Serializer` objects or callables; None expects bytes.
+        partitioner: `Partitioner` or callable; None for Kafka's built-in partitioner (murmur2 of
+            the key; sticky for records without a key).
         interceptors: called in order, see `ProducerInterceptor`.
         observer: receives events, see `Observer`.
         environment: network, wall clock and randomness; for tests.
@@ -86,7 +86,7 @@ class Producer(Generic[K, V]):
         ConfigError: a setting is unknown, invalid or in conflict with another one; the message
             names it and says what to change.
 
-    Its calls raise `KafkaError`s, whose `.outcome` says whether the record can be in the log.
+    All methods raise `KafkaError`s, whose `.outcome` says whether the record can be in the log.
     Source: Java `KafkaProducer`.
     """
 
@@ -165,7 +165,7 @@ class Producer(Generic[K, V]):
         **settings: Any,
     ) -> None:
         self._config = checked_config(config, settings)
-        codec_of(self._config)  # it may be missing; and it is imported before a loop is busy
+        codec_of(self._config)  # fail early if it is not installed; import it before the loop runs
         self._serializers = RecordSerializers(key_serializer, value_serializer)
         self._partitioner = adapt_partitioner(partitioner) if partitioner is not None else None
         checked = checked_interceptors(interceptors)
@@ -219,16 +219,16 @@ class Producer(Generic[K, V]):
     async def start(self) -> None:
         """Start, and check that at least one bootstrap server can be resolved.
 
-        Optional and idempotent: the first send starts too. Contacts no broker by itself; brokers
-        that are down now may be up later.
+        Optional and idempotent: the first send starts the producer too. Does not require a broker
+        to be up.
 
-        With a transactional_id it also waits, up to max_block_ms, for the coordinator: an earlier
-        instance with this id is fenced then, and what it left open is aborted.
+        With a transactional_id it also initialises transactions and waits up to max_block_ms for
+        the coordinator, which fences an earlier instance with this id and aborts its transaction.
 
         Raises:
             ConfigError: no bootstrap server can be resolved within the connection setup timeout.
             KafkaTimeout: the transaction coordinator did not answer in time.
-            TransactionError, BrokerError: it refused.
+            TransactionError, BrokerError: the coordinator rejected the request.
             ProducerClosed, WrongLoop, ForkedProcess: the producer cannot be used here.
         """
         await self._lifecycle.start()
@@ -257,10 +257,10 @@ class Producer(Generic[K, V]):
         Idempotent: later and concurrent calls get the same report.
 
         Args:
-            timeout: seconds for sending pending records, never exceeded; 0 fails them at once;
+            timeout: limit in seconds for sending pending records; 0 fails them at once;
                 None waits until every record has its outcome (at most delivery_timeout_ms).
 
-        Records without an outcome by then fail with ProducerClosed and are listed in the report.
+        Records without an outcome at the timeout fail with ProducerClosed and are in the report.
         Cancellation: pending records fail at once.
 
         Raises:
@@ -295,19 +295,19 @@ class Producer(Generic[K, V]):
             key: decides the partition; None is no key.
             partition: 0 to 2³¹-1, or None to let the partitioner choose.
             timestamp_ms: Unix time in ms, or None for now.
-            headers: (name, bytes or None) pairs, order kept.
-            timeout: seconds for everything, waits for metadata and memory included. When it
-                passes, a record that is still in an open batch is withdrawn. None: max_block_ms
-                for the waits before the append, delivery_timeout_ms for the delivery.
+            headers: (name, bytes or None) pairs, sent in this order.
+            timeout: limit in seconds for the whole call, including waits for metadata and memory.
+                When it passes, a record that is still in an open batch is withdrawn. None applies
+                max_block_ms to the waits before the append, delivery_timeout_ms to the delivery.
 
         Returns:
             Topic, partition and offset; `offset` is None with acks=0 and for a detected duplicate.
 
         Raises:
-            ConfigError, SerializationError, RecordTooLarge: the record cannot be sent as it is.
+            ConfigError, SerializationError, RecordTooLarge: the record is invalid or too large.
             MetadataTimeout, BufferTimeout: max_block_ms passed; nothing was sent.
             DeliveryTimeout: no acknowledgment in time; see `.outcome`.
-            BrokerError: the broker refused it; see `.code` and `.outcome`.
+            BrokerError: the broker rejected it; see `.code` and `.outcome`.
             ProducerClosed, ProducerFailed, WrongLoop, ForkedProcess: the producer is unusable.
 
         Cancellation withdraws the record if its batch has not been closed for sending; otherwise
@@ -359,13 +359,13 @@ class Producer(Generic[K, V]):
         timestamp_ms: int | None = None,
         headers: Sequence[Header] | None = None,
     ) -> Delivery:
-        """Put one record into a batch without waiting; for synchronous code on the producer's loop.
+        """Append one record to a batch without waiting; for synchronous code on the event loop.
 
         Arguments as `send`.
 
         Raises:
-            MetadataMissing: the topic's metadata are not known yet; they are being fetched.
-            BufferFull: buffer_memory is used up.
+            MetadataMissing: the topic's metadata is not known yet; it is being fetched.
+            BufferFull: buffer_memory is exhausted.
             Others: as `send`.
         """
         runtime = self._lifecycle.accepting()
@@ -413,12 +413,12 @@ class Producer(Generic[K, V]):
 
         Raises:
             ConfigError: columns differ in length, or the arguments fit neither form.
-            SerializationError, ConfigError: of the first record, if every record of the call has a
-                wrong type: a key or value that its serializer does not take (without one: no
-                bytes), an entry that is no ProducerRecord. Nothing was sent.
+            SerializationError, ConfigError: every record of the call has a wrong type: a key or
+                value that the serializer does not accept (without one: not bytes), or an entry that
+                is not a ProducerRecord. The error is that of the first record; nothing was sent.
             ProducerClosed, ProducerFailed, WrongLoop, ForkedProcess: before anything was sent.
 
-        Cancellation: appends no further records; those in batches are still delivered.
+        Cancellation: no further records are appended; those in batches are still delivered.
         """
         runtime = self._lifecycle.accepting()
         sender = BulkSender(
@@ -449,41 +449,41 @@ class Producer(Generic[K, V]):
     ) -> BulkResult:
         """Send every row of an Arrow table and wait until each has its outcome.
 
-        Rows go from the table's buffers into record batches in compiled code, without a Python
-        object each. Waits for room in memory as often as needed; the table is kept until its rows
-        are copied. Streams (``__arrow_c_stream__``) are read in a worker thread, a batch ahead.
+        Compiled code copies the rows from the table's buffers into record batches, without a Python
+        object per row. Waits for memory as often as needed; the table is referenced until its rows
+        are copied. Streams (``__arrow_c_stream__``) are read in a worker thread, one batch ahead.
 
         Args:
-            topic: of all rows; a topic column is then not looked at. None: by the topic column.
+            topic: topic of all rows, or None to use the topic column.
             table: an object with ``__arrow_c_array__`` or ``__arrow_c_stream__``: a pyarrow
                 RecordBatch, Table or RecordBatchReader, a polars DataFrame, a duckdb result.
-            value_column: binary or string; null is a tombstone. Must be there.
+            value_column: binary or string; null is a tombstone. Required.
             key_column: binary or string; null is no key.
             headers_column: list<struct<key: string, value: binary>> or map<string, binary>; null
-                is no headers, a null value a header without value.
-            timestamp_column: timestamp of any unit, cut to ms, or an integer of Unix ms; null is
-                now.
+                means no headers, a null value is a header without a value.
+            timestamp_column: timestamp of any unit, truncated to ms, or integer of Unix ms; null
+                means now.
             partition_column: an integer; null lets the partitioner choose.
-            topic_column: string; null is an error of the row.
+            topic_column: string; null fails the row.
 
-        A column that bears the default name may be missing, one you name may not; None is no
-        column. Other columns are not looked at. Order is kept per partition.
+        Columns with default names may be missing, except for the value; columns that you name must
+        exist. None disables a column. Other columns are ignored. Order is kept per partition.
 
         Returns:
-            `BulkResult`: outcomes by row number over all batches. A row that fails never hides the
-            outcome of another. If the table breaks off, or the producer ends, in the middle, its
-            `interrupted` says why and later rows are not in it: they were not sent. A transaction
-            with part of a table that broke off can only be aborted.
+            `BulkResult`: outcomes by row number over all batches. A row that fails does not hide
+            the outcome of another. If reading the table fails or the producer ends during the call,
+            `interrupted` is the cause, and later rows are not in the result: they were not sent. A
+            transaction that contains part of such a table can only be aborted.
 
         Interceptors and custom partitioners are called with a record for every row, which is slow.
 
         Raises:
-            ConfigError: no such table or topic, a column is missing or of the wrong type, or the
-                producer has serializers (bytes are sent as they are). Nothing was sent.
+            ConfigError: the table or topic is invalid, a column is missing or has the wrong type,
+                or the producer has serializers, which do not apply to tables. Nothing was sent.
             SerializationError: the table could not be read. Nothing was sent.
             ProducerClosed, ProducerFailed, WrongLoop, ForkedProcess: before anything was sent.
 
-        Cancellation: appends no further rows; those in batches are still delivered.
+        Cancellation: no further rows are appended; those in batches are still delivered.
 
         Source: Arrow C data, C stream and PyCapsule interfaces.
         """
@@ -496,11 +496,11 @@ class Producer(Generic[K, V]):
     def table_sender(self) -> TableSender:
         """An object that appends the rows of one table and waits for their outcomes separately.
 
-        For layers such as the Spark sink, which append many tables before they wait for any.
+        For integrations such as the Spark sink, which append many tables before they wait.
 
         Raises:
             ConfigError: the producer has serializers.
-            ProducerClosed, ProducerFailed, WrongLoop, ForkedProcess: it takes no records.
+            ProducerClosed, ProducerFailed, WrongLoop, ForkedProcess: the producer is unusable.
         """
         runtime = self._lifecycle.accepting()
         if not self._serializers.plain:
@@ -516,7 +516,7 @@ class Producer(Generic[K, V]):
         Failures are not raised here, but by each record's `Delivery`.
 
         Args:
-            timeout: seconds, or None for no limit but delivery_timeout_ms.
+            timeout: limit in seconds; None waits until all have an outcome (delivery_timeout_ms).
 
         Raises:
             DeliveryTimeout: the timeout passed; delivery continues.
@@ -561,12 +561,12 @@ class Producer(Generic[K, V]):
 
         Raises:
             ConfigError: the producer has no transactional_id.
-            TransactionError: a transaction is open, or another transactional call in progress.
-            AbortableTransactionError: the transaction before failed: abort it first.
+            TransactionError: a transaction is open, or another transactional call is in progress.
+            AbortableTransactionError: the previous transaction failed; abort it first.
             FatalTransactionError, ProducerFenced: close the producer.
-            KafkaTimeout: not within `timeout` seconds (None: max_block_ms).
+            KafkaTimeout: the call took longer than `timeout` seconds (None: max_block_ms).
 
-        Cancellation: no transaction is open.
+        Cancellation: no transaction is open afterwards.
         """
         await self._transactions.begin(timeout)
 
@@ -574,21 +574,21 @@ class Producer(Generic[K, V]):
         """Flush, then commit: all records and offsets of the transaction become visible at once.
 
         Raises:
-            AbortableTransactionError: a record failed or the coordinator refused; nothing becomes
-                visible. Call `abort_transaction`.
-            KafkaTimeout: no definite answer within `timeout` seconds (None: max_block_ms): the
-                outcome is unknown. Call `commit_transaction` again, it continues to wait;
-                `abort_transaction` is refused. `begin_transaction` waits for the outcome too.
+            AbortableTransactionError: a record failed or the coordinator rejected the commit;
+                nothing becomes visible. Call `abort_transaction`.
+            KafkaTimeout: no definite answer within `timeout` seconds (None: max_block_ms). The
+                outcome is unknown. Call `commit_transaction` again, which continues to wait;
+                `abort_transaction` is not allowed. `begin_transaction` waits for the outcome too.
             FatalTransactionError, ProducerFenced: close the producer. With `.outcome` UNKNOWN the
                 transaction may be committed.
             TransactionError: no transaction is open, or another call is in progress.
 
-        Cancellation: stops waiting only, as a timeout does.
+        Cancellation: only the wait ends, as after a timeout.
         """
         await self._transactions.end(commit=True, timeout=timeout)
 
     async def abort_transaction(self, timeout: float | None = None) -> None:
-        """Abort: records not sent yet fail, nothing of the transaction becomes visible.
+        """Abort: unsent records fail, and no record of the transaction becomes visible.
 
         Raises:
             KafkaTimeout: no definite answer yet; call it again, or begin the next transaction.
@@ -601,8 +601,8 @@ class Producer(Generic[K, V]):
     async def prepare_transaction(self) -> tuple[int, int, bool]:
         """Leave the open transaction to another process, which ends it with EndTxn.
 
-        For layers such as the Spark sink. Flush first. Afterwards the producer takes nothing more,
-        and closing it does not abort the transaction.
+        For integrations such as the Spark sink. Flush first. Afterwards the producer accepts no
+        more records, and closing it does not abort the transaction.
 
         Returns:
             Producer id, epoch, and True if the transaction follows transaction protocol V2
@@ -629,9 +629,9 @@ class Producer(Generic[K, V]):
             timeout: seconds; None is max_block_ms.
 
         Raises:
-            ConfigError: the arguments are something else.
-            AbortableTransactionError: refused, e.g. because the group rebalanced.
-            KafkaTimeout: not accepted yet; the commit waits for it.
+            ConfigError: an argument has another type, or an offset is out of range.
+            AbortableTransactionError: the coordinator rejected it, e.g. after a rebalance.
+            KafkaTimeout: no answer yet; `commit_transaction` waits for it.
             Others: as `commit_transaction`.
 
         Cancellation: stops waiting only.
@@ -645,12 +645,12 @@ class Producer(Generic[K, V]):
         retries: int = 3,
         timeout: float | None = None,
     ) -> R:
-        """Run ``await function(txn)`` in a transaction; again, up to `retries` times, if that was
-        aborted for a reason that may pass. Returns what the function returned.
+        """Run ``await function(txn)`` in a transaction and return its result. If the transaction
+        was aborted because of a transient error, repeat it up to `retries` times.
 
-        Never repeats after a commit whose outcome is unknown: that could write everything twice.
+        It is not repeated after a commit with unknown outcome, which could duplicate all records.
 
-        Raises: what the function raised, and as `transaction`.
+        Raises: the exceptions of the function and of `transaction`.
         """
         return await run_transaction(
             self._transactions, function, retries=retries, timeout=timeout, pause=self._pause
@@ -674,12 +674,12 @@ class Producer(Generic[K, V]):
         return snapshot.topics[topic].partitions
 
     async def refresh_metadata(self) -> None:
-        """Wait, up to max_block_ms, for metadata that are newer than this call.
+        """Wait up to max_block_ms for metadata that is newer than this call.
 
-        For layers such as the Spark sink, which must know that a topic has got more partitions.
+        For integrations such as the Spark sink, which must notice that a topic has new partitions.
 
         Raises:
-            MetadataTimeout: there were none.
+            MetadataTimeout: no response arrived in time.
             ProducerClosed, ProducerFailed, WrongLoop, ForkedProcess: the producer is unusable.
         """
         runtime = self._lifecycle.usable()
@@ -688,13 +688,13 @@ class Producer(Generic[K, V]):
         await runtime.metadata.wait_newer(generation, deadline=deadline)
 
     async def warm(self, topics: Iterable[str]) -> None:
-        """Fetch the metadata of `topics` and connect to their leaders, so that first sends need
-        no set-up; waits up to max_block_ms.
+        """Fetch the metadata of `topics` and connect to their leaders, so that the first sends do
+        not wait for it. Waits up to max_block_ms.
 
         Raises:
             MetadataTimeout, InvalidTopic, AuthorizationError: as `send`.
-            AuthenticationError: a broker refuses the credentials.
-            ProducerClosed, ProducerFailed: the producer ended meanwhile.
+            AuthenticationError: a broker rejected the credentials.
+            ProducerClosed, ProducerFailed: the producer ended during the call.
         """
         names = checked_topics("warm", topics)
         runtime = self._lifecycle.usable()
@@ -706,8 +706,8 @@ class Producer(Generic[K, V]):
     # -- status ---------------------------------------------------------------------------------
 
     def metrics(self) -> dict[str, Any]:
-        """Counters since start, histograms and gauges by name; see `Metrics`. Plain values,
-        independent of what happens afterwards."""
+        """Counters since the start, histograms and gauges by name; see `Metrics`. Plain values that
+        later events do not change."""
         runtime = self._lifecycle.runtime
         return self._metrics.snapshot() | (runtime.gauges() if runtime else {})
 

@@ -53,7 +53,7 @@ class ProducerRecord(Generic[K, V]):
     Attributes:
         topic: name of the topic.
         value: None is a tombstone on compacted topics.
-        key: None means no key; an empty key is a key.
+        key: None means no key; an empty key counts as a key.
         partition: 0 to 2³¹-1, or None to let the partitioner choose.
         timestamp_ms: Unix time in milliseconds, 0 to 2⁶³-1, or None for the time of the append.
         headers: pairs of str and bytes (or None), kept in order.
@@ -81,7 +81,7 @@ class ProducerRecord(Generic[K, V]):
 
 @dataclass(frozen=True, slots=True)
 class UndeliveredBatch:
-    """Records of one partition that were given up, and whether they can be in the log."""
+    """Records of one partition that were not delivered, and whether they can be in the log."""
 
     topic_partition: TopicPartition
     records: int
@@ -90,14 +90,14 @@ class UndeliveredBatch:
 
 @dataclass(frozen=True, slots=True)
 class DrainReport:
-    """What `close()` achieved.
+    """The result of `close()`.
 
     Attributes:
         delivered: records acknowledged since `close()` was called.
-        failed: records that failed since then, the undelivered ones included.
-        undelivered: what was still open when the timeout passed.
+        failed: records that failed since then, including undelivered ones.
+        undelivered: batches without an outcome when the timeout passed.
         elapsed_s: duration of the close in seconds.
-        complete: True if nothing was left open.
+        complete: True if every record had its outcome in time.
     """
 
     delivered: int
@@ -108,10 +108,10 @@ class DrainReport:
 
 
 def validate_topic(name: object) -> str:
-    """The name, if it is legal: 1 to 249 characters of ``a-z A-Z 0-9 . _ -``, not ``.`` or ``..``.
+    """Check a topic name: 1 to 249 characters of ``a-z A-Z 0-9 . _ -``, not ``.`` or ``..``.
 
     Raises:
-        ConfigError: it is not.
+        ConfigError: the name is not legal.
 
     Source: Java `Topic.validate`.
     """
@@ -129,7 +129,7 @@ def validate_topic(name: object) -> str:
 
 
 def validate_partition(partition: object) -> int:
-    """The partition, if it is an int of 0 to 2³¹-1.
+    """Check that a partition is an int from 0 to 2³¹-1.
 
     Raises:
         ConfigError: it is not.
@@ -142,7 +142,7 @@ def validate_partition(partition: object) -> int:
 
 
 def validate_timestamp_ms(timestamp_ms: object) -> int:
-    """The timestamp, if it is an int of 0 to 2⁶³-1 (milliseconds since 1970).
+    """Check that a timestamp is an int from 0 to 2⁶³-1 (Unix ms).
 
     Raises:
         ConfigError: it is not.

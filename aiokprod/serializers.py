@@ -1,8 +1,8 @@
-"""From a caller's keys and values to bytes.
+"""Serializers, which convert keys and values to bytes.
 
 A serializer is an object with `serialize(topic, headers, data)`, or any callable `(data) -> bytes`.
-It may be awaitable (schema registries); it then runs before any memory is reserved. `None` never
-reaches a serializer: a null key or value travels as null.
+It may be asynchronous (schema registries) and runs before memory is reserved. It is never called
+with `None`: a null key or value is sent as null.
 
 Source: Java `Serializer`, `KafkaProducer.doSend`.
 """
@@ -26,7 +26,7 @@ Field: TypeAlias = Literal["key", "value"]
 
 @runtime_checkable
 class Serializer(Protocol[T_contra]):
-    """Turns keys or values of one type into bytes.
+    """Converts keys or values of one type to bytes.
 
     May also have `configure(config)` and `close()`, each called once by the producer.
     """
@@ -34,25 +34,25 @@ class Serializer(Protocol[T_contra]):
     def serialize(
         self, topic: str, headers: Sequence[Header], data: T_contra
     ) -> Serialized | Awaitable[Serialized]:
-        """The bytes, or None for null; may be awaitable. Whatever it raises fails the record."""
+        """Return the bytes, None for null, or an awaitable; any exception fails the record."""
 
 
 AnySerializer: TypeAlias = Serializer[Any] | Callable[[Any], Any]
-"""What users may pass as key_serializer and value_serializer."""
+"""The types that the settings key_serializer and value_serializer accept."""
 
 
 class WrongType(TypeError):
-    """The cause of a `SerializationError` for data of a type that is not taken, or a serializer's
-    result of such a type: its text names types, never what is in them."""
+    """The cause of a `SerializationError` if data, or the result of a serializer, has a type that
+    is not accepted. Its text names types, never values."""
 
 
 class BytesSerializer:
-    """Passes bytes on, copies bytearray and memoryview."""
+    """Accepts bytes unchanged; copies bytearray and memoryview."""
 
     def serialize(
         self, topic: str, headers: Sequence[Header], data: bytes | bytearray | memoryview
     ) -> bytes:
-        """The bytes themselves."""
+        """Return the data as bytes."""
         if isinstance(data, bytes):
             return data
         if isinstance(data, (bytearray, memoryview)):
@@ -68,21 +68,21 @@ bytes_serializer: Final = BytesSerializer()
 
 
 class StringSerializer:
-    """str to bytes, by default UTF-8."""
+    """Encodes str, by default as UTF-8."""
 
     def __init__(self, encoding: str = "utf-8") -> None:
         self.encoding = encoding
 
     def serialize(self, topic: str, headers: Sequence[Header], data: str) -> bytes:
-        """The encoded text; raises what `str.encode` raises."""
+        """Return the encoded text; raises the exceptions of `str.encode`."""
         if not isinstance(data, str):
             raise WrongType(f"expected str, not {type(data).__name__}")
         return data.encode(self.encoding)
 
 
 class IntSerializer:
-    """int to big-endian two's complement of 4 or 8 bytes (Java `IntegerSerializer` or
-    `LongSerializer`).
+    """Encodes int as big-endian two's complement of 4 or 8 bytes, as Java's `IntegerSerializer` and
+    `LongSerializer` do.
 
     Raises:
         ConfigError: `size` is neither 4 nor 8.
@@ -95,17 +95,17 @@ class IntSerializer:
         self._format = struct.Struct(">i" if size == 4 else ">q")
 
     def serialize(self, topic: str, headers: Sequence[Header], data: int) -> bytes:
-        """The bytes; a number out of range raises."""
+        """Return 4 or 8 bytes; a number out of range raises `struct.error`."""
         if isinstance(data, bool) or not isinstance(data, int):
             raise WrongType(f"expected int, not {type(data).__name__}")
         return self._format.pack(data)
 
 
 class JsonSerializer:
-    """Anything `json.dumps` takes to compact UTF-8.
+    """Encodes anything that `json.dumps` accepts, as compact UTF-8.
 
     Args:
-        options: further arguments of `json.dumps`, for instance `default` or `sort_keys`.
+        options: keyword arguments for `json.dumps`, for instance `default` or `sort_keys`.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -116,15 +116,15 @@ class JsonSerializer:
         }
 
     def serialize(self, topic: str, headers: Sequence[Header], data: Any) -> bytes:
-        """The document; raises what `json.dumps` raises."""
+        """Return the document; raises the exceptions of `json.dumps`."""
         return json.dumps(data, **self._options).encode()
 
 
 class BoundSerializer:
-    """A user's serializer together with the field it serves: checked results, named failures.
+    """A user's serializer for key or value; checks results and names the field in errors.
 
     Attributes:
-        passthrough: bytes need not be sent through it.
+        passthrough: it returns bytes unchanged, so the call can be skipped for them.
     """
 
     __slots__ = ("_call", "field", "name", "passthrough", "serializer")
@@ -144,7 +144,7 @@ class BoundSerializer:
     def __call__(
         self, topic: str, headers: Sequence[Header], data: Any
     ) -> Serialized | Awaitable[Serialized]:
-        """The bytes of `data`, None for None; an awaitable of that if the serializer is one.
+        """The bytes of `data`, None for None; an awaitable if the serializer is asynchronous.
 
         Raises:
             SerializationError: the serializer failed (chained) or returned something else.
@@ -162,7 +162,7 @@ class BoundSerializer:
         return self._checked(topic, data, result)
 
     def now(self, topic: str, headers: Sequence[Header], data: Any) -> Serialized:
-        """As a call, for callers that cannot wait.
+        """As `__call__`, for callers that cannot wait.
 
         Raises:
             ConfigError: the serializer is asynchronous.
@@ -198,8 +198,8 @@ class BoundSerializer:
         raise self._failure(topic, data, problem) from problem
 
     def _failure(self, topic: str, data: Any, error: Exception) -> SerializationError:
-        # The error's own text may quote the record, so it is only chained, never repeated here;
-        # ours about types are safe.
+        # The text of the error may quote the record, so the error is only chained. Texts of
+        # `WrongType` name types only.
         own = isinstance(error, WrongType)
         detail = f": {error}" if own else f" ({type(error).__name__})"
         return SerializationError(
@@ -209,7 +209,7 @@ class BoundSerializer:
 
 
 def adapt(serializer: AnySerializer | None, field: Field) -> BoundSerializer:
-    """A user's serializer in the one form the producer calls; None means bytes.
+    """Convert a user's serializer to a `BoundSerializer`; None means bytes.
 
     Raises:
         ConfigError: it is neither a serializer object nor a callable.
