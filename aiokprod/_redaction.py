@@ -76,7 +76,7 @@ def redacted_init(cls: type[R]) -> type[R]:
 
 
 def _fresh(error: BaseException, failure: type[KafkaError], name: str) -> BaseException:
-    """The error to raise instead of this one; this one loses its frames."""
+    """Return the error to raise instead of `error`, and remove the frames of `error`."""
     fresh: BaseException
     if isinstance(error, KafkaError):
         fresh = error.copy()

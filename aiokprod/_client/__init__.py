@@ -1,1 +1,1 @@
-"""What is behind `Producer`: calls, checks, lifecycle, and the wiring of one event loop."""
+"""The implementation of `Producer`: its calls, argument checks, lifecycle and `Runtime`."""

@@ -1,4 +1,4 @@
-"""Many records in one call, with one result that answers for each of them."""
+"""`BulkResult`: the outcomes of many records of one call."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 class OffsetRange(NamedTuple):
     """Records of one partition: their number, lowest and highest offset (None if the broker did not
-    return it). Records of other producers may lie between."""
+    return it). Other producers may have written records between them."""
 
     records: int
     first: int | None
@@ -38,14 +38,14 @@ def _choose(pick: Callable[[int, int], int], known: int | None, other: int | Non
 class BulkResult:
     """The outcomes of a `send_many` or `send_table` call, by position of the record in it.
 
-    Nothing per record exists until it is asked for. `offsets` and `errors` walk all records:
-    keep the result if you need them twice. Failures of records are not raised: look at `ok` or
-    `errors`, or call `raise_for_errors`; if the result is dropped before, they go to the observer
-    and the log.
+    Objects per record are created only on access. `offsets` and `errors` iterate over all records;
+    keep their results if you need them twice. Failures of records are not raised: check `ok` or
+    `errors`, or call `raise_for_errors`. If the result is dropped unread, failures are reported to
+    the observer and logged.
 
     Attributes:
-        interrupted: why a table or an iterable of records was not read to its end, so that later
-            ones are not counted here at all (they were not sent); None if it was.
+        interrupted: why a table or an iterable of records was not read to its end; None if it was.
+            Records after that point were not sent and are not in the result.
     """
 
     __slots__ = ("_on_unretrieved", "_refused", "_tracker", "interrupted")
@@ -106,7 +106,7 @@ class BulkResult:
 
     @property
     def partitions(self) -> list[int | None]:
-        """The partition of each record; None if it was refused before one was chosen."""
+        """The partition of each record; None if the record failed before one was chosen."""
         partitions: list[int | None] = [None] * len(self)
         for entry, position in enumerate(self._positions()):
             partitions[position] = self._tracker.position(entry)[0]
@@ -114,7 +114,7 @@ class BulkResult:
 
     @property
     def ranges(self) -> dict[TopicPartition, OffsetRange]:
-        """Where the acknowledged records are, per partition. Costs per batch, not per record."""
+        """Offset ranges of the acknowledged records, by partition. O(batches), not O(records)."""
         found: dict[TopicPartition, OffsetRange] = {}
         for topic, partition, records, first, last in self._tracker.ranges():
             place = TopicPartition(topic, partition)
@@ -127,7 +127,7 @@ class BulkResult:
         return found
 
     def raise_for_errors(self) -> None:
-        """Raise the first record's error, if any failed; else why the table broke off, if so."""
+        """Raise the error of the first record that failed, else `interrupted`, if there is one."""
         for error in self.errors.values():
             raise error
         if self.interrupted is not None:
@@ -195,7 +195,7 @@ async def wait_settled(cores: Iterable[BatchCore]) -> None:
     for core in cores:
         delivery = handle_of(core)
         if not delivery.done():
-            # Not awaited itself: cancelling would withdraw its record.
+            # The delivery is not awaited directly: a cancellation would withdraw its record.
             settled: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             delivery.add_done_callback(partial(_set, settled))
             await settled

@@ -192,7 +192,7 @@ class SlowPath:
                         return result.delivery
                     over_quota = result.over_quota
                 runtime.memory.give_back(reservation)
-                if snapshot is None:  # the topic vanished while something was awaited
+                if snapshot is None:  # the topic was removed during an await
                     if permit is not None:
                         runtime.quota.end_turn(permit)
                     await self._known(record.topic, record.partition, deadline)
@@ -206,14 +206,14 @@ class SlowPath:
                 runtime.quota.end_turn(permit)
 
     async def _known(self, topic: str, partition: int | None, deadline: float) -> None:
-        """Wait until the metadata have the topic and partition."""
+        """Wait until topic and partition are in the metadata."""
         metadata = self._started().metadata
         try:
             if metadata.lookup(topic, partition) is None:
                 await metadata.wait_for_topic(topic, partition, deadline=deadline)
             return
         except KafkaError as error:
-            # The error is about the topic; this record was not sent.
+            # The error concerns the topic; this record was not sent.
             refused = error.with_(outcome=Outcome.NOT_SENT)
         try:
             raise refused
@@ -228,7 +228,7 @@ class SlowPath:
         reservation: Reservation,
         permit: QuotaWaiter | None,
     ) -> AppendResult:
-        """Choose the partition and append, without suspension."""
+        """Choose the partition and append the record, without suspending."""
         runtime = self._started()
         runtime.state.gate.check_open()
         key, value, headers = payload
@@ -246,8 +246,8 @@ class SlowPath:
         """As `admit` but without waiting.
 
         Raises:
-            MetadataMissing: the topic's metadata are not known yet; they were requested.
-            BufferFull: memory is short.
+            MetadataMissing: the topic's metadata is not known yet; it was requested.
+            BufferFull: there is not enough memory.
             ConfigError: a serializer is asynchronous.
         """
         if self._interceptors is not None:
@@ -320,12 +320,12 @@ class SlowPath:
 
 
 def _located(error: KafkaError, topic: str, partition: int | None) -> KafkaError:
-    """The error with its record's topic and partition, unless it has them already."""
+    """The error with topic and partition of its record, unless it has them already."""
     return error if error.topic is not None else error.with_(topic=topic, partition=partition)
 
 
 def _as_kafka_error(error: BaseException) -> KafkaError:
-    """The error that interceptors get. Any other exception means that nothing was sent."""
+    """The error for interceptors; an exception other than `KafkaError` becomes one, NOT_SENT."""
     if isinstance(error, KafkaError):
         return error
     what = (

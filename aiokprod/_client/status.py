@@ -1,4 +1,4 @@
-"""What a producer says about itself: drain report, health, explanation."""
+"""The status of a producer: drain report, health, explanation."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class DrainCounter:
-    """Counts what a `close` achieves, from its construction on."""
+    """Counts records for the `DrainReport` of a `close`, from its construction on."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
@@ -27,7 +27,7 @@ class DrainCounter:
 
     @staticmethod
     def undelivered(batches: Iterable[ProducerBatch]) -> tuple[UndeliveredBatch, ...]:
-        """What will be given up."""
+        """Note the batches that will not be delivered."""
         return tuple(
             UndeliveredBatch(
                 batch.topic_partition,
@@ -57,13 +57,13 @@ class Health:
 
     Attributes:
         state: "new", "running", "failed" or "closed".
-        error: what ended the producer, if state is "failed".
-        brokers_known: brokers in the metadata; 0 until the first answer.
-        partitions_without_leader: of the topics in use.
+        error: the error that ended the producer, if `state` is "failed".
+        brokers_known: number of brokers in the metadata; 0 until the first response.
+        partitions_without_leader: number of them, in the topics in use.
         oldest_record_age_s: age of the oldest record without an outcome, s.
         pressure: part of buffer_memory in use, or of the share that one broker may hold, 0 to 1;
-            shed load when it nears 1.
-        waiting_sends: callers waiting for memory, or for a broker to give some back.
+            shed load when it approaches 1.
+        waiting_sends: callers that wait for memory in the buffer or in the share of a broker.
         ok: running, metadata known, and no record older than `request_timeout_ms`.
     """
 

@@ -1,4 +1,4 @@
-"""Keeps the append path's view of topics and partitions in step with the metadata."""
+"""Keeps the topics and partitions of the append path up to date with the metadata."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class TopicSlots:
     """The topics that records can be appended to, each with the queues of its partitions.
 
     Attributes:
-        topic_ids: id of each topic by the newest metadata that have one.
-        vanished: topics that the metadata no longer have, in order, until nothing of them is queued
-            or in flight.
+        topic_ids: id of each topic, from the newest metadata that has one.
+        vanished: topics that are no longer in the metadata, in order, until none of their batches
+            is queued or in flight.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class TopicSlots:
         self.vanished: dict[str, None] = {}
 
     def slot_of(self, topic: str, snapshot: ClusterSnapshot) -> TopicSlot:
-        """The slot of a topic that the snapshot has, made on first use."""
+        """The slot of a topic in the snapshot; created on first use."""
         slot = self._slots.get(topic)
         if slot is None:
             made = TopicSlot(topic)
@@ -49,7 +49,7 @@ class TopicSlots:
             now = self._clock()
             for queue in made.slots:
                 self._accumulator.follow_leader(queue, snapshot, now)
-            # Published once it is complete: a signal handler may raise or send at any point above.
+            # Published when complete: a signal handler may raise, or send, at any point above.
             slot = self._slots.setdefault(topic, made)
         return slot
 
@@ -68,7 +68,7 @@ class TopicSlots:
     def _refresh(self, snapshot: ClusterSnapshot, topic: str, slot: TopicSlot) -> None:
         count = snapshot.partition_count(topic)
         if count is None:
-            # Unknown for now: the next send waits for metadata.
+            # Without metadata: the next send waits for it.
             del self._slots[topic]
             self.vanished[topic] = None
             return
@@ -81,7 +81,7 @@ class TopicSlots:
 
     def _forget_vanished(self) -> None:
         for topic in list(self.vanished):
-            if topic in self._slots:  # the metadata have it again
+            if topic in self._slots:  # it is in the metadata again
                 del self.vanished[topic]
                 continue
             partitions = self._accumulator.forget(topic)

@@ -1,6 +1,6 @@
 """The transactional calls of `Producer`: one object per producer.
 
-Refuses concurrent calls, sets deadlines, and ends what `async with` began.
+Rejects concurrent calls, sets deadlines, and ends the transaction of an `async with` block.
 The states of a transaction are in `_engine.identity`.
 """
 
@@ -76,7 +76,7 @@ class Transactions:
                 await calls.send_offsets(checked, place, self._deadline(timeout, start))
 
     async def prepare(self) -> tuple[int, int, bool]:
-        """Producer id, epoch and protocol (True: the second) for an EndTxn by another process; the
+        """Producer id, epoch and protocol (True = the second) for an EndTxn by another process. The
         flushed transaction stays open when the producer is closed. See `TransactionCalls`."""
         with self._alone("prepare_transaction") as (calls, _):
             return calls.prepare()
@@ -89,7 +89,7 @@ class Transactions:
 
     @property
     def commit_unknown(self) -> bool:
-        """True if a commit was asked for and its caller never got a definite answer."""
+        """True if a commit was requested and its outcome is unknown to the caller."""
         calls = self._calls_of()
         ending = None if calls is None else calls.manager.ending
         return ending is not None and ending.commit
@@ -123,13 +123,14 @@ class Transaction:
 
     Records are sent with the producer's own calls. The body must not end the transaction itself.
 
-    The exception of the body is raised on, also if aborting fails (logged then). A commit that
-    fails with AbortableTransactionError is aborted before that is raised. A commit without a
+    An exception of the body is raised again after the abort, even if the abort fails, which is then
+    logged. If a commit fails with AbortableTransactionError, the transaction is aborted before the
+    error is raised. A commit without a
     definite answer raises KafkaTimeout: the outcome is unknown, and
     ``await producer.commit_transaction()`` continues to wait for it.
 
-    Cancellation: aborts; a second cancellation ends the waiting only, and the next transaction
-    waits until the abort is through.
+    Cancellation: aborts. A second cancellation ends only the wait, and the next transaction waits
+    until the abort has ended.
     """
 
     def __init__(self, transactions: Transactions, timeout: float | None) -> None:
@@ -161,7 +162,7 @@ class Transaction:
 
     async def _abort_after(self, reason: BaseException) -> None:
         if isinstance(reason, FatalTransactionError):
-            return  # the coordinator aborts what a fenced or broken producer left
+            return  # the coordinator aborts the transaction of a fenced or failed producer
         try:
             if self._transactions.needs_abort:
                 await self._transactions.end(commit=False, timeout=self._timeout)

@@ -34,7 +34,7 @@ def checked_config(config: Any, settings: dict[str, Any]) -> ProducerConfig:
     """The configuration of a producer: a ready one, or keyword settings.
 
     `settings` is emptied: passwords in it must not stay in a local variable of the caller, whose
-    frame is in the traceback of a refusal.
+    frame is in the traceback of a `ConfigError`.
     """
     given = dict(settings)
     settings.clear()
@@ -59,7 +59,7 @@ def checked_config(config: Any, settings: dict[str, Any]) -> ProducerConfig:
 
 
 def tcp_environment(config: ProducerConfig) -> Environment:
-    """The real world: plain TCP, the system's clock, unseeded randomness."""
+    """The default environment: TCP, the system's clock, unseeded randomness."""
     return Environment(
         TcpDialer(
             send_buffer_bytes=config.send_buffer_bytes,
@@ -116,7 +116,7 @@ def _check_methods(name: str, plugin: Any, methods: Sequence[str]) -> None:
 
 
 def check_timeout(call: str, timeout: Any, *, zero: bool = True) -> None:
-    """Refuse what is neither None nor a number of seconds ≥ 0 (> 0 without `zero`)."""
+    """Check that a timeout is None or a number of seconds ≥ 0 (> 0 without `zero`)."""
     if timeout is None:
         return
     number = not isinstance(timeout, bool) and isinstance(timeout, (int, float))
@@ -128,7 +128,7 @@ def check_timeout(call: str, timeout: Any, *, zero: bool = True) -> None:
 
 
 def checked_topics(call: str, topics: Any) -> list[str]:
-    """Legal topic names."""
+    """Check a list of topic names."""
     if isinstance(topics, (str, bytes)):
         raise ConfigError(f"{call} takes a list of topics, not {topics!r}: write [{topics!r}]")
     try:
@@ -161,7 +161,7 @@ def checked_record(
 
 
 def checked_headers(headers: Any) -> Sequence[Header]:
-    """Headers as (str, bytes | None) tuples; None is no headers; a dict's items are taken.
+    """Convert headers to (str, bytes | None) tuples. None means none; a mapping is accepted.
 
     Raises:
         ConfigError: a header is invalid; names it and the fix, but never shows its value.

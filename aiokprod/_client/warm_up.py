@@ -23,7 +23,7 @@ class WarmUp:
         waiting: events of the calls that wait.
 
     Args:
-        failure: why the producer has ended, None while it runs.
+        failure: the error that ended the producer, None while it runs.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class WarmUp:
         self._client = client
         self._refusals = refusals
         self._failure = failure
-        self.waiting: dict[WakeupEvent, None] = {}  # in order, so that equal runs stay equal
+        self.waiting: dict[WakeupEvent, None] = {}  # ordered, so that runs are reproducible
 
     def wake(self) -> None:
         """Make the waiting calls check the connections again."""
@@ -51,7 +51,7 @@ class WarmUp:
 
         Raises:
             AuthenticationError: a leader refuses the credentials.
-            ProducerClosed, ProducerFailed: the producer ended meanwhile.
+            ProducerClosed, ProducerFailed: the producer ended during the call.
         """
         wakeup = WakeupEvent(self._loop)
         known = {node: self._refusals.reason(node) for node in self._leaders(topics)}

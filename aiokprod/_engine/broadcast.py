@@ -1,4 +1,4 @@
-"""Waiting for "something newer": every turn lets all present waiters through, once."""
+"""A notification to all waiting tasks, each of which is woken once per notification."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class _Notification:
 
 
 class Broadcast:
-    """A swapped Event. A waiter that arrives after a turn waits for the next one, so that no
-    set/clear race exists and nobody is woken twice."""
+    """Wakes all tasks that are waiting when `notify_all` is called. Unlike an `asyncio.Event` it
+    need not be cleared, so a task cannot be woken twice by one notification."""
 
     __slots__ = ("_current",)
 
@@ -33,9 +33,9 @@ class Broadcast:
         passed.event.set()
 
     async def wait(self, deadline: float) -> None:
-        """Return at the next turn or at the deadline (`loop.time()`); raises what the turn says.
+        """Return at the next notification or at `deadline` (loop time); raises its error, if any.
 
-        Callers check their condition before and after.
+        Callers check their condition before and after the call.
         """
         current = self._current
         try:

@@ -1,6 +1,6 @@
-"""What the engine wants of a network, and nothing else.
+"""The interface of the network to the engine.
 
-`NetworkClient` satisfies `BrokerClient` structurally and `Connection` `Slot`; tests pass fakes.
+`NetworkClient` implements `BrokerClient`, and `Connection` implements `Slot`; tests pass fakes.
 Times are seconds of `loop.time()`. Source: Java `KafkaClient`, `ClientResponse`.
 """
 
@@ -39,22 +39,22 @@ class ClientResponse(Protocol):
 
     @property
     def latency(self) -> float:
-        """Seconds from hand-over to completion."""
+        """Seconds from the call of `send` to completion."""
 
     @property
     def throttle_ms(self) -> int:
-        """For how long the broker wants no further request; 0 if it does not say so."""
+        """The broker's throttle time in ms; 0 if it does not throttle this client."""
 
 
 class Slot(Protocol):
-    """A connection that takes a request now. Use it before the next suspension: later the
+    """A connection that accepts a request now. Use it before the task suspends: afterwards the
     connection may be full, throttled or closed."""
 
     @property
     def node_id(self) -> int: ...
 
     def can_send(self, now: float) -> bool:
-        """True if it takes one more request."""
+        """True if it accepts one more request."""
 
     def send(
         self,
@@ -78,44 +78,46 @@ class BrokerClient(Protocol):
     """Requests to brokers by node id. All methods are synchronous and never suspend."""
 
     def set_nodes(self, nodes: Iterable[Node]) -> None:
-        """Replace the known brokers (from metadata); connections of vanished or moved nodes close
-        after their in-flight requests ended."""
+        """Replace the known brokers (from metadata). Connections to nodes that were removed or
+        moved are closed after their requests in flight have ended."""
 
     def set_coordinators(self, nodes: Iterable[Node]) -> None:
-        """Replace the addresses that FindCoordinator named; those that the metadata do not list
-        get connections of their own."""
+        """Replace the coordinators' addresses from FindCoordinator; those that the metadata does
+        not list get separate connections."""
 
     def coordinator_id(self, node: Node) -> int:
-        """The node id for all other methods by which one of `set_coordinators` is reached."""
+        """The node id that addresses a coordinator of `set_coordinators` in all other methods."""
 
     def ready(self, node_id: int, now: float) -> Slot | None:
-        """What a request may be sent on now; None starts dialling where backoff allows."""
+        """A connection to send on now. None: there is none; dials if the backoff allows it."""
 
     def can_send(self, node_id: int, now: float) -> bool:
         """True if `ready` would return a slot; without side effect."""
 
     def retry_at(self, node_id: int, now: float) -> float:
-        """When `ready` may change by time alone (backoff or throttle end); inf if only an event
-        (connection made, reply, write drained: reported through `on_wakeup`) can change it."""
+        """When the result of `ready` may change by time alone (end of a backoff or throttling);
+        inf if only an event can change it (connection made, response, write buffer drained), which
+        `on_wakeup` reports."""
 
     def in_flight_count(self, node_id: int) -> int: ...
 
     def total_in_flight(self) -> int: ...
 
     def least_loaded(self, now: float) -> int | None:
-        """Java NetworkClient.leastLoadedNode: a sendable node, else one connecting, else one that
-        may be dialled, else None."""
+        """A node that accepts a request, else one that is connecting, else one that may be dialled,
+        else None. Source: Java `NetworkClient.leastLoadedNode`."""
 
     def version_range(self, node_id: int, api_key: int) -> tuple[int, int] | None:
-        """(min, max) usable on this connection: ours intersected with the broker's; None if not
+        """The lowest and highest version that both sides support on this connection; None if not
         connected or not supported."""
 
     def finalized_feature(self, name: str) -> int:
-        """Level of a cluster feature by the newest word of any broker; 0 if unknown (KIP-584)."""
+        """Finalized level of a cluster feature, by the broker response with the highest feature
+        epoch; 0 if unknown (KIP-584)."""
 
     def give_up(self, node_id: int, error: KafkaError) -> None:
-        """Close all connections to a node, known or vanished; their open requests end with
-        `error`, inside this call."""
+        """Close all connections to a node, listed or not; their requests in flight end with `error`
+        during this call."""
 
     def reset_backoff(self) -> None:
-        """Rebootstrap: forget per-node failure history."""
+        """Rebootstrap: reset the backoff of every node."""

@@ -1,9 +1,10 @@
 # cython: language_level=3
-"""An event with a deadline, cheap to set and exact about time.
+"""An event with a deadline, which is cheap to set.
 
-Compiled because it must not lose a wake-up: a signal handler may raise between any two steps of
-Python code, also within `Future.set_result`, which then is done without its waiter knowing. Here
-only the calls of the loop are Python, and after an interrupted one the next `set` starts over.
+It is compiled so that no wake-up is lost: a signal handler may raise between any two steps of
+Python code, also within `Future.set_result`, and the future would then be done without its waiter
+being scheduled. Here only calls of the event loop run Python code, and after an interrupted call
+the next `set` repeats it.
 """
 
 from asyncio import CancelledError, sleep
@@ -14,26 +15,25 @@ from libc.math cimport INFINITY
 cdef class WakeupEvent:
     """One waiter, any number of setters; a set before the wait is remembered.
 
-    `asyncio.Event` plus `wait_for` would make a task or a timeout context per pass; this makes
-    nothing.
+    `asyncio.Event` with `wait_for` would create a task or a timeout context per wait; this class
+    creates no objects.
 
     Args:
-        keep_timer: the timer of a wait that ends early stays, and serves the later ones: while
-            things happen faster than their deadlines pass, none is made or cancelled. Call
-            `close` at the end.
+        keep_timer: keep the timer of a wait that ends early for later waits. While events come
+            faster than deadlines pass, no timer is created or cancelled. Call `close` at the end.
     """
 
     cdef object loop
     cdef bint keep_timer
     cdef bint flag
-    cdef double deadline    # of the present wait
+    cdef double deadline    # of the current wait
     cdef object timer
     cdef double timer_at
-    # The waiting task's callback, as a future would have it; None while nobody waits.
+    # The callback of the waiting task, as in a future; None without a waiter.
     cdef object waiter
     cdef object context
     cdef bint scheduled     # `deliver` is in the loop's queue
-    cdef bint begun         # the task has been told to wait
+    cdef bint begun         # the task has begun to wait
     cdef bint is_cancelled
     cdef public bint _asyncio_future_blocking
 
@@ -43,7 +43,7 @@ cdef class WakeupEvent:
         self.deadline = self.timer_at = INFINITY
 
     def set(self):
-        """Let the waiter run in the next turn of the loop. Idempotent and cheap."""
+        """Let the waiter run in the next pass of the loop. Idempotent and cheap."""
         self.flag = True
         self.schedule()
 
@@ -71,7 +71,7 @@ cdef class WakeupEvent:
                 self.close()
 
     def close(self):
-        """Drop the timer: nobody will wait any more."""
+        """Cancel the timer. Call it when there will be no more waits."""
         timer, self.timer = self.timer, None
         self.timer_at = INFINITY
         if timer is not None:
@@ -80,7 +80,7 @@ cdef class WakeupEvent:
     cdef int schedule(self) except -1:
         if self.waiter is not None and not self.scheduled:
             self.loop.call_soon(self.deliver, context=self.context)
-            self.scheduled = True  # last: if the call raised, the next `set` makes it again
+            self.scheduled = True  # last: if the call raised, the next `set` repeats it
         return 0
 
     def deliver(self):
@@ -104,7 +104,7 @@ cdef class WakeupEvent:
         try:
             self.end_wait(due)
         except BaseException:
-            self.end_wait(due)  # or the waiter would sleep past its deadline
+            self.end_wait(due)  # otherwise the waiter would sleep past its deadline
             raise
 
     cdef int end_wait(self, double due) except -1:
@@ -114,7 +114,7 @@ cdef class WakeupEvent:
             self.arm(self.deadline)
         return 0
 
-    # -- what a task asks of a future ------------------------------------------------------------
+    # -- the interface of a future to a task -----------------------------------------------------
 
     def __await__(self):
         self.begun = self.is_cancelled = False
@@ -144,7 +144,7 @@ cdef class WakeupEvent:
         return True
 
     def result(self):
-        """What the task asks for when it runs again."""
+        """Called by the task when it runs again."""
         if self.is_cancelled:
             self.is_cancelled = False
             raise CancelledError

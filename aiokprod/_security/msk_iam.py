@@ -114,7 +114,7 @@ class MskIamTokens:
 
     @redacted(AuthenticationError)
     async def token(self) -> Secret:
-        """The token.
+        """Return a signed token.
 
         Raises:
             AuthenticationError: there are no credentials.

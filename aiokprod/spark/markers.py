@@ -101,12 +101,12 @@ async def read_marker(
 ) -> Marker | None:
     """The newest marker of a group, None if there is none.
 
-    That is the marker of the highest batch, and of its versions the highest, in whatever order the
-    response lists the topics. Waits for transactions that are being ended (KIP-447,
-    require_stable), for `unstable_for` seconds at most, if given.
+    The newest marker is that of the highest batch, in its highest version. The read waits until
+    transactions of the group have ended (KIP-447, require_stable), for up to `unstable_for` seconds
+    if given.
 
     Raises:
-        UnstableMarker: it took longer.
+        UnstableMarker: a transaction was still open after `unstable_for` seconds.
         KafkaError: the group cannot be read.
     """
     unstable_since: float | None = None

@@ -1,4 +1,4 @@
-"""One task attempt: Spark's main thread iterates, the loop thread sends."""
+"""One task attempt: Spark's thread iterates over the rows, the loop thread sends them."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""`BrokerAccess`: whether the whole cluster refuses this client, or only some of its brokers.
+"""`BrokerAccess`: tells whether all brokers reject the credentials, or only some of them.
 
-Wrong credentials must be reported on the driver, before anything is sent. A single broker that
-refuses the client (one that is still loading its users after a restart, or is set up differently)
+Wrong credentials must be reported on the driver, before anything is sent. But a single broker that
+rejects them (because it is still loading its users after a restart, or is configured differently)
 must not fail a request that any other broker can answer, such as FindCoordinator for a commit.
 """
 
@@ -31,7 +31,7 @@ class BrokerAccess:
     at least one attempt.
 
     Args:
-        patience: seconds from a broker's first refusal until it fails calls.
+        patience: seconds from the first rejection by a broker until it fails calls.
     """
 
     def __init__(self, patience: float) -> None:
@@ -56,9 +56,9 @@ class BrokerAccess:
     def of(
         self, node_id: int, began: float, now: float, *, last_word: bool
     ) -> AuthenticationError | None:
-        """The refusal of one broker, if it fails a call that began at `began`.
+        """The error of a broker, if it fails a call that began at `began`, else None.
 
-        With `last_word` any refusal does, because the call waits no longer.
+        With `last_word` any rejection fails the call, because the call does not wait any longer.
         """
         failure = self._failures.get(node_id)
         if failure is None or failure.refusal is None:
@@ -69,8 +69,8 @@ class BrokerAccess:
     def of_all(
         self, nodes: Iterable[int], began: float, now: float, *, last_word: bool
     ) -> AuthenticationError | None:
-        """A refusal, if each of `nodes` refuses the client or is unreachable and at least one
-        refuses it. With `last_word` one refusal is enough."""
+        """The error of a broker, if each of `nodes` rejects the credentials or is unreachable and
+        at least one rejects them. With `last_word` one rejection is enough."""
         found = None
         for node_id in nodes:
             refusal = self.of(node_id, began, now, last_word=last_word)

@@ -78,7 +78,7 @@ class IdempotentSequences:
             self._resolve(batch.topic_partition, entry)
 
     def on_split(self, batch: ProducerBatch, parts: list[ProducerBatch]) -> None:
-        """The parts share the sequences of the batch."""
+        """Distribute the sequences of the batch over its parts."""
         self.tracker.of(batch).replace(batch, parts)
 
     def on_failure(self, batch: ProducerBatch, *, unknown: bool) -> None:
@@ -100,8 +100,8 @@ class IdempotentSequences:
         self._resolve(key, entry)
 
     def _resolve(self, key: TopicPartition, entry: PartitionSequences) -> None:
-        """Once nothing is open: either later batches were acknowledged, or the gap is real
-        (Java `maybeResolveSequences`)."""
+        """Called once no batch is in doubt: either later batches were acknowledged, or there is a
+        gap in the sequence (Java `maybeResolveSequences`)."""
         if not entry.unresolved or entry.open:
             return
         if entry.last_acked != NO_SEQUENCE and entry.is_next(entry.next):

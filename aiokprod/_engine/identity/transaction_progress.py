@@ -20,14 +20,15 @@ if TYPE_CHECKING:
     from aiokprod.records import TopicPartition
 
 Result = asyncio.Future["KafkaError | None"]
-"""An error is the value of the future, not its exception: maybe no call waits for it."""
+"""The result is an error or None. An error is not set as exception of the future, since
+possibly no call waits for it."""
 
 
 class CoordinatorView(enum.IntEnum):
-    """How much the coordinator knows of the open transaction. It only ever rises."""
+    """What the coordinator knows of the open transaction; the value only increases."""
 
     UNKNOWN = 0  # nothing was sent that could start it
-    POSSIBLY_STARTED = 1  # AddPartitionsToTxn or AddOffsetsToTxn may have been carried out
+    POSSIBLY_STARTED = 1  # AddPartitionsToTxn or AddOffsetsToTxn may have been processed
     STARTED = 2  # it has something to end, or a batch was sent that makes a leader add it
     CONFIRMED = 3  # a batch or offsets of the transaction were acknowledged
 
