@@ -156,7 +156,7 @@ class Lifecycle:
         """The runtime, started if need be.
 
         Raises:
-            ProducerClosed, ProducerFailed, WrongLoop, ForkedProcess: it takes no records here.
+            ProducerClosed, ProducerFailed, WrongLoop, ForkedProcess: the producer is unusable.
             KafkaError: the fatal error of the producer state.
         """
         runtime = self.live()

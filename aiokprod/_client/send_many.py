@@ -92,8 +92,8 @@ class BulkSender:
             return await self._finish()
 
     def _all_like_first(self, columns: Columns) -> bool:
-        """True if all records have the type of the first one, which is wrong. Only without
-        serializers, because those may accept some values of a type."""
+        """True if all records have the same type as the first one, which was rejected. Never true
+        with serializers, because they may accept other values of that type."""
         keys = columns.keys or ()
         return (
             self._slow_path.plain
@@ -122,7 +122,7 @@ class BulkSender:
         appender = self._runtime.appender
         slot = self._slot(topic, partition)
         if slot is not None:
-            with contextlib.suppress(MemoryError):  # the slow path tells what becomes of its record
+            with contextlib.suppress(MemoryError):  # the slow path reports the outcome
                 appender.append_column(
                     self.tracker, slot, columns.values, columns.keys, columns.timestamps,
                     columns.headers, -1 if partition is None else partition, i,

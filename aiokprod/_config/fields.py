@@ -160,7 +160,7 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Acks:
-    """0, 1 or "all"; -1 and the strings of them are accepted."""
+    """0, 1 or "all"; also accepts -1 and the numbers as strings."""
 
     def validate(self, name: str, value: object) -> int | str:
         if value in ("all", "-1") or (value == -1 and type(value) is int):

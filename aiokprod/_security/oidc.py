@@ -19,7 +19,7 @@ from aiokprod.errors import AuthenticationError, ConfigError
 
 
 class OidcTokens:
-    """A token provider for OAUTHBEARER that caches a token until 80 % of its lifetime have passed.
+    """A token provider for OAUTHBEARER that caches a token until 80 % of its lifetime has passed.
 
     If the endpoint then fails, the old token is used while it is valid.
 

@@ -63,10 +63,10 @@ def order(log: DataFrame, *, task: str, seq: str) -> DataFrame:
     """Records that come before an earlier row of the same task in their partition.
 
     Args:
-        task: column that names the task attempt. producerId does so only without the option
-            reuseProducer, with which one producer writes for many tasks; of `with_audit_id` it
-            takes run, batch and task together, e.g. in a struct.
-        seq: column that grows with the rows of a task.
+        task: column that identifies the task attempt. `producerId` does so only with
+            reuseProducer=false, as otherwise one producer writes for many tasks. With the columns
+            of `with_audit_id`, use run, batch and task together, e.g. in a struct.
+        seq: column that increases with the rows of a task.
     """
     from pyspark.sql import Window
     from pyspark.sql import functions as f

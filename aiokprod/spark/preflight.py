@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from aiokprod.spark.options import SinkOptions
 
 SECONDS: Final = 10.0
-"""For the whole check."""
+"""Time limit of the whole check, s."""
 _WRITE: Final = 1 << 4
 """Bit of AclOperation.WRITE."""
-_NOT_TOLD: Final = -(2**31)
+_NOT_REPORTED: Final = -(2**31)
 _PASSING: Final = frozenset({Code.LEADER_NOT_AVAILABLE, Code.UNKNOWN_TOPIC_OR_PARTITION})
 _PAUSE: Final = 0.2
 _VALID: Final = 60.0
@@ -95,7 +95,7 @@ async def _look(client: ClusterClient, config: ProducerConfig, topic: str | None
 
 
 def _check_permission(topic: str, operations: int) -> None:
-    if operations != _NOT_TOLD and not operations & _WRITE:
+    if operations != _NOT_REPORTED and not operations & _WRITE:
         raise AuthorizationError(
             f"topic {topic!r}: these credentials may not write to it; grant WRITE on the topic",
             code=error_code(Code.TOPIC_AUTHORIZATION_FAILED),

@@ -108,7 +108,7 @@ class TaskSender:
         """Returns once every row is acknowledged.
 
         Raises:
-            SinkError: one failed.
+            SinkError: a row failed.
         """
         async with self._turn:
             self._check()
@@ -127,7 +127,7 @@ class TaskSender:
             self._note(error)
 
     def failure(self, error: BaseException | None = None) -> SinkError:
-        """The exception of this attempt; only when no row is pending any more."""
+        """The exception that fails this attempt. Call it only once no row is pending."""
         first = self._failure or error
         assert first is not None, "only failures are described"
         counts = copy.copy(self._counts)

@@ -52,7 +52,7 @@ class LoopThread:
         asyncio.set_event_loop(self.loop)
         try:
             self.loop.run_forever()
-            with contextlib.suppress(RuntimeError):  # stopped again before it was done
+            with contextlib.suppress(RuntimeError):  # the loop was stopped before the task ended
                 self.loop.run_until_complete(self._end())
         finally:
             self.loop.close()

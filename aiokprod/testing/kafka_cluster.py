@@ -469,7 +469,7 @@ async def _serve(nodes: int, version: str) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
-        with contextlib.suppress(NotImplementedError):  # loops of Windows
+        with contextlib.suppress(NotImplementedError):  # event loops on Windows
             loop.add_signal_handler(number, stop.set)
     started = time.monotonic()
     async with KafkaCluster(nodes, version=version) as cluster:

@@ -52,7 +52,7 @@ class IdempotentSequences:
 
     def __init__(self, tracker: SequenceTracker) -> None:
         self.tracker = tracker
-        self._has_forgotten = False  # of the present epoch: their partitions need a higher one
+        self._has_forgotten = False  # topics were forgotten in this epoch and need a higher one
 
     def may_drain(self, queue: PartitionQueue, batch: ProducerBatch) -> bool:
         """See `SequenceTracker.may_drain`."""

@@ -102,7 +102,7 @@ class PartitionSequences:
         return sequence == increment_sequence(self.last_acked, 1)
 
     def is_gap_before(self, batch: ProducerBatch) -> bool:
-        """True if no open batch precedes this one: what the broker misses will not be sent."""
+        """True if no open batch precedes this one, so that the broker waits for none before it."""
         oldest = bool(self.open) and self.open[0] is batch
         return oldest or self.is_next(batch.base_sequence)
 
@@ -300,8 +300,8 @@ class SequenceTracker:
             entry.reset_sequences(self.producer_id, self.epoch)
 
     def put_probes_first(self) -> None:
-        """Put the batches that are sent out of order at the head of their queues, and restore the
-        order of queues that have none any more."""
+        """Move each partition's `probe` to the head of its queue, and restore the order of queues
+        that no longer have a probe."""
         for key, queue in list(self._probing.items()):
             entry = self.partitions.get(key)
             probe = None if entry is None else entry.probe

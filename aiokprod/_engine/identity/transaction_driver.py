@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-# Of a response with several error codes, the one whose action comes first here decides.
+# If a response has several error codes, the action that comes first here is taken.
 _PRECEDENCE: Final = (
     ErrorAction.FENCED,
     ErrorAction.FATAL,
@@ -110,7 +110,7 @@ class TransactionDriver:
         }
 
     def wake(self) -> None:
-        """There may be a new step, or the one that waits for a coordinator is no longer wanted."""
+        """Check for a new step, or for one that waits for a coordinator and is no longer wanted."""
         self._wakeup.set()
         self._coordinators.on_network()
 
@@ -152,8 +152,8 @@ class TransactionDriver:
         """Repeat the EndTxn of the previous transaction once; True if its markers are still being
         written.
 
-        Under the second protocol its epoch is over, so that it can neither end nor change what is
-        open now, whenever it arrives; and nothing depends on its response.
+        In the second protocol this request has an epoch that is no longer current. So it cannot
+        affect the open transaction, even if it arrives late, and its response does not matter.
         """
         request = self._last_end
         if request is None or self._coordinators.known(*self._target) is None:
@@ -231,8 +231,8 @@ class TransactionDriver:
 
         if self._last_end is not None and progress.view < CoordinatorView.CONFIRMED:
             # While the markers of the previous transaction are being written, the coordinator
-            # takes an EndTxn of this one for that of a fenced producer. Repeat the previous one
-            # until they are written; its response does not matter.
+            # treats an EndTxn of this one as that of a fenced producer. Repeat the previous EndTxn
+            # until the markers are written; its response does not matter.
             before = await self._exchange(TxnApi.END, TxnStep.END, self._last_end)
             if before.action is None:
                 return
@@ -257,7 +257,7 @@ class TransactionDriver:
         if not result.in_doubt or (result.action is ErrorAction.ABORT and not commit):
             self._settle(TxnApi.END, result)
             return
-        # This request or an earlier copy of it may have been carried out.
+        # The coordinator may have executed this request, or an earlier copy of it.
         error = self._error(TxnApi.END, result)
         cls = type(error) if isinstance(error, FatalTransactionError) else FatalTransactionError
         fatal = cls(

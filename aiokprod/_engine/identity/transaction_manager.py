@@ -58,7 +58,7 @@ FORGOTTEN_PARTITIONS: Final = 1000
 """Partitions no longer in use whose sequences are kept at most until a transaction ends."""
 _LAST_EXPLICIT_PRODUCE: Final = 11
 """From Produce v12 on the leader adds partitions to the transaction (KIP-890)."""
-# Refusals of a record that never got into a batch: the transaction lacks it.
+# Errors of a record that was never appended to a batch: the transaction lacks it.
 _LOST_RECORDS: Final = (
     KafkaTimeout,
     RecordTooLarge,
@@ -70,19 +70,19 @@ _LOST_RECORDS: Final = (
 
 
 class EngineControl(Protocol):
-    """What a transaction switches on and off in the engine."""
+    """The operations of the engine that a transaction controls."""
 
     def set_accepting(self, accepting: bool) -> None:
-        """Records are accepted, or not."""
+        """Set whether records are accepted."""
 
     def set_completing(self, completing: bool) -> None:
-        """The transaction ends: flushing ignores `linger_ms`."""
+        """Set whether the transaction is ending; if so, `linger_ms` is ignored."""
 
     def wake_sender(self) -> None:
-        """A batch may be sent or must be dropped."""
+        """Wake the sender: a batch may be sent or must be dropped."""
 
     def wake_driver(self) -> None:
-        """The driver may have something to do."""
+        """Wake the driver: there may be a new step."""
 
     def has_incomplete(self) -> bool:
         """True if a batch has no outcome."""
@@ -201,7 +201,7 @@ class TransactionManager:
             self.pacing.on_sent(batch)
 
     def on_acknowledged(self, batch: ProducerBatch) -> None:
-        """A batch is in the log."""
+        """A batch was acknowledged."""
         self.pacing.on_acknowledged(batch)
         self.progress.note(CoordinatorView.CONFIRMED)
 
@@ -392,7 +392,7 @@ class TransactionManager:
             )
             fatal.__cause__ = error
         self._become(TxnState.FATAL_ERROR)
-        # Later calls send nothing, whatever is known of the transaction.
+        # Later calls send nothing, so NOT_SENT, even if the transaction's outcome is unknown.
         self.fatal_error = fatal.copy().with_(outcome=Outcome.NOT_SENT)
         self._resolve_all(fatal, answered=answered)
         self._engine.wake_sender()
@@ -425,7 +425,7 @@ class TransactionalIdentity:
 
     @property
     def fatal_error(self) -> KafkaError | None:
-        """Of the transaction manager."""
+        """The fatal error of the transaction manager, None if there is none."""
         return self._manager.fatal_error
 
     @property

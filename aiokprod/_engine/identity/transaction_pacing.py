@@ -66,15 +66,15 @@ an idle coordinator continues only when asked, so polling later delays the marke
 class MarkerWait:
     """Chooses for each transaction whether to wait for the markers of the previous one.
 
-    It compares moving averages of both ways, from the first batch that is opened to the first
-    acknowledgment. Times are loop times; there is no clock in here.
+    It compares the moving averages of the time from the first open batch to the first
+    acknowledgment, with and without the wait. All times are arguments, in loop time.
     """
 
     def __init__(self) -> None:
         self._average: dict[bool, float] = {}  # by whether it waited; not waiting is timed first
         self._since_other = 0
         self._ended_at = -math.inf
-        self._waits: bool  # set by `begins`; nothing is timed before
+        self._waits: bool  # set by `should_wait`, before anything is timed
         self._timing = False
         self._opened_at: float | None = None
 
@@ -199,7 +199,7 @@ class TransactionPacing:
 
     def _on_timer(self) -> None:
         self._timer = None
-        self._on_ready()  # `may_send` sets it anew if a batch still has to wait
+        self._on_ready()  # `may_send` sets the timer again if a batch still has to wait
 
     # -- markers of the previous transaction ----------------------------------------------------
 

@@ -29,7 +29,7 @@ class CoordinatorView(enum.IntEnum):
 
     UNKNOWN = 0  # nothing was sent that could start it
     POSSIBLY_STARTED = 1  # AddPartitionsToTxn or AddOffsetsToTxn may have been processed
-    STARTED = 2  # it has something to end, or a batch was sent that makes a leader add it
+    STARTED = 2  # the coordinator has it, or a batch was sent for which the leader will add it
     CONFIRMED = 3  # a batch or offsets of the transaction were acknowledged
 
 
@@ -68,7 +68,7 @@ class PendingEndTxn:
 
     @property
     def sent(self) -> bool:
-        """True if an EndTxn was handed to a connection."""
+        """True if an EndTxn was written to a connection."""
         return self.request is not None and self.request.sent
 
     @property

@@ -47,7 +47,7 @@ class ServerConnection(asyncio.Protocol):
         self._buffer = bytearray()
         self._busy = False
         self._ended = False
-        self._owes_answer = False
+        self._response_pending = False
         self._mute_until = 0.0
         self._quiet_from = 0
         self._quiet_until = 0.0
@@ -80,7 +80,7 @@ class ServerConnection(asyncio.Protocol):
     def eof_received(self) -> bool:
         """Serve the requests received before EOF, as a broker does."""
         self._ended = True
-        if self._owes_answer:
+        if self._response_pending:
             self._transport.close()
         elif not self._busy:
             self.serve_next()
@@ -221,7 +221,7 @@ class ServerConnection(asyncio.Protocol):
             return
         if reaction.silent:
             # Until a broker has sent its response, it serves no other request of the connection.
-            self._owes_answer = True
+            self._response_pending = True
             return
         self._idle()
 
