@@ -301,7 +301,8 @@ class Judge:
             _demand(bool(attempts), "no request held it: {} {!r}", attempt, error)
             if isinstance(error, DeliveryTimeout):
                 # What was answered between its expiry and a late waking of its task came too late.
-                expired_at = attempt.started_at + self.plan.delivery_s
+                # With an older record of its batch it expired before its own time was over.
+                expired_at = min(attempt.settled_at, attempt.started_at + self.plan.delivery_s)
                 open_still = [one for one in attempts if not self._tells(one, expired_at)]
             _demand(bool(open_still), "each attempt was refused: {} {}", attempt, attempts)
         else:

@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 
 from aiokprod._engine.sender import batch_completion
-from aiokprod.errors import Code, KafkaError, ProducerFailed
+from aiokprod.errors import Code, DeliveryTimeout, KafkaError, Outcome, ProducerFailed
 from aiokprod.producer import Producer
 from aiokprod.testing.fake_cluster import FakeCluster
 from aiokprod.testing.fake_cluster import profiles as fake_profiles
@@ -44,6 +44,7 @@ from tests.simulation.seeds import (
     TEMPERAMENTS,
     plan_of,
 )
+from tests.simulation.wire_log import Attempt as Sent
 from tests.simulation.wire_log import Wire
 from tests.simulation.workload import Attempt
 
@@ -239,6 +240,30 @@ def test_attempt_that_divides_a_batch_does_not_count_against_retries(monkeypatch
     with_retries(monkeypatch, -1)
     with pytest.raises(Violation, match="failed without a reason"):
         judged_attempts(break_nothing, records=2, divide=True)
+
+
+# -- what a client was told before a deadline -----------------------------------------------------
+
+
+def judged_timeout(heard_at):
+    """Judge a record whose only attempt was refused, by an answer at `heard_at`, and that expired
+    together with an older record of its batch, one second after it was handed over."""
+    attempt = Attempt(0, "t", 0, b"0", began=0, started_at=10.0, settled_at=11.0)
+    refusal = Sent(10.5, heard_at, 9, -1, int(Code.MESSAGE_TOO_LARGE))
+    wire = types.SimpleNamespace(attempts=lambda value: [refusal])
+    load = types.SimpleNamespace(attempts=[attempt])
+    judge = Judge(plan_of(0), FakeCluster(), load, types.SimpleNamespace(), wire, math.inf)
+    judge._check_outcome(attempt, DeliveryTimeout("late", outcome=Outcome.UNKNOWN))
+
+
+def test_refusal_that_comes_after_the_deadline_of_an_older_record_leaves_the_outcome_open():
+    assert plan_of(0).delivery_s > 2.0
+    judged_timeout(heard_at=11.5)
+
+
+def test_record_called_in_doubt_although_its_only_attempt_was_refused_in_time_is_found():
+    with pytest.raises(Violation, match="each attempt was refused"):
+        judged_timeout(heard_at=10.9)
 
 
 # -- copies that brokers cannot recognise ---------------------------------------------------------
