@@ -311,6 +311,7 @@ class Metadata:
         merged = merger.merge(partial=partial, asked=self._asked or ())
         snapshot = merged.snapshot
         self._topics.misses = merged.misses
+        doubtful = not merged.lower_epochs.keys() <= self._topics.lower_epochs.keys()
         self._topics.lower_epochs = merged.lower_epochs
         for name, code in merged.answered.items():
             self._topics.note_answer(name, code, snapshot.generation)
@@ -318,7 +319,9 @@ class Metadata:
         # behind a living bootstrap address would be tried ten times a second.
         sent_back = self._bootstrapped and snapshot.nodes == self._given_up
         changed = snapshot.nodes is not old.nodes or snapshot.topics is not old.topics
-        self._schedule.succeeded(now, full=not partial, changed=changed and not sent_back)
+        self._schedule.succeeded(
+            now, full=not partial, changed=changed and not sent_back, doubtful=doubtful
+        )
         added_since = request_generation < self._request_generation
         self._schedule.need_partial = added_since and bool(self._topics.new)
         if not partial:

@@ -31,6 +31,7 @@ class UpdateSchedule:
     __slots__ = (
         "_allowed_at",
         "_backoff",
+        "_doubted_at",
         "_failures",
         "_last_end",
         "_last_full",
@@ -51,6 +52,7 @@ class UpdateSchedule:
         self.wrong = False
         self._failures = 0
         self._unchanged = 0
+        self._doubted_at = -math.inf
         self._last_end = -math.inf
         self._last_full = -math.inf
         self._allowed_at = -math.inf
@@ -75,9 +77,18 @@ class UpdateSchedule:
         self._failures += 1
         self._ended(now, self._failures - 1)
 
-    def succeeded(self, now: float, *, full: bool, changed: bool) -> None:
-        """An attempt ended with an answer, which may have told nothing new."""
+    def succeeded(self, now: float, *, full: bool, changed: bool, doubtful: bool = False) -> None:
+        """An attempt ended with an answer, which may have told nothing new.
+
+        Args:
+            doubtful: it disagrees with the metadata for the first time, and the next answers decide
+                whether it is believed. They must not wait for a backoff that grew before, but once
+                in `QUIET_S` only: a broker that lags behind disagrees again and again.
+        """
         self._failures = 0
+        if doubtful and now - self._doubted_at > QUIET_S:
+            self._doubted_at = now
+            changed = True
         quiet = now - self._last_end > QUIET_S
         in_vain = self.wrong or self.need_partial or not full
         self._unchanged = 0 if changed or quiet else self._unchanged + in_vain

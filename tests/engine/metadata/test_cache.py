@@ -13,7 +13,7 @@ import pytest
 from aiokprod._engine.metadata.cache import Metadata, UpdatePlan
 from aiokprod._engine.metadata.merge import MISSES_BEFORE_FORGETTING
 from aiokprod._wire.messages.metadata import MetadataResponse
-from aiokprod.cluster import ClusterSnapshot, Node
+from aiokprod.cluster import ZERO_TOPIC_ID, ClusterSnapshot, Node
 from aiokprod.errors import (
     AuthenticationError,
     AuthorizationError,
@@ -309,6 +309,46 @@ def test_answers_that_change_nothing_back_off_too() -> None:
     assert waits[-1] == 1.0
     refresh(cache, answer(topic("t", 3)), now)
     assert pause(cache, now) <= 0.12
+
+
+def without_ids(epoch: int) -> MetadataResponse:
+    return answer(topic("t", [partition(0, 1, epoch)], topic_id=ZERO_TOPIC_ID))
+
+
+def backed_off() -> tuple[Metadata, float]:
+    """A cache without topic ids whose last answers changed nothing, and the time."""
+    cache = metadata()
+    cache.mark_used("t", NOW)
+    now = NOW
+    for _ in range(8):
+        cache.request_update()
+        now = max(now, cache.next_update_at(now))
+        refresh(cache, without_ids(5), now)
+    assert pause(cache, now) == 1.0
+    return cache, now
+
+
+def test_lower_epochs_are_decided_on_within_two_seconds_whatever_the_backoff_was() -> None:
+    cache, now = backed_off()
+    first = now = cache.next_update_at(now)
+    for count in range(MISSES_BEFORE_FORGETTING):
+        assert cache.snapshot.leader_epoch_of(T0) == 5, f"after {count} answers"
+        refresh(cache, without_ids(0), now)
+        decided = now
+        cache.request_update()
+        now = cache.next_update_at(now)
+    assert cache.snapshot.leader_epoch_of(T0) == 0
+    assert decided - first < 2.0
+
+
+def test_lower_epochs_that_come_and_go_keep_to_the_backoff() -> None:
+    cache, now = backed_off()
+    began = now
+    for number in range(40):
+        cache.request_update()
+        now = cache.next_update_at(now)
+        refresh(cache, without_ids(5 * (number % 2)), now)
+    assert now - began > 25.0
 
 
 def test_answers_that_change_nothing_far_apart_do_not_back_off() -> None:
