@@ -112,11 +112,11 @@ def test_batch_keeps_its_queue_when_its_answer_names_the_leader_of_a_topic_that_
             lacks = cluster.control(3, faults.edit(lambda answer: replace(answer, topics=[])))
             cluster.fail_produce(("t", 0), Code.LEADER_NOT_AVAILABLE, None)
             await history.submit()
-            await until(lambda: "t" in producer._runtime._vanished)
+            await until(lambda: "t" in producer._lifecycle.runtime.topic_slots.vanished)
             lacks()
             cluster.produce_script.clear()
             leader = cluster.move_leader("t", 0)
-            metadata = producer._runtime.metadata
+            metadata = producer._lifecycle.runtime.metadata
             await until(lambda: metadata.snapshot.leader_of(TopicPartition("t", 0)) == leader)
             started = now()
             await history.submit()
