@@ -1,4 +1,4 @@
-"""The compiled append path alone: batches are opened and forgotten, nothing is sent."""
+"""The compiled append path alone: batches are opened and dropped, nothing is sent."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ UNLIMITED = 1 << 60
 
 
 class StillLoop:
-    """As much of a running loop as the append path asks for; time stands still."""
+    """The part of an event loop that the append path uses; its clock does not advance."""
 
     def time(self) -> float:
         return 0.0
@@ -29,7 +29,7 @@ class StillLoop:
     def call_soon(
         self, callback: Callable[..., object], *args: object, context: Any = None
     ) -> None:
-        """Nothing runs later."""
+        """Does nothing: callbacks are never run."""
 
 
 class AppendHarness:
@@ -41,7 +41,7 @@ class AppendHarness:
     """
 
     def __init__(self, partitions: int = 1, *, keep: bool = False) -> None:
-        # The loop is only asked for what StillLoop has.
+        # Of the loop only the methods of StillLoop are used.
         self.loop = cast(asyncio.AbstractEventLoop, StillLoop())
         self.batches = 0
         self.kept: list[BatchCore] = []

@@ -1,4 +1,4 @@
-"""How late a ticker comes: what every other user of the event loop feels of the client."""
+"""Measures event loop lag: how late a periodic timer runs while a client is busy."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class CollectorTime:
         self._started = 0.0
 
     def since(self, due: float) -> float:
-        """How long it has run since then, by the clock of `time.perf_counter`."""
+        """Seconds that the collector has run since `due`, a time of `time.perf_counter`."""
         total = 0.0
         for start, end in reversed(self.pauses):
             if end <= due:
@@ -74,7 +74,7 @@ class LoopLag:
     def __exit__(self, *exc: object) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._note()  # a loop that was held to the very end has a tick that is overdue by now
+        self._note()  # if the loop was blocked until now, a tick is overdue
 
     def _arm(self) -> None:
         self._armed = time.perf_counter()

@@ -1,4 +1,4 @@
-"""The small figures: append, import, start, idling, memory of pending records."""
+"""Micro-benchmarks: append, import, start, idling, memory of pending records."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from benchmarks.case import Case
 
 TIMEOUT: Final = 120.0
 REPEATS: Final = {"append": 5, "pending": 3, "start": 1, "import": 9, "empty_loop": 5, "crowd": 5}
-"""Runs that count; the one before them does not."""
+"""Number of measured runs, which follow one warm-up run."""
 IDLE_PARTITIONS: Final = (10, 10_000)
 
 WORDS: Final = {

@@ -26,7 +26,7 @@ async def run_producer(app: web.Application) -> AsyncIterator[None]:
 
 
 async def click(request: web.Request) -> web.Response:
-    """Stores the body as it came; the visitor in the path is the key."""
+    """Stores the request body as it is; the visitor in the path is the key."""
     body = await request.read()
     visitor = request.match_info["visitor"].encode()
     try:

@@ -1,6 +1,6 @@
-"""`send_table`: a data frame or query result to Kafka without a Python object per row.
+"""`send_table`: sends a data frame or query result without a Python object per row.
 
-python -m examples.arrow_table localhost:9092     (pyarrow; tables of polars or duckdb will do too)
+python -m examples.arrow_table localhost:9092     (pyarrow; tables of polars or duckdb work too)
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ SENSORS = ("oslo-1", "lima-2", "perth-3")
 
 
 def readings(count: int) -> Any:
-    """A table whose columns are the parts of a record. Any name will do: see `run`."""
+    """A table whose columns are the parts of a record; `run` shows the use of other names."""
     import pyarrow as pa
 
     start = datetime.datetime(2025, 1, 1, tzinfo=datetime.UTC)
     return pa.table(
         {
             "sensor": [SENSORS[row % len(SENSORS)] for row in range(count)],
-            # A null value is a tombstone: here every 100th reading is withdrawn.
+            # A null value is a tombstone: here, for every 100th reading.
             "value": [None if row % 100 == 99 else f'{{"row": {row}}}' for row in range(count)],
             "timestamp": pa.array(
                 [start + datetime.timedelta(seconds=row) for row in range(count)],

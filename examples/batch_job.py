@@ -1,9 +1,9 @@
-"""A batch job: every line of a file becomes a record, at the pace the brokers can take.
+"""A batch job: sends every line of a file as a record, as fast as the brokers accept them.
 
     python -m examples.batch_job localhost:9092 lines /var/log/some.log
 
-`submit` returns once a record is in a batch; when `buffer_memory` is full it waits, so that a file
-of any size passes through a few megabytes. Each handle settles with its offset or its error.
+`submit` returns once a record is in a batch. It waits while `buffer_memory` is full, so that a file
+of any size needs only a few megabytes. Each `Delivery` gets an offset or an error.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from aiokprod import Delivery, KafkaError, Producer
 
 @dataclass
 class Summary:
-    """What became of the lines."""
+    """Counts the outcomes of the lines."""
 
     delivered: int = 0
     failed: list[KafkaError] = field(default_factory=list)
@@ -33,7 +33,7 @@ class Summary:
 
 
 async def run(bootstrap: str, topic: str, lines: Iterable[str]) -> Summary:
-    """Sends all lines and returns once each is settled."""
+    """Sends all lines and returns once each has its outcome."""
     summary = Summary()
     async with Producer(
         bootstrap_servers=bootstrap,

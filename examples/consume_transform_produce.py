@@ -1,11 +1,11 @@
-"""Consume, transform, produce, exactly once: what was read and what was written commit together.
+"""Consume, transform, produce, exactly once: offsets and output are committed together.
 
     python -m examples.consume_transform_produce localhost:9092 orders invoices
 
 The consumer's offsets are part of the producer's transaction. After a crash, an abort or a
-rebalance the same records are read again, and what was written for them before is invisible to
-consumers with isolation level read_committed. The group metadata lets the broker refuse offsets
-of a consumer that lost its partitions meanwhile (KIP-447).
+rebalance the same records are read again, and the earlier output for them is invisible to consumers
+with isolation level read_committed. With the group metadata, the broker rejects offsets of a
+consumer that has lost its partitions (KIP-447).
 
 `with_aiokafka` uses aiokafka's consumer, `with_confluent` confluent-kafka's in a worker thread.
 """
@@ -22,7 +22,7 @@ from aiokprod import AbortableTransactionError, Producer
 Transform = Callable[[bytes], bytes]
 
 AT_ONCE = 500
-"""Records per transaction at most: larger ones cost less per record and take longer to appear."""
+"""Maximum number of records per transaction: more are cheaper per record, but add latency."""
 
 
 async def with_aiokafka(
@@ -41,7 +41,7 @@ async def with_aiokafka(
     )
     done = 0
     async with (
-        # The id names this instance: the same after a restart, another one in every instance.
+        # The id must be the same after a restart, and different in every instance.
         Producer(bootstrap_servers=servers, transactional_id=f"{source}-to-{target}-0") as producer,
         consumer,
     ):
@@ -57,7 +57,7 @@ async def with_aiokafka(
                     offsets = {where: found[-1].offset + 1 for where, found in batches.items()}
                     await txn.send_offsets(offsets, consumer)
             except AbortableTransactionError:
-                # Nothing was written. Read the same records again.
+                # The transaction was aborted. Read the same records again.
                 await consumer.seek_to_committed(*batches)
                 continue
             done += sum(map(len, batches.values()))
@@ -107,7 +107,7 @@ async def with_confluent(
 
 
 def rewind(consumer: Any) -> None:
-    """Read again from where the group's last committed transaction ended."""
+    """Continue from the offsets of the group's last committed transaction."""
     from confluent_kafka import OFFSET_BEGINNING
 
     for place in consumer.committed(consumer.assignment(), timeout=30):

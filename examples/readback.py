@@ -1,4 +1,4 @@
-"""Reads a topic back with an independent client (confluent-kafka) and compares it to what was sent.
+"""Reads a topic with an independent client (confluent-kafka) and compares it with what was sent.
 
 Independent of aiokprod: librdkafka parses the batches and checks their CRC.
 """
@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 
 SILENCE = 30.0
-"""Seconds without a record after which reading gives up."""
+"""Seconds without a record after which reading fails."""
 
 
 def read_back(servers: str, topic: str) -> Iterator[tuple[bytes | None, bytes | None]]:
@@ -67,7 +67,7 @@ class Fingerprint:
         content = b"\x00" if value is None else b"\x01" + len(value).to_bytes(4, "big") + value
         self.records += 1
         if key is None:
-            # A sum: these may be spread over partitions, so no order is promised among them.
+            # A sum: these records may be in several partitions, so their order is undefined.
             self._keyless += int.from_bytes(
                 hashlib.blake2b(content, digest_size=16).digest(), "big"
             )
@@ -79,7 +79,7 @@ class Fingerprint:
         self._counts[key] = self._counts.get(key, 0) + 1
 
     def differences(self, found: Fingerprint) -> list[str]:
-        """What `found` has otherwise than this one, in words; empty if they are alike."""
+        """The differences of `found` from this one, as text; empty if they are equal."""
         words = []
         if self.records != found.records:
             words.append(f"{self.records:,} records were sent, {found.records:,} are in the topic")

@@ -1,4 +1,4 @@
-"""`send_many`: whole columns at once, the fastest way to send what is in memory already.
+"""`send_many` with columns: the fastest way to send Python objects that are in memory.
 
 python -m examples.send_columns localhost:9092
 """
@@ -33,7 +33,7 @@ async def run(bootstrap: str, count: int = 100_000) -> tuple[BulkResult, BulkRes
 def main() -> None:
     columns, mixed = asyncio.run(run(sys.argv[1] if len(sys.argv) > 1 else "localhost:9092"))
     for name, result in (("columns", columns), ("records", mixed)):
-        # One bad record does not hide the others: `errors` says which failed, and how.
+        # A bad record does not affect the others: `errors` has the position and error of each.
         print(f"{name}: {len(result.offsets)} sent, all acknowledged: {result.ok}")
         for position, error in list(result.errors.items())[:10]:
             print(f"  record {position}: {error.outcome.value}: {error}")

@@ -1,4 +1,4 @@
-"""What a measured client looks like to the worker."""
+"""The interface of a measured client to the worker."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ TIMER_GRAIN: Final = 0.002
 
 @dataclass
 class Limit:
-    """When to stop: after so many records or seconds, whatever is first. The clocks start here.
+    """Stops a run after a number of records or seconds, whichever is first. Starts the clocks.
 
     Attributes:
         started: reading of the wall clock, s.
@@ -39,7 +39,7 @@ class Limit:
     used: float = field(default_factory=time.process_time)
 
     def restart(self) -> None:
-        """What was done so far was preparation."""
+        """Restart the clocks after the warm-up."""
         self.started, self.used = time.perf_counter(), time.process_time()
 
     @property
@@ -89,8 +89,8 @@ async def fire(submit: Call, topic: str, case: Case, payloads: Payloads, limit: 
 
 
 async def _settle(chunks: deque[list[Any]]) -> None:
-    """Awaits every handle. Awaiting one that is done does not suspend, and freeing millions at
-    once takes long: a caller who is polite to the loop lets it run in between."""
+    """Await every handle. Awaiting a finished handle does not suspend the task, and freeing
+    millions of them blocks the loop, so let the loop run in between."""
     while chunks:
         for handle in chunks.popleft():
             await handle
@@ -100,7 +100,7 @@ async def _settle(chunks: deque[list[Any]]) -> None:
 async def request(
     send: Call, topic: str, case: Case, payloads: Payloads, limit: Limit, latencies: array[float]
 ) -> int:
-    """Every task has one record on its way at a time."""
+    """Every task has one record in flight at a time."""
     call = bind(send, topic, payloads.headers)
     clock = time.perf_counter
     stop = limit.started + limit.seconds

@@ -1,1 +1,1 @@
-"""A pipeline on PySpark that writes to Kafka and audits what it wrote: `make spark-demo`."""
+"""A PySpark pipeline that writes to Kafka and audits the result: `make spark-demo`."""

@@ -1,4 +1,4 @@
-"""336,776 flights through Spark into three real Kafka nodes, audited; and a stream that is killed.
+"""Writes 336,776 flights with Spark to three Kafka nodes, kills a stream, and audits the topics.
 
     make spark-demo
 
@@ -6,8 +6,8 @@
 2. aggregate by carrier and hour, write the aggregates (batch, at least once);
 3. stream the twelve months file by file, exactly once; the driver is killed with SIGKILL in the
    middle and started again from its checkpoint;
-4. audit all topics: nothing lost, nothing twice, every value as computed;
-5. draw what went where: spark-demo.png.
+4. audit all topics for lost, duplicated and changed records;
+5. plot the records per partition and the batches of the stream: spark-demo.png.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ KILL_AFTER = 4
 
 
 def session(name: str) -> Any:
-    """A local Spark with both formats."""
+    """A local Spark session with both formats."""
     from pyspark.sql import SparkSession
 
     from aiokprod.spark import register
@@ -55,7 +55,7 @@ def session(name: str) -> Any:
 
 
 def stream(servers: str, work: Path) -> None:
-    """The streaming program; ends when all months are through."""
+    """The streaming program; ends when all months are written."""
     spark = session("flights-stream")
     months = (
         spark.readStream.schema(pipeline.SCHEMA)
@@ -83,7 +83,7 @@ def commits(work: Path) -> int:
 
 
 def run_stream(servers: str, work: Path, kill_after: int | None) -> float:
-    """Run the program; kill it after so many batches. Returns the Unix time of its end."""
+    """Run the program, and kill it after a number of batches. Returns the Unix time of its end."""
     command = [sys.executable, "-m", "examples.spark.demo", "--stream", servers, str(work)]
     environment = dict(os.environ, PYTHONPATH=str(ROOT))
     process = subprocess.Popen(command, cwd=ROOT, env=environment, start_new_session=True)
@@ -148,7 +148,7 @@ def audit(spark: Any, servers: str, wanted: dict[str, Any]) -> dict[str, dict[st
 
 
 def draw(work: Path, found: dict[str, dict[str, int]], killed: float, target: Path) -> None:
-    """Step 5: what went where, and the stream's batches in time with the kill."""
+    """Step 5: plot records per partition, and the stream's batches over time with the kill."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -170,7 +170,7 @@ def draw(work: Path, found: dict[str, dict[str, int]], killed: float, target: Pa
         left += len(parts) + 1
     where.set_xticks([])
     where.set_ylabel("records in the partition")
-    where.set_title("what went where (read_committed)")
+    where.set_title("records by topic and partition (read_committed)")
     where.set_ylim(top=where.get_ylim()[1] * 1.3)
     where.legend(loc="upper right", fontsize=8)
     start = batches[0]["time_ms"] / 1000
@@ -213,7 +213,7 @@ def main() -> int:
 
 
 def run(cluster: KafkaCluster, picture: Path) -> int:
-    """Everything on a cluster that runs; 0 if the audit found nothing."""
+    """Run all steps on a running cluster; returns 0 if the audit found nothing."""
     servers = cluster.bootstrap_servers
     for topic, partitions in TOPICS.items():
         asyncio.run(cluster.create_topic(topic, partitions=partitions))
