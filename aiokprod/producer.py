@@ -529,7 +529,7 @@ class Producer(Generic[K, V]):
         runtime = self._lifecycle.usable()
         pending = list(runtime.accumulator.incomplete)
         waiting = runtime.flushes.wait(pending)
-        runtime.sender.wakeup()
+        runtime.wake_sender()
         try:
             async with asyncio.timeout(timeout):
                 await waiting

@@ -28,6 +28,7 @@ from aiokprod._engine.identity.producer_state import ProducerState, non_idempote
 from aiokprod._engine.metadata.cache import Metadata
 from aiokprod._engine.metadata.updater import MetadataUpdater
 from aiokprod._engine.sender.sender import Sender
+from aiokprod._engine.wakeup import WakeupEvent
 from aiokprod._net.client import NetworkClient
 from aiokprod._wire.compression import codec_of
 from aiokprod.errors import KafkaError, ProducerClosed, ProducerFailed
@@ -91,6 +92,9 @@ class Runtime:
         self._sticky = StickyLoad(config.partitioner_adaptive_partitioning_enable)
         self._codec = codec_of(config)
         self._executor = ThreadPoolExecutor(2, "aiokprod-codec") if self._codec else None
+        wakeup = WakeupEvent(loop, keep_timer=True)
+        self.wake_sender = wakeup.set
+        """Make the sender look at its queues in the next pass of the loop."""
         self.memory = BufferMemory(config.buffer_memory, self.wake_sender)
         self.flushes = FlushTracker()
         self.quota = BrokerMemoryQuota(config.buffer_memory, self._several_nodes)
@@ -129,6 +133,7 @@ class Runtime:
             client=self.client,
             metadata=self.metadata,
             state=self.state,
+            wakeup=wakeup,
             backoff=self._backoff,
             splitter=BatchSplitter(config.batch_size, self._codec),
             observer=observer,
@@ -210,10 +215,6 @@ class Runtime:
     def set_completing(self, completing: bool) -> None:
         """The transaction ends: flushing ignores `linger_ms`."""
         self.accumulator.completing = completing
-
-    def wake_sender(self) -> None:
-        """Make the sender look at its queues."""
-        self.sender.wakeup()
 
     def wake_driver(self) -> None:
         """Make the transaction driver look for its next step."""
@@ -303,8 +304,9 @@ class Runtime:
     # -- events between the parts ---------------------------------------------------------------
 
     def _on_network(self) -> None:
-        self.sender.wakeup()
-        self.updater.on_network()
+        self.wake_sender()
+        if self.updater.awaits_network:
+            self.updater.wake()
         if self.warm_up.waiting:
             self.warm_up.wake()
         if self._coordinators is not None:
@@ -316,7 +318,7 @@ class Runtime:
         self.updater.on_disconnect(node_id, error)
         self.sender.auth_failures.lost(node_id, error, self.loop.time())
         self.warm_up.wake()
-        self.sender.wakeup()
+        self.wake_sender()
 
     def shut_out(self) -> KafkaError | None:
         """The refusal, if all brokers refuse the credentials; an error to be copied, or None."""
@@ -403,7 +405,7 @@ class Runtime:
         self.memory.close(error)
         self.quota.close(error)
         self.metadata.refuse(error)
-        self.sender.wakeup()
+        self.wake_sender()
 
     async def drain(self, deadline: float) -> None:
         """Wait until every appended record has an outcome, at most until `deadline`."""

@@ -306,7 +306,7 @@ class KafkaChannel:
         Bytes that break the protocol close the channel. Ignored once CLOSED: a late answer can
         never be matched again.
         """
-        if self.closed:
+        if self.state is State.CLOSED:
             return
         try:
             for frame in self._reader.feed(data):

@@ -241,7 +241,10 @@ class Connection(asyncio.Protocol):
             self._loop.call_soon(self._deliver, on_done, response)
             return
         self._last_activity = now
-        self._flush()
+        if self._flush():
+            if expect_response:
+                return
+            channel.write_completed()
         if channel.has_events:
             self._loop.call_soon(self._pump)
 
@@ -328,11 +331,12 @@ class Connection(asyncio.Protocol):
 
     # -- inside ---------------------------------------------------------------------------------
 
-    def _flush(self) -> None:
+    def _flush(self) -> bool:
+        """Write what the channel has to send; True if all of it left the process."""
         transport = self._transport
         # Bytes kept back here fail as "not written" when `connection_lost` comes.
         if transport is None or transport.is_closing():
-            return
+            return False
         try:
             transport.writelines(self.channel.data_to_send())
         except Exception as error:
@@ -341,15 +345,14 @@ class Connection(asyncio.Protocol):
             error.__traceback__ = error.__context__ = None
             failure.__cause__ = error
             self.channel.fail(CloseReason.SEND_FAILED, failure)
-            return
+            return False
         if transport.is_closing():
-            return  # the write failed, and its buffer is empty for that; `connection_lost` follows
+            return False  # the write failed, and emptied the buffer; `connection_lost` follows
         if not self._paused and transport.get_write_buffer_size():
             # `writelines` of CPython 3.12.0-3.12.8 and 3.13.0-3.13.1 forgets to pause
             # (CVE-2024-12254); setting the limits makes the transport look again.
             transport.set_write_buffer_limits(high=0)
-        if not self._paused:
-            self.channel.write_completed()
+        return not self._paused
 
     def _pump(self) -> None:
         """Dispatch what happened, write what is due. Reentrant calls leave it to the outer one."""

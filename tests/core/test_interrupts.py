@@ -226,7 +226,7 @@ def test_batch_that_an_interrupted_callback_lost_expires() -> None:
         runtime = harness.producer._lifecycle.runtime
         handle = harness.producer.try_submit(TOPIC, b"v", partition=0)
         (batch,) = runtime.accumulator.incomplete
-        runtime.accumulator._take_in()
+        runtime.accumulator.advance(asyncio.get_running_loop().time())
         runtime.accumulator.remove(batch)
         batch.attempts = 1
         started = asyncio.get_running_loop().time()

@@ -31,6 +31,7 @@ from aiokprod._engine.identity.idempotence import IdempotentSequences, idempoten
 from aiokprod._engine.identity.producer_state import ProducerState, non_idempotent_state
 from aiokprod._engine.metadata.cache import Metadata
 from aiokprod._engine.sender.sender import Sender
+from aiokprod._engine.wakeup import WakeupEvent
 from aiokprod._wire.compression import Codec
 from aiokprod._wire.message import Message
 from aiokprod._wire.messages.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
@@ -553,6 +554,7 @@ class EngineHarness:
             client=self.brokers,
             metadata=self.metadata,
             state=self.state,
+            wakeup=WakeupEvent(self.loop, keep_timer=True),
             backoff=lambda attempts: BACKOFF,
             splitter=BatchSplitter(config.batch_size, codec),
             observer=self.observer,

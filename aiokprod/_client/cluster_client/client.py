@@ -100,7 +100,8 @@ class ClusterClient:
     def _on_network(self) -> None:
         for wakeup in self._waiting:
             wakeup.set()
-        self._updater.on_network()
+        if self._updater.awaits_network:
+            self._updater.wake()
 
     def _on_disconnect(self, node_id: int, error: KafkaError) -> None:
         self._broker_access.lost(node_id, error, self.loop.time())

@@ -69,7 +69,7 @@ class RecordAccumulator:
     The append side (`open_new_batch`, `discard`) runs in users' calls, where a signal handler may
     raise between any two steps, and a finalizer may call it again. So it only notes which queues it
     changed, before it changes them, and a change is one step of compiled code (`PartitionSlot`).
-    The sender's pass does the rest (`_take_in`). Whatever a call leaves behind is a batch that is
+    The sender's pass does the rest (`advance`). Whatever a call leaves behind is a batch that is
     known everywhere or nowhere; one without records is dropped when it would be sent.
 
     Attributes:
@@ -256,19 +256,6 @@ class RecordAccumulator:
         if batch in queue.batches:
             queue.batches.remove(batch)
 
-    def _take_in(self) -> None:
-        """Carry out what the append side has noted."""
-        if self._sealed:
-            sealed, self._sealed = self._sealed, []
-            for batch in sealed:
-                if batch in self.incomplete and batch.core is not batch.queue.core:
-                    self._compressor.close(batch)
-        if self._changed:
-            changed, self._changed = self._changed, {}
-            now = self._loop.time()
-            for queue in list(changed):
-                self.reclassify(queue, now)
-
     # -- readiness ------------------------------------------------------------------------------
 
     def reclassify(self, queue: PartitionQueue, now: float) -> None:
@@ -291,7 +278,15 @@ class RecordAccumulator:
     def advance(self, now: float) -> None:
         """Take in what the append side has noted, and move queues whose time came into their ready
         sets. Once per pass: what is appended during a pass wakes the sender for the next one."""
-        self._take_in()
+        if self._sealed:
+            sealed, self._sealed = self._sealed, []
+            for batch in sealed:
+                if batch in self.incomplete and batch.core is not batch.queue.core:
+                    self._compressor.close(batch)
+        if self._changed:
+            changed, self._changed = self._changed, {}
+            for queue in list(changed):
+                self.reclassify(queue, now)
         due = self._due
         while due and due[0][0] <= now:
             self.reclassify(heapq.heappop(due)[2], now)
@@ -375,6 +370,7 @@ class RecordAccumulator:
         """Take at most one batch per partition led by the node, up to `max_size` bytes in all
         (one batch in any case). Open batches ride along: the request leaves anyway."""
         node = self._nodes[node_id]
+        node.undrained_since = math.inf
         taken: list[ProducerBatch] = []
         closing: list[PartitionQueue] = []
         size = 0
@@ -592,11 +588,11 @@ class RecordAccumulator:
             or self._nodes[topic.slots[partition].node].undrained_since >= since
         ]
 
-    def note_drainable(self, node_id: int, now: float, *, able: bool) -> None:
-        """Something is due for a broker, which takes a request or not (Java
-        `updateNodeLatencyStats`)."""
+    def note_undrainable(self, node_id: int, now: float) -> None:
+        """Something is due for a broker that takes no request (Java `updateNodeLatencyStats`);
+        `drain` ends that."""
         node = self._nodes[node_id]
-        node.undrained_since = math.inf if able else min(node.undrained_since, now)
+        node.undrained_since = min(node.undrained_since, now)
 
     def _roomy(self, topic: TopicSlot, partitions: Iterable[int]) -> list[int]:
         return [p for p in partitions if not self._quota.exceeded(topic.slots[p].node)]

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from aiokprod._engine.buffer.producer_batch import ProducerBatch
-    from aiokprod._engine.buffer.queues import PartitionQueue
 
 logger = logging.getLogger(__name__)
 
@@ -52,23 +51,14 @@ class IdempotentSequences:
 
     def __init__(self, tracker: SequenceTracker) -> None:
         self.tracker = tracker
+        self.may_drain = tracker.may_drain
+        self.assign_sequence = tracker.assign_sequence
+        self.apply = tracker.apply
         self._has_forgotten = False  # topics were forgotten in this epoch and need a higher one
-
-    def may_drain(self, queue: PartitionQueue, batch: ProducerBatch) -> bool:
-        """See `SequenceTracker.may_drain`."""
-        return self.tracker.may_drain(queue, batch)
-
-    def assign_sequence(self, batch: ProducerBatch) -> None:
-        """See `SequenceTracker.assign_sequence`."""
-        self.tracker.assign_sequence(batch)
 
     def classify(self, batch: ProducerBatch, code: int, log_start_offset: int) -> SequenceAction:
         """See `classify_idempotent`."""
         return classify_idempotent(batch, code, log_start_offset, self.tracker.of(batch))
-
-    def apply(self, batch: ProducerBatch, action: SequenceAction) -> None:
-        """See `SequenceTracker.apply`."""
-        self.tracker.apply(batch, action)
 
     def on_success(self, batch: ProducerBatch, base_offset: int, *, repeated: bool) -> None:
         """Advance the acknowledged sequence."""

@@ -61,6 +61,7 @@ class Metadata:
     Only topics in use are tracked: `mark_used` keeps a topic for metadata_max_idle_ms.
 
     Attributes:
+        snapshot: the present view; replaced by updates, so keep one reference per operation.
         claimed: nodes whose next free slot belongs to a metadata request that another node has not
             answered in time: data must leave it that slot. Set by the updater.
     """
@@ -75,7 +76,7 @@ class Metadata:
             Node(-1 - index, host, port)
             for index, (host, port) in enumerate(config.bootstrap_addresses())
         )
-        self._snapshot = without_leaders(ClusterSnapshot(), self._bootstrap_nodes)
+        self.snapshot = without_leaders(ClusterSnapshot(), self._bootstrap_nodes)
         self._bootstrapped = True
         self._given_up: Mapping[int, Node] = {}  # nodes before the last rebootstrap
         self._broadcast = Broadcast()
@@ -93,18 +94,13 @@ class Metadata:
         self._last_error: KafkaError | None = None
 
     def __repr__(self) -> str:
-        snapshot = self._snapshot
+        snapshot = self.snapshot
         return (
             f"<Metadata generation={snapshot.generation} nodes={len(snapshot.nodes)} "
             f"topics={len(snapshot.topics)}/{len(self._topics)} failures={self._schedule.failures}>"
         )
 
     # -- the view ---------------------------------------------------------------------------------
-
-    @property
-    def snapshot(self) -> ClusterSnapshot:
-        """The present view. Keep one reference per operation."""
-        return self._snapshot
 
     @property
     def bootstrapped(self) -> bool:
@@ -136,7 +132,7 @@ class Metadata:
             InvalidTopic: the last answer called the name invalid.
             ProducerClosed: after `close` (or whatever error `close` was given).
         """
-        snapshot = self._snapshot
+        snapshot = self.snapshot
         count = snapshot.partition_count(topic)
         if self._closed_by is not None:
             raise self._closed_by.copy()
@@ -179,7 +175,7 @@ class Metadata:
         if unseen:
             self._schedule.wrong = True
             self._request_full()
-        return self._snapshot.generation
+        return self.snapshot.generation
 
     def request_refresh(self) -> None:
         """Ask for a fetch of everything in use though nothing has proved the view wrong."""
@@ -210,7 +206,7 @@ class Metadata:
         """
         loop = asyncio.get_running_loop()
         start = now = loop.time()
-        first_generation = self._snapshot.generation
+        first_generation = self.snapshot.generation
         while True:
             self.mark_used(topic, now)
             snapshot = self.lookup(topic, partition)
@@ -236,7 +232,7 @@ class Metadata:
         """
         loop = asyncio.get_running_loop()
         start = now = loop.time()
-        while self._snapshot.generation <= generation:
+        while self.snapshot.generation <= generation:
             if self._closed_by is not None:
                 raise self._closed_by.copy()
             if now >= deadline:
@@ -244,7 +240,7 @@ class Metadata:
                 raise MetadataTimeout(text) from self._last_error
             await self._broadcast.wait(deadline)
             now = loop.time()
-        return self._snapshot
+        return self.snapshot
 
     # -- what the updater does --------------------------------------------------------------------
 
@@ -298,7 +294,7 @@ class Metadata:
         """
         if self._closed_by is not None:
             raise self._closed_by.copy()
-        old = self._snapshot
+        old = self.snapshot
         merger = ResponseMerger(
             old,
             response,
@@ -347,7 +343,7 @@ class Metadata:
             The partitions whose leader is newer than what was known; their batches need no
             backoff. The rest is left to the next fetch.
         """
-        snapshot, accepted = with_leaders(self._snapshot, leaders, endpoints)
+        snapshot, accepted = with_leaders(self.snapshot, leaders, endpoints)
         if accepted:
             self._swap(snapshot)
         return accepted
@@ -390,12 +386,12 @@ class Metadata:
         Source: Java `Metadata.rebootstrap`; KIP-899, KIP-1102.
         """
         if not self._bootstrapped:
-            self._given_up = self._snapshot.nodes
+            self._given_up = self.snapshot.nodes
         self._bootstrapped = True
         self._schedule.need_full = self._schedule.wrong = True
         self._topics.misses = {}
         self._topics.lower_epochs = {}
-        self._swap(without_leaders(self._snapshot, self._bootstrap_nodes))
+        self._swap(without_leaders(self.snapshot, self._bootstrap_nodes))
 
     def refuse(self, error: KafkaError) -> None:
         """Fail everyone who waits for a topic, now and later, with a copy of `error`; fetches go on
@@ -430,7 +426,7 @@ class Metadata:
             self._on_request()
 
     def _swap(self, snapshot: ClusterSnapshot) -> None:
-        self._snapshot = snapshot
+        self.snapshot = snapshot
         for listener in self._listeners:
             listener(snapshot)
         self._broadcast.notify_all()
@@ -439,7 +435,7 @@ class Metadata:
         return broker_error(code, f"topic {topic!r}", outcome=Outcome.NOT_SENT)
 
     def _timeout(self, topic: str, partition: int | None, waited: float) -> MetadataTimeout:
-        count = self._snapshot.partition_count(topic)
+        count = self.snapshot.partition_count(topic)
         limit = f"after {waited:.3g} s (max_block_ms={self._max_block_ms})"
         if count is None:
             text = f"topic {topic!r} is not in the metadata {limit}"
@@ -456,7 +452,7 @@ class Metadata:
     def _network_text(self) -> str:
         if self._last_error is None and not self._bootstrapped:
             return ""
-        nodes = list(self._snapshot.nodes.values())
+        nodes = list(self.snapshot.nodes.values())
         tried = ", ".join(f"{node.host}:{node.port}" for node in nodes[:5])
         more = f" and {len(nodes) - 5} more" if len(nodes) > 5 else ""
         why = f": {self._last_error}" if self._last_error is not None else ""

@@ -52,9 +52,12 @@ class MetadataUpdater:
     At most one request is under way; if its node says nothing for a second, one other node gets it
     as well (Java waits for request.timeout.ms), and the first answer counts; if one of the two
     fails, or neither has answered within request_timeout_ms, a third node takes its place. Wire
-    `client`'s events to `wake`, `on_network` and `on_disconnect`; run `run()` as a task of the
+    `client`'s events to `wake` and `on_disconnect`; run `run()` as a task of the
     producer. Every error of brokers and network ends in the cache; what `run` raises is a bug and
     must fail the producer.
+
+    Attributes:
+        awaits_network: a due request cannot be sent: call `wake` when the client makes progress.
 
     Args:
         clock: `loop.time` of the loop that `run` will run on.
@@ -81,7 +84,7 @@ class MetadataUpdater:
         trigger = config.metadata_recovery_rebootstrap_trigger_ms / 1000
         self._trigger = max(trigger, _LEAST_TRIGGER_S)
         self._wake = asyncio.Event()
-        self._stuck = False  # something is to be asked, and nobody can be asked now
+        self.awaits_network = False
         self._plan: UpdatePlan | None = None  # of the request under way
         self._asked: set[int] = set()  # nodes that got it
         self._owing = 0  # of these, how many owe an answer
@@ -100,11 +103,6 @@ class MetadataUpdater:
         """Something changed: a connection, a wish for metadata. Cheap; may be called in excess."""
         self._wake.clear()  # an earlier `set` may have been interrupted before it woke anybody
         self._wake.set()
-
-    def on_network(self) -> None:
-        """The client made progress; of interest only while a due request waits to be sent."""
-        if self._stuck:
-            self._wake.set()
 
     def on_disconnect(self, node_id: int, error: KafkaError) -> None:
         """A connection or an attempt to connect ended, which may mean that metadata are stale.
@@ -155,7 +153,7 @@ class MetadataUpdater:
         Returns:
             When to run again at the latest; inf if only an event can bring anything new.
         """
-        self._stuck = False
+        self.awaits_network = False
         if self._plan is not None:
             if self._response is None and now < self._give_up_at:
                 return min(self._ask_another(now), self._give_up_at)
@@ -185,7 +183,7 @@ class MetadataUpdater:
             if self._on_request_sent is not None:
                 self._on_request_sent()
             return min(self._ask_another(now), self._give_up_at)
-        self._stuck = True
+        self.awaits_network = True
         if any(self._throttled(node, now) for node in self._nodes):
             self._trying_since = None  # not unanswered: nothing may be asked before that is over
         return self._next_chance(now, node_id)
@@ -289,7 +287,7 @@ class MetadataUpdater:
             self._claim(frozenset())
             return self._ask_again_at
         # A connection that is made and a slot that becomes free are used at once.
-        self._stuck = True
+        self.awaits_network = True
         self._claim(frozenset(n for n in self._nodes if n not in self._asked and self._full(n)))
         return now + PATIENCE_S
 

@@ -9,7 +9,6 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Any, Final
 
-from aiokprod._engine.identity.sequence_errors import SequenceDecision
 from aiokprod._engine.sender.produce_request import ProduceCall, partition_answers
 from aiokprod._engine.sender.retry_policy import (
     Action,
@@ -18,6 +17,7 @@ from aiokprod._engine.sender.retry_policy import (
     delivery_timeout_error,
     given_up_error,
     record_errors,
+    retry_delay,
 )
 from aiokprod.cluster import Node
 from aiokprod.errors import (
@@ -47,10 +47,6 @@ logger = logging.getLogger(__name__)
 _LEADER_HINT_VERSION: Final = 10
 _WARN_EVERY: Final = 30.0
 """Seconds between two warnings about retries of one partition."""
-_MARKERS_BACKOFF: Final = 0.02
-"""Seconds; the leader itself has waited for the transaction before, more of it is not needed."""
-_MARKERS_ATTEMPTS: Final = 5
-"""Attempts for which that holds: after those the markers hang, and the usual backoff applies."""
 
 
 class BatchCompletion:
@@ -92,7 +88,16 @@ class BatchCompletion:
             for batch in call.batches.values():
                 self.acknowledge(batch, -1, -1)
         else:
-            self._on_answer(node_id, call, response, now)
+            answers = partition_answers(call, response.body, response.version)
+            moved: frozenset[TopicPartition] | None = None
+            for batch, answer in answers:
+                if answer is not None and answer.error_code == Code.NONE:
+                    self.acknowledge(batch, answer.base_offset, answer.log_append_time_ms)
+                    continue
+                if moved is None:
+                    moved = self._apply_leader_hints(call, answers, response)
+                has_moved = batch.topic_partition in moved
+                self._on_partition_failed(node_id, call, batch, answer, now, moved=has_moved)
 
     def _on_request_failed(
         self,
@@ -122,32 +127,29 @@ class BatchCompletion:
         for batch in call.batches.values():
             self._conclude(batch, code, node_id, now, None, cause=error)
 
-    def _on_answer(
-        self, node_id: int, call: ProduceCall, response: ClientResponse, now: float
+    def _on_partition_failed(
+        self,
+        node_id: int,
+        call: ProduceCall,
+        batch: ProducerBatch,
+        answer: Any,
+        now: float,
+        *,
+        moved: bool,
     ) -> None:
-        answers = partition_answers(call, response.body, response.version)
-        failed = [pair for pair in answers if pair[1] is None or pair[1].error_code]
-        moved = self._apply_leader_hints(call, failed, response) if failed else frozenset()
-        for batch, answer in answers:
-            if answer is None:
-                # F64: the broker left the partition out; nobody knows what it did.
+        """The answer has an error for the batch, or leaves it out: then `answer` is None. `moved`:
+        it names a newer leader, which is known by now."""
+        if answer is None:
+            batch.note_unknown()  # F64: the broker may have appended it or not
+            code = error_code(Code.NETWORK_EXCEPTION)
+        else:
+            batch.seen = True
+            code = error_code(answer.error_code)
+            if code.outcome is Outcome.UNKNOWN:
                 batch.note_unknown()
-                code = error_code(Code.NETWORK_EXCEPTION)
-                self._metadata.request_update(call.generation)
-                self._conclude(batch, code, node_id, now, None)
-            elif answer.error_code == Code.NONE:
-                self.acknowledge(batch, answer.base_offset, answer.log_append_time_ms)
-            else:
-                code = error_code(answer.error_code)
-                batch.seen = True
-                if code.outcome is Outcome.UNKNOWN:
-                    batch.note_unknown()
-                if code.refresh_metadata and batch.topic_partition not in moved:
-                    self._metadata.request_update(call.generation)
-                self._conclude(
-                    batch, code, node_id, now, answer,
-                    at_once=batch.topic_partition in moved,
-                )  # fmt: skip
+        if answer is None or (code.refresh_metadata and not moved):
+            self._metadata.request_update(call.generation)
+        self._conclude(batch, code, node_id, now, answer, at_once=moved)
 
     def _apply_leader_hints(
         self,
@@ -157,19 +159,15 @@ class BatchCompletion:
     ) -> frozenset[TopicPartition]:
         """New leaders named by error answers (KIP-951), used without a metadata fetch. Those of a
         topic that was deleted and created again meanwhile say nothing of the new one."""
-        if response.version < _LEADER_HINT_VERSION:
-            return frozenset()
-        snapshot = self._metadata.snapshot
-        leaders = {
-            batch.topic_partition: (
-                answer.current_leader.leader_id,
-                answer.current_leader.leader_epoch,
-            )
-            for batch, answer in answers
-            if answer is not None
-            and answer.current_leader.leader_id >= 0
-            and call.topic_ids[batch.queue.topic] == snapshot.topic_id(batch.queue.topic)
-        }
+        leaders: dict[TopicPartition, tuple[int, int]] = {}
+        for batch, answer in answers:
+            if answer is None or not answer.error_code or response.version < _LEADER_HINT_VERSION:
+                continue
+            hint, topic = answer.current_leader, batch.queue.topic
+            if hint.leader_id >= 0 and call.topic_ids[topic] == self._metadata.snapshot.topic_id(
+                topic
+            ):
+                leaders[batch.topic_partition] = (hint.leader_id, hint.leader_epoch)
         if not leaders:
             return frozenset()
         nodes = [Node(n.node_id, n.host, n.port, n.rack) for n in response.body.node_endpoints]
@@ -211,49 +209,53 @@ class BatchCompletion:
             attempts=batch.attempts,
             retries=self._retries,
             sequence=sequence.decision,
+            settled=batch.core.settled,
+            expired=now >= batch.deadline,
         )
-        if batch.core.settled and sequence.decision is not SequenceDecision.DUPLICATE:
-            # It expired on the wire; only its sequence is still to be settled.
+        if action is Action.ACKNOWLEDGE:
+            self.acknowledge(batch, batch.proven_offset, -1)
+        elif action is Action.RETRY:
+            self._retry(batch, code, node_id, now, at_once=at_once)
+        elif action is Action.SPLIT:
+            self._split(batch, now)
+        elif action is Action.EXPIRE:
+            self.fail(batch, delivery_timeout_error(batch, now, None))
+        elif action is Action.SETTLE_SEQUENCE:
             self._sequences.on_failure(batch, unknown=batch.possibly_appended)
             self._accumulator.release(batch)
             self._accumulator.reclassify(batch.queue, now)
-        elif action is Action.ACKNOWLEDGE:
-            self.acknowledge(batch, batch.proven_offset, -1)
-        elif action is Action.RETRY and now < batch.deadline:
-            delay = self._backoff(batch.attempts)
-            if batch.attempts >= self._retries:
-                batch.leader_epoch = -1  # haste would waste the last attempt
-            elif at_once or self._has_newer_leader(batch):
-                delay = 0.0
-            awaits_markers = code.number == Code.CONCURRENT_TRANSACTIONS
-            if (
-                awaits_markers
-                and self._source.transactional_id
-                and batch.attempts <= _MARKERS_ATTEMPTS
-            ):
-                delay = min(delay, _MARKERS_BACKOFF)
-            self._observer.on_batch_retry(batch, code)
-            level = logging.DEBUG
-            # Java warns of each. Waiting for the markers of a transaction is no failure.
-            if now >= batch.queue.warn_at and not awaits_markers:
-                batch.queue.warn_at = now + _WARN_EVERY
-                level = logging.WARNING
-            logger.log(
-                level, "%s: retrying after %s from broker %d in %.3f s (attempt %d)",
-                batch, code.name, node_id, delay, batch.attempts,
-            )  # fmt: skip
-            self._accumulator.reenqueue(batch, now, now + delay)
-        elif action is Action.SPLIT and now < batch.deadline:
-            self._split(batch, now)
-        elif action in (Action.RETRY, Action.SPLIT):
-            # Only its time is over: as if the answer had come a pass later, when it has expired.
-            self.fail(batch, delivery_timeout_error(batch, now, None))
         else:
             text = answer.error_message if answer is not None else None
             error = batch_error(code, batch, now, node_id, text, cause)
             self.fail(batch, error, record_errors(batch, answer, error))
             if action is Action.FATAL:
                 self._on_fatal(error)
+
+    def _retry(
+        self, batch: ProducerBatch, code: ErrorCode, node_id: int, now: float, *, at_once: bool
+    ) -> None:
+        """Put the batch back, to be sent after a backoff."""
+        if batch.attempts >= self._retries:
+            batch.leader_epoch = -1  # its last attempt does not skip the backoff
+        awaits_markers = code.number == Code.CONCURRENT_TRANSACTIONS
+        delay = retry_delay(
+            self._backoff(batch.attempts),
+            attempts=batch.attempts,
+            retries=self._retries,
+            at_once=at_once or self._has_newer_leader(batch),
+            awaits_markers=awaits_markers and self._source.transactional_id is not None,
+        )
+        self._observer.on_batch_retry(batch, code)
+        level = logging.DEBUG
+        # Java warns of each. Waiting for the markers of a transaction is no failure.
+        if now >= batch.queue.warn_at and not awaits_markers:
+            batch.queue.warn_at = now + _WARN_EVERY
+            level = logging.WARNING
+        logger.log(
+            level, "%s: retrying after %s from broker %d in %.3f s (attempt %d)",
+            batch, code.name, node_id, delay, batch.attempts,
+        )  # fmt: skip
+        self._accumulator.reenqueue(batch, now, now + delay)
 
     def _has_newer_leader(self, batch: ProducerBatch) -> bool:
         """True if metadata have named another leader since the batch was sent: nothing to wait

@@ -6,7 +6,7 @@ Source: Java `Sender.completeBatch`, `Sender.canRetry`; error classes in `_error
 from __future__ import annotations
 
 import enum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from aiokprod._engine.identity.sequence_errors import SequenceDecision
 from aiokprod.errors import (
@@ -23,14 +23,27 @@ if TYPE_CHECKING:
     from aiokprod.errors import KafkaError
 
 
+_MARKERS_BACKOFF: Final = 0.02
+"""Seconds; the leader itself has waited for the transaction before, more of it is not needed."""
+
+_MARKERS_ATTEMPTS: Final = 5
+"""Attempts for which that holds: after those the markers hang, and the usual backoff applies."""
+
+
 class Action(enum.Enum):
-    """What to do with the batch."""
+    """What to do with the batch.
+
+    EXPIRE: fail it, because its delivery deadline has passed. SETTLE_SEQUENCE: its records have an
+    outcome already (it expired in flight), and only its sequence has none.
+    """
 
     ACKNOWLEDGE = "acknowledge"
     RETRY = "retry"
     SPLIT = "split"
     FAIL = "fail"
     FATAL = "fatal"
+    EXPIRE = "expire"
+    SETTLE_SEQUENCE = "settle_sequence"
 
 
 def decide(
@@ -40,11 +53,27 @@ def decide(
     attempts: int,
     retries: int,
     sequence: SequenceDecision = SequenceDecision.NONE,
+    settled: bool = False,
+    expired: bool = False,
 ) -> Action:
     """What to do with a batch of `records` records whose attempt number `attempts` ended in `code`.
 
     FATAL concerns producers with sequences only; others go on with their next batch.
+
+    Args:
+        settled: its records have an outcome.
+        expired: its delivery deadline has passed. What would be sent again expires now, as it would
+            if the answer had come one pass later.
     """
+    if settled and sequence is not SequenceDecision.DUPLICATE:
+        return Action.SETTLE_SEQUENCE
+    action = _action(code, records, attempts, retries, sequence)
+    return Action.EXPIRE if expired and action in (Action.RETRY, Action.SPLIT) else action
+
+
+def _action(
+    code: ErrorCode, records: int, attempts: int, retries: int, sequence: SequenceDecision
+) -> Action:
     if code.number == Code.NONE or sequence is SequenceDecision.DUPLICATE:
         return Action.ACKNOWLEDGE
     if code.too_large and records > 1:
@@ -54,6 +83,23 @@ def decide(
     if sequence is SequenceDecision.RETRY or code.retriable:
         return Action.RETRY if attempts <= retries else Action.FAIL
     return Action.FAIL
+
+
+def retry_delay(
+    backoff: float, *, attempts: int, retries: int, at_once: bool, awaits_markers: bool
+) -> float:
+    """Seconds until the next attempt.
+
+    Args:
+        backoff: the usual delay.
+        at_once: a newer leader is known. The last attempt keeps its backoff all the same: a leader
+            that was just elected may not be ready, and there is no further attempt.
+        awaits_markers: the leader waits for the markers of the previous transaction.
+    """
+    delay = 0.0 if at_once and attempts < retries else backoff
+    if awaits_markers and attempts <= _MARKERS_ATTEMPTS:
+        delay = min(delay, _MARKERS_BACKOFF)
+    return delay
 
 
 def batch_error(

@@ -22,7 +22,6 @@ from aiokprod._engine.sender.retry_policy import (
     given_up_error,
 )
 from aiokprod._engine.sender.unresponsive_brokers import UnresponsiveBrokers
-from aiokprod._engine.wakeup import WakeupEvent
 from aiokprod.errors import (
     KafkaError,
     Outcome,
@@ -39,6 +38,7 @@ if TYPE_CHECKING:
     from aiokprod._engine.identity.producer_state import ProducerState
     from aiokprod._engine.metadata.cache import Metadata
     from aiokprod._engine.ports import BrokerClient, ClientResponse, Slot
+    from aiokprod._engine.wakeup import WakeupEvent
     from aiokprod.observer import Observer
 
 logger = logging.getLogger(__name__)
@@ -76,6 +76,7 @@ class Sender:
         client: BrokerClient,
         metadata: Metadata,
         state: ProducerState,
+        wakeup: WakeupEvent,
         backoff: Callable[[int], float],
         splitter: BatchSplitter,
         observer: Observer,
@@ -94,8 +95,8 @@ class Sender:
         self._observer = observer
         self._on_refused = on_refused
         self.auth_failures = AuthFailures(settings.socket_connection_setup_timeout_ms / 1000)
-        self._wakeup = WakeupEvent(loop, keep_timer=True)
-        self.wakeup = self._wakeup.set
+        self._wakeup = wakeup
+        self.wakeup = wakeup.set
         """Make a pass in the next turn of the loop. Idempotent and cheap."""
         self._settlement = BatchCompletion(
             loop=loop,
@@ -153,11 +154,11 @@ class Sender:
             if node_id == self._source.reserved_node:
                 continue
             slot = self._client.ready(node_id, now)
-            accumulator.note_drainable(node_id, now, able=slot is not None)
             if slot is not None:
                 if not updating and node_id not in self._metadata.claimed:
                     self._send_to(slot, now)
                 continue
+            accumulator.note_undrainable(node_id, now)
             retry_at = self._client.retry_at(node_id, now)
             next_at = min(next_at, retry_at)
             if retry_at == math.inf:

@@ -244,7 +244,8 @@ def test_slow_node_is_asked_while_another_one_is_being_connected() -> None:
     assert len(harness.client.sent) == 1
     # The dial succeeds first: that node gets the request as well, and no third one does.
     harness.client.dialling.clear()
-    harness.updater.on_network()
+    assert harness.updater.awaits_network
+    harness.updater.wake()
     assert harness.updater._wake.is_set()
     assert harness.step() == pytest.approx(TIMEOUT)
     assert [sent.node_id for sent in harness.client.sent] == [-1, -2]
