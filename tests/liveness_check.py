@@ -82,7 +82,7 @@ def _lacks(sender: Sender, head: ProducerBatch, now: float, deadline: float) -> 
     if queue.node is None:
         return None if asked else "no leader, and no metadata are fetched"
     at_once = accumulator.flush_pending or (
-        accumulator._adaptive and queue.node not in sender._produce_in_flight
+        accumulator._adaptive and queue.node not in sender._unresponsive.in_flight
     )
     if queue in node.lingering:
         if deadline <= head.created_at + accumulator._linger:
@@ -96,7 +96,7 @@ def _lacks(sender: Sender, head: ProducerBatch, now: float, deadline: float) -> 
     client, node_id = sender._client, queue.node
     if client.can_send(node_id, now):
         claimed = node_id in metadata.claimed
-        if metadata.update_due(now) or claimed or node_id in sender._produce_in_flight:
+        if metadata.update_due(now) or claimed or node_id in sender._unresponsive.in_flight:
             return None  # the fetch, or an answer, brings the next pass
         return "left behind though its broker takes requests"
     retry_at = client.retry_at(node_id, now)

@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     from aiokprod._engine.identity.coordinators import Coordinators
     from aiokprod._engine.identity.transaction_calls import TransactionCalls
     from aiokprod._engine.identity.transaction_driver import TransactionDriver
-    from aiokprod._engine.sender.auth_failures import AuthFailures
     from aiokprod.cluster import ClusterSnapshot
     from aiokprod.config import ProducerConfig
     from aiokprod.environment import Environment
@@ -137,7 +136,6 @@ class Runtime:
             backoff=self._backoff,
             splitter=BatchSplitter(config.batch_size, self._codec),
             observer=observer,
-            on_refused=self._on_refused,
         )
         self.updater = self._metadata_updater()
         self.yield_queue = YieldQueue(loop, environment.stopwatch, self.memory)
@@ -339,16 +337,6 @@ class Runtime:
             self.loop.call_soon_threadsafe(
                 self.observer.on_unretrieved_failure, place, records, error
             )
-
-    def _on_refused(self, refusals: AuthFailures) -> None:
-        """Fail the calls that wait for memory held by records that fail because of a refusal."""
-        now = self.loop.time()
-        for node_id, error in refusals.final_failures(now).items():
-            self.quota.refuse(node_id, error)
-        error_of_all = refusals.final_of_all(now)
-        if error_of_all is not None:
-            self.quota.refuse(None, error_of_all)
-            self.memory.refuse(error_of_all)
 
     def _on_connected(self, node_id: int) -> None:
         self.sender.auth_failures.connected(node_id)

@@ -24,13 +24,14 @@ from aiokprod.records import TopicPartition
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable, Container, Iterable
+    from collections.abc import Callable, Container, Iterable, Mapping
 
     from aiokprod._engine.buffer.batch_compressor import BatchCompressor
     from aiokprod._engine.buffer.broker_memory_quota import BrokerMemoryQuota, QuotaWaiter
     from aiokprod._engine.buffer.buffer_memory import BufferMemory
     from aiokprod._engine.buffer.flush import FlushTracker
     from aiokprod.cluster import ClusterSnapshot
+    from aiokprod.errors import KafkaError
 
 _MAX_FIRST_CAPACITY = 1 << 20
 _LEAST_BATCHES: Final = 16
@@ -481,6 +482,17 @@ class RecordAccumulator:
         if queue.let_go(batch.core, self._memory):
             self._quota.returned(queue.node)
             self._memory.returned()
+
+    def refuse_waiters(
+        self, errors: Mapping[int, KafkaError], error_of_all: KafkaError | None
+    ) -> None:
+        """Fail the calls that wait for memory that only a broker of `errors` can give back; all
+        calls, if there is an `error_of_all`."""
+        for node_id, error in errors.items():
+            self._quota.refuse(node_id, error)
+        if error_of_all is not None:
+            self._quota.refuse(None, error_of_all)
+            self._memory.refuse(error_of_all)
 
     def remove(self, batch: ProducerBatch) -> bool:
         """Take a batch out of its queue; False if it is on the wire."""

@@ -63,8 +63,7 @@ class Sender:
     """Drains the accumulator into Produce requests and settles the answers.
 
     Attributes:
-        refusals: to be told of every connection that is made or ends; `on_refused` is called when
-            one of them may be final.
+        auth_failures: must be called for every connection that is made or ends.
     """
 
     def __init__(
@@ -80,7 +79,6 @@ class Sender:
         backoff: Callable[[int], float],
         splitter: BatchSplitter,
         observer: Observer,
-        on_refused: Callable[[AuthFailures], None] = lambda refusals: None,
     ) -> None:
         self._acks = settings.required_acks
         self._retries = settings.retries
@@ -93,7 +91,6 @@ class Sender:
         self._sequences = state.sequences
         self._source = state.source
         self._observer = observer
-        self._on_refused = on_refused
         self.auth_failures = AuthFailures(settings.socket_connection_setup_timeout_ms / 1000)
         self._wakeup = wakeup
         self.wakeup = wakeup.set
@@ -109,7 +106,6 @@ class Sender:
             observer=observer,
             wakeup=self.wakeup,
         )
-        self._produce_in_flight: dict[int, int] = {}
         self._unresponsive = UnresponsiveBrokers()
         self._leaders_changed = False
         self._expiry_noticed = False
@@ -150,7 +146,7 @@ class Sender:
             self._refresh_leaderless(now)
         updating = self._metadata.update_due(now)  # then the updater goes first and wakes us
         stuck = []
-        for node_id in accumulator.due_nodes(self._produce_in_flight):
+        for node_id in accumulator.due_nodes(unresponsive.in_flight):
             if node_id == self._source.reserved_node:
                 continue
             slot = self._client.ready(node_id, now)
@@ -263,7 +259,6 @@ class Sender:
             transactional_id=self._source.transactional_id,
             max_version=self._source.max_produce_version,
         )
-        self._produce_in_flight[node_id] = self._produce_in_flight.get(node_id, 0) + 1
         self._unresponsive.request_sent(node_id, now)
         self._observer.on_batches_sent(node_id, batches)
         slot.send(
@@ -279,14 +274,7 @@ class Sender:
 
     def _on_produce_done(self, node_id: int, call: ProduceCall, response: ClientResponse) -> None:
         now = self._loop.time()
-        left = self._produce_in_flight[node_id] - 1
-        if left:
-            self._produce_in_flight[node_id] = left
-        else:
-            del self._produce_in_flight[node_id]
-        self._unresponsive.response_received(
-            node_id, now + response.throttle_ms / 1000, more=bool(left)
-        )
+        self._unresponsive.response_received(node_id, now + response.throttle_ms / 1000)
         for batch in call.batches.values():
             batch.in_flight = False
             batch.queue.in_flight -= 1
@@ -317,11 +305,11 @@ class Sender:
         return accumulator.next_expiry()
 
     def _fail_refused(self, now: float) -> None:
-        """Fail what has waited for a broker that refuses us."""
-        self._on_refused(self.auth_failures)
-        for batch, error in self.auth_failures.batches_to_fail(
-            list(self._accumulator.incomplete), now
-        ):
+        """Fail the batches, and the calls that wait for memory, that have waited long enough for a
+        broker that refuses the credentials."""
+        failures = self.auth_failures
+        self._accumulator.refuse_waiters(failures.final_failures(now), failures.final_of_all(now))
+        for batch, error in failures.batches_to_fail(list(self._accumulator.incomplete), now):
             if self._accumulator.remove(batch):
                 self._settlement.fail(batch, given_up_error(batch, error))
 

@@ -26,13 +26,13 @@ def test_each_broker_is_looked_at_as_soon_as_its_own_time_is_over() -> None:
 def test_nothing_is_looked_at_when_nothing_is_owed() -> None:
     silence = UnresponsiveBrokers()
     silence.request_sent(1, NOW)
-    silence.response_received(1, NOW, more=False)
+    silence.response_received(1, NOW)
     assert silence.next_check_at == math.inf
     silence.connecting_to([2], NOW)
     assert silence.next_check_at == NOW + PATIENCE_S
     silence.request_sent(1, NOW)
     silence.connecting_to([], NOW)
     assert silence.next_check_at < math.inf, "broker 1 owes an answer"
-    silence.response_received(1, NOW, more=False)
+    silence.response_received(1, NOW)
     assert silence.next_check_at == math.inf
     assert not silence.any_overdue(NOW + 10)
