@@ -178,7 +178,8 @@ def slow_broker_is_not_asked_for_metadata(patch: Patch) -> None:
     """D8: brokers that cannot be reached were waited for rather than a slow one asked."""
 
     def chosen_only(self: Any, chosen: int | None, now: float) -> Any:
-        if chosen is None or chosen in self._asked:
+        fetch = self._fetch
+        if chosen is None or (fetch is not None and chosen in fetch.asked):
             return None
         return self._client.ready(chosen, now)
 

@@ -9,7 +9,8 @@ import asyncio
 import contextlib
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Container
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
@@ -44,6 +45,27 @@ _LEAST_WAIT_S: Final = 0.05
 
 _LEAST_TRIGGER_S: Final = 1.0
 """Bootstrapping again drops the reconnect backoff, so it must not be done in quick succession."""
+
+
+@dataclass(slots=True)
+class _Fetch:
+    """A metadata request in flight, to one node or more.
+
+    Attributes:
+        plan: what it asks for.
+        give_up_at: when it has failed, unless a node has answered.
+        ask_again_at: when another node gets it, unless a node has answered.
+        asked: nodes that got it.
+        unanswered: how many of these have not answered.
+        response: the one that counts, until `run_once` handles it.
+    """
+
+    plan: UpdatePlan
+    give_up_at: float
+    ask_again_at: float
+    asked: set[int] = field(default_factory=set)
+    unanswered: int = 0
+    response: ClientResponse | None = None
 
 
 class MetadataUpdater:
@@ -85,12 +107,7 @@ class MetadataUpdater:
         self._trigger = max(trigger, _LEAST_TRIGGER_S)
         self._wake = asyncio.Event()
         self.awaits_network = False
-        self._plan: UpdatePlan | None = None  # of the request under way
-        self._asked: set[int] = set()  # nodes that got it
-        self._owing = 0  # of these, how many owe an answer
-        self._ask_again_at = math.inf  # another node, if none has answered by then
-        self._give_up_at = math.inf  # the plan, if nobody has answered by then
-        self._response: ClientResponse | None = None  # arrived, not yet looked at
+        self._fetch: _Fetch | None = None
         self._trying_since: float | None = None
         self._nodes: dict[int, Node] = {}
         self._suspects: set[int] = set()  # connections lost since the last answer
@@ -122,7 +139,7 @@ class MetadataUpdater:
             self._suspects.add(node_id)
         if isinstance(error, (AuthenticationError, UnsupportedVersion)):
             # A request under way, or a broker that has let us in, decides for the waiters.
-            if self._plan is not None or any(map(self._connected, self._nodes)):
+            if self._fetch is not None or any(map(self._connected, self._nodes)):
                 metadata.note_error(error)
             else:
                 metadata.fatal(now, error)
@@ -154,14 +171,14 @@ class MetadataUpdater:
             When to run again at the latest; inf if only an event can bring anything new.
         """
         self.awaits_network = False
-        if self._plan is not None:
-            if self._response is None and now < self._give_up_at:
-                return min(self._ask_another(now), self._give_up_at)
+        fetch = self._fetch
+        if fetch is not None:
+            if fetch.response is None and now < fetch.give_up_at:
+                return min(self._ask_another(fetch, now), fetch.give_up_at)
             self._claim(frozenset())
-            plan, response = self._plan, self._response
-            self._plan = self._response = None
-            if response is not None:
-                self._finish(plan, response, now)
+            self._fetch = None
+            if fetch.response is not None:
+                self._finish(fetch.plan, fetch.response, now)
             else:
                 self._metadata.failed(now)
         next_at = self._metadata.next_update_at(now)
@@ -170,19 +187,19 @@ class MetadataUpdater:
         if self._trying_since is None:
             self._trying_since = now
         node_id = self._choose_node(now)
-        self._asked.clear()
         slot = self._askable(node_id, now)
         if slot is not None:
-            self._plan = self._metadata.plan(now)
-            self._owing = 0
-            # Throttling moves the deadlines of requests by whatever a broker says.
-            self._give_up_at = now + max(self._trigger, self._request_timeout)
-            # A slow node is asked together with the one that is being connected, once that is.
-            self._ask_again_at = now + PATIENCE_S if slot.node_id == node_id else now
-            self._send(self._plan, slot, now)
+            fetch = self._fetch = _Fetch(
+                self._metadata.plan(now),
+                # Throttling moves the deadlines of requests by whatever a broker says.
+                give_up_at=now + max(self._trigger, self._request_timeout),
+                # A slow node is asked together with the one that is being connected, once that is.
+                ask_again_at=now + PATIENCE_S if slot.node_id == node_id else now,
+            )
+            self._send(fetch, slot, now)
             if self._on_request_sent is not None:
                 self._on_request_sent()
-            return min(self._ask_another(now), self._give_up_at)
+            return min(self._ask_another(fetch, now), fetch.give_up_at)
         self.awaits_network = True
         if any(self._throttled(node, now) for node in self._nodes):
             self._trying_since = None  # not unanswered: nothing may be asked before that is over
@@ -256,39 +273,40 @@ class MetadataUpdater:
         """The chosen node if it can take the request. While it is being connected, which may never
         succeed, one that was not chosen because it is slow to answer. None if there is no such
         node, or all have been asked already."""
+        asked: Container[int] = () if self._fetch is None else self._fetch.asked
         slot = None
-        if chosen is not None and chosen not in self._asked:
+        if chosen is not None and chosen not in asked:
             slot = self._client.ready(chosen, now)
         if slot is None:
-            client, others = self._client, (n for n in self._nodes if n not in self._asked)
+            client, others = self._client, (n for n in self._nodes if n not in asked)
             slow = next((n for n in others if client.can_send(n, now)), None)
             slot = None if slow is None else client.ready(slow, now)
         return slot
 
-    def _send(self, plan: UpdatePlan, slot: Slot, now: float) -> None:
+    def _send(self, fetch: _Fetch, slot: Slot, now: float) -> None:
+        topics = fetch.plan.topics
         request = MetadataRequest(
-            topics=[MetadataRequestTopic(name=name) for name in plan.topics],
+            topics=[MetadataRequestTopic(name=name) for name in topics],
             allow_auto_topic_creation=self._auto_create,
         )
-        self._asked.add(slot.node_id)
-        self._owing += 1
-        logger.debug("asking node %d for metadata of %d topics", slot.node_id, len(plan.topics))
-        slot.send(request, partial(self._on_done, plan), now, timeout=self._request_timeout)
+        fetch.asked.add(slot.node_id)
+        fetch.unanswered += 1
+        logger.debug("asking node %d for metadata of %d topics", slot.node_id, len(topics))
+        slot.send(request, partial(self._on_done, fetch), now, timeout=self._request_timeout)
 
-    def _ask_another(self, now: float) -> float:
+    def _ask_another(self, fetch: _Fetch, now: float) -> float:
         """No answer so far; when to run again."""
-        if now < self._ask_again_at:
-            return self._ask_again_at
+        if now < fetch.ask_again_at:
+            return fetch.ask_again_at
         slot = self._askable(self._client.least_loaded(now), now)
         if slot is not None:
-            assert self._plan is not None, "only called while there is one"
-            self._send(self._plan, slot, now)
-            self._ask_again_at = now + self._request_timeout
+            self._send(fetch, slot, now)
+            fetch.ask_again_at = now + self._request_timeout
             self._claim(frozenset())
-            return self._ask_again_at
+            return fetch.ask_again_at
         # A connection that is made and a slot that becomes free are used at once.
         self.awaits_network = True
-        self._claim(frozenset(n for n in self._nodes if n not in self._asked and self._full(n)))
+        self._claim(frozenset(n for n in self._nodes if n not in fetch.asked and self._full(n)))
         return now + PATIENCE_S
 
     def _full(self, node_id: int) -> bool:
@@ -300,16 +318,16 @@ class MetadataUpdater:
         if released and self._on_request_sent is not None:
             self._on_request_sent()
 
-    def _on_done(self, plan: UpdatePlan, response: ClientResponse) -> None:
-        if plan is not self._plan or self._response is not None:
+    def _on_done(self, fetch: _Fetch, response: ClientResponse) -> None:
+        if fetch is not self._fetch or fetch.response is not None:
             return  # another node was quicker
-        self._owing -= 1
-        if response.error is not None and self._owing:
-            self._ask_again_at = -math.inf  # the other one may still answer, and a third may, too
+        fetch.unanswered -= 1
+        if response.error is not None and fetch.unanswered:
+            fetch.ask_again_at = -math.inf  # the other one may still answer, and a third may, too
             self._wake.set()
             return
         # Only kept: a failure in handling it belongs to this coroutine, not to the connection.
-        self._response = response
+        fetch.response = response
         self._wake.set()
 
     def _finish(self, plan: UpdatePlan, response: ClientResponse, now: float) -> None:
