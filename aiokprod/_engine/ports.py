@@ -68,9 +68,10 @@ class Slot(Protocol):
     ) -> None:
         """Encode and write a request.
 
-        `on_done(response)` runs exactly once, never inside this call. `max_version` caps the
-        negotiated version. `request` is a wire Message, or a callable `(version) -> Message` when
-        the body depends on the version. `timeout` is in seconds.
+        `on_done(response)` runs exactly once, never inside this call, and the client's `on_wakeup`
+        after it. `max_version` caps the negotiated version. `request` is a wire Message, or a
+        callable `(version) -> Message` when the body depends on the version. `timeout` is in
+        seconds.
         """
 
 

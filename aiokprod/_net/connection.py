@@ -238,7 +238,7 @@ class Connection(asyncio.Protocol):
         except Exception as error:
             failure = _encoding_error(channel.peer, error)
             response = Response(self.node_id, version, None, failure, False, 0.0)
-            self._loop.call_soon(self._deliver, on_done, response)
+            self._loop.call_soon(self._report_unsent, on_done, response)
             return
         self._last_activity = now
         if self._flush():
@@ -400,6 +400,10 @@ class Connection(asyncio.Protocol):
         )
         assert request.on_done is not None
         self._deliver(request.on_done, response)
+
+    def _report_unsent(self, on_done: OnDone, response: Response) -> None:
+        self._deliver(on_done, response)
+        self._owner.connection_progress(self)
 
     def _deliver(self, on_done: OnDone, response: Response) -> None:
         try:

@@ -160,6 +160,7 @@ class Sent:
         for chunk, copy in self.handed_over:
             assert bytes(chunk) == copy, "bytes changed after they were handed over"
         self.on_done(response)
+        self.brokers.on_wakeup()
 
     # -- what the broker did with it ------------------------------------------------------------
 

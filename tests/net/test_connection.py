@@ -216,7 +216,7 @@ def test_encoding_error_is_reported_and_nothing_is_written():
     setup.loop.advance_to(200.0)
     assert isinstance(done[0].error, ProtocolError)
     assert (done[0].version, done[0].maybe_written) == (VERSION, False)
-    assert setup.owner.log == []
+    assert setup.owner.log == [("progress",)]
 
 
 def test_throttle_is_reported_before_the_callback_and_counts_for_newer_versions_only():

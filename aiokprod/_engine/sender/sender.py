@@ -220,7 +220,6 @@ class Sender:
                 request.on_error(response.error, self._loop.time())
             else:
                 request.on_body(response.body, self._loop.time())
-            self.wakeup()
 
         slot.send(request.request, on_done, now, timeout=self._request_timeout_ms / 1000)
         return math.inf
@@ -280,7 +279,6 @@ class Sender:
             batch.queue.in_flight -= 1
         self._observer.on_produce_done(node_id, response.latency)
         self._settlement.on_done(node_id, call, response, now)
-        self.wakeup()
 
     # -- giving up ------------------------------------------------------------------------------
 
