@@ -244,7 +244,7 @@ def test_decision_that_another_driver_wrote_meanwhile_is_not_overwritten(
         cluster = Cluster()
         await decide(cluster)  # keeps a producer
         notes.fenced = [ProducerFenced("kept")]
-        with pytest.raises(CommitFailed, match="decided anew"):
+        with pytest.raises(CommitFailed, match="decided again"):
             await decide(cluster, batch=5)
 
     on_the_loop(run())

@@ -120,8 +120,10 @@ class IdempotentSequences:
 
     def bump_epochs(self) -> None:
         """Bump epochs and put the batches that are sent out of order first."""
-        self._bump_epochs()
-        self.tracker.put_probes_first()
+        if self.tracker.planned or self._has_forgotten:
+            self._bump_epochs()
+        if self.tracker.probing:
+            self.tracker.put_probes_first()
 
     def _bump_epochs(self) -> None:
         """Renumber the partitions that need it and may be renumbered now. Bump the epoch at most
@@ -131,8 +133,6 @@ class IdempotentSequences:
         partitions continue under the epoch they have.
         """
         tracker = self.tracker
-        if not tracker.planned and not self._has_forgotten:
-            return
         ready = [key for key in tracker.planned if tracker.partitions[key].may_restart()]
         if not (ready or self._has_forgotten) or tracker.producer_id == NO_PRODUCER_ID:
             return

@@ -218,6 +218,7 @@ class SequenceTracker:
         planned: partitions that need a higher epoch.
         retired: partitions of topics that are no longer in use, whose sequences must be kept until
             there is a newer epoch.
+        probing: queues of the partitions with a `probe`.
     """
 
     def __init__(self) -> None:
@@ -226,7 +227,7 @@ class SequenceTracker:
         self.partitions: dict[TopicPartition, PartitionSequences] = {}
         self.planned: set[TopicPartition] = set()
         self.retired: set[TopicPartition] = set()
-        self._probing: dict[TopicPartition, PartitionQueue] = {}
+        self.probing: dict[TopicPartition, PartitionQueue] = {}
 
     def set_producer_id(self, producer_id: int, epoch: int) -> None:
         """The id and epoch for new batches. Drops what had to be kept until then."""
@@ -293,7 +294,7 @@ class SequenceTracker:
                 entry.probe = entry.newest_in_doubt(entry.open[0])
         if action.probe is not None:
             entry.probe = action.probe
-            self._probing[batch.topic_partition] = batch.queue
+            self.probing[batch.topic_partition] = batch.queue
         if action.bump_epoch:
             self.request_epoch_bump(batch.topic_partition)
         if action.reset_sequences:
@@ -302,12 +303,12 @@ class SequenceTracker:
     def put_probes_first(self) -> None:
         """Move each partition's `probe` to the head of its queue, and restore the order of queues
         that no longer have a probe."""
-        for key, queue in list(self._probing.items()):
+        for key, queue in list(self.probing.items()):
             entry = self.partitions.get(key)
             probe = None if entry is None else entry.probe
             queue.put_first(probe)
             if probe is None:
-                del self._probing[key]
+                del self.probing[key]
 
     def of(self, batch: ProducerBatch) -> PartitionSequences:
         """The sequences of the partition of a batch that has one."""
