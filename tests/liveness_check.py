@@ -12,6 +12,7 @@ import functools
 import math
 from typing import TYPE_CHECKING
 
+from aiokprod._engine.buffer.batch_states import BatchState
 from aiokprod._engine.identity.producer_id_requests import ProducerIdRequests
 from aiokprod._engine.sender.sender import Sender
 
@@ -70,7 +71,7 @@ def _lacks(sender: Sender, head: ProducerBatch, now: float, deadline: float) -> 
     """Why nothing ends the wait of the first batch of a queue; None if something does."""
     accumulator, metadata = sender._accumulator, sender._metadata
     queue = head.queue
-    if head.closing:
+    if head.state is BatchState.COMPRESSING:
         return None  # a worker thread reports
     if head.not_before > now:
         return None if deadline <= head.not_before else "its backoff ends unnoticed"

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from aiokprod._client.serialization import RecordSerializers
 from aiokprod._client.slow_path import SlowPath
 from aiokprod._core.batch import Delivery
+from aiokprod._engine.buffer.batch_states import QUEUED
 from aiokprod._engine.buffer.producer_batch import ProducerBatch
 from aiokprod._wire.messages.init_producer_id import InitProducerIdResponse
 from aiokprod._wire.messages.produce import PartitionProduceResponse
@@ -325,6 +326,7 @@ class Simulation:
         self._outcomes_are_true()
         self._logs_are_in_order_and_without_duplicates()
         self._memory_is_accounted_to_the_byte()
+        self._queues_hold_the_batches_in_a_queued_state()
         self._at_most_five_batches_are_open()
 
     def _callbacks_run_once_and_only_then(self) -> None:
@@ -370,6 +372,12 @@ class Simulation:
         batches = set(self.harness.accumulator.incomplete) | self.sightings.seen
         assert self.harness.memory.used == sum(batch.core.buffered_bytes for batch in batches)
         assert self.harness.memory.used <= MEMORY
+
+    def _queues_hold_the_batches_in_a_queued_state(self) -> None:
+        for batch in self.harness.accumulator.incomplete:
+            assert (batch.state in QUEUED) is (batch in batch.queue.batches), batch
+        for queue in self.harness.accumulator._queues.values():
+            assert all(batch.state in QUEUED for batch in queue.batches), queue
 
     def _at_most_five_batches_are_open(self) -> None:
         if self.idempotent:

@@ -17,6 +17,18 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from aiokprod._core.append import TopicSlot
 from aiokprod._core.batch import BatchCore
+from aiokprod._engine.buffer.batch_states import (
+    COMPLETING,
+    COMPRESSING,
+    DONE,
+    DRAINED,
+    IN_FLIGHT,
+    IN_FLIGHT_FAILED,
+    OPEN,
+    QUEUED,
+    READY,
+    SEALED,
+)
 from aiokprod._engine.buffer.producer_batch import ProducerBatch
 from aiokprod._engine.buffer.queues import NodeQueues, PartitionQueue
 from aiokprod._wire.record_batch import HEADER_SIZE
@@ -64,8 +76,8 @@ class AccumulatorSettings(Protocol):
 class RecordAccumulator:
     """All queued batches of a producer.
 
-    Invariants: a batch is in one queue, on the wire, or settled; `incomplete` holds all that are
-    not settled, in order of creation; a queue is in at most one set of one `NodeQueues`.
+    Invariants: a batch is in `queue.batches` while its state is in `QUEUED`; `incomplete` holds all
+    that have no outcome, in order of creation; a queue is in at most one set of one `NodeQueues`.
 
     The append side (`open_new_batch`, `discard`) runs in users' calls, where a signal handler may
     raise between any two steps, and a finalizer may call it again. So it only notes which queues it
@@ -235,12 +247,10 @@ class RecordAccumulator:
         self._sealed.append(batch)
         queue.last_full = True
         queue.core = None
-        self._seal_core(batch)
-
-    def _seal_core(self, batch: ProducerBatch) -> None:
-        """No more records: from now on the batch counts for its broker."""
-        batch.core.seal()
-        batch.queue.hold(batch.core)
+        core.seal()
+        queue.hold(core)  # from now on its bytes count for its broker
+        if batch.state is OPEN:
+            batch.change_state(SEALED)
 
     def discard(self, batch: ProducerBatch) -> None:
         """All records of an unsent batch were withdrawn: it never existed."""
@@ -266,11 +276,15 @@ class RecordAccumulator:
         if not queue.batches:
             return
         head = queue.batches[0]
-        if head.closing:
-            return  # `closed` places it again
+        if head.state is COMPRESSING:
+            return  # `Sender.on_batch_closed` puts it back
         if head.not_before > now:
             heapq.heappush(self._due, (head.not_before, next(self._tickets), queue))
-        elif queue.head_is_full() or head.created_at + self._linger <= now:
+        elif (
+            len(queue.batches) > 1
+            or head.core is not queue.core  # it takes no more records; a retry never does
+            or head.created_at + self._linger <= now
+        ):
             node.ready[queue] = None
         else:
             node.lingering[queue] = None
@@ -282,7 +296,7 @@ class RecordAccumulator:
         if self._sealed:
             sealed, self._sealed = self._sealed, []
             for batch in sealed:
-                if batch in self.incomplete and batch.core is not batch.queue.core:
+                if batch.state is SEALED:
                     self._compressor.close(batch)
         if self._changed:
             changed, self._changed = self._changed, {}
@@ -386,7 +400,13 @@ class RecordAccumulator:
                 continue
             if taken and size + batch.size > max_size:
                 break
-            if self._close_head(queue, batch):
+            if queue.core is batch.core:
+                queue.core = None
+                queue.last_full = False
+            if batch.state is OPEN:
+                batch.core.seal()
+                queue.hold(batch.core)
+            if self._compressor.close(batch):
                 taken.append(batch)
                 size += batch.size
             else:
@@ -397,25 +417,19 @@ class RecordAccumulator:
         for batch in taken:
             queue = batch.queue
             queue.batches.popleft()
+            batch.change_state(DRAINED)
             if queue.batches:
                 self.reclassify(queue, now)
             else:
                 node.remove(queue)
         return taken
 
-    def _close_head(self, queue: PartitionQueue, batch: ProducerBatch) -> bool:
-        if queue.core is batch.core:
-            queue.core = None
-            queue.last_full = False
-        if batch.payload is None:
-            self._seal_core(batch)
-        return self._compressor.close(batch)
-
     # -- after sending --------------------------------------------------------------------------
 
     def reenqueue(self, batch: ProducerBatch, now: float, not_before: float) -> None:
         """Put a batch back for another attempt, at its place in the order of its partition."""
         batch.not_before = not_before
+        batch.change_state(READY)
         batch.queue.insert(batch)
         self.reclassify(batch.queue, now)
 
@@ -441,6 +455,7 @@ class RecordAccumulator:
         for number, core in enumerate(batch.core.split(payload, limit)):
             order = (*batch.order, number)
             part = ProducerBatch(core, queue, order, batch.created_at, batch.deadline)
+            part.change_state(SEALED)
             part.attempts = batch.attempts - 1
             part.possibly_appended = batch.possibly_appended
             part.in_doubt = batch.in_doubt
@@ -465,18 +480,21 @@ class RecordAccumulator:
         return parts
 
     def settle(self, batch: ProducerBatch) -> None:
-        """The batch has its outcome. Its memory goes back once it is off the wire too."""
+        """The batch has its outcome. Gives its memory back, unless it is in flight: then once more
+        after the response. Idempotent."""
         if batch in self.incomplete:
             self._flushes.settled(batch)  # first: while it is incomplete, this can be repeated
             self.incomplete.pop(batch, None)
             if not self.incomplete:
                 self.expires_at = math.inf
-        self.release(batch)
-
-    def release(self, batch: ProducerBatch) -> None:
-        """Give the batch's memory back, unless it is on the wire or not settled."""
-        if batch.in_flight or batch in self.incomplete:
+        state = batch.state
+        if state is IN_FLIGHT_FAILED:
             return
+        if state is IN_FLIGHT:
+            batch.change_state(IN_FLIGHT_FAILED)
+            return
+        if state is not DONE:
+            batch.change_state(DONE)
         batch.payload = None
         queue = batch.queue
         if queue.let_go(batch.core, self._memory):
@@ -495,11 +513,13 @@ class RecordAccumulator:
             self._memory.refuse(error_of_all)
 
     def remove(self, batch: ProducerBatch) -> bool:
-        """Take a batch out of its queue; False if it is on the wire."""
+        """Take a batch out of its queue; False if it is in none."""
         queue = batch.queue
-        if batch not in queue.batches:
+        if batch.state not in QUEUED:
             return False
-        queue.batches.remove(batch)
+        if batch in queue.batches:  # else an interrupted call has taken it out
+            queue.batches.remove(batch)
+        batch.change_state(COMPLETING)
         if queue.core is batch.core:
             queue.core = None
         self.reclassify(queue, self._loop.time())

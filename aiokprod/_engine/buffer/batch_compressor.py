@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Final
 
+from aiokprod._engine.buffer.batch_states import COMPRESSING, READY, SEALED
 from aiokprod._wire.compression import Codec
 
 if TYPE_CHECKING:
@@ -60,15 +61,16 @@ class BatchCompressor:
 
     def close(self, batch: ProducerBatch) -> bool:
         """True if the batch can be sent now; otherwise `on_closed` follows."""
-        if batch.payload is not None:
+        if batch.state is READY:
             return True
-        if batch.closing:
+        if batch.state is COMPRESSING:
             return False
         plain = batch.core.finish()
         batch.plain_size = len(plain)
         codec = self._codec
         if codec is None:
             batch.payload = plain
+            batch.change_state(READY)
             batch.core.drop_payload()
             return True
         batch.codec_id = codec.codec_id
@@ -76,11 +78,11 @@ class BatchCompressor:
             try:
                 self._closed(batch, codec.compress(plain))
             except Exception as error:  # a codec or memory failure costs this batch only
-                batch.closing = True
+                batch.change_state(COMPRESSING)
                 self._loop.call_soon(self._on_closed, batch, error)
                 return False
             return True
-        batch.closing = True
+        batch.change_state(COMPRESSING)
         job = self._loop.run_in_executor(self._executor, codec.compress, plain)
         self._jobs.add(job)
         job.add_done_callback(lambda done: self._job_done(batch, done))
@@ -88,17 +90,21 @@ class BatchCompressor:
 
     def _job_done(self, batch: ProducerBatch, job: asyncio.Future[bytes]) -> None:
         self._jobs.discard(job)
-        batch.closing = False
+        error: BaseException | None
         if job.cancelled():
-            self._on_closed(batch, asyncio.CancelledError("compression was cancelled"))
-            return
-        error = job.exception()
-        if error is None:
-            self._closed(batch, job.result())
+            error = asyncio.CancelledError("compression was cancelled")
+        else:
+            error = job.exception()
+        if batch.state is COMPRESSING:  # else it has expired meanwhile
+            if error is None:
+                self._closed(batch, job.result())
+            else:
+                batch.change_state(SEALED)
         self._on_closed(batch, error)
 
     def _closed(self, batch: ProducerBatch, payload: bytes) -> None:
         batch.payload = payload
+        batch.change_state(READY)
         batch.core.drop_payload()
         topic = batch.topic_partition.topic
         observed = len(payload) / max(1, batch.plain_size)

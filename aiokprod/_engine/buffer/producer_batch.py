@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from aiokprod._engine.buffer.batch_states import IN_REQUEST, OPEN, TRANSITIONS, BatchState
 from aiokprod._wire.record_batch import HEADER_SIZE, NO_PRODUCER_ID, NO_SEQUENCE, batch_header
 
 if TYPE_CHECKING:
@@ -21,8 +22,7 @@ class ProducerBatch:
             within a partition.
         deadline: loop time at which its records fail if they have no outcome yet.
         not_before: loop time before which a retry must not leave.
-        in_flight: handed to a connection and neither answered nor lost. Its memory stays counted
-            while true, whatever its outcome (CVE-2026-35554).
+        state: see `BatchState`; only `change_state` writes it.
         possibly_appended: some attempt ended without telling whether the broker appended it.
             Sticky:
             a later rejection says nothing about that attempt.
@@ -34,7 +34,7 @@ class ProducerBatch:
         proven_offset: its offset, if the response to a newer batch proves it; -1 if unknown.
         seen: bytes of some attempt may have reached a broker, whatever it answered. From then on
             its sequence belongs to these records alone.
-        closing: its payload is being compressed in a worker thread.
+        payload: the records as they are sent; None before READY and once DONE.
         wire_node: the broker it was sent to last.
         last_failure: code name and error of the last attempt that failed.
         sequence_reset: renumbered by an epoch bump since it was first sent.
@@ -45,14 +45,12 @@ class ProducerBatch:
     __slots__ = (
         "attempts",
         "base_sequence",
-        "closing",
         "codec_id",
         "core",
         "created_at",
         "deadline",
         "divided_in_doubt",
         "in_doubt",
-        "in_flight",
         "last_failure",
         "leader_epoch",
         "lost",
@@ -68,6 +66,7 @@ class ProducerBatch:
         "seen",
         "sent_at",
         "sequence_reset",
+        "state",
         "topic_partition",
         "transactional",
         "wire_node",
@@ -93,13 +92,12 @@ class ProducerBatch:
         self.wire_node = -1
         self.leader_epoch = -1
         self.last_failure: tuple[str, KafkaError | None] = ("", None)
-        self.in_flight = False
+        self.state = OPEN
         self.possibly_appended = False
         self.in_doubt = False
         self.lost = False
         self.divided_in_doubt = False
         self.proven_offset = -1
-        self.closing = False
         self.seen = False
         self.payload: bytes | None = None
         self.plain_size = 0
@@ -110,6 +108,17 @@ class ProducerBatch:
         self.sequence_reset = False
         self.transactional = False
         core.owner = self
+
+    def change_state(self, state: BatchState) -> None:
+        """Raises `AssertionError` if the table has no such transition."""
+        if state not in TRANSITIONS[self.state]:
+            raise AssertionError(f"{self!r}: {self.state} -> {state}")
+        self.state = state
+
+    @property
+    def in_flight(self) -> bool:
+        """True if it is in a request that was neither answered nor lost."""
+        return self.state in IN_REQUEST
 
     @property
     def size(self) -> int:
@@ -159,10 +168,6 @@ class ProducerBatch:
         self.queue.accumulator.discard(self)
         self.core.owner = None  # handles of withdrawn records may be kept: not the engine with them
 
-    def acknowledge(self, base_offset: int, log_append_time_ms: int) -> bool:
-        """All records are in the log; -1 where the broker did not tell. False if settled before."""
-        return self.core.settle(base_offset, log_append_time_ms)
-
     def fail(self, error: KafkaError, record_errors: dict[int, KafkaError] | None = None) -> bool:
         """All records failed. False if settled before."""
         return self.core.fail(error, record_errors)
@@ -170,5 +175,6 @@ class ProducerBatch:
     def __repr__(self) -> str:
         return (
             f"<ProducerBatch {self.topic_partition} #{self.order} records="
-            f"{self.core.record_count} attempts={self.attempts} sequence={self.base_sequence}>"
+            f"{self.core.record_count} state={self.state} attempts={self.attempts} "
+            f"sequence={self.base_sequence}>"
         )

@@ -55,11 +55,6 @@ class PartitionQueue(PartitionSlot):
         """Batches waiting or on the wire (Java: queue size, for the adaptive partitioner)."""
         return len(self.batches) + self.in_flight
 
-    def head_is_full(self) -> bool:
-        """True if the first batch takes no more records (a retry never does)."""
-        batches = self.batches
-        return len(batches) > 1 or batches[0].core is not self.core
-
     def insert(self, batch: ProducerBatch) -> None:
         """Put a batch back at its place: retries lie before anything younger."""
         batches = self.batches

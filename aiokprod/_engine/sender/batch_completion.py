@@ -180,7 +180,7 @@ class BatchCompletion:
         if repeated:
             append_time_ms = -1
         self._sequences.on_success(batch, base_offset, repeated=repeated)
-        first = batch.acknowledge(base_offset, append_time_ms)
+        first = batch.core.settle(base_offset, append_time_ms)
         self._accumulator.settle(batch)
         if first:
             self._observer.on_batch_acknowledged(batch, self._loop.time())
@@ -222,7 +222,7 @@ class BatchCompletion:
             self.fail(batch, delivery_timeout_error(batch, now, None))
         elif action is Action.SETTLE_SEQUENCE:
             self._sequences.on_failure(batch, unknown=batch.possibly_appended)
-            self._accumulator.release(batch)
+            self._accumulator.settle(batch)
             self._accumulator.reclassify(batch.queue, now)
         else:
             text = answer.error_message if answer is not None else None

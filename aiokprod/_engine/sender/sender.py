@@ -14,6 +14,7 @@ import math
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
+from aiokprod._engine.buffer.batch_states import COMPLETING, IN_FLIGHT
 from aiokprod._engine.sender.auth_failures import AuthFailures
 from aiokprod._engine.sender.batch_completion import BatchCompletion
 from aiokprod._engine.sender.produce_request import ProduceCall
@@ -245,7 +246,7 @@ class Sender:
             queue = batch.queue
             queue.in_flight += 1
             queue.wire_node = batch.wire_node = node_id
-            batch.in_flight = True
+            batch.change_state(IN_FLIGHT)
             batch.attempts += 1
             batch.sent_at = now
             batch.leader_epoch = snapshot.leader_epoch_of(batch.topic_partition)
@@ -275,7 +276,7 @@ class Sender:
         now = self._loop.time()
         self._unresponsive.response_received(node_id, now + response.throttle_ms / 1000)
         for batch in call.batches.values():
-            batch.in_flight = False
+            batch.change_state(COMPLETING)
             batch.queue.in_flight -= 1
         self._observer.on_produce_done(node_id, response.latency)
         self._settlement.on_done(node_id, call, response, now)

@@ -8,6 +8,7 @@ import math
 import pytest
 
 from aiokprod._core.append import DELIVERY_CHARGE
+from aiokprod._engine.buffer.batch_states import BatchState
 from aiokprod._engine.buffer.producer_batch import ProducerBatch
 from aiokprod._wire.compression import codec_for
 from aiokprod._wire.messages.produce import NodeEndpoint
@@ -31,6 +32,13 @@ T0 = TopicPartition("t", 0)
 def drained(harness: EngineHarness, node: int = 1, size: int = 1 << 20) -> list[ProducerBatch]:
     """Batches taken by hand; they are never sent."""
     return harness.drain(node, size)
+
+
+def answered(batch: ProducerBatch) -> ProducerBatch:
+    """A drained batch whose request was answered."""
+    batch.change_state(BatchState.IN_FLIGHT)
+    batch.change_state(BatchState.COMPLETING)
+    return batch
 
 
 def append_many(harness: EngineHarness, count: int) -> None:
@@ -482,7 +490,7 @@ async def test_batch_emptied_by_withdrawals_never_existed() -> None:
 async def test_reenqueued_batches_take_their_place_whatever_the_order_of_their_failures() -> None:
     harness = EngineHarness()
     harness.append_all(b"1", b"2", b"3", b"4")
-    batches = [drained(harness)[0] for _ in range(3)]
+    batches = [answered(drained(harness)[0]) for _ in range(3)]
     for batch in (batches[1], batches[2], batches[0]):
         harness.accumulator.reenqueue(batch, harness.now, harness.now)
     assert [batch.order for batch in harness.queued()] == [(0,), (1,), (2,), (3,)]
@@ -498,7 +506,7 @@ async def test_split_shares_out_memory_and_place_and_deadline() -> None:
     (batch,) = drained(harness)
     used = harness.memory.used
     assert batch.payload is not None
-    batch.attempts = 3
+    answered(batch).attempts = 3
     parts = harness.accumulator.split(batch, batch.payload, len(batch.payload) // 2, harness.now)
     assert [part.order for part in parts] == [(0, i) for i in range(len(parts))]
     assert [b.order for b in harness.queued()] == [part.order for part in parts] + [(1,)]
@@ -713,7 +721,7 @@ async def test_expired_batch_that_is_still_being_compressed_is_forgotten_when_th
     delivery = harness.append(b"x" * 50_000)
     harness.step()
     assert not harness.brokers.sent
-    assert harness.queued()[0].closing
+    assert harness.queued()[0].state is BatchState.COMPRESSING
     harness.later(30.0)
     assert error_of(delivery).outcome is Outcome.NOT_SENT
     harness.check_idle()

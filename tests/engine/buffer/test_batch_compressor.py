@@ -8,6 +8,7 @@ import os
 import pytest
 
 from aiokprod._engine.buffer.batch_compressor import INLINE_LIMIT
+from aiokprod._engine.buffer.batch_states import BatchState
 from aiokprod._wire.compression import Codec, NoCompression, codec_for
 from aiokprod._wire.primitives import BytesLike
 from aiokprod.errors import Code, Outcome, ProducerFailed
@@ -74,11 +75,11 @@ async def test_large_batch_is_compressed_in_a_worker_and_sent_when_that_ends() -
     await quiet()
     assert not harness.brokers.sent
     (batch,) = harness.queued()
-    assert batch.closing
+    assert batch.state is BatchState.COMPRESSING
     await asyncio.sleep(0.5)
     await quiet()
     assert len(harness.brokers.sent) == 1
-    assert not batch.closing
+    assert batch.state is BatchState.IN_FLIGHT
     harness.brokers.last.ack()
     assert (await delivery).offset == 0
     task.cancel()

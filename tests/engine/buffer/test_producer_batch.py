@@ -74,15 +74,15 @@ async def test_first_outcome_stands() -> None:
     harness = EngineHarness()
     delivery = harness.append(b"v")
     batch = taken(harness)
-    assert batch.acknowledge(7, -1)
+    assert batch.core.settle(7, -1)
     assert not batch.fail(BrokerError("late"))
-    assert not batch.acknowledge(8, -1)
+    assert not batch.core.settle(8, -1)
     assert offset_of(delivery) == 7
 
     delivery = harness.append(b"v")
     batch = taken(harness)
     assert batch.fail(BrokerError("first", outcome=Outcome.REJECTED))
-    assert not batch.acknowledge(9, -1)
+    assert not batch.core.settle(9, -1)
     assert not batch.fail(BrokerError("late"))
     assert "first" in str(error_of(delivery))
 
@@ -118,7 +118,7 @@ async def test_memory_of_a_batch_is_given_back_once() -> None:
     (batch,) = harness.accumulator.incomplete
     harness.brokers.last.refuse(Code.INVALID_RECORD)
     assert harness.memory.used == 0
-    harness.accumulator.release(batch)
-    harness.accumulator.settle(batch)
+    for _ in range(2):
+        harness.accumulator.settle(batch)
     assert harness.memory.used == 0
     assert batch.payload is None, "the bytes are gone too"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from aiokprod._engine.buffer.batch_states import BatchState
 from aiokprod._engine.identity.sequence_errors import SequenceAction, SequenceDecision
 from aiokprod._engine.identity.sequences import (
     MAX_OPEN_BATCHES,
@@ -146,9 +147,10 @@ async def test_restart_waits_for_what_is_in_flight_or_in_doubt() -> None:
     oldest, newest = batches(2)
     entry.open = [oldest, newest]
     assert entry.may_restart()
-    newest.in_flight = True
+    newest.change_state(BatchState.IN_FLIGHT)
     assert not entry.may_restart()
-    newest.in_flight, newest.in_doubt = False, True
+    newest.change_state(BatchState.COMPLETING)
+    newest.in_doubt = True
     assert entry.may_restart(), "nothing is behind a batch that is certainly missing"
     oldest.in_doubt = True
     assert not entry.may_restart()

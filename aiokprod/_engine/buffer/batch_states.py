@@ -1,0 +1,62 @@
+"""The states of a batch as a table of transitions. `ProducerBatch.change_state` is the only writer.
+
+What is known of earlier attempts (`possibly_appended`, `in_doubt`, ...) is no state: it stays true
+whatever happens to the batch later.
+
+Source: Java `ProducerBatch`, `RecordAccumulator.drain`, `Sender.inFlightBatches`.
+"""
+
+from __future__ import annotations
+
+import enum
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+class BatchState(enum.StrEnum):
+    """State of a `ProducerBatch`. A `StrEnum`, because hashing its members calls no Python code."""
+
+    OPEN = "open"  # takes records
+    SEALED = "sealed"  # takes no more records; they can still be withdrawn
+    COMPRESSING = "compressing"  # a worker thread compresses it
+    READY = "ready"  # encoded; waits to be sent, for the first time or again
+    DRAINED = "drained"  # taken out of the queue to be sent
+    IN_FLIGHT = "in flight"  # in a request that was neither answered nor lost
+    IN_FLIGHT_FAILED = "in flight, failed"  # as IN_FLIGHT, but its records have failed meanwhile
+    COMPLETING = "completing"  # not queued, not in flight: its outcome is being decided
+    DONE = "done"  # acknowledged, failed, split or without records; its memory is given back
+
+
+# Members read on every request. Reading them from the class calls Python code before 3.12.
+OPEN: Final = BatchState.OPEN
+SEALED: Final = BatchState.SEALED
+COMPRESSING: Final = BatchState.COMPRESSING
+READY: Final = BatchState.READY
+DRAINED: Final = BatchState.DRAINED
+IN_FLIGHT: Final = BatchState.IN_FLIGHT
+IN_FLIGHT_FAILED: Final = BatchState.IN_FLIGHT_FAILED
+COMPLETING: Final = BatchState.COMPLETING
+DONE: Final = BatchState.DONE
+
+TRANSITIONS: Final[Mapping[BatchState, frozenset[BatchState]]] = MappingProxyType(
+    {
+        OPEN: frozenset({SEALED, COMPRESSING, READY, COMPLETING, DONE}),
+        SEALED: frozenset({COMPRESSING, READY, COMPLETING, DONE}),
+        COMPRESSING: frozenset({READY, SEALED, COMPLETING}),
+        READY: frozenset({DRAINED, COMPLETING}),
+        DRAINED: frozenset({IN_FLIGHT, DONE}),
+        IN_FLIGHT: frozenset({COMPLETING, IN_FLIGHT_FAILED}),
+        IN_FLIGHT_FAILED: frozenset({COMPLETING}),
+        COMPLETING: frozenset({READY, DONE}),
+        DONE: frozenset(),
+    }
+)
+"""Allowed transitions; any other one is a bug in this package."""
+
+QUEUED: Final = frozenset({OPEN, SEALED, COMPRESSING, READY})
+"""The batch is in the queue of its partition."""
+IN_REQUEST: Final = frozenset({IN_FLIGHT, IN_FLIGHT_FAILED})
+"""A connection has its bytes. Its memory stays counted, whatever its outcome (CVE-2026-35554)."""
