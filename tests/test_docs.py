@@ -7,6 +7,7 @@ import builtins
 import dataclasses
 import inspect
 import re
+import runpy
 from pathlib import Path
 
 import pytest
@@ -125,6 +126,15 @@ def test_index_links_every_page_once() -> None:
         set(pages) - {"index.md"}
     )
     assert "](docs/index.md)" in (DOCS.parent / "README.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", ["network.md", "sender.md", "transactions.md"])
+def test_state_diagrams_are_those_of_the_tables(name: str) -> None:
+    """After a change of a table: `python .ci/diagrams.py`."""
+    diagrams = runpy.run_path(str(DOCS.parent / ".ci" / "diagrams.py"))
+    assert set(diagrams["PAGES"]) == {"network.md", "sender.md", "transactions.md"}
+    text = page(f"design/{name}")
+    assert diagrams["updated"](name, text) == text
 
 
 def test_numbers_of_the_reliability_page_are_those_of_the_code() -> None:
