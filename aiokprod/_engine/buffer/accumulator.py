@@ -13,7 +13,7 @@ import heapq
 import itertools
 import math
 from collections import defaultdict
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from aiokprod._core.append import TopicSlot
 from aiokprod._core.batch import BatchCore
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from aiokprod._engine.buffer.buffer_memory import BufferMemory
     from aiokprod._engine.buffer.flush import FlushTracker
     from aiokprod.cluster import ClusterSnapshot
+    from aiokprod.config import ProducerConfig
     from aiokprod.errors import KafkaError
 
 _MAX_FIRST_CAPACITY = 1 << 20
@@ -50,27 +51,6 @@ _LEAST_BATCHES: Final = 16
 """No batch grows so far that fewer would fill the buffer."""
 _GROWING_AGE: Final = 1 / 16
 """Of the delivery timeout, which young records share with the oldest of their batch."""
-
-
-class AccumulatorSettings(Protocol):
-    """The configuration values read here; see `ProducerConfig`."""
-
-    @property
-    def batch_size(self) -> int: ...
-    @property
-    def elastic_batch_size(self) -> int: ...
-    @property
-    def buffer_memory(self) -> int: ...
-    @property
-    def max_request_size(self) -> int: ...
-    @property
-    def linger_ms(self) -> int: ...
-    @property
-    def delivery_timeout_ms(self) -> int: ...
-    @property
-    def adaptive_linger(self) -> bool: ...
-    @property
-    def partitioner_availability_timeout_ms(self) -> int: ...
 
 
 class RecordAccumulator:
@@ -91,7 +71,7 @@ class RecordAccumulator:
 
     def __init__(
         self,
-        settings: AccumulatorSettings,
+        config: ProducerConfig,
         *,
         loop: asyncio.AbstractEventLoop,
         memory: BufferMemory,
@@ -103,19 +83,19 @@ class RecordAccumulator:
         wakeup: Callable[[], None],
         sticky_to_growth: bool = False,
     ) -> None:
-        self._batch_size = max(1, min(settings.batch_size, settings.max_request_size))
+        self._batch_size = max(1, min(config.batch_size, config.max_request_size))
         self._growth_limit = min(
-            settings.elastic_batch_size,
-            settings.max_request_size,
-            settings.buffer_memory // _LEAST_BATCHES,
+            config.elastic_batch_size,
+            config.max_request_size,
+            config.buffer_memory // _LEAST_BATCHES,
         )
         self.sticky_limit = max(self._batch_size, self._growth_limit * sticky_to_growth)
-        self._growth_charge = settings.buffer_memory // _LEAST_BATCHES
+        self._growth_charge = config.buffer_memory // _LEAST_BATCHES
         self._growth_disabled: set[str] = set()  # whose brokers have refused a batch for its size
-        self._linger = settings.linger_ms / 1000
-        self._delivery_timeout = settings.delivery_timeout_ms / 1000
-        self._adaptive = settings.adaptive_linger
-        self._availability_timeout = settings.partitioner_availability_timeout_ms / 1000
+        self._linger = config.linger_ms / 1000
+        self._delivery_timeout = config.delivery_timeout_ms / 1000
+        self._adaptive = config.adaptive_linger
+        self._availability_timeout = config.partitioner_availability_timeout_ms / 1000
         self._loop = loop
         self._memory = memory
         self._compressor = compressor

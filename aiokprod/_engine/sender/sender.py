@@ -12,7 +12,7 @@ import asyncio
 import logging
 import math
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from aiokprod._engine.buffer.batch_states import COMPLETING, IN_FLIGHT
 from aiokprod._engine.sender.auth_failures import AuthFailures
@@ -40,24 +40,10 @@ if TYPE_CHECKING:
     from aiokprod._engine.metadata.cache import Metadata
     from aiokprod._engine.ports import BrokerClient, ClientResponse, Slot
     from aiokprod._engine.wakeup import WakeupEvent
+    from aiokprod.config import ProducerConfig
     from aiokprod.observer import Observer
 
 logger = logging.getLogger(__name__)
-
-
-class SenderSettings(Protocol):
-    """The configuration values read here; see `ProducerConfig`."""
-
-    @property
-    def required_acks(self) -> int: ...
-    @property
-    def retries(self) -> int: ...
-    @property
-    def request_timeout_ms(self) -> int: ...
-    @property
-    def max_request_size(self) -> int: ...
-    @property
-    def socket_connection_setup_timeout_ms(self) -> int: ...
 
 
 class Sender:
@@ -69,7 +55,7 @@ class Sender:
 
     def __init__(
         self,
-        settings: SenderSettings,
+        config: ProducerConfig,
         *,
         loop: asyncio.AbstractEventLoop,
         accumulator: RecordAccumulator,
@@ -81,10 +67,10 @@ class Sender:
         splitter: BatchSplitter,
         observer: Observer,
     ) -> None:
-        self._acks = settings.required_acks
-        self._retries = settings.retries
-        self._request_timeout_ms = settings.request_timeout_ms
-        self._max_request_size = settings.max_request_size
+        self._acks = config.required_acks
+        self._retries = config.retries
+        self._request_timeout_ms = config.request_timeout_ms
+        self._max_request_size = config.max_request_size
         self._loop = loop
         self._accumulator = accumulator
         self._client = client
@@ -92,7 +78,7 @@ class Sender:
         self._sequences = state.sequences
         self._source = state.source
         self._observer = observer
-        self.auth_failures = AuthFailures(settings.socket_connection_setup_timeout_ms / 1000)
+        self.auth_failures = AuthFailures(config.socket_connection_setup_timeout_ms / 1000)
         self._wakeup = wakeup
         self.wakeup = wakeup.set
         """Make a pass in the next turn of the loop. Idempotent and cheap."""
@@ -101,7 +87,7 @@ class Sender:
             accumulator=accumulator,
             metadata=metadata,
             state=state,
-            retries=settings.retries,
+            retries=config.retries,
             backoff=backoff,
             splitter=splitter,
             observer=observer,
