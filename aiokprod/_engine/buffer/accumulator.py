@@ -13,10 +13,11 @@ import heapq
 import itertools
 import math
 from collections import defaultdict
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from aiokprod._core.append import TopicSlot
 from aiokprod._core.batch import BatchCore
+from aiokprod._engine.buffer.batch_growth import BatchGrowth
 from aiokprod._engine.buffer.batch_states import (
     COMPLETING,
     COMPRESSING,
@@ -47,10 +48,6 @@ if TYPE_CHECKING:
     from aiokprod.errors import KafkaError
 
 _MAX_FIRST_CAPACITY = 1 << 20
-_LEAST_BATCHES: Final = 16
-"""No batch grows so far that fewer would fill the buffer."""
-_GROWING_AGE: Final = 1 / 16
-"""Of the delivery timeout, which young records share with the oldest of their batch."""
 
 
 class RecordAccumulator:
@@ -84,14 +81,8 @@ class RecordAccumulator:
         sticky_to_growth: bool = False,
     ) -> None:
         self._batch_size = max(1, min(config.batch_size, config.max_request_size))
-        self._growth_limit = min(
-            config.elastic_batch_size,
-            config.max_request_size,
-            config.buffer_memory // _LEAST_BATCHES,
-        )
-        self.sticky_limit = max(self._batch_size, self._growth_limit * sticky_to_growth)
-        self._growth_charge = config.buffer_memory // _LEAST_BATCHES
-        self._growth_disabled: set[str] = set()  # whose brokers have refused a batch for its size
+        self.growth = BatchGrowth(config, self._batch_size)
+        self.sticky_limit = max(self._batch_size, self.growth.limit * sticky_to_growth)
         self._linger = config.linger_ms / 1000
         self._delivery_timeout = config.delivery_timeout_ms / 1000
         self._adaptive = config.adaptive_linger
@@ -166,7 +157,7 @@ class RecordAccumulator:
             if core is not None:
                 if core.fits(size):
                     return queue  # the sticky choice fell on a batch with room
-                if self._grow(queue, core) and core.fits(size):
+                if core.limit < self.growth.limit and self._grow(queue, core) and core.fits(size):
                     return queue
                 self._seal(queue, core)
             if self._quota.exceeded(queue.node) or (
@@ -179,19 +170,11 @@ class RecordAccumulator:
                 return queue
 
     def _grow(self, queue: PartitionQueue, core: BatchCore) -> bool:
-        """Under pressure one larger batch is better than several: brokers and we ourselves pay
-        for each of them. So a full batch grows while another one waits before it."""
-        limit = min(core.limit + self._batch_size, self._growth_limit - HEADER_SIZE)
-        if (
-            limit <= core.limit
-            or len(queue.batches) < 2
-            or queue.topic in self._growth_disabled
-            or self._quota.exceeded(queue.node)
-        ):
+        """Raise the limit of a full batch that has to wait behind another one (`BatchGrowth`)."""
+        if len(queue.batches) < 2 or self._quota.exceeded(queue.node):
             return False
-        batch: ProducerBatch = core.owner
-        age = self._loop.time() - batch.created_at
-        if age > self._delivery_timeout * _GROWING_AGE or core.buffered_bytes > self._growth_charge:
+        limit = self.growth.next_limit(core.owner, self._loop.time())
+        if limit <= core.limit:
             return False
         queue.hold(core)
         core.limit = limit
@@ -418,10 +401,6 @@ class RecordAccumulator:
         drain."""
         self._changed[queue] = None
 
-    def disable_growth(self, topic: str) -> None:
-        """A broker found a batch of the topic too large: they grow no more."""
-        self._growth_disabled.add(topic)
-
     def split(
         self, batch: ProducerBatch, payload: bytes, limit: int, now: float
     ) -> list[ProducerBatch]:
@@ -576,7 +555,7 @@ class RecordAccumulator:
             del self._queues[queue.topic_partition]
         self._partitions.pop(topic, None)
         self._quota.look_anew(queues)
-        self._growth_disabled.discard(topic)
+        self.growth.forget(topic)
         self._compressor.forget(topic)
         return partitions
 

@@ -199,7 +199,7 @@ class BatchCompletion:
         """Decide on a batch whose attempt failed."""
         batch.last_failure = (code.name, cause)
         if code.too_large:
-            self._accumulator.disable_growth(batch.queue.topic)
+            self._accumulator.growth.disable(batch.queue.topic)
         log_start = answer.log_start_offset if answer is not None else -1
         sequence = self._sequences.classify(batch, code.number, log_start)
         self._sequences.apply(batch, sequence)
