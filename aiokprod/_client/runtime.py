@@ -352,7 +352,7 @@ class Runtime:
     def _on_snapshot(self, snapshot: ClusterSnapshot) -> None:
         self.topic_slots.on_snapshot(snapshot)
         self.accumulator.on_snapshot(snapshot, self.loop.time())
-        self.quota.look_again()
+        self.quota.on_nodes_changed()
         self.sender.on_snapshot()
         if self._coordinators is not None:
             self._coordinators.on_snapshot(snapshot)

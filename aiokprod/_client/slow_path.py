@@ -194,7 +194,7 @@ class SlowPath:
                 runtime.memory.give_back(reservation)
                 if snapshot is None:  # the topic was removed during an await
                     if permit is not None:
-                        runtime.quota.end_turn(permit)
+                        runtime.quota.release(permit)
                     await self._known(record.topic, record.partition, deadline)
                 elif over_quota is None:
                     await runtime.memory.reserve(size, reservation, deadline)
@@ -203,7 +203,7 @@ class SlowPath:
         finally:
             runtime.memory.give_back(reservation)
             if permit is not None:
-                runtime.quota.end_turn(permit)
+                runtime.quota.release(permit)
 
     async def _known(self, topic: str, partition: int | None, deadline: float) -> None:
         """Wait until topic and partition are in the metadata."""

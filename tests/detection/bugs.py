@@ -125,7 +125,7 @@ def memory_waiters_not_woken(patch: Patch) -> None:
 @bug
 def turn_lost_with_a_cancelled_waiter(patch: Patch) -> None:
     """kgo TestAuditFlushWokenByBlockedProduceCancel: whoever is cancelled in line blocks it."""
-    patch.setattr(BrokerMemoryQuota, "end_turn", lambda self, node: None)
+    patch.setattr(BrokerMemoryQuota, "release", lambda self, node: None)
 
 
 # -- sequences ------------------------------------------------------------------------------------

@@ -756,7 +756,7 @@ class EngineHarness:
         assert self.memory.waiting == 0
         assert self.quota.waiting == 0
         assert not any(self.quota.reserved_bytes(node) for node in self.quota._held)
-        assert not self.quota._turns
+        assert not self.quota._granted
         assert not self.flushes.active
         assert accumulator.next_expiry() == math.inf
         for queue in accumulator._queues.values():

@@ -207,7 +207,7 @@ class InterruptHarness:
         assert runtime.memory.used == 0, runtime.memory.used
         assert runtime.memory.waiting == runtime.quota.waiting == 0
         assert not runtime.memory.has_waiters
-        assert not runtime.quota._turns
+        assert not runtime.quota._granted
         assert not any(count.bytes for count in runtime.quota._held.values())
         assert not runtime.flushes.active
         assert not runtime.yield_queue.waiting

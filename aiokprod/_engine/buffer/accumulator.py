@@ -162,7 +162,7 @@ class RecordAccumulator:
                 self._seal(queue, core)
             if self._quota.exceeded(queue.node) or (
                 self._quota.has_waiters(queue.node)
-                and not (permit is not None and permit.has_turn and permit.node == queue.node)
+                and not (permit is not None and permit.granted and permit.node == queue.node)
             ):
                 self._wakeup()  # the batch just sealed can leave
                 return queue
@@ -554,7 +554,7 @@ class RecordAccumulator:
             self._nodes[queue.node].remove(queue)
             del self._queues[queue.topic_partition]
         self._partitions.pop(topic, None)
-        self._quota.look_anew(queues)
+        self._quota.forget(queues)
         self.growth.forget(topic)
         self._compressor.forget(topic)
         return partitions

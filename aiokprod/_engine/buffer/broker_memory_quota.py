@@ -1,7 +1,7 @@
-"""How much of the buffer each broker's records hold: one sick broker must not starve the others.
+"""How much of the buffer the records of each broker hold: a failing broker must not starve others.
 
-A broker may hold half of buffer_memory in closed batches; who wants to open another batch for it
-waits in line until some of them are settled. Clusters of one broker have no limit.
+A broker may hold half of buffer_memory in closed batches; a caller that needs another batch for it
+waits until some of them are settled. Clusters of one broker have no limit.
 """
 
 from __future__ import annotations
@@ -23,65 +23,66 @@ SHARE: Final = 0.5
 
 
 class HasLeader(Protocol):
-    """What is waited for: a partition's queue."""
+    """The queue of a partition."""
 
     @property
     def node(self) -> int | None: ...
 
 
 class QuotaWaiter:
-    """A caller's place in a line, kept from its first wait until it is done.
+    """A caller that waits for a broker's share, from its first wait until its record is appended.
 
-    The turn ends with the object as well: a caller that a signal handler interrupted may not come
-    to `end_turn`, and would hold up the line for good.
+    Once granted it is the permit to open a batch. The permit ends with the object too: a caller
+    that a signal handler interrupted may never call `release`, and the callers behind it would wait
+    for ever.
 
     Attributes:
         queue: of the partition it wants to append to.
-        arrival: number by which the callers of a line are served.
-        node: the broker in whose line it stands, or whose turn it has.
-        has_turn: it was let through, and `end_turn` was not called yet.
-        waiter: done once it is let through, or has to look anew.
+        arrival: number by which the callers of a broker are served.
+        node: the broker that it waits for, or has a permit of.
+        granted: it has the permit; `release` was not called yet.
+        future: done once the permit is granted, or the topic is no longer in use.
     """
 
-    __slots__ = ("_quota", "arrival", "has_turn", "node", "queue", "waiter")
+    __slots__ = ("_quota", "arrival", "future", "granted", "node", "queue")
 
     def __init__(
         self,
         quota: BrokerMemoryQuota,
         queue: HasLeader,
         arrival: int,
-        waiter: asyncio.Future[None],
+        future: asyncio.Future[None],
     ) -> None:
         self._quota = quota
         self.queue = queue
         self.arrival = arrival
-        self.waiter = waiter
+        self.future = future
         self.node = queue.node
-        self.has_turn = False
+        self.granted = False
 
     def __del__(self) -> None:
-        if self.has_turn:
+        if self.granted:
             self._quota.on_dropped(self)
 
 
-_Line = OrderedDict[QuotaWaiter, None]
+_Waiters = OrderedDict[QuotaWaiter, None]
 _by_arrival = attrgetter("arrival")
 
 
 class BrokerMemoryQuota:
-    """Bytes held per broker id (None: partitions without a leader), and who waits for less.
+    """Bytes held per broker id (None: partitions without a leader), and callers that wait for room.
 
-    Invariants: per broker one waiter at a time has its turn, so that order is kept and waking is
-    proportional to the room there is; no line stands while there is room and nobody has the turn;
-    lines are in order of arrival. Joining and leaving a line is O(1) but for `follow`.
+    Invariants: a broker has one permit, so that order is kept and no more callers are woken than
+    there is room for; no caller waits while there is room and nobody has the permit; callers are
+    served in order of arrival. Joining and leaving are O(1) but for `follow`.
     """
 
     def __init__(self, buffer_memory: int, several_nodes: Callable[[], bool]) -> None:
         self._limit = int(buffer_memory * SHARE)
         self._several_nodes = several_nodes
         self._held: dict[int | None, ByteCount] = {}
-        self._lines: dict[int | None, _Line] = {}
-        self._turns: set[int | None] = set()
+        self._waiting: dict[int | None, _Waiters] = {}
+        self._granted: set[int | None] = set()
         self._arrivals = itertools.count()
         self._closed: KafkaError | None = None
 
@@ -95,8 +96,8 @@ class BrokerMemoryQuota:
 
     def returned(self, node: int | None) -> None:
         """A broker holds less than before."""
-        if self._lines:
-            self.let_through(node)
+        if self._waiting:
+            self.grant_next(node)
 
     def reserved_bytes(self, node: int | None) -> int:
         """Bytes a broker holds."""
@@ -106,7 +107,7 @@ class BrokerMemoryQuota:
     @property
     def waiting(self) -> int:
         """Callers that wait for a broker to give memory back."""
-        return sum(map(len, self._lines.values()))
+        return sum(map(len, self._waiting.values()))
 
     @property
     def pressure(self) -> float:
@@ -117,158 +118,159 @@ class BrokerMemoryQuota:
         return min(1.0, most / max(1, self._limit))
 
     def has_waiters(self, node: int | None) -> bool:
-        """True if somebody stands in line for this broker, or has the turn."""
-        return node in self._lines or node in self._turns
+        """True if a caller waits for this broker, or has its permit."""
+        return node in self._waiting or node in self._granted
 
     def exceeded(self, node: int | None) -> bool:
         """True if no further batch may be opened for this broker."""
         count = self._held.get(node)
         return count is not None and count.bytes > self._limit and self._several_nodes()
 
-    def let_through(self, node: int | None) -> None:
-        """Give the turn to the first in a broker's line if there is room and nobody has it."""
-        line = self._lines.get(node)
-        if line is None or node in self._turns or self.exceeded(node):
+    def grant_next(self, node: int | None) -> None:
+        """Grant the permit of a broker to its first waiter, if there is room and nobody has it."""
+        waiters = self._waiting.get(node)
+        if waiters is None or node in self._granted or self.exceeded(node):
             return
-        while line:
-            place, _ = line.popitem(last=False)
-            if not place.waiter.done():  # else cancelled in this very pass
-                place.has_turn = True
-                self._turns.add(node)
-                place.waiter.set_result(None)
+        while waiters:
+            waiter, _ = waiters.popitem(last=False)
+            if not waiter.future.done():  # else cancelled in this very pass
+                waiter.granted = True
+                self._granted.add(node)
+                waiter.future.set_result(None)
                 break
-        if not line:
-            del self._lines[node]
+        if not waiters:
+            del self._waiting[node]
 
-    def look_again(self) -> None:
+    def on_nodes_changed(self) -> None:
         """The number of brokers changed, and with it what counts as room."""
-        for node in list(self._lines):
-            self.let_through(node)
+        for node in list(self._waiting):
+            self.grant_next(node)
 
     def follow(self, nodes: Iterable[int | None]) -> None:
-        """Brokers have lost partitions: callers that wait for those go on waiting in the lines of
-        the present leaders, at their place by arrival."""
+        """Brokers have lost partitions: callers that wait for those go on waiting for the
+        present leaders, in order of arrival."""
         joined: dict[int | None, list[QuotaWaiter]] = {}
         for node in nodes:
-            line = self._lines.get(node, ())
-            for place in [place for place in line if place.queue.node != node]:
-                self._leave(place)
-                place.node = place.queue.node
-                joined.setdefault(place.node, []).append(place)
-        for node, places in joined.items():
-            both = sorted([*self._lines.get(node, ()), *places], key=_by_arrival)
-            self._lines[node] = OrderedDict.fromkeys(both)
-            self.let_through(node)
+            waiters = self._waiting.get(node, ())
+            for waiter in [waiter for waiter in waiters if waiter.queue.node != node]:
+                self._leave(waiter)
+                waiter.node = waiter.queue.node
+                joined.setdefault(waiter.node, []).append(waiter)
+        for node, moved in joined.items():
+            both = sorted([*self._waiting.get(node, ()), *moved], key=_by_arrival)
+            self._waiting[node] = OrderedDict.fromkeys(both)
+            self.grant_next(node)
 
-    def look_anew(self, queues: Collection[HasLeader]) -> None:
-        """These queues are gone: who waits for one of them returns from `wait` without the turn."""
-        for line in list(self._lines.values()):
-            for place in [place for place in line if place.queue in queues]:
-                self._leave(place)
-                if not place.waiter.done():
-                    place.waiter.set_result(None)
+    def forget(self, queues: Collection[HasLeader]) -> None:
+        """These queues are gone: callers that wait for one of them return from `wait` without the
+        permit."""
+        for waiters in list(self._waiting.values()):
+            for waiter in [waiter for waiter in waiters if waiter.queue in queues]:
+                self._leave(waiter)
+                if not waiter.future.done():
+                    waiter.future.set_result(None)
 
-    def end_turn(self, place: QuotaWaiter) -> None:
-        """A caller that `wait` let through is done, or waits for something else. Idempotent."""
-        if place.has_turn:
-            self._turns.discard(place.node)
-            place.has_turn = False
-            self.let_through(place.node)
+    def release(self, waiter: QuotaWaiter) -> None:
+        """Pass the permit on: its caller is done, or waits for something else. Idempotent."""
+        if waiter.granted:
+            self._granted.discard(waiter.node)
+            waiter.granted = False
+            self.grant_next(waiter.node)
 
-    def on_dropped(self, place: QuotaWaiter) -> None:
-        """A caller was interrupted while it had the turn: the next one gets it, in the loop's next
-        pass, because a finalizer may run in any thread and within any other call."""
-        node = place.node
-        self._turns.discard(node)
+    def on_dropped(self, waiter: QuotaWaiter) -> None:
+        """A caller was interrupted while it had the permit: the next one gets it, in the loop's
+        next pass, because a finalizer may run in any thread and within any other call."""
+        node = waiter.node
+        self._granted.discard(node)
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
-            place.waiter.get_loop().call_soon_threadsafe(self.let_through, node)
+            waiter.future.get_loop().call_soon_threadsafe(self.grant_next, node)
 
     async def wait(
-        self, queue: HasLeader, deadline: float, place: QuotaWaiter | None = None
+        self, queue: HasLeader, deadline: float, waiter: QuotaWaiter | None = None
     ) -> QuotaWaiter:
-        """Wait in line until it is our turn to open a batch for the leader of `queue`'s partition;
-        `end_turn` must follow. If the partition moves, so do we.
+        """Wait for the permit to open a batch for the leader of `queue`'s partition, whichever
+        broker that is by then; `release` must follow.
 
         Args:
             deadline: loop time.
-            place: what an earlier wait of the same caller returned, if there was no room after all.
-                Its turn ends; its arrival counts.
+            waiter: result of an earlier wait of the same caller, if there was no room after all.
+                Gives its permit up and keeps its arrival number.
 
         Raises:
             BufferTimeout: `deadline` passed.
             KafkaError: the error given to `close`.
 
-        Cancellation: the turn passes to the next one.
+        Cancellation: the permit passes to the next caller.
         """
         if self._closed is not None:
             raise self._closed.copy()
         loop = asyncio.get_running_loop()
-        if place is None:
-            place = QuotaWaiter(self, queue, next(self._arrivals), loop.create_future())
-            self._join(place)
+        if waiter is None:
+            waiter = QuotaWaiter(self, queue, next(self._arrivals), loop.create_future())
+            self._join(waiter)
         else:
-            had_turn, before = place.has_turn, place.node
-            if had_turn:
-                self._turns.discard(before)
-            place.has_turn = False
-            place.queue, place.node, place.waiter = queue, queue.node, loop.create_future()
-            self._join(place)
-            if had_turn:
-                self.let_through(before)
-        timer = loop.call_at(deadline, self._expire, place)
-        self.let_through(place.node)
+            was_granted, before = waiter.granted, waiter.node
+            if was_granted:
+                self._granted.discard(before)
+            waiter.granted = False
+            waiter.queue, waiter.node, waiter.future = queue, queue.node, loop.create_future()
+            self._join(waiter)
+            if was_granted:
+                self.grant_next(before)
+        timer = loop.call_at(deadline, self._expire, waiter)
+        self.grant_next(waiter.node)
         try:
-            await place.waiter
+            await waiter.future
         except asyncio.CancelledError:
-            if place.waiter.cancelled():
-                self._leave(place)
-                self.let_through(place.node)
-            elif place.waiter.exception() is None:  # else its time was over in the same pass
-                self.end_turn(place)
+            if waiter.future.cancelled():
+                self._leave(waiter)
+                self.grant_next(waiter.node)
+            elif waiter.future.exception() is None:  # else it expired in the same pass
+                self.release(waiter)
             raise
         finally:
             timer.cancel()
-        return place
+        return waiter
 
     def close(self, error: KafkaError) -> None:
-        """Fail everyone who waits, now and later, with a copy of `error`."""
+        """Fail all present and later waits with a copy of `error`."""
         self._closed = error
-        for node in list(self._lines):
+        for node in list(self._waiting):
             self.refuse(node, error)
 
     def refuse(self, node: int | None, error: KafkaError) -> None:
-        """Fail everyone who waits for this broker now with a copy of `error`."""
-        for place in self._lines.pop(node, ()):
-            if not place.waiter.done():
-                _fail(place.waiter, error.copy())
+        """Fail all present waits for this broker with a copy of `error`."""
+        for waiter in self._waiting.pop(node, ()):
+            if not waiter.future.done():
+                _fail(waiter.future, error.copy())
 
-    def _join(self, place: QuotaWaiter) -> None:
-        line = self._lines.setdefault(place.node, OrderedDict())
-        last = next(reversed(line), None)
-        line[place] = None
-        if last is not None and last.arrival > place.arrival:
-            line.move_to_end(place, last=False)
-            second = next(itertools.islice(line, 1, None))
-            if second.arrival < place.arrival:  # not before all others
-                self._lines[place.node] = OrderedDict.fromkeys(sorted(line, key=_by_arrival))
+    def _join(self, waiter: QuotaWaiter) -> None:
+        waiters = self._waiting.setdefault(waiter.node, OrderedDict())
+        last = next(reversed(waiters), None)
+        waiters[waiter] = None
+        if last is not None and last.arrival > waiter.arrival:
+            waiters.move_to_end(waiter, last=False)
+            second = next(itertools.islice(waiters, 1, None))
+            if second.arrival < waiter.arrival:  # not before all others
+                self._waiting[waiter.node] = OrderedDict.fromkeys(sorted(waiters, key=_by_arrival))
 
-    def _leave(self, place: QuotaWaiter) -> bool:
-        """Take a caller out of its line; False if it stood in none any more."""
-        line = self._lines.get(place.node)
-        if line is None or place not in line:
+    def _leave(self, waiter: QuotaWaiter) -> bool:
+        """Stop waiting; False if the caller no longer waited."""
+        waiters = self._waiting.get(waiter.node)
+        if waiters is None or waiter not in waiters:
             return False
-        del line[place]
-        if not line:
-            del self._lines[place.node]
+        del waiters[waiter]
+        if not waiters:
+            del self._waiting[waiter.node]
         return True
 
-    def _expire(self, place: QuotaWaiter) -> None:
-        if not self._leave(place) or place.waiter.done():
+    def _expire(self, waiter: QuotaWaiter) -> None:
+        if not self._leave(waiter) or waiter.future.done():
             return
-        node = place.node
+        node = waiter.node
         where = "partitions without a leader hold" if node is None else f"broker {node} holds"
         _fail(
-            place.waiter,
+            waiter.future,
             BufferTimeout(
                 f"no room within max_block_ms: {where} {self.reserved_bytes(node)} bytes of "
                 f"buffer_memory without an outcome, its share is {self._limit}. Send slower, raise "

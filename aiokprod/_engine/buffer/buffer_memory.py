@@ -28,11 +28,11 @@ class _Waiter:
 
 
 class BufferMemory(MemoryBudget):
-    """Counts bytes held; who finds no room waits in order of arrival.
+    """Counts the bytes held; callers that find no room wait in order of arrival.
 
     Invariant: `used` is the sum of what was granted and not released; `has_waiters` sends the
-    append fast path to the end of the queue. Only the head waiter is ever considered, so that a
-    large record is not starved by small ones.
+    append fast path to the end of the queue. Only the first waiter is considered, so that small
+    records do not starve a large one.
     """
 
     def __init__(self, limit: int, on_exhausted: Callable[[], None]) -> None:
@@ -48,25 +48,24 @@ class BufferMemory(MemoryBudget):
         return len(self._waiters)
 
     def has_room(self, size: int) -> bool:
-        """True if nobody waits and `size` bytes are there."""
+        """True if no caller waits and `size` bytes are free."""
         return not self._waiters and self.used + size <= self.limit
 
     def try_reserve(self, size: int, reservation: Reservation) -> bool:
-        """Grant `size` bytes at once, if nobody waits and they are there."""
+        """Grant `size` bytes at once, if no caller waits and they are free."""
         if not self.has_room(size):
             return False
         reservation.grant(size)
         return True
 
     async def reserve(self, size: int, reservation: Reservation, deadline: float) -> None:
-        """Grant `size` bytes (≤ `limit`), waiting in line until `deadline` (loop time).
+        """Grant `size` bytes (≤ `limit`), waiting until `deadline` (loop time).
 
         Raises:
             BufferTimeout: the deadline passed; nothing was taken.
             KafkaError: the error given to `close`.
 
-        Cancellation: the place in the line is given up; bytes granted meanwhile are in the
-        reservation.
+        Cancellation: stops waiting; bytes granted meanwhile are in the reservation.
         """
         if self._closed is not None:
             raise self._closed.copy()
@@ -86,7 +85,7 @@ class BufferMemory(MemoryBudget):
             self._leave(waiter)
 
     def give_back(self, reservation: Reservation) -> None:
-        """Take back what a reservation still holds, for those who wait."""
+        """Take back what a reservation still holds, and grant it to waiters."""
         if reservation.give_back():
             self.returned()
 
@@ -97,19 +96,19 @@ class BufferMemory(MemoryBudget):
             self._grant()
 
     def on_dropped(self) -> None:
-        """An interrupted caller dropped its reservation: wake those who wait, in the loop's next
-        pass, because a finalizer may run in any thread and within `_grant`."""
-        assert self._loop is not None, "called only while somebody waits"
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+        """An interrupted caller dropped its reservation: wake waiters in the loop's next pass,
+        because a finalizer may run in any thread and within `_grant`."""
+        assert self._loop is not None, "called only while a caller waits"
+        with contextlib.suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(self.returned)
 
     def close(self, error: KafkaError) -> None:
-        """Fail everyone who waits, now and later, with a copy of `error`."""
+        """Fail all present and later waits with a copy of `error`."""
         self._closed = error
         self.refuse(error)
 
     def refuse(self, error: KafkaError) -> None:
-        """Fail everyone who waits now with a copy of `error`."""
+        """Fail all present waits with a copy of `error`."""
         waiters, self._waiters = self._waiters, OrderedDict()
         self.has_waiters = False
         for waiter in waiters:
@@ -129,7 +128,7 @@ class BufferMemory(MemoryBudget):
         self.has_waiters = bool(waiters)
 
     def _leave(self, waiter: _Waiter) -> None:
-        """A waiter that was cancelled leaves the line."""
+        """A waiter that was cancelled leaves the queue."""
         if waiter in self._waiters:
             del self._waiters[waiter]
             self._grant()

@@ -42,10 +42,10 @@ class Queue:
 
 
 def start(
-    quota: BrokerMemoryQuota, queue: int | Queue = 1, place: QuotaWaiter | None = None
+    quota: BrokerMemoryQuota, queue: int | Queue = 1, earlier: QuotaWaiter | None = None
 ) -> asyncio.Task[QuotaWaiter]:
     queue = queue if isinstance(queue, Queue) else Queue(queue)
-    return asyncio.ensure_future(quota.wait(queue, forever(), place))
+    return asyncio.ensure_future(quota.wait(queue, forever(), earlier))
 
 
 def test_half_of_the_memory_is_one_brokers_limit() -> None:
@@ -91,10 +91,10 @@ def test_more_given_back_than_held_is_a_bug() -> None:
 @virtual
 async def test_turn_that_is_dropped_ends() -> None:
     quota = two_brokers()
-    place = await quota.wait(Queue(1), forever())
-    assert place.has_turn
+    permit = await quota.wait(Queue(1), forever())
+    assert permit.granted
     assert quota.has_waiters(1)
-    del place
+    del permit
     assert not quota.has_waiters(1)
 
 
@@ -105,21 +105,21 @@ def test_turn_dropped_in_another_thread_passes_to_the_next_one(kind: str) -> Non
     async def main() -> None:
         quota = two_brokers()
         held = [await quota.wait(Queue(1), forever())]
-        assert held[0].has_turn
+        assert held[0].granted
         waiter = start(quota)
         await asyncio.sleep(0)
         assert quota.waiting == 1
         threading.Timer(0.05, held.clear).start()
-        place = await asyncio.wait_for(waiter, 30)
-        assert place.has_turn
-        quota.end_turn(place)
+        permit = await asyncio.wait_for(waiter, 30)
+        assert permit.granted
+        quota.release(permit)
 
     with asyncio.Runner(loop_factory=LOOPS[kind], debug=True) as runner:
         runner.run(main())
 
 
 @virtual
-async def test_one_waiter_at_a_time_gets_the_turn_in_order_of_arrival() -> None:
+async def test_one_waiter_at_a_time_gets_the_permit_in_order_of_arrival() -> None:
     quota = two_brokers()
     add(quota, 1, 60)
     waiters = [start(quota) for _ in range(3)]
@@ -129,17 +129,17 @@ async def test_one_waiter_at_a_time_gets_the_turn_in_order_of_arrival() -> None:
     remove(quota, 1, 20)
     await quiet()
     assert [w.done() for w in waiters] == [True, False, False]
-    quota.end_turn(waiters[0].result())
+    quota.release(waiters[0].result())
     await quiet()
     assert [w.done() for w in waiters] == [True, True, False]
     add(quota, 1, 20)
-    quota.end_turn(waiters[1].result())
+    quota.release(waiters[1].result())
     await quiet()
     assert not waiters[2].done(), "the room is used up again"
     remove(quota, 1, 60)
     await quiet()
     assert waiters[2].done()
-    quota.end_turn(waiters[2].result())
+    quota.release(waiters[2].result())
     assert not quota.has_waiters(1)
     assert quota.waiting == 0
 
@@ -169,16 +169,16 @@ async def test_waiter_without_room_after_all_waits_at_the_front() -> None:
     await quiet()
     assert first.done()
     add(quota, 1, 60)
-    again = start(quota, place=first.result())
+    again = start(quota, earlier=first.result())
     await quiet()
     remove(quota, 1, 60)
     await quiet()
     assert again.done()
     assert not second.done()
-    quota.end_turn(again.result())
+    quota.release(again.result())
     await quiet()
     assert second.done()
-    quota.end_turn(second.result())
+    quota.release(second.result())
 
 
 @virtual
@@ -200,7 +200,7 @@ async def test_deadline_ends_the_wait_and_names_the_broker() -> None:
 
 
 @virtual
-async def test_cancelled_waiter_leaves_the_line() -> None:
+async def test_cancelled_waiter_leaves_the_queue() -> None:
     quota = two_brokers()
     add(quota, 1, 60)
     first, second = start(quota), start(quota)
@@ -211,26 +211,26 @@ async def test_cancelled_waiter_leaves_the_line() -> None:
     remove(quota, 1, 60)
     await quiet()
     assert second.done()
-    quota.end_turn(second.result())
+    quota.release(second.result())
 
 
 @virtual
-async def test_waiter_cancelled_with_the_turn_passes_it_on() -> None:
+async def test_waiter_cancelled_with_the_permit_passes_it_on() -> None:
     quota = two_brokers()
     add(quota, 1, 60)
     first, second = start(quota), start(quota)
     await quiet()
     remove(quota, 1, 60)
-    first.cancel()  # it has the turn but did not run yet
+    first.cancel()  # it has the permit but did not run yet
     await quiet()
     assert first.cancelled()
     assert second.done()
-    quota.end_turn(second.result())
+    quota.release(second.result())
     assert not quota.has_waiters(1)
 
 
 @virtual
-async def test_waiter_cancelled_before_its_turn_takes_nobody_elses() -> None:
+async def test_waiter_cancelled_before_its_permit_is_granted_takes_no_other() -> None:
     quota = two_brokers()
     add(quota, 1, 60)
     first, second, third = start(quota), start(quota), start(quota)
@@ -240,13 +240,13 @@ async def test_waiter_cancelled_before_its_turn_takes_nobody_elses() -> None:
     await quiet()
     assert second.done()
     assert not third.done(), "one at a time"
-    quota.end_turn(second.result())
+    quota.release(second.result())
     await quiet()
-    quota.end_turn(third.result())
+    quota.release(third.result())
 
 
 @virtual
-async def test_waiter_cancelled_at_its_deadline_takes_nobody_elses_turn() -> None:
+async def test_waiter_cancelled_at_its_deadline_takes_no_other_permit() -> None:
     quota = two_brokers()
     add(quota, 1, 60)
     loop = asyncio.get_running_loop()
@@ -261,7 +261,7 @@ async def test_waiter_cancelled_at_its_deadline_takes_nobody_elses_turn() -> Non
     assert not third.done(), "one at a time"
     third.cancel()
     await quiet()
-    quota.end_turn(second.result())
+    quota.release(second.result())
     assert not quota.has_waiters(1)
 
 
@@ -304,10 +304,10 @@ async def test_line_moves_when_the_cluster_has_one_broker_left() -> None:
     waiter = start(quota)
     await quiet()
     several[0] = False
-    quota.look_again()
+    quota.on_nodes_changed()
     await quiet()
     assert waiter.done()
-    quota.end_turn(waiter.result())
+    quota.release(waiter.result())
 
 
 def test_pressure_is_the_fullest_brokers() -> None:
@@ -336,14 +336,14 @@ async def test_random_use_serves_in_order_and_forgets_nobody(seed: int) -> None:
         size = rng.randint(1, 300)
         if quota.exceeded(1) or quota.has_waiters(1):
             try:
-                place = await quota.wait(Queue(1), loop.time() + rng.choice([0.2, 5, 500]))
+                permit = await quota.wait(Queue(1), loop.time() + rng.choice([0.2, 5, 500]))
             except BufferTimeout:
                 gone.add(number)
                 return
             assert not quota.exceeded(1)
             served.append(number)
             add(quota, 1, size)
-            quota.end_turn(place)
+            quota.release(permit)
         else:
             served.append(number)
             add(quota, 1, size)
@@ -364,7 +364,7 @@ async def test_random_use_serves_in_order_and_forgets_nobody(seed: int) -> None:
 
 
 @virtual
-async def test_waiter_goes_to_the_line_of_its_partitions_new_leader() -> None:
+async def test_waiter_goes_to_the_queue_of_its_partitions_new_leader() -> None:
     quota = two_brokers()
     for node in (1, 2, None):
         add(quota, node, 60)
@@ -378,19 +378,19 @@ async def test_waiter_goes_to_the_line_of_its_partitions_new_leader() -> None:
     remove(quota, 2, 60)
     await quiet()
     assert [w.done() for w in waiters] == [True, False, False], "one at a time"
-    quota.end_turn(waiters[0].result())
+    quota.release(waiters[0].result())
     await quiet()
     assert [w.done() for w in waiters] == [True, False, True]
-    quota.end_turn(waiters[2].result())
+    quota.release(waiters[2].result())
     remove(quota, 1, 60)
     await quiet()
-    quota.end_turn(waiters[1].result())
+    quota.release(waiters[1].result())
     assert quota.waiting == 0
     assert not any(quota.has_waiters(node) for node in (1, 2, None))
 
 
 @virtual
-async def test_waiter_that_moves_to_a_broker_with_room_is_let_through() -> None:
+async def test_waiter_that_moves_to_a_broker_with_room_gets_the_permit() -> None:
     quota = two_brokers()
     add(quota, 1, 60)
     queue = Queue(1)
@@ -399,9 +399,9 @@ async def test_waiter_that_moves_to_a_broker_with_room_is_let_through() -> None:
     queue.node = 2
     quota.follow({1})
     await quiet()
-    assert waiter.result().has_turn
+    assert waiter.result().granted
     assert quota.has_waiters(2)
-    quota.end_turn(waiter.result())
+    quota.release(waiter.result())
     assert not quota.has_waiters(2)
 
 
@@ -420,11 +420,11 @@ async def test_waiters_that_move_keep_their_place_by_arrival() -> None:
     for number, waiter in enumerate(waiters):
         await quiet()
         assert [w.done() for w in waiters] == [True] * (number + 1) + [False] * (5 - number)
-        quota.end_turn(waiter.result())
+        quota.release(waiter.result())
 
 
 @virtual
-async def test_caller_let_through_at_the_old_leader_waits_at_its_place_for_the_new_one() -> None:
+async def test_caller_with_the_permit_of_the_old_leader_waits_in_order_for_the_new_one() -> None:
     quota = two_brokers()
     add(quota, 1, 60)
     add(quota, 2, 60)
@@ -436,17 +436,17 @@ async def test_caller_let_through_at_the_old_leader_waits_at_its_place_for_the_n
     queue.node = 2
     again = start(quota, queue, waiters[1].result())
     await quiet()
-    assert not quota.has_waiters(1), "its turn there has ended"
+    assert not quota.has_waiters(1), "it gave that permit up"
     remove(quota, 2, 60)
     for waiter in (waiters[0], again, waiters[2]):
         await quiet()
         assert waiter.done()
-        quota.end_turn(waiter.result())
+        quota.release(waiter.result())
     assert quota.waiting == 0
 
 
 @virtual
-async def test_waiter_that_moved_ends_at_its_deadline_in_the_new_line() -> None:
+async def test_waiter_that_moved_ends_at_its_deadline_in_the_new_queue() -> None:
     quota = two_brokers()
     add(quota, 1, 60)
     add(quota, 2, 60)
@@ -462,15 +462,15 @@ async def test_waiter_that_moved_ends_at_its_deadline_in_the_new_line() -> None:
 
 
 @virtual
-async def test_waiter_of_a_queue_that_is_gone_looks_anew_without_the_turn() -> None:
+async def test_waiter_of_a_queue_that_is_gone_returns_without_the_permit() -> None:
     quota = two_brokers()
     add(quota, 1, 60)
     gone, other = Queue(1), Queue(1)
     first, second = start(quota, gone), start(quota, other)
     await quiet()
-    quota.look_anew([gone])
+    quota.forget([gone])
     await quiet()
-    assert not first.result().has_turn
+    assert not first.result().granted
     assert quota.waiting == 1
     second.cancel()
     await quiet()

@@ -334,7 +334,7 @@ async def test_deadline_of_the_head_lets_the_next_one_through() -> None:
 
 
 @virtual
-async def test_cancelled_waiter_leaves_the_line_and_lets_the_next_one_through() -> None:
+async def test_cancelled_waiter_leaves_the_queue_and_the_next_one_is_granted() -> None:
     memory, _ = budget()
     take(memory, 50)
     head = start(memory, 90)
