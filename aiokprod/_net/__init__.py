@@ -1,13 +1,14 @@
-"""Connections to brokers: knows nodes, requests and bytes, nothing of topics or batches.
+"""Connections to brokers: nodes, requests and bytes. Does not depend on topics or batches.
 
-client.NetworkClient        many nodes: backoff, throttling, orderly closing
-node_choice                 which node to ask what any node can answer
-dialing, dialer             tasks that connect; names and addresses to sockets
+client.NetworkClient        all nodes: backoff, throttling, graceful closing
+least_loaded                the node for a request that any node can answer
+dial_tasks, dialer          tasks that connect; name resolution and sockets
 connection.Connection       one transport: asyncio callbacks, flow control, one timer
-channel.KafkaChannel        one connection's life as a state machine, without I/O or clock
-channel_states, discovery   its states and events; what to make of ApiVersions answers
-in_flight, throttle         open requests; who waits out a throttle
-connection_states           what outlives a connection: backoff, setup timeout, addresses
-connection_factory          connections as the configuration wants them
-security                    the seam for SASL
+channel.KafkaChannel        state machine of one connection, without I/O or clock
+channel_states              states and events of the channel
+node_api_versions           handling of ApiVersions responses
+in_flight, throttle         requests in flight; which responses throttle the client
+connection_states           state per node: backoff, setup timeout, addresses
+connection_factory          creates connections from the configuration
+authentication, sasl        interface of SASL, and its mechanisms
 """

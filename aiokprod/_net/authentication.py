@@ -1,7 +1,8 @@
-"""The seam between a connection and its authentication mechanism.
+"""The interface between a connection and its authentication mechanism.
 
-A mechanism does no I/O with the broker: the channel carries its requests and hands it the answers.
-None (no authenticator) stands for a listener without SASL. Source: Java `Authenticator`, RFC 4422.
+A mechanism does no I/O with the broker: the channel sends its requests and passes it the responses.
+For a listener without SASL there is no authenticator (None). Source: Java `Authenticator`,
+RFC 4422.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from aiokprod._wire.versions import VersionRanges
 
 @dataclass(frozen=True, slots=True)
 class SendToBroker:
-    """The exchange goes on: send `message` in `version`, then feed the answer to `receive`."""
+    """The exchange continues: send `message` in `version`, then pass the response to `receive`."""
 
     message: Message = field(repr=False)  # holds credentials
     version: int
@@ -27,7 +28,7 @@ class Authenticated:
     """The exchange succeeded.
 
     Attributes:
-        session_lifetime_s: seconds until the broker wants a re-authentication (KIP-368), 0 = never.
+        session_lifetime_s: seconds until the session expires (KIP-368), 0 = never.
     """
 
     session_lifetime_s: float = 0.0
@@ -35,11 +36,11 @@ class Authenticated:
 
 @dataclass(frozen=True, slots=True)
 class AuthTask:
-    """The next step needs time: a token provider, key derivation in a thread.
+    """The next step takes time, such as a token provider, or key derivation in a thread.
 
     Attributes:
-        run: gives the coroutine that ends with the step; run in a task of the connection, which is
-            cancelled with it. AuthenticationError means: refused.
+        run: returns a coroutine whose result is the step. It runs in a task of the connection,
+            which is cancelled when the connection closes. AuthenticationError ends the exchange.
     """
 
     run: Callable[[], Coroutine[Any, Any, AuthenticationStep]] = field(repr=False)
@@ -51,7 +52,7 @@ AuthenticationStep: TypeAlias = SendToBroker | Authenticated | AuthTask
 class Authenticator(Protocol):
     """One exchange on one connection. Every re-authentication calls `start` again.
 
-    Both methods may return None; whoever finds the next step then calls
+    Both methods may return None; code that has the next step later must then call
     `KafkaChannel.authentication_step`.
     """
 
@@ -59,18 +60,18 @@ class Authenticator(Protocol):
         """The first step.
 
         Args:
-            versions: per API what both sides speak.
+            versions: versions of each API that both sides support.
 
         Raises:
             AuthenticationError: the broker offers no way to authenticate as configured.
         """
 
     def renewable(self) -> bool:
-        """Whether a re-authentication may keep the connection: brokers refuse another user."""
+        """True if re-authentication may reuse the connection: brokers reject a change of user."""
 
     def receive(self, response: Message) -> AuthenticationStep | None:
-        """The step after an answer (a decoded SaslHandshake or SaslAuthenticate response).
+        """The step after a decoded SaslHandshake or SaslAuthenticate response.
 
         Raises:
-            AuthenticationError: the broker refused, or did not prove itself.
+            AuthenticationError: the broker rejected the client, or failed to authenticate itself.
         """

@@ -1,4 +1,4 @@
-"""Many nodes: dialling, backoff, throttling, choice of the least loaded one, orderly closing.
+"""Requests to all nodes: dialling, backoff, throttling, least loaded node, graceful closing.
 
 All decisions are synchronous; the only coroutines are one dial task per node and `close`.
 Source: Java `NetworkClient`.
@@ -36,14 +36,14 @@ from aiokprod.errors import (
 log = logging.getLogger(__name__)
 
 _COORDINATOR_IDS: Final = -1_000_000
-"""Addresses that FindCoordinator alone names are nodes with ids from here downwards; those of the
-bootstrap addresses, -1, -2, …, do not come near."""
+"""Nodes for addresses that only FindCoordinator returned have ids from here downwards, far below
+those of the bootstrap addresses, -1, -2, …"""
 
 _WARN_EVERY: Final = 30.0
 """Seconds between two warnings about one broker."""
 
 _CANCEL_GRACE: Final = 0.1
-"""Seconds a cancelled dial task gets even if no time is left: it needs some loop passes to end."""
+"""Seconds that a cancelled dial task gets after the deadline: ending takes some loop passes."""
 
 
 class NetworkClient:
@@ -53,14 +53,15 @@ class NetworkClient:
 
     Args:
         loop: the loop all calls come from.
-        on_wakeup: something may be sendable that was not: connection ready, answers processed,
-            write drained, throttle or connection ended. Must be cheap; may be called in excess.
-        on_disconnect: a connection or an attempt ended otherwise than by our own wish (idle, node
-            vanished, closing); metadata should be refreshed.
-        on_throttle, on_connection_opened, on_connection_closed: for `Observer`, same arguments;
-            the last one is called for every end, with None if it was our own wish.
-        on_callback_error: an `on_done` raised; default: the loop's exception handler.
-        authenticator: makes one per connection; None takes what the configuration says.
+        on_wakeup: called when a request may have become sendable: connection ready, responses
+            processed, writes drained, throttling or connection ended. Must be cheap; may be called
+            more often than necessary.
+        on_disconnect: called when a connection or an attempt failed, that is, was not closed by the
+            client (idle, node removed, closing); metadata should be refreshed.
+        on_throttle, on_connection_opened, on_connection_closed: as in `Observer`; the last one is
+            called for every end of a connection, with None if the client closed it.
+        on_callback_error: called if an `on_done` raised; default: the loop's exception handler.
+        authenticator: creates the authenticator of a connection; None uses the configuration.
     """
 
     def __init__(
@@ -121,8 +122,8 @@ class NetworkClient:
     def set_nodes(self, nodes: Iterable[Node]) -> None:
         """Replace the known brokers; none at all means the bootstrap addresses.
 
-        Connections of nodes that vanished or moved to another address close after their open
-        requests ended (F14); nodes that stayed keep theirs.
+        Connections to nodes that were removed or moved to another address are closed after their
+        requests in flight have ended (F14); connections to other nodes stay open.
         """
         self._check_process()
         if self._closed:
@@ -141,9 +142,9 @@ class NetworkClient:
     def set_coordinators(self, nodes: Iterable[Node]) -> None:
         """Replace the addresses that FindCoordinator named.
 
-        Each is a node of its own, whatever `set_nodes` says; it is used only while no node of that
-        id and address is known from there. Connections to addresses that are not named any more
-        close after their open requests ended.
+        Each is a separate node, independent of `set_nodes`; it is used only while `set_nodes` has
+        no node with this id and address. Connections to addresses that are no longer named are
+        closed after their requests in flight have ended.
         """
         self._check_process()
         if self._closed:
@@ -159,16 +160,16 @@ class NetworkClient:
                 self._brokers[node_id] = Candidate(Node(node_id, *address))
 
     def coordinator_id(self, node: Node) -> int:
-        """The id by which one of `set_coordinators` is reached: its own if the metadata list that
-        node at that address, so that the connection is shared."""
+        """The id that addresses one of `set_coordinators`: the broker id if the metadata lists the
+        node at this address, so that the connection is shared."""
         broker = self._brokers.get(node.id)
         if broker is not None and (broker.node.host, broker.node.port) == (node.host, node.port):
             return node.id
         return self._coordinators[node.host, node.port]
 
     def ready(self, node_id: int, now: float) -> Connection | None:
-        """The connection, if a request may be sent on it now; None starts dialling where backoff
-        allows.
+        """The connection, if a request may be sent on it now; otherwise None, and the node is
+        dialled if the backoff allows it.
 
         Raises:
             ForkedProcess: called in a child process.
@@ -204,22 +205,22 @@ class NetworkClient:
         return math.inf
 
     def in_flight_count(self, node_id: int) -> int:
-        """Open requests of a node's connection."""
+        """Number of requests in flight on a node's connection."""
         broker = self._brokers.get(node_id)
         if broker is None or broker.connection is None:
             return 0
         return len(broker.connection.channel.in_flight)
 
     def total_in_flight(self) -> int:
-        """Open requests of all connections, also of those about to close."""
+        """Number of requests in flight on all connections, including those about to close."""
         return sum(len(connection.channel.in_flight) for connection in self._connections)
 
     def least_loaded(self, now: float) -> int | None:
-        """The node to ask what any broker can answer.
+        """The node for a request that any broker can answer.
 
-        A sendable node without open requests, else the sendable one with fewest, else one that is
-        connecting, else the one tried longest ago whose backoff is over, else None. Starts at a
-        random node, so that clients do not all ask the same broker.
+        It is the node with the fewest requests in flight among those that accept a request, else
+        one that is connecting, else the one tried longest ago whose backoff is over, else None. The
+        search starts at a random node, so that clients do not all choose the same broker.
         """
         if self._closed:
             return None
@@ -230,19 +231,20 @@ class NetworkClient:
         return chosen
 
     def version_range(self, node_id: int, api_key: int) -> tuple[int, int] | None:
-        """Versions both sides know; None if not connected or not supported."""
+        """Versions that both sides support; None if not connected or not supported."""
         broker = self._brokers.get(node_id)
         if broker is None or broker.connection is None:
             return None
         return broker.connection.channel.versions.get(api_key)
 
     def finalized_feature(self, name: str) -> int:
-        """Level of a cluster feature by the newest word of any broker; 0 if none told (KIP-584)."""
+        """Finalized level of a cluster feature, from the broker response with the highest feature
+        epoch; 0 if unknown (KIP-584)."""
         return self._features.levels.get(name, 0)
 
     def give_up(self, node_id: int, error: KafkaError) -> None:
-        """Close all connections to a node, also of one that is not known any more; their open
-        requests end with `error`. `on_done` of each is called inside this call."""
+        """Close all connections to a node, even if it was removed; their requests in flight end
+        with `error`, and `on_done` of each is called during this call."""
         for connection in list(self._connections):
             if connection.node_id == node_id:
                 connection.fail(CloseReason.TIMEOUT, error)
@@ -254,7 +256,7 @@ class NetworkClient:
     # -- life cycle -----------------------------------------------------------------------------
 
     async def close(self, deadline: float, error: KafkaError | None = None) -> None:
-        """Close everything and wait until it is gone, at most until `deadline`. Idempotent.
+        """Close all connections and wait until they are closed, or until `deadline`. Idempotent.
 
         Args:
             error: what open requests end with; default `ProducerClosed`.
@@ -301,7 +303,7 @@ class NetworkClient:
         name = node.host, node.port
         connection.begin_setup(now, self._states.connecting(node.id, now, name, sought=sought))
         connection.throttled_until = self._states.throttled_until(node.id)
-        # Known before dialling ends: completion may come inside the dial call.
+        # Set before dialling, because the dial call itself may complete the connection.
         broker.connection = connection
         self._connections.add(connection)
         self._none_left.clear()
@@ -313,7 +315,7 @@ class NetworkClient:
         return [item for item in self._brokers.items() if item[0] > _COORDINATOR_IDS]
 
     def _retire(self, broker: Candidate) -> None:
-        """The node is not known any more, or not at this address."""
+        """The node was removed, or moved to another address."""
         node_id = broker.node.id
         del self._brokers[node_id]
         self._states.forget(node_id)
@@ -325,7 +327,7 @@ class NetworkClient:
     # -- what connections report ----------------------------------------------------------------
 
     def connection_ready(self, connection: Connection) -> None:
-        """ConnectionOwner: requests may go."""
+        """ConnectionOwner: the connection accepts requests."""
         log.info("connected to %s", connection.channel.peer)
         # A retired connection never gets here: unless READY, it was closed when it was retired.
         self._states.ready(connection.node_id, self._loop.time())
@@ -366,7 +368,7 @@ class NetworkClient:
     def connection_closed(
         self, connection: Connection, reason: CloseReason, error: KafkaError | None
     ) -> None:
-        """ConnectionOwner: start the backoff and tell the engine."""
+        """ConnectionOwner: start the backoff and notify the engine."""
         self._dials.cancel(connection)
         self._forget_if_gone(connection)
         own_wish = reason in (CloseReason.LOCAL, CloseReason.IDLE)
@@ -384,18 +386,18 @@ class NetworkClient:
             )
         if error is not None and not self._closed:
             self._log_disconnect(connection, reason, error)
-            # An idle close says nothing about the cluster; asking for metadata because of it would
-            # open a connection again, and so on for ever.
+            # An idle close says nothing about the cluster. A metadata refresh because of it would
+            # open a connection again, which becomes idle again, and so on.
             if not own_wish:
                 self._on_disconnect(node_id, error)
         self._on_wakeup()
 
     def transport_closed(self, connection: Connection) -> None:
-        """ConnectionOwner: nothing of it is left in the loop."""
+        """ConnectionOwner: the transport is closed."""
         self._forget_if_gone(connection)
 
     def callback_failed(self, error: BaseException) -> None:
-        """ConnectionOwner: a bug above the network. The connection goes on; the engine decides."""
+        """ConnectionOwner: a callback of the engine raised. The connection continues."""
         if self._on_callback_error is not None:
             self._on_callback_error(error)
         else:
@@ -437,7 +439,7 @@ class NetworkClient:
         level = logging.INFO if reason in known and connection.was_ready else logging.WARNING
         now = self._loop.time()
         if level == logging.WARNING:
-            # A broker that is away is dialled about once a second: say it now and then.
+            # An unreachable broker is dialled about once a second: limit the number of warnings.
             if now < self._warn_again.get(connection.node_id, -math.inf):
                 level = logging.DEBUG
             else:

@@ -1,4 +1,4 @@
-"""Connections as the configuration wants them."""
+"""Creates connections from the configuration."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _NOT_IN_SOFTWARE_VERSION: Final = re.compile(r"[^a-zA-Z0-9.-]+")
 
 
 class ConnectionFactory:
-    """Called with a node, gives a connection that is not yet dialled.
+    """Called with a node, returns a connection that is not dialled yet.
 
     Args:
-        owner: of all connections.
-        client_id: None takes the configured one.
-        software_version: brought into the form brokers accept (KIP-511).
-        authenticator: makes one per connection; None for listeners without SASL.
-        rng: spreads re-authentications.
+        owner: owner of all connections.
+        client_id: None uses the configured one.
+        software_version: converted to the format that brokers accept (KIP-511).
+        authenticator: creates the authenticator of a connection; None for listeners without SASL.
+        rng: random source that spreads re-authentications.
     """
 
     def __init__(

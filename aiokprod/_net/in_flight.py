@@ -1,7 +1,7 @@
-"""The requests of one connection that wait for an answer, and how each of them ends.
+"""The requests of one connection that wait for a response, and the result of each.
 
-Answers come in request order on a connection, so only the oldest request can be completed by an
-answer and only the newest can be half written. Convention: appended right, completed left.
+Responses on a connection are in request order, so a response always completes the oldest request,
+and only the newest request can be partly written. Requests are appended right, completed left.
 Source: Java `InFlightRequests`, `ClientResponse`.
 """
 
@@ -20,12 +20,12 @@ class Response:
     """The end of one request. At most one of `body` and `error` is set.
 
     Attributes:
-        node_id: the node the request was handed over for.
+        node_id: the node to which the request was to be sent.
         version: API version that was used, -1 if none could be chosen.
         body: decoded response message; None on errors and for requests without an answer.
-        error: why there is no body; each request gets an instance of its own.
+        error: why there is no body; every request has a separate instance.
         possibly_appended: any byte of the request may have reached the broker.
-        latency: seconds from hand-over to this end.
+        latency: seconds from the call of `send` to completion.
         throttle_ms: the broker's throttle time, 0 if none.
     """
 
@@ -43,15 +43,15 @@ OnDone = Callable[[Response], None]
 
 @dataclass(slots=True, eq=False)
 class InFlightRequest:
-    """One request from hand-over to its end.
+    """One request, from the call of `send` to its completion.
 
     Attributes:
-        version: of the request; its answer is decoded in the same one.
-        on_done: called with the `Response`; None for requests the channel makes for itself.
-        created: instant of the hand-over.
-        deadline: instant after which the connection counts as dead; moved by throttling.
-        expect_response: False for acks=0: ends when its bytes are written.
-        handed_over: its bytes were given to the transport, so the broker may have seen them.
+        version: API version of the request and its response.
+        on_done: called with the `Response`; None for the channel's internal requests.
+        created: time of the call of `send`.
+        deadline: time after which the connection counts as dead; postponed by throttling.
+        expect_response: False for acks=0, which completes when its bytes are written.
+        handed_over: its bytes were written to the transport, so the broker may have received them.
         excused: its deadline passed during a stall of the loop and was moved once for that.
     """
 
@@ -91,7 +91,7 @@ class InFlightRequests:
 
     @property
     def oldest(self) -> InFlightRequest | None:
-        """The one that the next answer belongs to; None if there are none."""
+        """The request that the next response completes; None if there is none."""
         return self._requests[0] if self._requests else None
 
     def add(self, request: InFlightRequest) -> None:
@@ -99,7 +99,7 @@ class InFlightRequests:
         self.full = len(self._requests) >= self._limit
 
     def complete_next(self) -> InFlightRequest:
-        """Remove the oldest request: the one an answer belongs to."""
+        """Remove and return the oldest request, which a response completes."""
         self.full = False
         return self._requests.popleft()
 

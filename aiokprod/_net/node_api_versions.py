@@ -1,4 +1,4 @@
-"""What to make of ApiVersions answers: the one exchange whose version is not yet agreed upon.
+"""Handles ApiVersions responses: the only exchange before API versions are negotiated.
 
 Source: KIP-35, KIP-511; Java `NetworkClient.handleApiVersionsResponse`, `ApiVersionsResponse`.
 """
@@ -19,7 +19,7 @@ from aiokprod.errors import Code, DecodeError
 
 @dataclass(frozen=True, slots=True)
 class Features:
-    """What the cluster has finalised; a higher epoch is newer, -1 is unknown."""
+    """The finalized features of the cluster; a higher epoch is newer, -1 = unknown."""
 
     epoch: int
     levels: Mapping[str, int]
@@ -31,12 +31,12 @@ _UNSUPPORTED_VERSION_BYTES: Final = int(Code.UNSUPPORTED_VERSION).to_bytes(2, "b
 
 
 def decode_versions(body: BytesLike, version: int) -> ApiVersionsResponse:
-    """Decode an ApiVersions answer.
+    """Decode an ApiVersions response.
 
-    A broker that does not know the version asked for answers in version 0, the only one it can be
-    sure of (KIP-511); other errors come in the version of the request. What follows that error code
-    is only advice: where it is in neither version (librdkafka's mock brokers mix the two), the
-    answer counts as one without a list.
+    A broker that does not support the version of the request answers in version 0 (KIP-511); other
+    errors have the version of the request. After UNSUPPORTED_VERSION the list is only a hint: if it
+    can be decoded in neither version (librdkafka's mock brokers mix both), the response counts as
+    one without a list.
     """
     if version == 0 or bytes(body[:2]) != _UNSUPPORTED_VERSION_BYTES:
         return ApiVersionsResponse.decode(body, version)
@@ -47,9 +47,10 @@ def decode_versions(body: BytesLike, version: int) -> ApiVersionsResponse:
 
 
 def next_version(asked: int, answer: ApiVersionsResponse) -> int | None:
-    """What to ask ApiVersions with after a refusal: what the broker hinted at, then 0, then None.
+    """The version for the next ApiVersions request after UNSUPPORTED_VERSION: the newest that the
+    broker listed, then 0, then None.
 
-    At most three questions, whatever a broker answers.
+    There are at most three requests, whatever a broker answers.
     """
     if asked == ApiVersionsRequest.max_version:
         return lower_api_versions(asked, answer)
@@ -57,12 +58,12 @@ def next_version(asked: int, answer: ApiVersionsResponse) -> int | None:
 
 
 def shared_ranges(broker: VersionRanges) -> VersionRanges:
-    """Per API what both sides speak; APIs without a common version are left out."""
+    """The versions of each API that both sides support; APIs without a common one are left out."""
     shared = {api_key: usable_range(api_key, broker) for api_key in broker}
     return MappingProxyType({api_key: both for api_key, both in shared.items() if both})
 
 
 def finalized_features(answer: ApiVersionsResponse) -> Features:
-    """The finalised feature levels in an ApiVersions answer (v3+; KIP-584)."""
+    """The finalized feature levels in an ApiVersions response (v3+; KIP-584)."""
     levels = {entry.name: entry.max_version_level for entry in answer.finalized_features}
     return Features(answer.finalized_features_epoch, MappingProxyType(levels))

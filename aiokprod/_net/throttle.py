@@ -1,7 +1,7 @@
-"""Which answers ask the client to wait.
+"""Which responses ask the client to wait.
 
-Before KIP-219 a broker held a throttled answer back; since then it answers at once, stops reading
-from the connection and expects the client to keep quiet. Source: Java
+Before KIP-219 a broker delayed a throttled response. Since then it responds at once, stops reading
+from the connection, and expects the client to send nothing. Source: Java
 `AbstractResponse.shouldClientThrottle`.
 """
 
@@ -23,15 +23,15 @@ _CLIENT_WAITS_SINCE: Final = {
     26: 1,  # EndTxn
     28: 1,  # TxnOffsetCommit
 }
-"""First version in which the client waits. APIs not listed are younger than KIP-219: all do."""
+"""First version in which the client waits. APIs not listed are newer than KIP-219: always."""
 
 
 def client_waits(api_key: int, version: int) -> bool:
-    """True if a throttle time in an answer of this version is the client's to wait out."""
+    """True if the client must wait for the throttle time in a response of this version."""
     return version >= _CLIENT_WAITS_SINCE.get(api_key, 0)
 
 
 def throttle_ms(body: Any) -> int:
-    """The throttle time of a decoded answer, ms; 0 if it has none or a senseless one."""
+    """The throttle time in a decoded response, ms; 0 if it has none or it is invalid."""
     value: int = getattr(body, "throttle_time_ms", 0)
     return max(value, 0)

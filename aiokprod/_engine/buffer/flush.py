@@ -1,4 +1,4 @@
-"""Who waits for which batches: `flush()` and the drain of `close()`."""
+"""Waits for the outcomes of batches, for `flush()` and the drain of `close()`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class FlushTracker:
 
     @property
     def active(self) -> bool:
-        """True while somebody waits: linger is void."""
+        """True while a flush is in progress, which ignores `linger_ms`."""
         return bool(self._flushes)
 
     def settled(self, batch: ProducerBatch) -> None:
@@ -31,13 +31,13 @@ class FlushTracker:
                 future.set_result(None)
 
     def replace(self, batch: ProducerBatch, parts: Iterable[ProducerBatch]) -> None:
-        """A batch was split: whoever waits for it waits for its parts."""
+        """A batch was split: waits for it become waits for its parts."""
         for pending, _ in self._flushes:
             if batch in pending:
                 pending.update(parts)
 
     def give_up(self) -> None:
-        """End all waits as if their batches had an outcome."""
+        """End all waits as if their batches had outcomes."""
         for _, future in self._flushes:
             if not future.done():
                 future.set_result(None)
@@ -45,7 +45,7 @@ class FlushTracker:
     async def wait(self, batches: Iterable[ProducerBatch]) -> None:
         """Return once all of `batches` have an outcome, good or bad.
 
-        Cancellation: stops waiting only.
+        Cancellation: only the wait ends.
         """
         pending = set(batches)
         if not pending:

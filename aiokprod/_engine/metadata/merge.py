@@ -1,6 +1,6 @@
-"""From one snapshot of the cluster to the next: pure functions, no time, no waiting.
+"""Merges Metadata responses into snapshots. Pure functions without clock or waiting.
 
-Rules beyond Java, each because one broker's answer is not a verdict on a cluster: a topic with no
+Unlike in Java, a single response that may be stale does not remove known metadata: a topic with no
 partitions, an omitted partition, an omitted topic and a retriable topic error leave the known view
 in place until they have been repeated `MISSES_BEFORE_FORGETTING` times in a row. A leader epoch
 lower than the known one is never believed of a topic that is known by its id; without ids it may
@@ -237,8 +237,8 @@ class ResponseMerger:
         *,
         same_id: bool,
     ) -> dict[int, PartitionInfo]:
-        # Kafka numbers partitions without gaps. An index far beyond the number of entries is
-        # garbage, and filling the gap below it would cost what a hostile broker likes.
+        # Kafka numbers partitions without gaps. An index far above the number of entries is
+        # invalid, and filling the gap below it would take unbounded memory.
         limit = 2 * len(topic.partitions) + len(before) + _SPARE_PARTITIONS
         entries: dict[int, PartitionInfo] = {}
         for partition in topic.partitions:
@@ -300,14 +300,14 @@ class ResponseMerger:
         )
 
     def _lags(self, known: PartitionInfo, epoch: int, *, same_id: bool) -> bool:
-        """True if the answer is older than the known leader: a broker that lags behind must not
-        roll the leader back (F56). -1 is no epoch: the leader beside it is taken as told (Java
+        """True if the response is older than the known leader: a stale broker must not roll the
+        leader back (F56). -1 means no epoch: the leader is accepted (Java
         `Metadata.updateLatestMetadata`, KIP-320). With `same_id` the topic is the known one, whose
-        epochs only grow: a lower one is never believed, as in Java, since the broker may be cut off
-        from the controller, and as it leads nothing it is idle, and so it may be the one that is
-        asked each time. Without ids (Kafka below 2.8) epochs that stay lower may belong to a topic
-        that was deleted and created again. Then the known leader is wrong, and requests to it
-        fail."""
+        epochs only increase, so a lower one is never accepted, as in Java: the broker may be cut
+        off from the controller. Such a broker leads nothing and is idle, so it may be the least
+        loaded one that gets every request. Without ids (Kafka below 2.8) epochs that stay lower may
+        belong to a topic that was deleted and created again. Then the known leader is wrong, and
+        requests to it fail."""
         if not 0 <= epoch < known.leader_epoch:
             if self._lower_epochs:
                 self._lower_epochs.pop(known.topic_partition, None)
@@ -351,11 +351,11 @@ def _is(left: object, right: object) -> bool:
 
 
 def without_leaders(old: ClusterSnapshot, nodes: Iterable[Node]) -> ClusterSnapshot:
-    """The view after a (re)bootstrap: new nodes, the same topics, nobody leads anything.
+    """The snapshot after a (re)bootstrap: new nodes, the same topics, no leaders.
 
-    Java forgets the topics too, which blocks every send until the cluster answers; here records
-    go on being buffered. Leader epochs are forgotten, because the addresses may now lead to
-    another cluster.
+    Java drops the topics too, which blocks every send until the cluster answers; here records are
+    still buffered. Leader epochs are dropped, because the addresses may now belong to another
+    cluster.
     """
     topics = {
         name: TopicInfo(
@@ -379,7 +379,7 @@ def with_leaders(
     leaders: Mapping[TopicPartition, tuple[int, int]],
     endpoints: Iterable[Node],
 ) -> tuple[ClusterSnapshot, frozenset[TopicPartition]]:
-    """Apply the leaders a Produce answer named: broker id and leader epoch by partition.
+    """Apply the leaders from a Produce response: broker id and leader epoch by partition.
 
     Not applied: unknown partitions, leaders without an address, epochs not newer than known.
 

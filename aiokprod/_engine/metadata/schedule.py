@@ -12,20 +12,20 @@ from typing import Final
 from aiokprod._backoff import ExponentialBackoff
 
 LEAST_PAUSE_S: Final = 0.05
-"""Between two requests, whatever retry_backoff_ms says: at most 20 a second in any storm."""
+"""Minimum time between two requests, s, even if retry_backoff_ms is less: at most 20 a second."""
 
 QUIET_S: Final = 10.0
-"""Answers that changed nothing count towards the backoff only if they follow each other closely."""
+"""Responses without changes increase the backoff only if they are closer together than this."""
 
 
 class UpdateSchedule:
-    """What is wanted, and the backoff. Instants are seconds of `loop.time()`.
+    """The updates that are needed, and the backoff. Times are seconds of `loop.time()`.
 
     Attributes:
         need_full: everything in use must be fetched.
         need_partial: new topics must be fetched.
-        wrong: something has proved the metadata wrong or lacking. An answer that tells nothing new
-            delays the next request only then, not if it was asked for because of its age.
+        wrong: the metadata is known to be wrong or incomplete. Only then does a response without
+            changes delay the next request, not after a refresh because of the metadata's age.
     """
 
     __slots__ = (
@@ -59,31 +59,31 @@ class UpdateSchedule:
 
     @property
     def failures(self) -> int:
-        """Attempts in a row without a usable answer."""
+        """Consecutive attempts without a usable response."""
         return self._failures
 
     def full_due(self, now: float) -> bool:
-        """The next request must ask for everything: by request or by age."""
+        """True if the next request must be a full one: requested, or due because of its age."""
         return self.need_full or self._last_full + self._max_age <= now
 
     def next_at(self, now: float) -> float:
-        """When the next request should go out; `now` or earlier means at once."""
+        """When to send the next request; `now` or earlier means at once."""
         wanted = self.need_full or self.need_partial
         due = now if wanted else self._last_full + self._max_age
         return max(due, self._allowed_at)
 
     def failed(self, now: float) -> None:
-        """An attempt ended without a usable answer; what was wanted stays wanted."""
+        """An attempt ended without a usable response; the update is still needed."""
         self._failures += 1
         self._ended(now, self._failures - 1)
 
     def succeeded(self, now: float, *, full: bool, changed: bool, doubtful: bool = False) -> None:
-        """An attempt ended with an answer, which may have told nothing new.
+        """An attempt ended with a response, which may contain no changes.
 
         Args:
-            doubtful: it disagrees with the metadata for the first time, and the next answers decide
-                whether it is believed. They must not wait for a backoff that grew before, but once
-                in `QUIET_S` only: a broker that lags behind disagrees again and again.
+            doubtful: the response contradicts the metadata for the first time, and the next
+                responses decide whether it is accepted. The next request ignores the earlier
+                backoff, but only once per `QUIET_S`: a stale broker contradicts again and again.
         """
         self._failures = 0
         if doubtful and now - self._doubted_at > QUIET_S:

@@ -1,9 +1,9 @@
-"""Brokers that refuse us: how long records wait for one of them.
+"""Authentication failures of brokers: how long records wait for such a broker.
 
-A record must not wait out its delivery timeout because a password is wrong, nor fail because one
-attempt was refused. So it waits for a broker that refuses us as long as a connection may take to be
-set up. Once a broker has refused us for that long, every further refusal fails what waits for it.
-Java lets buffered records wait for delivery.timeout.ms.
+If a password is wrong, records must not wait for the whole delivery timeout, nor fail after a
+single rejected attempt. So they wait for the connection setup timeout after the first rejection.
+After that, every further rejection fails the records that wait for the broker. In Java, buffered
+records wait for delivery.timeout.ms.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class AuthFailure:
-    """What a broker says: since when, last at what instant, and why."""
+    """The failure of a broker: times of the first and the latest rejection, and the error."""
 
     since: float
     last: float
@@ -29,13 +29,13 @@ class AuthFailure:
 
 
 class AuthFailures:
-    """Who refuses us now, by the newest word of each broker. Instants are `loop.time()`.
+    """The brokers whose latest attempt failed authentication. Times are `loop.time()`.
 
     Args:
-        patience: seconds (socket_connection_setup_timeout_ms).
+        patience: seconds that records wait (socket_connection_setup_timeout_ms).
 
     Attributes:
-        next_check_at: when something may be overdue; inf while nobody refuses us.
+        next_check_at: when to check for records that waited too long; inf without failures.
     """
 
     def __init__(self, patience: float) -> None:
@@ -46,12 +46,12 @@ class AuthFailures:
         self.next_check_at = math.inf
 
     def reason(self, node_id: int) -> AuthenticationError | None:
-        """Why a broker refuses us, None if it does not."""
+        """The authentication error of a broker, None if it has none."""
         refusal = self._by_node.get(node_id)
         return None if refusal is None else refusal.error
 
     def lost(self, node_id: int, error: KafkaError, now: float) -> None:
-        """A connection or an attempt at one ended, not by our own wish."""
+        """A connection or a connection attempt failed."""
         self._inside.discard(node_id)
         if isinstance(error, AuthenticationError):
             self._by_node[node_id] = _continued(self._by_node.get(node_id), error, now)
@@ -59,30 +59,30 @@ class AuthFailures:
                 self._by_all = _continued(self._by_all, error, now)
             self.next_check_at = now
         else:
-            # Unreachable: it may be restarting with what mends it.
+            # Unreachable: it may be restarting with a corrected configuration.
             self._by_node.pop(node_id, None)
 
     def connected(self, node_id: int) -> None:
-        """A broker let us in."""
+        """A broker accepted the credentials."""
         self._by_node.pop(node_id, None)
         self._by_all = None
         self._inside.add(node_id)
 
     def closed(self, node_id: int) -> None:
-        """A connection ended, by our own wish or not."""
+        """A connection ended, closed by either side."""
         self._inside.discard(node_id)
 
     def batches_to_fail(
         self, batches: Iterable[ProducerBatch], now: float
     ) -> list[tuple[ProducerBatch, AuthenticationError]]:
-        """Those that waited long enough, with the reason. Batches of partitions without a leader
-        wait for whichever broker lets us in first, or has let us in."""
+        """The batches that waited long enough, with the error. Batches of partitions without a
+        leader fail only if no broker accepts the credentials."""
         found = []
         self.next_check_at = math.inf
         for refusal in (self._by_all, *self._by_node.values()):
             if refusal is not None:
                 final_at = refusal.since + self._patience
-                # Whatever comes from now on is due later than that.
+                # Later batches are due later.
                 self.next_check_at = min(
                     self.next_check_at, final_at if final_at > now else now + self._patience
                 )
@@ -99,7 +99,7 @@ class AuthFailures:
         return found
 
     def final_failures(self, now: float) -> dict[int, AuthenticationError]:
-        """Brokers that no caller should go on waiting for."""
+        """The brokers for which no caller should wait any longer."""
         return {
             node: refusal.error
             for node, refusal in self._by_node.items()
@@ -107,13 +107,13 @@ class AuthFailures:
         }
 
     def final_of_all(self, now: float) -> AuthenticationError | None:
-        """The reason, if we have been outside of all brokers for so long that callers should not
-        wait."""
+        """The error, if all brokers have rejected the credentials for so long that callers should
+        not wait."""
         refusal = self._by_all
         return None if refusal is None or not self._is_final(refusal, now) else refusal.error
 
     def _is_final(self, refusal: AuthFailure, now: float) -> bool:
-        """True if it has refused us for long enough, and its last word is not too old to count."""
+        """True if a broker has rejected us for long enough, and its latest rejection is recent."""
         return refusal.since + self._patience <= now <= refusal.last + self._patience
 
 
