@@ -1,8 +1,8 @@
 # The Arrow C data interface, and cells of columns as inline C.
 #
 # Source: Arrow "C data interface", "C stream interface" and "PyCapsule interface"; layouts from
-# "Arrow columnar format". Nobody gives the sizes of buffers: offsets are believed, but never
-# followed backwards or into buffers that are not there.
+# "Arrow columnar format". The interface does not transmit the sizes of buffers: offsets are
+# trusted, unless they decrease or the buffer is missing.
 
 from libc.stdint cimport (
     int8_t, int16_t, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t,

@@ -1,9 +1,9 @@
 # cython: language_level=3, boundscheck=False, cdivision=True
-"""Tables of other libraries, taken over by the Arrow C data interface, without any of them.
+"""Imports tables of other libraries by the Arrow C data interface, without importing a library.
 
-`open_table` takes the capsules of an object; `Stream.next` gives its record batches as `Chunk`s,
-which a `Layout` binds to the columns of a record. A chunk owns its memory and gives it back
-exactly once: when it is closed, or when nobody refers to it any more.
+`open_table` takes the capsules of an object; `Stream.next` returns its record batches as `Chunk`s,
+which a `Layout` binds to the columns of a record. A chunk owns its memory and releases it exactly
+once: when it is closed or deallocated.
 
 Source: Arrow "C data interface", "C stream interface", "PyCapsule interface".
 """

@@ -25,7 +25,7 @@ cdef class BulkTracker:
 
     cdef inline void note(self, BatchCore core) noexcept:
         """Note the newest record of a batch that was entered, in room that is there."""
-        core.bulk_count += 1  # somebody waits for it: the caller of the bulk call
+        core.bulk_count += 1  # a caller waits for it: that of the bulk call
         self.numbers[self.count] = core.bulk_number
         self.indices[self.count] = core.count - 1
         self.count += 1

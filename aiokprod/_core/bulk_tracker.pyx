@@ -51,7 +51,7 @@ cdef class BulkTracker:
 
     cdef int leave(self, BatchCore core) except -1:
         """Forget the batch entered last, of which no record was noted: it may be dropped without
-        an outcome, and the call would wait for one for ever."""
+        an outcome, and the call would wait for it forever."""
         self.cores.pop()
         core.bulk_owner = 0
         return 0
@@ -116,7 +116,7 @@ cdef class BulkTracker:
             for i in range(total):
                 core = <BatchCore>self.cores[i]
                 if core.parts is not None or core.error is not None or core.withdrawn:
-                    seen[3 * i] = -1  # its records have outcomes of their own
+                    seen[3 * i] = -1  # its records have individual outcomes
             for i in range(self.count):
                 number = 3 * self.numbers[i]
                 if seen[number] < 0:

@@ -1,6 +1,6 @@
-"""What states a connection has, what moves it between them, and what it reports.
+"""The states of a connection, its transitions, and the events it reports.
 
-Everything that decides a transition is in `TRANSITIONS`; `channel` only names the events.
+`TRANSITIONS` decides every transition; `channel` only names the events.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from aiokprod.errors import KafkaError
 
 
 class State(enum.Enum):
-    """Where a connection is in its life."""
+    """State of a connection."""
 
     CONNECTING = "connecting"
     CHECKING_API_VERSIONS = "checking_api_versions"
@@ -28,7 +28,7 @@ class State(enum.Enum):
 
 
 class Event(enum.Enum):
-    """What moves a connection from state to state."""
+    """Events that change the state of a connection."""
 
     TRANSPORT_UP = "transport_up"
     VERSION_REFUSED = "version_refused"
@@ -58,7 +58,7 @@ TRANSITIONS: Final[Mapping[tuple[State, Event], State]] = MappingProxyType(
         (State.CLOSING, Event.LOST): State.CLOSED,
     }
 )
-"""All that may happen. A missing key is a bug in this package and raises `KeyError`."""
+"""All transitions. Any other one is a bug in this package and raises `KeyError`."""
 
 
 PREPARING: Final = frozenset({State.CONNECTING, State.CHECKING_API_VERSIONS, State.AUTHENTICATING})
@@ -82,14 +82,14 @@ class CloseReason(enum.Enum):
 
 @dataclass(slots=True)
 class Ready:
-    """The connection takes requests (again)."""
+    """The connection accepts requests, for the first time or again."""
 
     throttle_ms: int = 0
 
 
 @dataclass(slots=True)
 class Completed:
-    """A request ended: `body` for an answer, `error` otherwise, neither for acks=0."""
+    """A request ended, with `body` or `error`, or neither for acks=0."""
 
     request: InFlightRequest
     body: Any
@@ -98,7 +98,7 @@ class Completed:
 
 @dataclass(slots=True)
 class Closed:
-    """The last event of a channel. `error` is None after an orderly `close()`."""
+    """The last event of a channel. `error` is None after a graceful `close()`."""
 
     reason: CloseReason
     error: KafkaError | None
@@ -106,7 +106,7 @@ class Closed:
 
 @dataclass(slots=True)
 class AuthTaskRequested:
-    """Authentication goes on once this is done: run it, then call `authentication_step`."""
+    """Authentication continues after this task: run it, then call `authentication_step`."""
 
     run: Callable[[], Coroutine[Any, Any, AuthenticationStep]] = field(repr=False)
 

@@ -1,7 +1,7 @@
-"""What is remembered of a node between its connections: backoff, setup timeout, addresses.
+"""State of a node that outlives its connections: backoff, setup timeout, addresses.
 
-Pure values: instants come in as `now`, randomness as an injected `rng`. Whether a connection
-exists is the client's knowledge. Source: Java `ClusterConnectionStates`.
+No clock and no connections: times are passed as `now`, and randomness is an injected `rng`.
+Source: Java `ClusterConnectionStates`.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ _NEVER: Final = float("-inf")
 
 @dataclass(slots=True)
 class NodeConnectionState:
-    """The record of one node.
+    """The state of one node.
 
     Attributes:
         failures: failed attempts and lost connections since READY.
-        name: host and port that were dialled last.
-        last_attempt: instant of the last dial, or of its end.
-        not_before: instant the backoff ends.
-        throttled_until: instant the broker's throttle ends; survives reconnects.
-        addresses: resolved and not yet used up; `index` is the one to dial.
-        last_address: the one dialled last, to be avoided after the next look-up.
-        sought: the last dial was one in search of any broker that answers.
+        name: host and port of the last dial.
+        last_attempt: time of the last dial, or of its end.
+        not_before: end of the backoff.
+        throttled_until: end of the broker's throttling; survives reconnects.
+        addresses: resolved addresses; `index` is the next one to dial.
+        last_address: the address dialled last, which is tried last after the next look-up.
+        sought: the last dial was part of a search for any broker that answers.
     """
 
     failures: int = 0
@@ -47,20 +47,20 @@ class NodeConnectionState:
 
 _SEARCH_FAILURES: Final = 10
 _SEARCH_WINDOW_S: Final = 1.0
-"""No further node is dialled in search of any that answers after so many failures within so many
-seconds. A living address among a few is found at once; a long list of dead ones, each with a
-backoff of its own, would be dialled hundreds of times in the first second. Java pauses after each
-failure, and needs a minute to find the only living one of fifty."""
+"""A search for any broker that answers pauses after this many failures within this many seconds.
+So a live address among a few is found at once. Since every address has a separate backoff, a long
+list of dead ones would otherwise be dialled hundreds of times in the first second. Java pauses
+after each failure, and needs a minute to find the only live address among fifty."""
 
 _MAX_NAMES: Final = 1024
-"""Of hosts that were not reached; beyond it the counts start again."""
+"""Limit of hosts for which failures are counted; above it the counts are cleared."""
 
 
 class ClusterConnectionStates:
-    """Records by node id. A record is created by the first attempt and dropped by `forget`.
+    """States by node id. A state is created by the first attempt and dropped by `forget`.
 
-    Attempts that failed before READY are counted by host and port: a bootstrap gives a broker a
-    new id, and would cut the time for a slow handshake down again each time.
+    Attempts that failed before READY are counted by host and port: after a bootstrap a broker has a
+    new id, and its setup timeout, which has grown for a slow handshake, must not start again.
     """
 
     def __init__(
@@ -94,23 +94,23 @@ class ClusterConnectionStates:
         return self._nodes.setdefault(node_id, NodeConnectionState())
 
     def not_before(self, node_id: int) -> float:
-        """When the node may be dialled; -inf if at once."""
+        """When the node may be dialled; -inf for now."""
         record = self._nodes.get(node_id)
         return _NEVER if record is None else record.not_before
 
     def can_connect(self, node_id: int, now: float) -> bool:
-        """The backoff is over. Whether a connection exists is for the caller to know."""
+        """True if the backoff is over. The caller checks whether there is a connection."""
         return now >= self.not_before(node_id)
 
     def may_search(self, now: float) -> bool:
-        """Few dials in search of any broker that answers have failed lately: another node may be
-        dialled. Nodes that are needed for themselves have only their own backoff, and do not count:
-        a dead leader that is dialled again and again would end the search for a living broker."""
+        """True if a search for any broker may dial another node, because few of its dials have
+        failed recently. Dials of a particular node have only the backoff of that node and are not
+        counted; otherwise retries of a dead leader would stop the search."""
         failures = self._failed_at
         return len(failures) < _SEARCH_FAILURES or failures[0] + _SEARCH_WINDOW_S <= now
 
     def last_attempt(self, node_id: int) -> float:
-        """Instant of the last attempt, -inf if never tried."""
+        """Time of the last attempt, -inf if there was none."""
         record = self._nodes.get(node_id)
         return _NEVER if record is None else record.last_attempt
 
@@ -119,10 +119,10 @@ class ClusterConnectionStates:
         return _NEVER if record is None else record.throttled_until
 
     def throttle(self, node_id: int, until: float) -> float:
-        """No request before `until`; a smaller value never shortens a longer one.
+        """Send no request before `until`, or before an earlier call's later time.
 
         Returns:
-            The instant that counts now.
+            The time that applies now.
         """
         record = self._record(node_id)
         record.throttled_until = max(record.throttled_until, until)
@@ -132,8 +132,8 @@ class ClusterConnectionStates:
         """Note an attempt; returns its setup timeout in seconds.
 
         Args:
-            name: host and port as the broker or the configuration gave them.
-            sought: any broker that answers is wanted, not this one.
+            name: host and port from the metadata or the configuration.
+            sought: the dial is part of a search for any broker.
         """
         record = self._record(node_id)
         record.sought = sought
@@ -150,7 +150,7 @@ class ClusterConnectionStates:
         return record.last_address
 
     def resolved(self, node_id: int, addresses: list[Address]) -> None:
-        """Store a look-up's result; the address that just failed goes last if there are others."""
+        """Store the result of a look-up; an address that has just failed is moved to the end."""
         record = self._record(node_id)
         if len(addresses) > 1 and addresses[0] == record.last_address:
             addresses = [*addresses[1:], addresses[0]]
@@ -158,8 +158,8 @@ class ClusterConnectionStates:
         record.index = 0
 
     def ready(self, node_id: int, now: float) -> None:
-        """The connection works: the backoff starts afresh, and so does the setup timeout unless
-        that connection needed a longer one than the first attempt gets (Java: always)."""
+        """The connection is READY: reset the backoff. Reset the setup timeout too, unless this
+        connection needed more time than the first attempt gets (Java: always)."""
         record = self._record(node_id)
         record.failures = 0
         if record.name is not None and now - record.last_attempt < self._setup.initial:
@@ -170,10 +170,10 @@ class ClusterConnectionStates:
         """An attempt failed or a connection was lost: start the backoff.
 
         Args:
-            was_up: the transport had been established. Then the name is looked up again (the
-                broker may come back elsewhere); otherwise the next address is tried.
-            was_ready: the connection took requests. Otherwise the next attempt gets a longer setup
-                timeout: a slow TLS or SASL handshake must succeed in the end.
+            was_up: the transport was established. Then the name is looked up again, since the
+                broker may have another address; otherwise the next address is tried.
+            was_ready: the connection was READY. Otherwise the next attempt gets a longer setup
+                timeout, so that a slow TLS or SASL handshake succeeds in the end.
 
         Source: Java `ClusterConnectionStates.disconnected`.
         """
@@ -195,17 +195,17 @@ class ClusterConnectionStates:
             self._setup_failures[record.name] = self._setup_failures.get(record.name, 0) + 1
 
     def expired(self, node_id: int, now: float) -> None:
-        """An idle connection was closed on purpose: no failure, hence no backoff."""
+        """An idle connection was closed by the client, which is no failure: no backoff."""
         record = self._record(node_id)
         record.last_attempt = now
         record.addresses = ()
 
     def forget(self, node_id: int) -> None:
-        """The node vanished or moved to another host."""
+        """The node was removed or moved to another host."""
         self._nodes.pop(node_id, None)
 
     def reset(self) -> None:
-        """Forget failures and addresses of all nodes; throttles stay."""
+        """Forget failures and addresses of all nodes, but not their throttling."""
         self._setup_failures.clear()
         for node_id, record in self._nodes.items():
             self._nodes[node_id] = NodeConnectionState(throttled_until=record.throttled_until)

@@ -1,4 +1,4 @@
-"""The tasks that connect: one per node at most, owned here, every end of one accounted for."""
+"""The tasks that connect, at most one per node. Every end of a task is reported."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class DialTasks:
     """Starts, names, cancels and awaits dial tasks.
 
     Args:
-        on_end: called when the task of a connection has ended, however it did; a failure has been
-            given to the connection before.
+        on_end: called when the task of a connection has ended for any reason; a failure was
+            reported to the connection before.
         tls: None for listeners without TLS.
     """
 
@@ -49,18 +49,18 @@ class DialTasks:
         task.add_done_callback(self._done)
 
     def has(self, connection: Connection) -> bool:
-        """Its task has not ended."""
+        """True if the task of the connection has not ended."""
         return connection in self._tasks.values()
 
     def cancel(self, connection: Connection) -> None:
-        """End the task of a connection that is closed already. One whose transport is up ends by
-        itself, and must: uvloop never tells of the end of a transport whose dial was cancelled."""
+        """Cancel the task of a connection that is closed, unless its transport is up. Then the task
+        ends by itself; uvloop never reports the end of a transport whose dial was cancelled."""
         for task, dialled in self._tasks.items():
             if dialled is connection and not connection.was_up:
                 task.cancel()
 
     async def wait(self) -> None:
-        """Until all tasks have ended. They go on if this is cancelled."""
+        """Wait until all tasks have ended. They continue if the wait is cancelled."""
         while self._tasks:
             await asyncio.wait(list(self._tasks))
 
@@ -94,7 +94,7 @@ class DialTasks:
             raise failure from error
 
     def _done(self, task: asyncio.Task[None]) -> None:
-        """Every way a task may end, a foreign cancellation included, is one attempt made."""
+        """Report the attempt, however its task ended, including cancellation by other code."""
         connection = self._tasks.pop(task)
         failure = _failure(task, connection.channel.peer)
         if failure is not None:
@@ -106,9 +106,9 @@ class DialTasks:
 
 
 def _clear_frames(error: BaseException) -> None:
-    """Drop the local variables of the frames of an error and of the errors it came from. They lead
-    to the connection, which keeps the error: a cycle for the garbage collector, with a socket in
-    it, for each dial that fails."""
+    """Drop the local variables in the frames of an error and of its causes. They reference the
+    connection, which references the error: every failed dial would leave a reference cycle with a
+    socket for the garbage collector."""
     seen: set[int] = set()
     rest: list[BaseException | None] = [error]
     while rest:

@@ -1,4 +1,7 @@
-"""Which broker to ask what any broker can answer. Source: Java `NetworkClient.leastLoadedNode`."""
+"""Chooses the broker for requests that any broker can answer.
+
+Source: Java `NetworkClient.leastLoadedNode`.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from aiokprod._net.connection_states import ClusterConnectionStates
 from aiokprod.cluster import Node
 
 PATIENCE_S: Final = 1.0
-"""For an answer or a connection; then another node is as good."""
+"""Seconds to wait for a response or a connection before another node is preferred."""
 
 
 class Candidate:
@@ -30,12 +33,11 @@ def least_loaded(
 ) -> int | None:
     """The id of the least loaded node, or None.
 
-    A sendable node without open requests, else the sendable one with fewest, else one that is
-    being connected, else the one tried longest ago whose backoff is over (unless many attempts have
-    just failed), else a sendable one that
-    has owed an answer for longer than a second, else one that has been connecting for that long: a
-    frozen broker accepts connections and requests, and says nothing. Begins at a random node, so
-    that clients do not all ask the same broker.
+    It is the node with the fewest requests in flight among those that accept a request, else one
+    that is connecting, else the one tried longest ago whose backoff is over (unless many attempts
+    have just failed). Nodes that have not responded, or have been connecting, for longer than a
+    second come last: a frozen broker accepts connections and requests, but never answers. The
+    search starts at a random node, so that clients do not all choose the same broker.
     """
     may_search = states.may_search(now)
     start = rng.randrange(len(brokers)) if brokers else 0

@@ -1,9 +1,9 @@
-"""TLS by memory BIOs over a plain transport, whose write buffer is the only one.
+"""TLS with memory BIOs over a plain transport, which has the only write buffer.
 
 The TLS transports of asyncio and uvloop cannot tell when a request has left the process: their
-`get_write_buffer_size` and `pause_writing` cover plaintext that is not yet encrypted, while what is
-encrypted waits in the transport below, without a limit and out of reach (uvloop). Here everything
-is encrypted at once and handed to the plain transport, whose flow control is passed on unchanged.
+`get_write_buffer_size` and `pause_writing` cover only plaintext that is not encrypted yet.
+Ciphertext waits in the transport below, without a limit and (in uvloop) inaccessible. Here data is
+encrypted at once and written to the plain transport, whose flow control applies unchanged.
 
 Source: Java `SslTransportLayer` (a send is complete once `hasPendingWrites` is false).
 """
@@ -206,14 +206,14 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
         except ssl.SSLWantReadError:
             self._hand_on()
         except ssl.SSLError as error:
-            self._hand_on()  # the alert, which tells the broker's operator why
+            self._hand_on()  # send the alert, which tells the broker's operator the reason
             self._closing = True
             self._below().close()
             self._refuse(error)
         else:
-            # The first request leaves in one write with our certificate. In a write of its own it
-            # could meet the reset of a broker that has refused the certificate, and a failed write
-            # drops what was received but not yet read: the alert that tells why.
+            # The first request is written together with our certificate. In a separate write it
+            # could fail with the reset from a broker that has rejected the certificate, and a
+            # failed write drops data that was received but not read: the alert with the reason.
             self._protocol = protocol = self._factory()
             protocol.connection_made(self)
             self._hand_on()
@@ -223,9 +223,9 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
     def _refuse(self, error: Exception) -> None:
         waiting = self._connected
         if waiting is not None and not waiting.done():
-            # Nor may frames of this object stay with an error that nobody retrieves.
+            # The error may never be retrieved, and must not keep frames of this object alive.
             waiting.set_exception(error.with_traceback(None))
-            waiting.exception()  # a dial that was cancelled does not retrieve it
+            waiting.exception()  # mark it as retrieved, since a cancelled dial does not
 
     def _read(self, protocol: asyncio.Protocol) -> None:
         chunks = []
@@ -252,8 +252,8 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
 
 
 def _records(chunks: Iterable[BytesLike]) -> Iterable[BytesLike]:
-    """The same bytes with small neighbours joined up to one TLS record: the header of a batch
-    needs no record of its own."""
+    """Join small adjacent chunks up to the size of a TLS record, so that the header of a batch
+    does not take a separate record."""
     small: list[BytesLike] = []
     size = 0
     for chunk in chunks:

@@ -1,6 +1,6 @@
 """The SASL exchange with a broker: SaslHandshake, the mechanism's messages, the session lifetime.
 
-The messages and checks of each mechanism are in a file of its own. Source: KIP-43, KIP-152,
+Each mechanism has a module with its messages and checks. Source: KIP-43, KIP-152,
 KIP-368; Java `SaslClientAuthenticator`.
 """
 
