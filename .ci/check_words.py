@@ -17,16 +17,8 @@ from typing import Final
 ROOT: Final = Path(__file__).resolve().parent.parent
 WORDS: Final = ROOT / ".ci" / "words.txt"
 SEARCHED: Final = ("*.md", "docs", "aiokprod", "benchmarks", "examples", ".ci", ".github")
-LEFT_OUT: Final = tuple(
-    ROOT / name
-    for name in (
-        "docs/reports",  # quotes the output of the runs that it describes
-        "aiokprod/_core",  # to be done
-        "aiokprod/_arrow",
-        "aiokprod/_engine",
-        "aiokprod/_net",
-    )
-)
+QUOTED: Final = ROOT / "docs" / "reports"
+"""Reports quote the output of the runs they describe."""
 KINDS: Final = {".md", ".py", ".pyi", ".pyx", ".pxd"}
 
 _TEXT: Final = re.compile(
@@ -90,9 +82,7 @@ def files() -> list[Path]:
         for path in ROOT.glob(name):
             found += [path] if path.is_file() else path.rglob("*")
     return sorted(
-        path
-        for path in found
-        if path.suffix in KINDS and not any(map(path.is_relative_to, LEFT_OUT))
+        path for path in found if path.suffix in KINDS and not path.is_relative_to(QUOTED)
     )
 
 

@@ -73,12 +73,12 @@ class KafkaChannel:
         peer: how to name the broker in messages.
         max_in_flight: open requests at most.
         receive_max_bytes: limit of an answer once READY; before it `HANDSHAKE_MAX_BYTES` counts.
-        software_version: told to the broker; `[a-zA-Z0-9.-]`, else brokers refuse it (KIP-511).
+        software_version: for ApiVersions; brokers accept only `[a-zA-Z0-9.-]` (KIP-511).
         authenticator: None for listeners without SASL.
 
     Attributes:
         state: changed by `_advance` only.
-        versions: per API the range both sides know; empty until the broker told its own.
+        versions: versions of each API that both sides support; empty before ApiVersions.
         features: levels of cluster features the broker knows to be finalised (KIP-584).
         close_reason, close_error: set once CLOSED.
         session_lifetime_s: of the last authentication, 0 = endless.
@@ -384,7 +384,7 @@ class KafkaChannel:
     def _receive_frame(self, frame: BytesLike, now: float) -> None:
         request = self.in_flight.oldest
         if request is None:
-            raise ProtocolError(f"{self.peer} sent {len(frame)} bytes that nobody asked for")
+            raise ProtocolError(f"{self.peer} sent {len(frame)} bytes without a request")
         correlation_id, body = decode_response_header(frame, request.api_key, request.version)
         if correlation_id != request.correlation_id or not request.expect_response:
             raise CorrelationMismatch(

@@ -60,7 +60,7 @@ class SessionLimits:
     """When to re-authenticate (KIP-368).
 
     Attributes:
-        share: of the session's lifetime to let pass, below 1.
+        share: part of the session's lifetime after which to re-authenticate, below 1.
         timeout: seconds for one re-authentication.
     """
 
@@ -73,7 +73,7 @@ _LONGEST_SESSION: Final = 365 * 86_400.0
 
 
 class ConnectionOwner(Protocol):
-    """Who is told about a connection. Called after the connection's own state is consistent."""
+    """Receives the events of a connection, each after the connection's state is consistent."""
 
     def connection_ready(self, connection: Connection) -> None:
         """The channel became READY."""
@@ -187,7 +187,7 @@ class Connection(asyncio.Protocol):
         self.setup_deadline = now + timeout
 
     def can_send(self, now: float) -> bool:
-        """A request may be handed over: READY, last one written, room, not throttled."""
+        """True if a request can be sent: READY, last one written, room, not throttled."""
         return not self._paused and self.channel.can_send and now >= self.throttled_until
 
     def send(
@@ -216,7 +216,7 @@ class Connection(asyncio.Protocol):
             NotReady: the connection cannot take a request: a bug of the caller.
         """
         channel = self.channel
-        # Read outside of the `try`: a request without it is a bug of the caller and must be loud.
+        # Read outside the `try`: a request without it is a bug of the caller and must raise.
         api_key = request.api_key
         version = -1
         deadline = now + timeout
@@ -295,7 +295,7 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         now = self._loop.time()
         if self.channel.state is not State.AUTHENTICATING:
-            # Re-authentication keeps no connection alive that nobody uses.
+            # Re-authentication does not keep an unused connection alive.
             self._last_activity = now
         self._reads += 1
         try:
@@ -541,8 +541,8 @@ class Connection(asyncio.Protocol):
 
 
 def _refusal(task: asyncio.Task[AuthenticationStep], peer: str) -> KafkaError | None:
-    """Why the work did not end with a step. Nothing of a foreign error but its class is told: its
-    text may hold a token."""
+    """Why the task did not return a step. Only the class of a third-party error is included: its
+    text may contain a token."""
     if task.cancelled():
         return AuthenticationError(f"{peer}: the authentication was cancelled")
     error = task.exception()

@@ -339,7 +339,7 @@ def test_failures_after_a_cancelled_call_are_logged(call, caplog):
             assert p.metrics()["records_unretrieved"] == 2
 
     play(main)
-    assert sum("nobody was waiting for them" in r.getMessage() for r in caplog.records) == 1
+    assert sum("no task was waiting for them" in r.getMessage() for r in caplog.records) == 1
 
 
 class Hearing:

@@ -132,7 +132,7 @@ class RecordAccumulator:
         Called by the append path when the open batch is missing or full.
 
         Args:
-            partition: -1 means the sticky partition, which is chosen anew once it has received
+            partition: -1 means the sticky partition, which is chosen again once it has received
                 `sticky_limit` bytes (KIP-794) or its broker's share of the buffer is used up.
             permit: the caller's place in a broker's queue if `BrokerMemoryQuota.wait` has let it
                 through; None if the caller has not waited.
@@ -284,7 +284,7 @@ class RecordAccumulator:
                     self._note_linger(queue)
             self._lingering_queues.clear()
         while due and not self._is_awaited(*due[0]):
-            queue = heapq.heappop(due)[2]  # its batch is not at the head; nobody need wake up
+            queue = heapq.heappop(due)[2]  # its batch is not at the head: no wake-up is needed
             queue.linger_at = -1.0  # once it is at the head, it must be noted again
         return due[0][0] if due else math.inf
 
@@ -501,10 +501,10 @@ class RecordAccumulator:
     # -- topology -------------------------------------------------------------------------------
 
     def on_snapshot(self, snapshot: ClusterSnapshot, now: float) -> None:
-        """Move queues to their partitions' present leaders. A batch waiting out its backoff may
-        leave at once if another leader was elected since its last attempt, or if there was none
-        meanwhile: its topic may have been created anew, and then epochs begin again, perhaps with
-        the epoch of its last attempt."""
+        """Move queues to the current leaders of their partitions. The backoff of a batch ends if
+        another leader was elected since its last attempt, or if there was no leader in between. In
+        that case the topic may have been created again: epochs then start again, perhaps with the
+        epoch of the last attempt."""
         lost: dict[int | None, None] = {}  # in order, so that equal runs stay equal
         for queue in self._queues.values():
             before = queue.node

@@ -32,9 +32,9 @@ class HasLeader(Protocol):
 class QuotaWaiter:
     """A caller that waits for a broker's share, from its first wait until its record is appended.
 
-    Once granted it is the permit to open a batch. The permit ends with the object too: a caller
-    that a signal handler interrupted may never call `release`, and the callers behind it would wait
-    for ever.
+    Once granted it is the permit to open a batch. The permit also ends when the object is deleted:
+    a caller that was interrupted by a signal handler may never call `release`, and later callers
+    would wait forever.
 
     Attributes:
         queue: of the partition it wants to append to.
@@ -73,7 +73,7 @@ class BrokerMemoryQuota:
     """Bytes held per broker id (None: partitions without a leader), and callers that wait for room.
 
     Invariants: a broker has one permit, so that order is kept and no more callers are woken than
-    there is room for; no caller waits while there is room and nobody has the permit; callers are
+    there is room for; no caller waits while there is room and the permit is free; callers are
     served in order of arrival. Joining and leaving are O(1) but for `follow`.
     """
 
@@ -127,7 +127,7 @@ class BrokerMemoryQuota:
         return count is not None and count.bytes > self._limit and self._several_nodes()
 
     def grant_next(self, node: int | None) -> None:
-        """Grant the permit of a broker to its first waiter, if there is room and nobody has it."""
+        """Grant the permit of a broker to its first waiter, if there is room and it is free."""
         waiters = self._waiting.get(node)
         if waiters is None or node in self._granted or self.exceeded(node):
             return
@@ -147,8 +147,8 @@ class BrokerMemoryQuota:
             self.grant_next(node)
 
     def follow(self, nodes: Iterable[int | None]) -> None:
-        """Brokers have lost partitions: callers that wait for those go on waiting for the
-        present leaders, in order of arrival."""
+        """Brokers have lost partitions: callers that wait for these partitions now wait for the
+        current leaders, in order of arrival."""
         joined: dict[int | None, list[QuotaWaiter]] = {}
         for node in nodes:
             waiters = self._waiting.get(node, ())
@@ -182,7 +182,7 @@ class BrokerMemoryQuota:
         next pass, because a finalizer may run in any thread and within any other call."""
         node = waiter.node
         self._granted.discard(node)
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+        with contextlib.suppress(RuntimeError):  # the loop is closed: no caller waits
             waiter.future.get_loop().call_soon_threadsafe(self.grant_next, node)
 
     async def wait(

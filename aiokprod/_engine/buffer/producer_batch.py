@@ -29,7 +29,7 @@ class ProducerBatch:
         in_doubt: as `possibly_appended`, until a sequence error proves that the log has it not.
         lost: a request with it was not answered. A copy may still arrive at a broker, whatever
             later attempts are answered.
-        divided_in_doubt: part of a batch whose fate was open when it was divided. A sequence error
+        divided_in_doubt: part of a batch that was in doubt when it was divided. A sequence error
             proves nothing about it: brokers do not recognise parts of a batch that they have.
         proven_offset: its offset, if the response to a newer batch proves it; -1 if unknown.
         seen: bytes of some attempt may have reached a broker, whatever it answered. From then on
@@ -132,14 +132,14 @@ class ProducerBatch:
         return self.base_sequence != NO_SEQUENCE
 
     def leader_changed(self, leader_epoch: int) -> bool:
-        """True if the metadata have another leader epoch than the last attempt was sent under. It
-        is higher, or lower if the topic was created anew: lower ones are believed for that reason
-        only. Source: Java `ProducerBatch.hasLeaderChangedForTheOngoingRetry`."""
+        """True if the leader epoch in the metadata is not that of the last attempt. It is higher,
+        or lower if the topic was created again, the only case in which the metadata accepts a
+        lower one. Source: Java `ProducerBatch.hasLeaderChangedForTheOngoingRetry`."""
         known = self.leader_epoch >= 0 and leader_epoch >= 0
         return known and leader_epoch != self.leader_epoch
 
     def chunks(self) -> tuple[bytes, bytes]:
-        """The encoded batch, header and records; made anew at each attempt, never changed."""
+        """The encoded header and records of the batch; created for each attempt, never changed."""
         core = self.core
         assert self.payload is not None, "batch is not closed"
         header = batch_header(

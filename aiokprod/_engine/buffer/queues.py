@@ -78,8 +78,8 @@ class PartitionQueue(PartitionSlot):
 class NodeQueues:
     """The queues led by one broker (or by none), by what they wait for.
 
-    `ready` may leave now; `lingering` hold one open batch that may still grow. Both keep the
-    order of entry: whoever was served goes to the end, so that no partition starves.
+    `ready` queues can be sent now; `lingering` queues have one open batch that may still grow. Both
+    keep the order of entry: a queue that was served goes to the end, so that no partition starves.
     `undrained_since`: since when the broker has taken nothing though something was due for it; inf
     if it takes requests (loop time).
     """

@@ -87,8 +87,8 @@ class Metadata:
 
         self._topics = TrackedTopics(config.metadata_max_idle_ms / 1000)
         self.claimed: frozenset[int] = frozenset()
-        self._asked: frozenset[str] | None = None  # in the request under way
-        self._ask_again = False  # after the answer to the request under way
+        self._asked: frozenset[str] | None = None  # topics in the request in flight
+        self._ask_again = False  # after the response to the request in flight
         self._request_generation = 0
         self._full_generation = 0
         self._last_error: KafkaError | None = None
@@ -154,7 +154,7 @@ class Metadata:
             self._request_partial()
 
     def request_topic(self, topic: str, now: float) -> None:
-        """Keep the topic, and ask for it again even if it is an old acquaintance. O(1)."""
+        """Keep the topic, and request it again even if it is already cached. O(1)."""
         self.mark_used(topic, now)
         self.request_update()
 
@@ -162,9 +162,9 @@ class Metadata:
         """Ask for a fetch of everything in use; sent when the backoff allows.
 
         Args:
-            seen_generation: the view that proved wrong. If the cache got a full answer since then,
-                nothing happens. Without it a request under way may be too old to answer what is
-                asked for now, and another one follows it.
+            seen_generation: generation of the snapshot that proved wrong. If the cache got a full
+                response since then, nothing happens. If it is None, a request in flight may be too
+                old, so another one follows it.
 
         Returns:
             The generation that a waiter must see exceeded.
@@ -359,7 +359,7 @@ class Metadata:
         return bool(self.update_leaders({topic_partition: (leader_id, leader_epoch)}, endpoints))
 
     def failed(self, now: float, error: KafkaError | None = None) -> None:
-        """An attempt got no usable answer. What was wanted stays wanted; nobody is woken.
+        """An attempt got no usable response. The update is still needed; no waiter is woken.
 
         Source: Java `Metadata.failedUpdate`.
         """
@@ -381,7 +381,7 @@ class Metadata:
     def rebootstrap(self) -> None:
         """Forget the brokers and start again from the bootstrap addresses.
 
-        Topics stay known without leaders, so that records go on being buffered.
+        Topics stay known, without leaders, so that records are still buffered.
 
         Source: Java `Metadata.rebootstrap`; KIP-899, KIP-1102.
         """
@@ -394,8 +394,8 @@ class Metadata:
         self._swap(without_leaders(self.snapshot, self._bootstrap_nodes))
 
     def refuse(self, error: KafkaError) -> None:
-        """Fail everyone who waits for a topic, now and later, with a copy of `error`; fetches go on
-        for what is still to be delivered."""
+        """Fail all current and later waits for a topic with a copy of `error`; fetches continue for
+        the records that are still to be delivered."""
         self._refused_by = error
         self._broadcast.notify_all()
 

@@ -69,13 +69,13 @@ class _Fetch:
 
 
 class MetadataUpdater:
-    """Keeps one `Metadata` fresh through one `BrokerClient`.
+    """Keeps one `Metadata` up to date through one `BrokerClient`.
 
-    At most one request is under way; if its node says nothing for a second, one other node gets it
-    as well (Java waits for request.timeout.ms), and the first answer counts; if one of the two
-    fails, or neither has answered within request_timeout_ms, a third node takes its place. Wire
-    `client`'s events to `wake` and `on_disconnect`; run `run()` as a task of the
-    producer. Every error of brokers and network ends in the cache; what `run` raises is a bug and
+    There is at most one fetch at a time. If its node does not respond for a second, the request is
+    also sent to another node (Java waits for request.timeout.ms), and the first response counts. If
+    one of the two fails, or neither responds within request_timeout_ms, a third node takes its
+    place. Connect `client`'s events to `wake` and `on_disconnect`, and run `run()` as a task of the
+    producer. Errors of brokers and network go to the cache; an exception from `run` is a bug and
     must fail the producer.
 
     Attributes:
@@ -138,7 +138,7 @@ class MetadataUpdater:
                 self._failed.add(node_id)
             self._suspects.add(node_id)
         if isinstance(error, (AuthenticationError, UnsupportedVersion)):
-            # A request under way, or a broker that has let us in, decides for the waiters.
+            # A request in flight, or a broker that has accepted us, decides for the waiters.
             if self._fetch is not None or any(map(self._connected, self._nodes)):
                 metadata.note_error(error)
             else:
@@ -148,7 +148,7 @@ class MetadataUpdater:
             and self._client.least_loaded(now) is None
             and not self._all_lost()
         ):
-            # Nobody is left to ask, so the update that was due counts as failed: backoff applies.
+            # No broker is available, so the update that was due has failed: backoff applies.
             metadata.failed(now, error)
         else:
             metadata.note_error(error)
@@ -156,7 +156,7 @@ class MetadataUpdater:
         self.wake()
 
     async def run(self) -> None:
-        """Fetch for ever. Ends by cancellation only."""
+        """Fetch metadata whenever an update is due. Ends only by cancellation."""
         while True:
             self._wake.clear()
             next_at = self.run_once(self._clock())
@@ -359,6 +359,6 @@ class MetadataUpdater:
         if body.error_code:
             return broker_error(body.error_code, f"metadata request to node {node_id}")
         if not body.brokers:
-            # A broker that is still starting knows nobody yet (F54).
+            # A broker that is still starting knows no brokers yet (F54).
             return BrokerError(f"node {node_id} answered with an empty list of brokers")
         return None

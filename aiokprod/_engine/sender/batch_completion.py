@@ -297,7 +297,7 @@ class BatchCompletion:
             if unwatched:
                 self._observer.on_unretrieved_failure(batch.topic_partition, unwatched, error)
                 logger.error(
-                    "%d records to %s failed and nobody was waiting for them: %s",
+                    "%d records to %s failed and no task was waiting for them: %s",
                     unwatched, batch.topic_partition, error,
                 )  # fmt: skip
         self._accumulator.settle(batch)

@@ -58,7 +58,7 @@ def decide(
 ) -> Action:
     """What to do with a batch of `records` records whose attempt number `attempts` ended in `code`.
 
-    FATAL concerns producers with sequences only; others go on with their next batch.
+    FATAL applies only to producers with sequences; others continue with their next batch.
 
     Args:
         settled: its records have an outcome.
@@ -140,8 +140,8 @@ def batch_error(
 def record_errors(
     batch: ProducerBatch, answer: Any, error: KafkaError
 ) -> dict[int, KafkaError] | None:
-    """Per-record texts (KIP-467): the named records get theirs, the others are told that they
-    failed along with them. `answer` is the partition's part of the answer, or None."""
+    """Per-record errors (KIP-467): the named records get their text, the others one that says that
+    they failed with the batch. `answer` is the partition's part of the response, or None."""
     if answer is None or not answer.record_errors:
         return None
     named = {entry.batch_index: entry.batch_index_error_message for entry in answer.record_errors}

@@ -169,7 +169,7 @@ class Sender:
                 elif leader_of(batch.topic_partition) not in (None, batch.wire_node):
                     lost.add(batch.wire_node)
         for node_id in lost - kept:
-            text = f"broker {node_id} owes an answer, and another one leads what was sent to it"
+            text = f"broker {node_id} did not respond, and another one leads its partitions by now"
             self._client.give_up(node_id, RequestTimedOut(text))
 
     def on_snapshot(self) -> None:

@@ -1391,7 +1391,7 @@ async def test_failure_nobody_waits_for_is_reported_once_per_batch(
     harness.step()
     harness.brokers.last.refuse(Code.INVALID_RECORD)
     assert harness.observer.unretrieved == [(T0, 3)]
-    assert caplog.text.count("nobody was waiting") == 1
+    assert caplog.text.count("no task was waiting") == 1
     assert "unwatched" not in caplog.text.replace("nobody", ""), "never a value"
 
 
