@@ -137,7 +137,7 @@ class ClusterSnapshot:
         return () if info is None else info.available
 
     def topic_id(self, topic: str) -> bytes:
-        """16 bytes, all zero if topic or id is unknown. O(1)."""
+        """The topic id: 16 bytes, all zero if topic or id is unknown. O(1)."""
         info = self.topics.get(topic)
         return ZERO_TOPIC_ID if info is None else info.topic_id
 

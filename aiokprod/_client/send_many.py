@@ -36,11 +36,10 @@ if TYPE_CHECKING:
 class BulkSender:
     """One `send_many` call.
 
-    A record that cannot be appended gets its error in the result, also if there is no memory for
-    it. Only an error that ends the producer ends the call, or a programming error: if all records
-    have a wrong type, the error of the first one is raised. After a wait that timed out, later
-    records do not wait for the same thing: for a topic as long as the metadata do not have it, for
-    memory until a record has been appended again.
+    If a record cannot be appended, for example because there is no memory, its error is in the
+    result. The call itself raises only if the producer ends, or if all records have a wrong type,
+    which is a programming error. After a wait that timed out, later records do not wait for the
+    same thing: for a topic until it is in the metadata, for memory until a record was appended.
 
     Attributes:
         tracker: the records that are in batches.

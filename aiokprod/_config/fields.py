@@ -97,10 +97,10 @@ class Flag:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One of a few strings; others may be known but not built yet.
+    """Checks that a setting is one of a few strings. Others may be known but not supported yet.
 
     Attributes:
-        any_case: properties files may write them in any case, as for Java.
+        any_case: values from a mapping may be in any case, as in Java.
     """
 
     names: tuple[str, ...]

@@ -40,9 +40,10 @@ class Task:
 
 
 def audit_prefix(options: SinkOptions, task: Task, job: str | None) -> str | None:
-    """The start of the audit headers of a task's rows: run, batch and task; None without them.
+    """The prefix of a task's audit headers (run, batch and task), None without audit headers.
 
-    For a batch job it is an id of this package, because jobs of one job group share Spark's.
+    For a batch job, the run is an id that this package creates, because Spark's id is the same for
+    all jobs of a job group.
     """
     if not options.audit_headers:
         return None

@@ -23,7 +23,7 @@ _NAMES: Final = {name: name for name in ALLOWED}
 
 
 class Batch(Protocol):
-    """What the sink reads of the producer's batches.
+    """The attributes of the producer's batches that the sink reads.
 
     Attributes:
         base_offset: of its first record, -1 if the broker did not return it.

@@ -1,7 +1,8 @@
-"""Whether the transactions that the tasks prepared can still be committed, asked before any is.
+"""Checks, before the first commit, that all transactions of the tasks can still be committed.
 
-A transaction that timed out or was fenced cannot be committed any more. If only its EndTxn showed
-that, the job would be committed in part, because the transactions committed before it stay so.
+A transaction that timed out or was fenced cannot be committed any more. Without this check its
+EndTxn would show that only after other transactions were committed, and the job would be committed
+in part.
 """
 
 from __future__ import annotations

@@ -96,9 +96,9 @@ class LoopThread:
     async def borrowed(
         self, key: Hashable, make: Callable[[], Awaitable[C]], *, keep: bool
     ) -> AsyncIterator[C]:
-        """The client kept under `key`, or a new one. After an error it is closed.
+        """Lend the client stored under `key`, or a new one. An error closes the client.
 
-        With `keep` it is kept for the next borrower, until it is unused for `IDLE_SECONDS`.
+        With `keep` it is stored for the next task, and closed after `IDLE_SECONDS` without use.
         """
         entry = self.kept.pop(key, None)
         if entry is None:

@@ -101,7 +101,7 @@ class AiokprodWriter(DataSourceStreamWriter, DataSourceArrowWriter):
             options = SinkOptions.parse(self._options)
             prepared = [one for one in messages if isinstance(one, Prepared) and not one.skipped]
             if prepared:
-                ender = TransactionEnder(options, batch_id=None)  # only a commit needs it
+                ender = TransactionEnder(options, batch_id=None)  # only a commit needs the batch
                 loop_thread(options.loop).run(ender.abort(prepared))
         except BaseException as error:
             logger.warning("aborting the transactions failed: %s: %s", type(error).__name__, error)

@@ -36,7 +36,7 @@ _AUTO_CREATION_FROM: Final = 4
 _LIST_OFFSETS_MAX: Final = 6
 _ISOLATION_FROM: Final = 2
 _FETCH_MAX: Final = 12
-"""The last version that names topics; later ones want topic ids."""
+"""The last version with topic names; later ones need topic ids."""
 _FETCH_WAIT_MS: Final = 500
 _OFFSET_FETCH_MAX: Final = 9
 """The last version that names topics."""
@@ -231,7 +231,7 @@ async def group_offsets(
 
 
 def _group_of(body: Any) -> Any:
-    """The response of the only group; before v8 the body is it."""
+    """The part of the response about the only group; before v8 the body itself."""
     return body.groups[0] if body.groups else body
 
 

@@ -79,7 +79,7 @@ class AdmissionGate(Protocol):
     """Whether records are accepted, and what their failures mean to the transaction."""
 
     def check_open(self) -> None:
-        """Raises if records are not accepted now, also into a batch that is open already."""
+        """Raises if no records are accepted now, not even into an open batch."""
 
     def admit(self, topic_partition: TopicPartition) -> None:
         """A batch is opened; raises if records are not accepted now."""
@@ -193,7 +193,7 @@ class NoSequences:
 
 
 class NoProducerId:
-    """No producer id: no requests for one, and no error ends it."""
+    """The `IdentitySource` of a producer without a producer id: it sends no requests."""
 
     fatal_error: KafkaError | None = None
     transactional_id: str | None = None

@@ -60,9 +60,9 @@ def may_be_carried_out(number: int, *, earlier: bool) -> bool:
 
     Args:
         earlier: a copy sent before got no response, or one for which this function returned True.
-            No later refusal changes that: CONCURRENT_TRANSACTIONS at EndTxn refuses a first copy
-            before the write, because the markers of another transaction or producer are being
-            written; after a copy in doubt, the markers may be those of that copy.
+            Then a later error proves nothing. For example, CONCURRENT_TRANSACTIONS means that
+            markers are being written. If EndTxn was sent once, they are those of another
+            transaction or producer; after a copy in doubt, they may be those of that copy.
 
     Source: Kafka `TransactionCoordinator.endTransaction`.
     """
