@@ -15,19 +15,17 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_GET_SI
 from cpython.dict cimport PyDict_GetItem
 from cpython.list cimport PyList_GET_ITEM
 from cpython.ref cimport PyObject, Py_INCREF
+from cpython.tuple cimport PyTuple_GET_ITEM
 
 from aiokprod._core.bulk_tracker cimport BulkTracker
 from aiokprod._core.batch cimport (
-    BatchCore, ByteCount, Delivery, MemoryBudget, Reservation, headers_encoded_size,
-    new_delivery, record_body_size,
+    BatchCore, ByteCount, Delivery, MemoryBudget, Reservation, make_room, new_delivery,
 )
-from aiokprod._core.varint cimport (
-    int32_t, int64_t, uint32_t, varint_size, write_varint,
+from aiokprod._core.place cimport (
+    BLOCK, CHARGE, CHECK_ROWS, OVERHEAD, Record, begin_record, end_record, field_size, fields_size,
+    key_hash, least_prefix, size_bound, write_field,
 )
-from aiokprod._core.record cimport (
-    BATCH_HEADER, BLOCK, CHARGE, CHECK_ROWS, MIN_BODY, OVERHEAD, begin_record, end_record,
-    has_ample_room, key_hash, write_field,
-)
+from aiokprod._core.varint cimport int32_t, int64_t, uint32_t, write_varint
 from aiokprod._core.yielding cimport YieldQueue
 
 ctypedef PyObject* (*iternext)(PyObject*) noexcept
@@ -43,6 +41,7 @@ cdef extern from "Python.h":
     int PYGEN_RETURN
     int PYGEN_NEXT
     void PyErr_SetObject(object, object) noexcept
+    const char* PyUnicode_AsUTF8AndSize(object, Py_ssize_t*) except NULL
 
 cdef extern from *:
     """
@@ -75,6 +74,50 @@ cdef inline const char* data_of(PyObject* data, Py_ssize_t size) noexcept:
     return PyBytes_AS_STRING(<object>data) if size >= 0 else NULL
 
 
+cdef int64_t headers_encoded_size(object headers, int64_t* count) except -2:
+    """Bytes of all headers, or -1 if they are not a list or tuple of (str, bytes | None)."""
+    cdef int64_t total = 0
+    cdef Py_ssize_t name_size, value_size
+    cdef object pair, name
+    if headers is None:
+        count[0] = 0
+        return 0
+    if type(headers) is not list and type(headers) is not tuple:
+        return -1
+    for pair in headers:
+        if type(pair) is not tuple or len(<tuple>pair) != 2:
+            return -1
+        name = (<tuple>pair)[0]
+        value_size = size_of(PyTuple_GET_ITEM(pair, 1))
+        if type(name) is not str or value_size < -1:
+            return -1
+        try:
+            PyUnicode_AsUTF8AndSize(name, &name_size)
+        except UnicodeEncodeError:
+            return -1
+        total += field_size(name_size) + field_size(value_size)
+    count[0] = len(headers)
+    return total
+
+
+cdef char* write_headers(char* p, object headers, int64_t count) except NULL:
+    """Write headers that `headers_encoded_size` has checked."""
+    cdef Py_ssize_t size
+    cdef const char* name
+    cdef PyObject* value
+    cdef object pair
+    p = write_varint(p, count)
+    if count == 0:
+        return p
+    for pair in headers:
+        name = PyUnicode_AsUTF8AndSize((<tuple>pair)[0], &size)
+        p = write_field(p, name, size)
+        value = PyTuple_GET_ITEM(pair, 1)
+        size = size_of(value)
+        p = write_field(p, data_of(value, size), size)
+    return p
+
+
 cdef inline void hash_keys(list keys, Py_ssize_t start, Py_ssize_t end,
                            uint32_t* hashes) noexcept:
     """Hashes of the keys that are bytes. That of key i is at `i - end` modulo BLOCK.
@@ -97,7 +140,7 @@ def record_size_bound(key, value, headers):
 
     Raises ValueError if headers are not (str, bytes | None) pairs.
     """
-    cdef int32_t count
+    cdef int64_t count
     cdef Py_ssize_t size = headers_encoded_size(headers, &count)
     if size < 0:
         raise ValueError("headers must be a list or tuple of (str, bytes | None) tuples")
@@ -379,11 +422,8 @@ cdef class Appender:
             number = partition
         if not self.yield_queue.pass_open and not self.open_pass():
             return None
-        if timestamp_ms is None:
-            timestamp = self.pass_ms
-        elif type(timestamp_ms) is int and 0 <= timestamp_ms <= 0x7FFFFFFFFFFFFFFF:
-            timestamp = timestamp_ms
-        else:
+        timestamp = self.timestamp_of(<PyObject*>timestamp_ms)
+        if timestamp < 0:
             return None
         return self.append_slot(slot, number, value, key, timestamp, headers, 0, None, None)
 
@@ -410,101 +450,81 @@ cdef class Appender:
             reservation.delivery = result.delivery
         return result
 
-    cdef Delivery append_slot(self, TopicSlot slot, int32_t partition, bytes value, bytes key,
+    cdef Delivery append_slot(self, TopicSlot topic, int32_t partition, bytes value, bytes key,
                               int64_t timestamp, object headers, int64_t reserved, object permit,
                               AppendResult result):
+        """Append a record and count its bytes; None if memory is short or it needs the slow path.
+        `result`, if given, gets the slot whose broker is over its quota."""
         cdef Delivery delivery = new_delivery(None, 0)  # first: there may be no memory for it
-        cdef BatchCore core = self.encode(slot, partition, value, key, timestamp, headers,
-                                          reserved, CHARGE, None, permit, result)
-        if core is None:
+        cdef MemoryBudget memory = self.memory
+        cdef PyObject* held  # a BatchCore; its slot keeps it alive
+        cdef Record record
+        cdef bint sticky
+        cdef uint32_t hashed = 0
+        cdef int64_t bound, size
+        cdef int prefix
+        cdef char* p
+        record.timestamp = timestamp
+        record.key_size = size_of(<PyObject*>key)
+        record.key = data_of(<PyObject*>key, record.key_size)
+        record.value_size = size_of(<PyObject*>value)
+        record.value = data_of(<PyObject*>value, record.value_size)
+        record.headers_size = headers_encoded_size(headers, &record.header_count)
+        bound = size_bound(&record)
+        if record.headers_size < 0 or not self.admits(memory, bound, CHARGE, reserved):
             return None
-        delivery.core = core
-        delivery.index = core.count - 1
+        sticky = self.is_sticky(partition, record.key_size >= 0)
+        if partition < 0 and not sticky:
+            hashed = key_hash(record.key, record.key_size)
+        partition = self.partition_of(topic, partition, sticky, hashed)
+        held = find_batch(topic, partition, &record, bound)
+        if held is NULL:
+            if headers is not None:  # `open_batch` may change the caller's list
+                headers = tuple(headers)
+                if headers_encoded_size(headers, &record.header_count) != record.headers_size:
+                    return None
+            held = self.open_batch(topic, partition, sticky, &record, CHARGE, reserved, permit,
+                                   result)
+            if held is NULL:
+                return None
+        prefix = least_prefix(bound)
+        p = begin_record(held, &record, prefix)
+        p = write_headers(p, headers, record.header_count)
+        size = end_record(held, p, timestamp, prefix)
+        count_bytes(memory, topic, held, sticky, size, CHARGE, reserved)
+        delivery.core = <BatchCore>held
+        delivery.index = (<BatchCore>held).count - 1
         delivery.timestamp = timestamp
-        delivery.key_size = <int32_t>PyBytes_GET_SIZE(key) if key is not None else -1
-        delivery.value_size = <int32_t>PyBytes_GET_SIZE(value) if value is not None else -1
+        delivery.key_size = <int32_t>record.key_size
+        delivery.value_size = <int32_t>record.value_size
         return delivery
 
-    cdef BatchCore encode(self, TopicSlot topic, int32_t partition, bytes value, bytes key,
-                          int64_t timestamp, object headers, int64_t reserved, int64_t charge,
-                          BulkTracker tracker, object permit, AppendResult result):
-        """Append to the right batch and count the bytes; None if memory is short or the record
-        needs the slow path. `result`, if given, gets the slot whose broker is over its quota. The
-        caller notes the record in the tracker, if there is one."""
-        cdef int32_t header_count
-        cdef Py_ssize_t headers_size = headers_encoded_size(headers, &header_count)
-        cdef Py_ssize_t bound, body = 0, size = 0
+    cdef PyObject* open_batch(self, TopicSlot topic, int32_t partition, bint sticky,
+                              const Record* record, int64_t charge, int64_t reserved, object permit,
+                              AppendResult result) except? NULL:
+        """A new batch with room for a record, of another partition if it is the sticky one. NULL if
+        none can be opened now, or the record must be evaluated again. The batch's slot keeps it
+        alive."""
         cdef PartitionSlot slot
-        cdef BatchCore core
-        cdef MemoryBudget memory = self.memory
-        cdef bint sticky = self.is_sticky(partition, key is not None)
-        if headers_size < 0:
-            return None
-        bound = OVERHEAD + headers_size
-        if key is not None:
-            bound += PyBytes_GET_SIZE(key)
-        if value is not None:
-            bound += PyBytes_GET_SIZE(value)
-        if bound + BATCH_HEADER > self.max_request_size:
-            return None
-        if reserved == 0 and (memory.has_waiters or memory.used + bound + charge > memory.limit):
-            return None
-        slot = self.choose(topic, partition, key)
-        core = slot.core if slot is not None else None
-        if core is not None:
-            body = record_body_size(core, timestamp, key, value, headers_size, header_count)
-            size = varint_size(body) + body
-        if core is None or not core.has_room(size):
-            # `open_new_batch` is Python: other threads, signal handlers and finalizers may run,
-            # change the caller's list, and send records of their own.
-            if headers is not None:
-                headers = tuple(headers)
-                if headers_encoded_size(headers, &header_count) != headers_size:
-                    return None
-            slot = self.open_new_batch(
-                topic,
-                slot.partition if slot is not None and not sticky else -1,
-                bound, permit,
-            )
-            core = slot.core if slot is not None else None
-            if core is None:
-                if result is not None:
-                    result.over_quota = slot
-                return None
-            body = record_body_size(core, timestamp, key, value, headers_size, header_count)
-            size = varint_size(body) + body
-            if not core.has_room(size) or \
-                    (reserved == 0 and memory.used + bound + charge > memory.limit):
-                return None
-        if tracker is not None and core.bulk_owner != tracker.identity:
-            core.grow(size)  # what can fail comes before the batch is entered
-            tracker.enter(core)
-        core.append_record(timestamp, key, value, headers, body, headers_size)
-        core.buffered_bytes += size + charge
-        memory.used += size + charge - reserved
-        if sticky:
-            topic.sticky_bytes += size
-        return core
-
-    cdef PartitionSlot choose(self, TopicSlot topic, int32_t partition, bytes key):
-        """The record's partition slot, None if the sticky partition is to be chosen anew."""
-        cdef int32_t total
-        if partition < 0:
-            if self.is_sticky(partition, key is not None):
-                partition = self.sticky_partition(topic)
-                if partition < 0:
-                    return None
-            else:
-                total = <int32_t>len(topic.slots)
-                if total == 0:
-                    raise IndexError(f"{topic.topic} has no partitions")
-                partition = <int32_t>(key_hash(PyBytes_AS_STRING(key), PyBytes_GET_SIZE(key))
-                                      % <uint32_t>total)
+        cdef PyObject* held
+        cdef int64_t bound = size_bound(record)
         if partition >= len(topic.slots):
             raise IndexError(
                 f"partition {partition} of {topic.topic}: {len(topic.slots)} are known"
             )
-        return <PartitionSlot>topic.slots[partition]
+        slot = self.open_new_batch(topic, -1 if sticky else partition, bound, permit)
+        if slot is None:
+            return NULL
+        if slot.core is None:
+            if result is not None:
+                result.over_quota = slot
+            return NULL
+        # `open_new_batch` is Python: other threads, signal handlers and finalizers may have run and
+        # sent records of their own.
+        if reserved == 0 and self.memory.used + bound + charge > self.memory.limit:
+            return NULL
+        held = <PyObject*>slot.core
+        return held if make_room(held, record.timestamp, fields_size(record)) else NULL
 
     # -- many records ---------------------------------------------------------------------------
 
@@ -513,133 +533,30 @@ cdef class Appender:
                       Py_ssize_t start):
         """Append records from `start` on until the end, the time slice or the memory is over.
 
-        Columns are lists of equal length or None; partition -1 means by key or sticky. Returns
-        the position of the first record not appended: it waits for memory, for the next slice, or
-        needs the slow path.
+        Columns are lists of equal length, which nothing else changes, or None; partition -1 means
+        by key or sticky. Returns the position of the first record not appended: it waits for
+        memory, for the next slice, or needs the slow path.
         """
-        cdef Py_ssize_t i = start, end = len(values)
         if start < 0:
             raise ValueError("start must not be negative")
         for column in (keys, timestamps, headers):
-            if column is not None and len(column) != end:
+            if column is not None and len(column) != len(values):
                 raise ValueError("columns have different lengths")
-        if partition >= len(topic.slots):
-            raise IndexError(
-                f"partition {partition} of {topic.topic}: {len(topic.slots)} are known"
-            )
-        cdef bint plain = timestamps is None and headers is None
-        cdef Py_ssize_t before
-        cdef BatchCore core
-        cdef object value, key = None, stamp
-        cdef int64_t timestamp
-        cdef int unchecked = 0
         if not self.yield_queue.pass_open:
             self.open_pass()
-        while i < end:
-            tracker.prepare(min(end - i, CHECK_ROWS + 1))  # of which one by `encode`
-            if plain:
-                before = i
-                i = self.append_plain(tracker, topic, values, keys, partition, i,
-                                      min(end, i + CHECK_ROWS - unchecked))
-                unchecked += i - before
-                if unchecked >= CHECK_ROWS:
-                    unchecked = 0
-                    if self.yield_queue.slice_over():
-                        break
-                if i >= end:
-                    break
-            value = values[i]
-            if keys is not None:
-                key = keys[i]
-            if not (value is None or type(value) is bytes) or \
-                    not (key is None or type(key) is bytes):
-                break
-            timestamp = self.pass_ms
-            if timestamps is not None:
-                stamp = timestamps[i]
-                if stamp is not None:
-                    if type(stamp) is not int or not 0 <= stamp <= 0x7FFFFFFFFFFFFFFF:
-                        break
-                    timestamp = stamp
-            core = self.encode(topic, partition, value, key, timestamp,
-                               headers[i] if headers is not None else None, 0, 0, tracker,
-                               None, None)
-            if core is None:
-                break
-            tracker.note(core)
-            i += 1
-            unchecked += 1
-            if unchecked >= CHECK_ROWS:
-                unchecked = 0
-                if self.yield_queue.slice_over():
-                    break
-        return i
+        if timestamps is None and headers is None:
+            return append_rows(self, tracker, topic, values, keys, None, None, partition, start,
+                               <Plain>0)
+        return append_rows(self, tracker, topic, values, keys, timestamps, headers, partition,
+                           start, <Complete>0)
 
-    cdef Py_ssize_t append_plain(self, BulkTracker tracker, TopicSlot topic, list values,
-                                 list keys, int32_t partition, Py_ssize_t i,
-                                 Py_ssize_t end) except -1:
-        """Append the records of `append_column` that need no decision: without headers and
-        timestamp, into an open batch with ample room. Returns the position of the first other
-        one."""
-        cdef MemoryBudget memory = self.memory
-        cdef PyObject* held  # a BatchCore; its slot keeps it alive
-        cdef PyObject* key = NULL
-        cdef PyObject* value
-        cdef Py_ssize_t key_size = -1, value_size, bound, size
-        cdef int32_t total = <int32_t>len(topic.slots), place
-        cdef uint32_t hashes[BLOCK]
-        cdef Py_ssize_t hashed = i
-        cdef bint hashing = keys is not None and partition < 0 and not self.ignore_keys
-        cdef int prefix
-        cdef bint sticky
-        cdef char* p
-        while i < end:
-            if hashing and i == hashed:
-                hashed = min(i + BLOCK, end)
-                hash_keys(keys, i, hashed, hashes)
-            value = PyList_GET_ITEM(values, i)
-            if i + AHEAD < end:
-                prefetch(PyList_GET_ITEM(values, i + AHEAD))
-                prefetch(<char*>PyList_GET_ITEM(values, i + AHEAD) + 64)
-            value_size = size_of(value)
-            if keys is not None:
-                key = PyList_GET_ITEM(keys, i)
-                key_size = size_of(key)
-            if value_size < -1 or key_size < -1:
-                break
-            size = max(key_size, 0) + max(value_size, 0)
-            bound = OVERHEAD + size
-            if bound + BATCH_HEADER > self.max_request_size or memory.has_waiters or \
-                    memory.used + bound > memory.limit:
-                break
-            sticky = partition < 0 and not (hashing and key_size >= 0)
-            if sticky:
-                place = self.sticky_partition(topic)
-                if place < 0:
-                    break
-            elif partition >= 0:
-                place = partition
-            elif total > 0:
-                place = <int32_t>(hashes[(i - hashed) & (BLOCK - 1)] % <uint32_t>total)
-            else:
-                break
-            held = <PyObject*>(<PartitionSlot>PyList_GET_ITEM(topic.slots, place)).core
-            if held is <PyObject*>None or not has_ample_room(held, bound):
-                break
-            if (<BatchCore>held).bulk_owner != tracker.identity:
-                tracker.enter(<BatchCore>held)
-            prefix = varint_size(MIN_BODY + size)
-            p = begin_record(held, self.pass_ms, prefix)
-            p = write_field(p, data_of(key, key_size), key_size)
-            p = write_field(p, data_of(value, value_size), value_size)
-            size = end_record(held, write_varint(p, 0), prefix)
-            (<BatchCore>held).buffered_bytes += size
-            memory.used += size
-            if sticky:
-                topic.sticky_bytes += size
-            tracker.note(<BatchCore>held)
-            i += 1
-        return i
+    cdef int64_t timestamp_of(self, PyObject* stamp) except? -1:
+        """Unix time of a record in ms; negative if it is not valid."""
+        if <object>stamp is None:
+            return self.pass_ms
+        if type(<object>stamp) is not int or not 0 <= <object>stamp <= 0x7FFFFFFFFFFFFFFF:
+            return -1
+        return <object>stamp
 
     # -- time -----------------------------------------------------------------------------------
 
@@ -650,6 +567,97 @@ cdef class Appender:
         self.pass_ms = self.unix_ms()
         self.yield_queue.open_pass()
         return True
+
+
+# Types that only choose one of two copies of `append_rows`: the one without timestamps and headers
+# needs 383 instructions for a value, the other 474.
+ctypedef char Plain
+ctypedef int Complete
+ctypedef fused Columns:
+    Plain
+    Complete
+
+
+cdef Py_ssize_t append_rows(Appender appender, BulkTracker tracker, TopicSlot topic, list values,
+                            list keys, list timestamps, list headers, int32_t partition,
+                            Py_ssize_t i, Columns columns) except -1:
+    """`append_column`, from record `i` on."""
+    cdef MemoryBudget memory = appender.memory
+    cdef Py_ssize_t end = len(values), hashed = i, check = i + CHECK_ROWS
+    cdef PyObject* held  # a BatchCore; its slot keeps it alive
+    cdef PyObject* cell
+    cdef object row_headers
+    cdef Record record
+    cdef int32_t place
+    cdef uint32_t hashes[BLOCK]
+    cdef bint by_key = keys is not None and partition < 0 and not appender.ignore_keys
+    cdef bint sticky = appender.is_sticky(partition, False)
+    cdef int64_t bound, size
+    cdef int prefix
+    cdef char* p
+    record.timestamp = appender.pass_ms
+    record.key = NULL
+    record.key_size = -1
+    record.header_count = record.headers_size = 0
+    while True:
+        if i == hashed:
+            if i >= end or (i == check and appender.yield_queue.slice_over()):
+                break
+            if i == check:
+                check += CHECK_ROWS
+            hashed = min(i + BLOCK, end)
+            tracker.prepare(hashed - i)
+            if by_key:
+                hash_keys(keys, i, hashed, hashes)
+        cell = PyList_GET_ITEM(values, i)
+        if i + AHEAD < end:
+            prefetch(PyList_GET_ITEM(values, i + AHEAD))
+            prefetch(<char*>PyList_GET_ITEM(values, i + AHEAD) + 64)
+        record.value_size = size_of(cell)
+        record.value = data_of(cell, record.value_size)
+        if record.value_size < -1:
+            break
+        if keys is not None:
+            cell = PyList_GET_ITEM(keys, i)
+            record.key_size = size_of(cell)
+            record.key = data_of(cell, record.key_size)
+            if record.key_size < -1:
+                break
+            sticky = appender.is_sticky(partition, record.key_size >= 0)
+        if Columns is Complete:
+            if timestamps is not None:
+                record.timestamp = appender.timestamp_of(PyList_GET_ITEM(timestamps, i))
+            row_headers = headers[i] if headers is not None else None
+            record.headers_size = headers_encoded_size(row_headers, &record.header_count)
+            if record.timestamp < 0 or record.headers_size < 0:
+                break
+        bound = size_bound(&record)
+        if not appender.admits(memory, bound, 0, 0):
+            break
+        place = appender.partition_of(topic, partition, sticky,
+                                      hashes[(i - hashed) & (BLOCK - 1)])
+        held = find_batch(topic, place, &record, bound)
+        if held is NULL:
+            if Columns is Complete and row_headers is not None:  # the caller's list may change
+                row_headers = tuple(row_headers)
+                if headers_encoded_size(row_headers, &record.header_count) != record.headers_size:
+                    break
+            held = appender.open_batch(topic, place, sticky, &record, 0, 0, None, None)
+            if held is NULL:
+                break
+        if (<BatchCore>held).bulk_owner != tracker.identity:
+            tracker.enter(<BatchCore>held)
+        prefix = least_prefix(bound)
+        p = begin_record(held, &record, prefix)
+        if Columns is Complete:
+            p = write_headers(p, row_headers, record.header_count)
+        else:
+            p = write_varint(p, 0)
+        size = end_record(held, p, record.timestamp, prefix)
+        count_bytes(memory, topic, held, sticky, size, 0, 0)
+        tracker.note(<BatchCore>held)
+        i += 1
+    return i
 
 
 def submit(self, topic, value=None, *, key=None, partition=None, timestamp_ms=None, headers=None):

@@ -68,9 +68,7 @@ cdef class BatchCore:
     cdef object take_buffer(self)
     cdef bint has_room(self, Py_ssize_t size) noexcept
     cdef char* grow(self, Py_ssize_t size) except NULL
-    cdef int append_record(self, int64_t timestamp, bytes key, bytes value, object headers,
-                           Py_ssize_t body, Py_ssize_t headers_size) except -1
-    cdef int append_raw(self, int64_t timestamp, const char* rest, Py_ssize_t rest_size) except -1
+    cdef int append_raw(self, int64_t timestamp, const char* fields, Py_ssize_t size) except -1
     cdef int copy_range(self, const char* start, const char* end, int64_t base_timestamp,
                         int32_t first, int32_t stop, set skip) except -1
     cdef int release_buffer(self) except -1
@@ -105,6 +103,4 @@ cdef class Delivery:
 
 
 cdef Delivery new_delivery(BatchCore core, int32_t index)
-cdef Py_ssize_t headers_encoded_size(object headers, int32_t* count) except -2
-cdef Py_ssize_t record_body_size(BatchCore core, int64_t timestamp, bytes key, bytes value,
-                                 Py_ssize_t headers_size, int32_t header_count) noexcept
+cdef bint make_room(PyObject* held, int64_t timestamp, int64_t fields) except -1

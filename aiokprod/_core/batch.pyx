@@ -23,8 +23,9 @@ from cpython.ref cimport PyObject, Py_DECREF, Py_INCREF, Py_XDECREF
 from libc.string cimport memcpy
 
 from aiokprod._core.callbacks cimport Callbacks
+from aiokprod._core.place cimport encoded_size, end_record, write_deltas
 from aiokprod._core.varint cimport (
-    int32_t, int64_t, uint8_t, murmur2_bytes, read_varint, varint_size, write_varint,
+    int32_t, int64_t, uint8_t, murmur2_bytes, read_varint, varint_size,
 )
 
 ctypedef PyObject* (*iternext)(PyObject*) noexcept
@@ -44,7 +45,6 @@ cdef extern from "Python.h":
     int _PyBytes_Resize(PyObject** string, Py_ssize_t newsize) except -1
     PyObject* PyBytes_FromStringAndSize(const char*, Py_ssize_t)
     void PyErr_SetObject(object, object) noexcept
-    const char* PyUnicode_AsUTF8AndSize(object, Py_ssize_t*) except NULL
 
 # Life of a batch. Records can be withdrawn before FINISHED; outcomes are DONE and FAILED.
 OPEN = 0
@@ -156,76 +156,6 @@ cdef class Reservation:
                 self.budget.on_dropped()
 
 
-cdef Py_ssize_t headers_encoded_size(object headers, int32_t* count) except -2:
-    """Bytes of all headers, or -1 if they are not a list or tuple of (str, bytes | None)."""
-    cdef Py_ssize_t total = 0, size
-    cdef object pair, name, value
-    if headers is None:
-        count[0] = 0
-        return 0
-    if type(headers) is not list and type(headers) is not tuple:
-        return -1
-    for pair in headers:
-        if type(pair) is not tuple or len(<tuple>pair) != 2:
-            return -1
-        name = (<tuple>pair)[0]
-        value = (<tuple>pair)[1]
-        if type(name) is not str or (value is not None and type(value) is not bytes):
-            return -1
-        try:
-            PyUnicode_AsUTF8AndSize(name, &size)
-        except UnicodeEncodeError:
-            return -1
-        total += varint_size(size) + size
-        if value is None:
-            total += 1
-        else:
-            size = PyBytes_GET_SIZE(<bytes>value)
-            total += varint_size(size) + size
-    count[0] = <int32_t>len(headers)
-    return total
-
-
-cdef char* write_headers(char* p, object headers, int32_t count) except NULL:
-    cdef Py_ssize_t size
-    cdef const char* text
-    cdef object pair
-    p = write_varint(p, count)
-    if count == 0:
-        return p
-    for pair in headers:
-        text = PyUnicode_AsUTF8AndSize((<tuple>pair)[0], &size)
-        p = write_varint(p, size)
-        memcpy(p, text, size)
-        p = write_bytes(p + size, (<tuple>pair)[1])
-    return p
-
-
-cdef inline char* write_bytes(char* p, object value) noexcept:
-    """Length-prefixed bytes; null is length -1."""
-    cdef Py_ssize_t size
-    if value is None:
-        return write_varint(p, -1)
-    size = PyBytes_GET_SIZE(<bytes>value)
-    p = write_varint(p, size)
-    memcpy(p, PyBytes_AS_STRING(<bytes>value), size)
-    return p + size
-
-
-cdef inline Py_ssize_t bytes_field_size(object value) noexcept:
-    if value is None:
-        return 1
-    return varint_size(PyBytes_GET_SIZE(<bytes>value)) + PyBytes_GET_SIZE(<bytes>value)
-
-
-cdef Py_ssize_t record_body_size(BatchCore core, int64_t timestamp, bytes key, bytes value,
-                                 Py_ssize_t headers_size, int32_t header_count) noexcept:
-    """Size of a record without its own length prefix, as the next record of `core`."""
-    cdef int64_t delta = timestamp - core.base_timestamp if core.count else 0
-    return (1 + varint_size(delta) + varint_size(core.count) + bytes_field_size(key)
-            + bytes_field_size(value) + varint_size(header_count) + headers_size)
-
-
 cdef class BatchCore:
     """The records of one batch: encoded bytes while open, one outcome afterwards.
 
@@ -300,44 +230,15 @@ cdef class BatchCore:
             self.resize(max(wanted, 2 * self.capacity, 512))
         return self.data + self.length
 
-    cdef int append_record(self, int64_t timestamp, bytes key, bytes value, object headers,
-                           Py_ssize_t body, Py_ssize_t headers_size) except -1:
-        """Encode one record whose body size the caller has computed for this position."""
-        cdef int32_t header_count = <int32_t>len(headers) if headers is not None else 0
-        cdef char* p = self.grow(varint_size(body) + body)
-        cdef char* start = p
-        if self.count == 0:
-            self.base_timestamp = self.max_timestamp = timestamp
-        elif timestamp > self.max_timestamp:
-            self.max_timestamp = timestamp
-        p = write_varint(p, body)
-        p[0] = 0
-        p = write_varint(p + 1, timestamp - self.base_timestamp)
-        p = write_varint(p, self.count)
-        p = write_bytes(p, key)
-        p = write_bytes(p, value)
-        p = write_headers(p, headers, header_count)
-        self.length += p - start
-        self.count += 1
-        return 0
-
-    cdef int append_raw(self, int64_t timestamp, const char* rest, Py_ssize_t rest_size) except -1:
+    cdef int append_raw(self, int64_t timestamp, const char* fields, Py_ssize_t size) except -1:
         """Append a record whose key, value and headers are already encoded."""
-        cdef int64_t delta = timestamp - self.base_timestamp if self.count else 0
-        cdef Py_ssize_t body = 1 + varint_size(delta) + varint_size(self.count) + rest_size
-        cdef char* p = self.grow(varint_size(body) + body)
-        cdef char* start = p
-        if self.count == 0:
-            self.base_timestamp = self.max_timestamp = timestamp
-        elif timestamp > self.max_timestamp:
-            self.max_timestamp = timestamp
-        p = write_varint(p, body)
-        p[0] = 0
-        p = write_varint(p + 1, delta)
-        p = write_varint(p, self.count)
-        memcpy(p, rest, rest_size)
-        self.length += p + rest_size - start
-        self.count += 1
+        cdef PyObject* held = <PyObject*>self
+        cdef int prefix = varint_size(size)  # or one more
+        cdef char* p
+        self.grow(encoded_size(held, timestamp, size))
+        p = write_deltas(held, timestamp, prefix)
+        memcpy(p, fields, size)
+        end_record(held, p + size, timestamp, prefix)
         return 0
 
     cdef int copy_range(self, const char* start, const char* end, int64_t base_timestamp,
@@ -855,6 +756,16 @@ cdef Delivery new_delivery(BatchCore core, int32_t index):
     delivery.core = core
     delivery.index = index
     return delivery
+
+
+cdef bint make_room(PyObject* held, int64_t timestamp, int64_t fields) except -1:
+    """Room in a batch for a record of this `fields_size`; False if it belongs in another batch."""
+    cdef BatchCore core = <BatchCore>held  # a reference: `grow` may call its owner
+    cdef Py_ssize_t size = encoded_size(held, timestamp, fields)
+    if not core.has_room(size):
+        return False
+    core.grow(size)
+    return True
 
 
 cdef PyObject* refuse_new(PyTypeObject* kind, PyObject* args, PyObject* kwargs) noexcept:

@@ -16,6 +16,7 @@ import pytest
 
 from aiokprod._arrow.c_data import ArrowImportError, open_table
 from aiokprod._arrow.table_appender import TableAppender
+from aiokprod._core.append import PartitionSlot
 from aiokprod._core.batch import Delivery
 from aiokprod._core.bulk_tracker import BulkTracker
 from aiokprod._engine.buffer import accumulator
@@ -24,7 +25,7 @@ from aiokprod.errors import RecordTooLarge
 from aiokprod.spark._readback import RowHashes
 from tests.arrow.capsules import ARRAY_RELEASE, STREAM_RELEASE, Batches, Column, binary, table
 from tests.arrow.test_table_appender import append, bound
-from tests.core.core_harness import idle_harness
+from tests.core.core_harness import CoreHarness, IdleLoop, idle_harness
 from tests.scenarios.scenario_helpers import harness, play
 
 HUGE = 2**62
@@ -145,6 +146,25 @@ def test_row_that_changes_while_it_is_written_does_not_wait_for_a_batch_of_other
             assert isinstance(result.errors[0], RecordTooLarge)
 
     play(main)
+
+
+def test_row_that_changes_while_it_is_written_leaves_the_records_of_others_as_they_are() -> None:
+    exported, grow = row_whose_header_can_grow()
+
+    class RacingHarness(CoreHarness):
+        """Another caller's record comes into the batch that is opened for the row."""
+
+        def open_new_batch(self, *arguments: Any) -> PartitionSlot:
+            slot = super().open_new_batch(*arguments)
+            grow()
+            self.append(b"other", timestamp=5)
+            return slot
+
+    harness = RacingHarness(loop=IdleLoop())  # type: ignore[arg-type]
+    done, tracker = append(harness, exported)
+    assert done == tracker.count == 0
+    assert harness.core.count == 1
+    assert harness.core.base_timestamp == harness.core.max_timestamp == 5
 
 
 def test_chunk_whose_release_closes_it_again_is_released_once() -> None:

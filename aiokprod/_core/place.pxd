@@ -1,0 +1,117 @@
+# One record into an open batch, as inline C on borrowed batches. A call, a column and a table
+# (`Appender.append_slot`, `append_rows`, `TableAppender.run`) each describe their record by a
+# `Record` and write its headers; all else is here and in `append.pxd`.
+#
+# Source: Kafka protocol guide, "Record"; Java `DefaultRecord.writeTo`.
+
+from cpython.ref cimport PyObject
+from libc.string cimport memmove
+
+from aiokprod._core.batch cimport BatchCore
+from aiokprod._core.varint cimport (
+    aiokprod_copy, int32_t, int64_t, murmur2_bytes, uint8_t, uint32_t, varint_size, write_varint,
+)
+
+cdef enum:
+    MIN_BODY = 6           # attributes, two deltas, three lengths
+    OPEN = 0
+    # Largest encoding of a record apart from key, value and headers: Java DefaultRecord
+    # MAX_RECORD_OVERHEAD (21: record length 5, attributes 1, timestamp delta 10, offset delta 5)
+    # and the lengths of key and value and the header count, 5 each.
+    OVERHEAD = 36
+    BATCH_HEADER = 61      # bytes of a record batch before its records
+    CHARGE = 96            # bytes of memory of a `Delivery`, with the allocator's overhead
+    CHECK_ROWS = 1024      # rows between two reads of the clock
+    BLOCK = 256            # keys hashed ahead; a power of two, and a divisor of CHECK_ROWS
+
+cdef struct Record:
+    int64_t timestamp
+    const char* key
+    const char* value
+    int64_t key_size       # -1: null
+    int64_t value_size
+    int64_t header_count
+    int64_t headers_size   # encoded, without their count
+
+
+cdef inline uint32_t key_hash(const char* key, Py_ssize_t size) noexcept nogil:
+    """Modulo the number of partitions, the partition of a key (Java `BuiltInPartitioner`)."""
+    return murmur2_bytes(<const uint8_t*>key, size) & 0x7FFFFFFF
+
+
+cdef inline int64_t size_bound(const Record* record) noexcept:
+    """Upper bound of the encoded bytes of a record."""
+    return (OVERHEAD + record.headers_size + max(0, record.key_size)
+            + max(0, record.value_size))
+
+
+cdef inline int least_prefix(int64_t bound) noexcept:
+    """Bytes of the length of a record with this `size_bound`, or one less."""
+    return varint_size(bound - OVERHEAD + MIN_BODY)
+
+
+cdef inline int64_t field_size(int64_t size) noexcept:
+    """Encoded bytes of a field of `size` bytes; -1 is null."""
+    return varint_size(size) + max(0, size)
+
+
+cdef inline int64_t fields_size(const Record* record) noexcept:
+    """Encoded bytes of what follows the deltas of a record."""
+    return (field_size(record.key_size) + field_size(record.value_size)
+            + varint_size(record.header_count) + record.headers_size)
+
+
+cdef inline int64_t encoded_size(PyObject* held, int64_t timestamp, int64_t fields) noexcept:
+    """Encoded bytes of a record as the next one of the batch; `fields` is its `fields_size`."""
+    cdef int32_t count = (<BatchCore>held).count
+    cdef int64_t delta = timestamp - (<BatchCore>held).base_timestamp if count else 0
+    cdef int64_t body = 1 + varint_size(delta) + varint_size(count) + fields
+    return varint_size(body) + body
+
+
+cdef inline bint has_ample_room(PyObject* held, int64_t bound) noexcept:
+    """True if a record of at most `bound` bytes fits without a closer look."""
+    cdef Py_ssize_t length = (<BatchCore>held).length + bound
+    return (length <= (<BatchCore>held).capacity and length <= (<BatchCore>held).limit
+            and (<BatchCore>held).ratio <= 1.0 and (<BatchCore>held).state == OPEN)
+
+
+cdef inline char* write_field(char* p, const char* data, int64_t size) noexcept:
+    """Length-prefixed bytes; null is length -1."""
+    p = write_varint(p, size)
+    if size > 0:
+        aiokprod_copy(p, data, size)
+        p += size
+    return p
+
+
+cdef inline char* write_deltas(PyObject* held, int64_t timestamp, int prefix) noexcept:
+    """Write attributes and deltas after a length of `prefix` bytes; where the key goes."""
+    cdef char* p = (<BatchCore>held).data + (<BatchCore>held).length + prefix
+    if (<BatchCore>held).count == 0:
+        (<BatchCore>held).base_timestamp = (<BatchCore>held).max_timestamp = timestamp
+    p[0] = 0
+    p = write_varint(p + 1, timestamp - (<BatchCore>held).base_timestamp)
+    return write_varint(p, (<BatchCore>held).count)
+
+
+cdef inline char* begin_record(PyObject* held, const Record* record, int prefix) noexcept:
+    """Write a record up to its value into room that is there; where the headers go. The record is
+    not in the batch before `end_record`."""
+    cdef char* p = write_deltas(held, record.timestamp, prefix)
+    p = write_field(p, record.key, record.key_size)
+    return write_field(p, record.value, record.value_size)
+
+
+cdef inline Py_ssize_t end_record(PyObject* held, char* p, int64_t timestamp, int prefix) noexcept:
+    """Write the length of the record that ends at `p`, and count it to the batch; its size."""
+    cdef char* start = (<BatchCore>held).data + (<BatchCore>held).length
+    cdef Py_ssize_t body = p - start - prefix
+    if body >> (7 * prefix - 1):  # `prefix` is one less than it takes
+        memmove(start + prefix + 1, start + prefix, body)
+    p = write_varint(start, body) + body
+    if timestamp > (<BatchCore>held).max_timestamp:
+        (<BatchCore>held).max_timestamp = timestamp
+    (<BatchCore>held).length += p - start
+    (<BatchCore>held).count += 1
+    return p - start
