@@ -79,7 +79,7 @@ class UserHooks:
 
 
 def _call(plugin: object, name: str, *arguments: object) -> bool:
-    """Call the method if there is one; true if it is a coroutine, which has not run then."""
+    """Call the method if there is one. Returns True if it is async; its coroutine is not run."""
     method = getattr(plugin, name, None)
     if not callable(method):
         return False

@@ -125,7 +125,7 @@ class Lifecycle:
     def check_place(self, *, running: bool = False) -> None:
         """Raise unless called on the producer's event loop, in its process.
 
-        Before the start there is no such loop; then `running` demands that any loop runs.
+        Before the start the producer has no loop; then, with `running`, some loop must be running.
         """
         if self.forked:
             raise ForkedProcess(

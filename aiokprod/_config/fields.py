@@ -128,7 +128,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A string that travels in requests: no control characters, at most `longest` bytes."""
+    """A string that is sent in requests: no control characters, at most `longest` bytes."""
 
     longest: int = 32767
     optional: bool = True

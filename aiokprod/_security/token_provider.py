@@ -1,4 +1,4 @@
-"""`TokenProvider`: the interface of what gives OAUTHBEARER its tokens."""
+"""`TokenProvider`: the interface of token providers for OAUTHBEARER."""
 
 from __future__ import annotations
 

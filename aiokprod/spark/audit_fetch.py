@@ -29,8 +29,8 @@ PATIENCE: Final = 60.0
 """Seconds without progress until reading fails; leaders may move and brokers restart."""
 
 _REQUEST_SECONDS: Final = 10.0
-"""Limit for one attempt at a request, the last one included: with less, the error would be a
-timeout instead of the broker's reason."""
+"""Timeout of one attempt, s. The last attempt gets it too: with less time left, the error would be
+a timeout instead of the broker's error code."""
 _PAUSE: Final = 0.1
 _ABORT: Final = b"\x00\x00\x00\x00"
 """Key of an abort marker: version 0, type 0."""

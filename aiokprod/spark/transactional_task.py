@@ -57,7 +57,7 @@ async def run_transactional(
         return await _Run(thread, options, task, handoff, job).go()
     except SinkError:
         raise
-    except Exception as error:  # not of a row
+    except Exception as error:  # an error that does not concern a row
         where = f"transaction of task {task.partition}"
         raise describe(error, Counts(), where=where, transactional=True) from error
 

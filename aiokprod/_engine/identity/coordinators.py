@@ -63,7 +63,7 @@ class VersionedRequest:
     `(version) -> message` of the client port.
 
     Attributes:
-        sent: handed to a connection at least once.
+        sent: the request was sent at least once.
     """
 
     __slots__ = ("_build", "api_key", "max_version", "sent")

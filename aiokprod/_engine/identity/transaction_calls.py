@@ -35,12 +35,12 @@ class TransactionCalls:
         self._refusal: Result = loop.create_future()
 
     async def initialise(self, deadline: float) -> None:
-        """Get a producer id, which ends what an earlier instance left open and fences it.
+        """Get a producer id, which fences an earlier instance and aborts its open transaction.
 
         Raises:
-            KafkaTimeout: not by `deadline`; it continues in the background, call again.
-            AuthenticationError: the coordinator refuses the credentials; likewise.
-            TransactionError, BrokerError: refused.
+            KafkaTimeout: not done by `deadline`; it continues in the background, call again.
+            AuthenticationError: the coordinator rejects the credentials; it continues too.
+            TransactionError, BrokerError: the coordinator rejected the request.
         """
         manager = self.manager
         if manager.state is TxnState.UNINITIALIZED:
@@ -68,13 +68,13 @@ class TransactionCalls:
         manager.begin()
 
     async def end(self, *, commit: bool, deadline: float) -> None:
-        """Commit or abort.
+        """Commit or abort the transaction.
 
         Raises:
             KafkaTimeout: no definite response by `deadline`; the outcome is unknown. The same call
-                made again continues to wait; the opposite call is refused.
-            AuthenticationError: the coordinator refuses the credentials; likewise.
-            AbortableTransactionError: not committed, abort it.
+                made again continues to wait; the opposite call is not allowed.
+            AuthenticationError: the coordinator rejects the credentials; the outcome is unknown.
+            AbortableTransactionError: the transaction was not committed; abort it.
             FatalTransactionError: see its `.outcome`.
         """
         manager = self.manager
@@ -110,7 +110,7 @@ class TransactionCalls:
         """Commit offsets of a consumer group with the transaction (KIP-447).
 
         Raises:
-            KafkaTimeout: not by `deadline`; it continues in the background.
+            KafkaTimeout: not done by `deadline`; it continues in the background.
         """
         accepted = self.manager.add_offsets(offsets, group)
         await self._wait(
@@ -128,7 +128,7 @@ class TransactionCalls:
 
         Raises:
             TransactionError: records or offsets have no outcome yet, or no transaction is open.
-            AbortableTransactionError: one failed; abort instead.
+            AbortableTransactionError: a record or an offset failed; abort the transaction.
         """
         self.manager.prepare()
         tracker = self.manager.tracker
