@@ -1,4 +1,4 @@
-"""How messages are declared: dataclass fields that carry their wire type and versions.
+"""Declaration of messages as dataclasses, whose fields have a wire type and versions.
 
     @dataclass(frozen=True, slots=True)
     class PartitionProduceData(Struct):

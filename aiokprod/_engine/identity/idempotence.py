@@ -40,13 +40,12 @@ def idempotent_state(
 
 
 class IdempotentSequences:
-    """Exactly one copy of every record, in order: the broker checks producer id, epoch and
-    sequence.
+    """The `SequencePolicy` of an idempotent producer. The broker checks producer id, epoch and
+    sequence, so that every record is stored once and in order.
 
-    A gap (a batch that was given up after it had a sequence, or state that the broker lost) is
-    repaired by a higher epoch, under which the partition is renumbered from 0 once nothing of it is
-    in flight. Invariant: a batch that may be in the log keeps its sequence in all retries until
-    such a bump.
+    A gap arises if a batch fails after it got a sequence, or if the broker loses state. Then the
+    epoch is bumped, and the partition restarts at sequence 0 once none of its batches is in flight.
+    Invariant: until such a bump, a batch that may be in the log keeps its sequence in all retries.
     """
 
     def __init__(self, tracker: SequenceTracker) -> None:

@@ -435,7 +435,7 @@ class TransactionalIdentity:
 
     @property
     def max_produce_version(self) -> int | None:
-        """By the protocol of the open transaction."""
+        """The highest Produce version that the protocol of the open transaction allows."""
         return None if self._manager.progress.tv2 else _LAST_EXPLICIT_PRODUCE
 
     @property
@@ -448,15 +448,15 @@ class TransactionalIdentity:
         self._manager.fail(error)
 
     def take_failure(self) -> KafkaError | None:
-        """None: a refused InitProducerId reaches the call that waits for it."""
+        """Returns None: the error of InitProducerId is raised by the call that waits for it."""
         return None
 
     def next_request(self, now: float, pending: bool) -> StateRequest | None:
-        """None: the driver sends to the coordinator."""
+        """Returns None: the driver requests the producer id from the coordinator."""
         return None
 
     def next_request_at(self, now: float, pending: bool) -> float:
-        """Never."""
+        """Returns inf: there is never a request."""
         return math.inf
 
     def close(self, error: KafkaError) -> None:
