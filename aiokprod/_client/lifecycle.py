@@ -29,10 +29,10 @@ _live: weakref.WeakSet[Lifecycle] = weakref.WeakSet()
 
 
 class Lifecycle:
-    """Starts a producer on its first call, closes it, and refuses calls it cannot serve.
+    """Starts a producer on its first call, closes it, and rejects calls on an unusable producer.
 
     Attributes:
-        runtime: what belongs to the event loop; None until the producer is started.
+        runtime: the parts that belong to the event loop; None until the producer is started.
         closed: `close` was called.
         forked: this process is a child of the one in which the producer was started.
     """
@@ -142,13 +142,13 @@ class Lifecycle:
         if runtime is None:
             if here is None:
                 raise WrongLoop(
-                    "no event loop runs in this thread: call the producer from its loop, or hand "
-                    "records over with asyncio.run_coroutine_threadsafe(producer.send(...), loop)"
+                    "no event loop runs in this thread: call the producer from its loop, or send "
+                    "records with asyncio.run_coroutine_threadsafe(producer.send(...), loop)"
                 )
         elif here is not runtime.loop:
             raise WrongLoop(
                 "this producer was started on another event loop than the one running here; use "
-                "one producer per loop, and hand records over with "
+                "one producer per loop, or send records with "
                 "asyncio.run_coroutine_threadsafe"
             )
 
@@ -166,8 +166,8 @@ class Lifecycle:
         return runtime
 
     def accepting(self) -> Runtime:
-        """As `usable`, for calls that send records. The outcome of the error is NOT_SENT: it is
-        that of this call's records, not of those that caused the error."""
+        """As `usable`, for calls that send records. The outcome of the error is NOT_SENT, that of
+        the records of this call, not of the records that caused the error."""
         try:
             return self.usable()
         except KafkaError as error:
@@ -192,7 +192,7 @@ class Lifecycle:
         return runtime
 
     def check_running(self) -> None:
-        """After a wait in the slow path: raise if the producer failed or was closed meanwhile."""
+        """Called after a wait: raises if the producer failed or was closed during the wait."""
         runtime = self.started()
         if runtime.failure is not None:
             raise runtime.failure.copy().with_(outcome=Outcome.NOT_SENT)

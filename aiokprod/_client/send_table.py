@@ -1,7 +1,7 @@
 """`send_table`: appends the rows of Arrow tables.
 
-Rows that need a decision (memory is short, unknown topic, too large, an interceptor) become Python
-objects and take the slow path of a single record; all others never become objects.
+Rows that need Python code (no memory, unknown topic, too large, an interceptor) become Python
+objects and take the slow path of a single record. For all others no objects are created.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from aiokprod._client.slow_path import SlowPath
 
 _SLOW_RUN: Final = 64
-"""Consecutive rows on the slow path before it yields to the loop: a refusal does not suspend."""
+"""Consecutive rows on the slow path before it yields to the loop: errors do not suspend it."""
 
 
 class TableReader:
-    """The record batches of a table, without stalling the loop.
+    """Reads the record batches of a table without blocking the loop.
 
     A single batch is available at once. A stream may compute, so it is read in a worker thread, one
     batch ahead, and batches that were sent are released there.
@@ -44,7 +44,7 @@ class TableReader:
 
     @classmethod
     async def open(cls, table: Any, loop: asyncio.AbstractEventLoop) -> TableReader:
-        """Raises ConfigError if the object is no table."""
+        """Raises ConfigError if the object is not a table."""
         try:
             if exports_array(table):
                 return cls(open_table(table), loop)
@@ -67,7 +67,7 @@ class TableReader:
     async def next(self, done: Chunk | None) -> Chunk | None:
         """The next batch, None at the end; releases `done`.
 
-        Raises whatever the stream raises. Cancellation: `close` releases the batch read ahead.
+        Raises the exceptions of the stream. Cancellation: `close` releases the batch read ahead.
         """
         if self._stream.is_single:
             return _exchange(self._stream, done)
@@ -141,12 +141,11 @@ class TableSender(BulkSender):
     async def hand_over(
         self, topic: str | None, table: Any, names: Mapping[str, str | None]
     ) -> None:
-        """As `send_table`, but returns once every row is in a batch or refused, which waits while
-        memory is short. What becomes of the rows is to be seen in the attributes, and is complete
-        once the batches in `tracker` are settled. A transaction with a refused row can only be
-        aborted, as with `send_table`.
+        """As `send_table`, but returns once every row is in a batch or has failed; waits for
+        memory. The attributes have the outcomes, which are complete once the batches in `tracker`
+        have theirs. A transaction with a failed row can only be aborted, as with `send_table`.
 
-        For callers with many tables, whose outcomes they look at later.
+        For callers that send many tables and check the outcomes later.
         """
         await self._hand_over(topic, table, names)
         self._tell_refused()

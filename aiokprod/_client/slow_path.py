@@ -1,4 +1,4 @@
-"""The slow path of a record: whatever needs a decision, a wait or an error message.
+"""The slow path of a record: everything that needs Python code, a wait or an error message.
 
 Order as in Java `KafkaProducer.doSend`: interceptors, checks, metadata, serializers, partitioner,
 size, memory, append. No memory is held while something else is awaited.
@@ -39,15 +39,15 @@ if TYPE_CHECKING:
 
 
 _Payload = tuple["bytes | None", "bytes | None", "Sequence[Header]"]
-"""Key, value and headers as they go into the batch."""
+"""Key, value and headers after serialization."""
 
 
 class SlowPath:
-    """Puts records into batches that the fast path has not taken.
+    """Appends the records that the fast path does not accept.
 
     Args:
         started: returns the runtime of the started producer.
-        partitioner: None is the built-in logic: by key, else sticky.
+        partitioner: None for the built-in partitioner: by key, else sticky.
         check: raises if the producer has failed or was closed.
     """
 
@@ -70,7 +70,7 @@ class SlowPath:
 
     @property
     def plain(self) -> bool:
-        """Keys and values are bytes, sent as they are."""
+        """True if there are no serializers: keys and values are bytes."""
         return self._serializers.plain
 
     async def admit(
@@ -110,12 +110,12 @@ class SlowPath:
         """The call raises, possibly because of a signal handler after the append."""
         delivery = reservation.delivery
         if delivery is not None:
-            delivery.cancel()  # tells interceptors that have a hook already
+            delivery.cancel()  # interceptors with a hook are called by this
         if self._interceptors is not None and (delivery is None or not delivery.has_hook):
             self._tell_refused(record, error)
 
     def refuse(self, record: ProducerRecord[Any, Any], error: KafkaError) -> None:
-        """Report a record to the interceptors that is refused without an attempt to send it.
+        """Report a record to the interceptors that failed before it was appended.
 
         Args:
             error: names the record's topic and partition; no other record has this object.
@@ -126,7 +126,7 @@ class SlowPath:
     async def _watched(
         self, record: ProducerRecord[Any, Any], deadline: float, reservation: Reservation
     ) -> Delivery:
-        """As `_admit`; an open transaction with a refused record can only be aborted."""
+        """As `_admit`; if it fails, an open transaction can only be aborted."""
         try:
             return await self._admit(record, deadline, reservation)
         except KafkaError as error:
@@ -141,8 +141,8 @@ class SlowPath:
         self._tell(record.topic, record.partition, None, error)
 
     def _await_end(self, delivery: Delivery) -> None:
-        """Report the record's outcome to the interceptors. Keeps no reference to the record, whose
-        memory is not counted any more."""
+        """Report the record's outcome to the interceptors. Keeps no reference to the record, since
+        its memory is no longer accounted for."""
         delivery.set_hook(functools.partial(self._tell, delivery.topic, delivery.partition))
 
     def _tell(
@@ -176,7 +176,7 @@ class SlowPath:
         deadline: float,
         reservation: Reservation,
     ) -> Delivery:
-        """Append as soon as there is memory in the buffer and in the share of the partition's
+        """Append the record once there is memory in the buffer and in the share of the partition's
         broker."""
         runtime = self._started()
         permit: QuotaWaiter | None = None

@@ -48,7 +48,7 @@ logger = logging.getLogger("aiokprod.spark")
 _AT_ONCE: Final = 8
 """Maximum number of concurrent EndTxn requests."""
 _SECONDS: Final = 120.0
-"""Limit for all requests of one commit."""
+"""Time limit for all requests of one commit, s."""
 _GONE: Final = frozenset(
     {Code.PRODUCER_FENCED, Code.INVALID_PRODUCER_EPOCH, Code.INVALID_TXN_STATE}
 )
@@ -76,12 +76,12 @@ _NOTHING: Final = object()
 _UNSTABLE: Final = 2.0
 """Seconds in which a running process ends the transaction of its decision."""
 _FENCE_TIMEOUT_MS: Final = 60_000
-"""Transaction timeout of an InitProducerId that only fences; no transaction is opened with it."""
+"""Transaction timeout of an InitProducerId that is sent only to fence a producer."""
 _SWEEP_EVERY: Final = 10.0
 """Seconds between two searches for transactions that no task will end."""
 
 _unverified: weakref.WeakSet[ClusterClient] = weakref.WeakSet()
-"""Clients of brokers before 3.0 for which the warning has been logged."""
+"""Cluster clients for which the warning about brokers before 3.0 was logged."""
 _swept: dict[str, float] = {}
 """When (loop time) this driver process last searched for orphans of a query."""
 
@@ -189,9 +189,9 @@ class TransactionEnder:
         await self._thread.drop(
             lambda kept: isinstance(kept, tuple) and kept[:2] == key[:2] and kept != key
         )
-        # Spark commits in several processes. A producer kept here is fenced if another process
-        # wrote a decision in between, and it does not end the transaction of a process that died:
-        # in both cases a new producer takes over. For transactions of tasks nothing changes.
+        # Spark may commit from several processes. The producer kept here is fenced if another
+        # process wrote a decision in between; and it cannot end the transaction of a process that
+        # died. In both cases a new producer is needed. Transactions of tasks are not affected.
         try:
             if key in self._thread.kept:
                 with contextlib.suppress(ProducerFenced, UnstableMarker):
@@ -255,9 +255,9 @@ class TransactionEnder:
             await txn.send_offsets(decision.offsets(topics), GroupMetadata(group))
 
     def _nothing_recorded(self, now: Marker) -> None:
-        """There is no decision of an earlier batch: this is the first batch with exactly_once or
-        with rows, or Kafka has deleted the decision. Warn or fail, because an earlier attempt may
-        have been committed in part."""
+        """Called if there is no decision of an earlier batch. Either this is the first batch with
+        exactly_once or with rows, or Kafka has deleted the decision. Warn or fail, because an
+        earlier attempt may have been committed in part."""
         text = (
             f"aiokprod: batch {now.batch_id} is not the first one, but Kafka has no record of one "
             "before. That is as it should be if this query was not exactly_once until now, or had "
@@ -291,8 +291,8 @@ class TransactionEnder:
 
         open_ones = _open(tasks)
         if commit:
-            # The first task alone: every attempt at the batch has it. If a later attempt fenced it,
-            # nothing of this attempt may be committed.
+            # Commit the first task alone, because every attempt at the batch has it: if a later
+            # attempt fenced it, nothing of this attempt may be committed.
             open_ones.sort(key=lambda task: task.partition)
             await asyncio.gather(*map(one, open_ones[:1]))
             open_ones = open_ones[1:]
@@ -357,7 +357,7 @@ class TransactionEnder:
 
 
 def _open(tasks: Sequence[Prepared]) -> list[Prepared]:
-    """The tasks that left a transaction open."""
+    """Return the tasks that left a transaction open."""
     return [task for task in tasks if not task.skipped and task.producer_id >= 0]
 
 
@@ -381,8 +381,8 @@ def _check_replay(before: Marker | None, now: Marker, tasks: Sequence[Prepared])
 async def _check_dropped(
     client: ClusterClient, sid: str, before: Marker, now: Marker, deadline: float
 ) -> None:
-    """Raises if a task that only an earlier attempt at this batch had was committed, because its
-    rows are in other tasks now."""
+    """Raises if an earlier attempt at this batch committed a task that this attempt does not have,
+    because the rows of that task are in other tasks now."""
     for index in range(now.tasks, before.tasks):
         dropped = task_id(sid, index)
         await _fence(client, dropped, deadline)  # otherwise it could still be committed later

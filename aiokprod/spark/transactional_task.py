@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from aiokprod.spark.worker_loop import LoopThread
 
 MARKER_SECONDS = 60.0
-"""Limit for reading a marker, including the abort of an earlier attempt's transaction."""
+"""Time limit for reading a marker, s, including the abort of an earlier transaction."""
 
 _FENCED = (
     " A later attempt of this task, or another query with the same transactionalIdPrefix and query "
@@ -78,7 +78,7 @@ def _transactional_id(options: SinkOptions, task: Task, job: str | None) -> str:
 
 
 class _Run:
-    """One attempt."""
+    """One attempt at a task."""
 
     def __init__(
         self,
@@ -128,7 +128,7 @@ class _Run:
         return self._thread.borrowed(("client", self._options.kafka), make, keep=True)
 
     async def _skip(self, marker: Marker) -> Prepared:
-        """This batch was committed: only count and hash its rows."""
+        """Count and hash the rows of a batch that was committed before."""
         rows = 0
         while (table := await self._handoff.get()) is not None:
             rows += table.num_rows
