@@ -299,7 +299,7 @@ class BulkSender:
         )
 
     def _tell_refused(self) -> None:
-        """An open transaction with a refused record can only be aborted."""
+        """Report the first failed record to an open transaction, which can then only be aborted."""
         for error in self.refused.values():
             self._runtime.state.gate.on_refused(error, raised=False)
             break

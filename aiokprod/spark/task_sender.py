@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from aiokprod.spark.table_handoff import Batch
 
 _FORGET_EVERY: Final = 1024
-"""Number of counted batches after which those that no pending table shares are forgotten."""
+"""Number of counted batches after which batches without rows of a pending table are dropped."""
 
 
 @dataclass(slots=True)

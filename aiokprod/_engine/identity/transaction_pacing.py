@@ -1,8 +1,8 @@
 """When the first batches of a transaction are sent under the second protocol (KIP-890).
 
-There the leader adds a partition to the transaction, at the coordinator. While the coordinator is
-busy, the leader asks again after 20 ms (`add.partitions.to.txn.retry.backoff.ms`), however little
-was missing. Two things keep the coordinator busy:
+In this protocol, the leader of a partition adds it to the transaction at the coordinator. While the
+coordinator is busy, the leader asks again only every 20 ms
+(`add.partitions.to.txn.retry.backoff.ms`). Two things keep the coordinator busy:
 
 - The addition of another partition. It accepts one at a time, and three leaders that asked at the
   same time took 55-105 ms on three local brokers, one after the other 20-25 ms. So a batch that

@@ -110,7 +110,7 @@ class TxnProgress:
     discard: KafkaError | None = None
 
     def note(self, view: CoordinatorView) -> None:
-        """The coordinator knows at least this much."""
+        """Raise `view` to at least this value."""
         if view is CoordinatorView.POSSIBLY_STARTED and self.view < CoordinatorView.STARTED:
             self.possibly_started = True
         self.view = max(self.view, view)
