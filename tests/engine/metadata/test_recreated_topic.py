@@ -54,7 +54,7 @@ async def test_backoff_topic_created_anew_ends_when_its_leader_has_a_lower_epoch
     harness.metadata.request_update()
     harness.incarnations["t"] += 1
     for _ in range(1 if with_ids else MISSES_BEFORE_FORGETTING):
-        harness.epoch = 0
+        harness.epoch = -1  # as in Kafka, the first one is 0
         harness.published.clear()
         harness.move(0, 1)
         harness.metadata.request_update()
