@@ -53,7 +53,7 @@ def protocol(producer: Producer[Any, Any]) -> int:
     runtime = producer._lifecycle.runtime
     assert runtime is not None
     assert runtime.transactions is not None
-    return 2 if runtime.transactions.tv2 else 1
+    return 2 if runtime.transactions.manager.progress.tv2 else 1
 
 
 def test_transactions_with_aborts_committed_ones_visible_in_order(
