@@ -1,8 +1,9 @@
 """Partitioners, which choose the partition of a record.
 
 A partitioner is an object with `partition(...)`, or a callable with the same arguments. It is
-called only for records without a partition. It runs in the caller's task, with one snapshot of the
-cluster, and must not block.
+called only for records without a partition, and again for the same record if the call had to wait
+for memory or metadata. It runs in the caller's task, with one snapshot of the cluster, and must not
+block.
 
 Source: Java `KafkaProducer.partition`, `Partitioner`, `BuiltInPartitioner` (KIP-794),
 `RoundRobinPartitioner`; librdkafka `rd_kafka_msg_partitioner_consistent_random`.

@@ -15,6 +15,8 @@ import pytest
 import aiokprod
 from aiokprod import Health, Metrics, Observer, Outcome, ProducerConfig, errors
 from aiokprod._client.runtime import Runtime
+from aiokprod._core.append import DELIVERY_CHARGE
+from aiokprod._core.batch import Delivery
 from aiokprod.testing import pytest_plugin
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -135,6 +137,13 @@ def test_state_diagrams_are_those_of_the_tables(name: str) -> None:
     assert set(diagrams["PAGES"]) == {"network.md", "sender.md", "transactions.md"}
     text = page(f"design/{name}")
     assert diagrams["updated"](name, text) == text
+
+
+def test_design_pages_have_the_size_of_a_delivery() -> None:
+    (size,) = re.findall(r"a (\d+)-byte `Delivery`", (DOCS.parent / "DESIGN.md").read_text("utf-8"))
+    (charge,) = re.findall(r"plus (\d+) bytes\s+per handle", page("design/core.md"))
+    assert int(size) == Delivery.__basicsize__
+    assert int(charge) == DELIVERY_CHARGE
 
 
 def test_numbers_of_the_reliability_page_are_those_of_the_code() -> None:

@@ -1,7 +1,11 @@
 """The slow path of a record: everything that needs Python code, a wait or an error message.
 
-Order as in Java `KafkaProducer.doSend`: interceptors, checks, metadata, serializers, partitioner,
-size, memory, append. No memory is held while something else is awaited.
+`RecordSender` has checked the arguments. Order: interceptors, metadata, serializers, size; then, in
+one step without suspension, the state of the producer, memory, partitioner and append. If that step
+lacks metadata, memory or room in the broker's share of the buffer, it is repeated after a wait,
+during which no memory is held: a partitioner may be called more than once for a record.
+
+Source: Java `KafkaProducer.doSend`, which calls the partitioner before it checks the size.
 """
 
 from __future__ import annotations
@@ -118,7 +122,7 @@ class SlowPath:
         """Report a record to the interceptors that failed before it was appended.
 
         Args:
-            error: names the record's topic and partition; no other record has this object.
+            error: has the record's topic and partition; an instance that no other record shares.
         """
         if self._interceptors is not None:
             self._tell_refused(self._interceptors.on_send(record), error)

@@ -23,9 +23,8 @@ class ProducerBatch:
         deadline: loop time at which its records fail if they have no outcome yet.
         not_before: loop time before which a retry must not leave.
         state: see `BatchState`; only `change_state` writes it.
-        possibly_appended: some attempt ended without telling whether the broker appended it.
-            Sticky:
-            a later rejection says nothing about that attempt.
+        possibly_appended: some attempt ended without telling whether the broker appended it. Never
+            cleared: a later rejection says nothing about that attempt.
         in_doubt: as `possibly_appended`, until a sequence error proves that the log has it not.
         lost: a request with it was not answered. A copy may still arrive at a broker, whatever
             later attempts are answered.
@@ -38,6 +37,8 @@ class ProducerBatch:
         wire_node: the broker it was sent to last.
         last_failure: code name and error of the last attempt that failed.
         sequence_reset: renumbered by an epoch bump since it was first sent.
+
+    docs/design/idempotence.md has a table of the flags: when they are set, cleared and read.
 
     Source: Java `ProducerBatch`.
     """
@@ -166,7 +167,8 @@ class ProducerBatch:
     def on_emptied(self) -> None:
         """Every record was withdrawn before the batch was closed (called by `BatchCore`)."""
         self.queue.accumulator.discard(self)
-        self.core.owner = None  # handles of withdrawn records may be kept: not the engine with them
+        # The application may keep handles of withdrawn records: do not keep the engine with them.
+        self.core.owner = None
 
     def fail(self, error: KafkaError, record_errors: dict[int, KafkaError] | None = None) -> bool:
         """All records failed. False if settled before."""

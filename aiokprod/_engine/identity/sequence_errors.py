@@ -23,7 +23,9 @@ class SequenceDecision(enum.Enum):
     """What the sequence number means for the batch."""
 
     NONE = "none"  # not a sequence error: the error code alone decides
-    RETRY = "retry"  # send the batch again, under its old or a new sequence
+    # Send the batch again: under a new sequence if the partition restarts before that, see
+    # `PartitionSequences.may_restart`, else under its old one.
+    RETRY = "retry"
     DUPLICATE = "duplicate"  # the broker has appended the batch before
 
 
@@ -86,7 +88,8 @@ def classify_idempotent(
         return SequenceAction(SequenceDecision.RETRY, clear_doubt=True)
     # What is missing before this batch will not be sent again. But if requests with both were lost,
     # their copies may still arrive from a connection that was given up, one behind the other: under
-    # a new number the batch would be stored twice. Attempts that were answered leave no copies.
+    # a new number the batch would be stored twice. Attempts that were answered leave no copies. So
+    # the batch fails, with outcome UNKNOWN (`possibly_appended` stays), although the log lacks it.
     both_lost = entry.lost and batch.lost
     decision = SequenceDecision.NONE if both_lost else SequenceDecision.RETRY
     return SequenceAction(decision, clear_doubt=True, bump_epoch=True)
