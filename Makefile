@@ -79,6 +79,7 @@ lint: $(VENV)/.test
 	$(PY) -m codespell_lib $(PROSE)
 	$(PY) .ci/check_docs.py
 	$(PY) .ci/check_words.py
+	$(PY) .ci/check_names.py
 
 # What proves the measured modules; the rest runs without the tracer. Both use both cores. Tests with
 # the marker `matrix` are the long ones: the thresholds hold without them.

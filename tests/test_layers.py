@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -159,3 +160,17 @@ def test_randomness_comes_from_the_environment(path: Path) -> None:
             owner = node.func.value
             if isinstance(owner, ast.Name) and owner.id == "random":
                 assert node.func.attr == "Random", f"line {node.lineno}"
+
+
+ENABLED = re.compile(r"\.enabled\s*=[^=]")
+
+
+def writers(path: Path) -> int:
+    """How often a file assigns an attribute `enabled`, except to `self` in a constructor."""
+    return len(ENABLED.findall(path.read_text().replace("self.enabled = False", "")))
+
+
+def test_only_the_fast_path_switch_enables_the_fast_path() -> None:
+    """`Appender.enabled` is public for it alone; the constructor of `Appender` sets False."""
+    found = {name_of(path): writers(path) for path in modules() if writers(path)}
+    assert found == {"aiokprod._client.fast_path": 1}

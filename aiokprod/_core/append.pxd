@@ -8,7 +8,7 @@ from aiokprod._core.yielding cimport YieldQueue
 
 
 cdef class PartitionSlot:
-    cdef public BatchCore core
+    cdef public BatchCore core          # written by `open`; cleared by `RecordAccumulator`
     cdef readonly int64_t reserved_bytes
     cdef readonly int64_t opened
     cdef ByteCount account
@@ -19,7 +19,9 @@ cdef class PartitionSlot:
 cdef class TopicSlot:
     cdef readonly str topic
     cdef readonly list slots
+    # Written by `RecordAccumulator.open_new_batch`; -1 by `TopicSlots`: choose another one.
     cdef public int32_t sticky
+    # Counted by the append paths; set to 0 by `RecordAccumulator.open_new_batch`.
     cdef public int64_t sticky_bytes
 
 
@@ -29,8 +31,8 @@ cdef class AppendResult:
 
 
 cdef class Appender:
-    cdef public bint enabled
-    cdef readonly dict topics
+    cdef public bint enabled   # written by `FastPathSwitch` only
+    cdef readonly dict topics  # `TopicSlots` adds and removes topics
     cdef readonly int64_t max_request_size
     cdef readonly int64_t sticky_limit
     cdef readonly bint ignore_keys

@@ -16,13 +16,14 @@ cdef class RecordMetadata:
 
 
 cdef class MemoryBudget:
+    # Written by the append paths, `Reservation`, `PartitionSlot.let_go` and `BufferMemory`.
     cdef public int64_t used
-    cdef public int64_t limit
-    cdef public bint has_waiters
+    cdef public int64_t limit        # constant
+    cdef public bint has_waiters     # written by `BufferMemory`
 
 
 cdef class ByteCount:
-    cdef public int64_t bytes
+    cdef public int64_t bytes        # written by `PartitionSlot`
 
 
 cdef class Reservation:
@@ -35,7 +36,7 @@ cdef class BatchCore:
     cdef readonly str topic
     cdef readonly int32_t partition
     cdef readonly object loop
-    cdef public object owner
+    cdef public object owner         # written by `ProducerBatch`; None once it is finished
     cdef readonly int state
     cdef readonly int32_t count
     cdef readonly int64_t base_timestamp
@@ -47,13 +48,15 @@ cdef class BatchCore:
     cdef readonly list parts
     cdef readonly list withdrawn
     cdef readonly int32_t watched
+    # Bytes of the budget for it, and those of them that its partition's slot has reserved. Written
+    # by the append paths, `PartitionSlot` and, for the parts of a split batch, `RecordAccumulator`.
     cdef public Py_ssize_t buffered_bytes
     cdef public Py_ssize_t reserved_bytes
     cdef list part_starts
     cdef list waiters
     cdef bint waiters_sorted
     cdef bint is_part
-    cdef public Py_ssize_t limit
+    cdef public Py_ssize_t limit     # written by `RecordAccumulator`: elastic batches grow
     cdef double ratio
     cdef PyObject* buffer
     cdef char* data

@@ -2,7 +2,7 @@
 """Batch encoder and delivery handle: what exists per record, in compiled code.
 
 `BatchCore` owns the growing bytes of one record batch (magic 2, records section only; the
-61-byte header is made later by `wire.record_batch`) and, once sent, the one final outcome of all
+61-byte header is made later by `_wire.record_batch`) and, once sent, the one final outcome of all
 its records. `Delivery` is the awaitable handle of one record: a reference to its batch and an
 index. Nothing else is kept per record.
 
@@ -107,7 +107,7 @@ cdef class RecordMetadata:
 
 
 cdef class MemoryBudget:
-    """The counter behind `BufferMemory`: bytes held by unsettled records."""
+    """Base of `BufferMemory`: bytes in use by batches and reservations, and the limit."""
 
     def __init__(self, int64_t limit):
         self.limit = limit

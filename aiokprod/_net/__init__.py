@@ -1,14 +1,15 @@
-"""Connections to brokers: nodes, requests and bytes. Does not depend on topics or batches.
+"""Connections to brokers: nodes, requests and bytes; does not depend on topics or batches.
 
-client.NetworkClient        all nodes: backoff, throttling, graceful closing
-least_loaded                the node for a request that any node can answer
-dial_tasks, dialer          tasks that connect; name resolution and sockets
+client.NetworkClient        many nodes: backoff, throttling, orderly closing
+least_loaded                which node to ask what any node can answer
+dial_tasks, dialer          tasks that connect; names and addresses to sockets
 connection.Connection       one transport: asyncio callbacks, flow control, one timer
-channel.KafkaChannel        state machine of one connection, without I/O or clock
-channel_states              states and events of the channel
-node_api_versions           handling of ApiVersions responses
-in_flight, throttle         requests in flight; which responses throttle the client
-connection_states           state per node: backoff, setup timeout, addresses
-connection_factory          creates connections from the configuration
-authentication, sasl        interface of SASL, and its mechanisms
+channel.KafkaChannel        one connection's life as a state machine, without I/O or clock
+channel_states              its states and events
+node_api_versions           API versions of each node, from ApiVersions responses
+in_flight, throttle         open requests; which requests a throttled client holds back
+connection_states           what outlives a connection: backoff, setup timeout, addresses
+connection_factory          connections as the configuration wants them
+tls, tls_transport          TLS contexts from the configuration; TLS over memory BIOs
+authentication, sasl        the protocol between channel and SASL; the mechanisms
 """

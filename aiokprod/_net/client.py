@@ -47,7 +47,7 @@ _CANCEL_GRACE: Final = 0.1
 
 
 class NetworkClient:
-    """Requests to brokers by node id; satisfies `engine.ports.BrokerClient`.
+    """Requests to brokers by node id; satisfies `_engine.ports.BrokerClient`.
 
     Starts with the bootstrap addresses as nodes -1, -2, …
 

@@ -24,7 +24,7 @@ class Response:
         version: API version that was used, -1 if none could be chosen.
         body: decoded response message; None on errors and for requests without an answer.
         error: why there is no body; every request has a separate instance.
-        possibly_appended: any byte of the request may have reached the broker.
+        maybe_written: any byte of the request may have reached the broker.
         latency: seconds from the call of `send` to completion.
         throttle_ms: the broker's throttle time, 0 if none.
     """

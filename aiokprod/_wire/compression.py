@@ -26,7 +26,9 @@ most 170 blocks of 128 KiB, so one call exceeds the limit by at most 22 MiB."""
 
 
 class Codec(ABC):
-    """A compression type at one level. Its library is imported when the first codec is created.
+    """A compression type at one level. Its library is imported when a codec of it is created.
+
+    Worker threads call one codec at the same time, so it must not keep state between calls.
 
     Attributes:
         name: value of `compression_type`.

@@ -18,8 +18,8 @@ class TrackedTopics:
 
     Attributes:
         new: names that no answer was about yet; an ordered set.
-        eager: new names that no request asked for yet; they pass the backoff, once: until a request
-            has asked for them, or could not.
+        fast_retry: new names that no request has asked for yet; the first request for them does not
+            wait for the backoff.
         misses: answers in a row that lacked something of a topic; absent = none.
         lower_epochs: answers in a row with a leader epoch below the known one, those apart that
             were asked for without a complaint; absent = none.

@@ -1,6 +1,6 @@
 """What becomes of a batch after an answer, and the errors of those that fail; no side effects.
 
-Source: Java `Sender.completeBatch`, `Sender.canRetry`; error classes in `_errors`.
+Source: Java `Sender.completeBatch`, `Sender.canRetry`; the codes are rows in `_errors`.
 """
 
 from __future__ import annotations
