@@ -76,8 +76,9 @@ class Transactions:
                 await calls.send_offsets(checked, place, self._deadline(timeout, start))
 
     async def prepare(self) -> tuple[int, int, bool]:
-        """Producer id, epoch and protocol (True = the second) for an EndTxn by another process. The
-        flushed transaction stays open when the producer is closed. See `TransactionCalls`."""
+        """Prepare the open transaction so that another process can end it: it is flushed, and stays
+        open when the producer is closed. Returns producer id, epoch, and True for the second
+        protocol (KIP-890). See `TransactionCalls`."""
         with self._alone("prepare_transaction") as (calls, _):
             return calls.prepare()
 

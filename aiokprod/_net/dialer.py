@@ -77,7 +77,7 @@ class TcpDialer:
                 transport, protocol = await loop.create_connection(protocol_factory, sock=sock)
                 sock = None
                 return transport, protocol
-            # A name with the root's dot is valid in DNS, and in no certificate.
+            # DNS accepts a trailing dot, certificates never contain one.
             name = (server_hostname or "").rstrip(".")
             secured = TlsTransport(tls, name, protocol_factory)
             try:

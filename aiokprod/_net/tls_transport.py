@@ -81,8 +81,8 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
             self.abort()
             raise
         finally:
-            # Its error has this frame in its traceback: a cycle for the garbage collector, with a
-            # socket in it, for each handshake that fails.
+            # The traceback of its exception refers to this frame, and `self` to the future: each
+            # failed handshake would leave a cycle that holds a socket.
             self._connected = None
 
     # -- the transport that the protocol sees -----------------------------------------------------

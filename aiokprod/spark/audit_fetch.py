@@ -24,7 +24,7 @@ T = TypeVar("T")
 EARLIEST: Final = -2
 LATEST: Final = -1
 FETCH_BYTES: Final = 4 * 1024 * 1024
-"""Requested at once; a larger batch is returned whole."""
+"""`max_bytes` of a Fetch request. A broker returns the first batch whole even if it is larger."""
 PATIENCE: Final = 60.0
 """Seconds without progress until reading fails; leaders may move and brokers restart."""
 

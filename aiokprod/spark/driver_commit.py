@@ -185,7 +185,8 @@ class TransactionEnder:
             return producer
 
         key = ("decisions", group, self._options.kafka)
-        # A producer of the same query with other options: each would fence the other.
+        # Close a kept producer of this query that has other options: both have the same
+        # transactional id and would fence each other.
         await self._thread.drop(
             lambda kept: isinstance(kept, tuple) and kept[:2] == key[:2] and kept != key
         )

@@ -341,8 +341,9 @@ class TransactionManager:
         self._engine.wake_sender()
 
     def _needs_new_epoch(self, ending: PendingEndTxn) -> bool:
-        """A copy of EndTxn, of a batch or of a request that starts a transaction may still arrive:
-        it must meet a newer epoch."""
+        """True if the next transaction needs a newer epoch: a copy of EndTxn, of a batch, or of a
+        request that starts a transaction may still arrive and must be fenced, or the sequences of
+        too many unused partitions are kept."""
         progress = self.progress
         # Without a bump the first protocol has to keep the sequences of every topic ever used.
         many = self.can_bump and len(self.tracker.retired) >= FORGOTTEN_PARTITIONS

@@ -74,5 +74,5 @@ class AwsMskIam:
 
 
 def mechanism(config: ProducerConfig, unix_ms: Callable[[], int]) -> Callable[[Node], AwsMskIam]:
-    """Makes the exchanges of a producer."""
+    """A function that makes the exchange of one authentication. Called once per producer."""
     return lambda node: AwsMskIam(config.sasl_token_provider, node.host)

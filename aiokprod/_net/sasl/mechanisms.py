@@ -31,7 +31,7 @@ def authenticators(
 
     assert config.sasl_mechanism is not None, "checked with the configuration"
     module = import_module(f"aiokprod._net.sasl.{MECHANISMS[config.sasl_mechanism].module}")
-    # Each module makes its exchange for one authentication with a broker. What connections share,
-    # such as a cache of derived keys, is made here, once for the producer.
+    # `mechanism` is called once per producer, so it may make what connections share (a cache of
+    # derived keys). The function that it returns makes one exchange per authentication.
     new_mechanism: Callable[[Node], Mechanism] = module.mechanism(config, unix_ms)
     return lambda node: SaslAuthenticator(f"broker {node}", lambda: new_mechanism(node))

@@ -111,5 +111,5 @@ class OAuthBearer:
 
 
 def mechanism(config: ProducerConfig, unix_ms: Callable[[], int]) -> Callable[[Node], OAuthBearer]:
-    """Makes the exchanges of a producer."""
+    """A function that makes the exchange of one authentication. Called once per producer."""
     return lambda node: OAuthBearer(config.sasl_token_provider, unix_ms)

@@ -44,6 +44,6 @@ class Plain:
 
 
 def mechanism(config: ProducerConfig, unix_ms: Callable[[], int]) -> Callable[[Node], Plain]:
-    """Makes the exchanges of a producer."""
+    """A function that makes the exchange of one authentication. Called once per producer."""
     credentials = configured_credentials(config)
     return lambda node: Plain(credentials)

@@ -44,7 +44,7 @@ class FetchPartition(Struct):
     fetch_offset: int = int64()
     last_fetched_epoch: int = int32("12+", default=-1)  # -1 = unknown
     log_start_offset: int = int64("5+", default=-1, ignorable=True)  # -1 = unknown
-    partition_max_bytes: int = int32()  # bytes
+    partition_max_bytes: int = int32()
     replica_directory_id: bytes = uuid("17+", tag=0, ignorable=True)
     # offset after the last readable record
     high_watermark: int = int64("18+", default=2**63 - 1, tag=1, ignorable=True)

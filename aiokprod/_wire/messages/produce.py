@@ -52,7 +52,7 @@ class ProduceRequest(Message):
     flexible_version = 9
 
     transactional_id: str | None = nullable_string("3+", default=None)
-    acks: int = int16()  # -1 = all in-sync replicas, 0 = no reply, 1 = leader
+    acks: int = int16()  # -1 = all in-sync replicas, 0 = no response, 1 = leader
     timeout_ms: int = int32()  # ms the leader waits for its replicas
     topic_data: Sequence[TopicProduceData] = array(TopicProduceData)
 

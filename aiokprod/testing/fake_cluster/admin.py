@@ -250,7 +250,7 @@ class FakeClusterAdmin:
             world_at(self.loop, when, self._unregister_if_paused, broker)
 
     def resume(self, broker_id: int) -> None:
-        """SIGCONT."""
+        """Resume a broker that `pause` froze (SIGCONT)."""
         broker = self.brokers[broker_id]
         if not broker.is_registered:
             broker.is_registered = True
