@@ -1043,7 +1043,7 @@ def test_s13_contents_of_distributions_are_checked_against_what_git_tracks(tmp_p
     for text in (
         "errors.py differs from the sdist",
         "elsewhere.py is not in the sdist",
-        "elsewhere.py is outside of the package",
+        "elsewhere.py is outside the package",
         "py.typed is missing",
         "RECORD is wrong about aiokprod/errors.py",
     ):
