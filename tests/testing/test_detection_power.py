@@ -20,10 +20,10 @@ QUICK = (
     "missing-partition-hangs",
     "one-omission-is-a-verdict",
     "out-of-order-sequence-wedges-the-producer",
+    "producer-ids-asked-for-without-backoff",
     "retry-goes-to-the-end-of-the-queue",
     "retry-takes-a-new-sequence",
     "server-error-called-definite",
-    "turn-lost-with-a-cancelled-waiter",
     "versions-remembered-over-reconnects",
 )
 """Those that show themselves within a few seeds."""
