@@ -11,7 +11,7 @@
 #   make detection                  75 bugs put back; simulations or tests must find each
 #   make mutants                    500 mutants of the code; the tests must notice 95 %
 #   make differential               7 600 scripts beside the Java producer (GENERATED=n SEED=s)
-#   make in-flight                  65 536 fates of five batches in flight
+#   make in-flight                  65 536 outcomes of five batches in flight
 #   make fuzz                       10 million damaged answers and streams (EXECUTIONS=…)
 #   make interrupts                 a million exceptions of signal handlers in calls (INTERRUPTS=…)
 #   make sanitize                   the compiled core under ASan and UBSan (EXECUTIONS=… INTERRUPTS=…)
@@ -135,7 +135,7 @@ bench-columns: $(VENV)/.bench
 	$(PY) -m benchmarks.columns --check
 
 # Seeded runs of the whole producer in virtual time (a-b, b excluded), see RELIABILITY.md. A run that
-# was stopped goes on after its last whole slice of 1000 seeds (.cache/simulation.jsonl).
+# was stopped continues after its last whole slice of 1000 seeds (.cache/simulation.jsonl).
 SEEDS      := 0-2000
 EXECUTIONS := 10000000
 
@@ -145,7 +145,7 @@ simulate: $(VENV)/.test
 detection: $(VENV)/.test
 	$(PY) -m tests.detection
 
-# Goes on where it was interrupted; MINUTES=n begins no mutant after so long.
+# Continues where it was interrupted; MINUTES=n begins no mutant after so long.
 MUTANTS := 500
 SEED    := 1
 

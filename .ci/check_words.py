@@ -3,8 +3,9 @@
     python .ci/check_words.py
 
 The words, each with what to write instead, are in `.ci/words.txt`. Of Markdown files everything but
-code is searched, of Python and Cython files comments, docstrings and other strings. Code in
-backticks is not searched.
+code is searched, of Python and Cython files comments, docstrings and other strings. Of tests and
+the Makefile only comments and docstrings are searched, because other strings are data, patterns or
+names of other projects. Code in backticks is not searched.
 """
 
 from __future__ import annotations
@@ -16,10 +17,15 @@ from typing import Final
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 WORDS: Final = ROOT / ".ci" / "words.txt"
-SEARCHED: Final = ("*.md", "docs", "aiokprod", "benchmarks", "examples", ".ci", ".github")
+SEARCHED: Final = (
+    "*.md", "*.py", "Makefile", "docs", "aiokprod", "benchmarks", "examples", "tests", ".ci",
+    ".github",
+)  # fmt: skip
 QUOTED: Final = ROOT / "docs" / "reports"
 """Reports quote the output of the runs they describe."""
 KINDS: Final = {".md", ".py", ".pyi", ".pyx", ".pxd"}
+WITHOUT_STRINGS: Final = {"Makefile", "tests"}
+"""Files and folders of which only comments and docstrings are searched."""
 
 _TEXT: Final = re.compile(
     r"'''(?:\\.|[^\\])*?'''"
@@ -51,22 +57,29 @@ def _blank(match: re.Match[str]) -> str:
     return re.sub(r"[^\n]", "_", match[0])
 
 
-def searched(text: str, kind: str) -> str:
-    """The text with everything but prose masked; line breaks stay."""
+def searched(text: str, kind: str, *, strings: bool = True) -> str:
+    """The text with everything but prose masked; line breaks stay. Without `strings`, also strings
+    that are no docstrings."""
     if kind == ".md":
         text = _FENCED.sub(_blank, text)
     else:
         kept, end = [], 0
         for match in _TEXT.finditer(text):
-            kept += [re.sub(r"[^\n]", " ", text[end : match.start()]), match[0]]
+            prose = strings or match[0].startswith(("#", "'''", '"""'))
+            kept += [
+                re.sub(r"[^\n]", " ", text[end : match.start()]),
+                match[0] if prose else _blank(match),
+            ]
             end = match.end()
         text = _REPLACED.sub(_blank, "".join(kept))
     return _CODE.sub(_blank, text)
 
 
-def unwanted_words(text: str, kind: str, words: list[tuple[re.Pattern[str], str]]) -> list[str]:
+def unwanted_words(
+    text: str, kind: str, words: list[tuple[re.Pattern[str], str]], *, strings: bool = True
+) -> list[str]:
     """One line for each finding: its line number, the word and what to write instead."""
-    prose = searched(text, kind)
+    prose = searched(text, kind, strings=strings)
     found = [
         (prose.count("\n", 0, match.start()) + 1, " ".join(match[0].split()), instead)
         for pattern, instead in words
@@ -82,7 +95,9 @@ def files() -> list[Path]:
         for path in ROOT.glob(name):
             found += [path] if path.is_file() else path.rglob("*")
     return sorted(
-        path for path in found if path.suffix in KINDS and not path.is_relative_to(QUOTED)
+        path
+        for path in found
+        if (path.suffix in KINDS or path.name == "Makefile") and not path.is_relative_to(QUOTED)
     )
 
 
@@ -90,8 +105,11 @@ def main() -> int:
     words = vocabulary(WORDS.read_text(encoding="utf-8"))
     status = 0
     for path in files():
-        for finding in unwanted_words(path.read_text(encoding="utf-8"), path.suffix, words):
-            print(f"{path.relative_to(ROOT)}:{finding}")
+        name = path.relative_to(ROOT)
+        text = path.read_text(encoding="utf-8")
+        strings = name.parts[0] not in WITHOUT_STRINGS
+        for finding in unwanted_words(text, path.suffix, words, strings=strings):
+            print(f"{name}:{finding}")
             status = 1
     return status
 

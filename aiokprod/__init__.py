@@ -6,7 +6,7 @@
 The names below are the public API.
 """
 
-from aiokprod._client.bulk_result import BulkResult, OffsetRange
+from aiokprod._client.bulk_result import BulkProgress, BulkResult, OffsetRange
 from aiokprod._client.status import Health
 from aiokprod._client.transactions import Transaction
 from aiokprod._consumer_groups import GroupMetadata
@@ -63,6 +63,7 @@ from aiokprod.partitioners import (
     Partitioner,
     RoundRobinPartitioner,
 )
+from aiokprod.plugins import RecordPlugin
 from aiokprod.producer import Producer
 from aiokprod.records import (
     DrainReport,
@@ -78,6 +79,7 @@ from aiokprod.serializers import (
     Serializer,
     StringSerializer,
 )
+from aiokprod.topic_profiles import TopicProfile
 
 __all__ = [
     "COMPILED",
@@ -87,6 +89,7 @@ __all__ = [
     "BrokerError",
     "BufferFull",
     "BufferTimeout",
+    "BulkProgress",
     "BulkResult",
     "BytesSerializer",
     "ClusterSnapshot",
@@ -134,6 +137,7 @@ __all__ = [
     "ProducerRecord",
     "ProtocolError",
     "RecordMetadata",
+    "RecordPlugin",
     "RecordRejected",
     "RecordTooLarge",
     "RequestTimedOut",
@@ -144,6 +148,7 @@ __all__ = [
     "StringSerializer",
     "TopicInfo",
     "TopicPartition",
+    "TopicProfile",
     "Transaction",
     "TransactionError",
     "UndeliveredBatch",

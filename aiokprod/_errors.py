@@ -1,4 +1,7 @@
-"""The table of Kafka's error codes: one row per code, the only definition of what a code means.
+"""The table of Kafka's error codes: one row per code says what it means and what follows from it.
+
+A few codes are also handled by name elsewhere, for example the sequence errors of Produce.
+docs/design/error-codes.md lists all such places, and what reads each field of a row.
 
 Source: the error table of the Kafka protocol guide and Java `o.a.k.common.protocol.Errors` of the
 4.x line. `retriable` and the refresh flags follow the Java exception hierarchy
@@ -45,7 +48,7 @@ class TxnApi(enum.Enum):
 
 
 class ErrorAction(enum.Enum):
-    """What a transactional producer does after a coordinator answered with an error code."""
+    """What a transactional producer does after an error code in the response of a coordinator."""
 
     OK = "ok"
     RETRY = "retry"  # repeat the request to the same broker
@@ -66,7 +69,8 @@ class ErrorCode:
         number: the int16 on the wire.
         text: meaning of the code, used in error messages.
         name: Kafka's name of the code.
-        retriable: the same request may succeed later, and the producer repeats it. Idempotent
+        retriable: the same request may succeed later, and the producer repeats it. This applies to
+            all requests: Produce, requests to coordinators, and those of the Spark sink. Idempotent
             producers also resend a batch after OUT_OF_ORDER_SEQUENCE_NUMBER,
             INVALID_PRODUCER_EPOCH and UNKNOWN_PRODUCER_ID, with another epoch or sequence number.
         refresh_metadata: the cause may be stale metadata, so metadata must be fetched again.
@@ -83,8 +87,8 @@ class ErrorCode:
             other code that fails a record only makes the transaction abortable.
         fails_topic: after Metadata: calls that wait for the topic fail at once. With any other code
             they keep waiting until max_block_ms.
-        coordinator_action: action after a coordinator's answer with this code; None for the default
-            of `action_after`.
+        coordinator_action: action after a coordinator's response with this code; None for the
+            default of `action_after`.
         coordinator_actions: exceptions from `coordinator_action` for single requests.
         refused_before_write: in every broker version, a transaction coordinator that answers with
             this code has not written to its log, so the request has changed nothing. If the write
@@ -120,9 +124,9 @@ class ErrorCode:
     def action_after(self, call: TxnApi) -> ErrorAction:
         """What a transactional producer does if a coordinator answers `call` with this code.
 
-        Defaults for rows without an entry: retriable codes repeat the request, after a new look-up
-        of the coordinator if the code asks for one. All other codes are fatal, except in answers to
-        AddPartitionsToTxn, where aborting the transaction is enough.
+        Defaults for rows without an entry: the request is repeated if the code is retriable, after
+        a new look-up of the coordinator if the row has `refresh_coordinator`. All other codes are
+        fatal, except in responses to AddPartitionsToTxn, where aborting the transaction is enough.
         Source: Java `TransactionManager` request handlers, `AddPartitionsToTxnHandler`.
         """
         action = self.coordinator_actions.get(call, self.coordinator_action)
@@ -142,11 +146,12 @@ class Code(enum.IntEnum):
     appends. All other codes are UNKNOWN, because a record wrongly reported as not written would be
     sent twice. In particular, with acks=all `DelayedProduce.tryComplete` answers after the local
     append with NOT_LEADER_OR_FOLLOWER, REQUEST_TIMED_OUT, NOT_ENOUGH_REPLICAS_AFTER_APPEND,
-    KAFKA_STORAGE_ERROR (log directory offline) or UNKNOWN_TOPIC_OR_PARTITION (replica removed in
-    Kafka 2.3 and older; later: topic missing from the metadata cache). A flush that fails after the
-    append in `UnifiedLog.append` also causes KAFKA_STORAGE_ERROR. Codes that no broker sends in
-    answer to Produce (LEADER_NOT_AVAILABLE, BROKER_NOT_AVAILABLE, REPLICA_NOT_AVAILABLE,
-    LISTENER_NOT_FOUND, FENCED_LEADER_EPOCH, those of coordinators and groups) are UNKNOWN too.
+    KAFKA_STORAGE_ERROR (log directory offline) or UNKNOWN_TOPIC_OR_PARTITION (up to Kafka 2.3 if
+    the replica was removed, since 2.4 if the topic is missing from the metadata cache). A flush
+    that fails after the append in `UnifiedLog.append` also causes KAFKA_STORAGE_ERROR. Codes that
+    no broker sends in answer to Produce (LEADER_NOT_AVAILABLE, BROKER_NOT_AVAILABLE,
+    REPLICA_NOT_AVAILABLE, LISTENER_NOT_FOUND, FENCED_LEADER_EPOCH, those of coordinators and
+    groups) are UNKNOWN too.
     """
 
     row: ErrorCode
@@ -407,7 +412,7 @@ class Code(enum.IntEnum):
         outcome=Outcome.REJECTED,  # transaction verification (AddPartitionsToTxn before the append)
         # Either the transactional id expired without traffic (transactional.id.expiration.ms), or
         # another producer took over and got another producer id. InitProducerId after the abort
-        # shows which. As in Java 3.x; 4.x gives up.
+        # shows which. As in Java 3.x; Java 4.x fails the producer.
         coordinator_action=ErrorAction.ABORT,
         coordinator_actions={TxnApi.FIND: ErrorAction.FATAL, TxnApi.INIT: ErrorAction.FATAL},
         refused_before_write=True,

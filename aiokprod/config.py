@@ -10,7 +10,9 @@ from ssl import SSLContext
 from typing import Any, Final, Self
 
 from aiokprod._config.fields import (
+    CODEC_CHOICE,
     INT64_MAX,
+    LEVELS,
     Acks,
     Check,
     Choice,
@@ -19,11 +21,16 @@ from aiokprod._config.fields import (
     IntRange,
     ServerList,
     Text,
+    invalid_setting,
     parse_address,
-    refuse,
     unknown_key,
 )
 from aiokprod._config.mechanisms import MECHANISMS
+from aiokprod._config.profiles import (
+    ProfilesCheck,
+    check_profiles,
+    default_elastic_batch_size,
+)
 from aiokprod._config.security import (
     CREDENTIALS,
     SERVICE_NAME,
@@ -39,13 +46,12 @@ from aiokprod._redaction import redacted, redacted_init
 from aiokprod._security.secret import MASK, Credentials, Secret
 from aiokprod._security.token_provider import TokenProvider
 from aiokprod.errors import ConfigError
+from aiokprod.topic_profiles import TopicProfile
 
 logger = logging.getLogger("aiokprod")
 
 MAX_IN_FLIGHT_WITH_IDEMPOTENCE: Final = 5
 """Brokers remember the last five batches per producer and partition."""
-_TRANSACTIONAL_GROWTH: Final = 8
-"""Default of elastic_batch_size with transactions, in multiples of batch_size."""
 
 
 def _setting(check: Check, default: object = dataclasses.MISSING, *, shown: bool = True) -> Any:
@@ -81,14 +87,16 @@ class ProducerConfig:
         enable_idempotence: None means True unless `acks` or `retries` rule it out.
         retries: attempts after the first; normally delivery_timeout_ms ends them. Not for metadata.
         max_in_flight_requests_per_connection: 1 or more; at most 5 with idempotence.
-        delivery_timeout_ms: from append to result, including all retries; at least
-            linger_ms + request_timeout_ms.
+        delivery_timeout_ms: from the opening of a record's batch to its outcome, including all
+            retries; at least linger_ms + request_timeout_ms.
         request_timeout_ms: limit for a response; after it the connection is closed.
         linger_ms: maximum time a batch waits for more records.
         adaptive_linger: a batch is sent at once while its leader has no Produce request in flight;
-            False is the strict Java rule. (Java has no such setting.)
-        batch_size: target size of a batch; 0 sends records one by one. (Java: 16384, which costs
-            3.5 times the throughput; memory is counted here by bytes used, not by batch capacity.)
+            False is the strict Java rule. (Java has no such setting.) Batches of a topic whose
+            profile has a `linger_ms` wait for it in any case.
+        batch_size: target size of a batch; 0 sends records one by one. (Java: 16384. Here that
+            would divide the throughput by 3.5, and a large value costs little, because memory is
+            counted by bytes used, not by batch capacity.)
         elastic_batch_size: a batch that waits behind another one of its partition may grow up to
             this size, until a broker rejects a batch of the topic as too large. Values up to
             batch_size, such as 0, turn this off. Should not exceed max.message.bytes of the topics:
@@ -101,6 +109,9 @@ class ProducerConfig:
         compression_gzip_level: 1 to 9, -1 for zlib's default.
         compression_lz4_level: 1 to 17.
         compression_zstd_level: -131072 to 22.
+        topic_profiles: other settings for some topics: a mapping from patterns to `TopicProfile`. A
+            pattern is a topic name in which ``*`` stands for any characters, also none, and ``?``
+            for one. The first pattern that matches decides. Kept as a tuple of pairs. (Java: none.)
         partitioner_adaptive_partitioning_enable: keyless records favour partitions with short
             queues (KIP-794).
         partitioner_availability_timeout_ms: avoid partitions whose broker could not be sent to for
@@ -175,10 +186,14 @@ class ProducerConfig:
     max_block_ms: int = _long(60_000)
     max_request_size: int = _int(1_048_576, low=1)
 
-    compression_type: str = _setting(Choice(("none", "gzip", "snappy", "lz4", "zstd")), "none")
-    compression_gzip_level: int = _setting(IntRange(1, 9, also=(-1,)), -1)
-    compression_lz4_level: int = _setting(IntRange(1, 17), 9)
-    compression_zstd_level: int = _setting(IntRange(-131_072, 22), 3)
+    compression_type: str = _setting(CODEC_CHOICE, "none")
+    compression_gzip_level: int = _setting(LEVELS["gzip"], -1)
+    compression_lz4_level: int = _setting(LEVELS["lz4"], 9)
+    compression_zstd_level: int = _setting(LEVELS["zstd"], 3)
+
+    topic_profiles: Mapping[str, TopicProfile] | Sequence[tuple[str, TopicProfile]] = _setting(
+        ProfilesCheck(), ()
+    )
 
     partitioner_adaptive_partitioning_enable: bool = _flag(True)
     partitioner_availability_timeout_ms: int = _long(0)
@@ -246,6 +261,7 @@ class ProducerConfig:
         self._check_idempotence()
         self._check_delivery_timeout()
         self._choose_elastic_batch_size()
+        check_profiles(self)
         self._warn_of_fixed_backoff()
 
     @property
@@ -330,7 +346,7 @@ class ProducerConfig:
             )
         in_flight = self.max_in_flight_requests_per_connection
         if self.idempotent and in_flight > MAX_IN_FLIGHT_WITH_IDEMPOTENCE:
-            raise refuse(
+            raise invalid_setting(
                 "max_in_flight_requests_per_connection",
                 in_flight,
                 f"use at most {MAX_IN_FLIGHT_WITH_IDEMPOTENCE} with idempotence, "
@@ -341,9 +357,11 @@ class ProducerConfig:
 
     def _choose_elastic_batch_size(self) -> None:
         if isinstance(self.elastic_batch_size, DefaultInt):
-            size = 0
-            if self.transactional_id is not None:
-                size = min(_TRANSACTIONAL_GROWTH * self.batch_size, self.max_request_size)
+            size = default_elastic_batch_size(
+                self.batch_size,
+                transactional=self.transactional_id is not None,
+                max_request_size=self.max_request_size,
+            )
             object.__setattr__(self, "elastic_batch_size", DefaultInt(size))
 
     def _check_delivery_timeout(self) -> None:
@@ -352,7 +370,7 @@ class ProducerConfig:
         if self.delivery_timeout_ms >= least:
             return
         if not isinstance(self.delivery_timeout_ms, DefaultInt):
-            raise refuse(
+            raise invalid_setting(
                 "delivery_timeout_ms",
                 self.delivery_timeout_ms,
                 f"use at least linger_ms + request_timeout_ms = {least}",

@@ -272,7 +272,7 @@ class RecordTooLarge(KafkaError, ValueError):
 
 
 class WouldBlock(KafkaError):
-    """`try_submit` cannot admit the record without waiting."""
+    """`try_submit` cannot append the record without waiting."""
 
     default_outcome = Outcome.NOT_SENT
     default_retriable = True
@@ -321,13 +321,13 @@ class DialError(NetworkError):
 
 
 class Disconnected(NetworkError):
-    """The connection ended before the answer arrived."""
+    """The connection ended before the response arrived."""
 
     default_code = Code.NETWORK_EXCEPTION
 
 
 class RequestTimedOut(NetworkError):
-    """No answer arrived within `request_timeout_ms`; the connection was closed."""
+    """No response arrived within `request_timeout_ms`; the connection was closed."""
 
     default_code = Code.REQUEST_TIMED_OUT
 
@@ -448,7 +448,7 @@ _CLASS_OF: Final[dict[str, type[KafkaError]]] = {
 
 
 def broker_error(number: int, message: str, *, outcome: Outcome | None = None) -> KafkaError:
-    """The exception for an error code in a broker's answer.
+    """The exception for an error code in a broker's response.
 
     The message should name the topic-partition, broker, attempts and elapsed time; the meaning of
     the code is appended. Codes without a special class become a `BrokerError`.

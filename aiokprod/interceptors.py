@@ -7,10 +7,13 @@ Source: Java `ProducerInterceptor`, `ProducerInterceptors`.
 
 from __future__ import annotations
 
+import inspect
 import logging
 from collections.abc import Iterable
 from typing import Any, Protocol
 
+from aiokprod._core.hooks import InterceptorCalls
+from aiokprod._core.record_fields import record_size_bound
 from aiokprod.errors import KafkaError
 from aiokprod.records import ProducerRecord, RecordMetadata
 
@@ -18,7 +21,14 @@ logger = logging.getLogger(__name__)
 
 
 class ProducerInterceptor(Protocol):
-    """Is called for every record of a producer. Methods are synchronous and must not block."""
+    """Is called for every record of a producer. Methods are synchronous and must not block.
+
+    They may send records themselves, with `try_submit` and `submit`.
+
+    An exception of `on_send` that is no `Exception` (KeyboardInterrupt) is raised to the caller,
+    and the record is not sent. One of `on_acknowledgement` is passed to the loop's exception
+    handler.
+    """
 
     def on_send(self, record: ProducerRecord[Any, Any]) -> ProducerRecord[Any, Any]:
         """Return the record to send, the same or a changed one. Runs in the caller's task, before
@@ -37,6 +47,10 @@ class ProducerInterceptor(Protocol):
                 identify it (the partition is None if none was chosen), and `error.outcome` says
                 whether it can be in the log.
 
+        If the method has a parameter named `headers`, it also gets a tuple of the record's headers
+        as a keyword argument, on success and on failure (KIP-512). Declare it as
+        ``def on_acknowledgement(self, metadata, error, headers=())``.
+
         Runs on the event loop, before the callbacks of the delivery.
         """
 
@@ -44,41 +58,32 @@ class ProducerInterceptor(Protocol):
         """The producer was closed; called once, see `aiokprod._client.hooks`."""
 
 
-class InterceptorChain:
+class InterceptorChain(InterceptorCalls):
     """Calls interceptors in order; false if there are none."""
 
-    __slots__ = ("_interceptors",)
-
     def __init__(self, interceptors: Iterable[ProducerInterceptor] = ()) -> None:
-        self._interceptors = tuple(interceptors)
+        found = tuple(interceptors)
+        super().__init__(found, tuple(map(_takes_headers, found)), ProducerRecord)
 
-    def __bool__(self) -> bool:
-        return bool(self._interceptors)
+    def check(self, record: ProducerRecord[Any, Any]) -> None:
+        """Raise if an interceptor has returned a record that cannot be sent: its fields were
+        checked when it was made, unless it was made without `__init__`, but not its headers."""
+        ProducerRecord.__post_init__(record)
+        _ = record.key, record.value
+        record_size_bound(None, None, record.headers)
 
-    def on_send(self, record: ProducerRecord[Any, Any]) -> ProducerRecord[Any, Any]:
-        """Return the record after all interceptors. One that fails, or returns anything but a
-        record, is skipped: the next one gets the previous record."""
-        for interceptor in self._interceptors:
-            try:
-                changed = interceptor.on_send(record)
-                if not isinstance(changed, ProducerRecord):
-                    raise TypeError(
-                        f"on_send returned {type(changed).__name__} instead of a ProducerRecord"
-                    )
-            except Exception:
-                _log_failure(interceptor, "on_send")
-            else:
-                record = changed
-        return record
-
-    def on_acknowledgement(self, metadata: RecordMetadata | None, error: KafkaError | None) -> None:
-        """Call all interceptors, even if some of them fail."""
-        for interceptor in self._interceptors:
-            try:
-                interceptor.on_acknowledgement(metadata, error)
-            except Exception:
-                _log_failure(interceptor, "on_acknowledgement")
+    def failed(self, interceptor: ProducerInterceptor, method: str, error: Exception) -> None:
+        """Log the exception of an interceptor, which is otherwise ignored."""
+        logger.warning(
+            "interceptor %s failed in %s", type(interceptor).__name__, method, exc_info=error
+        )
 
 
-def _log_failure(interceptor: ProducerInterceptor, method: str) -> None:
-    logger.warning("interceptor %s failed in %s", type(interceptor).__name__, method, exc_info=True)
+def _takes_headers(interceptor: ProducerInterceptor) -> bool:
+    """True if `on_acknowledgement` has a parameter `headers`."""
+    try:
+        parameters = inspect.signature(interceptor.on_acknowledgement).parameters
+    except (TypeError, ValueError):  # of some callables written in C there is no signature
+        return False
+    found = parameters.get("headers")
+    return found is not None and found.kind in (found.POSITIONAL_OR_KEYWORD, found.KEYWORD_ONLY)

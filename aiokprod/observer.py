@@ -1,8 +1,8 @@
 """Hooks for metrics, traces and alerts.
 
 `Observer` is the interface, `Metrics` the built-in observer behind `producer.metrics()`. Hooks are
-called per batch, request or connection, never per record. They see topic names and sizes, no keys
-or values.
+called per batch, request or connection, per record only for those that are refused. They see topic
+names and sizes, no keys or values.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class BatchView(Protocol):
 
     @property
     def sent_at(self) -> float:
-        """When it was last written to a connection; 0 before that."""
+        """When its last attempt was about to be written to a connection; 0 before that."""
 
 
 class Observer:
@@ -61,7 +61,7 @@ class Observer:
     """
 
     def on_batches_sent(self, node_id: int, batches: Sequence[BatchView]) -> None:
-        """A Produce request was written to a connection."""
+        """A Produce request is about to be written to a connection."""
 
     def on_produce_done(self, node_id: int, latency: float) -> None:
         """A Produce request ended `latency` seconds after it was sent, maybe without a response."""
@@ -84,6 +84,14 @@ class Observer:
         """Records failed and no task was awaiting them. Called once per batch, or per result of
         `send_many` or `send_table` that was dropped unread: then with the partition of the first
         failed record (empty topic or -1 if it had none)."""
+
+    def on_record_refused(self, error: KafkaError) -> None:
+        """A record failed before it was in a batch: no metadata, no memory, too large, not
+        serialized, or the call was cancelled. `error.topic` and `error.partition` identify it.
+
+        Called once for each such record, except for invalid arguments and calls on a producer that
+        is closed or has failed.
+        """
 
     def on_throttle(self, node_id: int, seconds: float) -> None:
         """A broker asked this client to pause (throttle_time_ms)."""
@@ -119,6 +127,7 @@ _COUNTERS: Final = (
     "produce_requests",
     "records_acknowledged",
     "records_failed",
+    "records_refused",
     "records_retried",
     "records_unretrieved",
     "throttles",
@@ -146,13 +155,16 @@ class Metrics(Observer):
     def __init__(self) -> None:
         self.counters = dict.fromkeys(_COUNTERS, 0)
         self.histograms = {name: Histogram() for name in _HISTOGRAMS}
-        self.errors: dict[str, int] = {}  # failed records by name of the error code or class
+        # Records by name of the error code or class.
+        self.errors: dict[str, int] = {}
+        self.refusals: dict[str, int] = {}
 
     def snapshot(self) -> dict[str, Any]:
         """All metrics as plain values, independent of later changes."""
         values: dict[str, Any] = dict(self.counters)
         values.update((name, h.snapshot()) for name, h in self.histograms.items())
         values["errors"] = dict(self.errors)
+        values["refusals"] = dict(self.refusals)
         return values
 
     def on_batches_sent(self, node_id: int, batches: Sequence[BatchView]) -> None:
@@ -196,6 +208,11 @@ class Metrics(Observer):
         self, topic_partition: TopicPartition, records: int, error: KafkaError
     ) -> None:
         self.counters["records_unretrieved"] += records
+
+    def on_record_refused(self, error: KafkaError) -> None:
+        self.counters["records_refused"] += 1
+        name = error.code.name if error.code is not None else type(error).__name__
+        self.refusals[name] = self.refusals.get(name, 0) + 1
 
     def on_throttle(self, node_id: int, seconds: float) -> None:
         self.counters["throttles"] += 1

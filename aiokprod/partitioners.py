@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Any, Final, Protocol, TypeAlias, runtime_checkable
 
-from aiokprod._core import append
+from aiokprod._core import record_fields
 from aiokprod.cluster import ClusterSnapshot
 from aiokprod.errors import ConfigError
 
@@ -41,7 +41,8 @@ class Partitioner(Protocol):
         """Return the partition of a record: 0 to count - 1.
 
         `key` and `value` are the caller's objects, `key_bytes` and `value_bytes` the results of the
-        serializers. `cluster` has the topic's metadata.
+        serializers. `cluster` has the topic's metadata. May be called again for the same record, if
+        the call had to wait for memory or metadata.
         """
 
 
@@ -54,7 +55,7 @@ def key_partition(key_bytes: bytes, partitions: int) -> int:
 
     It is the same in the Java client. It changes with the number of partitions.
     """
-    return append.key_partition(key_bytes, partitions)
+    return record_fields.key_partition(key_bytes, partitions)
 
 
 class StickyLoad:
@@ -270,6 +271,22 @@ def choose(
         ConfigError: the result is not an int from 0 to count - 1.
     """
     answer: object = partitioner.partition(topic, key, key_bytes, value, value_bytes, cluster)
+    return checked(partitioner, answer, topic, cluster)
+
+
+def calls_of(partitioner: Partitioner) -> Callable[..., Any]:
+    """The function that `choose` calls; of an adapted callable the callable itself."""
+    if isinstance(partitioner, CallablePartitioner):
+        return partitioner.function
+    return partitioner.partition
+
+
+def checked(partitioner: Partitioner, answer: object, topic: str, cluster: ClusterSnapshot) -> int:
+    """The result of a partitioner.
+
+    Raises:
+        ConfigError: it is not an int from 0 to count - 1.
+    """
     total = _count(cluster, topic)
     if isinstance(answer, int) and not isinstance(answer, bool) and 0 <= answer < total:
         return answer

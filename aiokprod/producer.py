@@ -8,11 +8,12 @@ import itertools
 import sys
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, overload
 
-from aiokprod._client.bulk_result import BulkResult
+from aiokprod._client.bulk_result import BulkProgress, BulkResult, check_progress
 from aiokprod._client.hooks import UserHooks
 from aiokprod._client.lifecycle import Lifecycle
+from aiokprod._client.record_hooks import RecordHooks
 from aiokprod._client.runtime import Runtime
-from aiokprod._client.send import RecordSender
+from aiokprod._client.send import RecordSubmitter
 from aiokprod._client.send_many import BulkSender
 from aiokprod._client.send_table import TableSender
 from aiokprod._client.serialization import RecordSerializers
@@ -20,16 +21,23 @@ from aiokprod._client.slow_path import SlowPath
 from aiokprod._client.status import Health, explain, health
 from aiokprod._client.transactions import Transaction, Transactions, run_transaction
 from aiokprod._client.validation import (
+    check_on_delivery,
     check_plugins,
     check_timeout,
     checked_config,
     checked_interceptors,
+    checked_plugins,
     checked_topics,
+    has_hooks,
+    is_record_plugin,
     tcp_environment,
 )
+from aiokprod._config.profiles import NO_PROFILE, profiles_of
 from aiokprod._core import append
+from aiokprod._core.batch import Delivery
+from aiokprod._core.callbacks import mark_as_coroutine_function
 from aiokprod._version import __version__
-from aiokprod._wire.compression import codec_of
+from aiokprod._wire.compression import configured_codec
 from aiokprod.config import ProducerConfig
 from aiokprod.environment import Environment
 from aiokprod.errors import (
@@ -42,14 +50,16 @@ from aiokprod.interceptors import InterceptorChain, ProducerInterceptor
 from aiokprod.observer import Metrics, Observer, ObserverChain
 from aiokprod.partitioners import AnyPartitioner
 from aiokprod.partitioners import adapt as adapt_partitioner
+from aiokprod.plugins import RecordPlugin
 from aiokprod.records import DrainReport, ProducerRecord, RecordMetadata, validate_topic
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
     from types import TracebackType
 
+    from aiokprod._client.send import OnDelivery
     from aiokprod._core.append import Appender
-    from aiokprod._core.batch import Delivery
+    from aiokprod._core.deadlines import Deadlines
     from aiokprod.cluster import PartitionInfo
     from aiokprod.records import Header
     from aiokprod.serializers import AnySerializer, Serializer
@@ -76,9 +86,11 @@ class Producer(Generic[K, V]):
     Args:
         config: settings; or give them as keywords, see `ProducerConfig`.
         key_serializer, value_serializer: `Serializer` objects or callables; None expects bytes.
-        partitioner: `Partitioner` or callable; None for Kafka's built-in partitioner (murmur2 of
-            the key; sticky for records without a key).
+        partitioner: `Partitioner` or callable, which may be called more than once for a record;
+            None for Kafka's built-in partitioner (murmur2 of the key; sticky for records without a
+            key).
         interceptors: called in order, see `ProducerInterceptor`.
+        plugins: called in order, see `RecordPlugin`; they may also have hooks of `Observer`.
         observer: receives events, see `Observer`.
         environment: network, wall clock and randomness; for tests.
 
@@ -101,6 +113,7 @@ class Producer(Generic[K, V]):
         value_serializer: None = None,
         partitioner: AnyPartitioner | None = None,
         interceptors: Sequence[ProducerInterceptor] = (),
+        plugins: Sequence[RecordPlugin | Observer] = (),
         observer: Observer | None = None,
         environment: Environment | None = None,
         **settings: Any,
@@ -116,6 +129,7 @@ class Producer(Generic[K, V]):
         value_serializer: Serializer[V] | Callable[[V], Any],
         partitioner: AnyPartitioner | None = None,
         interceptors: Sequence[ProducerInterceptor] = (),
+        plugins: Sequence[RecordPlugin | Observer] = (),
         observer: Observer | None = None,
         environment: Environment | None = None,
         **settings: Any,
@@ -131,6 +145,7 @@ class Producer(Generic[K, V]):
         value_serializer: None = None,
         partitioner: AnyPartitioner | None = None,
         interceptors: Sequence[ProducerInterceptor] = (),
+        plugins: Sequence[RecordPlugin | Observer] = (),
         observer: Observer | None = None,
         environment: Environment | None = None,
         **settings: Any,
@@ -146,6 +161,7 @@ class Producer(Generic[K, V]):
         value_serializer: Serializer[V] | Callable[[V], Any],
         partitioner: AnyPartitioner | None = None,
         interceptors: Sequence[ProducerInterceptor] = (),
+        plugins: Sequence[RecordPlugin | Observer] = (),
         observer: Observer | None = None,
         environment: Environment | None = None,
         **settings: Any,
@@ -160,26 +176,35 @@ class Producer(Generic[K, V]):
         value_serializer: AnySerializer | None = None,
         partitioner: AnyPartitioner | None = None,
         interceptors: Sequence[ProducerInterceptor] = (),
+        plugins: Sequence[RecordPlugin | Observer] = (),
         observer: Observer | None = None,
         environment: Environment | None = None,
         **settings: Any,
     ) -> None:
         self._config = checked_config(config, settings)
-        codec_of(self._config)  # fail early if it is not installed; import it before the loop runs
+        # Fail early if the package of a codec is missing; import it before the loop runs.
+        for profile in (NO_PROFILE, *(profile for _, profile in profiles_of(self._config))):
+            configured_codec(self._config, profile)
         self._serializers = RecordSerializers(key_serializer, value_serializer)
         self._partitioner = adapt_partitioner(partitioner) if partitioner is not None else None
         checked = checked_interceptors(interceptors)
-        self._interceptors = InterceptorChain(checked) if checked else None
+        interceptor_chain = InterceptorChain(checked) if checked else None
+        plugged = checked_plugins(plugins)
         check_plugins(observer, environment)
         self._environment = environment or tcp_environment(self._config)
         self._client_id = self._config.client_id or f"aiokprod-{next(_numbers)}"
         self._metrics = Metrics()
         self._observer: Observer = self._metrics
-        if observer is not None:
-            self._observer = ObserverChain([self._metrics, observer])
+        watching = [x for x in (observer, *plugged) if x is not None and has_hooks(x)]
+        if watching:
+            self._observer = ObserverChain([self._metrics, *watching])
+        self._hooks = RecordHooks(
+            interceptor_chain, tuple(filter(is_record_plugin, plugged)), self._observer
+        )
         self._max_block = self._config.max_block_ms / 1000
         self._appender: Appender | None = None  # read by the compiled `submit`
-        hooks = UserHooks([*self._serializers.parts(), partitioner, *checked, observer])
+        self._deadlines: Deadlines | None = None
+        hooks = UserHooks([*self._serializers.parts(), partitioner, *checked, *plugged, observer])
         self._lifecycle = Lifecycle(
             self._config, self._environment, self._client_id, self._metrics, hooks, self._launch
         )
@@ -188,10 +213,10 @@ class Producer(Generic[K, V]):
             self._lifecycle.started,
             self._serializers,
             self._partitioner,
-            self._interceptors,
+            self._hooks,
             self._lifecycle.check_running,
         )
-        self._sender = RecordSender(self._lifecycle, self._slow_path, self._max_block)
+        self._submitter = RecordSubmitter(self._lifecycle, self._slow_path, self._max_block)
         self._transactions = Transactions(
             lambda: self._lifecycle.live().transactions, self._max_block
         )
@@ -209,11 +234,12 @@ class Producer(Generic[K, V]):
             version=__version__,
             observer=self._observer,
             slow_submit=self._submit_slowly,
-            plain_records=(
-                self._serializers.plain and self._partitioner is None and self._interceptors is None
-            ),
+            serializers=self._serializers,
+            hooks=self._hooks,
+            partitioner=self._partitioner,
         )
         self._appender = runtime.appender
+        self._deadlines = runtime.deadlines
         return runtime
 
     async def start(self) -> None:
@@ -227,7 +253,7 @@ class Producer(Generic[K, V]):
 
         Raises:
             ConfigError: no bootstrap server can be resolved within the connection setup timeout.
-            KafkaTimeout: the transaction coordinator did not answer in time.
+            KafkaTimeout: the transaction coordinator did not respond in time.
             TransactionError, BrokerError: the coordinator rejected the request.
             ProducerClosed, WrongLoop, ForkedProcess: the producer cannot be used here.
         """
@@ -296,9 +322,10 @@ class Producer(Generic[K, V]):
             partition: 0 to 2³¹-1, or None to let the partitioner choose.
             timestamp_ms: Unix time in ms, or None for now.
             headers: (name, bytes or None) pairs, sent in this order.
-            timeout: limit in seconds for the whole call, including waits for metadata and memory.
-                When it passes, a record that is still in an open batch is withdrawn. None applies
-                max_block_ms to the waits before the append, delivery_timeout_ms to the delivery.
+            timeout: limit in seconds for the whole call, including waits for metadata and memory;
+                the call may end up to 0.8 % of it late. When it passes, a record that is still in
+                an open batch is withdrawn. None applies max_block_ms to the waits before the
+                append, delivery_timeout_ms to the delivery.
 
         Returns:
             Topic, partition and offset; `offset` is None with acks=0 and for a detected duplicate.
@@ -313,18 +340,37 @@ class Producer(Generic[K, V]):
         Cancellation withdraws the record if its batch has not been closed for sending; otherwise
         only the wait ends, and the record is still delivered or fails.
         """
+        limit = None
         if timeout is not None:
-            return await self._sender.send_within(
-                timeout, topic, value, key, partition, timestamp_ms, headers
-            )
+            deadlines = self._deadlines
+            if deadlines is None:  # not started
+                check_timeout("send", timeout, zero=False)
+                deadlines = self._lifecycle.accepting().deadlines
+            limit = deadlines.begin(timeout)
         appender = self._appender
         delivery = None
         if appender is not None:
             delivery = appender.try_append(topic, value, key, partition, timestamp_ms, headers)
-        if delivery is None:
-            delivery = await self._sender.admit(topic, value, key, partition, timestamp_ms, headers)
-        metadata: RecordMetadata = await delivery
-        return metadata
+        if not isinstance(delivery, Delivery):
+            delivery = await self._submitter.append(
+                topic, value, key, partition, timestamp_ms, headers, delivery, block=timeout
+            )
+        metadata: RecordMetadata
+        if limit is None:
+            metadata = await delivery
+            return metadata
+        limit.watch(delivery)
+        try:
+            metadata = await delivery
+            return metadata
+        except asyncio.CancelledError:
+            late = self._submitter.timed_out(delivery, limit)
+            if late is None:
+                raise
+        try:
+            raise late
+        finally:
+            del late  # no cycle of error, traceback and frame
 
     if TYPE_CHECKING:
 
@@ -337,6 +383,7 @@ class Producer(Generic[K, V]):
             partition: int | None = None,
             timestamp_ms: int | None = None,
             headers: Sequence[Header] | None = None,
+            on_delivery: OnDelivery | None = None,
         ) -> Awaitable[Delivery]:
             """See `aiokprod._core.append.submit`."""
             ...
@@ -347,7 +394,7 @@ class Producer(Generic[K, V]):
         submit = append.submit
 
     def _submit_slowly(self, *fields: Any) -> Awaitable[Delivery]:
-        return self._sender.submit(*fields)
+        return self._submitter.submit(*fields)
 
     def try_submit(
         self,
@@ -358,10 +405,11 @@ class Producer(Generic[K, V]):
         partition: int | None = None,
         timestamp_ms: int | None = None,
         headers: Sequence[Header] | None = None,
+        on_delivery: OnDelivery | None = None,
     ) -> Delivery:
         """Append one record to a batch without waiting; for synchronous code on the event loop.
 
-        Arguments as `send`.
+        Arguments as `send`; `on_delivery` as `submit`.
 
         Raises:
             MetadataMissing: the topic's metadata is not known yet; it is being fetched.
@@ -369,13 +417,25 @@ class Producer(Generic[K, V]):
             Others: as `send`.
         """
         runtime = self._lifecycle.accepting()
-        delivery = runtime.appender.try_append(topic, value, key, partition, timestamp_ms, headers)
-        if delivery is None:
-            delivery = self._sender.try_admit(topic, value, key, partition, timestamp_ms, headers)
+        if on_delivery is not None:
+            check_on_delivery("try_submit", on_delivery)
+        delivery = runtime.appender.try_append(
+            topic, value, key, partition, timestamp_ms, headers, on_delivery
+        )
+        if not isinstance(delivery, Delivery):
+            delivery = self._submitter.try_append(
+                topic, value, key, partition, timestamp_ms, headers, delivery, on_delivery
+            )
         return delivery
 
     @overload
-    async def send_many(self, topic: Iterable[ProducerRecord[K, V]], /) -> BulkResult: ...
+    async def send_many(
+        self,
+        topic: Iterable[ProducerRecord[K, V]],
+        /,
+        *,
+        progress: BulkProgress | None = None,
+    ) -> BulkResult: ...
 
     @overload
     async def send_many(
@@ -387,6 +447,7 @@ class Producer(Generic[K, V]):
         headers: Iterable[Sequence[Header] | None] | None = None,
         timestamps_ms: Iterable[int | None] | None = None,
         partition: int | None = None,
+        progress: BulkProgress | None = None,
     ) -> BulkResult: ...
 
     async def send_many(
@@ -398,13 +459,17 @@ class Producer(Generic[K, V]):
         headers: Iterable[Sequence[Header] | None] | None = None,
         timestamps_ms: Iterable[int | None] | None = None,
         partition: int | None = None,
+        progress: BulkProgress | None = None,
     ) -> BulkResult:
         """Send many records and wait until each has its outcome.
 
         Either columns of equal length for one topic, ``send_many("t", values, keys=keys)``, or an
         iterable of `ProducerRecord` for any topics. Waits for memory as often as needed, up to
         max_block_ms each time. After a wait that timed out, later records do not wait until one
-        has been appended, so that a call with many records ends soon if no broker answers.
+        has been appended, so that a call with many records ends soon if no broker responds.
+
+        Args:
+            progress: follows the call, and has the outcomes if it is cancelled.
 
         Returns:
             `BulkResult`: outcomes by position. A record that fails, before or after it was
@@ -418,11 +483,13 @@ class Producer(Generic[K, V]):
                 is not a ProducerRecord. The error is that of the first record; nothing was sent.
             ProducerClosed, ProducerFailed, WrongLoop, ForkedProcess: before anything was sent.
 
-        Cancellation: no further records are appended; those in batches are still delivered.
+        Cancellation: no further records are appended; those in batches are still delivered, and
+        `progress` has their outcomes.
         """
+        check_progress("send_many", progress)
         runtime = self._lifecycle.accepting()
         sender = BulkSender(
-            runtime, self._slow_path, self._lifecycle.check_running, self._max_block
+            runtime, self._slow_path, self._lifecycle.check_running, self._max_block, progress
         )
         if isinstance(topic, str):
             if values is None:
@@ -446,6 +513,7 @@ class Producer(Generic[K, V]):
         timestamp_column: str | None = "timestamp",
         partition_column: str | None = "partition",
         topic_column: str | None = "topic",
+        progress: BulkProgress | None = None,
     ) -> BulkResult:
         """Send every row of an Arrow table and wait until each has its outcome.
 
@@ -465,6 +533,7 @@ class Producer(Generic[K, V]):
                 means now.
             partition_column: an integer; null lets the partitioner choose.
             topic_column: string; null fails the row.
+            progress: follows the call, and has the outcomes if it is cancelled.
 
         Columns with default names may be missing, except for the value; columns that you name must
         exist. None disables a column. Other columns are ignored. Order is kept per partition.
@@ -475,15 +544,17 @@ class Producer(Generic[K, V]):
             `interrupted` is the cause, and later rows are not in the result: they were not sent. A
             transaction that contains part of such a table can only be aborted.
 
-        Interceptors and custom partitioners are called with a record for every row, which is slow.
+        Serializers are called for every row: with str if the column is a string column, else with
+        bytes. Interceptors and custom partitioners, too, are called for every row.
 
         Raises:
-            ConfigError: the table or topic is invalid, a column is missing or has the wrong type,
-                or the producer has serializers, which do not apply to tables. Nothing was sent.
+            ConfigError: the table or topic is invalid, or a column is missing or has the wrong
+                type. Nothing was sent.
             SerializationError: the table could not be read. Nothing was sent.
             ProducerClosed, ProducerFailed, WrongLoop, ForkedProcess: before anything was sent.
 
-        Cancellation: no further rows are appended; those in batches are still delivered.
+        Cancellation: no further rows are appended; those in batches are still delivered, and
+        `progress` has their outcomes.
 
         Source: Arrow C data, C stream and PyCapsule interfaces.
         """
@@ -491,24 +562,21 @@ class Producer(Generic[K, V]):
             "key": key_column, "value": value_column, "headers": headers_column,
             "timestamp": timestamp_column, "partition": partition_column, "topic": topic_column,
         }  # fmt: skip
-        return await self.table_sender().send_table(topic, table, columns)
+        check_progress("send_table", progress)
+        return await self.table_sender(progress).send_table(topic, table, columns)
 
-    def table_sender(self) -> TableSender:
+    def table_sender(self, progress: BulkProgress | None = None) -> TableSender:
         """An object that appends the rows of one table and waits for their outcomes separately.
 
         For integrations such as the Spark sink, which append many tables before they wait.
 
         Raises:
-            ConfigError: the producer has serializers.
             ProducerClosed, ProducerFailed, WrongLoop, ForkedProcess: the producer is unusable.
         """
         runtime = self._lifecycle.accepting()
-        if not self._serializers.plain:
-            raise ConfigError(
-                "send_table sends the bytes of the columns as they are, but this producer has a "
-                "key_serializer or value_serializer: use a producer without, or send_many"
-            )
-        return TableSender(runtime, self._slow_path, self._lifecycle.check_running, self._max_block)
+        return TableSender(
+            runtime, self._slow_path, self._lifecycle.check_running, self._max_block, progress
+        )
 
     async def flush(self, timeout: float | None = None) -> None:
         """Wait until every record sent before this call has its outcome; ignores `linger_ms`.
@@ -520,6 +588,7 @@ class Producer(Generic[K, V]):
 
         Raises:
             DeliveryTimeout: the timeout passed; delivery continues.
+            ProducerClosed, ProducerFailed, WrongLoop, ForkedProcess: the producer is unusable.
 
         Cancellation: only the wait ends; delivery continues.
         """
@@ -576,7 +645,7 @@ class Producer(Generic[K, V]):
         Raises:
             AbortableTransactionError: a record failed or the coordinator rejected the commit;
                 nothing becomes visible. Call `abort_transaction`.
-            KafkaTimeout: no definite answer within `timeout` seconds (None: max_block_ms). The
+            KafkaTimeout: no definite response within `timeout` seconds (None: max_block_ms). The
                 outcome is unknown. Call `commit_transaction` again, which continues to wait;
                 `abort_transaction` is not allowed. `begin_transaction` waits for the outcome too.
             FatalTransactionError, ProducerFenced: close the producer. With `.outcome` UNKNOWN the
@@ -591,7 +660,7 @@ class Producer(Generic[K, V]):
         """Abort: unsent records fail, and no record of the transaction becomes visible.
 
         Raises:
-            KafkaTimeout: no definite answer yet; call it again, or begin the next transaction.
+            KafkaTimeout: no definite response yet; call it again, or begin the next transaction.
             Others: as `commit_transaction`.
 
         Cancellation: stops waiting only.
@@ -605,7 +674,7 @@ class Producer(Generic[K, V]):
         more records, and closing it does not abort the transaction.
 
         Returns:
-            Producer id, epoch, and True if the transaction follows transaction protocol V2
+            Producer id, epoch, and True if the transaction follows the second protocol
             (KIP-890).
 
         Raises:
@@ -631,7 +700,7 @@ class Producer(Generic[K, V]):
         Raises:
             ConfigError: an argument has another type, or an offset is out of range.
             AbortableTransactionError: the coordinator rejected it, e.g. after a rebalance.
-            KafkaTimeout: no answer yet; `commit_transaction` waits for it.
+            KafkaTimeout: no response yet; `commit_transaction` waits for it.
             Others: as `commit_transaction`.
 
         Cancellation: stops waiting only.
@@ -727,14 +796,10 @@ class Producer(Generic[K, V]):
         return f"<Producer {self._client_id} {state}>"
 
 
-def _mark_as_coroutine_function(function: Any) -> None:
-    if sys.version_info >= (3, 12):
-        inspect.markcoroutinefunction(function)
-    mark = getattr(asyncio.coroutines, "_is_coroutine", None)  # until 3.13
-    if mark is not None:
-        function._is_coroutine = mark
-
-
-_mark_as_coroutine_function(append.submit)
+# Frameworks that run plain functions in threads then await `submit` on the loop.
+if sys.version_info >= (3, 12):
+    inspect.markcoroutinefunction(append.submit)
+else:
+    mark_as_coroutine_function(append.submit)
 
 __all__ = ["KafkaError", "Producer"]

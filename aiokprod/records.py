@@ -73,6 +73,8 @@ class ProducerRecord(Generic[K, V]):
 
     def __post_init__(self) -> None:
         validate_topic(self.topic)
+        if type(self.topic) is not str:  # such as the member of a StrEnum
+            object.__setattr__(self, "topic", str.__str__(self.topic))
         if self.partition is not None:
             validate_partition(self.partition)
         if self.timestamp_ms is not None:

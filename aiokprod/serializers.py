@@ -15,6 +15,8 @@ import struct
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final, Literal, Protocol, TypeAlias, TypeVar, runtime_checkable
 
+from aiokprod._core.serialization import FieldSerializer
+from aiokprod._json import BACKENDS, Unsupported, converter, encoder, fastest_backend, plain
 from aiokprod.errors import ConfigError, SerializationError
 from aiokprod.records import Header
 
@@ -102,104 +104,206 @@ class IntSerializer:
 
 
 class JsonSerializer:
-    """Encodes anything that `json.dumps` accepts, as compact UTF-8.
+    """Encodes objects as JSON text in UTF-8.
+
+    Besides what `json.dumps` accepts: dataclasses, pydantic models, attrs classes, msgspec structs,
+    enums, `datetime`, `date`, `time`, `timedelta`, `UUID`, `Decimal`, sets, bytes (base64), and
+    scalars and arrays of numpy. docs/configuration.md has the form of each. NaN and infinite
+    numbers become null. Every backend makes the same JSON value of a document, or refuses it;
+    the text of floats (`1e+16`, `1e16`) depends on the backend.
 
     Args:
-        options: keyword arguments for `json.dumps`, for instance `default` or `sort_keys`.
+        backend: "json" (the standard library), "orjson", "msgspec" (both in the extra
+            `aiokprod[json]`), or "auto", the first of orjson, msgspec and json that is installed
+            and has the options.
+        default: called with an object of any other type; returns one that can be encoded. May be
+            called twice for the same object.
+        sort_keys: sort the keys of objects.
+        ensure_ascii: escape characters that are not ASCII. Only with "json", like the rest.
+        indent: as in `json.dumps`.
+        separators: as in `json.dumps`, by default without spaces.
+        allow_nan: write NaN and infinite numbers as `json.dumps` does (True), which is not JSON,
+            or refuse them (False), instead of null.
+
+    Raises:
+        ConfigError: the backend is unknown, not installed, or lacks an option.
     """
-
-    def __init__(self, **options: Any) -> None:
-        self._options: dict[str, Any] = {
-            "ensure_ascii": False,
-            "separators": (",", ":"),
-            **options,
-        }
-
-    def serialize(self, topic: str, headers: Sequence[Header], data: Any) -> bytes:
-        """Return the document; raises the exceptions of `json.dumps`."""
-        return json.dumps(data, **self._options).encode()
-
-
-class BoundSerializer:
-    """A user's serializer for key or value; checks results and names the field in errors.
-
-    Attributes:
-        passthrough: it returns bytes unchanged, so the call can be skipped for them.
-    """
-
-    __slots__ = ("_call", "field", "name", "passthrough", "serializer")
 
     def __init__(
-        self, serializer: AnySerializer, field: Field, call: Callable[..., Any], name: str
+        self,
+        *,
+        backend: Literal["json", "orjson", "msgspec", "auto"] = "json",
+        default: Callable[[Any], Any] | None = None,
+        sort_keys: bool = False,
+        ensure_ascii: bool = False,
+        indent: int | str | None = None,
+        separators: tuple[str, str] = (",", ":"),
+        allow_nan: bool | None = None,
+        **unknown: Any,
     ) -> None:
+        for name, value in unknown.items():
+            raise ConfigError(
+                f"JsonSerializer({name}={value!r}): no such option; use a callable, for instance "
+                f"lambda data: json.dumps(data, {name}=...).encode()"
+            )
+        formats = {
+            "ensure_ascii": (ensure_ascii, False),
+            "indent": (indent, None),
+            "separators": (tuple(separators), (",", ":")),
+            "allow_nan": (allow_nan, None),
+        }
+        other = [f"{name}={value!r}" for name, (value, usual) in formats.items() if value != usual]
+        if backend not in (*BACKENDS, "auto"):
+            known = ", ".join(map(repr, (*BACKENDS, "auto")))
+            raise ConfigError(f"JsonSerializer(backend={backend!r}): use one of {known}")
+        self.backend: str = backend
+        if backend == "auto":
+            self.backend = "json" if other else fastest_backend()
+        if self.backend != "json" and other:
+            raise ConfigError(
+                f"JsonSerializer({', '.join(other)}): {backend} cannot do that; use backend='json'"
+            )
+        self._default = default
+        self._keep_nan = allow_nan is not None
+        convert = converter(default)
+        self._text = json.JSONEncoder(
+            ensure_ascii=ensure_ascii,
+            allow_nan=bool(allow_nan),
+            sort_keys=sort_keys,
+            indent=indent,
+            separators=separators,
+            default=convert,
+        ).encode
+        self._encode: tuple[Callable[..., bytes], tuple[Any, ...]] = (self._encode_text, ())
+        if self.backend != "json":
+            self._encode = encoder(self.backend, convert, sort_keys=sort_keys)
+
+    def serialize(self, topic: str, headers: Sequence[Header], data: Any) -> bytes:
+        """Return the document.
+
+        Raises:
+            TypeError: an object has no JSON form.
+            Exception: from `default`, or for instance UnicodeEncodeError.
+        """
+        encode, arguments = self._encode
+        try:
+            return encode(data, *arguments)
+        except Exception:
+            return self._encode_plain(data)
+
+    def _bind(self, field: Field) -> BoundSerializer:
+        """What the core calls: the backend itself, and this object for what that refuses."""
+        encode, arguments = self._encode
+        return BoundSerializer(
+            self,
+            field,
+            encode,
+            "JsonSerializer",
+            takes_topic=False,
+            arguments=arguments,
+            again=self._encode_plain,
+        )
+
+    def _encode_text(self, data: Any) -> bytes:
+        return self._text(data).encode()
+
+    def _encode_plain(self, data: Any) -> bytes:
+        """Encode a document that the backend refused. Slower, the same for all backends."""
+        try:
+            return self._encode_text(plain(data, self._default, keep_nan=self._keep_nan))
+        except Unsupported as error:
+            raise WrongType(str(error)) from None
+        except RecursionError:
+            raise WrongType("nested too deeply, or contains itself") from None
+
+
+class BoundSerializer(FieldSerializer):
+    """A user's serializer for key or value; checks results and names the field in errors."""
+
+    def __init__(
+        self,
+        serializer: AnySerializer,
+        field: Field,
+        call: Callable[..., Any],
+        name: str,
+        *,
+        takes_topic: bool,
+        arguments: tuple[Any, ...] = (),
+        again: Callable[[Any], bytes] | None = None,
+    ) -> None:
+        passthrough = serializer is bytes_serializer
+        second, third = arguments or (None, None)
+        super().__init__(
+            call, takes_topic=takes_topic, passthrough=passthrough, second=second, third=third
+        )
         self.serializer = serializer
         self.field = field
         self.name = name
-        self.passthrough = serializer is bytes_serializer
-        self._call = call
+        self._again = again
 
     def __repr__(self) -> str:
         return f"<{self.field} serializer {self.name}>"
 
-    def __call__(
-        self, topic: str, headers: Sequence[Header], data: Any
-    ) -> Serialized | Awaitable[Serialized]:
-        """The bytes of `data`, None for None; an awaitable if the serializer is asynchronous.
+    async def finish(self, topic: str, data: Any, awaitable: Awaitable[Any]) -> Serialized:
+        """The bytes of `data`, for which the serializer returned an awaitable.
 
         Raises:
-            SerializationError: the serializer failed (chained) or returned something else.
+            SerializationError: as when the serializer is called.
         """
-        if data is None:
-            return None
-        try:
-            result = self._call(topic, headers, data)
-        except Exception as error:
-            raise self._failure(topic, data, error) from error
-        if type(result) is bytes or result is None:
-            return result
-        if inspect.isawaitable(result):
-            return self._finish(topic, data, result)
-        return self._checked(topic, data, result)
-
-    def now(self, topic: str, headers: Sequence[Header], data: Any) -> Serialized:
-        """As `__call__`, for callers that cannot wait.
-
-        Raises:
-            ConfigError: the serializer is asynchronous.
-        """
-        if data is None:
-            return None
-        try:
-            result = self._call(topic, headers, data)
-        except Exception as error:
-            raise self._failure(topic, data, error) from error
-        if inspect.isawaitable(result):
-            if inspect.iscoroutine(result):
-                result.close()
-            raise ConfigError(
-                f"{self.field}_serializer {self.name} is asynchronous, and try_submit cannot wait "
-                "for it; use submit or send"
-            )
-        return self._checked(topic, data, result)
-
-    async def _finish(self, topic: str, data: Any, awaitable: Awaitable[Any]) -> Serialized:
         try:
             result = await awaitable
         except Exception as error:
-            raise self._failure(topic, data, error) from error
-        return self._checked(topic, data, result)
-
-    def _checked(self, topic: str, data: Any, result: Any) -> Serialized:
+            raise self.failure(topic, data, error) from error
         if type(result) is bytes or result is None:
             return result
-        if isinstance(result, (bytes, bytearray, memoryview)):
-            return bytes(result)
-        problem = WrongType(f"it returned {type(result).__name__} instead of bytes or None")
-        raise self._failure(topic, data, problem) from problem
+        checked = self._as_bytes(result)
+        if checked is None:
+            raise self._wrong_result(topic, data, result)
+        return checked
 
-    def _failure(self, topic: str, data: Any, error: Exception) -> SerializationError:
-        # The text of the error may quote the record, so the error is only chained. Texts of
-        # `WrongType` name types only.
+    def asynchronous_error(self, result: Awaitable[Any]) -> ConfigError:
+        """The error of a call that cannot wait for an awaitable, which is closed if possible."""
+        if inspect.iscoroutine(result):
+            result.close()
+        return ConfigError(
+            f"{self.field}_serializer {self.name} is asynchronous, and try_submit cannot wait "
+            "for it; use submit or send"
+        )
+
+    def checked(self, topic: str, data: Any, result: Any) -> bytes | Awaitable[Any]:
+        """A result of the serializer other than plain bytes and None; see `FieldSerializer`."""
+        as_bytes = self._as_bytes(result)
+        if as_bytes is not None:
+            return as_bytes
+        if inspect.isawaitable(result):
+            return result
+        raise self._wrong_result(topic, data, result)
+
+    @staticmethod
+    def _as_bytes(result: Any) -> bytes | None:
+        return bytes(result) if isinstance(result, (bytes, bytearray, memoryview)) else None
+
+    def _wrong_result(self, topic: str, data: Any, result: Any) -> SerializationError:
+        problem = WrongType(f"it returned {type(result).__name__} instead of bytes or None")
+        wrong = self.failure(topic, data, problem)
+        wrong.__cause__ = problem
+        return wrong
+
+    def recover(self, topic: str, data: Any, error: Exception) -> Any:
+        """The result for data on which the serializer raised `error`; see `FieldSerializer`."""
+        if self._again is not None:
+            try:
+                return self._again(data)
+            except Exception as final:
+                error = final
+        raise self.failure(topic, data, error) from error
+
+    def failure(self, topic: str, data: Any, error: Exception) -> SerializationError:
+        """The error for an exception of the serializer.
+
+        The exception's text may quote the record, so it is only chained. Texts of `WrongType` name
+        types only.
+        """
         own = isinstance(error, WrongType)
         detail = f": {error}" if own else f" ({type(error).__name__})"
         return SerializationError(
@@ -220,14 +324,16 @@ def adapt(serializer: AnySerializer | None, field: Field) -> BoundSerializer:
         raise ConfigError(
             f"{field}_serializer={serializer.__name__}: pass an instance, {serializer.__name__}()"
         )
+    if type(serializer) is JsonSerializer:  # a derived class may define another `serialize`
+        return serializer._bind(field)
     method = getattr(serializer, "serialize", None)
     if callable(method):
-        return BoundSerializer(serializer, field, method, type(serializer).__name__)
+        name = type(serializer).__name__
+        return BoundSerializer(serializer, field, method, name, takes_topic=True)
     if not callable(serializer):
         raise ConfigError(
             f"{field}_serializer of type {type(serializer).__name__}: pass an object with "
             "serialize(topic, headers, data) or a callable (data) -> bytes"
         )
-    plain = serializer
-    name = getattr(plain, "__qualname__", type(plain).__name__)
-    return BoundSerializer(plain, field, lambda _topic, _headers, data: plain(data), name)
+    name = getattr(serializer, "__qualname__", type(serializer).__name__)
+    return BoundSerializer(serializer, field, serializer, name, takes_topic=False)

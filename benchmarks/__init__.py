@@ -1,1 +1,1 @@
-"""Benchmarks that run aiokprod beside other clients on the same brokers."""
+"""Benchmarks that compare aiokprod with other clients on the same brokers."""

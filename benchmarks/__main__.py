@@ -9,6 +9,7 @@
     python -m benchmarks.profile                     where the processor time goes
     python -m benchmarks.instructions                instructions for each record (valgrind)
     python -m benchmarks.calls                       Python calls of a lone send, by module
+    python -m benchmarks.bulk                        processor time of `send_many`, by form
     python -m benchmarks.transactions                transactions a second
 
 `run --help` lists every option of a single case.
@@ -39,7 +40,8 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The exit status: 0, 1 if `core` or `--check` found a target missed, 2 for a wrong option."""
+    """Returns the exit status: 0; 1 if `core` or `--check` found a missed target; 2 for a wrong
+    option."""
     chosen = build_parser().parse_args(arguments)
     try:
         status: int = chosen.main(chosen)

@@ -6,10 +6,16 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
-from aiokprod._core.append import Appender, PartitionSlot, TopicSlot
-from aiokprod._core.batch import BatchCore, Delivery, MemoryBudget
+from aiokprod._core.append import Appender
+from aiokprod._core.batch import BatchCore, Delivery
+from aiokprod._core.bulk_append import RecordSource, append_column, append_objects, append_records
 from aiokprod._core.bulk_tracker import BulkTracker
+from aiokprod._core.hooks import RecordHooks
+from aiokprod._core.memory import MemoryBudget
+from aiokprod._core.serialization import SerializerPair
+from aiokprod._core.slots import PartitionSlot, TopicSlot
 from aiokprod._core.yielding import YieldQueue
+from aiokprod.records import ProducerRecord
 
 TOPIC = "t"
 NOW_MS = 1_700_000_000_000
@@ -18,10 +24,9 @@ UNLIMITED = 1 << 60
 
 
 class StillLoop:
-    """The part of an event loop that the append path uses; its clock does not advance."""
+    """The part of an event loop that the append path uses."""
 
-    def time(self) -> float:
-        return 0.0
+    time = asyncio.BaseEventLoop.time
 
     def is_running(self) -> bool:
         return True
@@ -36,11 +41,19 @@ class AppendHarness:
     """One topic with an append path.
 
     Attributes:
-        batches: how many were opened.
-        keep: keep them all, instead of leaving each to its handles.
+        batches: number of batches opened.
+        keep: keep all batches; otherwise only their handles do.
     """
 
-    def __init__(self, partitions: int = 1, *, keep: bool = False) -> None:
+    def __init__(
+        self,
+        partitions: int = 1,
+        *,
+        keep: bool = False,
+        serializers: SerializerPair | None = None,
+        hooks: RecordHooks | None = None,
+        partitioner: Callable[..., int] | None = None,
+    ) -> None:
         # Of the loop only the methods of StillLoop are used.
         self.loop = cast(asyncio.AbstractEventLoop, StillLoop())
         self.batches = 0
@@ -56,10 +69,12 @@ class AppendHarness:
                 self.loop, self.loop.time, MemoryBudget(UNLIMITED), slice_length=1e9
             ),
             max_request_size=1 << 30,
-            sticky_limit=BATCH_BYTES,
+            serializers=serializers,
+            hooks=hooks,
+            partitioner=partitioner,
         )
         self.appender.enabled = True
-        self.topic = self.appender.topics[TOPIC] = TopicSlot(TOPIC)
+        self.topic = self.appender.topics[TOPIC] = TopicSlot(TOPIC, BATCH_BYTES)
         self.topic.slots.extend(PartitionSlot(TOPIC, number) for number in range(partitions))
 
     def _open_new_batch(
@@ -78,10 +93,27 @@ class AppendHarness:
     def _never(self, *fields: object) -> Awaitable[Delivery]:
         raise AssertionError("the compiled path refused a plain record")
 
-    def append_column(self, values: list[bytes], keys: list[bytes] | None = None) -> None:
-        """The whole column, as `send_many` does it."""
+    def append_column(self, values: list[Any], keys: list[bytes] | None = None) -> None:
+        """Append a whole column, as `send_many` does."""
         tracker = BulkTracker()
         while tracker.count < len(values):
-            self.appender.append_column(
-                tracker, self.topic, values, keys, None, None, -1, tracker.count
+            append_column(
+                self.appender, tracker, self.topic, values, keys, None, None, -1, tracker.count
             )
+
+    def append_objects(self, values: list[Any]) -> None:
+        """Append a whole column whose values are serialized, as `send_many` does."""
+        tracker = BulkTracker()
+        while tracker.count < len(values):
+            refused = append_objects(
+                self.appender, tracker, self.topic, values, None, None, None, None, tracker.count
+            )
+            assert refused is None
+
+    def append_records(self, records: list[ProducerRecord[Any, Any]]) -> None:
+        """Append records of any topics, as `send_many` does."""
+        tracker = BulkTracker()
+        source = RecordSource(iter(records), ProducerRecord)
+        while not source.ended:
+            append_records(self.appender, tracker, source)
+        assert tracker.count == len(records)

@@ -1,10 +1,11 @@
-"""How long authentication holds the event loop, hostile brokers included.
+"""Measures how long authentication blocks the event loop, also with hostile brokers.
 
     python -m benchmarks.authentication             20 rounds of every mechanism
     python -m benchmarks.authentication --check     exit 1 if one held the loop for over 50 ms
 
-The brokers are scripted and share the loop, so their own work counts too; what they would compute
-is left out where it would drown the producer's. The lag is that of a ticker of 5 ms.
+The brokers are scripted and run on the same loop, so their work counts too. Computations of a
+broker that would take much longer than those of the producer are left out. The lag is measured by a
+timer of 5 ms.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ USER, PASSWORD, TOKEN = "alice", "canary-password", "canary.token"
 
 
 class Lazy(ScramServer):
-    """Asks for much work and does none."""
+    """A broker that asks for many iterations and computes nothing itself."""
 
     def _final(self, text: str) -> bytes:
         raise Refused("no")
@@ -94,7 +95,7 @@ async def authenticate(
 
 
 async def idle() -> float:
-    """The lag of a loop that does nothing for a second: what the machine adds by itself."""
+    """The lag of an idle loop within one second, which is the part of the machine."""
     with LoopLag() as lag:
         await asyncio.sleep(1.0)
     return lag.worst

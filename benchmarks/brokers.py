@@ -1,4 +1,4 @@
-"""The clusters under the clients: topics made for one run each, and what arrived in them."""
+"""The clusters of the benchmarks: creates a topic for each run and counts its records."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Brokers(Protocol):
     """A running cluster.
 
     Attributes:
-        name: for headings.
+        name: name in headings.
         servers: `host:port` of every broker, separated by commas.
     """
 
@@ -32,7 +32,7 @@ class Brokers(Protocol):
         """A new topic for one run."""
 
     def count(self, topic: str) -> int:
-        """Records in the topic, by the end offsets of its partitions."""
+        """Number of records in the topic, from the end offsets of its partitions."""
 
 
 def new_name() -> str:

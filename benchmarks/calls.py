@@ -3,9 +3,9 @@
     python -m benchmarks.calls
     python -m benchmarks.calls --trace      # every call, in order
 
-An idempotent producer sends records one after the other to a broker in the same process. Counted
-are the calls of this package's Python functions for one record once the producer is warm: a resumed
-coroutine counts as a call, compiled functions and generated ones (dataclasses) do not. The number
+An idempotent producer sends records one after the other to a broker in the same process. Once the
+producer is warm, the calls of this package's Python functions for one record are counted. A resumed
+coroutine counts as a call; compiled functions and generated ones (dataclasses) do not. The number
 does not depend on the machine. Before Python 3.12 a comprehension counts as a separate call.
 """
 

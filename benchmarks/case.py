@@ -30,12 +30,14 @@ CLIENTS: Final = {
     "confluent-aio-tuned": "AIOProducer with batches of 64 records that wait 10 ms at most",
     "java": "Java ProducerPerformance, batch 128 KiB, linger 5 ms",
     "java-default": "Java ProducerPerformance at its defaults (batch 16 KiB, linger 5 ms)",
+    "franz-go": "franz-go (Go), batch 128 KiB, linger 5 ms, a promise for every record",
     "blaster": "prebuilt batches over bare sockets: the ceiling",
     "round-trip": "one record after the other on a bare socket: the floor of a latency",
 }
 CLUSTERS: Final = ("mock", "kafka")
-CODECS: Final = ("none", "gzip", "snappy", "lz4", "zstd")
-SETTLING: Final = ("each", "gather", "flush")
+CODECS: Final = ("none", "gzip", "snappy", "lz4", "zstd")  # in the order of Kafka's codec ids
+SETTLING: Final = ("each", "gather", "flush", "callback")
+SERIALIZERS: Final = ("none", "text", "json")
 
 _LIMITS: Final = {
     "records": (1, 1_000_000_000),
@@ -54,17 +56,21 @@ class Case:
     """What is measured.
 
     Attributes:
-        records: sent at most, `tasks` and warm-up not counted; fewer if `seconds` pass before.
-        seconds: time limit of the sending, s; what was sent by then is settled all the same.
+        records: largest number of records, without those of the warm-up; fewer are sent if
+            `seconds` pass before.
+        seconds: time limit for sending, s; the outcomes of the records sent are awaited anyway.
         tasks: asyncio tasks that share the records.
         size: bytes of a value, 10 to 1 000 000.
         keyed: records have keys of 16 bytes, 10 000 different ones.
-        headers: headers of a record, 8 + 16 bytes each.
-        partitions: of the topic written to.
-        topics: in the cluster, the one written to included.
-        replicas: of each partition; 3 means min.insync.replicas=2.
-        settle: how the handles of "fire" are awaited.
-        rate: arrivals a second of "paced".
+        headers: number of headers of a record, 8 + 16 bytes each.
+        partitions: number of partitions of the topic.
+        topics: number of topics in the cluster, including the one that is used.
+        replicas: replicas of each partition; 3 means min.insync.replicas=2.
+        settle: how the outcomes of "fire" are awaited: each handle, all by `gather`, by `flush`
+            alone, or by `flush` and a callback for every record.
+        serializer: what the client is given as serializer of the values: nothing (they are bytes),
+            a lambda that encodes str, or one that calls `json.dumps` with a dict.
+        rate: records per second of the scenario "paced".
         loop: "uvloop" or "asyncio".
     """
 
@@ -84,6 +90,7 @@ class Case:
     topics: int = 1
     replicas: int = 1
     settle: str = "each"
+    serializer: str = "none"
     rate: int = 1000
     loop: str = "uvloop"
 
@@ -95,6 +102,7 @@ class Case:
             "codec": CODECS,
             "acks": ("0", "1", "all"),
             "settle": SETTLING,
+            "serializer": SERIALIZERS,
             "loop": ("uvloop", "asyncio"),
         }
         for name, allowed in choices.items():
@@ -129,9 +137,13 @@ _SCENARIOS_OF: Final = {
     "confluent-aio-tuned": ("fire", "await", "paced"),
     "java": ("fire", "bulk"),
     "java-default": ("fire",),
+    "franz-go": ("fire",),
     "blaster": ("fire", "bulk", "columns"),
     "round-trip": ("await",),
 }
+
+
+_WITH_CALLBACKS: Final = ("aiokprod", "aiokafka", "aiokafka-tuned", "confluent")
 
 
 def unable(case: Case) -> str:
@@ -143,8 +155,20 @@ def unable(case: Case) -> str:
         return "it sends values only"
     if family in ("blaster", "round") and case.acks == "0":
         return "it waits for answers"
+    if case.client == "franz-go" and case.cluster == "mock":
+        return "it cannot read the mock cluster's answer to ApiVersions v5: use kafka"
     if case.acks == "0" and case.cluster == "mock":
         return "librdkafka's mock cluster answers requests that want no answer: use kafka"
+    if family in ("java", "franz", "blaster", "round") and case.serializer != "none":
+        return "it sends bytes"
+    if case.scenario in ("bulk", "columns") and case.serializer != "none":
+        return "bulk calls with serializers are measured by `python -m benchmarks.bulk`"
+    if case.client.startswith("confluent-aio") and case.serializer != "none":
+        return "AIOProducer has no serializers"
+    if case.settle == "callback" and case.client not in _WITH_CALLBACKS:
+        return f"callbacks are measured with {', '.join(_WITH_CALLBACKS)}"
+    if case.settle == "callback" and (case.keyed or case.headers or case.tasks > 1):
+        return "callbacks are measured with values only, and one task"
     if case.client == "round-trip" and (case.tasks > 1 or case.codec != "none"):
         return "it sends one plain record after the other"
     if case.client.startswith("confluent-aio") and case.headers:

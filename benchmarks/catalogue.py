@@ -1,4 +1,4 @@
-"""What `make bench` measures: groups of cases by cluster, each for a line of the targets.
+"""What `make bench` measures: groups of cases by cluster, each for one target.
 
 Sizes are chosen so that the mock groups and the real groups take about a quarter of an hour each on
 two cores; `full` adds more points to every curve.
@@ -15,7 +15,8 @@ from benchmarks.runner import Group
 MAIN_RUNS: Final = 5
 CURVE_RUNS: Final = 3
 
-# A time limit ends slow clients' runs; these end the fast ones' before memory for handles grows.
+# The time limit ends the runs of slow clients. These limits end those of fast clients before the
+# handles need too much memory.
 FIRE: Final = Case(scenario="fire", records=2_000_000)
 AWAIT: Final = Case(scenario="await", tasks=64, records=1_000_000)
 BULK: Final = Case(scenario="bulk", records=20_000_000)
@@ -30,6 +31,7 @@ FIRE_CLIENTS: Final = (
     "confluent-silent",
     "java",
     "java-default",
+    "franz-go",
     "blaster",
 )
 AWAIT_CLIENTS: Final = (
@@ -43,13 +45,13 @@ BULK_CLIENTS: Final = ("aiokprod", "aiokafka-tuned", "confluent", "blaster")
 
 
 def by_client(base: Case, clients: tuple[str, ...], **changes: Any) -> dict[str, Case]:
-    """One case a client; Java only on real brokers."""
+    """One case for each client; Java and Go only on real brokers."""
     cases = {}
     for client in clients:
         more = dict(changes)
+        if client.startswith(("java", "franz")) and base.cluster == "mock":
+            continue
         if client.startswith("java"):
-            if base.cluster == "mock":
-                continue
             more["records"] = JAVA_RECORDS[base.replicas] * 100 // max(100, base.size)
         cases[client] = base.with_(client=client, **more)
     return cases
@@ -74,6 +76,7 @@ def _mock(full: bool) -> list[Group]:
         Group("shapes", "Keys and headers", _shapes(FIRE), CURVE_RUNS),
         Group("codecs", "Compression", _codecs(FIRE, CODECS[1:]), CURVE_RUNS),
         Group("acks", "Acknowledgments and idempotence", _acks(FIRE), CURVE_RUNS),
+        Group("ways", "Serializers and callbacks", _ways(FIRE), CURVE_RUNS),
         Group("load", "Latency against load", _load(AWAIT, full), 1),
     ]
 
@@ -209,6 +212,24 @@ def _acks(base: Case) -> dict[str, Case]:
     }
     if base.cluster == "kafka":
         cases["acks=0"] = base.with_(idempotent=False, acks="0")
+    return cases
+
+
+def _ways(base: Case) -> dict[str, Case]:
+    """The serializers are the same functions for every client."""
+    ways = {
+        "plain": base,
+        "lambda": base.with_(serializer="text"),
+        "json.dumps": base.with_(serializer="json"),
+        "callback": base.with_(settle="callback"),
+        "callback, lambda": base.with_(settle="callback", serializer="text"),
+    }
+    cases = {}
+    for way, case in ways.items():
+        for client in ("aiokprod", "aiokafka-tuned", "confluent"):
+            if client == "confluent" and way in ("plain", "lambda"):
+                continue  # it has a callback for every record in any case
+            cases[f"{client}, {way}"] = case.with_(client=client)
     return cases
 
 

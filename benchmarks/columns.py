@@ -4,10 +4,10 @@
     python -m benchmarks.columns --check         exit 1 unless the promise below holds
     python -m benchmarks.columns --encode-only   no cluster, no extra packages but pyarrow
 
-Encode only: the compiled row loop with Kafka's partitioner, sealed batches with header and CRC-32C
-which are then dropped; no network. Variants take turns, the median of the runs counts. The copy is
-`memcpy` of the same keys and values in one piece: what memory would allow if there were nothing to
-encode. Rates of encoding are by CPU time, those of `send_table` by the wall clock.
+Encode only: the compiled row loop with Kafka's partitioner. Batches get a header with CRC-32C and
+are dropped; there is no network. The variants run alternately, and the result is the median of the
+runs. The copy is one `memcpy` of the same keys and values, that is, the rate that memory allows
+without any encoding. Encoding is measured in CPU time, `send_table` in wall-clock time.
 
 Promise: 16-byte keys and 100-byte values without compression, ≥ 20 M rows/s, or at least half the
 rate of the copy.
@@ -29,9 +29,11 @@ from aiokprod import Producer
 from aiokprod._arrow.c_data import Chunk, open_table
 from aiokprod._arrow.table_appender import TableAppender
 from aiokprod._client.table_schema import ROLES, layout_of
-from aiokprod._core.append import Appender, PartitionSlot, TopicSlot
-from aiokprod._core.batch import BatchCore, MemoryBudget
+from aiokprod._core.append import Appender
+from aiokprod._core.batch import BatchCore
 from aiokprod._core.bulk_tracker import BulkTracker
+from aiokprod._core.memory import MemoryBudget
+from aiokprod._core.slots import PartitionSlot, TopicSlot
 from aiokprod._core.yielding import YieldQueue
 from aiokprod._wire.record_batch import HEADER_SIZE, batch_header
 from aiokprod.testing.mock_cluster import MockCluster
@@ -47,7 +49,7 @@ NAMES: dict[str, str | None] = {role: role for role in ROLES}
 
 
 class Press:
-    """An append path whose full batches are sealed, get their header, and are thrown away."""
+    """An append path whose full batches are sealed, get a header and are dropped."""
 
     def __init__(self, partitions: int, batch_size: int) -> None:
         self.limit = batch_size - HEADER_SIZE
@@ -61,19 +63,18 @@ class Press:
             unix_ms=lambda: int(time.time() * 1000),
             yield_queue=YieldQueue(self.loop, self.loop.time, self.memory, slice_length=3600.0),
             max_request_size=1 << 30,
-            sticky_limit=batch_size,
         )
-        self.topic = TopicSlot("t")
+        self.topic = TopicSlot("t", batch_size)
         self.topic.slots.extend(PartitionSlot("t", number) for number in range(partitions))
 
     async def refuse(self, *fields: Any) -> Any:
-        """No row of these tables needs the slow path."""
+        """Not called: no row of these tables needs the slow path."""
         raise AssertionError(fields)
 
     def open_new_batch(
         self, topic: TopicSlot, partition: int, size: int, permit: object
     ) -> PartitionSlot:
-        """Seal the full batch, open another."""
+        """Seal the full batch and open another one."""
         if partition < 0:
             partition = topic.sticky = (topic.sticky + 1) % len(topic.slots)
             topic.sticky_bytes = 0
@@ -84,7 +85,7 @@ class Press:
         return slot
 
     def seal(self, slot: PartitionSlot) -> None:
-        """The bytes as they would leave."""
+        """Make the bytes as they would be sent."""
         core = slot.core
         assert core is not None, "only called with an open batch"
         payload = core.finish()
@@ -99,14 +100,14 @@ class Press:
         slot.core = None
 
     def run(self, chunk: Chunk) -> None:
-        """All rows of a bound chunk."""
+        """Append all rows of a bound chunk."""
         table = TableAppender(self.appender, BulkTracker())
         done = table.append(chunk, self.topic, 0)
         assert done == len(chunk), f"stopped at row {done}"
 
 
 def make_table(rows: int, *, keys: bool = True, headers: bool = False) -> Any:
-    """Rows of incompressible keys and values of the sizes above."""
+    """A table of incompressible keys and values of the sizes above."""
     import numpy as np
     import pyarrow as pa
 
@@ -141,7 +142,7 @@ def bound(table: Any) -> Chunk:
 
 @dataclass
 class Variant:
-    """Something that is done to all rows, and the rates reached."""
+    """An operation on all rows, with the measured rates."""
 
     title: str
     work: Callable[[], None]
@@ -153,7 +154,7 @@ class Variant:
 
 
 def copy_of(rows: int) -> Callable[[], None]:
-    """`memcpy` of the bytes of all keys and values into a buffer that is there already."""
+    """`memcpy` of the bytes of all keys and values into an existing buffer."""
     source = bytes(rows * (KEY_BYTES + VALUE_BYTES))
     target = memoryview(bytearray(len(source)))
 
@@ -164,7 +165,7 @@ def copy_of(rows: int) -> Callable[[], None]:
 
 
 async def encode_only(rows: int, runs: int, batch_size: int) -> tuple[float, float]:
-    """Prints a table; the rates of the promised variant and of the copy."""
+    """Print a table; returns the rates of the promised variant and of the copy."""
     variants = []
     for title, options in (
         ("16 B key + 100 B value", {}),
@@ -220,8 +221,8 @@ async def to_mock_cluster(rows: int, total: int, batch_size: int) -> None:
 
 
 async def watch_lag(lags: list[tuple[float, float]]) -> None:
-    """Measure a pass of the loop every few milliseconds: in seconds of the wall clock and of the
-    thread's CPU time, to which other processes of a busy machine do not add."""
+    """Measure a pass of the loop every few milliseconds, in seconds of wall-clock time and of the
+    thread's CPU time, which does not include other processes."""
     loop = asyncio.get_running_loop()
     while True:
         asked, cpu = loop.time(), time.thread_time()

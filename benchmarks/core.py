@@ -1,11 +1,13 @@
-"""The three promises beside aiokafka alone, on the mock and on three real nodes, in four minutes.
+"""Checks the three promises against aiokafka, on the mock cluster and on three real nodes; takes
+four minutes.
 
     python -m benchmarks core            both clusters (`make bench-core`)
     python -m benchmarks core --cluster mock
 
-Producers at their defaults, idempotent with acks=all, RF 3 and min.insync.replicas=2 on the real
-nodes; clients in turns, aiokafka at its defaults and tuned, of which the faster one counts. The
-status is 1 if a promise is broken, or cannot be judged because a peer failed.
+All producers have default settings and are idempotent with acks=all; topics on the real nodes have
+replication factor 3 and min.insync.replicas=2. The clients run alternately. aiokafka runs with its
+defaults and with tuned settings, and the faster of both counts. The exit status is 1 if a promise
+is broken, or cannot be checked because another client failed.
 """
 
 from __future__ import annotations
@@ -38,14 +40,14 @@ Summaries = Mapping[str, Summary]
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Which cluster, how often, how long."""
+    """The options for the cluster, the number of runs and their duration."""
     parser.add_argument("--cluster", choices=(*CLUSTERS, "both"), default="both")
     parser.add_argument("--runs", type=int, default=RUNS, help="of every case; %(default)s")
     parser.add_argument("--seconds", type=float, default=SECONDS, help="of a run; %(default)s")
 
 
 def groups(cluster: str, seconds: float = SECONDS) -> list[Group]:
-    """The groups of the catalogue that the promises are about, without other clients."""
+    """The groups of the catalogue for the promises, without other clients."""
     found = {group.name: group for group in catalogue.groups(cluster)}
     return [
         Group(
@@ -62,14 +64,14 @@ def groups(cluster: str, seconds: float = SECONDS) -> list[Group]:
 
 
 def judge(group: str, summaries: Summaries) -> Verdict:
-    """The promise that `group` is about; `summaries` by label."""
+    """The verdict on the promise of `group`; `summaries` by label."""
     scenario, _, replicas = group.partition("-rf")
     where = f"RF {replicas}, three nodes" if replicas else "mock"
     return _JUDGES[scenario](where, {k: s for k, s in summaries.items() if s.runs})
 
 
 def _rates(scenario: str, times: float) -> Callable[[str, Summaries], Verdict]:
-    """A judge of records a second beside those of the faster aiokafka."""
+    """A function that compares records per second with those of the faster aiokafka."""
 
     def found(where: str, summaries: Summaries) -> Verdict:
         name, promise = f"{scenario}, {where}", f"≥ {times:g} times aiokafka"
@@ -92,7 +94,7 @@ def _rates(scenario: str, times: float) -> Callable[[str, Summaries], Verdict]:
 
 
 def _lone(where: str, summaries: Summaries) -> Verdict:
-    """The p50 of a lone record beside that of one Produce request after the other."""
+    """Compares the p50 of a lone record with that of sequential Produce requests."""
     name, promise = f"1 task `await send()`, {where}", f"p50 ≤ bare Produce + {LONE_MS:g} ms"
     ours, bare = summaries.get("aiokprod"), summaries.get("round-trip")
     if ours is None or bare is None:
@@ -124,8 +126,8 @@ def line(verdict: Verdict) -> str:
 
 
 def main(chosen: argparse.Namespace) -> int:
-    """Measures and prints; 1 unless every promise is kept. A run that loses or doubles a record
-    of aiokprod ends it with RecordsMissing."""
+    """Measure and print; returns 1 unless every promise is kept. Raises RecordsMissing if a run of
+    aiokprod loses or duplicates a record."""
     if chosen.runs < 1:
         raise ValueError(f"runs={chosen.runs}: at least one")
     verdicts: list[Verdict] = []

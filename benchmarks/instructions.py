@@ -1,11 +1,11 @@
-"""Instructions for each record, counted by valgrind: a figure that no other program disturbs.
+"""Counts the instructions per record with valgrind; other programs do not affect the result.
 
     python -m benchmarks.instructions
     python -m benchmarks.instructions --only request batch --calls    # needs no valgrind
 
-Runs the compiled append path, and a whole producer beside a broker in the same process that costs
-next to nothing, under `valgrind --tool=callgrind` with few and with many records (requests); the
-difference divided by the number is what one costs, interpreter included where Python calls.
+Runs the compiled append path, and a whole producer with a broker in the same process that does
+almost nothing, under `valgrind --tool=callgrind`, with few and with many records (or requests). The
+difference divided by the number is the cost of one, including the interpreter for Python code.
 `--calls` counts calls of this package's Python functions instead.
 """
 
@@ -18,12 +18,14 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from functools import partial
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 if TYPE_CHECKING:
     from aiokprod import Producer
+    from aiokprod.serializers import AnySerializer
 
 FEW: Final = 20_000
 MANY: Final = 120_000
@@ -36,27 +38,53 @@ VALUE: Final = b"v" * 100
 
 
 def _keys(count: int) -> list[bytes]:
-    """As many are made for few records as for many, so that making them does not count."""
+    """The same number of keys for few records as for many, so that making them is not measured."""
     made = [b"customer-%07d" % number for number in range(10_000)]
     return (made * (count // len(made) + 1))[:count]
 
 
 def column(count: int) -> None:
-    """As `send_many` does it."""
+    """Append a column, as `send_many` does."""
     from benchmarks.append_harness import AppendHarness
 
     AppendHarness(3).append_column([VALUE] * count)
 
 
 def keyed_column(count: int) -> None:
-    """The same with keys."""
+    """Append a column with keys."""
     from benchmarks.append_harness import AppendHarness
 
     AppendHarness(3).append_column([VALUE] * count, _keys(count))
 
 
+def bytearray_column(count: int) -> None:
+    """Append a column of bytearrays; the same object, so that making them is not measured."""
+    from aiokprod._client.serialization import RecordSerializers
+    from benchmarks.append_harness import AppendHarness
+
+    harness = AppendHarness(3, serializers=RecordSerializers(None, None))
+    harness.append_column([bytearray(VALUE)] * count)
+
+
+def serialized_column(count: int) -> None:
+    """Append a column with a compiled serializer that does nothing but return its bytes."""
+    from aiokprod._client.serialization import RecordSerializers
+    from benchmarks.append_harness import AppendHarness
+
+    harness = AppendHarness(3, serializers=RecordSerializers(None, VALUE.__getitem__))
+    harness.append_objects([slice(None)] * count)
+
+
+def records(count: int) -> None:
+    """Append a list of `ProducerRecord`; the same object, so that making them is not measured."""
+    from aiokprod.records import ProducerRecord
+    from benchmarks.append_harness import TOPIC, AppendHarness
+
+    AppendHarness(3).append_records([ProducerRecord(TOPIC, VALUE)] * count)
+
+
 def submit(count: int) -> None:
-    """`await submit()` in a loop, its interpretation included."""
+    """`await submit()` in a loop, including the interpreter."""
     from benchmarks.append_harness import TOPIC, AppendHarness
 
     call = AppendHarness(3).appender.submit
@@ -65,11 +93,136 @@ def submit(count: int) -> None:
         for value in [VALUE] * count:
             await call(TOPIC, value)
 
+    _without_waiting(run())
+
+
+def text_by_caller(count: int) -> None:
+    """`await submit(encode(text))` in a loop."""
+    from benchmarks.append_harness import TOPIC, AppendHarness
+
+    call = AppendHarness(3).appender.submit
+
+    async def run() -> None:
+        for text in [TEXT] * count:
+            await call(TOPIC, ENCODE(text))
+
+    _without_waiting(run())
+
+
+def text(count: int) -> None:
+    """The same with the function as serializer."""
+    _submit_serialized(count, TEXT, ENCODE)
+
+
+TEXT: Final = VALUE.decode()
+ENCODE: Final[Callable[[str], bytes]] = lambda text: text.encode()  # noqa: E731
+DOCUMENT: Final = {"id": 7, "name": "customer-0000007", "items": [1, 2, 3], "price": 9.5}
+
+
+def orjson_by_caller(count: int) -> None:
+    """`await submit(orjson.dumps())` in a loop."""
+    import orjson
+
+    from benchmarks.append_harness import TOPIC, AppendHarness
+
+    call = AppendHarness(3).appender.submit
+
+    async def run() -> None:
+        for value in [DOCUMENT] * count:
+            await call(TOPIC, orjson.dumps(value))
+
+    _without_waiting(run())
+
+
+def orjson_dumps(count: int) -> None:
+    """The same with `orjson.dumps` as serializer."""
+    import orjson
+
+    _submit_serialized(count, DOCUMENT, orjson.dumps)
+
+
+def _submit_json(count: int, backend: Literal["json", "orjson", "msgspec"]) -> None:
+    from aiokprod import JsonSerializer
+
+    _submit_serialized(count, DOCUMENT, JsonSerializer(backend=backend))
+
+
+def _submit_serialized(count: int, value: object, serializer: AnySerializer) -> None:
+    from aiokprod._client.serialization import RecordSerializers
+    from benchmarks.append_harness import TOPIC, AppendHarness
+
+    call = AppendHarness(3, serializers=RecordSerializers(None, serializer)).appender.submit
+
+    async def run() -> None:
+        for each in [value] * count:
+            await call(TOPIC, each)
+
+    _without_waiting(run())
+
+
+def _without_waiting(coroutine: Coroutine[Any, Any, None]) -> None:
     try:
-        run().send(None)
+        coroutine.send(None)
     except StopIteration:
         return
     raise AssertionError("submit waited although there was room")
+
+
+class _Idle:
+    """An interceptor and a plug-in that does nothing."""
+
+    def on_send(self, record: Any) -> Any:
+        return record
+
+    def on_acknowledgement(self, metadata: Any, error: Any) -> None:
+        """Does nothing."""
+
+    def on_append(self, topic: str, key: Any, value: Any, headers: Any) -> Any:
+        return headers, None
+
+    def on_batch_settled(self, *arguments: Any) -> None:
+        """Is not called without tokens."""
+
+    def on_record_unsent(self, *arguments: Any) -> None:
+        """Is not called without tokens."""
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def _with_hooks(count: int, *, intercepted: bool = False, **options: Any) -> None:
+    """`try_submit`'s append with objects of the user, and the batches' acknowledgment."""
+    from aiokprod._client.record_hooks import RecordHooks
+    from aiokprod._client.serialization import RecordSerializers
+    from aiokprod.interceptors import InterceptorChain
+    from aiokprod.observer import Observer
+    from benchmarks.append_harness import TOPIC, AppendHarness
+
+    interceptors = InterceptorChain([_Idle()]) if intercepted else None
+    hooks = RecordHooks(interceptors, options.pop("plugins", ()), Observer())
+    harness = AppendHarness(
+        1, keep=True, serializers=RecordSerializers(None, None), hooks=hooks, **options
+    )
+    append = harness.appender.try_append
+    for _ in range(count):
+        append(TOPIC, VALUE)
+    for core in harness.kept:
+        core.acknowledge(0)
+
+
+def partitioned(count: int) -> None:
+    """A callable as partitioner."""
+    _with_hooks(count, partitioner=lambda *arguments: 0)
+
+
+def intercepted(count: int) -> None:
+    """An interceptor that does nothing."""
+    _with_hooks(count, intercepted=True)
+
+
+def plugged(count: int) -> None:
+    """A plug-in that does nothing."""
+    _with_hooks(count, plugins=(_Idle(),))
 
 
 def settled(count: int) -> None:
@@ -82,14 +235,14 @@ def settled(count: int) -> None:
     for core in harness.kept:
         core.seal()
         core.finish()
-        core.settle(0)
+        core.acknowledge(0)
     for handle in handles:
         assert handle is not None
-        handle.result()
+        handle.result()  # type: ignore[union-attr]  # of plain bytes it is a handle
 
 
 def request(count: int) -> None:
-    """A lone `await send()`, one after the other: open, send, answer, settle."""
+    """`await send()`, one record after the other: open, send, respond, complete."""
     from benchmarks.loopback_broker import TOPIC
 
     async def run(producer: Producer[bytes, bytes]) -> None:
@@ -100,23 +253,42 @@ def request(count: int) -> None:
 
 
 def crowd(count: int) -> None:
-    """So many records of 64 tasks that each await one `send()` after the other."""
+    """`count` records of 64 tasks, each of which awaits one `send()` after the other."""
+    _crowd(count, VALUE)
+
+
+def crowd_within(count: int) -> None:
+    """The same with `send(timeout=5)`."""
+    _crowd(count, VALUE, timeout=5)
+
+
+def crowd_serialized(count: int) -> None:
+    """The same with a serializer for text."""
+    _crowd(count, VALUE.decode(), value_serializer=lambda text: text.encode())
+
+
+def _crowd(count: int, value: Any, *, timeout: float | None = None, **settings: Any) -> None:
     from benchmarks.loopback_broker import TOPIC
 
-    async def run(producer: Producer[bytes, bytes]) -> None:
+    async def run(producer: Producer[Any, Any]) -> None:
         left = iter(range(count))
 
         async def task() -> None:
             for _ in left:
-                await producer.send(TOPIC, VALUE)
+                await producer.send(TOPIC, value, timeout=timeout)
 
-        await asyncio.gather(*(task() for _ in range(64)))
+        async def plain_task() -> None:
+            for _ in left:
+                await producer.send(TOPIC, value)
 
-    _with_producer(run)
+        start = plain_task if timeout is None else task
+        await asyncio.gather(*(start() for _ in range(64)))
+
+    _with_producer(run, **settings)
 
 
 def batch(count: int) -> None:
-    """`send_many` of so many times 128 KiB; appending and checksums are part of it."""
+    """`send_many` of `count` times 128 KiB, including appending and checksums."""
     from benchmarks.loopback_broker import TOPIC
 
     async def run(producer: Producer[bytes, bytes]) -> None:
@@ -131,13 +303,14 @@ RECORDS_OF_128_KIB: Final = 1_190
 SHARES_AT_ONCE: Final = 40
 
 
-def _with_producer(run: Callable[[Producer[bytes, bytes]], Awaitable[None]]) -> None:
+def _with_producer(run: Callable[[Producer[Any, Any]], Awaitable[None]], **settings: Any) -> None:
     from aiokprod import Producer
     from benchmarks.loopback_broker import NearbyBroker
 
     async def main() -> None:
         environment = NearbyBroker().environment()
-        async with Producer(bootstrap_servers="nearby:9092", environment=environment) as producer:
+        settings["bootstrap_servers"] = "nearby:9092"
+        async with Producer(environment=environment, **settings) as producer:
             await run(producer)
 
     asyncio.run(main())
@@ -146,26 +319,56 @@ def _with_producer(run: Callable[[Producer[bytes, bytes]], Awaitable[None]]) -> 
 CASES: Final[Mapping[str, Callable[[int], None]]] = {
     "column": column,
     "keyed_column": keyed_column,
+    "bytearray_column": bytearray_column,
+    "serialized_column": serialized_column,
+    "records": records,
     "submit": submit,
+    "text_by_caller": text_by_caller,
+    "text": text,
+    "orjson_by_caller": orjson_by_caller,
+    "orjson_dumps": orjson_dumps,
+    "orjson": partial(_submit_json, backend="orjson"),
+    "msgspec": partial(_submit_json, backend="msgspec"),
+    "json": partial(_submit_json, backend="json"),
     "settled": settled,
+    "partitioned": partitioned,
+    "intercepted": intercepted,
+    "plugged": plugged,
     "request": request,
     "crowd": crowd,
+    "crowd_within": crowd_within,
+    "crowd_serialized": crowd_serialized,
     "batch": batch,
 }
 OF_REQUESTS: Final = frozenset({"request", "batch"})
 WORDS: Final = {
+    "partitioned": "`try_submit`'s append with a callable as partitioner, settlement",
+    "intercepted": "the same with an interceptor that does nothing",
+    "plugged": "the same with a plug-in that does nothing",
     "column": "append of 100 bytes, as `send_many` does it",
     "keyed_column": "the same with a key of 16 bytes and murmur2",
+    "bytearray_column": "the same with a bytearray and no key",
+    "serialized_column": "the same with a serializer that returns its bytes, itself included",
+    "records": "the same as a list of `ProducerRecord`",
     "submit": "`await submit()`, the calling loop included",
+    "text_by_caller": "`await submit(encode(text))`, `encode = lambda text: text.encode()`",
+    "text": "the same with `value_serializer=encode`",
+    "orjson_by_caller": "`await submit(orjson.dumps())` of a document of 62 bytes",
+    "orjson_dumps": "the same with `value_serializer=orjson.dumps`",
+    "orjson": 'the same with `JsonSerializer(backend="orjson")`',
+    "msgspec": "the same with msgspec",
+    "json": "the same with the standard library",
     "settled": "append with a handle, settlement, `handle.result()`",
     "request": "a request of one record: `await send()`",
     "crowd": "a record of 64 tasks that `await send()`, in requests of 64",
+    "crowd_within": "the same with `send(timeout=5)`",
+    "crowd_serialized": "the same with `value_serializer=lambda text: text.encode()`",
     "batch": "128 KiB of `send_many`, 1 190 records of 100 bytes",
 }
 
 
 def count(name: str, records: int) -> int:
-    """Instructions of a whole process. Raises RuntimeError with valgrind's words."""
+    """Instructions of a whole process. Raises RuntimeError with the output of valgrind."""
     done = subprocess.run(
         ["valgrind", "--tool=callgrind", "--callgrind-out-file=/dev/null",
          sys.executable, "-m", "benchmarks.instructions", "--inside", name, str(records)],
@@ -179,7 +382,7 @@ def count(name: str, records: int) -> int:
 
 
 def calls(name: str, records: int) -> int:
-    """Calls of Python functions of this package, a whole run in this process."""
+    """Calls of Python functions of this package in a whole run in this process."""
     import aiokprod
 
     root = os.path.dirname(aiokprod.__file__)
@@ -198,7 +401,7 @@ def calls(name: str, records: int) -> int:
 
 
 def each(name: str, counter: Callable[[str, int], int]) -> float:
-    """What one more record, or request, costs."""
+    """The cost of one more record or request."""
     few, many = (FEW_REQUESTS, MANY_REQUESTS) if name in OF_REQUESTS else (FEW, MANY)
     return (counter(name, many) - counter(name, few)) / (many - few)
 

@@ -23,9 +23,9 @@ _LINE: Final = re.compile(r"(\d+)(?: steady state)? records sent, ([\d.]+) recor
 def measure(
     servers: str, topic: str, case: Case, payloads: Payloads, warm_up: int
 ) -> dict[str, Any]:
-    """Runs the tool; the rate is its own over the records after the warm-up.
+    """Run the tool; the rate is the one that it reports for the records after the warm-up.
 
-    Raises RuntimeError with its words if it failed, MissingTool without Java.
+    Raises RuntimeError with its output if it failed, MissingTool without Java.
     """
     settings = _SETTINGS[case.client] | {
         "acks": case.acks,
@@ -58,7 +58,7 @@ def measure(
 
 
 def parse(output: str) -> tuple[int, float]:
-    """Records and seconds of the last summary, which leaves the warm-up out."""
+    """Records and seconds of the last summary, which does not include the warm-up."""
     lines = [line for line in output.splitlines() if "steady state" in line or "50th" in line]
     found = _LINE.search(lines[-1]) if lines else None
     if found is None:

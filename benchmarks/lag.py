@@ -43,16 +43,16 @@ class CollectorTime:
 
 
 class LoopLag:
-    """Notes how much later than due a callback runs that wants to run every `tick` seconds.
+    """Measures the delay of a callback that should run every `tick` seconds.
 
-    Measured by the processor's clock, not the loop's, which uvloop reads once a pass.
+    It uses `time.perf_counter`, because uvloop updates the clock of the loop once per pass.
 
     Attributes:
-        worst: the longest delay so far, s. Includes the time other programs had the processor.
+        worst: the longest delay so far, s. Includes the time in which other programs ran.
         apart: the longest delay less the time that the collector ran after the callback was due, s.
-        held: the most processor time the loop's thread used from one tick to the next, s. Other
-            programs do not show in it; up to `tick` of it may be many short turns.
-        ticks: how often it ran.
+        held: the most CPU time that the loop's thread used between two ticks, s. It does not
+            include other programs; up to `tick` seconds of it may be many short callbacks.
+        ticks: number of runs of the callback.
     """
 
     def __init__(self, tick: float = TICK, collector: CollectorTime | None = None) -> None:

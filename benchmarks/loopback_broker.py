@@ -1,5 +1,5 @@
-"""A broker in this process that takes everything and costs next to nothing: what is left to count
-is the producer."""
+"""A broker in this process that accepts everything and does almost nothing, so that only the
+producer is measured."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ _CORRELATION: Final = slice(4, 8)
 
 
 class NearbyBroker:
-    """The whole cluster: one broker, one topic of one partition. It is its own dialer.
+    """A cluster of one broker with one topic of one partition; also the dialer of its connections.
 
     Attributes:
-        requests: Produce requests answered.
+        requests: number of Produce requests served.
     """
 
     def __init__(self) -> None:
         self.requests = 0
 
     def environment(self) -> Environment:
-        """For `Producer(environment=...)`."""
+        """The environment for `Producer(environment=...)`."""
         return Environment(dialer=self)
 
     async def resolve(self, host: str, port: int) -> list[tuple[str, int]]:
@@ -69,10 +69,10 @@ class NearbyBroker:
 
 
 class _Transport(asyncio.Transport):
-    """Answers what is written in the next turn of the loop.
+    """Responds to a request in the next pass of the loop.
 
-    A request is one call of `writelines` whose first chunk holds its header; all Produce answers
-    are alike but for the correlation id.
+    A request is one call of `writelines` whose first chunk has its header. All Produce responses
+    are equal except for the correlation id.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class _Transport(asyncio.Transport):
         self._loop.call_soon(self._protocol.data_received, answer)
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        """There is no buffer."""
+        """Does nothing: there is no buffer."""
 
     def get_write_buffer_size(self) -> int:
         return 0

@@ -47,21 +47,21 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def main(chosen: argparse.Namespace) -> int:
-    """Measures and prints."""
+    """Measure and print."""
     figures = measure_all()
     print(json.dumps(figures, indent=1) if chosen.json else table(figures))
     return 0
 
 
 def table(figures: dict[str, float]) -> str:
-    """Markdown."""
+    """The figures as a Markdown table."""
     lines = ["| figure | measured |", "|---|---|"]
     lines += [f"| {WORDS[name]} | {value:,.4g} |" for name, value in figures.items()]
     return "\n".join(lines)
 
 
 def measure_all() -> dict[str, float]:
-    """Medians, each run in a separate process."""
+    """The medians of all figures; each run is a separate process."""
     figures: dict[str, float] = {}
     for name, repeats in REPEATS.items():
         with _bytecode() as environment:
@@ -78,8 +78,8 @@ def measure_all() -> dict[str, float]:
 
 @contextmanager
 def _bytecode() -> Iterator[dict[str, str]]:
-    """Surroundings in which the second run finds what the first one compiled, as an installed
-    package does, whatever the surroundings of this process say."""
+    """Environment variables with which Python caches bytecode, as for an installed package,
+    whatever the environment of this process is."""
     inherited = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
     with tempfile.TemporaryDirectory() as folder:
         yield inherited | {"PYTHONPYCACHEPREFIX": folder}

@@ -1,4 +1,4 @@
-"""One small figure in a separate process: prints it as JSON.
+"""Measures one figure in a separate process and prints it as JSON.
 
 python -m benchmarks.micro_worker FIGURE [SERVERS TOPIC]
 """
@@ -28,7 +28,7 @@ Figures = dict[str, float]
 
 
 def append() -> Figures:
-    """Nanoseconds of processor time of the compiled append, alone and called from Python."""
+    """CPU time in nanoseconds of the compiled append, alone and called from Python."""
     from benchmarks.append_harness import TOPIC, AppendHarness
 
     harness = AppendHarness(3)
@@ -61,12 +61,12 @@ def append() -> Figures:
 
 
 def pending() -> Figures:
-    """Bytes of a pending record beyond its value: its handle included."""
+    """Bytes of a pending record in addition to its value, including its handle."""
     from benchmarks.append_harness import TOPIC, AppendHarness
 
     harness = AppendHarness(3, keep=True)
     append = harness.appender.try_append
-    handles: list[object] = [append(TOPIC, VALUE)] * RECORDS  # the list is the caller's affair
+    handles: list[object] = [append(TOPIC, VALUE)] * RECORDS  # the list itself is not measured
     gc.collect()
     before = _rss()
     for number in range(RECORDS):
@@ -81,7 +81,7 @@ def _rss() -> int:
 
 
 class CountingSelector(selectors.DefaultSelector):
-    """Counts the wake-ups of a loop that has nothing to do."""
+    """Counts the wake-ups of an idle loop."""
 
     wakes = 0
 
@@ -92,13 +92,13 @@ class CountingSelector(selectors.DefaultSelector):
 
 
 def idle(servers: str, topic: str) -> Figures:
-    """Wake-ups and processor time of a second in which nothing is sent."""
+    """Wake-ups and CPU time of one second in which nothing is sent."""
     from aiokprod import Producer
 
     selector = CountingSelector()
 
     async def watch(seconds: float) -> Figures:
-        """What happens while we sleep; the sleep's own timer included."""
+        """Wake-ups and CPU time during a sleep, including its timer."""
         gc.collect()
         switches, wakes, used = _switches(), selector.wakes, time.process_time()
         await asyncio.sleep(seconds)
@@ -124,7 +124,7 @@ def idle(servers: str, topic: str) -> Figures:
 
 
 def crowd() -> Figures:
-    """Worst loop lag of 10 000 tasks that begin at once and do nothing."""
+    """Worst loop lag of 10 000 tasks that start at the same time and do nothing."""
     import uvloop
 
     from benchmarks.lag import CollectorTime, LoopLag
@@ -140,8 +140,8 @@ def crowd() -> Figures:
 
 
 def empty_loop() -> Figures:
-    """Worst loop lag of many passes in which nothing is done: the part that the machine adds, since
-    the scheduler preempts a busy process."""
+    """Worst loop lag of many passes without work. It is the part of the machine, since the
+    scheduler preempts a busy process."""
     import uvloop
 
     from benchmarks.lag import LoopLag
@@ -157,7 +157,7 @@ def empty_loop() -> Figures:
 
 
 def _switches() -> int:
-    """How often this process went to sleep, any thread."""
+    """Number of voluntary context switches of all threads of this process."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw
 
 
@@ -193,7 +193,7 @@ def start() -> Figures:
 
 
 def importing() -> Figures:
-    """Milliseconds of processor time of `import aiokprod`, asyncio being there already."""
+    """CPU time in milliseconds of `import aiokprod` after `import asyncio`."""
     started = time.process_time()
     import aiokprod  # noqa: F401
 

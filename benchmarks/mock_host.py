@@ -5,8 +5,8 @@
 Prints the bootstrap servers; then for each line "TOPIC PARTITIONS REPLICAS" on standard input it
 makes that topic and prints "0" or an error code of librdkafka. Ends with its input.
 
-Topics that appear by themselves have four partitions, so the calls of librdkafka's own mock
-interface (rdkafka_mock.h) are made here, on the very library the wheel brings.
+Topics that are created automatically have four partitions. So this module calls the functions of
+librdkafka's mock interface (rdkafka_mock.h) in the library of the wheel.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class MockHost:
         return found.decode()
 
     def create_topic(self, name: str, partitions: int, replicas: int) -> int:
-        """librdkafka's error code, 0 if the topic was made."""
+        """Create a topic; returns librdkafka's error code, 0 on success."""
         code: int = self._rd.rd_kafka_mock_topic_create(
             self._cluster, name.encode(), partitions, replicas
         )

@@ -1,4 +1,4 @@
-"""What records are made of: the same values, keys and headers for every client.
+"""The values, keys and headers of the records, the same for every client.
 
 Deterministic, and compressible about as well as JSON is; made before the clock starts.
 """
@@ -6,10 +6,11 @@ Deterministic, and compressible about as well as JSON is; made before the clock 
 from __future__ import annotations
 
 import itertools
+import json
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from benchmarks.case import Case
 
@@ -23,19 +24,20 @@ Header = tuple[str, bytes]
 
 @dataclass(frozen=True, slots=True)
 class Payloads:
-    """A pool of records that senders go through again and again.
+    """A pool of records that senders use repeatedly.
 
     Attributes:
-        values: different ones, up to 1 000 or 1 MiB.
-        keys: 10 000, drawn from as many different ones, or None.
-        headers: the same for every record, or None.
+        values: different values, up to 1 000 or 1 MiB in total: bytes, or what the serializer of
+            the case takes.
+        keys: 10 000 keys, drawn from as many different ones, or None.
+        headers: the headers of every record, or None.
     """
 
-    values: list[bytes]
+    values: list[Any]
     keys: list[bytes] | None
     headers: list[Header] | None
 
-    def chunk(self, size: int = CHUNK) -> list[bytes]:
+    def chunk(self, size: int = CHUNK) -> list[Any]:
         """`size` values."""
         return list(itertools.islice(itertools.cycle(self.values), size))
 
@@ -48,7 +50,7 @@ class Payloads:
     def endless_keys(self) -> Iterator[bytes | None]:
         return itertools.repeat(None) if self.keys is None else itertools.cycle(self.keys)
 
-    def endless(self) -> Iterator[bytes]:
+    def endless(self) -> Iterator[Any]:
         return itertools.cycle(self.values)
 
 
@@ -56,7 +58,7 @@ def make(case: Case) -> Payloads:
     """The payloads of a case."""
     count = max(1, min(POOL_VALUES, POOL_BYTES // case.size))
     rng = random.Random(case.size)
-    values = [_value(rng, case.size) for _ in range(count)]
+    values = [_VALUES[case.serializer](_value(rng, case.size)) for _ in range(count)]
     headers = [(f"header-{n}", b"%016d" % n) for n in range(case.headers)] or None
     return Payloads(values, key_list(KEYS) if case.keyed else None, headers)
 
@@ -74,7 +76,7 @@ _WORDS: Final = (
 
 
 def _value(rng: random.Random, size: int) -> bytes:
-    """One line of text of exactly `size` bytes, in the manner of JSON."""
+    """One line of text of exactly `size` bytes that resembles JSON."""
     parts = ["{"]
     length = 1
     while length < size:
@@ -82,3 +84,27 @@ def _value(rng: random.Random, size: int) -> bytes:
         parts.append(field)
         length += len(field)
     return "".join(parts)[: size - 1].encode() + b"}"
+
+
+def _as_dict(text: bytes) -> dict[str, int]:
+    """A dict whose JSON text has about the length of `text`."""
+    pairs = (field.partition(b":") for field in text[1:-1].split(b",")[:-1])
+    return {f"{name.decode()[1:-1]}{n}": int(number) for n, (name, _, number) in enumerate(pairs)}
+
+
+_VALUES: Final[Mapping[str, Callable[[bytes], Any]]] = {
+    "none": bytes,
+    "text": bytes.decode,
+    "json": _as_dict,
+}
+
+_SERIALIZERS: Final[Mapping[str, Callable[[Any], bytes] | None]] = {
+    "none": None,
+    "text": lambda text: text.encode(),
+    "json": lambda data: json.dumps(data).encode(),
+}
+
+
+def serializer(case: Case) -> Callable[[Any], bytes] | None:
+    """The serializer of the values that every client is given; None if they are bytes."""
+    return _SERIALIZERS[case.serializer]

@@ -27,13 +27,14 @@ COLOURS: Final = {
     "confluent-aio-tuned": "#b35806",
     "java": "#2166ac",
     "java-default": "#92c5de",
+    "franz-go": "#1d91c0",
     "blaster": "#bdbdbd",
 }
 _NUMBER: Final = re.compile(r"([\d,]+)(?= (?:partitions|tasks|B)\b|/s)")
 
 
 def draw_all(results: Results, folder: Path) -> list[Path]:
-    """Every plot the results suffice for."""
+    """Draw every plot for which there are results."""
     folder.mkdir(exist_ok=True)
     drawn = []
     for name, plot in PLOTS.items():
@@ -47,7 +48,7 @@ def draw_all(results: Results, folder: Path) -> list[Path]:
 
 
 def throughput(results: Results) -> Any:
-    """Bars of records a second by client; whiskers are the slowest and the fastest run."""
+    """Records per second by client as bars; the whiskers are the slowest and the fastest run."""
     places = [("mock", "fire", "mock cluster"), ("kafka", "fire-rf1", "3 nodes, RF 1"),
               ("kafka", "fire-rf3", "3 nodes, RF 3")]  # fmt: skip
     found = [(title, group) for c, g, title in places if (group := results.group(c, g))]

@@ -1,12 +1,12 @@
-"""Where a client's processor time goes, by kind of work.
+"""Profiles the CPU time of a client by kind of work.
 
     python -m benchmarks.profile                       submit, send_many, 64 tasks, 1 task; mock
     python -m benchmarks.profile --only await --client aiokafka --symbols 30
 
-Linux `perf` samples the worker 4 000 times a second while it is timed; the library and symbol of a
-sample say what kind of work it was, and its share of the samples is that share of the measured
-processor time per record. `perf` must be installed and allowed (kernel.perf_event_paranoid ≤ 2;
-the kernel's part needs ≤ 1 or root).
+Linux `perf` samples the worker 4 000 times per second during the measurement. The library and the
+symbol of a sample determine the kind of work, and its share of the samples is its share of the CPU
+time per record. `perf` must be installed and permitted (kernel.perf_event_paranoid ≤ 2; samples of
+the kernel need ≤ 1 or root).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ CASES: Final = {
     "lone": catalogue.AWAIT.with_(seconds=2.0, tasks=1),
 }
 
-# The first line that fits decides: (kind of work, library, symbol).
+# The first matching row decides: (kind of work, library, symbol).
 KINDS: Final = tuple(
     (kind, re.compile(library), re.compile(symbol))
     for kind, library, symbol in (
@@ -49,10 +49,10 @@ KINDS: Final = tuple(
         (
             "await",
             r"^core\.",
-            r"(?i)waiter|callback|__await__|iternext|__next__|set_hook|wake|await",
+            r"(?i)waiter|callback|__await__|iternext|__next__|wake|await",
         ),
         ("await", r"^callbacks\.", ""),
-        ("settle", r"^core\.", r"(?i)settle|metadata|result|done|fail|dealloc"),
+        ("settle", r"^core\.", r"(?i)acknowledge|metadata|result|done|fail|dealloc"),
         ("append and encode", r"^(append|bulk|core|table|arrow)\.", ""),
         ("encode requests", r"^encoders\.", ""),
         ("decode answers", r"^decoders\.", ""),
@@ -68,7 +68,7 @@ _SAMPLE: Final = re.compile(r"^\s*([\d.]+)%\s+(\S+)\s+\[.\]\s+(.*)$")
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """Shares of the processor time of one case, and what a record cost."""
+    """Shares of the CPU time of one case, and the cost of a record."""
 
     cpu_us: float
     samples: Mapping[tuple[str, str], float]
@@ -100,7 +100,7 @@ def read_report(output: str) -> dict[tuple[str, str], float]:
 
 
 def profile(brokers: Brokers, case: Case) -> Profile:
-    """Runs a case under perf. Raises RuntimeError with perf's words if it saw nothing."""
+    """Run a case under perf. Raises RuntimeError with the output of perf if it has no samples."""
     with tempfile.TemporaryDirectory() as scratch:
         data = Path(scratch) / "perf.data"
 
@@ -120,7 +120,7 @@ def profile(brokers: Brokers, case: Case) -> Profile:
 
 
 def table(profiles: Mapping[str, Profile]) -> str:
-    """Markdown: µs a record and share, by kind of work, a column for each case."""
+    """A Markdown table of µs per record and shares by kind of work, with a column for each case."""
     kinds: dict[str, None] = {}
     for found in profiles.values():
         kinds |= dict.fromkeys(found.kinds())

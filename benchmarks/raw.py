@@ -1,7 +1,7 @@
-"""Bare sockets: the ceiling of every rate and the floor of every latency on the same brokers.
+"""Measures plain sockets: the highest rate and the lowest latency that the brokers allow.
 
-Produce v7 frames are made here byte by byte (classic encoding), around batches built by aiokafka,
-so that the figures do not depend on the clients they are compared with. No producer id.
+Produce v7 frames (without flexible encoding) are made here from batches built by aiokafka, so that
+the figures do not depend on the clients with which they are compared. Without a producer id.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from benchmarks.case import Case
+from benchmarks.case import CODECS, Case
 from benchmarks.clients.drivers import Limit
 from benchmarks.payloads import Payloads
 
@@ -23,7 +23,6 @@ IN_FLIGHT: Final = 5
 BATCH_BYTES: Final = 131_072
 REQUEST_BYTES: Final = 1_000_000
 TIMEOUT: Final = 60.0
-_CODECS: Final = {"none": 0, "gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4}
 _ACKS: Final = {"0": 0, "1": 1, "all": -1}
 
 
@@ -37,7 +36,7 @@ class Leader:
 
 
 def leaders(servers: str, topic: str) -> list[Leader]:
-    """Who leads what, by an independent client."""
+    """The leaders of the partitions, from an independent client."""
     from confluent_kafka.admin import AdminClient
 
     metadata = AdminClient({"bootstrap.servers": servers, "log_level": 0}).list_topics(
@@ -53,13 +52,13 @@ def leaders(servers: str, topic: str) -> list[Leader]:
 
 
 def build_batch(values: Sequence[bytes], codec: str, limit: int) -> tuple[bytes, int]:
-    """One record batch of as many of the values as fit `limit` bytes, at least one, and how many
-    it holds."""
+    """One record batch with as many of the values as fit into `limit` bytes, but at least one, and
+    their number."""
     from aiokafka.record.default_records import DefaultRecordBatchBuilder
 
     builder = DefaultRecordBatchBuilder(
         magic=2,
-        compression_type=_CODECS[codec],
+        compression_type=CODECS.index(codec),
         is_transactional=0,
         producer_id=-1,
         producer_epoch=-1,
@@ -76,7 +75,7 @@ def build_batch(values: Sequence[bytes], codec: str, limit: int) -> tuple[bytes,
 
 
 def produce_frame(topic: str, partitions: Sequence[int], records: bytes, acks: int = -1) -> bytes:
-    """A whole Produce v7 request: the same batch for each of the partitions."""
+    """A complete Produce v7 request with the same batch for each of the partitions."""
     name = topic.encode()
     parts = [
         struct.pack(">hhih", 0, 7, 1, -1),  # api, version, correlation id, null client id
@@ -91,7 +90,7 @@ def produce_frame(topic: str, partitions: Sequence[int], records: bytes, acks: i
 
 
 def check_answer(answer: bytes, topic: str) -> None:
-    """Raises RuntimeError if any partition of a Produce v7 answer has an error."""
+    """Raises RuntimeError if any partition of a Produce v7 response has an error."""
     at = 4 + 4 + 2 + len(topic)  # correlation id, topics, name
     (count,) = struct.unpack_from(">i", answer, at)
     for number in range(count):
@@ -102,7 +101,7 @@ def check_answer(answer: bytes, topic: str) -> None:
 
 
 class _Connection:
-    """One broker; frames go out while at most five are unanswered."""
+    """A connection to one broker, with at most five requests in flight."""
 
     def __init__(self, leader: Leader) -> None:
         self.socket = socket.create_connection((leader.host, leader.port), timeout=TIMEOUT)
@@ -126,7 +125,7 @@ class _Connection:
 
 
 class _Stream(threading.Thread):
-    """Blasts at one broker. Blocking calls, which release the interpreter's lock."""
+    """Sends to one broker in a thread, by blocking calls, which release the GIL."""
 
     def __init__(self, leader: Leader, topic: str, frame: bytes, each: int, limit: Limit) -> None:
         super().__init__(name=f"blaster-{leader.port}")

@@ -22,7 +22,7 @@ LAG_FIGURES: Final = ("lag_ms", "apart_ms", "held_ms")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Where the results are and whether the report page is updated."""
+    """The options for the place of the results and the update of the report page."""
     parser.add_argument(
         "--input", type=Path, nargs="+", default=[HERE / "results.json"],
         help="JSON files; groups of later ones replace those of earlier ones",
@@ -33,7 +33,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def main(chosen: argparse.Namespace) -> int:
-    """Prints the report."""
+    """Print the report."""
     results = Results()
     for path in chosen.input:
         if not path.exists():
@@ -49,7 +49,7 @@ def main(chosen: argparse.Namespace) -> int:
 
 
 def draw(results: Results) -> None:
-    """The plots, if matplotlib is installed (extra `bench`)."""
+    """Draw the plots, if matplotlib is installed (extra `bench`)."""
     try:
         from benchmarks import plots
     except ImportError:
@@ -87,7 +87,7 @@ def _about(results: Results) -> str:
 
 
 def targets(results: Results) -> str:
-    """Every promise with its figure."""
+    """A table of all promises with their figures."""
     lines = ["| scenario | target | measured | |", "|---|---|---|---|"]
     words = {True: "reached", False: "**missed**", None: "not judged"}
     for verdict in verdicts(results):
@@ -97,7 +97,7 @@ def targets(results: Results) -> str:
 
 
 def table(summaries: Iterable[Summary]) -> str:
-    """One line a case; columns that no case has are left out."""
+    """A table with one line per case; columns that no case has are left out."""
     rows = list(summaries)
     timed = any("p50_ms" in row.figures for row in rows)
     lagging = any("lag_ms" in row.figures for row in rows)

@@ -1,4 +1,4 @@
-"""Runs cases in turns, each in a separate process, and counts what arrived."""
+"""Runs cases alternately, each in a separate process, and counts the records in the log."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ Worker = Callable[[Mapping[str, Any]], dict[str, Any]]
 
 
 class RecordsMissing(RuntimeError):
-    """A run without the records it claims to have sent: it has no rate."""
+    """The log lacks records that a run reported as sent, so that the run has no rate."""
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Cases that are compared, so measured in turns.
+    """Cases that are compared, so they run alternately.
 
     Attributes:
         cases: label -> case.
-        runs: of each case.
+        runs: number of runs of each case.
     """
 
     name: str
@@ -41,7 +41,7 @@ class Group:
 
 
 def in_process(job: Mapping[str, Any]) -> dict[str, Any]:
-    """One measurement by `benchmarks.worker`. Raises RuntimeError with its words if it failed."""
+    """One measurement by `benchmarks.worker`. Raises RuntimeError with its output if it failed."""
     try:
         done = subprocess.run(
             [sys.executable, "-m", "benchmarks.worker", json.dumps(job)],
@@ -63,8 +63,8 @@ def run_case(
 ) -> dict[str, Any]:
     """One verified run on a new topic.
 
-    Raises RecordsMissing if the end offsets are not what the worker claims to have sent. With
-    acks=0 nothing is acknowledged, so the figures count the records in the log.
+    Raises RecordsMissing if the end offsets differ from the number of records that the worker
+    reported. With acks=0 nothing is acknowledged, so the figures count the records in the log.
     """
     with brokers.topic(case) as topic:
         job = {"servers": brokers.servers, "topic": topic, "case": case.to_json(), "cpu": cpu}
@@ -81,7 +81,7 @@ def run_case(
 
 
 def _count(brokers: Brokers, topic: str, expected: int, patience_s: float) -> int:
-    """Records in the topic; without acknowledgments the last ones may still be on their way."""
+    """Number of records in the topic; without acknowledgments the last ones may arrive later."""
     give_up = time.monotonic() + patience_s
     while (found := brokers.count(topic)) < expected and time.monotonic() < give_up:
         time.sleep(0.1)
@@ -97,7 +97,7 @@ def run_group(
     worker: Worker = in_process,
     tell: Callable[[str], object] = lambda text: None,
 ) -> list[Summary]:
-    """All cases of a group in turns; every round begins with another one.
+    """Run all cases of a group alternately; each round begins with another one.
 
     If a run of another client fails, this is reported and the group continues; if a run of aiokprod
     fails, the group ends with its error.
@@ -125,11 +125,11 @@ def run_group(
 
 
 def last_line(error: Exception) -> str:
-    """What a failure comes down to: the last line of a traceback."""
+    """The last line of a traceback, which has the error."""
     return (str(error).strip().splitlines() or [type(error).__name__])[-1][:200]
 
 
 def warm_up_brokers(brokers: Brokers, cases: Sequence[Case], worker: Worker = in_process) -> None:
-    """Young JVMs are several times slower: these runs do not count."""
+    """Warm up the brokers by runs that do not count: new JVMs are several times slower."""
     for case in cases:
         run_case(brokers, case, worker=worker)

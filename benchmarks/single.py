@@ -1,4 +1,4 @@
-"""One case, described by options, measured as often as wanted."""
+"""Measures one case, given by options, any number of times."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from benchmarks.runner import Group, run_group, warm_up_brokers
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Every field of a case, several clients at once, and how often."""
+    """The options: every field of a case, the clients and the number of runs."""
     cases.add_options(parser, skip=("client",))
     parser.add_argument(
         "--client", nargs="+", default=["aiokprod"], choices=list(cases.CLIENTS), metavar="NAME",
@@ -25,7 +25,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def main(chosen: argparse.Namespace) -> int:
-    """Measures and prints."""
+    """Measure and print."""
     if chosen.runs < 1:
         raise ValueError(f"runs={chosen.runs}: at least one")
     group = Group(

@@ -1,4 +1,5 @@
-"""Everything `make bench` measures: mock cluster, real brokers, small figures; then a report."""
+"""Runs everything that `make bench` measures (mock cluster, real brokers, single figures), then
+writes the report."""
 
 from __future__ import annotations
 
@@ -18,11 +19,11 @@ from benchmarks.summary import Results
 
 RESULTS: Final = Path(__file__).parent / "results.json"
 WARM_UP: Final = [Case(client="confluent", cluster="kafka", records=500_000, replicas=3)] * 3
-"""What young JVMs are given to do first."""
+"""The cases that warm up new JVMs."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Which part of the catalogue, how often, and where the results go."""
+    """The options for the part of the catalogue, the number of runs and the file of the results."""
     parser.add_argument("--cluster", choices=(*CLUSTERS, "both"), default="both")
     parser.add_argument("--only", nargs="+", metavar="GROUP", help="these groups; see --list")
     parser.add_argument("--without", nargs="+", metavar="CLIENT", default=[],
@@ -57,7 +58,7 @@ def chosen_groups(chosen: argparse.Namespace) -> dict[str, list[Group]]:
 
 
 def _changed(group: Group, without: list[str], seconds: float | None) -> Group:
-    """Fewer clients, shorter runs."""
+    """The group with fewer clients or shorter runs."""
     cases = {
         label: case if seconds is None else case.with_(seconds=seconds)
         for label, case in group.cases.items()
@@ -116,8 +117,8 @@ def tell(text: str) -> None:
 
 
 def main(chosen: argparse.Namespace) -> int:
-    """Measures, saves after every group, and reports. A group in which a run of aiokprod failed
-    keeps its earlier figures, and the status is 1."""
+    """Measure, save after every group, and report. A group in which a run of aiokprod failed keeps
+    its earlier figures, and the exit status is 1."""
     if chosen.runs is not None and chosen.runs < 1:
         raise ValueError(f"runs={chosen.runs}: at least one")
     groups = chosen_groups(chosen)

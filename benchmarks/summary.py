@@ -1,4 +1,4 @@
-"""Several runs of one case as medians with their spread, and how they are kept in a file."""
+"""Summarises the runs of a case as medians with their spread, and stores them in a file."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ class Summary:
     """All runs of one case.
 
     Attributes:
-        label: what tells the case from others of its group.
-        runs: how many succeeded.
-        figures: name -> spread; "rate" is records a second, the others as the worker names them.
+        label: name of the case within its group.
+        runs: number of successful runs.
+        figures: name -> spread; "rate" is in records per second, the others as in the worker.
         note: why runs of it failed.
     """
 
@@ -87,7 +87,7 @@ class Summary:
 
 
 def _short(number: float) -> float:
-    """Four significant digits: more would be noise."""
+    """Rounded to four significant digits; more would be noise."""
     return float(f"{number:.4g}")
 
 
@@ -107,9 +107,9 @@ def summarise(
 
 
 class Results:
-    """Everything measured, by cluster, group and label; kept as one JSON file.
+    """All results by cluster, group and label; stored as one JSON file.
 
-    A group measured again replaces its earlier figures and leaves the others.
+    If a group is measured again, its figures are replaced; those of other groups stay.
     """
 
     def __init__(self, about: Mapping[str, Any] | None = None) -> None:
@@ -124,18 +124,19 @@ class Results:
         self.summaries = kept | {(s.case.cluster, s.group, s.label): s for s in new}
 
     def merge(self, later: Results) -> None:
-        """Takes over what `later` has, group by group."""
+        """Replace the groups that `later` contains."""
         self.about |= later.about
         self.micro |= later.micro
         self.add(later.summaries.values())
 
     def find(self, cluster: str, group: str, label: str) -> Summary | None:
-        """None if it was not measured or never succeeded."""
+        """The summary of a case; None if it was not measured or never succeeded."""
         found = self.summaries.get((cluster, group, label))
         return found if found is not None and found.runs else None
 
     def group(self, cluster: str, group: str, *, failed: bool = False) -> list[Summary]:
-        """In the order they were measured in; `failed`: those that never succeeded as well."""
+        """The summaries of a group in the order of measurement; with `failed` also those of cases
+        that never succeeded."""
         return [
             s
             for key, s in self.summaries.items()
@@ -156,7 +157,7 @@ class Results:
 
     @classmethod
     def load(cls, path: Path) -> Results:
-        """Raises FileNotFoundError without the file."""
+        """Load the results. Raises FileNotFoundError if there is no file."""
         data = json.loads(path.read_text())
         results = cls(data["about"])
         results.micro = data["micro"]

@@ -1,4 +1,4 @@
-"""The promises, each judged by the results: reached or not, with the figures that say so."""
+"""Compares the results with the promises: each is reached or not, with the figures."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ LAG_MS: Final = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """One promise in one place.
+    """The result for one promise on one cluster.
 
     Attributes:
-        reached: None if there is nothing to judge by.
+        reached: None if there are no results for it.
     """
 
     scenario: str
@@ -39,7 +39,7 @@ def _million(rate: float) -> str:
 
 
 def _best(results: Results, cluster: str, group: str, clients: tuple[str, ...]) -> Summary | None:
-    """The fastest of several settings of a peer."""
+    """The fastest of several settings of another client."""
     found = [s for name in clients if (s := results.find(cluster, group, name)) is not None]
     return max(found, key=lambda s: s["rate"], default=None)
 
@@ -84,7 +84,7 @@ def _fire_real(results: Results) -> Iterator[Verdict]:
         name = f"`submit`, RF {replicas}"
         rate = ours["rate"]
         yield Verdict(name, f"≥ {_million(floor)}", _million(rate), rate >= floor)
-        for peer, times in (("java", 1.0), ("confluent", 2.5)):
+        for peer, times in (("java", 1.0), ("franz-go", 1.0), ("confluent", 2.5)):
             theirs = results.find("kafka", group, peer)
             if theirs is not None:
                 ratio = rate / theirs["rate"]
@@ -151,7 +151,8 @@ def _places(name: str) -> tuple[tuple[str, str, str], ...]:
 def _flat(
     group: str, less: str, more: str, scenario: str, floor: float
 ) -> Callable[[Results], Iterator[Verdict]]:
-    """A judge of a cost that must not grow: the rate of `more` beside that of `less`."""
+    """A function that checks that a cost does not grow: compares the rate of `more` with that of
+    `less`."""
 
     def judge(results: Results) -> Iterator[Verdict]:
         one, many = (results.find("mock", group, label) for label in (less, more))
@@ -174,8 +175,8 @@ def _idle(results: Results) -> Iterator[Verdict]:
 
 
 def _shapes(results: Results) -> Iterator[Verdict]:
-    """Processor time beside peers with the same options, as much less as the plain records' was
-    promised to be."""
+    """CPU time compared with other clients with the same options; the promised ratio is that of
+    plain records."""
     places = [("shapes", name) for name in ("keyed", "3 headers")]
     places += [("codecs", codec) for codec in ("lz4", "zstd")]
     for group, name in places:
@@ -212,8 +213,8 @@ def _columns(results: Results) -> Iterator[Verdict]:
 
 
 def _lag(results: Results) -> Iterator[Verdict]:
-    """By the clock, which other programs on the machine and Python's collector stretch, without the
-    collector, and by processor time."""
+    """Lag in wall-clock time, which includes other programs and Python's garbage collector; without
+    the collector; and in CPU time."""
     for figure, words in (
         ("lag_ms", "by the clock"),
         ("apart_ms", "less the collector's pauses"),
@@ -234,6 +235,21 @@ def _lag(results: Results) -> Iterator[Verdict]:
             yield Verdict(f"loop lag, every case, {words}", "≤ 5 ms (medians)", found, not over)
 
 
+def _ways(results: Results) -> Iterator[Verdict]:
+    for way in ("lambda", "callback", "callback, lambda"):
+        ours = results.find("mock", "ways", f"aiokprod, {way}")
+        if ours is None:
+            continue
+        for peer, times in (("aiokafka-tuned", 5.0), ("confluent", 1.5)):
+            theirs = results.find("mock", "ways", f"{peer}, {way}")
+            if theirs is not None:
+                ratio = ours["rate"] / theirs["rate"]
+                yield Verdict(
+                    f"`submit`, {way}", f"≥ {times:g} times {peer}", f"{ratio:.1f} times",
+                    ratio >= times,
+                )  # fmt: skip
+
+
 JUDGES: Final[tuple[Judge, ...]] = (
     _append,
     _fire_mock,
@@ -248,6 +264,7 @@ JUDGES: Final[tuple[Judge, ...]] = (
     _flat("topics", "submit, 1 topics", "submit, 5,000 topics", "5 000 topics, `submit`", 0.95),
     _flat("topics", "64 tasks, 1 topics", "64 tasks, 5,000 topics", "5 000 topics, 64 tasks", 0.95),
     _shapes,
+    _ways,
     _idle,
     _start,
     _columns,

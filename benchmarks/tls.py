@@ -1,4 +1,4 @@
-"""What TLS costs: the same producer on the plaintext and the SSL listener of the same broker.
+"""Measures the cost of TLS: the same producer on the plaintext and the SSL listener of a broker.
 
     python -m benchmarks.tls                        7 rounds of 200 000 records of 1 KiB
     python -m benchmarks.tls --rounds 15 --records 400000
@@ -38,7 +38,7 @@ WARM_UP: Final = 20_000
 
 @dataclass
 class Measured:
-    """All rounds of one listener: MB/s, and processor seconds of the producer."""
+    """All rounds of one listener: MB/s, and CPU seconds of the producer."""
 
     rates: list[float] = field(default_factory=list)
     cpu: list[float] = field(default_factory=list)
@@ -49,7 +49,7 @@ class Measured:
 
 
 async def produce(job: dict[str, Any]) -> dict[str, float]:
-    """One measurement in this process: seconds and processor seconds of `records`."""
+    """One measurement in this process: seconds and CPU seconds for `records`."""
     settings: dict[str, Any] = {"bootstrap_servers": job["servers"]}
     if job["ca"]:
         settings |= {"security_protocol": "SSL", "ssl_truststore_location": job["ca"]}
@@ -79,7 +79,7 @@ def run_worker(job: dict[str, Any]) -> dict[str, float]:
 
 
 def measure(cluster: KafkaCluster, ca: str, chosen: argparse.Namespace) -> dict[str, Measured]:
-    """All rounds, after two that warm the broker up."""
+    """Measure all rounds, after two that warm up the broker."""
     results = {name: Measured() for name in LISTENERS}
     for number in range(-2, chosen.rounds):
         turn = number % len(LISTENERS)
@@ -109,7 +109,7 @@ def measure(cluster: KafkaCluster, ca: str, chosen: argparse.Namespace) -> dict[
 
 
 def show(results: dict[str, Measured], chosen: argparse.Namespace) -> float:
-    """A table in Markdown; TLS as a share of plaintext."""
+    """The results as a Markdown table, with TLS as a fraction of plaintext."""
     import aiokprod
 
     print(

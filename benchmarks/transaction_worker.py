@@ -2,9 +2,9 @@
 
     python -m benchmarks.transaction_worker CLIENT SERVERS TOPIC TRANSACTIONS EACH SIZE LOOP
 
-One transaction after the other, EACH records of SIZE bytes and a commit; a fifth more, at least
-three, come before the clock starts. Values only, no keys, no compression, lingering 5 ms wherever
-the client lingers; `commit` ends that early everywhere.
+Runs one transaction after the other, each with EACH records of SIZE bytes and a commit. A fifth of
+TRANSACTIONS, but at least three, are run before as a warm-up. The records have no keys and are not
+compressed. Clients that linger do so for 5 ms; `commit` ends that early.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 
 class Client(Protocol):
-    """A started producer; `transaction` is what is timed."""
+    """A started producer; `transaction` is timed."""
 
     async def start(self, servers: str, topic: str) -> None: ...
     async def transaction(self, value: bytes, count: int) -> None: ...
@@ -53,7 +53,7 @@ class AiokprodSubmit:
 
 
 class AiokprodSendMany(AiokprodSubmit):
-    """One column of values a transaction."""
+    """One column of values per transaction."""
 
     async def transaction(self, value: bytes, count: int) -> None:
         async with self.producer.transaction():
@@ -62,7 +62,7 @@ class AiokprodSendMany(AiokprodSubmit):
 
 
 class AiokprodIdempotent(AiokprodSubmit):
-    """No transactions: what they cost is judged by this. `flush` stands for the commit."""
+    """Without transactions, to measure their cost. `flush` takes the place of the commit."""
 
     transactional = False
 
@@ -156,14 +156,14 @@ CLIENTS: dict[str, type[Client]] = {
 
 
 def warm_up(transactions: int) -> int:
-    """Transactions before the clock starts."""
+    """Number of transactions of the warm-up."""
     return max(3, transactions // 5)
 
 
 async def measure(
     name: str, servers: str, topic: str, transactions: int, each: int, size: int
 ) -> dict[str, object]:
-    """Seconds (wall and processor) for `transactions`, and of each one."""
+    """Wall-clock and CPU seconds for all transactions, and the time of each one."""
     client = CLIENTS[name]()
     await client.start(servers, topic)
     value = b"v" * size
@@ -187,11 +187,11 @@ async def measure(
 async def measure_overhead(
     servers: str, topic: str, pairs: int, each: int, size: int
 ) -> dict[str, object]:
-    """Processor seconds of the same records with and without transactions, in turns: until they
-    are acknowledged, and of the commit.
+    """CPU seconds of the same records with and without transactions, alternately: until they are
+    acknowledged, and for the commit.
 
-    Both producers live in this process and swap places from pair to pair, so that what else the
-    machine does falls on both alike.
+    Both producers are in this process, and their order changes from pair to pair, so that other
+    programs affect both equally.
     """
     clients = AiokprodSubmit(), AiokprodIdempotent()
     for client in clients:

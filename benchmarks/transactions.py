@@ -1,4 +1,5 @@
-"""Transactions a second beside confluent-kafka, aiokafka and the Java producer on three nodes.
+"""Compares transactions per second with confluent-kafka, aiokafka and the Java producer on three
+nodes.
 
     python -m benchmarks.transactions                     1, 100 and 10 000 records a transaction
     python -m benchmarks.transactions --each 1 --rounds 9
@@ -6,13 +7,13 @@
     python -m benchmarks.transactions --check             exit 1 unless the promises below hold
 
 One producer, one transaction after the other, every measurement in a separate process on a new
-topic (6 partitions, 3 replicas, min.insync.replicas 2); the clients take turns within a round, in
-an order that moves on by one each round, and the median of the rounds counts. After each an
-independent read_committed consumer must find every record sent.
+topic (6 partitions, 3 replicas, min.insync.replicas 2). The clients run alternately within a round,
+each round begins with another one, and the median of the rounds counts. After each measurement an
+independent read_committed consumer must find every record that was sent.
 
 Promises (on the medians): at every size at least confluent-kafka's rate and twice aiokafka's, the
-better of its default and tuned settings; at 10 000 records a transaction a record takes at most
-5 % more processor time than without transactions, from submission to acknowledgment (the commit,
+better of its default and tuned settings; with 10 000 records per transaction, a record takes at
+most 5 % more CPU time than without transactions, from submission to acknowledgment (the commit,
 two requests, is reported separately).
 """
 
@@ -43,7 +44,7 @@ DEFAULT_ROUNDS = 5
 OVERHEAD_LIMIT = 0.05
 PAIRS = 60
 
-# Records a transaction -> transactions timed.
+# Records per transaction -> number of transactions that are timed.
 SIZES = {1: 300, 100: 200, 10_000: 30}
 TITLES = {
     "aiokprod": "aiokprod, submit",
@@ -71,7 +72,7 @@ class Measured:
 
     @property
     def cpu(self) -> float:
-        """Processor microseconds of the client for one record."""
+        """CPU time of the client for one record in microseconds."""
         return statistics.median(self.cpu_us)
 
     def quantile_ms(self, share: float) -> float:
@@ -80,7 +81,7 @@ class Measured:
 
 @contextlib.contextmanager
 def new_topic(servers: str) -> Iterator[str]:
-    """On all brokers, three replicas where there are three."""
+    """A new topic on all brokers, with three replicas if there are three brokers."""
     name = f"bench-{uuid.uuid4().hex[:8]}"
     admin = ClusterAdmin(servers)
     admin.create_topic(name, PARTITIONS, min(3, len(servers.split(","))))
@@ -89,7 +90,7 @@ def new_topic(servers: str) -> Iterator[str]:
 
 
 def count_committed(servers: str, topic: str, limit_s: float = 60.0) -> int:
-    """Records a read_committed consumer finds up to the end of every partition."""
+    """Number of records that a read_committed consumer finds up to the end of every partition."""
     from confluent_kafka import Consumer, KafkaError, TopicPartition
 
     consumer = Consumer(
@@ -162,7 +163,7 @@ def timed(each: int, chosen: argparse.Namespace) -> int:
 
 
 def measure(servers: str, each: int, chosen: argparse.Namespace) -> dict[str, Measured]:
-    """All clients in turn, `rounds` times over."""
+    """Measure all clients, `rounds` times."""
     clients = [client for client in TITLES if client not in chosen.without]
     results = {client: Measured(each) for client in clients}
     transactions = timed(each, chosen)
@@ -183,7 +184,7 @@ def measure(servers: str, each: int, chosen: argparse.Namespace) -> dict[str, Me
 
 
 def show(each: int, results: dict[str, Measured]) -> None:
-    """A table in Markdown, ready for docs/reports."""
+    """The results as a Markdown table for docs/reports."""
     print(f"\n| {each:,} a transaction | transactions/s | min..max | records/s | p50 ms | p99 ms "
           "| CPU µs/record |\n|---|---|---|---|---|---|---|")  # fmt: skip
     for client, m in results.items():
@@ -195,7 +196,7 @@ def show(each: int, results: dict[str, Measured]) -> None:
 
 
 def promises(each: int, results: dict[str, Measured]) -> list[tuple[bool, str]]:
-    """(kept, words) for each promise that these results can judge."""
+    """(kept, text) for each promise for which there are results."""
     kept = []
     ours = results["aiokprod"]
 
@@ -211,7 +212,7 @@ def promises(each: int, results: dict[str, Measured]) -> list[tuple[bool, str]]:
 
 
 def overhead(servers: str, each: int, chosen: argparse.Namespace) -> tuple[bool, str]:
-    """(kept, words) about the price of a record's being part of a transaction."""
+    """(kept, text) for the promise about the cost of a record in a transaction."""
     result = run_worker(OVERHEAD, servers, each, PAIRS, chosen.size, chosen.loop, share=2)
     found = {name: result[name] for name in ("transactions", "commits", "plain")}
     inside, commits, plain = (

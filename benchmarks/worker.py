@@ -21,7 +21,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks import java, payloads, raw
+from benchmarks import franz, java, payloads, raw
 from benchmarks.case import Case
 from benchmarks.clients import PYTHON_CLIENTS
 from benchmarks.clients.drivers import Limit
@@ -45,7 +45,7 @@ def rss_mib() -> float:
 
 
 def percentiles(latencies: Sequence[float]) -> dict[str, float]:
-    """Milliseconds; empty without latencies."""
+    """Percentiles in milliseconds; empty without latencies."""
     if not latencies:
         return {}
     ordered = sorted(latencies)
@@ -55,7 +55,7 @@ def percentiles(latencies: Sequence[float]) -> dict[str, float]:
 
 @contextlib.contextmanager
 def profiled(output: str | None) -> Iterator[None]:
-    """Lets `perf` watch this process meanwhile, if a file is given."""
+    """Profile this process with `perf` within the block, if a file is given."""
     if output is None:
         yield
         return
@@ -72,7 +72,7 @@ def profiled(output: str | None) -> Iterator[None]:
 async def measure(
     case: Case, servers: str, topic: str, profile: str | None = None
 ) -> dict[str, Any]:
-    """Seconds (wall and processor) for acknowledged records, latencies, loop lag, memory."""
+    """Wall-clock and CPU seconds for the acknowledged records, latencies, loop lag, memory."""
     client = PYTHON_CLIENTS[case.client](case, payloads.make(case))
     await client.start(servers, topic)
     warm = max(case.tasks, int(case.records * WARM_UP_SHARE))
@@ -111,7 +111,7 @@ async def measure(
 
 
 def measure_raw(case: Case, servers: str, topic: str) -> dict[str, Any]:
-    """The blaster or the bare round trip."""
+    """Measure plain sockets: throughput or round trips."""
     records = payloads.make(case)
     warm_s = min(WARM_UP_SECONDS, case.seconds)
     if case.client == "round-trip":
@@ -135,9 +135,14 @@ def measure_raw(case: Case, servers: str, topic: str) -> dict[str, Any]:
 
 
 def measure_java(case: Case, servers: str, topic: str) -> dict[str, Any]:
-    warm_up = case.records // 2  # its compiler needs more of it
+    warm_up = case.records // 2  # the JIT compiler needs a longer warm-up
     result = java.measure(servers, topic, case, payloads.make(case), warm_up)
     return result | {"warm_up": case.records + warm_up - result["count"]}
+
+
+def measure_franz(case: Case, servers: str, topic: str) -> dict[str, Any]:
+    warm = max(1, int(case.records * WARM_UP_SHARE)), min(WARM_UP_SECONDS, case.seconds)
+    return franz.measure(servers, topic, case, payloads.make(case), *warm)
 
 
 def run(job: dict[str, Any]) -> dict[str, Any]:
@@ -148,6 +153,8 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
         os.sched_setaffinity(0, {job["cpu"]})
     if case.client.startswith("java"):
         return measure_java(case, *where)
+    if case.client == "franz-go":
+        return measure_franz(case, *where)
     if case.client not in PYTHON_CLIENTS:
         return measure_raw(case, *where)
     factory = None

@@ -66,11 +66,11 @@ class Acknowledgements:
         self.failures: list[BaseException] = []
         self._settled = 0
 
-    def watch(self, delivery: Delivery, started: float) -> None:
-        def settled(done: Delivery) -> None:
-            self._count(time.perf_counter() - started, self.streamed, done.exception())
-
-        delivery.add_done_callback(settled)
+    def on_done(self, delivery: Delivery) -> None:
+        """The callback of every streamed flight. Its latency is known to the millisecond, from the
+        timestamp of the record."""
+        seconds = time.time() - delivery.timestamp_ms / 1000
+        self._count(seconds, self.streamed, delivery.exception())
 
     def lone_send(self, seconds: float) -> None:
         self._count(seconds, self.lone, None)
@@ -93,9 +93,10 @@ async def produce(
     acks = Acknowledgements(len(flights))
     await producer.warm([topic])
     begun = time.perf_counter()
+    on_done = acks.on_done
     for flight in flights[:-LONE_SENDS]:
-        started = time.perf_counter()
-        acks.watch(await producer.submit(topic, flight.value, key=flight.key), started)
+        delivery = await producer.submit(topic, flight.value, key=flight.key)
+        delivery.add_done_callback(on_done)
     await producer.flush()
     seconds = time.perf_counter() - begun
 

@@ -1,11 +1,11 @@
-"""Long seeded runs in slices on several processes, with a journal to go on after a stop."""
+"""Long seeded runs in slices on several processes, with a journal to continue after a stop."""
 
 from __future__ import annotations
 
 import json
 import multiprocessing
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -59,7 +59,7 @@ def results(
     jobs: int,
     journal: Journal[Result] | None,
     encode: Callable[[Result], dict[str, Any]],
-) -> Iterator[Result]:
+) -> Generator[Result, None, None]:
     """The results of all slices, as they come; of those in the journal at once.
 
     At most `jobs` slices are begun and not ended, so that a stop loses little.

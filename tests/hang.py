@@ -23,7 +23,7 @@ async def until(condition: Callable[[], object]) -> None:
 
 
 def wait_until(condition: Callable[[], object]) -> None:
-    """The same outside of a loop.
+    """The same outside a loop.
 
     Raises:
         TimeoutError: it did not within `HANG_S`.

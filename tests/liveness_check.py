@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from aiokprod._engine.buffer.producer_batch import ProducerBatch
 
 LONGEST_S = 1.0
-"""Until somebody looks at a broker that takes nothing (`engine.silence`)."""
+"""Until the sender checks a broker that takes nothing (`engine.silence`)."""
 
 _found: list[str] = []
 
@@ -52,10 +52,10 @@ def check_passes() -> None:
 def overlooked_by(sender: Sender, now: float, deadline: float) -> str | None:
     """A queued batch that nothing will look at after a pass that says `deadline`; None if all have
     their next look."""
-    if deadline <= now:
-        return None  # another pass follows at once
+    if deadline <= now or sender._accumulator._changed:
+        return None  # another pass follows at once: what a call within this one noted, it woke for
     seen = set()
-    for batch in sender._accumulator.incomplete:
+    for batch in list(sender._accumulator.incomplete):
         if deadline > batch.deadline:
             return f"{batch}: its delivery deadline passes unnoticed"
         queue = batch.queue
@@ -76,17 +76,19 @@ def _lacks(sender: Sender, head: ProducerBatch, now: float, deadline: float) -> 
     if head.not_before > now:
         return None if deadline <= head.not_before else "its backoff ends unnoticed"
     node = accumulator._nodes.get(queue.node)
-    if node is None or not (queue in node.ready or queue in node.lingering):
+    if node is None or not any(queue in each for each in (node.ready, node.lingering, node.held)):
         return "in no set"
     schedule = metadata._schedule
     asked = metadata._asked is not None or schedule.need_full or bool(metadata._topics.fast_retry)
     if queue.node is None:
         return None if asked else "no leader, and no metadata are fetched"
     at_once = accumulator.flush_pending or (
-        accumulator._adaptive and queue.node not in sender._unresponsive.in_flight
+        queue in node.lingering
+        and accumulator._adaptive
+        and queue.node not in sender._unresponsive.in_flight
     )
-    if queue in node.lingering:
-        if deadline <= head.created_at + accumulator._linger:
+    if queue not in node.ready:
+        if deadline <= head.created_at + queue.settings.linger:
             return None
         if not at_once:
             return "its linger ends unnoticed"

@@ -15,7 +15,7 @@ the test kit are left out: they have to know secrets.
 
 A run whose taps do not work, and one that has looked at nothing, fails.
 
-A test whose subject is a text of its own choice, not a secret, takes the marker `canary_is_text`.
+A test whose subject is a certain text, not a secret, takes the marker `canary_is_text`.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ import functools
 import logging
 import pickle
 import re
+import sys
 import traceback
 import types
 import weakref
@@ -41,7 +42,7 @@ CANARY: Final = re.compile(r"canary|Y2FuYXJ|jYW5hcn|NhbmFye|63616e617279", re.IG
 """The word in clear, in base64 at each of the three alignments, and in hex."""
 
 _FORCED: Final = logging.DEBUG - 1
-"""The level of the package's logger for the run: lets DEBUG through and is told from one a test
+"""The level of the package's logger for the run: lets DEBUG through and differs from one a test
 sets."""
 
 _LONGEST: Final = 300
@@ -215,7 +216,7 @@ def errors_behind(error: BaseException) -> Iterator[BaseException]:
 
 
 def frames_of(error: BaseException) -> Iterator[Frame]:
-    """Place and local variables of each frame outside of the tests, then the error's own
+    """Place and local variables of each frame outside the tests, then the error's own
     attributes."""
     for one in errors_behind(error):
         trace = one.__traceback__
@@ -260,7 +261,7 @@ def texts_of(value: Any, seen: set[int], depth: int = _DEPTH) -> Iterator[str]:
 def chain_text(error: BaseException) -> str:
     """Messages, attributes and notes of an exception and all that it came from, as shown by
     tracebacks; without their source lines, which are ours."""
-    texts = []
+    texts: list[str] = []
     stack = [traceback.TracebackException.from_exception(error)]
     while stack:
         one = stack.pop()
@@ -339,8 +340,15 @@ class CanaryPlugin:
             return copy_and_watch
 
         def look_at_dropped(error: Any) -> None:
-            if _LOOKED not in error.__dict__:
+            if _LOOKED in error.__dict__:
+                return
+            # Without the tracer of a test, which may raise: here its exception would be lost.
+            tracer = sys.gettrace()
+            sys.settrace(None)
+            try:
                 guard.frames(error)
+            finally:
+                sys.settrace(tracer)
 
         self._replace(errors.KafkaError, "__init__", begin_and_look)
         for name in ("copy", "with_"):

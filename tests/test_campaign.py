@@ -1,4 +1,4 @@
-"""Long seeded runs go on after a stop, and end at the first finding."""
+"""Long seeded runs continue after a stop, and end at the first finding."""
 
 from __future__ import annotations
 

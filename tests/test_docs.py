@@ -13,10 +13,17 @@ from pathlib import Path
 import pytest
 
 import aiokprod
-from aiokprod import Health, Metrics, Observer, Outcome, ProducerConfig, errors
+from aiokprod import Health, Metrics, Observer, Outcome, ProducerConfig, TopicProfile, errors
 from aiokprod._client.runtime import Runtime
-from aiokprod._core.append import DELIVERY_CHARGE
 from aiokprod._core.batch import Delivery
+from aiokprod._core.record_fields import DELIVERY_CHARGE
+from aiokprod._engine.buffer.accumulator import RecordAccumulator
+from aiokprod._engine.buffer.batch_compressor import BatchCompressor
+from aiokprod._engine.buffer.batch_states import TRANSITIONS, BatchState
+from aiokprod._engine.sender.batch_completion import BatchCompletion
+from aiokprod._engine.sender.sender import Sender
+from aiokprod._errors import Code, ErrorCode
+from aiokprod._wire.compression import CODEC_NAMES
 from aiokprod.testing import pytest_plugin
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -59,6 +66,14 @@ def test_configuration_table_has_the_defaults_of_the_code() -> None:
     for name, documented in configuration().items():
         if documented not in IN_WORDS:
             assert ast.literal_eval(documented.strip("`")) == defaults[name], name
+
+
+def test_every_codec_is_described() -> None:
+    (row,) = re.findall(r"^\| `compression_type`.*", page("configuration.md"), re.MULTILINE)
+    (text,) = re.findall(r"^ +compression_type: .*", ProducerConfig.__doc__ or "", re.MULTILINE)
+    (profile,) = re.findall(r"^ +compression_type: .*", TopicProfile.__doc__ or "", re.MULTILINE)
+    for described in (row, text, profile):
+        assert re.findall(r'"(\w+)"', described) == [*CODEC_NAMES]
 
 
 def test_error_page_has_every_class_under_its_base() -> None:
@@ -139,8 +154,82 @@ def test_state_diagrams_are_those_of_the_tables(name: str) -> None:
     assert diagrams["updated"](name, text) == text
 
 
+def codes_by_module() -> dict[str, set[str]]:
+    """Module → the codes that it names as `Code.<NAME>`, apart from NONE, the table itself and the
+    fake cluster."""
+    root = DOCS.parent / "aiokprod"
+    found: dict[str, set[str]] = {}
+    for path in root.rglob("*.py"):
+        name = path.relative_to(root).as_posix()
+        if name == "_errors.py" or name.startswith("testing/"):
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Attribute) and node.attr in Code.__members__:
+                of_code = ast.unparse(node.value).split(".")[-1] == "Code"
+                found.setdefault(name, set()).update({node.attr} if of_code else ())
+    return {name: codes - {"NONE"} for name, codes in found.items() if codes - {"NONE"}}
+
+
+def test_error_code_page_lists_every_code_that_is_handled_by_name() -> None:
+    documented: dict[str, set[str]] = {}
+    module = ""
+    for line in section("design/error-codes.md", "Codes that are handled by name").splitlines():
+        if line.startswith("| ") and "`" in line:
+            name, codes = line.split("|")[1:3]
+            module = name.strip().strip("`") or module
+            documented.setdefault(module, set()).update(re.findall(r"`(\w+)`", codes))
+    assert documented == codes_by_module()
+
+
+def test_error_code_page_has_every_field_of_a_row() -> None:
+    fields = {field.name for field in dataclasses.fields(ErrorCode)} - {"number", "name", "text"}
+    text = section("design/error-codes.md", "Fields of a row, and what reads them")
+    assert set(first_column(text)) == fields
+
+
+def test_design_pages_describe_every_module_of_the_producers_identity() -> None:
+    package = DOCS.parent / "aiokprod" / "_engine" / "identity"
+    described = page("design/idempotence.md") + page("design/transactions.md")
+    modules = {path.name for path in package.glob("*.py")} - {"__init__.py"}
+    assert modules <= set(re.findall(r"`(\w+\.py)`", described))
+
+
+def test_design_page_has_terms_that_the_code_uses() -> None:
+    terms = (
+        (DOCS.parent / "DESIGN.md").read_text("utf-8").split("\n## Terms\n")[1].split("\n## ")[0]
+    )
+    root = DOCS.parent / "aiokprod"
+    sources = [*root.rglob("*.py"), *root.rglob("*.pyx")]
+    words = {word for path in sources for word in re.findall(r"\w+", path.read_text("utf-8"))}
+    assert set(re.findall(r"`(?:\w+\.)?(\w+)`", terms)) <= words
+
+
+def test_design_page_has_the_number_of_states_of_a_batch() -> None:
+    assert len(BatchState) == 9
+    text = (DOCS.parent / "DESIGN.md").read_text("utf-8")
+    assert "A batch has nine states, from OPEN to DONE" in text
+
+
+def test_design_page_says_what_makes_each_transition_of_a_batch() -> None:
+    owners = {
+        owner.__name__: owner
+        for owner in (BatchCompletion, BatchCompressor, RecordAccumulator, Sender)
+    }
+    documented: set[tuple[BatchState, BatchState]] = set()
+    text = section("design/sender.md", "States of a batch")
+    for row in re.findall(r"^\| (`.*→.*) \|$", text, re.MULTILINE):
+        states, made_by = row.split(" | ")
+        before, after = (re.findall(r"`(\w+)`", side) for side in states.split("→"))
+        documented |= {(BatchState[one], BatchState[other]) for one in before for other in after}
+        for name, method in re.findall(r"`(\w+)\.(\w+)`", made_by):
+            assert hasattr(owners[name], method), f"{name}.{method}"
+    assert documented == {(one, other) for one, others in TRANSITIONS.items() for other in others}
+
+
 def test_design_pages_have_the_size_of_a_delivery() -> None:
-    (size,) = re.findall(r"a (\d+)-byte `Delivery`", (DOCS.parent / "DESIGN.md").read_text("utf-8"))
+    (size,) = re.findall(
+        r"an? (\d+)-byte `Delivery`", (DOCS.parent / "DESIGN.md").read_text("utf-8")
+    )
     (charge,) = re.findall(r"plus (\d+) bytes\s+per handle", page("design/core.md"))
     assert int(size) == Delivery.__basicsize__
     assert int(charge) == DELIVERY_CHARGE
@@ -148,7 +237,7 @@ def test_design_pages_have_the_size_of_a_delivery() -> None:
 
 def test_numbers_of_the_reliability_page_are_those_of_the_code() -> None:
     from tests.chaos.faults import CATALOGUE
-    from tests.detection.search import BUGS
+    from tests.detection.bugs import BUGS
     from tests.simulation.exemptions import EXEMPTIONS
     from tests.simulation.seeds import MENU
     from tests.testing.test_detection_power import QUICK

@@ -12,9 +12,10 @@ import pytest
 PACKAGE = Path(__file__).parent.parent / "aiokprod"
 
 FOUNDATION = {
-    "_backoff", "_config", "_consumer_groups", "_errors", "_histogram", "_redaction", "_security",
-    "_version", "cluster", "config", "environment", "errors", "interceptors", "observer",
-    "partitioners", "records", "security", "serializers",
+    "_backoff", "_config", "_consumer_groups", "_errors", "_histogram", "_json", "_redaction",
+    "_security", "_version", "cluster", "config", "environment", "errors", "interceptors",
+    "observer", "partitioners", "plugins", "records", "security", "serializers",
+    "topic_profiles",
 }  # fmt: skip
 """Public values and extension points, and what they are made of."""
 FACADE = {"producer", "_client"}

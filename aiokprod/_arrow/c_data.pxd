@@ -99,6 +99,8 @@ cdef class Layout:
     cdef readonly int timestamp
     cdef readonly int partition
     cdef readonly int topic
+    cdef readonly bint decode_key
+    cdef readonly bint decode_value
     cdef int header_key
     cdef int header_value
     cdef int64_t multiplier
@@ -121,6 +123,7 @@ cdef class Chunk:
     cdef IntColumn partition
 
     cdef int release(self) noexcept
+    cpdef tuple row(self, Py_ssize_t i)
     cdef object headers_of(self, Py_ssize_t i)
 
 
@@ -129,7 +132,7 @@ cdef inline bint is_valid(const uint8_t* validity, int64_t i) noexcept nogil:
 
 
 cdef inline int32_t load32(const char* p) noexcept nogil:
-    # Arrow recommends aligned buffers, it does not promise them.
+    # Arrow recommends aligned buffers but does not require them.
     cdef int32_t x
     memcpy(&x, p, 4)
     return x
@@ -217,6 +220,36 @@ cdef inline int64_t bytes_cell(const BytesColumn* column, int64_t row,
         return BAD_CELL
     data[0] = column.data + start
     return size
+
+
+cdef inline bint is_utf8(const char* text, int64_t size) noexcept nogil:
+    """True if `bytes.decode` accepts the text. Source: Unicode Standard, table 3-7."""
+    cdef const uint8_t* p = <const uint8_t*>text
+    cdef const uint8_t* end = p + size
+    cdef uint8_t lead, least, most
+    cdef int more
+    while p < end:
+        lead = p[0]
+        p += 1
+        if lead < 0x80:
+            continue
+        if lead < 0xC2 or lead > 0xF4:
+            return False
+        more = 1 if lead < 0xE0 else 2 if lead < 0xF0 else 3
+        if end - p < more:
+            return False
+        # Not longer than needed, no surrogates, nothing above U+10FFFF.
+        least = 0xA0 if lead == 0xE0 else 0x90 if lead == 0xF0 else 0x80
+        most = 0x9F if lead == 0xED else 0x8F if lead == 0xF4 else 0xBF
+        if p[0] < least or p[0] > most:
+            return False
+        p += 1
+        while more > 1:
+            if p[0] & 0xC0 != 0x80:
+                return False
+            p += 1
+            more -= 1
+    return True
 
 
 cdef inline bint list_cell(const ListColumn* column, int64_t row, int64_t* start,

@@ -51,6 +51,8 @@ class Layout:
         timestamp: int = -1,
         partition: int = -1,
         topic: int = -1,
+        decode_key: bool = False,
+        decode_value: bool = False,
     ) -> None: ...
     @property
     def schema(self) -> Field: ...
@@ -75,8 +77,8 @@ class Chunk:
         self, i: int
     ) -> tuple[
         str | None,
-        bytes | None,
-        bytes | None,
+        bytes | str | None,
+        bytes | str | None,
         int | None,
         int | None,
         Sequence[tuple[str, bytes | None]] | None,

@@ -11,6 +11,7 @@ Source: Arrow "C data interface", "C stream interface", "PyCapsule interface".
 from cpython.bytes cimport PyBytes_FromStringAndSize
 from cpython.ref cimport PyObject
 from cpython.pycapsule cimport PyCapsule_GetPointer, PyCapsule_IsValid
+from cpython.unicode cimport PyUnicode_DecodeUTF8
 from libc.string cimport memset, strlen
 
 cdef extern from "Python.h":
@@ -29,7 +30,7 @@ cdef enum:
 
 cdef int64_t MAX_BYTES = 1 << 62  # of a buffer, so that positions fit into 64 bits
 
-# Format → (kind, number of buffers) of columns of bytes and text.
+# Format → (kind, number of buffers; -1: not fixed) of columns of bytes and text.
 _BYTES_KINDS = {
     "z": (OFFSETS32, 3), "u": (OFFSETS32, 3), "Z": (OFFSETS64, 3), "U": (OFFSETS64, 3),
     "vz": (VIEW, -1), "vu": (VIEW, -1),
@@ -42,15 +43,15 @@ _TEXT = ("u", "U", "vu")
 
 
 class ArrowImportError(ValueError):
-    """What an object exports is no table by the Arrow C data interface."""
+    """The exported data does not conform to the Arrow C data interface."""
 
 
 class InvalidRow(ValueError):
-    """One row cannot be a record; the text says why, without its content."""
+    """A row cannot be sent as a record. The text has the reason, but not the content."""
 
 
 class ArrowStreamError(Exception):
-    """The producer of a stream reported an error; the text is its own."""
+    """The library that exports a stream reported an error; the text is from that library."""
 
 
 cdef class Field:
@@ -68,7 +69,7 @@ cdef class Field:
 
     @property
     def is_bytes(self):
-        """Bytes or text of any layout, dictionary-encoded or not."""
+        """True for bytes or text in any layout, dictionary-encoded or not."""
         if self.dictionary is not None:
             return self.has_indices and self.dictionary.is_bytes
         return self.format in _BYTES_KINDS or self.fixed_width >= 0
@@ -81,14 +82,14 @@ cdef class Field:
 
     @property
     def has_indices(self):
-        """Dictionary-encoded by integers, once: nothing else can be held against the bounds of
-        the dictionary."""
+        """True if it is dictionary-encoded once, by integers. Other indices could not be checked
+        against the bounds of the dictionary."""
         return self.format in _INT_KINDS and self.dictionary is not None and \
             self.dictionary.dictionary is None
 
     @property
     def is_null(self):
-        """A column without a type, of nulls only."""
+        """True for a column of type null, which contains only nulls."""
         return self.format == "n" and self.dictionary is None
 
     @property
@@ -101,12 +102,12 @@ cdef class Field:
 
     @property
     def is_headers(self):
-        """A list of structs of text `key` and bytes `value`, in any order, or a map of them."""
+        """True for a list of structs of text `key` and bytes `value`, in any order, or a map."""
         return self.header_columns() is not None
 
     @property
     def fixed_width(self):
-        """Bytes of each cell; -1 if it is no fixed-size binary."""
+        """Bytes of each cell of a fixed-size binary column; -1 for other types."""
         if self.format[:2] == "w:" and self.format[2:].isdecimal():
             return int(self.format[2:])
         return -1
@@ -138,7 +139,7 @@ cdef class Field:
 
 
 cdef Field field_of(ArrowSchema* schema, int depth):
-    """A `Field` of what a schema says; it is not kept."""
+    """A `Field` made from a schema, to which no reference is kept."""
     cdef int64_t i
     cdef list children = []
     if depth > MAX_DEPTH:
@@ -159,7 +160,7 @@ cdef Field field_of(ArrowSchema* schema, int depth):
 
 
 cdef Field take_schema(ArrowSchema* schema):
-    """The schema as a `Field`; it is released."""
+    """A `Field` made from a schema, which is released."""
     try:
         return field_of(schema, 0)
     finally:
@@ -169,13 +170,17 @@ cdef Field take_schema(ArrowSchema* schema):
 
 
 cdef class Layout:
-    """Which column is what: positions in the record batch, -1 where there is none.
+    """The position of the column for each part of a record; -1 if there is none.
 
     The caller has checked that the types fit (`Field.is_bytes` and so on).
+
+    Args:
+        decode_key, decode_value: `Chunk.row` returns str instead of bytes.
     """
 
     def __init__(self, Field schema not None, *, int key=-1, int value=-1, int headers=-1,
-                 int timestamp=-1, int partition=-1, int topic=-1):
+                 int timestamp=-1, int partition=-1, int topic=-1, bint decode_key=False,
+                 bint decode_value=False):
         cdef Field column
         for position in (key, value, headers, timestamp, partition, topic):
             if not -1 <= position < len(schema.children):
@@ -187,6 +192,8 @@ cdef class Layout:
         self.timestamp = timestamp
         self.partition = partition
         self.topic = topic
+        self.decode_key = decode_key
+        self.decode_value = decode_value
         self.multiplier = self.divisor = 1
         for position in (key, value, topic):
             if position >= 0:
@@ -213,7 +220,7 @@ cdef class Layout:
 
 
 cdef int expect(ArrowArray* array, Field field, int64_t buffers, int64_t length) except -1:
-    """Refuse an array whose shape does not fit its type, or which is shorter than `length`."""
+    """Raise if the shape of an array does not match its type, or it is shorter than `length`."""
     cdef int64_t children = len(field.children)
     if array is NULL or array.release is NULL:
         raise ArrowImportError(f"column {field.name!r} is missing or was released before")
@@ -232,7 +239,7 @@ cdef int expect(ArrowArray* array, Field field, int64_t buffers, int64_t length)
 
 
 cdef int check_extent(ArrowArray* array, Field field, int64_t width) except -1:
-    """Refuse an array whose last cell, of `width` bytes, has a position past 64 bits."""
+    """Raise if the position of the last cell, of `width` bytes, does not fit into 64 bits."""
     if array.length > MAX_BYTES or array.offset > MAX_BYTES // max(1, width) - array.length:
         raise ArrowImportError(
             f"column {field.name!r} has {array.length} rows from {array.offset}: no memory can "
@@ -333,7 +340,7 @@ cdef int bind_headers(ListColumn* column, ArrowArray* array, Layout layout, Fiel
 
 
 cdef class Chunk:
-    """One record batch. `bind` it before its rows are read; `close` gives its memory back."""
+    """One record batch. Call `bind` before reading rows; `close` releases its memory."""
 
     def __len__(self):
         return self.rows
@@ -342,8 +349,8 @@ cdef class Chunk:
         self.release()
 
     cdef int release(self) noexcept:
-        # Moved out first: the callback may be Python, which may close this chunk again, or let
-        # another thread do so.
+        # The array is moved first: the release callback may be Python code, in which this chunk may
+        # be closed again, also by another thread.
         cdef ArrowArray array = self.array
         self.array.release = NULL
         self.layout = None
@@ -353,11 +360,11 @@ cdef class Chunk:
         return 0
 
     def close(self):
-        """Give the memory back; again is no harm."""
+        """Release the memory. Idempotent."""
         self.release()
 
     def bind(self, Layout layout not None):
-        """Find the columns. Raises ArrowImportError if they are not what the schema says."""
+        """Bind the columns. Raises ArrowImportError if they do not match the schema."""
         cdef ArrowArray* array = &self.array
         cdef int64_t base = array.offset
         cdef int64_t length = array.offset + array.length
@@ -393,13 +400,12 @@ cdef class Chunk:
                       fields[layout.partition], base, length)
         self.layout = layout
 
-    def row(self, Py_ssize_t i):
-        """(topic, value, key, partition, timestamp_ms, headers) of one row, as Python objects;
-        None where there is nothing.
+    cpdef tuple row(self, Py_ssize_t i):
+        """(topic, value, key, partition, timestamp_ms, headers) of one row, as Python objects; None
+        for null cells and for columns that do not exist.
 
         Raises InvalidRow if the row cannot be a record.
         """
-        cdef int64_t number
         cdef Layout layout = self.layout
         if layout is None:
             raise ValueError("the chunk is closed, or not bound to a layout")
@@ -412,14 +418,19 @@ cdef class Chunk:
             topic = text_of(&self.topic, i, "topic")
             if topic is None:
                 raise InvalidRow("its topic is null: fill in a topic, or name one for all rows")
-        partition = timestamp = None
-        if int_cell(&self.partition, i, &number):
-            partition = number if self.partition.kind != 8 or number >= 0 \
-                else number + (1 << 64)
-        if int_cell(&self.timestamp, i, &number):
-            timestamp = (<object>number) * self.multiplier // self.divisor
-        return (topic, bytes_of(&self.value, i, "value"), bytes_of(&self.key, i, "key"),
-                partition, timestamp, self.headers_of(i))
+        partition = number_of(&self.partition, i)
+        timestamp = number_of(&self.timestamp, i)
+        if timestamp is not None:
+            timestamp = timestamp * self.multiplier // self.divisor
+        if layout.decode_value:
+            value = text_of(&self.value, i, "value")
+        else:
+            value = bytes_of(&self.value, i, "value")
+        if layout.decode_key:
+            key = text_of(&self.key, i, "key")
+        else:
+            key = bytes_of(&self.key, i, "key")
+        return topic, value, key, partition, timestamp, self.headers_of(i)
 
     cdef object headers_of(self, Py_ssize_t i):
         cdef int64_t start, stop, j
@@ -441,6 +452,15 @@ cdef class Chunk:
         return found
 
 
+cdef object number_of(const IntColumn* column, int64_t row):
+    cdef int64_t number
+    if not int_cell(column, row, &number):
+        return None
+    if column.kind == 8:
+        return <uint64_t>number
+    return number
+
+
 cdef object bytes_of(const BytesColumn* column, int64_t row, str what):
     cdef const char* data
     cdef int64_t size = bytes_cell(column, row, &data)
@@ -452,11 +472,16 @@ cdef object bytes_of(const BytesColumn* column, int64_t row, str what):
 
 
 cdef object text_of(const BytesColumn* column, int64_t row, str what):
-    found = bytes_of(column, row, what)
-    if found is None:
+    cdef const char* data
+    cdef int64_t size = bytes_cell(column, row, &data)
+    if size == NULL_CELL:
         return None
+    if size == BAD_CELL:
+        raise InvalidRow(f"the table is damaged: the offsets of its {what} are out of order")
+    if size == 0:
+        return ""
     try:
-        return (<bytes>found).decode()
+        return PyUnicode_DecodeUTF8(data, size, NULL)
     except UnicodeDecodeError:
         raise InvalidRow(f"the text in its {what} is not UTF-8") from None
 
@@ -478,7 +503,7 @@ cdef class Stream:
         self.release()
 
     cdef int release(self) noexcept:
-        # Moved out first, as in `Chunk.release`.
+        # The stream is moved first, as in `Chunk.release`.
         cdef ArrowArrayStream stream = self.stream
         self.stream.release = NULL
         if stream.release is not NULL:
@@ -487,9 +512,9 @@ cdef class Stream:
         return 0
 
     def next(self):
-        """The next chunk, None at the end. Blocks while the other side computes it.
+        """The next chunk, None at the end. Blocks while the exporting library computes it.
 
-        Raises ArrowStreamError with the other side's text.
+        Raises ArrowStreamError with the text of that library.
         """
         cdef Chunk chunk = self.single
         cdef ArrowArrayStream* stream = &self.stream
@@ -537,7 +562,7 @@ cdef class Stream:
         return 0
 
     def close(self):
-        """Give everything back that was not handed out as a chunk; again is no harm."""
+        """Release the stream; chunks that it has returned stay valid. Idempotent."""
         self.closed = True
         if self.single is not None:
             self.single.release()
@@ -547,19 +572,19 @@ cdef class Stream:
 
 
 cdef PyObject* refuse_new(PyTypeObject* kind, PyObject* args, PyObject* kwargs) noexcept:
-    """`tp_new` for everybody else, subclasses included; this module calls Cython's own."""
+    """`tp_new` for all other callers and for subclasses; this module calls Cython's function."""
     PyErr_SetObject(TypeError, "chunks and streams come from open_table")
     return NULL
 
 
 (<PyTypeObject*>Chunk).tp_new = refuse_new
-(<PyTypeObject*>Chunk).tp_vectorcall = NULL  # Cython's, which knows its own `tp_new` only
+(<PyTypeObject*>Chunk).tp_vectorcall = NULL  # Cython's function would not call `refuse_new`
 (<PyTypeObject*>Stream).tp_new = refuse_new
-(<PyTypeObject*>Stream).tp_vectorcall = NULL  # Cython's, which knows its own `tp_new` only
+(<PyTypeObject*>Stream).tp_vectorcall = NULL  # Cython's function would not call `refuse_new`
 
 
 cdef Chunk checked(Chunk chunk):
-    """A chunk whose number of rows can be believed."""
+    """The chunk, after a check of its number of rows."""
     cdef int64_t length = chunk.array.length
     if length < 0 or chunk.array.offset < 0 or chunk.array.offset > PY_SSIZE_T_MAX - length:
         chunk.release()
@@ -572,7 +597,7 @@ def open_table(table):
     """A `Stream` of the record batches of an object that exports them.
 
     May block: some libraries compute at this point. Raises TypeError if the object has neither
-    method, ArrowImportError if what it gives is not as agreed.
+    method, ArrowImportError if the result does not conform to the interface.
     """
     export = getattr(type(table), "__arrow_c_array__", None)
     if export is not None:
@@ -613,7 +638,7 @@ cdef Stream single_of(object pair):
     found.schema = take_schema(<ArrowSchema*>content(pair[0], "arrow_schema"))
     if array.release is NULL:
         raise ArrowImportError("the table was released or taken before")
-    # What is taken is marked as released: the capsule no longer owns it.
+    # The structure is moved and marked as released, so that the capsule no longer owns it.
     chunk.array = array[0]
     array.release = NULL
     found.single = checked(chunk)

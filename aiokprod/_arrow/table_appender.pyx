@@ -14,17 +14,21 @@ from cpython.list cimport PyList_GET_SIZE
 from cpython.ref cimport PyObject
 from libc.string cimport memcmp, memset
 
-from aiokprod._core.append cimport Appender, TopicSlot, count_bytes, find_batch
 from aiokprod._arrow.c_data cimport (
-    ABSENT, NULL_CELL, BytesColumn, Chunk, ListColumn, bytes_cell, int_cell, is_valid, list_cell,
-    time_cell,
+    ABSENT, NULL_CELL, BytesColumn, Chunk, ListColumn, bytes_cell, int_cell, is_utf8, is_valid,
+    list_cell, time_cell,
 )
+from aiokprod._arrow.c_data import InvalidRow
+from aiokprod._core.append cimport Appender, count_bytes, find_batch
+from aiokprod._core.batch cimport BatchCore
+from aiokprod._core.bulk_append cimport append_row
 from aiokprod._core.bulk_tracker cimport BulkTracker
-from aiokprod._core.batch cimport BatchCore, MemoryBudget
-from aiokprod._core.place cimport (
+from aiokprod._core.memory cimport MemoryBudget
+from aiokprod._core.record_writer cimport (
     BLOCK, CHECK_ROWS, Record, begin_record, end_record, field_size, key_hash, least_prefix,
     size_bound, write_field,
 )
+from aiokprod._core.slots cimport TopicSlot
 from aiokprod._core.varint cimport int32_t, int64_t, uint32_t, write_varint
 
 cdef enum:
@@ -44,9 +48,9 @@ cdef class Route:
 
 
 cdef class TableAppender:
-    """The way of one table's rows into batches.
+    """Appends the rows of one table to batches.
 
-    `tracker` notes where each row went, in the order of the rows.
+    `tracker` notes the batch and index of each row, in the order of the rows.
     """
     cdef Appender appender
     cdef BulkTracker tracker
@@ -59,10 +63,11 @@ cdef class TableAppender:
         self.routes = {}
 
     def append(self, Chunk chunk not None, TopicSlot topic, Py_ssize_t start):
-        """Append rows from `start` on until the end, the time slice or the memory is over.
+        """Append rows, beginning with number `start`, until all are appended, the memory is used up
+        or the time slice is over.
 
-        `topic` None means by the topic column. Returns the first row not appended: it waits for
-        memory, for the next slice, or needs the slow path.
+        `topic` None means that of the topic column. Returns the first row that was not appended: it
+        waits for memory or the next slice, or needs the slow path.
         """
         if chunk.layout is None:
             raise ValueError("the chunk is closed, or not bound to a layout")
@@ -74,10 +79,43 @@ cdef class TableAppender:
             return start
         if not self.appender.yield_queue.pass_open:
             self.appender.open_pass()
-        # Topics may have come and gone since the last slice.
+        # Topics may have been added and removed since the last slice.
         self.routes.clear()
         memset(self.recent, 0, sizeof(self.recent))
         return self.run(chunk, topic, start)
+
+    def append_objects(self, Chunk chunk not None, str topic, Py_ssize_t start):
+        """As `append`, but each row becomes Python objects and is appended like a single record,
+        whose key and value are converted by the serializers.
+
+        Returns what `Appender.try_append` returns for the first row that was not appended; None at
+        the end, and at a row that cannot be a record.
+        """
+        cdef Py_ssize_t i = start
+        cdef tuple row
+        cdef object result
+        if chunk.layout is None:
+            raise ValueError("the chunk is closed, or not bound to a layout")
+        if start < 0:
+            raise ValueError("start must not be negative")
+        if not self.appender.yield_queue.pass_open:
+            self.appender.open_pass()
+        while i < chunk.rows:
+            try:
+                row = chunk.row(i)
+            except InvalidRow:
+                return None
+            result = append_row(
+                self.appender, self.tracker, row[0] if topic is None else topic, row[1], row[2],
+                row[3], row[4], row[5],
+            )
+            if result is not True:
+                return result
+            i += 1
+            # The time that a serializer takes is not known: read the clock after each call.
+            if self.appender.yield_queue.slice_over():
+                break
+        return None
 
     cdef Py_ssize_t run(self, Chunk chunk, TopicSlot topic, Py_ssize_t i) except -1:
         cdef Appender appender = self.appender
@@ -104,7 +142,7 @@ cdef class TableAppender:
             if not read_row(chunk, i, &row):
                 break
             bound = size_bound(&row.record)
-            if not appender.admits(memory, bound, 0, 0):
+            if not appender.may_append(memory, bound, 0, 0):
                 break
             partition = -1
             if int_cell(&chunk.partition, i, &number):
@@ -145,13 +183,13 @@ cdef class TableAppender:
         cdef const char* name
         cdef PyObject* found
         cdef Route route
-        cdef uint32_t place
+        cdef uint32_t index
         cdef int64_t size = bytes_cell(&chunk.topic, row, &name)
         if size <= 0:
             return None
-        place = key_hash(name, size) % RECENT
-        if self.recent[place] is not NULL:
-            route = <Route>self.recent[place]
+        index = key_hash(name, size) % RECENT
+        if self.recent[index] is not NULL:
+            route = <Route>self.recent[index]
             if PyBytes_GET_SIZE(route.name) == size and \
                     memcmp(PyBytes_AS_STRING(route.name), name, size) == 0:
                 return route.slot
@@ -165,12 +203,13 @@ cdef class TableAppender:
                 return None
             self.routes[key] = route
             found = <PyObject*>route
-        self.recent[place] = found
+        self.recent[index] = found
         return (<Route>found).slot
 
 
 cdef inline bint read_row(Chunk chunk, Py_ssize_t i, Row* row) noexcept:
-    """False if the row needs a closer look. Its timestamp is that of `row` if it has none."""
+    """Read a row; False if it needs the slow path. `row` keeps its timestamp if the row has
+    none."""
     cdef ListColumn* headers = &chunk.headers
     cdef Record* record = &row.record
     cdef const char* data
@@ -195,7 +234,7 @@ cdef inline bint read_row(Chunk chunk, Py_ssize_t i, Row* row) noexcept:
         if not is_valid(headers.entry_validity, headers.entry_offset + j):
             return False
         size = bytes_cell(&headers.key, j, &data)
-        if size < 0:
+        if size < 0 or not is_utf8(data, size):
             return False
         record.headers_size += field_size(size)
         size = bytes_cell(&headers.value, j, &data)

@@ -7,11 +7,12 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from aiokprod._core.append import handle_of
+from aiokprod._core.batch import handle_of
 from aiokprod.errors import ConfigError, KafkaError
 from aiokprod.records import TopicPartition
 
 if TYPE_CHECKING:
+    from aiokprod._client.send_many import BulkSender
     from aiokprod._core.batch import BatchCore, Delivery
     from aiokprod._core.bulk_tracker import BulkTracker
     from aiokprod.records import Header
@@ -117,9 +118,9 @@ class BulkResult:
         """Offset ranges of the acknowledged records, by partition. O(batches), not O(records)."""
         found: dict[TopicPartition, OffsetRange] = {}
         for topic, partition, records, first, last in self._tracker.ranges():
-            place = TopicPartition(topic, partition)
-            known = found.get(place, _NOTHING)
-            found[place] = OffsetRange(
+            key = TopicPartition(topic, partition)
+            known = found.get(key, _NOTHING)
+            found[key] = OffsetRange(
                 known.records + records,
                 _choose(min, known.first, first),
                 _choose(max, known.last, last),
@@ -142,6 +143,77 @@ class BulkResult:
     def __repr__(self) -> str:
         failed = len(self._refused) + len(self._tracker.failed())
         return f"<BulkResult {len(self)} records, {failed} failed>"
+
+
+class BulkProgress:
+    """Follows one `send_many` or `send_table` call and has its outcomes even if it is cancelled.
+
+        progress = BulkProgress()
+        try:
+            async with asyncio.timeout(5):
+                result = await producer.send_many("topic", values, progress=progress)
+        except TimeoutError:
+            result = await progress.result()
+            unsent = values[len(result):]
+
+    An object follows one call. If a call was cancelled and `result` was not called, failures of its
+    records are reported to the observer and logged when the object is deleted.
+    """
+
+    __slots__ = ("_call", "_is_read")
+
+    def __init__(self) -> None:
+        self._call: BulkSender | None = None
+        self._is_read = False
+
+    def begin(self, call: BulkSender) -> None:
+        """Follow a call; used by the producer."""
+        if self._call is not None:
+            raise ConfigError("a BulkProgress follows one call: make another one for this call")
+        self._call = call
+
+    @property
+    def position(self) -> int:
+        """Number of records that have been appended to a batch or refused so far."""
+        return 0 if self._call is None else self._call.position
+
+    async def result(self) -> BulkResult:
+        """The outcomes of the records before `position`, after the call was cancelled or has
+        raised.
+
+        Waits until each of them has its outcome, at most for delivery_timeout_ms. Later records
+        were not sent; if there are any, `interrupted` of the result says why. If part of a
+        transaction was refused, the transaction can only be aborted.
+
+        Raises:
+            ConfigError: the call has not begun or is still running.
+
+        Cancellation: stops waiting. Can be called again.
+        """
+        call = self._call
+        if call is None or call.is_running:
+            state = "has not begun" if call is None else "is still running"
+            raise ConfigError(f"the call {state}: await it, or cancel it, before its progress")
+        self._is_read = True
+        await call.wait_settled()
+        call.tell_refused()
+        return call.result()
+
+    def __del__(self) -> None:
+        call = self._call
+        if call is not None and call.raised and not self._is_read:
+            call.abandon()
+
+    def __repr__(self) -> str:
+        return f"<BulkProgress {self.position} records>"
+
+
+def check_progress(call: str, progress: Any) -> None:
+    """Check that an argument is a `BulkProgress` or None."""
+    if progress is not None and not isinstance(progress, BulkProgress):
+        raise ConfigError(
+            f"{call}: progress must be a BulkProgress() or None, not {type(progress).__name__}"
+        )
 
 
 class Columns:

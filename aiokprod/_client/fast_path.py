@@ -13,15 +13,13 @@ class FastPathSwitch:
 
     The fast path is on while all of this holds:
 
-    - records need no Python code: there is no serializer, partitioner or interceptor;
     - a transaction is open, or the producer is not transactional;
     - the producer takes records: it has not failed, is not closing, and is not a copy of another
       process's producer.
     """
 
-    def __init__(self, appender: Appender, *, plain_records: bool, transactional: bool) -> None:
+    def __init__(self, appender: Appender, *, transactional: bool) -> None:
         self._appender = appender
-        self._plain_records = plain_records
         self._transaction_open = not transactional
         self._stopped = False
         self._update()
@@ -37,6 +35,4 @@ class FastPathSwitch:
         self._update()
 
     def _update(self) -> None:
-        self._appender.enabled = (
-            self._plain_records and self._transaction_open and not self._stopped
-        )
+        self._appender.enabled = self._transaction_open and not self._stopped

@@ -72,9 +72,11 @@ class Lifecycle:
     async def close(self, timeout: float | None = None) -> DrainReport:
         """See `Producer.close`."""
         check_timeout("close", timeout)
-        self.check_place()
+        self.check_loop_and_process()
         if self._closing is None or self._closing.cancelled():
             self.closed = True
+            if self.runtime is not None:
+                self.runtime.fast_path.stop()  # at once: `submit` does not check `closed`
             loop = asyncio.get_running_loop()
             self._closing = loop.create_task(self._close(timeout), name="aiokprod-close")
         try:
@@ -93,7 +95,9 @@ class Lifecycle:
             return DrainReport(0, 0, (), 0.0, complete=True)
         deadline = math.inf if timeout is None else start + timeout
         counter = DrainCounter(self._metrics)
-        runtime.refuse(ProducerClosed("the producer was closed while the send was in progress"))
+        runtime.stop_accepting(
+            ProducerClosed("the producer was closed while the send was in progress")
+        )
         try:
             if timeout != 0 and runtime.failure is None:
                 await runtime.drain(deadline)
@@ -122,7 +126,7 @@ class Lifecycle:
 
     # -- checks ---------------------------------------------------------------------------------
 
-    def check_place(self, *, running: bool = False) -> None:
+    def check_loop_and_process(self, *, running: bool = False) -> None:
         """Raise unless called on the producer's event loop, in its process.
 
         Before the start the producer has no loop; then, with `running`, some loop must be running.
@@ -179,7 +183,7 @@ class Lifecycle:
 
     def live(self) -> Runtime:
         """As `usable`, but a fatal error of the producer state is not raised."""
-        self.check_place(running=True)
+        self.check_loop_and_process(running=True)
         if self.closed:
             raise ProducerClosed("the producer is closed; create a new one")
         runtime = self.runtime

@@ -9,20 +9,23 @@ import asyncio
 import contextlib
 import logging
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from aiokprod._backoff import ExponentialBackoff
 from aiokprod._client.fast_path import FastPathSwitch
 from aiokprod._client.topic_slots import TopicSlots
+from aiokprod._client.validation import check_timeout
 from aiokprod._client.warm_up import WarmUp
 from aiokprod._core.append import Appender
+from aiokprod._core.deadlines import Deadlines
 from aiokprod._core.yielding import YieldQueue
 from aiokprod._engine.buffer.accumulator import RecordAccumulator
 from aiokprod._engine.buffer.batch_compressor import BatchCompressor
-from aiokprod._engine.buffer.batch_splitter import BatchSplitter
 from aiokprod._engine.buffer.broker_memory_quota import BrokerMemoryQuota
 from aiokprod._engine.buffer.buffer_memory import BufferMemory
 from aiokprod._engine.buffer.flush import FlushTracker
+from aiokprod._engine.buffer.topic_settings import TopicSettingsTable
 from aiokprod._engine.identity.idempotence import idempotent_state
 from aiokprod._engine.identity.producer_state import ProducerState, non_idempotent_state
 from aiokprod._engine.metadata.cache import Metadata
@@ -30,15 +33,17 @@ from aiokprod._engine.metadata.updater import MetadataUpdater
 from aiokprod._engine.sender.sender import Sender
 from aiokprod._engine.wakeup import WakeupEvent
 from aiokprod._net.client import NetworkClient
-from aiokprod._wire.compression import codec_of
+from aiokprod._wire.compression import configured_codec
 from aiokprod.errors import KafkaError, ProducerClosed, ProducerFailed
-from aiokprod.partitioners import StickyLoad
+from aiokprod.partitioners import StickyLoad, calls_of, checked
 from aiokprod.records import TopicPartition
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
 
-    from aiokprod._core.append import TopicSlot
+    from aiokprod._client.record_hooks import RecordHooks
+    from aiokprod._client.serialization import RecordSerializers
+    from aiokprod._core.slots import TopicSlot
     from aiokprod._engine.buffer.producer_batch import ProducerBatch
     from aiokprod._engine.identity.coordinators import Coordinators
     from aiokprod._engine.identity.transaction_calls import TransactionCalls
@@ -47,6 +52,7 @@ if TYPE_CHECKING:
     from aiokprod.config import ProducerConfig
     from aiokprod.environment import Environment
     from aiokprod.observer import Observer
+    from aiokprod.partitioners import Partitioner
 
 logger = logging.getLogger(__name__)
 
@@ -73,7 +79,9 @@ class Runtime:
         version: str,
         observer: Observer,
         slow_submit: Callable[..., Any],
-        plain_records: bool,
+        serializers: RecordSerializers,
+        hooks: RecordHooks,
+        partitioner: Partitioner | None,
     ) -> None:
         self.config = config
         self.loop = loop
@@ -89,8 +97,9 @@ class Runtime:
         )
         self._rng = environment.rng
         self._sticky = StickyLoad(config.partitioner_adaptive_partitioning_enable)
-        self._codec = codec_of(config)
-        self._executor = ThreadPoolExecutor(2, "aiokprod-codec") if self._codec else None
+        topic_settings = TopicSettingsTable(config, configured_codec(config))
+        compresses = topic_settings.compresses
+        self._executor = ThreadPoolExecutor(2, "aiokprod-codec") if compresses else None
         wakeup = WakeupEvent(loop, keep_timer=True)
         self.wake_sender = wakeup.set
         """Make the sender look at its queues in the next pass of the loop."""
@@ -116,14 +125,13 @@ class Runtime:
             config,
             loop=loop,
             memory=self.memory,
-            compressor=BatchCompressor(self._codec, self._executor, loop, self._on_batch_closed),
+            compressor=BatchCompressor(self._executor, loop, self._on_batch_compressed),
             flushes=self.flushes,
             quota=self.quota,
             choose_partition=self._choose_sticky,
-            admit=self.state.gate.admit,
+            maybe_add_partition=self.state.gate.maybe_add_partition,
             wakeup=self.wake_sender,
-            # Every partition more costs a transaction an addition and a marker.
-            sticky_to_growth=config.transactional_id is not None,
+            settings=topic_settings,
         )
         self.sender = Sender(
             config,
@@ -134,10 +142,10 @@ class Runtime:
             state=self.state,
             wakeup=wakeup,
             backoff=self._backoff,
-            splitter=BatchSplitter(config.batch_size, self._codec),
             observer=observer,
         )
         self.updater = self._metadata_updater()
+        self.deadlines = Deadlines(loop, partial(check_timeout, "send", zero=False))
         self.yield_queue = YieldQueue(loop, environment.stopwatch, self.memory)
         self.appender = Appender(
             memory=self.memory,
@@ -146,13 +154,15 @@ class Runtime:
             unix_ms=environment.unix_ms,
             yield_queue=self.yield_queue,
             max_request_size=config.max_request_size,
-            sticky_limit=self.accumulator.sticky_limit,
             ignore_keys=config.partitioner_ignore_keys,
+            serializers=serializers,
+            hooks=hooks,
+            partitioner=None if partitioner is None else calls_of(partitioner),
+            check_partition=None if partitioner is None else partial(checked, partitioner),
         )
+        hooks.loop = loop
         self.fast_path = FastPathSwitch(
-            self.appender,
-            plain_records=plain_records,
-            transactional=config.transactional_id is not None,
+            self.appender, transactional=config.transactional_id is not None
         )
         self.topic_slots = TopicSlots(
             self.appender.topics, self.accumulator, self.state.sequences, loop.time
@@ -208,10 +218,10 @@ class Runtime:
         self.fast_path.set_transaction_open(accepting)
         if accepting:
             # The sticky partition is kept within a transaction only.
-            self.topic_slots.choose_sticky_anew(self.config.batch_size)
+            self.topic_slots.choose_sticky_anew()
 
     def set_completing(self, completing: bool) -> None:
-        """The transaction ends: flushing ignores `linger_ms`."""
+        """Set whether the transaction is ending; then batches do not wait for `linger_ms`."""
         self.accumulator.completing = completing
 
     def wake_driver(self) -> None:
@@ -323,7 +333,7 @@ class Runtime:
         return self.sender.auth_failures.final_of_all(self.loop.time())
 
     def on_unretrieved_bulk(self, records: int, error: KafkaError) -> None:
-        """A result of `send_many` or `send_table` with failed records was dropped unread.
+        """Log and report failed records of a `send_many` or `send_table` whose result was not read.
 
         May be called from any thread. `error` is that of the first of `records` failures.
         """
@@ -332,10 +342,10 @@ class Runtime:
             records, error,
         )  # fmt: skip
         partition = -1 if error.partition is None else error.partition
-        place = TopicPartition(error.topic or "", partition)
+        topic_partition = TopicPartition(error.topic or "", partition)
         with contextlib.suppress(RuntimeError):  # the loop is closed
             self.loop.call_soon_threadsafe(
-                self.observer.on_unretrieved_failure, place, records, error
+                self.observer.on_unretrieved_failure, topic_partition, records, error
             )
 
     def _on_connected(self, node_id: int) -> None:
@@ -346,11 +356,12 @@ class Runtime:
         self.sender.auth_failures.closed(node_id)
         self.observer.on_connection_closed(node_id, error)
 
-    def _on_batch_closed(self, batch: ProducerBatch, error: BaseException | None) -> None:
-        self.sender.on_batch_closed(batch, error)
+    def _on_batch_compressed(self, batch: ProducerBatch, error: BaseException | None) -> None:
+        self.sender.on_batch_compressed(batch, error)
 
     def _on_snapshot(self, snapshot: ClusterSnapshot) -> None:
         self.topic_slots.on_snapshot(snapshot)
+        self.appender.snapshot = snapshot
         self.accumulator.on_snapshot(snapshot, self.loop.time())
         self.quota.on_nodes_changed()
         self.sender.on_snapshot()
@@ -386,13 +397,13 @@ class Runtime:
 
     # -- end ------------------------------------------------------------------------------------
 
-    def refuse(self, error: KafkaError) -> None:
+    def stop_accepting(self, error: KafkaError) -> None:
         """Accept no more records; calls that wait to append one raise `error`."""
         self.fast_path.stop()
         self.accumulator.closing = True
         self.memory.close(error)
         self.quota.close(error)
-        self.metadata.refuse(error)
+        self.metadata.fail_waits(error)
         self.wake_sender()
 
     async def drain(self, deadline: float) -> None:
@@ -400,7 +411,7 @@ class Runtime:
         pending = list(self.accumulator.incomplete)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout_at(deadline):
-                await self.flushes.wait(pending)
+                await self.flushes.wait(pending, until_given_up=True)
 
     async def close(self, deadline: float) -> None:
         """Fail the remaining records, end the tasks, close the connections.
@@ -412,6 +423,7 @@ class Runtime:
             "the producer was closed before the record was acknowledged"
         )
         self._stop_with(error)
+        self.deadlines.close()
         for task in self._tasks:
             task.cancel()
         if self._executor is not None:

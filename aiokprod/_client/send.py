@@ -5,19 +5,34 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from aiokprod._client.validation import check_timeout, checked_record
-from aiokprod.errors import DeliveryTimeout, Outcome
+from aiokprod._client.serialization import close_coroutines
+from aiokprod._client.validation import check_on_delivery, checked_record
+from aiokprod._core.batch import report_withdrawals_with
+from aiokprod._core.memory import Reservation
+from aiokprod.errors import DeliveryTimeout, KafkaError, Outcome
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable
+    from collections.abc import Awaitable, Callable
 
     from aiokprod._client.lifecycle import Lifecycle
+    from aiokprod._client.runtime import Runtime
     from aiokprod._client.slow_path import SlowPath
     from aiokprod._core.batch import Delivery
+    from aiokprod._core.deadlines import TimeLimit
+    from aiokprod._core.serialization import SerializedRecord
     from aiokprod.records import RecordMetadata
 
+    OnDelivery = Callable[[RecordMetadata | None, KafkaError | None], object]
 
-class RecordSender:
+
+def _withdrawn(message: str, topic: str, partition: int) -> KafkaError:
+    return KafkaError(message, outcome=Outcome.NOT_SENT).with_(topic=topic, partition=partition)
+
+
+report_withdrawals_with(_withdrawn)
+
+
+class RecordSubmitter:
     """Checks a record's arguments and sends it by the slow path.
 
     Arguments named `fields` are those of `Producer.send` in its order: topic, value, key,
@@ -35,10 +50,17 @@ class RecordSender:
         Raises WrongLoop at the call: a coroutine that was created in another thread would never
         run, and the record would be lost without an error.
         """
-        self._lifecycle.check_place(running=True)
-        return self.admit(*fields)
+        self._lifecycle.check_loop_and_process(running=True)
+        return self._append_and_yield(*fields)
 
-    async def admit(
+    async def _append_and_yield(self, *fields: Any) -> Delivery:
+        """As `append`, for callers that may append the next record without another wait."""
+        delivery = await self.append(*fields)
+        if self._lifecycle.started().yield_queue.slice_is_over():
+            await asyncio.sleep(0)
+        return delivery
+
+    async def append(
         self,
         topic: Any,
         value: Any,
@@ -46,53 +68,71 @@ class RecordSender:
         partition: Any,
         timestamp_ms: Any,
         headers: Any,
+        serialized: SerializedRecord | None = None,
+        on_delivery: OnDelivery | None = None,
         *,
         block: float | None = None,
     ) -> Delivery:
         """Wait at most `block` seconds, and at most max_block_ms, until the record is in a
-        batch."""
-        runtime = self._lifecycle.accepting()
-        record = checked_record(topic, value, key, partition, timestamp_ms, headers)
-        block = self._max_block if block is None else min(block, self._max_block)
-        delivery = await self._slow_path.admit(record, runtime.loop.time() + block)
-        if runtime.yield_queue.slice_is_over():
-            await asyncio.sleep(0)
-        return delivery
+        batch.
 
-    def try_admit(self, *fields: Any) -> Delivery:
-        """The slow path of `Producer.try_submit`."""
-        return self._slow_path.try_admit(checked_record(*fields))
+        Args:
+            serialized: what the fast path has done, if it has called anything of the user.
 
-    async def send_within(self, timeout: float, *fields: Any) -> RecordMetadata:
-        """See `Producer.send` with a timeout. Never uses the fast path."""
-        check_timeout("send", timeout, zero=False)
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + timeout
-        delivery = await self.admit(*fields, block=timeout)
-        expired = False
-        task = asyncio.current_task()
-        cancelling = 0 if task is None else task.cancelling()
-
-        def give_up() -> None:
-            nonlocal expired
-            expired = delivery.cancel()
-
-        timer = loop.call_at(deadline, give_up)
+        Cancellation: the record is not sent.
+        """
         try:
-            metadata: RecordMetadata = await delivery
-        except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if not expired or (task is not None and task.cancelling() > cancelling):
-                raise
-            withdrawn = delivery.withdrawn
-            late = DeliveryTimeout(
-                f"{delivery.topic}-{delivery.partition}: no acknowledgment within the timeout of "
-                f"{timeout} s; the record "
-                + ("was withdrawn and is not in the log" if withdrawn else "may be in the log"),
-                outcome=Outcome.NOT_SENT if withdrawn else Outcome.UNKNOWN,
-            )
-            self._lifecycle.started().state.gate.on_refused(late)
-            raise late from None
+            runtime = self._accepting(topic, partition, serialized)
+            record = checked_record(topic, value, key, partition, timestamp_ms, headers)
+            check_on_delivery("submit", on_delivery)
+            block = self._max_block if block is None else min(block, self._max_block)
+            deadline = runtime.loop.time() + block
+            reservation = Reservation(runtime.memory)
+            reservation.on_delivery = on_delivery
+            return await self._slow_path.append(record, deadline, reservation, serialized)
         finally:
-            timer.cancel()
-        return metadata
+            close_coroutines(serialized)
+
+    def _accepting(
+        self, topic: Any, partition: Any, serialized: SerializedRecord | None
+    ) -> Runtime:
+        """As `Lifecycle.accepting`. Something of the user that the fast path has called may have
+        ended the producer; then the record is reported as refused."""
+        try:
+            return self._lifecycle.accepting()
+        except KafkaError as error:
+            if serialized is not None:
+                self._slow_path.report_refused(topic, partition, serialized, error)
+            raise
+
+    def try_append(
+        self,
+        topic: Any,
+        value: Any,
+        key: Any,
+        partition: Any,
+        timestamp_ms: Any,
+        headers: Any,
+        serialized: SerializedRecord | None = None,
+        on_delivery: OnDelivery | None = None,
+    ) -> Delivery:
+        """The slow path of `Producer.try_submit`; see `append`."""
+        try:
+            record = checked_record(topic, value, key, partition, timestamp_ms, headers)
+            return self._slow_path.try_append(record, serialized, on_delivery)
+        finally:
+            close_coroutines(serialized)
+
+    def timed_out(self, delivery: Delivery, limit: TimeLimit) -> DeliveryTimeout | None:
+        """The error of `send` if the wait for the record was ended by its timeout."""
+        if not limit.has_ended(delivery):
+            return None
+        withdrawn = delivery.withdrawn
+        late = DeliveryTimeout(
+            f"{delivery.topic}-{delivery.partition}: no acknowledgment within the timeout of "
+            f"{limit.timeout} s; the record "
+            + ("was withdrawn and is not in the log" if withdrawn else "may be in the log"),
+            outcome=Outcome.NOT_SENT if withdrawn else Outcome.UNKNOWN,
+        )
+        self._lifecycle.started().state.gate.on_refused(late)
+        return late

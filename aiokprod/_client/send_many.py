@@ -7,9 +7,12 @@ import contextlib
 from typing import TYPE_CHECKING, Any
 
 from aiokprod._client.bulk_result import BulkResult, Columns, wait_settled
+from aiokprod._client.serialization import close_coroutines
 from aiokprod._client.validation import checked_record
-from aiokprod._core.batch import Reservation
+from aiokprod._core.batch import Delivery
+from aiokprod._core.bulk_append import RecordSource, append_column, append_objects, append_records
 from aiokprod._core.bulk_tracker import BulkTracker
+from aiokprod._core.memory import Reservation
 from aiokprod.errors import (
     BrokerError,
     BufferTimeout,
@@ -26,10 +29,11 @@ from aiokprod.serializers import WrongType
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
+    from aiokprod._client.bulk_result import BulkProgress
     from aiokprod._client.runtime import Runtime
     from aiokprod._client.slow_path import SlowPath
-    from aiokprod._core.append import TopicSlot
-    from aiokprod._core.batch import Delivery
+    from aiokprod._core.serialization import SerializedRecord
+    from aiokprod._core.slots import TopicSlot
     from aiokprod.records import Header
 
 
@@ -45,6 +49,8 @@ class BulkSender:
         tracker: the records that are in batches.
         refused: errors of the others, by position in the call.
         interrupted: why the remaining records were not read; None if all were.
+        is_running: the call has not ended.
+        raised: it has ended with an exception.
     """
 
     def __init__(
@@ -53,14 +59,19 @@ class BulkSender:
         slow_path: SlowPath,
         check: Callable[[], None],
         max_block: float,
+        progress: BulkProgress | None = None,
     ) -> None:
         self._runtime = runtime
         self._slow_path = slow_path
         self._check = check
         self._max_block = max_block
+        self._progress = progress  # until the call begins
         self.tracker = BulkTracker()
         self.refused: dict[int, KafkaError] = {}
         self.interrupted: KafkaError | None = None
+        self.is_running = True
+        self.raised = False
+        self._is_read = False  # all records were appended or refused
         self._wrong_types = 0  # number of records with a wrong type
         self._no_room_since = -1  # number of appended records when a wait for memory timed out
         self._missing: dict[str, tuple[int | None, KafkaError]] = {}
@@ -74,7 +85,7 @@ class BulkSender:
         headers: Iterable[Sequence[Header] | None] | None,
         partition: int | None,
     ) -> BulkResult:
-        """Columns of one topic; see `Producer.send_many`."""
+        """Send columns of records to one topic; see `Producer.send_many`."""
         validate_topic(topic)
         if partition is not None:
             validate_partition(partition)
@@ -82,12 +93,12 @@ class BulkSender:
         end = len(columns.values)
         with self.awaiting():
             try:
-                while self._position < end:
+                while self.position < end:
                     await self._advance(topic, partition, columns)
-                    if self._wrong_types == self._position == 1 and self._all_like_first(columns):
+                    if self._wrong_types == self.position == 1 and self._all_like_first(columns):
                         break
             except KafkaError as error:
-                self._refuse(range(self._position, end), error)
+                self._fail_rest(range(self.position, end), error)
             return await self._finish()
 
     def _all_like_first(self, columns: Columns) -> bool:
@@ -102,41 +113,70 @@ class BulkSender:
 
     @contextlib.contextmanager
     def awaiting(self) -> Iterator[None]:
-        """Failures of the records are not logged within: the caller gets them in the result."""
+        """Failures of the records are not logged within: the caller gets them in the result, or
+        from its `BulkProgress` if this raises."""
+        progress, self._progress = self._progress, None
+        if progress is not None:
+            progress.begin(self)
         try:
             yield
-        except BaseException:
-            self.tracker.abandon()
+        except BaseException as error:
+            self.raised = True
+            if progress is None:
+                self.tracker.abandon()
+            elif not self._is_read and self.interrupted is None:
+                self.interrupted = KafkaError(
+                    f"the call ended after record {self.position} ({type(error).__name__}); "
+                    "later records were not sent",
+                    outcome=Outcome.NOT_SENT,
+                )
             raise
+        finally:
+            self.is_running = False
+
+    def abandon(self) -> None:
+        """The caller will not retrieve the outcomes of a call that has raised: failures that are
+        known are logged now, others when they occur."""
+        BulkResult(self.tracker, self.refused, None, self._runtime.on_unretrieved_bulk)  # unread
+        self.tracker.abandon()
 
     @property
-    def _position(self) -> int:
+    def position(self) -> int:
         """How many records have been admitted or refused so far."""
         return self.tracker.count + len(self.refused)
 
     async def _advance(self, topic: str, partition: int | None, columns: Columns) -> None:
         """Append as many records as possible without waiting, or one by the slow path."""
         self._check()
-        i = self._position
+        i = self.position
         appender = self._runtime.appender
         slot = self._slot(topic, partition)
+        serialized = None
         if slot is not None:
-            with contextlib.suppress(MemoryError):  # the slow path reports the outcome
-                appender.append_column(
-                    self.tracker, slot, columns.values, columns.keys, columns.timestamps,
-                    columns.headers, -1 if partition is None else partition, i,
-                )  # fmt: skip
-        if self._position > i and self._runtime.yield_queue.slice_is_over():
+            with contextlib.suppress(MemoryError):  # the slow path repeats it and reports its error
+                if appender.calls_user:
+                    serialized = append_objects(
+                        appender, self.tracker, slot, columns.values, columns.keys,
+                        columns.timestamps, columns.headers, partition, i,
+                    )  # fmt: skip
+                else:
+                    append_column(
+                        appender, self.tracker, slot, columns.values, columns.keys,
+                        columns.timestamps, columns.headers,
+                        -1 if partition is None else partition, i,
+                    )  # fmt: skip
+        # A record for which something of the user was called comes first: the results are not kept.
+        if serialized is None and self.position > i and self._runtime.yield_queue.slice_is_over():
             await asyncio.sleep(0)
-        elif self._position < len(columns.values):
-            i = self._position
+        elif self.position < len(columns.values):
+            i = self.position
             value, key, timestamp, row_headers = columns.row(i)
-            await self._one(i, (topic, value, key, partition, timestamp, row_headers))
+            await self._one(i, (topic, value, key, partition, timestamp, row_headers), serialized)
 
-    def _refuse(self, positions: Iterable[int], error: KafkaError) -> None:
+    def _fail_rest(self, positions: Iterable[int], error: KafkaError) -> None:
         """The producer ended: the remaining records fail with `error`, which is raised if there are
         no others."""
-        if not self._position:
+        if not self.position:
             raise error
         not_sent = error.with_(outcome=Outcome.NOT_SENT)
         self.refused.update(dict.fromkeys(positions, not_sent))
@@ -152,71 +192,116 @@ class BulkSender:
         return slot
 
     async def send_records(self, records: Iterable[Any]) -> BulkResult:
-        """Records of any topics; see `Producer.send_many`."""
+        """Send records to any topics; see `Producer.send_many`."""
         if not hasattr(records, "__iter__") or isinstance(records, (bytes, bytearray, memoryview)):
             raise ConfigError(
                 "send_many takes an iterable of ProducerRecord, or a topic and columns; not "
                 f"{type(records).__name__}"
             )
-        numbered = self._numbered(records)
         with self.awaiting():
-            for number, record in numbered:
-                try:
-                    await self._record(number, record)
-                except KafkaError as error:
-                    self._refuse((number, *(later for later, _ in numbered)), error)
+            source = RecordSource(iter(records), ProducerRecord)
+            try:
+                while not source.ended:
+                    await self._advance_records(source)
+            except KafkaError as error:
+                self._fail_rest(self._positions_left(source), error)
+            if source.failure is not None:
+                self._on_unreadable(source.failure)
             return await self._finish()
 
-    def _numbered(self, records: Iterable[Any]) -> Iterator[tuple[int, Any]]:
-        """The caller's records, until their iterator ends or raises."""
+    async def _advance_records(self, source: RecordSource) -> None:
+        """Append as many records as possible without waiting, then one by the slow path."""
+        self._check()
+        serialized = None
+        with contextlib.suppress(MemoryError):  # the slow path repeats it and reports its error
+            serialized = append_records(self._runtime.appender, self.tracker, source)
+        if source.has_record:
+            await self._record(self.position, source.take(), serialized)
+        elif self._runtime.yield_queue.slice_is_over():
+            await asyncio.sleep(0)
+
+    def _positions_left(self, source: RecordSource) -> Iterator[int]:
+        """The positions of the records that were not read, until their iterator ends or raises."""
         try:
-            yield from enumerate(records)
+            for position, _ in enumerate(source.iterator, self.position):
+                yield position
         except Exception as error:
-            if not self._position:
-                raise
-            self._break_off(unreadable("iterable of records", "record", self._position, error))
+            self._on_unreadable(error)
+
+    def _on_unreadable(self, error: Exception) -> None:
+        """The caller's iterator has raised."""
+        if not self.position:
+            raise error
+        self._break_off(unreadable("iterable of records", "record", self.position, error))
 
     def _break_off(self, error: KafkaError) -> None:
         """The records cannot be read to the end; the result has the outcomes of those before."""
         self.interrupted = error
         self._runtime.state.gate.on_refused(error)  # an open transaction can only be aborted
 
-    async def _record(self, number: int, record: Any) -> None:
-        if not isinstance(record, ProducerRecord):
-            self.refused[number] = ConfigError(
-                f"send_many: entry {number} is {type(record).__name__}, not ProducerRecord"
-            )
-            self._wrong_types += 1
-            if not number & 255:
-                await asyncio.sleep(0)
+    async def _record(
+        self, number: int, record: Any, serialized: Delivery | SerializedRecord | None
+    ) -> None:
+        """Append or refuse a record that the compiled path has not appended."""
+        if isinstance(record, ProducerRecord):
+            fields = (
+                record.topic, record.value, record.key, record.partition, record.timestamp_ms,
+                record.headers or None,
+            )  # fmt: skip
+            await self._one(number, fields, serialized)
             return
-        self._check()
-        appender = self._runtime.appender
-        fields = (
-            record.topic, record.value, record.key, record.partition, record.timestamp_ms,
-            record.headers or None,
-        )  # fmt: skip
-        before = self.tracker.count
-        with contextlib.suppress(MemoryError):
-            appender.try_append_noted(self.tracker, *fields)
-        if self.tracker.count == before:
-            await self._one(number, fields)
-            return
-        if not number & 255 and self._runtime.yield_queue.slice_is_over():
+        self.refused[number] = ConfigError(
+            f"send_many: entry {number} is {type(record).__name__}, not ProducerRecord"
+        )
+        self._wrong_types += 1
+        if self._runtime.yield_queue.slice_is_over():
             await asyncio.sleep(0)
 
-    async def _one(self, position: int, fields: tuple[Any, ...]) -> None:
+    async def _one(
+        self,
+        position: int,
+        fields: tuple[Any, ...],
+        serialized: Delivery | SerializedRecord | None = None,
+    ) -> None:
         """Append one record by the slow path. Its error does not end the call."""
-        runtime = self._runtime
-        reservation = Reservation(runtime.memory)
+        if isinstance(serialized, Delivery):
+            self._note(position, serialized)
+            return
+        try:
+            await self._append_slowly(position, fields, serialized)
+        finally:
+            close_coroutines(serialized)
+        if self._runtime.yield_queue.slice_is_over():
+            await asyncio.sleep(0)
+
+    async def _append_slowly(
+        self, position: int, fields: tuple[Any, ...], serialized: SerializedRecord | None
+    ) -> None:
+        reservation = Reservation(self._runtime.memory)
+        try:
+            await self._append_reserved(position, fields, serialized, reservation)
+        except BaseException:
+            # A signal handler may have raised after the append.
+            delivery = reservation.delivery
+            if delivery is not None and not delivery.withdrawn and self.position == position:
+                self._note(position, delivery)
+            raise
+
+    async def _append_reserved(
+        self,
+        position: int,
+        fields: tuple[Any, ...],
+        serialized: SerializedRecord | None,
+        reservation: Reservation,
+    ) -> None:
         try:
             record = checked_record(*fields)
             known = self._known_missing(record.topic, record.partition)
             if known is not None:
-                self._slow_path.refuse(record, known)
+                self._slow_path.refuse(record, known, serialized)
                 raise known
             deadline = self._deadline(record.topic, record.partition)
-            delivery = await self._slow_path.admit(record, deadline, reservation)
+            delivery = await self._slow_path.append(record, deadline, reservation, serialized)
         except KafkaError as error:
             self.refused[position] = error
             self._wrong_types += isinstance(error.__cause__, WrongType)
@@ -237,8 +322,6 @@ class BulkSender:
             self.refused[position] = own
         else:
             self._note(position, delivery)
-        if runtime.yield_queue.slice_is_over():
-            await asyncio.sleep(0)
 
     def _note(self, position: int, delivery: Delivery) -> None:
         before = self.tracker.count
@@ -290,15 +373,24 @@ class BulkSender:
         ).with_(topic=topic, partition=partition)
 
     async def _finish(self) -> BulkResult:
-        await wait_settled(self.tracker.cores)
-        self._tell_refused()
-        if self.refused and self._wrong_types == self._position and self.interrupted is None:
+        self._is_read = True
+        await self.wait_settled()
+        self.tell_refused()
+        if self.refused and self._wrong_types == self.position and self.interrupted is None:
             raise next(iter(self.refused.values()))
+        return self.result()
+
+    async def wait_settled(self) -> None:
+        """Wait until every batch with records of the call has its outcome."""
+        await wait_settled(self.tracker.cores)
+
+    def result(self) -> BulkResult:
+        """The outcomes of the records that were appended or refused."""
         return BulkResult(
             self.tracker, self.refused, self.interrupted, self._runtime.on_unretrieved_bulk
         )
 
-    def _tell_refused(self) -> None:
+    def tell_refused(self) -> None:
         """Report the first failed record to an open transaction, which can then only be aborted."""
         for error in self.refused.values():
             self._runtime.state.gate.on_refused(error, raised=False)

@@ -1,7 +1,8 @@
 """`send_table`: appends the rows of Arrow tables.
 
-Rows that need Python code (no memory, unknown topic, too large, an interceptor) become Python
-objects and take the slow path of a single record. For all others no objects are created.
+Rows that cannot be appended at once (no memory, unknown topic, too large) become Python objects and
+take the slow path of a single record. If the producer has serializers, interceptors or a custom
+partitioner, every row becomes Python objects. For all others no objects are created.
 """
 
 from __future__ import annotations
@@ -12,9 +13,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from aiokprod._arrow.c_data import ArrowImportError, InvalidRow, Stream, exports_array, open_table
 from aiokprod._arrow.table_appender import TableAppender
-from aiokprod._client.bulk_result import BulkResult, wait_settled
 from aiokprod._client.send_many import BulkSender, unreadable
+from aiokprod._client.serialization import close_coroutines
 from aiokprod._client.table_schema import layout_of
+from aiokprod._core.batch import Delivery
 from aiokprod.errors import ConfigError, KafkaError, Outcome
 from aiokprod.records import validate_topic
 
@@ -22,8 +24,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from aiokprod._arrow.c_data import Chunk, Layout
+    from aiokprod._client.bulk_result import BulkProgress, BulkResult
     from aiokprod._client.runtime import Runtime
     from aiokprod._client.slow_path import SlowPath
+    from aiokprod._core.serialization import SerializedRecord
 
 _SLOW_RUN: Final = 64
 """Consecutive rows on the slow path before it yields to the loop: errors do not suspend it."""
@@ -32,8 +36,8 @@ _SLOW_RUN: Final = 64
 class TableReader:
     """Reads the record batches of a table without blocking the loop.
 
-    A single batch is available at once. A stream may compute, so it is read in a worker thread, one
-    batch ahead, and batches that were sent are released there.
+    A single batch is available at once. Reading a stream may run a query.
+    So a worker thread reads it, one batch ahead; it also releases the batches that were sent.
     """
 
     def __init__(self, stream: Stream, loop: asyncio.AbstractEventLoop) -> None:
@@ -126,8 +130,9 @@ class TableSender(BulkSender):
         slow_path: SlowPath,
         check: Callable[[], None],
         max_block: float,
+        progress: BulkProgress | None = None,
     ) -> None:
-        super().__init__(runtime, slow_path, check, max_block)
+        super().__init__(runtime, slow_path, check, max_block, progress)
         self._slow_rows = 0
 
     async def send_table(
@@ -135,33 +140,27 @@ class TableSender(BulkSender):
     ) -> BulkResult:
         """See `Producer.send_table`; `names` is the column per role."""
         with self.awaiting():
-            await self._hand_over(topic, table, names)
+            await self._append_table(topic, table, names)
             return await self._finish()
 
-    async def hand_over(
-        self, topic: str | None, table: Any, names: Mapping[str, str | None]
-    ) -> None:
+    async def append(self, topic: str | None, table: Any, names: Mapping[str, str | None]) -> None:
         """As `send_table`, but returns once every row is in a batch or has failed; waits for
         memory. The attributes have the outcomes, which are complete once the batches in `tracker`
         have theirs. A transaction with a failed row can only be aborted, as with `send_table`.
 
         For callers that send many tables and check the outcomes later.
         """
-        await self._hand_over(topic, table, names)
-        self._tell_refused()
+        await self._append_table(topic, table, names)
+        self.tell_refused()
 
-    async def wait_settled(self) -> None:
-        """After `hand_over`: wait until every batch with rows of the table has its outcome."""
-        await wait_settled(self.tracker.cores)
-
-    async def _hand_over(
+    async def _append_table(
         self, topic: str | None, table: Any, names: Mapping[str, str | None]
     ) -> None:
         if topic is not None:
             topic = validate_topic(topic)
         reader = await TableReader.open(table, self._runtime.loop)
         try:
-            layout = layout_of(reader.schema, topic, names)
+            layout = layout_of(reader.schema, topic, names, self._slow_path.serialized)
             await self._send_all(reader, layout, topic)
         finally:
             reader.close()
@@ -191,20 +190,20 @@ class TableSender(BulkSender):
         except Exception as error:
             if chunk is not None:
                 chunk.close()
-            broken = unreadable("table", "row", self._position, error)
-            if not self._position:
+            broken = unreadable("table", "row", self.position, error)
+            if not self.position:
                 raise broken from error
             self._break_off(broken)
             return None
 
     async def _send_chunk(self, appender: TableAppender, chunk: Chunk, topic: str | None) -> None:
-        base = self._position
+        base = self.position
         end = base + len(chunk)
         try:
-            while self._position < end:
+            while self.position < end:
                 await self._advance_table(appender, chunk, topic, base)
         except KafkaError as error:
-            self._refuse(range(self._position, end), error)
+            self._fail_rest(range(self.position, end), error)
             self.interrupted = error
 
     async def _advance_table(
@@ -212,20 +211,40 @@ class TableSender(BulkSender):
     ) -> None:
         """Append as many rows as possible without waiting, or one by the slow path."""
         self._check()
-        before = self._position
+        before = self.position
         slot = None if topic is None else self._slot(topic, None)
+        serialized = None
         if self._runtime.appender.enabled and (topic is None or slot is not None):
-            with contextlib.suppress(MemoryError):  # the slow path reports the error of the row
-                appender.append(chunk, slot, before - base)
-        if self._position > before and self._runtime.yield_queue.slice_is_over():
+            with contextlib.suppress(MemoryError):  # the slow path repeats the row
+                if self._runtime.appender.calls_user:
+                    serialized = appender.append_objects(chunk, topic, before - base)
+                else:
+                    appender.append(chunk, slot, before - base)
+        # A row for which something of the user was called comes first: the results are not kept.
+        if (
+            serialized is None
+            and self.position > before
+            and self._runtime.yield_queue.slice_is_over()
+        ):
             await asyncio.sleep(0)
-        elif self._position - base < len(chunk):
-            await self._row(chunk, topic, base)
+        elif self.position - base < len(chunk):
+            await self._row(chunk, topic, base, serialized)
 
-    async def _row(self, chunk: Chunk, topic: str | None, base: int) -> None:
-        position = self._position
+    async def _row(
+        self,
+        chunk: Chunk,
+        topic: str | None,
+        base: int,
+        serialized: Delivery | SerializedRecord | None,
+    ) -> None:
+        """Read a row again, as Python objects, and append or refuse it. Objects of the user that
+        have seen it are not called again."""
+        position = self.position
+        if isinstance(serialized, Delivery):
+            self._note(position, serialized)
+            return
         self._slow_rows += 1
-        if not self._slow_rows % _SLOW_RUN:
+        if serialized is None and not self._slow_rows % _SLOW_RUN:
             await asyncio.sleep(0)
         try:
             own_topic, value, key, partition, timestamp, headers = chunk.row(position - base)
@@ -236,7 +255,10 @@ class TableSender(BulkSender):
             own = KafkaError(f"no memory to read row {position}", outcome=Outcome.NOT_SENT)
             own.__cause__ = error
             self.refused[position] = own
+            if serialized is not None:
+                self._slow_path.report_refused(topic or "", None, serialized, own)
+            close_coroutines(serialized)
             return
         name = own_topic if topic is None else topic
         assert name is not None, "a row has a topic where the table has a column for it"
-        await self._one(position, (name, value, key, partition, timestamp, headers))
+        await self._one(position, (name, value, key, partition, timestamp, headers), serialized)

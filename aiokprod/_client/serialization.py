@@ -1,57 +1,88 @@
-"""Key and value of a record to bytes, in Java's order: key first."""
+"""Key and value of a record to bytes: what the compiled `SerializerPair` leaves to Python."""
 
 from __future__ import annotations
 
 import inspect
 from typing import TYPE_CHECKING, Any
 
+from aiokprod._core.serialization import SerializerPair
 from aiokprod.serializers import adapt
 
 if TYPE_CHECKING:
-    from aiokprod.records import Header, ProducerRecord
+    from aiokprod._core.serialization import SerializedRecord
+    from aiokprod.records import ProducerRecord
     from aiokprod.serializers import AnySerializer
 
 Payload = tuple[bytes | None, bytes | None]
 
 
-class RecordSerializers:
-    """A producer's two serializers.
+def close_coroutines(serialized: SerializedRecord | None) -> None:
+    """Close the coroutines of asynchronous serializers that were not awaited."""
+    if serialized is not None:
+        for result in (serialized.key, serialized.value):
+            if inspect.iscoroutine(result):
+                result.close()
 
-    Attributes:
-        plain: both take bytes as they are, so that the fast path need not ask them.
-    """
+
+class RecordSerializers(SerializerPair):
+    """A producer's two serializers."""
 
     def __init__(
         self, key_serializer: AnySerializer | None, value_serializer: AnySerializer | None
     ) -> None:
-        self._key = adapt(key_serializer, "key")
-        self._value = adapt(value_serializer, "value")
-        self.plain = self._key.passthrough and self._value.passthrough
+        self._bound_key = adapt(key_serializer, "key")
+        self._bound_value = adapt(value_serializer, "value")
+        super().__init__(self._bound_key, self._bound_value)
 
     def parts(self) -> tuple[object, object]:
         """The serializer objects, for `configure` and `close`."""
-        return self._key.serializer, self._value.serializer
+        return self._bound_key.serializer, self._bound_value.serializer
 
-    async def serialize(self, record: ProducerRecord[Any, Any], headers: list[Header]) -> Payload:
-        """(key, value); serializers may append to `headers` and may be asynchronous.
+    def start(
+        self, record: ProducerRecord[Any, Any], serialized: SerializedRecord | None = None
+    ) -> SerializedRecord:
+        """Call the serializers of a record; `finish` or `finish_now` must follow."""
+        return self.serialize(record.topic, record.headers, record.key, record.value, serialized)
+
+    async def finish(
+        self, record: ProducerRecord[Any, Any], serialized: SerializedRecord
+    ) -> Payload:
+        """Wait for asynchronous serializers; (key, value).
 
         Raises:
             SerializationError: a serializer failed; nothing was appended.
         """
-        key = self._key(record.topic, headers, record.key)
-        if type(key) is not bytes and inspect.isawaitable(key):
-            key = await key
-        value = self._value(record.topic, headers, record.value)
-        if type(value) is not bytes and inspect.isawaitable(value):
-            value = await value
+        self._raise_failure(serialized)
+        key, value = serialized.key, serialized.value
+        if key is not None and not isinstance(key, bytes):
+            key = await self._bound_key.finish(record.topic, record.key, key)
+        if not serialized.has_value:
+            headers = () if serialized.headers is None else serialized.headers
+            value = self._bound_value(record.topic, headers, record.value)
+        if value is not None and not isinstance(value, bytes):
+            value = await self._bound_value.finish(record.topic, record.value, value)
         return key, value
 
-    def serialize_now(self, record: ProducerRecord[Any, Any], headers: list[Header]) -> Payload:
-        """As `serialize`, for callers that cannot wait.
+    def finish_now(self, serialized: SerializedRecord) -> Payload:
+        """As `finish`, for callers that cannot wait.
 
         Raises:
             ConfigError: a serializer is asynchronous.
         """
-        key = self._key.now(record.topic, headers, record.key)
-        value = self._value.now(record.topic, headers, record.value)
+        self._raise_failure(serialized)
+        key, value = serialized.key, serialized.value
+        if key is not None and not isinstance(key, bytes):
+            raise self._bound_key.asynchronous_error(key)
+        if value is not None and not isinstance(value, bytes):
+            raise self._bound_value.asynchronous_error(value)
         return key, value
+
+    @staticmethod
+    def _raise_failure(serialized: SerializedRecord) -> None:
+        failure = serialized.take_failure()
+        if failure is None:
+            return
+        try:
+            raise failure
+        finally:
+            del failure  # no cycle of error, traceback and frame

@@ -1,21 +1,21 @@
 """The slow path of a record: everything that needs Python code, a wait or an error message.
 
-`RecordSender` has checked the arguments. Order: interceptors, metadata, serializers, size; then, in
-one step without suspension, the state of the producer, memory, partitioner and append. If that step
-lacks metadata, memory or room in the broker's share of the buffer, it is repeated after a wait,
-during which no memory is held: a partitioner may be called more than once for a record.
+`RecordSubmitter` has checked the arguments. Order: interceptors, metadata, serializers, size; then,
+in one step without suspension, the state of the producer, memory, partitioner and append. If that
+step lacks metadata, memory or room in the broker's share of the buffer, it is repeated after a
+wait, during which no memory is held: a partitioner may be called more than once for a record.
 
 Source: Java `KafkaProducer.doSend`, which calls the partitioner before it checks the size.
 """
 
 from __future__ import annotations
 
-import asyncio
-import functools
 from typing import TYPE_CHECKING, Any
 
-from aiokprod._core.append import DELIVERY_CHARGE, record_size_bound
-from aiokprod._core.batch import Reservation
+from aiokprod._client.record_hooks import located
+from aiokprod._core.memory import Reservation
+from aiokprod._core.record_fields import DELIVERY_CHARGE, record_size_bound
+from aiokprod._core.serialization import SerializedRecord
 from aiokprod._wire.record_batch import HEADER_SIZE
 from aiokprod.errors import (
     BufferFull,
@@ -30,14 +30,15 @@ from aiokprod.partitioners import choose
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from aiokprod._client.record_hooks import RecordHooks
     from aiokprod._client.runtime import Runtime
     from aiokprod._client.serialization import RecordSerializers
     from aiokprod._core.append import AppendResult
-    from aiokprod._core.batch import Delivery, RecordMetadata
+    from aiokprod._core.batch import Delivery
+    from aiokprod._core.hooks import HookedRecord
     from aiokprod._engine.buffer.broker_memory_quota import QuotaWaiter
     from aiokprod.cluster import ClusterSnapshot
     from aiokprod.config import ProducerConfig
-    from aiokprod.interceptors import InterceptorChain
     from aiokprod.partitioners import Partitioner
     from aiokprod.records import Header, ProducerRecord
 
@@ -61,7 +62,7 @@ class SlowPath:
         started: Callable[[], Runtime],
         serializers: RecordSerializers,
         partitioner: Partitioner | None,
-        interceptors: InterceptorChain | None,
+        hooks: RecordHooks,
         check: Callable[[], None],
     ) -> None:
         self._max_request_size = config.max_request_size
@@ -69,7 +70,7 @@ class SlowPath:
         self._started = started
         self._serializers = serializers
         self._partitioner = partitioner
-        self._interceptors = interceptors
+        self._hooks = hooks
         self._check = check
 
     @property
@@ -77,16 +78,26 @@ class SlowPath:
         """True if there are no serializers: keys and values are bytes."""
         return self._serializers.plain
 
-    async def admit(
+    @property
+    def serialized(self) -> list[str]:
+        """Which of "key" and "value" a serializer converts."""
+        serializers = {"key": self._serializers.key, "value": self._serializers.value}
+        return [role for role, one in serializers.items() if not one.passthrough]
+
+    async def append(
         self,
         record: ProducerRecord[Any, Any],
         deadline: float,
         reservation: Reservation | None = None,
+        serialized: SerializedRecord | None = None,
     ) -> Delivery:
         """Wait until the record is in a batch; returns its handle.
 
         If this raises, the record is not sent, with one exception: a record that was already in a
         batch and could not be withdrawn. Then `reservation`, if given, has its handle.
+
+        Args:
+            serialized: what the fast path has done, if it has called anything of the user.
 
         Raises:
             ConfigError, SerializationError, RecordTooLarge: the record cannot be sent at all.
@@ -96,89 +107,123 @@ class SlowPath:
         Cancellation: the record is not sent.
         """
         reservation = reservation or Reservation(self._started().memory)
-        interceptors = self._interceptors
-        if interceptors is not None:
-            record = interceptors.on_send(record)
+        serialized = serialized or SerializedRecord()
+        record = self._intercepted(record, serialized)
         try:
-            delivery = await self._watched(record, deadline, reservation)
-            if interceptors is not None:
-                self._await_end(delivery)
-            return delivery
+            return await self._watched(record, deadline, reservation, serialized)
         except BaseException as error:
-            self._withdraw(record, reservation, error)
+            self._withdraw(record, serialized, reservation, error)
             raise
 
-    def _withdraw(
-        self, record: ProducerRecord[Any, Any], reservation: Reservation, error: BaseException
-    ) -> None:
-        """The call raises, possibly because of a signal handler after the append."""
-        delivery = reservation.delivery
-        if delivery is not None:
-            delivery.cancel()  # interceptors with a hook are called by this
-        if self._interceptors is not None and (delivery is None or not delivery.has_hook):
-            self._tell_refused(record, error)
+    def _intercepted(
+        self, record: ProducerRecord[Any, Any], serialized: SerializedRecord
+    ) -> ProducerRecord[Any, Any]:
+        """The record as the interceptors returned it."""
+        if serialized.hooked is None:
+            serialized.hooked = self._hooks.start(record)
+        hooked = serialized.hooked
+        return record if hooked is None or hooked.record is None else hooked.record
 
-    def refuse(self, record: ProducerRecord[Any, Any], error: KafkaError) -> None:
-        """Report a record to the interceptors that failed before it was appended.
+    def _withdraw(
+        self,
+        record: ProducerRecord[Any, Any],
+        serialized: SerializedRecord,
+        reservation: Reservation,
+        error: BaseException,
+    ) -> None:
+        """The call failed, possibly by a signal handler that raised after the append."""
+        if reservation.delivery is not None:
+            reservation.delivery.cancel()  # this, or its batch, is reported to the hooks
+        else:
+            self._hooks.refused(record.topic, record.partition, serialized, error)
+
+    def report_refused(
+        self,
+        topic: str,
+        partition: int | None,
+        serialized: SerializedRecord,
+        error: BaseException,
+    ) -> None:
+        """Report a record that failed after the fast path had called something of the user."""
+        if serialized.hooked is not None:
+            topic, partition = serialized.hooked.topic, serialized.hooked.partition
+        self._hooks.refused(topic, partition, serialized, error)
+
+    def refuse(
+        self,
+        record: ProducerRecord[Any, Any],
+        error: KafkaError,
+        serialized: SerializedRecord | None = None,
+    ) -> None:
+        """Report a record that failed before it was appended.
 
         Args:
             error: has the record's topic and partition; an instance that no other record shares.
+            serialized: see `append`.
         """
-        if self._interceptors is not None:
-            self._tell_refused(self._interceptors.on_send(record), error)
+        serialized = serialized or SerializedRecord()
+        record = self._intercepted(record, serialized)
+        self._hooks.refused(record.topic, record.partition, serialized, error)
 
     async def _watched(
-        self, record: ProducerRecord[Any, Any], deadline: float, reservation: Reservation
+        self,
+        record: ProducerRecord[Any, Any],
+        deadline: float,
+        reservation: Reservation,
+        serialized: SerializedRecord,
     ) -> Delivery:
-        """As `_admit`; if it fails, an open transaction can only be aborted."""
+        """As `_serialize_and_append`; reports an error to the transaction, if one is open."""
         try:
-            return await self._admit(record, deadline, reservation)
+            return await self._serialize_and_append(record, deadline, reservation, serialized)
         except KafkaError as error:
-            refused = _located(error, record.topic, record.partition)
+            refused = located(error, record.topic, record.partition)
         try:
             self._started().state.gate.on_refused(refused)
             raise refused
         finally:
             del refused  # no cycle of error, traceback and frame
 
-    def _tell_refused(self, record: ProducerRecord[Any, Any], error: BaseException) -> None:
-        self._tell(record.topic, record.partition, None, error)
-
-    def _await_end(self, delivery: Delivery) -> None:
-        """Report the record's outcome to the interceptors. Keeps no reference to the record, since
-        its memory is no longer accounted for."""
-        delivery.set_hook(functools.partial(self._tell, delivery.topic, delivery.partition))
-
-    def _tell(
+    async def _serialize_and_append(
         self,
-        topic: str,
-        partition: int | None,
-        metadata: RecordMetadata | None,
-        error: BaseException | None,
-    ) -> None:
-        assert self._interceptors is not None, "only called with interceptors"
-        told = None
-        if error is not None:
-            told = _located(_as_kafka_error(error), topic, partition)
-        self._interceptors.on_acknowledgement(metadata, told)
-
-    async def _admit(
-        self, record: ProducerRecord[Any, Any], deadline: float, reservation: Reservation
+        record: ProducerRecord[Any, Any],
+        deadline: float,
+        reservation: Reservation,
+        serialized: SerializedRecord,
     ) -> Delivery:
         topic, partition = record.topic, record.partition
         await self._known(topic, partition, deadline)
-        headers = list(record.headers or ())
-        key, value = await self._serializers.serialize(record, headers)
-        size = self._checked_size(topic, key, value, headers)
-        return await self._place(record, (key, value, headers), size, deadline, reservation)
+        self._start_serializers(record, serialized)
+        key, value = await self._serializers.finish(record, serialized)
+        payload = self._payload(key, value, serialized)
+        size = self._checked_size(topic, *payload)
+        return await self._append_with_memory(
+            record, payload, size, deadline, reservation, serialized.hooked
+        )
 
-    async def _place(
+    def _start_serializers(
+        self, record: ProducerRecord[Any, Any], serialized: SerializedRecord
+    ) -> None:
+        if not serialized.is_started:
+            self._serializers.start(record, serialized)
+            if serialized.hooked is not None:
+                serialized.hooked.headers = serialized.headers or ()
+
+    @staticmethod
+    def _payload(key: bytes | None, value: bytes | None, serialized: SerializedRecord) -> _Payload:
+        """Key, value and headers, after the plug-ins."""
+        headers = serialized.headers or ()
+        if serialized.hooked is not None:
+            headers = serialized.hooked.append_headers(key, value, headers) or ()
+        return key, value, headers
+
+    async def _append_with_memory(
         self,
         record: ProducerRecord[Any, Any],
         payload: _Payload,
         size: int,
         deadline: float,
         reservation: Reservation,
+        hooked: HookedRecord | None,
     ) -> Delivery:
         """Append the record once there is memory in the buffer and in the share of the partition's
         broker."""
@@ -191,7 +236,7 @@ class SlowPath:
                 over_quota = None
                 runtime.state.gate.check_open()
                 if snapshot is not None and (reservation.size or runtime.memory.has_room(size)):
-                    result = self._append(record, snapshot, payload, reservation, permit)
+                    result = self._append(record, snapshot, payload, reservation, permit, hooked)
                     if result.delivery is not None:
                         return result.delivery
                     over_quota = result.over_quota
@@ -231,6 +276,7 @@ class SlowPath:
         payload: _Payload,
         reservation: Reservation,
         permit: QuotaWaiter | None,
+        hooked: HookedRecord | None,
     ) -> AppendResult:
         """Choose the partition and append the record, without suspending."""
         runtime = self._started()
@@ -243,57 +289,80 @@ class SlowPath:
             )
         slot = runtime.topic_slots.slot_of(record.topic, snapshot)
         return runtime.appender.append(
-            slot, partition, value, key, record.timestamp_ms, headers, reservation, permit
+            slot, partition, value, key, record.timestamp_ms, headers, reservation, permit, hooked
         )
 
-    def try_admit(self, record: ProducerRecord[Any, Any]) -> Delivery:
-        """As `admit` but without waiting.
+    def try_append(
+        self,
+        record: ProducerRecord[Any, Any],
+        serialized: SerializedRecord | None = None,
+        on_delivery: Callable[..., object] | None = None,
+    ) -> Delivery:
+        """As `append` but without waiting.
 
         Raises:
             MetadataMissing: the topic's metadata is not known yet; it was requested.
             BufferFull: there is not enough memory.
             ConfigError: a serializer is asynchronous.
         """
-        if self._interceptors is not None:
-            record = self._interceptors.on_send(record)
+        serialized = serialized or SerializedRecord()
+        record = self._intercepted(record, serialized)
         reservation = Reservation(self._started().memory)
+        reservation.on_delivery = on_delivery
         try:
-            delivery = self._try_admit(record, reservation)
+            return self._try_watched(record, reservation, serialized)
+        except BaseException as error:
+            self._withdraw(record, serialized, reservation, error)
+            raise
+
+    def _try_watched(
+        self,
+        record: ProducerRecord[Any, Any],
+        reservation: Reservation,
+        serialized: SerializedRecord,
+    ) -> Delivery:
+        """As `_watched`, without waiting."""
+        try:
+            delivery = self._try_serialize_and_append(record, reservation, serialized)
             if delivery is None:
                 raise BufferFull(
                     f"buffer_memory ({self._buffer_memory} bytes), or the part of it that one "
                     "broker may hold, is used up: wait, or shed load"
                 )
-            if self._interceptors is not None:
-                self._await_end(delivery)
             return delivery
         except KafkaError as error:
-            refused = _located(error, record.topic, record.partition)
-        except BaseException as error:
-            self._withdraw(record, reservation, error)
-            raise
+            refused = located(error, record.topic, record.partition)
         try:
-            self._withdraw(record, reservation, refused)
             self._started().state.gate.on_refused(refused)
             raise refused
         finally:
             del refused  # no cycle of error, traceback and frame
 
-    def _try_admit(
-        self, record: ProducerRecord[Any, Any], reservation: Reservation
+    def _try_serialize_and_append(
+        self,
+        record: ProducerRecord[Any, Any],
+        reservation: Reservation,
+        serialized: SerializedRecord,
     ) -> Delivery | None:
         runtime = self._started()
         snapshot = runtime.metadata.lookup(record.topic, record.partition)
         if snapshot is None:
             runtime.metadata.request_topic(record.topic, runtime.loop.time())
+            missing = f"topic {record.topic}"
+            if runtime.metadata.lookup(record.topic) is not None:
+                missing = f"partition {record.partition} of {missing}"
             raise MetadataMissing(
-                f"the metadata of topic {record.topic} are not known yet; they are being fetched: "
-                "try again later, or `await producer.warm([topic])` first"
+                f"the metadata of {missing} are not known yet; they are being fetched: try again "
+                "later, or `await producer.warm([topic])` first"
             )
-        headers = list(record.headers or ())
-        key, value = self._serializers.serialize_now(record, headers)
-        self._checked_size(record.topic, key, value, headers)
-        return self._append(record, snapshot, (key, value, headers), reservation, None).delivery
+        self._start_serializers(record, serialized)
+        key, value = self._serializers.finish_now(serialized)
+        payload = self._payload(key, value, serialized)
+        self._checked_size(record.topic, *payload)
+        result = self._append(record, snapshot, payload, reservation, None, serialized.hooked)
+        if result.delivery is None and result.over_quota is None:
+            runtime.memory.on_refused()
+        return result.delivery
 
     def _checked_size(
         self,
@@ -321,22 +390,3 @@ class SlowPath:
                 f"buffer_memory ({self._buffer_memory}); make it smaller or raise buffer_memory"
             )
         return size + DELIVERY_CHARGE
-
-
-def _located(error: KafkaError, topic: str, partition: int | None) -> KafkaError:
-    """The error with topic and partition of its record, unless it has them already."""
-    return error if error.topic is not None else error.with_(topic=topic, partition=partition)
-
-
-def _as_kafka_error(error: BaseException) -> KafkaError:
-    """The error for interceptors; an exception other than `KafkaError` becomes one, NOT_SENT."""
-    if isinstance(error, KafkaError):
-        return error
-    what = (
-        "the send was cancelled before the record left"
-        if isinstance(error, asyncio.CancelledError)
-        else f"{type(error).__name__} while the record was being prepared"
-    )
-    own = KafkaError(what, outcome=Outcome.NOT_SENT)
-    own.__cause__ = error
-    return own

@@ -64,7 +64,7 @@ class Health:
         pressure: part of buffer_memory in use, or of the share that one broker may hold, 0 to 1;
             shed load when it approaches 1.
         waiting_sends: callers that wait for memory in the buffer or in the share of a broker.
-        ok: running, metadata known, and no record older than `request_timeout_ms`.
+        ok: running, metadata known, and no record older than its linger + `request_timeout_ms`.
     """
 
     state: str
@@ -85,7 +85,13 @@ def health(runtime: Runtime | None, *, closed: bool) -> Health:
     snapshot = runtime.metadata.snapshot
     known = 0 if runtime.metadata.bootstrapped else len(snapshot.nodes)
     oldest = next(iter(runtime.accumulator.incomplete), None)
-    age = 0.0 if oldest is None else runtime.loop.time() - oldest.created_at
+    now = runtime.loop.time()
+    age = 0.0 if oldest is None else now - oldest.created_at
+    late_since = now - runtime.config.request_timeout_ms / 1000
+    late = any(
+        batch.created_at + batch.queue.settings.linger < late_since
+        for batch in list(runtime.accumulator.incomplete)
+    )
     leaderless = sum(
         len(topic.partitions) - len(topic.available) for topic in snapshot.topics.values()
     )
@@ -97,7 +103,7 @@ def health(runtime: Runtime | None, *, closed: bool) -> Health:
         oldest_record_age_s=age,
         pressure=min(1.0, max(runtime.memory.used / runtime.memory.limit, runtime.quota.pressure)),
         waiting_sends=runtime.memory.waiting + runtime.quota.waiting,
-        ok=failure is None and known > 0 and age <= runtime.config.request_timeout_ms / 1000,
+        ok=failure is None and known > 0 and not late,
     )
 
 

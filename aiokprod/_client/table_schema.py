@@ -5,7 +5,7 @@ Handles types only, no rows. Type names are those of pyarrow.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Final
 
 from aiokprod._arrow.c_data import Field, Layout
@@ -89,12 +89,18 @@ def _inside(field: Field) -> str:
     return ", ".join(type_name(child) for child in field.children)
 
 
-def layout_of(schema: Field, topic: str | None, names: Mapping[str, str | None]) -> Layout:
+def layout_of(
+    schema: Field,
+    topic: str | None,
+    names: Mapping[str, str | None],
+    serialized: Collection[str] = (),
+) -> Layout:
     """The columns of a table, checked.
 
     Args:
         names: column per role. One that has the role's own name may be missing; None is no column.
         topic: of all rows; then the topic column is not looked at.
+        serialized: which of key and value are given to serializers: text as str.
 
     Raises:
         ConfigError: a column is missing, there twice or of the wrong type.
@@ -117,7 +123,13 @@ def layout_of(schema: Field, topic: str | None, names: Mapping[str, str | None])
             f"no topic: give send_table a topic, or the table a column {names['topic']!r} of "
             f"topics (it has {_shown(schema)})"
         )
-    return Layout(schema, **found)
+    text = {role for role, position in found.items() if schema.children[position].is_text}
+    return Layout(
+        schema,
+        **found,
+        decode_key="key" in text and "key" in serialized,
+        decode_value="value" in text and "value" in serialized,
+    )
 
 
 def _find(schema: Field, role: str, name: str | None) -> int | None:

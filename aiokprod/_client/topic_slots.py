@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from aiokprod._core.append import TopicSlot
+from aiokprod._core.slots import TopicSlot
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -44,7 +44,7 @@ class TopicSlots:
         """The slot of a topic in the snapshot; created on first use."""
         slot = self._slots.get(topic)
         if slot is None:
-            made = TopicSlot(topic)
+            made = TopicSlot(topic, self._accumulator.settings.of(topic).sticky_limit)
             self._refresh(snapshot, topic, made)
             now = self._clock()
             for queue in made.slots:
@@ -59,10 +59,10 @@ class TopicSlots:
             self._refresh(snapshot, topic, slot)
         self._forget_vanished()
 
-    def choose_sticky_anew(self, least_bytes: int) -> None:
-        """Let topics whose sticky partition has received `least_bytes` choose another one."""
+    def choose_sticky_anew(self) -> None:
+        """Let topics whose sticky partition has received `batch_size` bytes choose another one."""
         for slot in self._slots.values():
-            if slot.sticky_bytes >= least_bytes:
+            if slot.sticky_bytes >= self._accumulator.settings.of(slot.topic).batch_size:
                 slot.sticky = -1
 
     def _refresh(self, snapshot: ClusterSnapshot, topic: str, slot: TopicSlot) -> None:

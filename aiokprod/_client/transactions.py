@@ -71,9 +71,9 @@ class Transactions:
         check_timeout("send_offsets_to_transaction", timeout)
         with self._alone("send_offsets_to_transaction") as (calls, start):
             calls.manager.check_open()
-            checked, place = checked_offsets(offsets), group_metadata(group)
+            checked, member = checked_offsets(offsets), group_metadata(group)
             if checked:
-                await calls.send_offsets(checked, place, self._deadline(timeout, start))
+                await calls.send_offsets(checked, member, self._deadline(timeout, start))
 
     async def prepare(self) -> tuple[int, int, bool]:
         """Prepare the open transaction so that another process can end it: it is flushed, and stays
@@ -84,7 +84,7 @@ class Transactions:
 
     @property
     def needs_abort(self) -> bool:
-        """True if a transaction is open that can only, or still, be aborted."""
+        """True if a transaction is open or failed, so that it must be aborted."""
         calls = self._calls_of()
         return calls is not None and calls.manager.state in _ABORTABLE
 
@@ -127,7 +127,7 @@ class Transaction:
     An exception of the body is raised again after the abort, even if the abort fails, which is then
     logged. If a commit fails with AbortableTransactionError, the transaction is aborted before the
     error is raised. A commit without a
-    definite answer raises KafkaTimeout: the outcome is unknown, and
+    definite response raises KafkaTimeout: the outcome is unknown, and
     ``await producer.commit_transaction()`` continues to wait for it.
 
     Cancellation: aborts. A second cancellation ends only the wait, and the next transaction waits

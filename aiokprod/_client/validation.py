@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import math
 from typing import TYPE_CHECKING, Any, Final
 
@@ -13,6 +14,7 @@ from aiokprod.config import ProducerConfig
 from aiokprod.environment import Environment
 from aiokprod.errors import ConfigError
 from aiokprod.observer import HOOKS
+from aiokprod.plugins import METHODS
 from aiokprod.records import (
     ProducerRecord,
     validate_partition,
@@ -81,6 +83,41 @@ def checked_interceptors(interceptors: Any) -> tuple[ProducerInterceptor, ...]:
     return found
 
 
+def checked_plugins(plugins: Any) -> tuple[Any, ...]:
+    """The plug-ins, each with all methods of `RecordPlugin`, or hooks of `Observer`, or both."""
+    try:
+        found = tuple(plugins)
+    except TypeError:
+        raise ConfigError(
+            f"plugins must be a list of plug-ins, not {type(plugins).__name__}"
+        ) from None
+    for number, plugin in enumerate(found):
+        name = f"plugins[{number}]"
+        if is_record_plugin(plugin):
+            _check_methods(name, plugin, METHODS)
+            if any(inspect.iscoroutinefunction(getattr(plugin, method)) for method in METHODS):
+                raise ConfigError(
+                    f"{name} of type {type(plugin).__name__} has asynchronous methods: use plain "
+                    "ones"
+                )
+        elif isinstance(plugin, type) or not has_hooks(plugin):
+            raise ConfigError(
+                f"{name} of type {type(plugin).__name__} must be an object with the methods "
+                f"{', '.join(METHODS)}, or with methods of Observer"
+            )
+    return found
+
+
+def is_record_plugin(plugin: object) -> bool:
+    """True if an entry of `plugins` is meant as a `RecordPlugin`."""
+    return any(hasattr(plugin, method) for method in METHODS)
+
+
+def has_hooks(plugin: object) -> bool:
+    """True if an entry of `plugins` has hooks of `Observer`."""
+    return any(callable(getattr(plugin, hook, None)) for hook in HOOKS)
+
+
 def check_plugins(observer: Any, environment: Any) -> None:
     """Reject an observer without any hook, and an environment that is no `Environment`."""
     if observer is not None:
@@ -127,6 +164,17 @@ def check_timeout(call: str, timeout: Any, *, zero: bool = True) -> None:
         )
 
 
+def check_on_delivery(call: str, on_delivery: Any) -> None:
+    """Check that `on_delivery` is None or a callable that the loop can call."""
+    if on_delivery is None:
+        return
+    if not callable(on_delivery) or inspect.iscoroutinefunction(on_delivery):
+        raise ConfigError(
+            f"{call}: on_delivery must be a plain callable that takes (metadata, error), not "
+            f"{on_delivery!r}"
+        )
+
+
 def checked_topics(call: str, topics: Any) -> list[str]:
     """Check a list of topic names."""
     if isinstance(topics, (str, bytes)):
@@ -156,7 +204,6 @@ def checked_record(
         validate_partition(partition)
     if timestamp_ms is not None:
         validate_timestamp_ms(timestamp_ms)
-    topic = str.__str__(topic)  # a StrEnum's member, too, becomes a plain str
     return ProducerRecord(topic, value, key, partition, timestamp_ms, checked_headers(headers))
 
 
@@ -184,7 +231,12 @@ def checked_headers(headers: Any) -> Sequence[Header]:
             raise ConfigError(f"headers[{number}] must be a pair of str and bytes (or None)")
         name, value = pair
         if isinstance(value, (bytearray, memoryview)):
-            value = bytes(value)
+            try:
+                value = bytes(value)
+            except ValueError as error:
+                raise ConfigError(
+                    f"headers[{number}] ({name!r}) has a value that cannot be read: {error}"
+                ) from error
         if isinstance(value, bytes):
             value = bytes(value)  # a subclass, too, becomes plain bytes
         elif value is not None:

@@ -40,7 +40,7 @@ class Check(Protocol):
         """
 
 
-def refuse(name: str, value: object, fix: str) -> ConfigError:
+def invalid_setting(name: str, value: object, fix: str) -> ConfigError:
     """The error of an invalid value. Only for settings that contain no secret."""
     shown = repr(value)
     if len(shown) > 80:
@@ -61,16 +61,16 @@ class IntRange:
         if self.also:
             fix += " or " + ", ".join(map(str, self.also))
         if isinstance(value, bool) or not isinstance(value, int):
-            raise refuse(name, value, fix)
+            raise invalid_setting(name, value, fix)
         if value not in self.also and not self.low <= value <= self.high:
-            raise refuse(name, value, fix)
+            raise invalid_setting(name, value, fix)
         return value
 
     def parse(self, name: str, text: str) -> int:
         try:
             return int(text.strip())
         except ValueError:
-            raise refuse(name, text, "use a decimal integer") from None
+            raise invalid_setting(name, text, "use a decimal integer") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ class Flag:
         if value is None and self.optional:
             return None
         if not isinstance(value, bool):
-            raise refuse(name, value, "use True or False")
+            raise invalid_setting(name, value, "use True or False")
         return value
 
     def parse(self, name: str, text: str) -> bool:
@@ -92,7 +92,7 @@ class Flag:
                 return True
             case "false":
                 return False
-        raise refuse(name, text, "use true or false")
+        raise invalid_setting(name, text, "use true or false")
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,14 +116,23 @@ class Choice:
                 return value
             if value in self.later:
                 only = " or ".join(map(repr, self.names))
-                raise refuse(name, value, f"not in this version yet; only {only} is")
-        raise refuse(name, value, "use one of " + ", ".join(map(repr, self.names)))
+                raise invalid_setting(name, value, f"not in this version yet; only {only} is")
+        raise invalid_setting(name, value, "use one of " + ", ".join(map(repr, self.names)))
 
     def parse(self, name: str, text: str) -> str:
         text = text.strip()
         if not self.any_case:
             return text
         return {known.lower(): known for known in self.names}.get(text.lower(), text)
+
+
+CODEC_CHOICE: Final = Choice(("none", "gzip", "snappy", "lz4", "zstd"))
+LEVELS: Final = {
+    "gzip": IntRange(1, 9, also=(-1,)),
+    "lz4": IntRange(1, 17),
+    "zstd": IntRange(-131_072, 22),
+}
+"""Of the codecs that have levels."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,20 +147,22 @@ class Text:
         if value is None and self.optional:
             return None
         if not isinstance(value, str):
-            raise refuse(name, value, "use a str")
+            raise invalid_setting(name, value, "use a str")
         if not value:
             if self.empty_is_none:
                 return None
-            raise refuse(name, value, "must not be empty")
+            raise invalid_setting(name, value, "must not be empty")
         # A line break in a client id could forge lines in the broker's request log.
         if any(ord(char) < 32 or ord(char) == 127 for char in value):
-            raise refuse(name, value, "must not contain control characters")
+            raise invalid_setting(name, value, "must not contain control characters")
         try:
             size = len(value.encode())
         except UnicodeEncodeError:
-            raise refuse(name, value, "cannot be encoded as UTF-8") from None
+            raise invalid_setting(name, value, "cannot be encoded as UTF-8") from None
         if size > self.longest:
-            raise refuse(name, value, f"{size} bytes of UTF-8 are more than {self.longest}")
+            raise invalid_setting(
+                name, value, f"{size} bytes of UTF-8 are more than {self.longest}"
+            )
         return value
 
     def parse(self, name: str, text: str) -> str:
@@ -169,7 +180,7 @@ class Acks:
             return int(str(value))
         if type(value) is int and value in (0, 1):
             return value
-        raise refuse(name, value, 'use 0, 1 or "all"')
+        raise invalid_setting(name, value, 'use 0, 1 or "all"')
 
     def parse(self, name: str, text: str) -> str:
         return text.strip()
@@ -185,18 +196,18 @@ class ServerList:
         elif isinstance(value, Iterable) and not isinstance(value, (bytes, bytearray, dict)):
             entries = list(value)
         else:
-            raise refuse(
+            raise invalid_setting(
                 name, value, 'use "host:port", "host1:port1,host2:port2" or a list of them'
             )
         servers: dict[str, None] = {}
         for entry in entries:
             if not isinstance(entry, str):
-                raise refuse(name, entry, 'each server must be a str "host:port"')
+                raise invalid_setting(name, entry, 'each server must be a str "host:port"')
             if entry.strip():
                 parse_address(name, entry.strip())
                 servers[entry.strip()] = None
         if not servers:
-            raise refuse(name, value, 'name at least one server as "host:port"')
+            raise invalid_setting(name, value, 'name at least one server as "host:port"')
         return tuple(servers)
 
     def parse(self, name: str, text: str) -> str:
@@ -222,11 +233,13 @@ def parse_address(name: str, entry: str) -> tuple[str, int]:
     if bracketed:
         host = host[1:-1]
     if not colon or not host or (":" in host and not bracketed):
-        raise refuse(name, entry, 'use "host:port"; an IPv6 address needs brackets: "[::1]:9092"')
+        raise invalid_setting(
+            name, entry, 'use "host:port"; an IPv6 address needs brackets: "[::1]:9092"'
+        )
     if any(char.isspace() or char in "/[]@," or not char.isprintable() for char in host):
-        raise refuse(name, entry, "the host name contains a character no host name has")
+        raise invalid_setting(name, entry, "the host name contains a character no host name has")
     if not (port_text.isascii() and port_text.isdigit() and 1 <= int(port_text[:6]) <= 65535):
-        raise refuse(name, entry, "the port must be 1 to 65535")
+        raise invalid_setting(name, entry, "the port must be 1 to 65535")
     return host, int(port_text)
 
 

@@ -1,7 +1,7 @@
 """The SASL mechanisms, one row each. Checks and implementations are chosen by these rows.
 
 A new mechanism needs a row here and a module in `_net/sasl` with a function
-`mechanism(config, unix_ms)` (see `_net/sasl/mechanisms.py`).
+`mechanism(config, unix_ms)` (see `_net/sasl/factory.py`).
 """
 
 from __future__ import annotations

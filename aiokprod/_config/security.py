@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from aiokprod._config.fields import refuse
+from aiokprod._config.fields import invalid_setting
 from aiokprod._config.mechanisms import MECHANISMS, MechanismSpec, Needs
 from aiokprod._security.secret import Credentials, Secret, as_secret
 from aiokprod.errors import ConfigError
@@ -47,10 +47,10 @@ class PathText:
         if value is None:
             return None
         if not isinstance(value, (str, os.PathLike)) or not isinstance(os.fspath(value), str):
-            raise refuse(name, value, f"use the path of a {self.kind}")
+            raise invalid_setting(name, value, f"use the path of a {self.kind}")
         path: str = os.fspath(value)
         if not path or "\0" in path:
-            raise refuse(name, value, f"use the path of a {self.kind}")
+            raise invalid_setting(name, value, f"use the path of a {self.kind}")
         if "-----BEGIN" in path:
             raise ConfigError(f"{name} takes the path of a file, not PEM text")
         return path
@@ -111,7 +111,7 @@ class HostCheck:
     def validate(self, name: str, value: object) -> str:
         if value in ("https", ""):
             return str(value)
-        raise refuse(name, value, 'use "https", or "" to accept a certificate of any name')
+        raise invalid_setting(name, value, 'use "https", or "" to accept a certificate of any name')
 
     def parse(self, name: str, text: str) -> str:
         return text.strip().lower()
@@ -249,7 +249,7 @@ def _check_password(settings: Any, wants: str) -> None:
 def _check_kerberos(settings: Any) -> None:
     service = settings.sasl_kerberos_service_name
     if any(char in "/@" or char.isspace() for char in service):
-        raise refuse(
+        raise invalid_setting(
             "sasl_kerberos_service_name", service, "use the part of the principal before the /"
         )
     if importlib.util.find_spec("gssapi") is None:

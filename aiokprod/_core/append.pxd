@@ -1,28 +1,23 @@
+cimport cython
 from cpython.list cimport PyList_GET_ITEM, PyList_GET_SIZE
 from cpython.ref cimport PyObject
 from libc.stdint cimport int32_t, int64_t, uint32_t
 
-from aiokprod._core.batch cimport BatchCore, ByteCount, Delivery, MemoryBudget, make_room
-from aiokprod._core.place cimport BATCH_HEADER, Record, fields_size, has_ample_room
+from aiokprod._core.batch cimport BatchCore, Delivery, make_room
+from aiokprod._core.record_writer cimport BATCH_HEADER, Record, fields_size, has_ample_room
+from aiokprod._core.hooks cimport HookedRecord, RecordHooks
+from aiokprod._core.memory cimport MemoryBudget
+from aiokprod._core.serialization cimport SerializedRecord, SerializerPair
+from aiokprod._core.slots cimport PartitionSlot, TopicSlot
 from aiokprod._core.yielding cimport YieldQueue
 
 
-cdef class PartitionSlot:
-    cdef public BatchCore core          # written by `open`; cleared by `RecordAccumulator`
-    cdef readonly int64_t reserved_bytes
-    cdef readonly int64_t opened
-    cdef ByteCount account
-    cdef readonly str topic
-    cdef readonly int32_t partition
+cdef class SubmitAwaitable:
+    cdef Delivery delivery
+    cdef YieldQueue yield_queue  # None unless the caller may still have to wait
+    cdef bint waited
 
-
-cdef class TopicSlot:
-    cdef readonly str topic
-    cdef readonly list slots
-    # Written by `RecordAccumulator.open_new_batch`; -1 by `TopicSlots`: choose another one.
-    cdef public int32_t sticky
-    # Counted by the append paths; set to 0 by `RecordAccumulator.open_new_batch`.
-    cdef public int64_t sticky_bytes
+    cdef object next_wait(self)
 
 
 cdef class AppendResult:
@@ -30,26 +25,48 @@ cdef class AppendResult:
     cdef readonly PartitionSlot over_quota
 
 
+@cython.final
 cdef class Appender:
     cdef public bint enabled   # written by `FastPathSwitch` only
     cdef readonly dict topics  # `TopicSlots` adds and removes topics
     cdef readonly int64_t max_request_size
-    cdef readonly int64_t sticky_limit
     cdef readonly bint ignore_keys
     cdef unsigned long thread
     cdef object open_new_batch
     cdef object slow_submit
     cdef object unix_ms
+    cdef SerializerPair serializers
+    cdef RecordHooks hooks     # None if there are none
+    cdef RecordHooks reporter  # the same object, also without interceptors
+    cdef object partitioner
+    cdef object check_partition
+    cdef public object snapshot  # written by `Runtime`
+    cdef readonly bint calls_user
     cdef YieldQueue yield_queue
     cdef MemoryBudget memory
     cdef int64_t pass_ms       # Unix time of the current loop pass
 
     cdef bint open_pass(self) except -1
     cdef int64_t timestamp_of(self, PyObject* stamp) except? -1
-    cdef object admit(self, object topic, object value, object key, object partition,
-                      object timestamp_ms, object headers)
+    cdef object submit_record(self, object topic, object value, object key, object partition,
+                      object timestamp_ms, object headers, object on_delivery)
+    cdef int delay(self, SubmitAwaitable awaitable) except -1
     cdef Delivery fast(self, object topic, object value, object key, object partition,
                        object timestamp_ms, object headers)
+    cdef PyObject* find_topic(self, object topic) except? NULL
+    cdef object prepare(self, object topic, object value, object key, object partition,
+                        object timestamp_ms, object headers)
+    cdef bint accepts(self, object topic, object partition, object timestamp_ms,
+                      object headers) except -1
+    cdef object append_serialized(self, str topic, object value, object key, object partition,
+                                  object timestamp_ms, object headers)
+    cdef object append_hooked(self, object topic, object value, object key, object partition,
+                              object timestamp_ms, object headers)
+    cdef object append_prepared(self, SerializedRecord record, object topic, object value,
+                                object key, object partition, object timestamp_ms, object headers)
+    cdef object choose(self, SerializedRecord record, str topic, object value, object key,
+                       object headers)
+    cdef int hook(self, HookedRecord hooked, Delivery delivery, object headers) except -1
     cdef Delivery append_slot(self, TopicSlot topic, int32_t partition, bytes value, bytes key,
                               int64_t timestamp, object headers, int64_t reserved, object permit,
                               AppendResult result)
@@ -57,9 +74,9 @@ cdef class Appender:
                               const Record* record, int64_t charge, int64_t reserved, object permit,
                               AppendResult result) except? NULL
 
-    # The steps of an append apart from `open_batch` and the encoding (`place.pxd`).
+    # The steps of an append, except `open_batch` and the encoding (`record_writer.pxd`).
 
-    cdef inline bint admits(self, MemoryBudget memory, int64_t bound, int64_t charge,
+    cdef inline bint may_append(self, MemoryBudget memory, int64_t bound, int64_t charge,
                             int64_t reserved) noexcept:
         """True if a record of at most `bound` bytes may be appended now."""
         return bound + BATCH_HEADER <= self.max_request_size and (reserved != 0 or (
@@ -72,12 +89,12 @@ cdef class Appender:
 
     cdef inline int32_t partition_of(self, TopicSlot topic, int32_t partition, bint sticky,
                                      uint32_t hashed) noexcept:
-        """The partition that a record names, the sticky one, or that of its key's hash. -1 if
-        `open_new_batch` has to choose another sticky one: at twice `sticky_limit`, because the
+        """The given partition, the sticky one, or the one of the key's hash. -1 if `open_new_batch`
+        has to choose another sticky partition. That is at twice `sticky_limit`, because the sticky
         partition is kept until its batch is full."""
         cdef uint32_t total
         if sticky:
-            return topic.sticky if topic.sticky_bytes < 2 * self.sticky_limit else -1
+            return topic.sticky if topic.sticky_bytes < 2 * topic.sticky_limit else -1
         if partition >= 0:
             return partition
         total = <uint32_t>PyList_GET_SIZE(topic.slots)
@@ -86,8 +103,8 @@ cdef class Appender:
 
 cdef inline PyObject* find_batch(TopicSlot topic, int32_t partition, const Record* record,
                                  int64_t bound) except? NULL:
-    """The open batch of a partition, with room for a record, which its slot keeps alive. NULL if
-    there is none, or `partition` is not one of the topic."""
+    """The open batch of a partition if it has room for the record; NULL if there is none, or if the
+    topic has no such partition. The partition's slot keeps the batch alive."""
     cdef PyObject* held
     if <size_t>partition >= <size_t>PyList_GET_SIZE(topic.slots):
         return NULL

@@ -1,53 +1,12 @@
-from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
+from typing import Any, final
 
-from aiokprod._core.batch import BatchCore, ByteCount, Delivery, MemoryBudget, Reservation
-from aiokprod._core.bulk_tracker import BulkTracker
+from aiokprod._core.batch import Delivery
+from aiokprod._core.hooks import HookedRecord, RecordHooks
+from aiokprod._core.memory import MemoryBudget, Reservation
+from aiokprod._core.serialization import SerializedRecord, SerializerPair
+from aiokprod._core.slots import PartitionSlot, TopicSlot
 from aiokprod._core.yielding import YieldQueue
-
-DELIVERY_CHARGE: int
-RECORD_OVERHEAD: int
-
-def record_size_bound(
-    key: bytes | None,
-    value: bytes | None,
-    headers: Sequence[tuple[str, bytes | None]] | None,
-) -> int: ...
-def key_partition(key: bytes, partitions: int) -> int: ...
-def handle_of(core: BatchCore) -> Delivery: ...
-
-class PartitionSlot:
-    core: BatchCore | None
-    def __init__(self, topic: str, partition: int) -> None: ...
-    @property
-    def topic(self) -> str: ...
-    @property
-    def partition(self) -> int: ...
-    @property
-    def reserved_bytes(self) -> int: ...
-    @property
-    def opened(self) -> int: ...
-    def open(
-        self,
-        core: BatchCore,
-        opened: int,
-        batch: object,
-        batches: deque[Any],
-        incomplete: dict[Any, None],
-    ) -> bool: ...
-    def follow(self, account: ByteCount) -> None: ...
-    def hold(self, core: BatchCore) -> None: ...
-    def let_go(self, core: BatchCore, memory: MemoryBudget) -> int: ...
-
-class TopicSlot:
-    sticky: int
-    sticky_bytes: int
-    def __init__(self, topic: str) -> None: ...
-    @property
-    def topic(self) -> str: ...
-    @property
-    def slots(self) -> list[Any]: ...
 
 class AppendResult:
     @property
@@ -55,6 +14,7 @@ class AppendResult:
     @property
     def over_quota(self) -> Any: ...
 
+@final
 class Appender:
     enabled: bool
     def __init__(
@@ -66,9 +26,15 @@ class Appender:
         unix_ms: Callable[[], int],
         yield_queue: YieldQueue,
         max_request_size: int,
-        sticky_limit: int,
         ignore_keys: bool = False,
+        serializers: SerializerPair | None = None,
+        hooks: RecordHooks | None = None,
+        partitioner: Callable[..., Any] | None = None,
+        check_partition: Callable[[Any, str, Any], int] | None = None,
     ) -> None: ...
+    snapshot: Any
+    @property
+    def calls_user(self) -> bool: ...
     @property
     def topics(self) -> dict[str, TopicSlot]: ...
     def submit(
@@ -80,6 +46,7 @@ class Appender:
         partition: object = None,
         timestamp_ms: object = None,
         headers: object = None,
+        on_delivery: object = None,
     ) -> Awaitable[Delivery]: ...
     def try_append(
         self,
@@ -89,17 +56,8 @@ class Appender:
         partition: object = None,
         timestamp_ms: object = None,
         headers: object = None,
-    ) -> Delivery | None: ...
-    def try_append_noted(
-        self,
-        tracker: BulkTracker,
-        topic: object,
-        value: object,
-        key: object,
-        partition: object,
-        timestamp_ms: object,
-        headers: object,
-    ) -> bool: ...
+        on_delivery: object = None,
+    ) -> Delivery | SerializedRecord | None: ...
     def append(
         self,
         slot: TopicSlot,
@@ -110,18 +68,8 @@ class Appender:
         headers: Sequence[tuple[str, bytes | None]] | None,
         reservation: Reservation | None = None,
         permit: object = None,
+        hooked: HookedRecord | None = None,
     ) -> AppendResult: ...
-    def append_column(
-        self,
-        tracker: BulkTracker,
-        topic: TopicSlot,
-        values: list[Any],
-        keys: list[Any] | None,
-        timestamps: list[Any] | None,
-        headers: list[Any] | None,
-        partition: int,
-        start: int,
-    ) -> int: ...
 
 def submit(
     self: Any,
@@ -132,4 +80,5 @@ def submit(
     partition: object = None,
     timestamp_ms: object = None,
     headers: object = None,
+    on_delivery: object = None,
 ) -> Awaitable[Delivery]: ...

@@ -1,9 +1,10 @@
 # cython: language_level=3, boundscheck=False, cdivision=True
-"""The append path: encodes records into open batches, without suspension and without Python code.
+"""The append path: encodes records into open batches without suspension.
 
-The fast path takes records that need no decision: the topic is known, key and value are bytes, and
-the buffer and the open batch have room. For all others it returns None, and the caller takes the
-slow path, which raises the errors. What is decided once per batch (a new batch, the next sticky
+The fast path takes records that need no decision: the topic is known, key and value are bytes or a
+serializer returns bytes for them, and the buffer and the open batch have room. It calls
+interceptors, serializers and a custom partitioner itself. All other records take the slow path,
+which raises the errors. What is decided once per batch (a new batch, the next sticky
 partition) is in Python: the `open_new_batch` callback.
 
 Source: Java `KafkaProducer.doSend`, `RecordAccumulator.append`, `BuiltInPartitioner` (KIP-794).
@@ -11,21 +12,21 @@ Source: Java `KafkaProducer.doSend`, `RecordAccumulator.append`, `BuiltInPartiti
 
 cimport cython
 
-from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_GET_SIZE
-from cpython.dict cimport PyDict_GetItem
-from cpython.list cimport PyList_GET_ITEM
+from cpython.dict cimport PyDict_GetItem, PyDict_GetItemWithError
 from cpython.ref cimport PyObject, Py_INCREF
-from cpython.tuple cimport PyTuple_GET_ITEM
 
-from aiokprod._core.bulk_tracker cimport BulkTracker
-from aiokprod._core.batch cimport (
-    BatchCore, ByteCount, Delivery, MemoryBudget, Reservation, make_room, new_delivery,
+from aiokprod._core.batch cimport BatchCore, Delivery, make_room, new_delivery
+from aiokprod._core.callbacks cimport is_plain_callable
+from aiokprod._core.hooks cimport HookedRecord, RecordHooks
+from aiokprod._core.memory cimport MemoryBudget, Reservation
+from aiokprod._core.record_fields cimport data_of, headers_encoded_size, size_of, write_headers
+from aiokprod._core.record_writer cimport (
+    CHARGE, OVERHEAD, Record, begin_record, end_record, fields_size, key_hash, least_prefix,
+    size_bound,
 )
-from aiokprod._core.place cimport (
-    BLOCK, CHARGE, CHECK_ROWS, OVERHEAD, Record, begin_record, end_record, field_size, fields_size,
-    key_hash, least_prefix, size_bound, write_field,
-)
-from aiokprod._core.varint cimport int32_t, int64_t, uint32_t, write_varint
+from aiokprod._core.serialization cimport SerializedRecord, SerializerPair, is_payload
+from aiokprod._core.slots cimport PartitionSlot, TopicSlot, has_partition
+from aiokprod._core.varint cimport int32_t, int64_t, uint32_t
 from aiokprod._core.yielding cimport YieldQueue
 
 ctypedef PyObject* (*iternext)(PyObject*) noexcept
@@ -41,192 +42,9 @@ cdef extern from "Python.h":
     int PYGEN_RETURN
     int PYGEN_NEXT
     void PyErr_SetObject(object, object) noexcept
-    const char* PyUnicode_AsUTF8AndSize(object, Py_ssize_t*) except NULL
-
-cdef extern from *:
-    """
-    #if defined(__GNUC__) || defined(__clang__)
-    #define aiokprod_prefetch(p) __builtin_prefetch(p)
-    #else
-    #define aiokprod_prefetch(p) ((void)(p))
-    #endif
-    """
-    void prefetch "aiokprod_prefetch"(const void*) noexcept nogil
 
 cdef extern from "pythread.h":
     unsigned long PyThread_get_thread_ident() nogil
-
-DELIVERY_CHARGE = CHARGE
-RECORD_OVERHEAD = OVERHEAD
-
-cdef enum:
-    AHEAD = 8              # rows by which values of a column are prefetched
-
-
-cdef inline Py_ssize_t size_of(PyObject* data) noexcept:
-    """Length of bytes, -1 for None, -2 for anything else."""
-    if PyBytes_CheckExact(<object>data):
-        return PyBytes_GET_SIZE(<object>data)
-    return -1 if data is <PyObject*>None else -2
-
-
-cdef inline const char* data_of(PyObject* data, Py_ssize_t size) noexcept:
-    return PyBytes_AS_STRING(<object>data) if size >= 0 else NULL
-
-
-cdef int64_t headers_encoded_size(object headers, int64_t* count) except -2:
-    """Bytes of all headers, or -1 if they are not a list or tuple of (str, bytes | None)."""
-    cdef int64_t total = 0
-    cdef Py_ssize_t name_size, value_size
-    cdef object pair, name
-    if headers is None:
-        count[0] = 0
-        return 0
-    if type(headers) is not list and type(headers) is not tuple:
-        return -1
-    for pair in headers:
-        if type(pair) is not tuple or len(<tuple>pair) != 2:
-            return -1
-        name = (<tuple>pair)[0]
-        value_size = size_of(PyTuple_GET_ITEM(pair, 1))
-        if type(name) is not str or value_size < -1:
-            return -1
-        try:
-            PyUnicode_AsUTF8AndSize(name, &name_size)
-        except UnicodeEncodeError:
-            return -1
-        total += field_size(name_size) + field_size(value_size)
-    count[0] = len(headers)
-    return total
-
-
-cdef char* write_headers(char* p, object headers, int64_t count) except NULL:
-    """Write headers that `headers_encoded_size` has checked."""
-    cdef Py_ssize_t size
-    cdef const char* name
-    cdef PyObject* value
-    cdef object pair
-    p = write_varint(p, count)
-    if count == 0:
-        return p
-    for pair in headers:
-        name = PyUnicode_AsUTF8AndSize((<tuple>pair)[0], &size)
-        p = write_field(p, name, size)
-        value = PyTuple_GET_ITEM(pair, 1)
-        size = size_of(value)
-        p = write_field(p, data_of(value, size), size)
-    return p
-
-
-cdef inline void hash_keys(list keys, Py_ssize_t start, Py_ssize_t end,
-                           uint32_t* hashes) noexcept:
-    """Hashes of the keys that are bytes. That of key i is at `i - end` modulo BLOCK.
-
-    A separate loop because one hash is a chain of multiplications: only independent ones can run in
-    parallel.
-    """
-    cdef Py_ssize_t i
-    cdef PyObject* key
-    for i in range(start, end):
-        key = PyList_GET_ITEM(keys, i)
-        if PyBytes_CheckExact(<object>key):
-            hashes[(i - end) & (BLOCK - 1)] = key_hash(
-                PyBytes_AS_STRING(<object>key), PyBytes_GET_SIZE(<object>key)
-            )
-
-
-def record_size_bound(key, value, headers):
-    """Upper bound of a record's encoded bytes; key and value bytes or None.
-
-    Raises ValueError if headers are not (str, bytes | None) pairs.
-    """
-    cdef int64_t count
-    cdef Py_ssize_t size = headers_encoded_size(headers, &count)
-    if size < 0:
-        raise ValueError("headers must be a list or tuple of (str, bytes | None) tuples")
-    return (RECORD_OVERHEAD + size + (len(key) if key is not None else 0)
-            + (len(value) if value is not None else 0))
-
-
-def key_partition(bytes key not None, int32_t partitions):
-    """The partition of a key in a topic of so many partitions."""
-    if partitions <= 0:
-        raise ValueError("a topic has partitions")
-    return <int32_t>(key_hash(PyBytes_AS_STRING(key), PyBytes_GET_SIZE(key)) % <uint32_t>partitions)
-
-
-def handle_of(BatchCore core not None):
-    """A `Delivery` of the newest record of a batch: it settles when the batch does, or when the
-    last part of it does if it was split."""
-    cdef Delivery delivery = new_delivery(core, core.count - 1)
-    delivery.of_batch = True  # a task that awaits it waits for the batch, not for that record
-    return delivery
-
-
-cdef class PartitionSlot:
-    """The open batch of one partition, if any. The engine's queue of batches derives from it.
-
-    `reserved_bytes` counts the bytes of its closed batches, as does the account of its broker
-    (`follow`); `opened` counts the batches it was given. The methods are single steps: an exception
-    of a signal handler, or a finalizer that sends a record, finds all of a change or nothing of it.
-    """
-
-    def __init__(self, str topic not None, int32_t partition):
-        self.topic = topic
-        self.partition = partition
-
-    def open(self, BatchCore core not None, int64_t opened, batch, batches,
-             dict incomplete not None):
-        """Make `core` the open batch and add its `batch` to `batches` and `incomplete`. False if
-        another batch was opened since `opened` was read."""
-        if self.core is not None or self.opened != opened:
-            return False
-        incomplete[batch] = None
-        try:
-            batches.append(batch)
-        except BaseException:
-            del incomplete[batch]
-            raise
-        self.opened += 1
-        self.core = core
-        return True
-
-    def follow(self, ByteCount account not None):
-        """Count the bytes held for another broker."""
-        if self.account is not None:
-            self.account.bytes -= self.reserved_bytes
-        account.bytes += self.reserved_bytes
-        self.account = account
-
-    def hold(self, BatchCore core not None):
-        """Count the bytes that a batch has so far for its broker, those counted before excepted."""
-        cdef int64_t more = core.buffered_bytes - core.reserved_bytes
-        if self.account is None:
-            raise ValueError("the partition has no account yet")
-        core.reserved_bytes += more
-        self.reserved_bytes += more
-        self.account.bytes += more
-
-    def let_go(self, BatchCore core not None, MemoryBudget memory not None):
-        """Give back what a batch holds of its broker's share and of the memory; the bytes."""
-        cdef int64_t charged = core.buffered_bytes
-        if (self.account is None or self.reserved_bytes < core.reserved_bytes
-                or self.account.bytes < core.reserved_bytes or memory.used < charged):
-            raise AssertionError(f"{core!r} gives back more than is held")
-        self.reserved_bytes -= core.reserved_bytes
-        self.account.bytes -= core.reserved_bytes
-        memory.used -= charged
-        core.reserved_bytes = core.buffered_bytes = 0
-        return charged
-
-
-cdef class TopicSlot:
-    """The partitions of one topic and its sticky choice (-1: none yet)."""
-
-    def __init__(self, str topic not None):
-        self.topic = topic
-        self.slots = []
-        self.sticky = -1
 
 
 @cython.freelist(256)
@@ -235,10 +53,6 @@ cdef class SubmitAwaitable:
 
     Awaiting suspends if the caller has to wait in the `YieldQueue`.
     """
-    cdef Delivery delivery
-    cdef YieldQueue yield_queue  # if the caller may have to wait, until it has
-    cdef bint waited
-
     cdef object next_wait(self):
         """A future to wait for, None if the caller may continue."""
         cdef YieldQueue queue = self.yield_queue
@@ -264,9 +78,9 @@ cdef class SubmitAwaitable:
             return place
         raise StopIteration(self.delivery)
 
-    # `admission_next` below takes the place of `__next__` in awaits.
+    # `submit_next` below takes the place of `__next__` in awaits.
 
-    # The rest of the coroutine interface, so that `asyncio.create_task` takes it too.
+    # The rest of the coroutine interface, so that `asyncio.create_task` accepts the object.
     def send(self, value):
         return self.__next__()
 
@@ -277,7 +91,7 @@ cdef class SubmitAwaitable:
         pass
 
 
-cdef PyObject* admission_next(PyObject* self) noexcept:
+cdef PyObject* submit_next(PyObject* self) noexcept:
     """`__next__` without the traceback that Cython adds to a StopIteration (1 µs)."""
     cdef SubmitAwaitable awaitable = <SubmitAwaitable>self
     if awaitable.yield_queue is not None:
@@ -293,7 +107,7 @@ cdef PyObject* admission_next(PyObject* self) noexcept:
     return NULL
 
 
-cdef int admission_send(PyObject* self, PyObject* value, PyObject** result) noexcept:
+cdef int submit_send(PyObject* self, PyObject* value, PyObject** result) noexcept:
     """The same for interpreters whose `await` needs no exception for a result (3.11)."""
     cdef SubmitAwaitable awaitable = <SubmitAwaitable>self
     if awaitable.yield_queue is not None:
@@ -312,39 +126,59 @@ cdef int admission_send(PyObject* self, PyObject* value, PyObject** result) noex
     return PYGEN_RETURN
 
 
-(<PyTypeObject*>SubmitAwaitable).tp_iternext = admission_next
-(<PyTypeObject*>SubmitAwaitable).tp_as_async.am_send = admission_send
+(<PyTypeObject*>SubmitAwaitable).tp_iternext = submit_next
+(<PyTypeObject*>SubmitAwaitable).tp_as_async.am_send = submit_send
 
 
 @cython.freelist(8)
 cdef class AppendResult:
-    """What `Appender.append` did.
+    """The result of `Appender.append`.
 
     Attributes:
         delivery: handle of the appended record, None if it was not appended.
-        over_quota: if not appended because the broker's share of the buffer is used up, the
-            partition slot; None if the memory as a whole is short.
+        over_quota: the slot of the partition whose broker has used up its share of the buffer, if
+            the record was not appended because of that; None if the memory as a whole is short.
     """
 
 
+@cython.final
 cdef class Appender:
-    """The producer's append path. While `enabled` is false every call takes the slow path.
+    """The append path of a producer.
 
-    `open_new_batch(topic_slot, partition, size, permit)` returns a `PartitionSlot` whose open batch
-    has room for `size` more bytes, or a slot without an open batch if its broker's share of the
-    buffer is used up. Partition -1 asks it to choose the sticky partition. `permit` is the one
-    given to `append`, else None. `slow_submit(...)` is the coroutine function behind `submit`.
-    `unix_ms` is read once per loop pass. `yield_queue` decides which tasks have to wait after their
-    record.
+    Args:
+        open_new_batch: called with (topic slot, partition, size, permit) if a partition has no open
+            batch with room for the record. Returns a `PartitionSlot` whose open batch has room for
+            `size` more bytes, or one without an open batch if the broker's share of the buffer is
+            used up. Partition -1: the callback chooses the sticky partition. `permit` is the
+            argument of `append`, else None.
+        slow_submit: the function that takes the records for which `submit` needs the slow path, and
+            returns an awaitable of the `Delivery`. May raise WrongLoop.
+        unix_ms: the wall clock, read once per loop pass.
+        serializers: None accepts bytes only.
+        hooks: None if there are neither interceptors nor plug-ins.
+        partitioner: the function that chooses a partition, with the arguments of
+            `Partitioner.partition`; None for the built-in partitioner.
+        check_partition: called with (result, topic, snapshot) if the result of the partitioner is
+            no partition of the topic; returns a partition or raises the error.
+        yield_queue: decides which tasks have to wait after their record.
+        ignore_keys: records with a key go to the sticky partition too.
+
+    Attributes:
+        enabled: while it is false, the fast path accepts no record.
+        calls_user: a record needs objects of the user: serializers, interceptors, plug-ins or a
+            partitioner.
+        topics: the topics that the fast path knows.
+        snapshot: the metadata that a partitioner gets, those of `topics`.
     """
 
     def __cinit__(self, *, YieldQueue yield_queue not None, **options):
-        # Not in `__init__`: its fields are read without a check for None.
+        # Set here, not in `__init__`, because its fields are read without a check for None.
         self.yield_queue = yield_queue
 
     def __init__(self, *, MemoryBudget memory not None, open_new_batch, slow_submit, unix_ms,
-                 YieldQueue yield_queue not None, int64_t max_request_size, int64_t sticky_limit,
-                 bint ignore_keys=False):
+                 YieldQueue yield_queue not None, int64_t max_request_size,
+                 bint ignore_keys=False, SerializerPair serializers=None, RecordHooks hooks=None,
+                 partitioner=None, check_partition=None):
         self.enabled = False
         self.topics = {}
         self.thread = PyThread_get_thread_ident()
@@ -352,88 +186,283 @@ cdef class Appender:
         self.open_new_batch = open_new_batch
         self.slow_submit = slow_submit
         self.unix_ms = unix_ms
-        self.max_request_size = max_request_size
-        self.sticky_limit = sticky_limit
+        # A record that the memory could never hold with its `Delivery` is too large in bulk calls
+        # too: whether they take it must not depend on how much is in use.
+        self.max_request_size = min(max_request_size, memory.limit - CHARGE + BATCH_HEADER)
         self.ignore_keys = ignore_keys
+        self.serializers = serializers
+        self.partitioner = partitioner
+        self.check_partition = check_partition
+        self.reporter = hooks
+        if hooks is not None and hooks.called:
+            self.hooks = hooks
+        self.calls_user = ((serializers is not None and not serializers.plain)
+                           or self.hooks is not None or partitioner is not None)
 
     # -- one record -----------------------------------------------------------------------------
 
     def submit(self, topic, value=None, *, key=None, partition=None, timestamp_ms=None,
-               headers=None):
+               headers=None, on_delivery=None):
         """An awaitable of the record's `Delivery`."""
-        return self.admit(topic, value, key, partition, timestamp_ms, headers)
+        return self.submit_record(topic, value, key, partition, timestamp_ms, headers, on_delivery)
 
-    cdef object admit(self, object topic, object value, object key, object partition,
-                      object timestamp_ms, object headers):
-        cdef Delivery delivery = self.fast(topic, value, key, partition, timestamp_ms, headers)
+    cdef object submit_record(self, object topic, object value, object key, object partition,
+                      object timestamp_ms, object headers, object on_delivery):
         cdef SubmitAwaitable awaitable
-        if delivery is None:
-            return self.slow_submit(topic, value, key, partition, timestamp_ms, headers)
-        awaitable = SubmitAwaitable.__new__(SubmitAwaitable)
-        awaitable.delivery = delivery
+        cdef object result = None
+        if on_delivery is not None and not is_plain_callable(on_delivery):
+            return self.slow_submit(topic, value, key, partition, timestamp_ms, headers, None,
+                                    on_delivery)
+        awaitable = SubmitAwaitable.__new__(SubmitAwaitable)  # first: there may be no memory for it
+        if not self.calls_user:
+            awaitable.delivery = self.fast(topic, value, key, partition, timestamp_ms, headers)
+        if awaitable.delivery is None:
+            if self.serializers is not None:
+                result = self.prepare(topic, value, key, partition, timestamp_ms, headers)
+            if type(result) is not Delivery:
+                return self.slow_submit(topic, value, key, partition, timestamp_ms, headers, result,
+                                        on_delivery)
+            awaitable.delivery = <Delivery>result
+        if on_delivery is not None:
+            awaitable.delivery.attach(on_delivery)
         if self.yield_queue.check_due():
-            try:
-                if self.yield_queue.must_yield():
-                    awaitable.yield_queue = self.yield_queue
-            except BaseException:
-                delivery.cancel()  # the caller does not get the handle: withdraw the record
-                raise
+            self.delay(awaitable)
         return awaitable
 
-    def try_append(self, topic, value=None, key=None, partition=None, timestamp_ms=None,
-                   headers=None):
-        """The record's `Delivery`, or None if it needs the slow path."""
-        return self.fast(topic, value, key, partition, timestamp_ms, headers)
-
-    def try_append_noted(self, BulkTracker tracker not None, topic, value, key, partition,
-                         timestamp_ms, headers):
-        """Append a record and note it in one step; False if it needs the slow path."""
-        cdef Delivery delivery = self.fast(topic, value, key, partition, timestamp_ms, headers)
-        if delivery is None:
-            return False
+    cdef int delay(self, SubmitAwaitable awaitable) except -1:
+        """Let the caller wait in the queue if it has to."""
         try:
-            tracker.add(delivery.core, delivery.index)
-        except MemoryError:
-            delivery.cancel()
+            if self.yield_queue.must_yield():
+                awaitable.yield_queue = self.yield_queue
+        except BaseException:
+            awaitable.delivery.cancel()  # the caller does not get the handle: withdraw the record
             raise
-        return True
+        return 0
+
+    def try_append(self, topic, value=None, key=None, partition=None, timestamp_ms=None,
+                   headers=None, on_delivery=None):
+        """The record's `Delivery`. If it needs the slow path: the `SerializedRecord` with which
+        that continues, or None if nothing of the user was called."""
+        cdef Delivery delivery = None
+        cdef object result
+        if not self.calls_user:
+            delivery = self.fast(topic, value, key, partition, timestamp_ms, headers)
+        if delivery is None:
+            if self.serializers is None:
+                return None
+            result = self.prepare(topic, value, key, partition, timestamp_ms, headers)
+            if type(result) is not Delivery:
+                return result
+            delivery = <Delivery>result
+        if on_delivery is not None:
+            delivery.attach(on_delivery)
+        return delivery
 
     cdef Delivery fast(self, object topic, object value, object key, object partition,
                        object timestamp_ms, object headers):
-        cdef PyObject* found
+        """Append a record of bytes; None if it needs `prepare` or the slow path."""
+        cdef PyObject* found = self.find_topic(topic)
         cdef TopicSlot slot
         cdef int64_t timestamp
         cdef int32_t number = -1
-        # A loop that runs on this thread is this thread's running loop. Whether ours still runs is
-        # checked once per loop pass and every 64 records: asyncio's check costs a system call.
-        if not self.enabled or PyThread_get_thread_ident() != self.thread:
-            return None
-        if type(topic) is not str:
-            return None
-        found = PyDict_GetItem(self.topics, topic)
         if found is NULL:
             return None
         slot = <TopicSlot>found
-        if not (value is None or type(value) is bytes) or not (key is None or type(key) is bytes):
+        if not is_payload(value) or not is_payload(key):
             return None
         if partition is not None:
-            if type(partition) is not int or not 0 <= partition < len(slot.slots):
+            if not has_partition(slot, partition):
                 return None
             number = partition
-        if not self.yield_queue.pass_open and not self.open_pass():
-            return None
         timestamp = self.timestamp_of(<PyObject*>timestamp_ms)
         if timestamp < 0:
             return None
-        return self.append_slot(slot, number, value, key, timestamp, headers, 0, None, None)
+        return self.append_slot(slot, number, value, key, timestamp, headers,
+                                0, None, None)  # no reservation, no permit, no result
+
+    cdef PyObject* find_topic(self, object topic) except? NULL:
+        """The topic's `TopicSlot`; NULL if the fast path may append no record to the topic now."""
+        # The producer's loop runs in `self.thread`, so comparing threads is enough. That the loop
+        # still runs is checked once per loop pass and every 64 records: asyncio's check costs a
+        # system call.
+        if not self.enabled or PyThread_get_thread_ident() != self.thread:
+            return NULL
+        if type(topic) is not str or (not self.yield_queue.pass_open and not self.open_pass()):
+            return NULL
+        return PyDict_GetItemWithError(self.topics, topic)
+
+    cdef object prepare(self, object topic, object value, object key, object partition,
+                        object timestamp_ms, object headers):
+        """As `try_append`, for a record that `fast` has not appended."""
+        # What the slow path refuses comes before anything of the user is called.
+        if not self.accepts(topic, partition, timestamp_ms, headers):
+            return None
+        if not self.calls_user and is_payload(value) and is_payload(key):
+            return None  # the slow path has to wait or to report an error
+        if self.hooks is None and self.partitioner is None:
+            return self.append_serialized(topic, value, key, partition, timestamp_ms, headers)
+        return self.append_hooked(topic, value, key, partition, timestamp_ms, headers)
+
+    cdef bint accepts(self, object topic, object partition, object timestamp_ms,
+                      object headers) except -1:
+        """True if the slow path would neither refuse these arguments nor wait for metadata."""
+        cdef PyObject* found = self.find_topic(topic)
+        cdef int64_t count
+        return (found is not NULL
+                and (partition is None or has_partition(<TopicSlot>found, partition))
+                and headers_encoded_size(headers, &count) >= 0
+                and self.timestamp_of(<PyObject*>timestamp_ms) >= 0)
+
+    cdef object append_serialized(self, str topic, object value, object key, object partition,
+                                  object timestamp_ms, object headers):
+        """Serialize and append a record of a producer without hooks and partitioner: its
+        `Delivery`, or a `SerializedRecord` if it needs the slow path. It is made only then, because
+        making it takes longer than the rest of this method."""
+        cdef SerializedRecord record
+        cdef Delivery delivery
+        cdef object sent_key = None, sent_value = None, failure = None
+        cdef bint is_started = False, has_value = False, is_serialized = False
+        try:
+            if self.serializers.takes_headers:
+                headers = [] if headers is None else list(headers)
+            is_started = True
+            sent_key = self.serializers.key.convert(topic, headers, key)
+            if is_payload(sent_key):
+                sent_value = self.serializers.value.convert(topic, headers, value)
+                has_value = True
+                if is_payload(sent_value):
+                    is_serialized = True
+                    # Evaluate all again: serializers are Python code.
+                    self.yield_queue.check_slice()
+                    delivery = self.fast(topic, sent_value, sent_key, partition, timestamp_ms,
+                                         headers)
+                    if delivery is not None:
+                        return delivery
+        except BaseException as error:
+            if is_started and not is_serialized and isinstance(error, Exception):
+                failure = error  # the slow path raises it
+            elif not isinstance(error, MemoryError):  # else the slow path tries again
+                if self.reporter is not None:
+                    self.reporter.refused(topic, partition, None, error)
+                raise
+        record = SerializedRecord.__new__(SerializedRecord)
+        record.key = sent_key
+        record.value = sent_value
+        record.headers = headers
+        record.has_value = has_value
+        record.is_started = is_started
+        record.failure = failure
+        return record
+
+    cdef object append_hooked(self, object topic, object value, object key, object partition,
+                              object timestamp_ms, object headers):
+        """As `append_serialized`, with hooks or a partitioner."""
+        cdef SerializedRecord record = SerializedRecord.__new__(SerializedRecord)
+        cdef HookedRecord hooked
+        if self.hooks is None:
+            try:
+                return self.append_prepared(record, topic, value, key, partition, timestamp_ms,
+                                            headers)
+            except MemoryError:
+                return record  # the slow path tries again
+            except BaseException as error:
+                if self.reporter is not None:
+                    self.reporter.refused(topic, partition, record, error)
+                raise
+        hooked = self.hooks.begin(topic, value, key, partition, timestamp_ms, headers)
+        record.hooked = hooked
+        given = hooked.record
+        try:
+            if given is None:
+                return self.append_prepared(record, topic, value, key, partition, timestamp_ms,
+                                            headers)
+            return self.append_prepared(record, given.topic, given.value, given.key,
+                                        given.partition, given.timestamp_ms, given.headers or None)
+        except MemoryError:
+            return record  # the slow path tries again
+        except BaseException as error:
+            self.hooks.refused(hooked.topic, hooked.partition, record, error)
+            raise
+
+    cdef object append_prepared(self, SerializedRecord record, object topic, object value,
+                                object key, object partition, object timestamp_ms, object headers):
+        """Serialize and append a record: its `Delivery`, or `record` if it needs the slow path."""
+        cdef Delivery delivery
+        cdef HookedRecord hooked = record.hooked
+        cdef object final_headers
+        if hooked is not None and hooked.record is not None:
+            if not self.accepts(topic, partition, timestamp_ms, headers):
+                return record  # an interceptor has changed it
+        self.serializers.serialize(topic, headers, key, value, record)
+        final_headers = record.headers
+        if not record.is_complete():
+            if hooked is not None:
+                hooked.headers = final_headers
+            return record
+        if hooked is not None:
+            final_headers = self.hooks.call_plugins(hooked, record.key, record.value, final_headers)
+        if partition is None and self.partitioner is not None:
+            partition = self.choose(record, topic, value, key, final_headers)
+            if partition is None:
+                return record
+        # Evaluate all again: all of these are Python code.
+        self.yield_queue.check_slice()
+        try:
+            delivery = self.fast(topic, record.value, record.key, partition, timestamp_ms,
+                                 final_headers)
+        except MemoryError:
+            return record  # the slow path reports it; it must not call the serializers again
+        if delivery is None:
+            return record
+        if hooked is not None:
+            self.hook(hooked, delivery, final_headers)
+        return delivery
+
+    cdef object choose(self, SerializedRecord record, str topic, object value, object key,
+                       object headers):
+        """Call the partitioner. None if the record needs the slow path: it does not call the
+        partitioner for a record that is too large or has to wait, and it raises the errors."""
+        cdef PyObject* found = PyDict_GetItem(self.topics, topic)
+        cdef TopicSlot slot
+        cdef int64_t count, size
+        size = headers_encoded_size(headers, &count)
+        if not self.enabled or found is NULL or size < 0:
+            return None
+        slot = <TopicSlot>found
+        size += (OVERHEAD + max(0, size_of(<PyObject*>record.key))
+                 + max(0, size_of(<PyObject*>record.value)))
+        if not self.may_append(self.memory, size, CHARGE, 0):
+            return None
+        snapshot = self.snapshot
+        try:
+            partition = self.partitioner(topic, key, record.key, value, record.value, snapshot)
+            if type(partition) is not int or not has_partition(slot, partition):
+                partition = int(self.check_partition(partition, topic, snapshot))
+        except Exception as error:
+            record.failure = error
+            return None
+        return partition if has_partition(slot, partition) else None
+
+    cdef int hook(self, HookedRecord hooked, Delivery delivery, object headers) except -1:
+        """Let the batch of an appended record report its outcome to the hooks."""
+        try:
+            self.hooks.attach(hooked, delivery, headers)
+        except BaseException:
+            delivery.cancel()
+            raise
+        return 0
 
     def append(self, TopicSlot slot not None, partition, bytes value, bytes key, timestamp_ms,
-               headers, Reservation reservation=None, permit=None):
+               headers, Reservation reservation=None, permit=None, HookedRecord hooked=None):
         """Append a checked record, if there is memory for it; an `AppendResult`.
 
-        `partition` None means by key or sticky. A reservation with bytes is used up, also if the
-        record takes fewer, and gets the handle: both in one step with the append. `permit` (a
-        `QuotaWaiter`) lets the record into a batch of a broker for which others wait.
+        Args:
+            partition: None means by key, or the sticky one.
+            reservation: its bytes are used up, even if the record takes fewer, and it receives the
+                handle, which gets its `on_delivery`, in one step with the append.
+            permit: a granted `QuotaWaiter`, which is needed to open a batch for a broker for which
+                other callers wait.
+            hooked: from now on the batch reports the outcome to its hooks.
         """
         cdef AppendResult result = AppendResult.__new__(AppendResult)
         if not slot.slots:
@@ -448,13 +477,23 @@ cdef class Appender:
         if result.delivery is not None and reservation is not None:
             reservation.size = 0
             reservation.delivery = result.delivery
+        if result.delivery is not None and hooked is not None:
+            self.hook(hooked, result.delivery, headers)
+        if (result.delivery is not None and reservation is not None
+                and reservation.on_delivery is not None):
+            result.delivery.attach(reservation.on_delivery)
         return result
 
     cdef Delivery append_slot(self, TopicSlot topic, int32_t partition, bytes value, bytes key,
                               int64_t timestamp, object headers, int64_t reserved, object permit,
                               AppendResult result):
         """Append a record and count its bytes; None if memory is short or it needs the slow path.
-        `result`, if given, gets the slot whose broker is over its quota."""
+
+        Args:
+            reserved: bytes of the memory that are reserved for it, 0 if none.
+            permit: a granted `QuotaWaiter`, or None.
+            result: if given, receives the slot whose broker is over its quota.
+        """
         cdef Delivery delivery = new_delivery(None, 0)  # first: there may be no memory for it
         cdef MemoryBudget memory = self.memory
         cdef PyObject* held  # a BatchCore; its slot keeps it alive
@@ -471,7 +510,7 @@ cdef class Appender:
         record.value = data_of(<PyObject*>value, record.value_size)
         record.headers_size = headers_encoded_size(headers, &record.header_count)
         bound = size_bound(&record)
-        if record.headers_size < 0 or not self.admits(memory, bound, CHARGE, reserved):
+        if record.headers_size < 0 or not self.may_append(memory, bound, CHARGE, reserved):
             return None
         sticky = self.is_sticky(partition, record.key_size >= 0)
         if partition < 0 and not sticky:
@@ -502,9 +541,14 @@ cdef class Appender:
     cdef PyObject* open_batch(self, TopicSlot topic, int32_t partition, bint sticky,
                               const Record* record, int64_t charge, int64_t reserved, object permit,
                               AppendResult result) except? NULL:
-        """A new batch with room for a record, of another partition if it is the sticky one. NULL if
-        none can be opened now, or the record must be evaluated again. The batch's slot keeps it
-        alive."""
+        """A new batch with room for a record; if the partition is sticky, another one may be
+        chosen. The batch's slot keeps it alive. NULL if none can be opened now, or if the caller
+        has to begin again.
+
+        Args:
+            charge: bytes counted for the record's handle, 0 if it has none.
+            reserved, permit, result: as in `append_slot`.
+        """
         cdef PartitionSlot slot
         cdef PyObject* held
         cdef int64_t bound = size_bound(record)
@@ -519,36 +563,12 @@ cdef class Appender:
             if result is not None:
                 result.over_quota = slot
             return NULL
-        # `open_new_batch` is Python: other threads, signal handlers and finalizers may have run and
-        # sent records of their own.
+        # `open_new_batch` is Python code: other threads, signal handlers and finalizers may have
+        # run meanwhile, and may have sent records.
         if reserved == 0 and self.memory.used + bound + charge > self.memory.limit:
             return NULL
         held = <PyObject*>slot.core
         return held if make_room(held, record.timestamp, fields_size(record)) else NULL
-
-    # -- many records ---------------------------------------------------------------------------
-
-    def append_column(self, BulkTracker tracker not None, TopicSlot topic not None, list values,
-                      list keys, list timestamps, list headers, int32_t partition,
-                      Py_ssize_t start):
-        """Append records from `start` on until the end, the time slice or the memory is over.
-
-        Columns are lists of equal length, which nothing else changes, or None; partition -1 means
-        by key or sticky. Returns the position of the first record not appended: it waits for
-        memory, for the next slice, or needs the slow path.
-        """
-        if start < 0:
-            raise ValueError("start must not be negative")
-        for column in (keys, timestamps, headers):
-            if column is not None and len(column) != len(values):
-                raise ValueError("columns have different lengths")
-        if not self.yield_queue.pass_open:
-            self.open_pass()
-        if timestamps is None and headers is None:
-            return append_rows(self, tracker, topic, values, keys, None, None, partition, start,
-                               <Plain>0)
-        return append_rows(self, tracker, topic, values, keys, timestamps, headers, partition,
-                           start, <Complete>0)
 
     cdef int64_t timestamp_of(self, PyObject* stamp) except? -1:
         """Unix time of a record in ms; negative if it is not valid."""
@@ -561,7 +581,7 @@ cdef class Appender:
     # -- time -----------------------------------------------------------------------------------
 
     cdef bint open_pass(self) except -1:
-        """Before the first record of a loop pass; False if the loop does not run any more."""
+        """Called before the first record of a loop pass; False if the loop no longer runs."""
         if not self.yield_queue.is_running():
             return False
         self.pass_ms = self.unix_ms()
@@ -569,117 +589,33 @@ cdef class Appender:
         return True
 
 
-# Types that only choose one of two copies of `append_rows`: the one without timestamps and headers
-# needs 383 instructions for a value, the other 474.
-ctypedef char Plain
-ctypedef int Complete
-ctypedef fused Columns:
-    Plain
-    Complete
-
-
-cdef Py_ssize_t append_rows(Appender appender, BulkTracker tracker, TopicSlot topic, list values,
-                            list keys, list timestamps, list headers, int32_t partition,
-                            Py_ssize_t i, Columns columns) except -1:
-    """`append_column`, from record `i` on."""
-    cdef MemoryBudget memory = appender.memory
-    cdef Py_ssize_t end = len(values), hashed = i, check = i + CHECK_ROWS
-    cdef PyObject* held  # a BatchCore; its slot keeps it alive
-    cdef PyObject* cell
-    cdef object row_headers
-    cdef Record record
-    cdef int32_t place
-    cdef uint32_t hashes[BLOCK]
-    cdef bint by_key = keys is not None and partition < 0 and not appender.ignore_keys
-    cdef bint sticky = appender.is_sticky(partition, False)
-    cdef int64_t bound, size
-    cdef int prefix
-    cdef char* p
-    record.timestamp = appender.pass_ms
-    record.key = NULL
-    record.key_size = -1
-    record.header_count = record.headers_size = 0
-    while True:
-        if i == hashed:
-            if i >= end or (i == check and appender.yield_queue.slice_over()):
-                break
-            if i == check:
-                check += CHECK_ROWS
-            hashed = min(i + BLOCK, end)
-            tracker.prepare(hashed - i)
-            if by_key:
-                hash_keys(keys, i, hashed, hashes)
-        cell = PyList_GET_ITEM(values, i)
-        if i + AHEAD < end:
-            prefetch(PyList_GET_ITEM(values, i + AHEAD))
-            prefetch(<char*>PyList_GET_ITEM(values, i + AHEAD) + 64)
-        record.value_size = size_of(cell)
-        record.value = data_of(cell, record.value_size)
-        if record.value_size < -1:
-            break
-        if keys is not None:
-            cell = PyList_GET_ITEM(keys, i)
-            record.key_size = size_of(cell)
-            record.key = data_of(cell, record.key_size)
-            if record.key_size < -1:
-                break
-            sticky = appender.is_sticky(partition, record.key_size >= 0)
-        if Columns is Complete:
-            if timestamps is not None:
-                record.timestamp = appender.timestamp_of(PyList_GET_ITEM(timestamps, i))
-            row_headers = headers[i] if headers is not None else None
-            record.headers_size = headers_encoded_size(row_headers, &record.header_count)
-            if record.timestamp < 0 or record.headers_size < 0:
-                break
-        bound = size_bound(&record)
-        if not appender.admits(memory, bound, 0, 0):
-            break
-        place = appender.partition_of(topic, partition, sticky,
-                                      hashes[(i - hashed) & (BLOCK - 1)])
-        held = find_batch(topic, place, &record, bound)
-        if held is NULL:
-            if Columns is Complete and row_headers is not None:  # the caller's list may change
-                row_headers = tuple(row_headers)
-                if headers_encoded_size(row_headers, &record.header_count) != record.headers_size:
-                    break
-            held = appender.open_batch(topic, place, sticky, &record, 0, 0, None, None)
-            if held is NULL:
-                break
-        if (<BatchCore>held).bulk_owner != tracker.identity:
-            tracker.enter(<BatchCore>held)
-        prefix = least_prefix(bound)
-        p = begin_record(held, &record, prefix)
-        if Columns is Complete:
-            p = write_headers(p, row_headers, record.header_count)
-        else:
-            p = write_varint(p, 0)
-        size = end_record(held, p, record.timestamp, prefix)
-        count_bytes(memory, topic, held, sticky, size, 0, 0)
-        tracker.note(<BatchCore>held)
-        i += 1
-    return i
-
-
-def submit(self, topic, value=None, *, key=None, partition=None, timestamp_ms=None, headers=None):
+def submit(self, topic, value=None, *, key=None, partition=None, timestamp_ms=None, headers=None,
+           on_delivery=None):
     """Put one record into a batch: `delivery = await producer.submit(...)`.
 
     Arguments as `send`. Awaiting returns once the record is in a batch. It suspends only while
-    metadata are missing, while memory is short, or if this task keeps sending after the loop's
+    metadata is missing, while memory is short, or if this task keeps sending after the loop's
     time slice of 1 ms is over: then other tasks continue first. If that last wait is cancelled
     (`wait_for`), the record is in a batch already. The `Delivery` is an awaitable for the
     `RecordMetadata`; it works with gather, wait, wait_for, shield and `add_done_callback`. A
     failure that no task awaits is reported to the observer and logged, once per batch.
 
+    `on_delivery(metadata, error)` is called once with the record's outcome, by the loop and in a
+    copy of the present context, if the record was put into a batch: a `RecordMetadata` and None, or
+    None and a `KafkaError`, whose outcome is NOT_SENT if the record was withdrawn. It takes the
+    arguments of Java's `Callback`. Unlike a done callback, it is called with the outcome even if
+    the handle is cancelled after the record was sent.
+
     Raises (at the call or on await): as `send`, except for the errors of the delivery itself.
     WrongLoop is raised at the call.
 
-    Counts as a coroutine function for `inspect` (3.12 and newer) and `asyncio`, so that
-    frameworks that run plain functions in threads await it on the loop. For the same reason the
-    loop's debug mode refuses it as a callback (`call_soon`, `call_later`), where nothing would
-    await it: use `try_submit` there.
+    Counts as a coroutine function for `inspect` and `asyncio`, so that frameworks that run plain
+    functions in threads await it on the loop. For the same reason the loop's debug mode refuses it
+    as a callback (`call_soon`, `call_later`), where nothing would await it: use `try_submit` there.
     """
     # The method `submit` of `Producer`, which is `self`.
     cdef Appender appender = self._appender
     if appender is None:  # not started
-        return self._submit_slowly(topic, value, key, partition, timestamp_ms, headers)
-    return appender.admit(topic, value, key, partition, timestamp_ms, headers)
+        return self._submit_slowly(topic, value, key, partition, timestamp_ms, headers, None,
+                                   on_delivery)
+    return appender.submit_record(topic, value, key, partition, timestamp_ms, headers, on_delivery)

@@ -3,6 +3,17 @@ from cpython.ref cimport PyObject
 
 from aiokprod._core.callbacks cimport Callbacks
 
+cdef enum:
+    # States of a `BatchCore`. Records can be withdrawn before S_FINISHED. The last two are
+    # outcomes.
+    # The states of the whole batch, with its attempts, are in `_engine/buffer/batch_states.py`.
+    S_OPEN = 0
+    S_SEALED = 1
+    S_FINISHED = 2
+    S_SPLIT = 3
+    S_ACKNOWLEDGED = 4
+    S_FAILED = 5
+
 
 cdef class RecordMetadata:
     cdef readonly str topic
@@ -13,23 +24,6 @@ cdef class RecordMetadata:
     cdef readonly int32_t serialized_value_size
 
     cdef tuple fields(self)
-
-
-cdef class MemoryBudget:
-    # Written by the append paths, `Reservation`, `PartitionSlot.let_go` and `BufferMemory`.
-    cdef public int64_t used
-    cdef public int64_t limit        # constant
-    cdef public bint has_waiters     # written by `BufferMemory`
-
-
-cdef class ByteCount:
-    cdef public int64_t bytes        # written by `PartitionSlot`
-
-
-cdef class Reservation:
-    cdef MemoryBudget budget
-    cdef readonly int64_t size
-    cdef readonly Delivery delivery
 
 
 cdef class BatchCore:
@@ -55,6 +49,10 @@ cdef class BatchCore:
     cdef list part_starts
     cdef list waiters
     cdef bint waiters_sorted
+    cdef object context              # of the newest callback; shared by those with the same content
+    cdef bint tokens_sorted
+    cdef list tokens                 # lists of (index, token) pairs, None without tokens
+    cdef object hooks                # what gets the tokens back, None without tokens
     cdef bint is_part
     cdef public Py_ssize_t limit     # written by `RecordAccumulator`: elastic batches grow
     cdef double ratio
@@ -77,32 +75,61 @@ cdef class BatchCore:
     cdef int release_buffer(self) except -1
     cdef list divide(self, bytes payload, list bounds, list offsets)
     cdef bint take_out(self, int32_t index) except -1
-    cdef int tell_if_emptied(self) except -1
+    cdef int on_withdrawn(self, int32_t index) except -1
     cdef int watch(self, Delivery delivery) except -1
     cdef int wake(self) except -1
+    cdef int add_token(self, object hooks, Py_ssize_t number, int32_t index, object token) except -1
+    cdef list placed_tokens(self)
+    cdef int divide_tokens(self, list parts, list bounds) except -1
+    cdef list pull_tokens(self, int32_t index)
+    cdef bint has_token(self, int32_t index) except -1
+    cdef int settle_tokens(self, object view) except -1
     cdef BatchCore locate(self, int32_t* index)
     cdef object error_of(self, int32_t index)
 
 
+cdef class Extras:
+    cdef list callbacks
+    cdef bint draining               # `callbacks` is in reverse order
+
+
 cdef class Delivery:
+    # 88 bytes, for which the allocator takes 96: `CHARGE` in record_writer.pxd.
     cdef readonly BatchCore core
     cdef int32_t index
     cdef int32_t key_size
     cdef int32_t value_size
-    cdef int64_t timestamp
     cdef public bint _asyncio_future_blocking
-    cdef bint is_cancelled
-    cdef bint is_withdrawn
-    cdef bint hooked
-    cdef bint of_batch
-    cdef list callbacks
-    cdef object hook
+    cdef int64_t timestamp
+    cdef unsigned char is_cancelled
+    cdef unsigned char is_withdrawn
+    cdef unsigned char is_expired
+    cdef unsigned char of_batch
+    cdef unsigned char enlisted      # in the batch's `waiters`
+    cdef unsigned char kind          # of `callback`
+    cdef object callback             # the first one
+    cdef object context
+    cdef Extras extras
 
+    cdef bint is_done(self) except -1
+    cdef int expire(self) except -1
     cdef int enlist(self) except -1
-    cdef int settle(self, Callbacks due) except -1
-    cdef int run_hook(self, object hook) except -1
+    cdef int add_callback(self, object fn, object context, int kind) except -1
+    cdef int attach(self, object fn) except -1
+    cdef bint has_outcome(self) except -1
+    cdef bint is_watched(self) noexcept
+    cdef bint has_more(self) except -1
+    cdef bint has_due(self) except -1
+    cdef bint take_callback(self, Callbacks call) except -1
+    cdef int set_outcome(self, Callbacks call) except -1
+    cdef int drop_callbacks(self) except -1
     cdef RecordMetadata metadata(self, BatchCore core, int32_t index)
     cdef object failure(self, BatchCore core, int32_t index)
+
+
+cdef class DeliveryCallbacks(Callbacks):
+    cdef list deliveries
+    cdef Py_ssize_t next
 
 
 cdef Delivery new_delivery(BatchCore core, int32_t index)

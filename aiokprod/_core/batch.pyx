@@ -1,10 +1,10 @@
 # cython: language_level=3, boundscheck=False, cdivision=True
-"""Batch encoder and delivery handle: what exists per record, in compiled code.
+"""The compiled parts of a batch: its encoded records (`BatchCore`) and their handles (`Delivery`).
 
-`BatchCore` owns the growing bytes of one record batch (magic 2, records section only; the
-61-byte header is made later by `_wire.record_batch`) and, once sent, the one final outcome of all
-its records. `Delivery` is the awaitable handle of one record: a reference to its batch and an
-index. Nothing else is kept per record.
+`BatchCore` has the bytes of one record batch (magic 2; without the 61-byte header, which
+`_wire.record_batch` makes for each attempt) and later the outcome of its records. `Delivery` is the
+awaitable handle of one record: a reference to its batch and an index. Nothing else is kept per
+record.
 
 Source: Kafka protocol guide "Record Batch"; Java `DefaultRecord.writeTo`, `ProducerBatch`,
 `FutureRecordMetadata`.
@@ -13,19 +13,17 @@ Source: Kafka protocol guide "Record Batch"; Java `DefaultRecord.writeTo`, `Prod
 cimport cython
 from bisect import bisect_left, bisect_right, insort
 from asyncio import CancelledError, InvalidStateError
-from contextvars import copy_context
-from inspect import CO_COROUTINE
-from types import FunctionType
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from cpython.exc cimport PyErr_Clear
+from cpython.list cimport PyList_GET_ITEM, PyList_GET_SIZE
 from cpython.ref cimport PyObject, Py_DECREF, Py_INCREF, Py_XDECREF
 from libc.string cimport memcpy
 
-from aiokprod._core.callbacks cimport Callbacks
-from aiokprod._core.place cimport encoded_size, end_record, write_deltas
+from aiokprod._core.callbacks cimport Callbacks, is_plain_callable, present_context
+from aiokprod._core.record_writer cimport encoded_size, end_record, write_deltas
 from aiokprod._core.varint cimport (
-    int32_t, int64_t, uint8_t, murmur2_bytes, read_varint, varint_size,
+    int32_t, int64_t, read_varint, varint_size,
 )
 
 ctypedef PyObject* (*iternext)(PyObject*) noexcept
@@ -45,27 +43,20 @@ cdef extern from "Python.h":
     int _PyBytes_Resize(PyObject** string, Py_ssize_t newsize) except -1
     PyObject* PyBytes_FromStringAndSize(const char*, Py_ssize_t)
     void PyErr_SetObject(object, object) noexcept
+    void PyObject_GC_UnTrack(PyObject*) noexcept
 
-# Life of a batch. Records can be withdrawn before FINISHED; outcomes are DONE and FAILED.
-OPEN = 0
-SEALED = 1
-FINISHED = 2
-SPLIT = 3
-DONE = 4
-FAILED = 5
+# For Python; the states are explained in batch.pxd.
+OPEN = S_OPEN
+SEALED = S_SEALED
+FINISHED = S_FINISHED
+SPLIT = S_SPLIT
+ACKNOWLEDGED = S_ACKNOWLEDGED
+FAILED = S_FAILED
 
-cdef enum:
-    S_OPEN = 0
-    S_SEALED = 1
-    S_FINISHED = 2
-    S_SPLIT = 3
-    S_DONE = 4
-    S_FAILED = 5
-
-
-def murmur2(bytes data not None):
-    """Java `Utils.murmur2` of the bytes as a signed 32-bit integer."""
-    return <int32_t>murmur2_bytes(<const uint8_t*>PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data))
+cdef enum:  # kinds of callbacks
+    SHARED_CONTEXT = 0     # runs in a copy of the context
+    GIVEN_CONTEXT = 1      # runs in the very context
+    ON_DELIVERY = 2        # as SHARED_CONTEXT; called with the outcome, also if the wait has ended
 
 
 @cython.freelist(64)
@@ -106,62 +97,17 @@ cdef class RecordMetadata:
                 f"serialized_value_size={self.serialized_value_size})")
 
 
-cdef class MemoryBudget:
-    """Base of `BufferMemory`: bytes in use by batches and reservations, and the limit."""
-
-    def __init__(self, int64_t limit):
-        self.limit = limit
-        self.used = 0
-        self.has_waiters = False
-
-    def on_dropped(self):
-        """A reservation that still had bytes was dropped while calls wait for memory. Called by its
-        finalizer: in any thread, within any other call."""
-
-
-cdef class ByteCount:
-    """A count of bytes that several objects share."""
-
-    def __init__(self):
-        self.bytes = 0
-
-
-cdef class Reservation:
-    """Bytes of a budget that are granted to one record before it is in a batch; `delivery` is its
-    handle once it is.
-
-    Granting, using and giving back are single steps: no signal handler can raise in between. What
-    an interrupted caller still holds is given back when the object is dropped.
-    """
-
-    def __cinit__(self, MemoryBudget budget not None):
-        self.budget = budget  # not in `__init__`: `grant` writes to it without a look
-
-    def grant(self, int64_t size):
-        """Take `size` bytes of the budget."""
-        self.budget.used += size
-        self.size += size
-
-    def give_back(self):
-        """Return what was not used; the number of bytes."""
-        cdef int64_t size = self.size
-        self.size = 0
-        self.budget.used -= size
-        return size
-
-    def __del__(self):
-        if self.size:  # else it may have been refused, and has no budget
-            self.give_back()
-            if self.budget.has_waiters:
-                self.budget.on_dropped()
-
-
 cdef class BatchCore:
-    """The records of one batch: encoded bytes while open, one outcome afterwards.
+    """The records of one batch: their encoded bytes, later their outcome.
 
-    Invariant: the bytes that `finish` returned never change. `limit` is the target size of the
-    records section in bytes, which may be raised; a first record of any size is taken. `ratio`
-    estimates compressed size / plain size, so that batches fill to `limit` after compression.
+    Invariant: the bytes that `finish` returned never change.
+
+    Args:
+        limit: target size of the records section in bytes, which may be raised later; a first
+            record of any size is accepted.
+        ratio: estimate of compressed size / plain size, so that the batch has about `limit` bytes
+            after compression.
+        capacity: bytes to allocate at once.
     """
 
     def __cinit__(self, str topic not None, int32_t partition, object loop, Py_ssize_t limit,
@@ -183,9 +129,9 @@ cdef class BatchCore:
         Py_XDECREF(self.buffer)
 
     cdef int resize(self, Py_ssize_t capacity) except -1:
-        """A larger buffer; if there is no memory for it, everything stays as it was."""
-        # A bytes object without other references may be written. It is not resized in place,
-        # because a failure would lose its content.
+        """Allocate a larger buffer. If that fails, the batch is unchanged."""
+        # A bytes object without other references may be written to. It is not resized in place,
+        # because its content would be lost if that failed.
         cdef PyObject* grown = PyBytes_FromStringAndSize(NULL, capacity)
         if grown is NULL:
             PyErr_Clear()
@@ -201,7 +147,7 @@ cdef class BatchCore:
         return 0
 
     cdef object take_buffer(self):
-        """The bytes written so far, as an object that nothing here refers to any more."""
+        """The bytes written so far; the batch keeps no reference to them."""
         cdef PyObject* buffer = self.buffer
         cdef object payload
         if buffer is NULL:
@@ -224,7 +170,7 @@ cdef class BatchCore:
         return self.has_room(size)
 
     cdef char* grow(self, Py_ssize_t size) except NULL:
-        """Room for `size` more bytes; the position to write them at."""
+        """Make room for `size` more bytes; returns the position at which to write them."""
         cdef Py_ssize_t wanted = self.length + size
         if wanted > self.capacity:
             self.resize(max(wanted, 2 * self.capacity, 512))
@@ -278,7 +224,7 @@ cdef class BatchCore:
 
     @property
     def settled(self):
-        return self.state >= S_DONE
+        return self.state >= S_ACKNOWLEDGED
 
     @property
     def unwatched(self):
@@ -287,7 +233,7 @@ cdef class BatchCore:
         cdef Py_ssize_t watched = 0
         if self.waiters is not None:
             for delivery in self.waiters:
-                watched += not delivery.is_withdrawn and not delivery.of_batch
+                watched += delivery.is_watched()
         return max(0, self.record_count - watched - self.bulk_count)
 
     def seal(self):
@@ -296,10 +242,10 @@ cdef class BatchCore:
             self.state = S_SEALED
 
     def finish(self):
-        """The records section as immutable bytes; withdrawn records are left out for good.
+        """The records section as immutable bytes, without the withdrawn records.
 
-        The same bytes again if it is called again before the outcome or `drop_payload`: a caller
-        that a signal handler interrupted may not have kept them.
+        Until the batch has its outcome or `drop_payload` is called, it returns the same bytes
+        again, because a signal handler may have interrupted a caller before it stored them.
         """
         cdef BatchCore compact
         cdef bytes payload
@@ -317,33 +263,39 @@ cdef class BatchCore:
             self.release_buffer()
         else:
             payload = self.take_buffer()
-        self.owner = None  # it was for withdrawals; a cycle of both would outlive the batch
+        self.owner = None  # only needed for withdrawals; the two would form a reference cycle
         self.state = S_FINISHED
         self.payload = payload
         return payload
 
     def drop_payload(self):
-        """The caller of `finish` keeps the bytes, or what it made of them."""
+        """Release the bytes: the caller of `finish` has stored them or has compressed them."""
         self.payload = None
 
-    def settle(self, int64_t base_offset, int64_t log_append_time=-1):
-        """Acknowledged: base offset (-1 unknown), log append time in ms (-1 = create time).
+    def acknowledge(self, int64_t base_offset, int64_t log_append_time=-1, view=None):
+        """All records are in the log, from `base_offset` on (-1: unknown). `log_append_time` in ms;
+        -1 if the records keep their own timestamps. `view` is what plug-ins get as the batch.
 
         False if the batch had its outcome already; the first one stands.
         """
-        if self.state >= S_DONE:
+        if self.state >= S_ACKNOWLEDGED:
             return False
         self.base_offset = base_offset
         self.log_append_time = log_append_time
-        self.state = S_DONE
+        self.state = S_ACKNOWLEDGED
         self.owner = None
         self.release_buffer()
         self.wake()
+        self.settle_tokens(view)
         return True
 
-    def fail(self, error, dict record_errors=None):
-        """Failed: `error` for all records but those named by position in `record_errors`."""
-        if self.state >= S_DONE:
+    def fail(self, error, dict record_errors=None, view=None):
+        """All records have failed with `error`, except those whose position is in `record_errors`.
+        `view` is what plug-ins get as the batch.
+
+        False if the batch had its outcome already; the first one stands.
+        """
+        if self.state >= S_ACKNOWLEDGED:
             return False
         self.error = error
         self.record_errors = record_errors
@@ -351,13 +303,14 @@ cdef class BatchCore:
         self.owner = None
         self.release_buffer()
         self.wake()
+        self.settle_tokens(view)
         return True
 
     def split(self, bytes payload not None, Py_ssize_t limit):
-        """Divide into batches of at most `limit` bytes each (one record at least).
+        """Split into batches of at most `limit` bytes, but at least one record each.
 
-        `payload` is what `finish` returned. The records' handles follow their records into the
-        returned batches, which are open for nothing and can be finished at once.
+        `payload` is the result of `finish`. The handles follow their records into the returned
+        batches, which accept no records and can be finished at once.
         """
         cdef const char* start = PyBytes_AS_STRING(payload)
         cdef const char* end = start + PyBytes_GET_SIZE(payload)
@@ -386,13 +339,14 @@ cdef class BatchCore:
         return self.divide(payload, bounds, offsets)
 
     cdef list divide(self, bytes payload, list bounds, list offsets):
-        """Parts of the records [bounds[i], bounds[i + 1]), which lie at offsets[i] in bytes."""
+        """Make part i from the records [bounds[i], bounds[i + 1]), which begin at byte
+        offsets[i]."""
         cdef const char* start = PyBytes_AS_STRING(payload)
         cdef BatchCore part
         cdef Delivery delivery
-        cdef list waiters = self.waiters
+        cdef list waiters
+        cdef list parts = []
         cdef Py_ssize_t i
-        self.parts = []
         for i in range(len(bounds) - 1):
             part = BatchCore(self.topic, self.partition, self.loop, self.limit)
             part.copy_range(start + <Py_ssize_t>offsets[i], start + <Py_ssize_t>offsets[i + 1],
@@ -401,31 +355,36 @@ cdef class BatchCore:
             part.is_part = True
             if self.bulk_count == self.count:
                 part.bulk_count = part.count
-            self.parts.append(part)
+            parts.append(part)
+        if self.tokens is not None:
+            self.divide_tokens(parts, bounds)
         self.part_starts = bounds[:-1]
+        self.parts = parts  # set last: if there is no memory for all parts, there are none
+        self.tokens = self.hooks = None
         self.payload = None
         self.state = S_SPLIT
-        self.waiters = None
+        waiters, self.waiters = self.waiters, None
         if waiters is not None:
             for delivery in waiters:
                 if not delivery.is_withdrawn:
                     delivery.core = self.locate(&delivery.index)
                     delivery.core.watch(delivery)
-        return list(self.parts)
+        return list(parts)
 
     def withdraw(self, int32_t index):
-        """Take one record out before the batch is finished. Tells the owner when none is left.
+        """Remove one record before the batch is finished. Calls `owner.on_emptied` if it was the
+        last one.
 
-        False if it is too late, or if the batch is a part of another: brokers may know its records
-        by their sequence numbers.
+        False if the batch is finished, or is a part of a split one: brokers may know its records by
+        their sequence numbers.
         """
         if not self.take_out(index):
             return False
-        self.tell_if_emptied()
+        self.on_withdrawn(index)
         return True
 
     cdef bint take_out(self, int32_t index) except -1:
-        """The step of `withdraw` that nothing can interrupt."""
+        """The part of `withdraw` that cannot be interrupted."""
         if self.state > S_SEALED or self.is_part:
             return False
         if self.withdrawn is None:
@@ -433,9 +392,16 @@ cdef class BatchCore:
         insort(self.withdrawn, index)
         return True
 
-    cdef int tell_if_emptied(self) except -1:
-        if self.owner is not None and len(self.withdrawn) == self.count:
-            self.owner.on_emptied()
+    cdef int on_withdrawn(self, int32_t index) except -1:
+        """Call the owner if the batch has no records any more, and the hooks of the record."""
+        hooks = self.hooks
+        tokens = self.pull_tokens(index)
+        try:
+            if self.owner is not None and len(self.withdrawn) == self.count:
+                self.owner.on_emptied()
+        finally:
+            if tokens:
+                hooks.withdrawn(self, tokens)
         return 0
 
     cdef int release_buffer(self) except -1:
@@ -444,6 +410,97 @@ cdef class BatchCore:
         self.data = NULL
         self.capacity = 0
         self.payload = None
+        return 0
+
+    # -- tokens ---------------------------------------------------------------------------------
+
+    cdef int add_token(self, object hooks, Py_ssize_t number, int32_t index,
+                       object token) except -1:
+        """Keep a token of record `index`. `hooks.settled(core, tokens, view)` gets it with the
+        outcome, `hooks.withdrawn(core, tokens)` if the record is withdrawn: one of them, once.
+
+        Args:
+            number: of the list the token belongs to; `tokens` has a list of (index, token) pairs
+                for each number.
+        """
+        cdef list pairs
+        if self.tokens is None:
+            self.tokens = []
+            self.tokens_sorted = True
+            self.hooks = hooks
+        while len(self.tokens) <= number:
+            self.tokens.append([])
+        pairs = <list>self.tokens[number]
+        # A finalizer may have sent a record since this one was appended.
+        if pairs and (<tuple>pairs[len(pairs) - 1])[0] > index:
+            self.tokens_sorted = False
+        pairs.append((index, token))
+        if self.state >= S_ACKNOWLEDGED:  # the same for one that has ended the producer
+            self.settle_tokens(None)
+        return 0
+
+    cdef bint has_token(self, int32_t index) except -1:
+        """True if record `index`, the newest one with tokens, has one."""
+        cdef list pairs
+        if self.tokens is not None:
+            for pairs in self.tokens:
+                if pairs and (<tuple>pairs[len(pairs) - 1])[0] == index:
+                    return True
+        return False
+
+    cdef list placed_tokens(self):
+        """The tokens in order, with the positions of their records among those that are sent."""
+        cdef list pairs
+        cdef list placed = []
+        for pairs in self.tokens:
+            if self.withdrawn:
+                pairs = [(index - bisect_left(self.withdrawn, index), token)
+                         for index, token in pairs]
+            if not self.tokens_sorted:
+                pairs.sort(key=_index)
+            placed.append(pairs)
+        return placed
+
+    cdef int divide_tokens(self, list parts, list bounds) except -1:
+        """Hand the tokens over to the parts that have their records."""
+        cdef Py_ssize_t number, part
+        cdef list pairs
+        for number, pairs in enumerate(self.placed_tokens()):
+            for index, token in pairs:
+                part = bisect_right(bounds, index) - 1
+                (<BatchCore>parts[part]).add_token(
+                    self.hooks, number, <int32_t>(index - bounds[part]), token
+                )
+        return 0
+
+    cdef list pull_tokens(self, int32_t index):
+        """Remove the tokens of one record; (number, token) pairs."""
+        cdef Py_ssize_t number, place
+        cdef list pairs
+        cdef list pulled = []
+        if self.tokens is None:
+            return pulled
+        for number, pairs in enumerate(self.tokens):
+            if not self.tokens_sorted:
+                pairs.sort(key=_index)
+            place = bisect_left(pairs, index, key=_index)
+            if place < len(pairs) and pairs[place][0] == index:
+                pulled.append((number, pairs.pop(place)[1]))
+        self.tokens_sorted = True
+        return pulled
+
+    cdef int settle_tokens(self, object view) except -1:
+        """Report the outcome for the tokens, which are not kept any longer."""
+        if self.tokens is None:
+            return 0
+        tokens, hooks = self.placed_tokens(), self.hooks
+        self.tokens = self.hooks = None
+        try:
+            hooks.settled(self, tokens, view)
+        except BaseException as error:
+            self.loop.call_exception_handler({
+                "message": "aiokprod: hooks of a batch failed", "exception": error,
+            })
         return 0
 
     cdef BatchCore locate(self, int32_t* index):
@@ -460,7 +517,7 @@ cdef class BatchCore:
             core = core.parts[part]
 
     cdef object error_of(self, int32_t index):
-        """A fresh error of record `index` of this failed batch, which says where it was to go."""
+        """A new instance of the error of record `index`, with its topic and partition."""
         cdef object error = self.error
         if self.record_errors is not None:
             error = self.record_errors.get(index, error)
@@ -469,6 +526,8 @@ cdef class BatchCore:
     cdef int watch(self, Delivery delivery) except -1:
         if self.waiters is None:
             self.waiters = [delivery]
+            # Its elements are not tracked by the collector, which therefore need not walk it.
+            PyObject_GC_UnTrack(<PyObject*>self.waiters)
         else:
             if (<Delivery>self.waiters[-1]).index > delivery.index:
                 self.waiters_sorted = False
@@ -476,28 +535,16 @@ cdef class BatchCore:
         return 0
 
     cdef int wake(self) except -1:
-        """Run hooks and schedule callbacks of watched records, in the order they were appended."""
+        """Schedule callbacks of watched records, in the order they were appended."""
         cdef list waiters = self.waiters
-        cdef Delivery delivery
-        cdef Callbacks callbacks
         if waiters is None:
             return 0
         self.waiters = None
+        self.context = None
         self.watched = <int32_t>len(waiters)
         if not self.waiters_sorted:
             waiters.sort(key=_position)
-        callbacks = Callbacks(self.loop)
-        try:
-            for delivery in waiters:
-                try:
-                    delivery.settle(callbacks)
-                except BaseException as error:
-                    # Whatever one hook does, the others learn their outcome.
-                    self.loop.call_exception_handler({
-                        "message": "aiokprod: a hook of a delivery failed", "exception": error,
-                    })
-        finally:
-            callbacks.schedule()
+        DeliveryCallbacks(self.loop, waiters).schedule()
         return 0
 
     def __repr__(self):
@@ -505,8 +552,28 @@ cdef class BatchCore:
                 f"records={self.record_count} bytes={self.length}>")
 
 
+def report_withdrawals_with(make):
+    """Set what makes the error of a withdrawn record for `on_delivery`, from a message, topic and
+    partition: the errors of the package are not known here."""
+    global _withdrawn_error
+    _withdrawn_error = make
+
+
+cdef object _withdrawn_error = lambda message, topic, partition: CancelledError(message)
+
+
 def _position(Delivery delivery):
     return delivery.index
+
+
+def _index(tuple pair not None):
+    return pair[0]
+
+
+@cython.freelist(8)
+@cython.no_gc
+cdef class Extras:
+    """What few handles have: callbacks after the first one (function, context and kind of each)."""
 
 
 @cython.freelist(1024)
@@ -536,30 +603,28 @@ cdef class Delivery:
     @property
     def withdrawn(self):
         """True if the record was taken out before it was sent: it is not in the log."""
-        return self.is_withdrawn
-
-    @property
-    def has_hook(self):
-        """True if a hook is set that will run, or has run."""
-        return self.hooked
+        return bool(self.is_withdrawn)
 
     def get_loop(self):
         return self.core.loop
 
     def done(self):
+        return self.is_done()
+
+    cdef bint is_done(self) except -1:
         cdef int32_t index = self.index
-        if self.is_cancelled or self.core.state >= S_DONE:
+        if self.is_cancelled or self.core.state >= S_ACKNOWLEDGED:
             return True
         if self.core.parts is None:
             return False
-        return self.core.locate(&index).state >= S_DONE
+        return self.core.locate(&index).state >= S_ACKNOWLEDGED
 
     def cancelled(self):
-        return self.is_cancelled
+        return bool(self.is_cancelled)
 
     @property
     def _cancel_message(self):
-        # `asyncio.gather(..., return_exceptions=True)` reads it of futures that were cancelled.
+        # Read by `asyncio.gather(..., return_exceptions=True)` for cancelled futures.
         if self.is_withdrawn:
             return "record withdrawn before it was sent: it is not in the log"
         return "stopped waiting for a record in flight: its outcome is unknown"
@@ -574,7 +639,7 @@ cdef class Delivery:
         if self.is_cancelled:
             raise self._make_cancelled_error()
         core = self.core.locate(&index)
-        if core.state == S_DONE:
+        if core.state == S_ACKNOWLEDGED:
             return self.metadata(core, index)
         if core.state == S_FAILED:
             raise self.failure(core, index)
@@ -587,7 +652,7 @@ cdef class Delivery:
         if self.is_cancelled:
             raise self._make_cancelled_error()
         core = self.core.locate(&index)
-        if core.state == S_DONE:
+        if core.state == S_ACKNOWLEDGED:
             return None
         if core.state == S_FAILED:
             return self.failure(core, index)
@@ -612,87 +677,169 @@ cdef class Delivery:
         It runs in `context`, by default in a copy of the present one. Raises TypeError if `fn` is
         not a plain callable.
         """
-        if not callable(fn) or (type(fn) is FunctionType and fn.__code__.co_flags & CO_COROUTINE):
+        if not is_plain_callable(fn):
             raise TypeError(f"a callback must be a plain callable, not {fn!r}")
-        if context is None:
-            context = copy_context()
-        if self.done():
+        if self.is_done():
             self.core.loop.call_soon(fn, self, context=context)
-            return
-        if self.callbacks is None:
-            if self.hook is None:
-                self.enlist()
-            self.callbacks = []
-        self.callbacks.append((fn, context))
+        elif context is not None:
+            self.add_callback(fn, context, GIVEN_CONTEXT)
+        else:
+            self.core.context = context = present_context(self.core.context)
+            self.add_callback(fn, context, SHARED_CONTEXT)
+
+    cdef int add_callback(self, object fn, object context, int kind) except -1:
+        if not self.enlisted:
+            self.enlist()
+        if self.callback is None:
+            self.kind = kind
+            self.context = context
+            self.callback = fn
+        else:
+            if self.extras is None:
+                self.extras = Extras()
+            if self.extras.callbacks is None:
+                self.extras.callbacks = []
+            self.extras.callbacks += (fn, context, kind)
+        return 0
 
     def remove_done_callback(self, fn):
         """Remove all registrations of `fn`; the number removed."""
-        if self.callbacks is None:
+        cdef list entries
+        cdef list kept = []
+        cdef Py_ssize_t i
+        if self.callback is None or self.is_done():
             return 0
-        kept = [entry for entry in self.callbacks if entry[0] != fn]
-        removed = len(self.callbacks) - len(kept)
-        self.callbacks[:] = kept
-        return removed
+        entries = [self.callback, self.context, self.kind]
+        if self.extras is not None and self.extras.callbacks is not None:
+            entries += self.extras.callbacks
+        for i in range(0, len(entries), 3):
+            if entries[i + 2] == ON_DELIVERY or entries[i] != fn:
+                kept += entries[i:i + 3]
+        if self.is_done():  # since a comparison: the callbacks are called
+            return 0
+        self.drop_callbacks()
+        for i in range(0, len(kept), 3):
+            self.add_callback(kept[i], kept[i + 1], kept[i + 2])
+        return (len(entries) - len(kept)) // 3
 
-    def set_hook(self, hook):
-        """Run `hook(metadata | None, error | None)` at settlement, before any callback.
+    cdef bint is_watched(self) noexcept:
+        """True if a task awaits the record, or it has a callback."""
+        if self.callback is None or self.of_batch:
+            return False
+        return not self.is_cancelled or (self.kind == ON_DELIVERY and not self.is_withdrawn)
 
-        For interceptors; one per record, set right after the append.
-        """
-        if self.callbacks is None and self.hook is None:
-            self.enlist()
-        self.hook = hook
-        self.hooked = True
+    cdef int attach(self, object fn) except -1:
+        """Call `fn(metadata | None, error | None)` through the loop once the record has its
+        outcome. One per record, set right after the append."""
+        try:
+            self.core.context = context = present_context(self.core.context)
+            self.add_callback(fn, context, ON_DELIVERY)
+            if self.is_done():
+                DeliveryCallbacks(self.core.loop, [self]).schedule()
+        except BaseException:
+            self.cancel()  # the caller does not get the handle: withdraw the record
+            raise
+        return 0
+
+    cdef bint has_outcome(self) except -1:
+        """True if it is known what became of the record, not only that a wait has ended."""
+        cdef int32_t index = self.index
+        return self.is_withdrawn or self.core.locate(&index).state >= S_ACKNOWLEDGED
+
+    cdef bint has_due(self) except -1:
+        """True if it has a callback that has to run now that it is done."""
+        return self.callback is not None and (
+            self.kind != ON_DELIVERY or self.has_more() or self.has_outcome()
+        )
+
+    cdef bint take_callback(self, Callbacks call) except -1:
+        """Move the next callback to `call`; False if there is none."""
+        cdef int kind = self.kind
+        if self.callback is None:
+            return False
+        if self.has_more() and not self.extras.draining:
+            self.extras.callbacks.reverse()
+            self.extras.draining = True
+        if kind == ON_DELIVERY and not self.has_outcome():  # stays, and the others run
+            if not self.has_more():
+                return False
+            call.fn = self.extras.callbacks.pop()
+            call.context = self.extras.callbacks.pop()
+            kind = self.extras.callbacks.pop()
+        else:
+            call.fn = self.callback
+            call.context = self.context
+            self.callback = None
+            self.context = None
+            if self.has_more():
+                self.callback = self.extras.callbacks.pop()
+                self.context = self.extras.callbacks.pop()
+                self.kind = self.extras.callbacks.pop()
+        call.context_is_shared = kind != GIVEN_CONTEXT
+        call.has_second = kind == ON_DELIVERY
+        if kind == ON_DELIVERY:
+            self.set_outcome(call)
+        else:
+            call.first = self
+        return True
+
+    cdef int set_outcome(self, Callbacks call) except -1:
+        """Set the arguments of a callback of kind ON_DELIVERY."""
+        cdef int32_t index = self.index
+        cdef BatchCore core
+        call.first = call.second = None
+        if self.is_withdrawn:
+            call.second = _withdrawn_error(self._cancel_message, self.topic, self.partition)
+            return 0
+        core = self.core.locate(&index)
+        if core.state == S_ACKNOWLEDGED:
+            call.first = self.metadata(core, index)
+        else:
+            call.second = self.failure(core, index)
+        return 0
+
+    cdef bint has_more(self) except -1:
+        """True if it has a callback after the first one."""
+        return self.extras is not None and bool(self.extras.callbacks)
+
+    cdef int drop_callbacks(self) except -1:
+        self.callback = None
+        self.context = None
+        if self.extras is not None:
+            self.extras.callbacks = None
+        return 0
 
     cdef int enlist(self) except -1:
         cdef BatchCore core = self.core.locate(&self.index) if self.core.parts is not None \
             else self.core
         self.core = core
         core.watch(self)
+        self.enlisted = True
         return 0
 
     def cancel(self, msg=None):
         """Withdraw the record or stop waiting for it. False if it has its outcome already."""
-        cdef Callbacks callbacks
-        if self.done():
+        cdef DeliveryCallbacks callbacks
+        if self.is_done():
             return False
-        callbacks = Callbacks(self.core.loop)
+        callbacks = DeliveryCallbacks(self.core.loop, [self])
         self.is_withdrawn = self.core.take_out(self.index)
         self.is_cancelled = True
         try:
             if self.is_withdrawn:
-                self.core.tell_if_emptied()
+                self.core.on_withdrawn(self.index)
         finally:  # also if a signal handler raised: waiting tasks must wake
-            try:
-                self.settle(callbacks)
-            finally:
-                callbacks.schedule()
+            callbacks.schedule()
         return True
 
-    cdef int settle(self, Callbacks due) except -1:
-        cdef list callbacks = self.callbacks
-        cdef object hook = self.hook
-        self.callbacks = None
-        if callbacks:  # noted before the hook runs, which may raise
-            for fn, context in callbacks:
-                due.add(fn, context, self)
-        if hook is not None and (self.is_withdrawn or self.core.state >= S_DONE):
-            self.hook = None
-            self.run_hook(hook)
+    cdef int expire(self) except -1:
+        """As `cancel`, by a deadline."""
+        if not self.is_done():
+            self.is_expired = True
+            self.cancel()
         return 0
 
-    cdef int run_hook(self, object hook) except -1:
-        cdef int32_t index = self.index
-        cdef BatchCore core = self.core.locate(&index)
-        if self.is_withdrawn:
-            hook(None, self._make_cancelled_error())
-        elif core.state == S_DONE:
-            hook(self.metadata(core, index), None)
-        else:
-            hook(None, self.failure(core, index))
-        return 0
-
-    # A stateless iterator of itself: awaiting costs no further object.
+    # The handle is its own iterator, so that awaiting it creates no further object.
     def __await__(self):
         return self
 
@@ -700,14 +847,14 @@ cdef class Delivery:
         return self
 
     def __next__(self):
-        if not self.done():
+        if not self.is_done():
             self._asyncio_future_blocking = True
             return self
         raise StopIteration(self.result())
 
     def __repr__(self):
         state = ("cancelled" if self.is_cancelled else
-                 "done" if self.done() else "pending")
+                 "done" if self.is_done() else "pending")
         return f"<Delivery {self.core.topic}-{self.core.partition} {state}>"
 
 
@@ -720,10 +867,10 @@ cdef PyObject* delivery_next(PyObject* self) noexcept:
     cdef Delivery delivery = <Delivery>self
     cdef BatchCore core = delivery.core
     if core.parts is None and core.withdrawn is None and not delivery.is_cancelled:
-        if core.state == S_DONE:
+        if core.state == S_ACKNOWLEDGED:
             PyErr_SetObject(StopIteration, delivery.metadata(core, delivery.index))
             return NULL
-        if core.state < S_DONE:
+        if core.state < S_ACKNOWLEDGED:
             delivery._asyncio_future_blocking = True
             Py_INCREF(delivery)
             return self
@@ -736,10 +883,10 @@ cdef int delivery_send(PyObject* self, PyObject* value, PyObject** result) excep
     cdef BatchCore core = delivery.core
     cdef object given
     cdef bint done = True
-    if core.parts is None and core.withdrawn is None and core.state == S_DONE and \
+    if core.parts is None and core.withdrawn is None and core.state == S_ACKNOWLEDGED and \
             not delivery.is_cancelled:
         given = delivery.metadata(core, delivery.index)
-    elif delivery.done():
+    elif delivery.is_done():
         given = delivery.result()
     else:
         done = False
@@ -750,17 +897,70 @@ cdef int delivery_send(PyObject* self, PyObject* value, PyObject** result) excep
     return PYGEN_RETURN if done else PYGEN_NEXT
 
 
+cdef class DeliveryCallbacks(Callbacks):
+    """The callbacks of deliveries that are done, which remain in their `Delivery` until they run.
+
+    Args:
+        deliveries: in the order in which their callbacks run.
+    """
+
+    def __cinit__(self, loop not None, list deliveries not None):
+        self.deliveries = deliveries
+
+    def __init__(self, loop not None, list deliveries not None):
+        self.loop = loop
+
+    def __del__(self):
+        """The loop was closed before the callbacks could run, or has not accepted them."""
+        cdef Delivery delivery
+        if self.deliveries is not None:
+            for delivery in self.deliveries[self.next:]:
+                if delivery.has_due():
+                    delivery.drop_callbacks()
+
+    cdef bint pending(self) except -1:
+        cdef Py_ssize_t i
+        for i in range(self.next, PyList_GET_SIZE(self.deliveries)):
+            if (<Delivery>PyList_GET_ITEM(self.deliveries, i)).has_due():
+                return True
+        return False
+
+    cdef bint several(self) except -1:
+        cdef Py_ssize_t left = PyList_GET_SIZE(self.deliveries) - self.next
+        return left > 1 or (
+            left == 1 and (<Delivery>PyList_GET_ITEM(self.deliveries, self.next)).has_more()
+        )
+
+    cdef bint take(self) except -1:
+        cdef Delivery delivery
+        while self.next < PyList_GET_SIZE(self.deliveries):
+            delivery = <Delivery>PyList_GET_ITEM(self.deliveries, self.next)
+            if not delivery.has_due():
+                self.next += 1
+            elif delivery.take_callback(self):
+                return True
+        return False
+
+
 cdef Delivery new_delivery(BatchCore core, int32_t index):
-    """The only way to make one: a delivery without a batch would crash in any method."""
+    """Make a `Delivery`. There is no other way, because one without a batch would crash."""
     cdef Delivery delivery = Delivery.__new__(Delivery)
     delivery.core = core
     delivery.index = index
     return delivery
 
 
+def handle_of(BatchCore core not None):
+    """A `Delivery` of the newest record of a batch. It is done when the batch is or, if it was
+    split, the last of its parts."""
+    cdef Delivery delivery = new_delivery(core, core.count - 1)
+    delivery.of_batch = True  # a task that awaits it waits for the batch, not for that record
+    return delivery
+
+
 cdef bint make_room(PyObject* held, int64_t timestamp, int64_t fields) except -1:
-    """Room in a batch for a record of this `fields_size`; False if it belongs in another batch."""
-    cdef BatchCore core = <BatchCore>held  # a reference: `grow` may call its owner
+    """Make room in a batch for a record with this `fields_size`; False if the batch is full."""
+    cdef BatchCore core = <BatchCore>held  # keep it alive: `grow` may call its owner
     cdef Py_ssize_t size = encoded_size(held, timestamp, fields)
     if not core.has_room(size):
         return False
@@ -769,12 +969,12 @@ cdef bint make_room(PyObject* held, int64_t timestamp, int64_t fields) except -1
 
 
 cdef PyObject* refuse_new(PyTypeObject* kind, PyObject* args, PyObject* kwargs) noexcept:
-    """`tp_new` for everybody else, subclasses included; this module calls Cython's own."""
+    """`tp_new` for all other callers and for subclasses; this module calls Cython's function."""
     PyErr_SetObject(TypeError, "deliveries are made by producer.submit and try_submit")
     return NULL
 
 
 (<PyTypeObject*>Delivery).tp_new = refuse_new
-(<PyTypeObject*>Delivery).tp_vectorcall = NULL  # Cython's, which knows its own `tp_new` only
+(<PyTypeObject*>Delivery).tp_vectorcall = NULL  # Cython's function would not call `refuse_new`
 (<PyTypeObject*>Delivery).tp_iternext = delivery_next
 (<PyTypeObject*>Delivery).tp_as_async.am_send = delivery_send

@@ -17,15 +17,15 @@ cdef class BulkTracker:
     cdef int add(self, BatchCore core, int32_t index) except -1
 
     cdef inline int prepare(self, Py_ssize_t records) except -1:
-        """Room for so many more records."""
+        """Make room for `records` more records."""
         if self.capacity - self.count < records:
-            # Half as much again: many small steps must not cost a copy each.
+            # Grow by half, so that not every call copies.
             self.reserve(max(self.count + records, self.capacity + self.capacity // 2))
         return 0
 
     cdef inline void note(self, BatchCore core) noexcept:
-        """Note the newest record of a batch that was entered, in room that is there."""
-        core.bulk_count += 1  # a caller waits for it: that of the bulk call
+        """Note the newest record of a batch. Requires `enter` and `prepare`."""
+        core.bulk_count += 1  # the caller of the bulk call waits for it
         self.numbers[self.count] = core.bulk_number
         self.indices[self.count] = core.count - 1
         self.count += 1

@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, cdivision=True
-"""What a bulk call remembers of its records instead of a handle each."""
+"""Tracks the records of a bulk call, which have no handles."""
 
 from cpython.mem cimport PyMem_Calloc, PyMem_Free, PyMem_Realloc
 
@@ -13,7 +13,7 @@ cdef int64_t _trackers = 0
 
 
 cdef class BulkTracker:
-    """Where each record of a bulk call went: batch and index, eight bytes a record."""
+    """Batch and index of each record of a bulk call, in eight bytes per record."""
 
     def __cinit__(self):
         global _trackers
@@ -43,15 +43,16 @@ cdef class BulkTracker:
         return 0
 
     cdef int enter(self, BatchCore core) except -1:
-        """Note a batch; called before a record is written to it, since there may be no memory."""
+        """Note a batch. Called before a record is written to it, because it may raise
+        MemoryError."""
         self.cores.append(core)
         core.bulk_owner = self.identity
         core.bulk_number = <int32_t>(len(self.cores) - 1)
         return 0
 
     cdef int leave(self, BatchCore core) except -1:
-        """Forget the batch entered last, of which no record was noted: it may be dropped without
-        an outcome, and the call would wait for it forever."""
+        """Forget the batch that was entered last, because no record of it was noted: it may be
+        dropped without an outcome, and the call would wait for it forever."""
         self.cores.pop()
         core.bulk_owner = 0
         return 0
@@ -69,7 +70,8 @@ cdef class BulkTracker:
         self.add(delivery.core, delivery.index)
 
     def abandon(self):
-        """The caller has stopped waiting: failures of these records are not retrieved by it."""
+        """Count these records as not awaited, so that their failures are logged: the caller has
+        stopped waiting and will not retrieve them."""
         cdef Py_ssize_t i
         cdef int32_t index
         cdef BatchCore core
@@ -80,7 +82,8 @@ cdef class BulkTracker:
                 core.bulk_count -= 1
 
     def position(self, Py_ssize_t record):
-        """(partition, offset | None, error | None) of one record; its batch must be settled."""
+        """(partition, offset | None, error | None) of one record; its batch must have its
+        outcome."""
         cdef int32_t index
         cdef BatchCore core
         if record < 0 or record >= self.count:
@@ -95,7 +98,7 @@ cdef class BulkTracker:
         return core.partition, core.base_offset + index if core.base_offset >= 0 else None, None
 
     def error(self, Py_ssize_t record):
-        """The error of a failed record, a fresh one; its batch must have failed."""
+        """A new instance of the error of a record; its batch must have failed."""
         if record < 0 or record >= self.count:
             raise IndexError(record)
         cdef int32_t index = self.indices[record]
@@ -103,8 +106,8 @@ cdef class BulkTracker:
         return core.error_of(index)
 
     def ranges(self):
-        """(topic, partition, records, first offset | None, last offset | None) of every batch, as
-        far as its records are acknowledged; all batches must be settled."""
+        """(topic, partition, records, first offset | None, last offset | None) of the acknowledged
+        records of each batch; all batches must have their outcome."""
         cdef Py_ssize_t i, total = len(self.cores)
         cdef int32_t number
         cdef BatchCore core

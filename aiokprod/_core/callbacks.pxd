@@ -1,8 +1,24 @@
+from cpython.ref cimport PyObject
+
+
 cdef class Callbacks:
     cdef object loop
-    cdef list calls
-    cdef Py_ssize_t next
     cdef object handle
+    # The call that `take` has found.
+    cdef object fn
+    cdef object context
+    cdef bint context_is_shared
+    cdef object first
+    cdef object second
+    cdef bint has_second
+    cdef object failed         # the callable that raised
 
-    cdef int add(self, object fn, object context, object argument) except -1
+    cdef bint several(self) except -1
+    cdef bint pending(self) except -1
+    cdef bint take(self) except -1
+    cdef int run(self) except -1
     cdef int schedule(self) except -1
+
+
+cdef object present_context(object known)
+cdef bint is_plain_callable(object fn) except -1

@@ -1,35 +1,130 @@
 # cython: language_level=3
-"""The callbacks of all deliveries of a batch, as one entry in the loop's queue.
+"""Callbacks of deliveries: one entry in the loop's queue for all of a batch, and their contexts.
 
-A `call_soon` for each would cost as much as the callbacks do. They run in the same pass and order
-as with one each.
+A `call_soon` for each of them would cost as much as the callbacks themselves. They run in the same
+pass and order as with separate entries.
+
+Each callback runs in a separate copy of the context in which it was registered, as with
+`loop.call_soon`. Most callbacks of a batch are registered in equal contexts, and most do not change
+theirs. Therefore a copy is shared in two places:
+
+- at registration (`present_context`), by callbacks whose contexts have the same content. The shared
+  context is never entered, so its content does not change;
+- when they run (`Callbacks.run`), a copy of it serves one callback after the other until one
+  changes it. The next one gets a new copy.
+
+The content of a context is one object, an immutable mapping (PEP 567), and setting a variable
+replaces it. So two contexts are equal if they hold the identical mapping. It is found by the type's
+`tp_traverse`; if that shows anything else than one mapping, nothing is shared.
 """
 
+from inspect import CO_COROUTINE
+from types import CodeType
+
+from cpython.ref cimport PyObject, Py_DECREF
+
+cdef extern from *:
+    """
+    static int aiokprod_visit_vars(PyObject *visited, void *found)
+    {
+        PyObject **vars = (PyObject **)found;
+        if (visited == NULL || PyContext_CheckExact(visited)) {  /* the context entered before */
+            return 0;
+        }
+        if (*vars != NULL) {
+            return 1;  /* two objects: this is not the layout that is known */
+        }
+        *vars = visited;
+        return 0;
+    }
+
+    /* The mapping of a context, a borrowed reference that is only compared; NULL if unknown. */
+    static PyObject *aiokprod_vars_of(PyObject *context)
+    {
+        PyObject *vars = NULL;
+        if (Py_TYPE(context)->tp_traverse(context, aiokprod_visit_vars, &vars) != 0) {
+            return NULL;
+        }
+        return vars;
+    }
+
+    static int aiokprod_failed(void)
+    {
+        return -1;
+    }
+    """
+    PyObject* vars_of "aiokprod_vars_of"(object context) noexcept
+    int failed "aiokprod_failed"() except -1
+
 cdef extern from "Python.h":
-    int PyContext_Enter(object) except -1
+    ctypedef struct PyCodeObject:
+        int co_flags
+    object PyContext_CopyCurrent()
+    object PyContext_Copy(object)
+    int PyContext_Enter(object) noexcept  # raises, too
     int PyContext_Exit(object) except -1
+    bint PyFunction_Check(object)
+    PyObject* PyFunction_GetCode(object)
+    PyObject* PyObject_Vectorcall(PyObject*, PyObject**, size_t, PyObject*)
+
+cdef int _coroutine_flag = CO_COROUTINE
+
+
+cdef bint is_plain_callable(object fn) except -1:
+    """True for a callable that is not an `async def` function."""
+    if PyFunction_Check(fn):
+        return not (<PyCodeObject*>PyFunction_GetCode(fn)).co_flags & _coroutine_flag
+    return callable(fn)
+
+
+def mark_as_coroutine_function(function not None):
+    """Make `inspect.iscoroutinefunction` true for a compiled function.
+
+    Python 3.11 reads the flag of its code object; 3.12 has `inspect.markcoroutinefunction`.
+    """
+    cdef object code = function.__code__
+    if type(code) is not CodeType:
+        raise TypeError(f"{function!r} has no code object")
+    (<PyCodeObject*><PyObject*>code).co_flags |= _coroutine_flag
+
+
+cdef object present_context(object known):
+    """`known` if it has the content of the present context, else a copy of that."""
+    cdef object context = PyContext_CopyCurrent()
+    cdef PyObject* content = vars_of(context)
+    if known is not None and content is not NULL and vars_of(known) is content:
+        return known
+    return context
 
 
 cdef class Callbacks:
-    """Calls, each in its context. What one raises goes to the loop's exception handler, as with
-    `loop.call_soon`."""
+    """Calls with their contexts. Exceptions go to the loop's exception handler, as with
+    `loop.call_soon`.
+
+    Derived classes say which calls: `take` removes the next one and stores it in `fn`, `context`,
+    `first` and, for two arguments, `second`.
+    """
 
     def __init__(self, loop not None):
         self.loop = loop
-        self.calls = []
 
-    cdef int add(self, object fn, object context, object argument) except -1:
-        self.calls.append(fn)
-        self.calls.append(context)
-        self.calls.append(argument)
-        return 0
+    cdef bint pending(self) except -1:
+        """False if there is no call to make."""
+        return False
+
+    cdef bint several(self) except -1:
+        """False if at most one call is left."""
+        return False
+
+    cdef bint take(self) except -1:
+        return False
 
     cdef int schedule(self) except -1:
         """Schedule the callbacks for the next pass. Never raises: tasks would not be woken."""
         cdef int _attempt
-        if self.next >= len(self.calls):
+        if not self.pending():
             return 0
-        for _attempt in range(2):  # an interrupted call may have been in time: twice is harmless
+        for _attempt in range(2):  # repeat an interrupted `call_soon`; twice is harmless
             try:
                 self.handle = self.loop.call_soon(self)
                 return 0
@@ -41,29 +136,56 @@ cdef class Callbacks:
         return 0
 
     def __call__(self):
-        cdef list calls = self.calls
-        cdef object fn, context, argument
         self.handle = None
-        if self.next + 3 < len(calls):
-            self.schedule()  # the rest stays in the queue: one may run the loop, or end it
+        if self.several():
+            # Keep an entry in the loop's queue for the other callbacks: this one may run the loop
+            # again or raise KeyboardInterrupt.
+            self.schedule()
         try:
-            while self.next < len(calls):
-                fn, context, argument = \
-                    calls[self.next], calls[self.next + 1], calls[self.next + 2]
-                self.next += 3
+            while True:
                 try:
-                    PyContext_Enter(context)
-                    try:
-                        fn(argument)
-                    finally:
-                        PyContext_Exit(context)
+                    self.run()
+                    break
                 except (SystemExit, KeyboardInterrupt):
                     raise
                 except BaseException as error:
+                    fn, self.failed = self.failed, None
                     name = getattr(fn, "__qualname__", type(fn).__name__)
                     self.loop.call_exception_handler({
                         "message": f"Exception in callback {name}", "exception": error,
                     })
         finally:
-            if self.handle is not None and self.next >= len(calls):
+            if self.handle is not None and not self.pending():
                 self.handle.cancel()
+
+    cdef int run(self) except -1:
+        """Make the calls until one fails or none is left."""
+        cdef object fn, context, first, second
+        cdef object shared = None, own = None
+        cdef PyObject* content = NULL
+        cdef PyObject* result
+        cdef PyObject* arguments[2]
+        cdef size_t count
+        while self.take():
+            # Local, because the callback may run the loop, and with it the next call.
+            fn, context, first, second = self.fn, self.context, self.first, self.second
+            self.fn = self.context = self.first = self.second = None
+            count = 2 if self.has_second else 1
+            if not self.context_is_shared:
+                own = context
+                shared = None
+            elif context is not shared or content is NULL or vars_of(own) is not content:
+                own = PyContext_Copy(context)
+                shared = context
+                content = vars_of(own)
+            arguments[0] = <PyObject*>first
+            arguments[1] = <PyObject*>second
+            result = NULL
+            if PyContext_Enter(own) == 0:  # it fails if the given context is entered already
+                result = PyObject_Vectorcall(<PyObject*>fn, arguments, count, NULL)
+                PyContext_Exit(own)
+            if result is NULL:
+                self.failed = fn
+                failed()
+            Py_DECREF(<object>result)
+        return 0

@@ -1,7 +1,7 @@
 # Varints, big-endian integers and murmur2 as inline C.
 #
 # Varints are the zig-zag base-128 integers of record batch v2 (Kafka protocol guide, "Record
-# Batch"; Java `ByteUtils`). Callers guarantee room: the size functions come first, always.
+# Batch"; Java `ByteUtils`). Callers must make room first, with the size functions.
 
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 

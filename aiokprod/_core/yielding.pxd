@@ -1,6 +1,6 @@
 from cpython.ref cimport PyObject
 
-from aiokprod._core.batch cimport MemoryBudget
+from aiokprod._core.memory cimport MemoryBudget
 
 cdef enum:
     CHECK_EVERY = 64       # records between two reads of the clock
@@ -28,12 +28,15 @@ cdef class YieldQueue:
     cdef object loop
     cdef object is_running
     cdef object clock
+    cdef bint is_monotonic     # `clock` is the loop's own, not a test's
     cdef object stopwatch
     cdef MemoryBudget memory
 
     cdef int open_pass(self) except -1
+    cdef double now(self) except? -1
     cdef bint slice_over(self) except -1
     cdef bint must_yield(self) except -1
+    cdef int check_slice(self) except -1
     cdef bint is_greedy(self) except -1
     cdef bint read_clock(self) except -1
     cdef int schedule(self) except -1

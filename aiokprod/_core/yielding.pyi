@@ -2,7 +2,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Final
 
-from aiokprod._core.batch import MemoryBudget
+from aiokprod._core.memory import MemoryBudget
 
 FIRST: Final[int]
 MOST: Final[int]

@@ -12,7 +12,23 @@ from collections import deque
 
 from libc.math cimport INFINITY
 
-from aiokprod._core.batch cimport MemoryBudget
+from aiokprod._core.memory cimport MemoryBudget
+
+cdef extern from *:
+    """
+    /* What `time.monotonic` returns, without a call of it. */
+    #if PY_VERSION_HEX >= 0x030D0000
+    static double aiokprod_monotonic(void) {
+        PyTime_t now;
+        return PyTime_MonotonicRaw(&now) < 0 ? 0.0 : PyTime_AsSecondsDouble(now);
+    }
+    #else
+    static double aiokprod_monotonic(void) {
+        return (double)_PyTime_GetMonotonicClock() * 1e-9;
+    }
+    #endif
+    """
+    double monotonic "aiokprod_monotonic"() noexcept
 
 FIRST = 16
 MOST = 256
@@ -20,13 +36,19 @@ ROUND = 512
 LONG = 0.0005
 
 
+cdef bint has_monotonic_clock(object loop) except -1:
+    """True for the loops of asyncio and uvloop, unless `time` was replaced, as in a test."""
+    method = getattr(loop.time, "__func__", None)
+    return getattr(method, "__module__", None) in ("asyncio.base_events", "uvloop.loop")
+
+
 cdef class YieldQueue:
     """Decides which tasks have to wait, and resumes them group by group.
 
-    A pass of the loop is open from its first record on. Its time slice is `slice_length` seconds of
-    the loop's clock. The clock is read with every 64th record only, because reading it costs more
-    than an append. Once the slice is over, a task has to wait if it submits its second record in a
-    row; a task that submits one record in a pass never waits.
+    The time slice of a loop pass begins with its first record and lasts `slice_length` seconds. The
+    clock is read with every 64th record only, because reading it costs more than an append. Once
+    the slice is over, a task has to wait if it submits its second record in a row; a task that
+    submits one record in a pass never waits.
 
     The next group is half as large if this one used the loop for longer than `LONG` seconds (of
     `stopwatch`), else twice as large, but never so small that a task waits for more than `ROUND`
@@ -42,6 +64,7 @@ cdef class YieldQueue:
         self.loop = loop
         self.is_running = loop.is_running
         self.clock = loop.time
+        self.is_monotonic = has_monotonic_clock(loop)
         self.stopwatch = stopwatch
         self.memory = memory
         self.slice_length = slice_length
@@ -62,7 +85,7 @@ cdef class YieldQueue:
         # `pass_open` is set last: if `clock` or `call_soon` raises, no `close_pass` is scheduled.
         self.overrun = False
         self.last_task = NULL
-        self.slice_start = self.clock()
+        self.slice_start = self.now()
         self.loop.call_soon(self.close_pass)
         self.pass_open = True
         return 0
@@ -71,8 +94,13 @@ cdef class YieldQueue:
         """Runs once per loop pass with appends."""
         self.pass_open = False
 
+    cdef double now(self) except? -1:
+        """The loop's time; only its differences are used."""
+        # A call of the loop's method would be a tenth of `submit` with a serializer.
+        return monotonic() if self.is_monotonic else self.clock()
+
     cdef bint slice_over(self) except -1:
-        return <double>self.clock() - self.slice_start > self.slice_length
+        return self.now() - self.slice_start > self.slice_length
 
     cdef bint must_yield(self) except -1:
         """True if the calling task has to wait. Asked for every record once the slice is over,
@@ -83,6 +111,14 @@ cdef class YieldQueue:
             self.since_check = 0
             return True
         return self.read_clock()
+
+    cdef int check_slice(self) except -1:
+        """Called for each record after code of the user, before the append. Its time is not known,
+        so neither 64 records nor the allowance of a resumed task are a limit."""
+        if self.pass_open and self.slice_over():
+            self.overrun = True
+            self.allowance = 0
+        return 0
 
     cdef bint read_clock(self) except -1:
         self.since_check = 0
@@ -150,7 +186,8 @@ cdef class YieldQueue:
 
     cdef int resize(self) except -1:
         cdef Py_ssize_t waiting = len(self.line)
-        self.least = max(self.least, -(-waiting // ROUND))  # kept: the last task relies on it
+        # Never lowered while tasks wait: otherwise the last one could wait for more passes.
+        self.least = max(self.least, -(-waiting // ROUND))
         if <double>self.stopwatch() - self.began > LONG:
             self.group = max(1, self.group // 2)
         else:

@@ -33,7 +33,8 @@ class Broadcast:
         passed.event.set()
 
     async def wait(self, deadline: float) -> None:
-        """Return at the next notification or at `deadline` (loop time); raises its error, if any.
+        """Return at the next notification or at `deadline` (loop time). Raises the error of the
+        notification, if it has one.
 
         Callers check their condition before and after the call.
         """

@@ -1,7 +1,7 @@
 """The interface of the network to the engine.
 
-`NetworkClient` implements `BrokerClient`, and `Connection` implements `Slot`; tests pass fakes.
-Times are seconds of `loop.time()`. Source: Java `KafkaClient`, `ClientResponse`.
+`NetworkClient` implements `BrokerClient`, and `Connection` implements `ReadyConnection`; tests pass
+fakes. Times are seconds of `loop.time()`. Source: Java `KafkaClient`, `ClientResponse`.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class ClientResponse(Protocol):
         """The broker's throttle time in ms; 0 if it does not throttle this client."""
 
 
-class Slot(Protocol):
+class ReadyConnection(Protocol):
     """A connection that accepts a request now. Use it before the task suspends: afterwards the
     connection may be full, throttled or closed."""
 
@@ -89,11 +89,11 @@ class BrokerClient(Protocol):
     def coordinator_id(self, node: Node) -> int:
         """The node id that addresses a coordinator of `set_coordinators` in all other methods."""
 
-    def ready(self, node_id: int, now: float) -> Slot | None:
+    def ready(self, node_id: int, now: float) -> ReadyConnection | None:
         """A connection to send on now. None: there is none; dials if the backoff allows it."""
 
     def can_send(self, node_id: int, now: float) -> bool:
-        """True if `ready` would return a slot; without side effect."""
+        """True if `ready` would return a connection; without side effect."""
 
     def retry_at(self, node_id: int, now: float) -> float:
         """When the result of `ready` may change by time alone (end of a backoff or throttling);
@@ -117,8 +117,8 @@ class BrokerClient(Protocol):
         epoch; 0 if unknown (KIP-584)."""
 
     def give_up(self, node_id: int, error: KafkaError) -> None:
-        """Close all connections to a node, listed or not; their requests in flight end with `error`
-        during this call."""
+        """Close all connections to a node, also if the metadata no longer list it. Their requests
+        in flight end with `error` during this call."""
 
     def reset_backoff(self) -> None:
         """Rebootstrap: reset the backoff of every node."""

@@ -1,14 +1,15 @@
-"""The life of one connection as a state machine that never touches a socket or a clock.
+"""One connection as a state machine that uses neither a socket nor a clock.
 
-Bytes come in through `receive_data` and `receive_eof`, requests through `send`; what is to be
-written is taken from `data_to_send`, what happened from `events`. A channel lives for one TCP
-connection; reconnecting is the client's business. Source: Java `KafkaChannel`, `NetworkClient`
+Received bytes are passed to `receive_data` and `receive_eof`, requests to `send`; `data_to_send`
+returns the bytes to write, and `events` what has happened. A channel is used for one TCP
+connection; `NetworkClient` reconnects. Source: Java `KafkaChannel`, `NetworkClient`
 (version discovery, completed receives), `InFlightRequests`; KIP-35, KIP-511.
 """
 
 from __future__ import annotations
 
 import math
+from collections import deque
 from types import MappingProxyType
 from typing import Final
 
@@ -60,7 +61,8 @@ from aiokprod.errors import (
 SOFTWARE_NAME: Final = "aiokprod"
 
 HANDSHAKE_MAX_BYTES: Final = 1 << 20
-"""Frame limit before READY: answers are small there, and the peer may be anyone (F62)."""
+"""Largest response before READY. Responses are small until then, and the peer is not authenticated
+yet (F62 in docs/faults.md)."""
 
 _MAX_CORRELATION_ID: Final = 0x7FFF_FFFF
 _NO_VERSIONS: Final[VersionRanges] = MappingProxyType({})
@@ -70,18 +72,19 @@ class KafkaChannel:
     """One connection without its transport.
 
     Args:
-        peer: how to name the broker in messages.
-        max_in_flight: open requests at most.
-        receive_max_bytes: limit of an answer once READY; before it `HANDSHAKE_MAX_BYTES` counts.
+        peer: name of the broker in messages.
+        max_in_flight: largest number of requests in flight.
+        receive_max_bytes: largest response once READY; before that it is `HANDSHAKE_MAX_BYTES`.
         software_version: for ApiVersions; brokers accept only `[a-zA-Z0-9.-]` (KIP-511).
         authenticator: None for listeners without SASL.
 
     Attributes:
         state: changed by `_advance` only.
         versions: versions of each API that both sides support; empty before ApiVersions.
-        features: levels of cluster features the broker knows to be finalised (KIP-584).
+        features: finalized levels of cluster features, from this broker (KIP-584).
         close_reason, close_error: set once CLOSED.
-        session_lifetime_s: of the last authentication, 0 = endless.
+        events: what happened, in order. The owner of the channel takes them from the left.
+        session_lifetime_s: lifetime of the authenticated session, 0 = no limit.
     """
 
     def __init__(
@@ -101,6 +104,7 @@ class KafkaChannel:
         self.in_flight = InFlightRequests(max_in_flight)
         self.close_reason: CloseReason | None = None
         self.close_error: KafkaError | None = None
+        self.events: deque[ChannelEvent] = deque()
         self.session_lifetime_s = 0.0
         self._broker_ranges: VersionRanges = _NO_VERSIONS
         self._client_id = client_id
@@ -114,7 +118,6 @@ class KafkaChannel:
         self._held = False
         self._outgoing: list[BytesLike] = []
         self._unsent: list[InFlightRequest] = []
-        self._events: list[ChannelEvent] = []
 
     def __repr__(self) -> str:
         reason = "" if self.close_reason is None else f", {self.close_reason.value}"
@@ -124,17 +127,18 @@ class KafkaChannel:
 
     @property
     def can_send(self) -> bool:
-        """READY and room for one more request; the transport and throttling are not considered."""
+        """True if it is READY and has room for one more request. Ignores the transport and
+        throttling."""
         return self.state is State.READY and not self._held and not self.in_flight.full
 
     @property
     def reauthentication_due(self) -> bool:
-        """`hold` was called and the last request has ended: call `reauthenticate`."""
+        """True if `hold` was called and all requests have ended: call `reauthenticate`."""
         return self._held and self.state is State.READY and not self.in_flight
 
     @property
     def handshake_deadline(self) -> float:
-        """By when the present versions exchange or authentication must be done."""
+        """Loop time by which the current ApiVersions exchange or authentication must end."""
         return self._handshake_deadline
 
     @property
@@ -143,7 +147,7 @@ class KafkaChannel:
 
     @property
     def preparing(self) -> bool:
-        """On the way to READY."""
+        """True in the states before READY."""
         return self.state in PREPARING
 
     def negotiate(self, api_key: int, max_version: int | None = None) -> int:
@@ -159,7 +163,7 @@ class KafkaChannel:
                 return newest
             if max_version >= oldest:
                 return max_version
-        # Only for the text of the error, which names both sides' ranges.
+        # Raises: its error has the version ranges of both sides.
         return negotiate(api_key, self._broker_ranges, max_version=max_version)
 
     # -- what the local side does ---------------------------------------------------------------
@@ -167,10 +171,10 @@ class KafkaChannel:
     def transport_up(
         self, now: float, deadline: float, *, authentication_timeout: float = math.inf
     ) -> None:
-        """The transport is connected: ask for the broker's versions.
+        """The transport is connected: request the broker's API versions.
 
         Args:
-            deadline: for the versions exchange.
+            deadline: loop time by which the ApiVersions exchange must end.
             authentication_timeout: seconds for the authentication after it.
         """
         self._advance(Event.TRANSPORT_UP)
@@ -200,29 +204,30 @@ class KafkaChannel:
 
     @property
     def has_output(self) -> bool:
-        """`data_to_send` would return something."""
+        """True if `data_to_send` would return anything."""
         return bool(self._outgoing)
 
     def data_to_send(self) -> list[BytesLike]:
-        """Take the chunks to be written now. From here on their requests count as maybe written."""
+        """Take the chunks to write now. From now on the broker may have received their requests."""
         chunks, self._outgoing = self._outgoing, []
         for request in self._unsent:
-            request.handed_over = True
+            request.maybe_written = True
         self._unsent.clear()
         return chunks
 
     def write_completed(self) -> None:
-        """All bytes taken so far left the process: a request without answer is done with that.
+        """All bytes taken so far were written, which completes a request without a response.
 
-        It is the newest one, while older ones may still wait for their answers.
+        It is the newest request; older ones may still wait for their responses.
         """
         request = self.in_flight.complete_written()
         if request is not None:
-            self._events.append(Completed(request, None, None))
-            self._close_if_drained()
+            self.events.append(Completed(request, None, None))
+            if self.state is State.CLOSING:
+                self._close_if_drained()
 
     def close(self) -> None:
-        """Accept nothing new; CLOSED when the open requests ended. Idempotent."""
+        """Accept no more requests; CLOSED once those in flight have ended. Idempotent."""
         if self.state is State.READY:
             self._advance(Event.CLOSE)
             self._close_if_drained()
@@ -232,7 +237,8 @@ class KafkaChannel:
             )
 
     def fail(self, reason: CloseReason, error: KafkaError) -> None:
-        """Close at once: all open requests end, oldest first. No effect once CLOSED."""
+        """Close at once. All requests in flight end with `error`, the oldest first. No effect once
+        CLOSED."""
         if self.closed:
             return
         self._advance(Event.LOST)
@@ -240,25 +246,25 @@ class KafkaChannel:
         self.close_error = error
         for request in self.in_flight.clear():
             if request.on_done is not None:
-                self._events.append(Completed(request, None, _error_for(request, error)))
+                self.events.append(Completed(request, None, _error_for(request, error)))
         self._outgoing.clear()
         self._unsent.clear()
-        self._events.append(Closed(reason, error))
+        self.events.append(Closed(reason, error))
 
     @property
     def renewable(self) -> bool:
-        """`reauthenticate` can succeed; otherwise a new connection is needed."""
+        """True if `reauthenticate` can succeed; otherwise a new connection is needed."""
         return self._authenticator is not None and self._authenticator.renewable()
 
     def hold(self) -> None:
-        """Take no new request: a re-authentication is due once the open ones have ended."""
+        """Accept no more requests: a re-authentication is due once those in flight have ended."""
         self._held = self._authenticator is not None
 
     def reauthenticate(self, now: float, deadline: float) -> None:
-        """Hold new requests and run the authenticator again (KIP-368).
+        """Run the authenticator again; until it has ended, no requests are accepted (KIP-368).
 
         Raises:
-            NotReady: requests are open; frames of both kinds must not mix.
+            NotReady: requests are in flight; their frames must not mix with those of SASL.
         """
         if self.in_flight:
             raise NotReady(f"{self!r} cannot re-authenticate")
@@ -270,7 +276,7 @@ class KafkaChannel:
             self.fail(CloseReason.AUTH_FAILED, error)
 
     def authentication_step(self, step: AuthenticationStep | None, now: float) -> None:
-        """Carry out what the authenticator decided; None while it is still thinking."""
+        """Carry out the next step of the authentication; None if it is not known yet."""
         if step is None or self.state is not State.AUTHENTICATING:
             return
         if isinstance(step, Authenticated):
@@ -279,32 +285,22 @@ class KafkaChannel:
             self._held = False
             self._become_ready(0)
         elif isinstance(step, AuthTask):
-            self._events.append(AuthTaskRequested(step.run))
+            self.events.append(AuthTaskRequested(step.run))
         else:
             self._enqueue(step.message, step.version, None, now, self._handshake_deadline, True)
 
     @property
-    def has_events(self) -> bool:
-        """`events` would return something."""
-        return bool(self._events)
-
-    @property
     def has_work(self) -> bool:
-        """`has_output`, or `reauthentication_due`."""
+        """True if there are bytes to write or a re-authentication is due."""
         return bool(self._outgoing) or (self._held and self.reauthentication_due)
-
-    def events(self) -> list[ChannelEvent]:
-        """Take what happened since the last call, in order."""
-        events, self._events = self._events, []
-        return events
 
     # -- what the remote side does --------------------------------------------------------------
 
     def receive_data(self, data: BytesLike, now: float) -> None:
-        """Process received bytes: every complete frame now, the rest later.
+        """Process received bytes: all complete frames; the rest is kept until more bytes arrive.
 
-        Bytes that break the protocol close the channel. Ignored once CLOSED: a late answer can
-        never be matched again.
+        Bytes that violate the protocol close the channel. Bytes that arrive once it is CLOSED are
+        ignored, since their requests have ended.
         """
         if self.state is State.CLOSED:
             return
@@ -312,7 +308,7 @@ class KafkaChannel:
             for frame in self._reader.feed(data):
                 self._receive_frame(frame, now)
         except AuthenticationError as error:
-            # Without its frames: `data` may hold our secret, if the broker sends it back.
+            # Without traceback: `data` in its frames has the secret if the broker returns it.
             self.fail(CloseReason.AUTH_FAILED, error.with_traceback(None))
         except KafkaError as error:
             if self.state is State.AUTHENTICATING:
@@ -320,7 +316,8 @@ class KafkaChannel:
             self.fail(CloseReason.PROTOCOL, self._named(error))
 
     def receive_eof(self, cause: Exception | None = None) -> None:
-        """The connection ended, by an I/O error if there is a cause. A partial frame is dropped."""
+        """End the channel, because the connection was closed, or broke if there is a `cause`. A
+        partial frame is dropped."""
         if self.closed:
             return
         how = "closed the connection" if cause is None else f"connection broken: {cause}"
@@ -336,7 +333,8 @@ class KafkaChannel:
             reason = CloseReason.DURING_AUTH
             how += " during authentication; the credentials or the listener may be wrong"
         error: KafkaError = Disconnected(f"{self.peer}: {how}")
-        # In TLS 1.3 a broker refuses our certificate when we believe to be connected already.
+        # In TLS 1.3 the handshake is complete for the client before the broker has checked its
+        # certificate, so a broker refuses the certificate on what looks like a connection.
         refused = None if cause is None or not self.preparing else tls_failure(cause, self.peer)
         if refused is not None:
             reason, error = CloseReason.AUTH_FAILED, refused
@@ -346,7 +344,7 @@ class KafkaChannel:
     # -- inside ---------------------------------------------------------------------------------
 
     def _named(self, error: KafkaError) -> KafkaError:
-        """The error with the peer in its text, which the wire layer does not know."""
+        """The error with the name of the peer in its text; the wire layer does not know it."""
         if self.peer in error.message:
             return error
         text = error.message
@@ -399,8 +397,9 @@ class KafkaChannel:
         message = RESPONSES[request.api_key].decode(body, request.version)
         self.in_flight.complete_next()
         if request.on_done is not None:
-            self._events.append(Completed(request, message, None))
-            self._close_if_drained()
+            self.events.append(Completed(request, message, None))
+            if self.state is State.CLOSING:
+                self._close_if_drained()
         else:
             assert self._authenticator is not None
             self.authentication_step(self._authenticator.receive(message), now)
@@ -425,7 +424,8 @@ class KafkaChannel:
             code = error_code(answer.error_code)
             raise ProtocolError(f"{self.peer} refused ApiVersions: {code.text}", code=code)
         elif not answer.api_keys:
-            # Null is read as empty. Taken for a broker that is too old, it would end the producer.
+            # A null list is decoded as an empty one. It must not look like a broker that is too
+            # old, because that would end the producer.
             raise DecodeError(f"{self.peer} lists no API in its ApiVersions answer")
         else:
             self._broker_ranges = broker_ranges(answer)
@@ -446,13 +446,14 @@ class KafkaChannel:
 
     def _become_ready(self, throttle_ms: int) -> None:
         self._reader.max_bytes = self._receive_max_bytes
-        self._events.append(Ready(throttle_ms))
+        self.events.append(Ready(throttle_ms))
 
     def _close_if_drained(self) -> None:
-        if self.state is State.CLOSING and not self.in_flight:
+        """CLOSED once the last open request of a CLOSING channel has ended."""
+        if not self.in_flight:
             self._advance(Event.DRAINED)
             self.close_reason = CloseReason.LOCAL
-            self._events.append(Closed(CloseReason.LOCAL, None))
+            self.events.append(Closed(CloseReason.LOCAL, None))
 
 
 def _api_name(api_key: int) -> str:
@@ -461,11 +462,12 @@ def _api_name(api_key: int) -> str:
 
 
 def _error_for(request: InFlightRequest, error: KafkaError) -> KafkaError:
-    """The connection's error as this request sees it.
+    """The error of a request that was in flight when the connection failed.
 
-    Broken bytes end a connection, not the request: elsewhere it may succeed (F61, F63).
+    After invalid bytes it is retriable, because the request may succeed on another connection (F61
+    and F63 in docs/faults.md).
     """
     return error.copy().with_(
-        outcome=Outcome.UNKNOWN if request.handed_over else Outcome.NOT_SENT,
+        outcome=Outcome.UNKNOWN if request.maybe_written else Outcome.NOT_SENT,
         retriable=error.retriable or isinstance(error, ProtocolError),
     )

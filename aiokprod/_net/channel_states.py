@@ -1,6 +1,6 @@
 """The states of a connection, its transitions, and the events it reports.
 
-`TRANSITIONS` decides every transition; `channel` only names the events.
+`channel` passes each event to `TRANSITIONS`, which has the next state.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ TRANSITIONS: Final[Mapping[tuple[State, Event], State]] = MappingProxyType(
 
 
 PREPARING: Final = frozenset({State.CONNECTING, State.CHECKING_API_VERSIONS, State.AUTHENTICATING})
-"""States on the way to READY."""
+"""States before READY."""
 
 
 class CloseReason(enum.Enum):

@@ -22,7 +22,7 @@ from aiokprod._net.connection_states import ClusterConnectionStates
 from aiokprod._net.dial_tasks import DialTasks
 from aiokprod._net.least_loaded import Candidate, least_loaded
 from aiokprod._net.node_api_versions import NO_FEATURES
-from aiokprod._net.sasl.mechanisms import authenticators
+from aiokprod._net.sasl.factory import authenticators
 from aiokprod._net.tls import TlsContexts
 from aiokprod.cluster import Node
 from aiokprod.config import ProducerConfig
@@ -36,14 +36,15 @@ from aiokprod.errors import (
 log = logging.getLogger(__name__)
 
 _COORDINATOR_IDS: Final = -1_000_000
-"""Nodes for addresses that only FindCoordinator returned have ids from here downwards, far below
+"""Highest id of nodes whose address is known from FindCoordinator only. Their ids are far below
 those of the bootstrap addresses, -1, -2, …"""
 
 _WARN_EVERY: Final = 30.0
 """Seconds between two warnings about one broker."""
 
 _CANCEL_GRACE: Final = 0.1
-"""Seconds that a cancelled dial task gets after the deadline: ending takes some loop passes."""
+"""Seconds after the deadline in which cancelled dial tasks can end, which takes some passes of the
+loop."""
 
 
 class NetworkClient:
@@ -52,7 +53,7 @@ class NetworkClient:
     Starts with the bootstrap addresses as nodes -1, -2, …
 
     Args:
-        loop: the loop all calls come from.
+        loop: the event loop on which all methods are called.
         on_wakeup: called when a request may have become sendable: connection ready, responses
             processed, writes drained, throttling or connection ended. Must be cheap; may be called
             more often than necessary.
@@ -108,7 +109,9 @@ class NetworkClient:
         self._features = NO_FEATURES
         self._closed = False
         self._sought: int | None = None  # the node to dial that `least_loaded` chose last
-        self._warn_again: dict[int, float] = {}  # node id -> when its next warning may come
+        self._warn_again: dict[
+            int, float
+        ] = {}  # node id -> time of its next warning at the earliest
         self._none_left = asyncio.Event()
         self._none_left.set()
         self._pid = os.getpid()
@@ -315,7 +318,8 @@ class NetworkClient:
         return [item for item in self._brokers.items() if item[0] > _COORDINATOR_IDS]
 
     def _retire(self, broker: Candidate) -> None:
-        """The node was removed, or moved to another address."""
+        """Forget a node that was removed or moved to another address, and close its connection when
+        its requests have ended."""
         node_id = broker.node.id
         del self._brokers[node_id]
         self._states.forget(node_id)
@@ -329,7 +333,7 @@ class NetworkClient:
     def connection_ready(self, connection: Connection) -> None:
         """ConnectionOwner: the connection accepts requests."""
         log.info("connected to %s", connection.channel.peer)
-        # A retired connection never gets here: unless READY, it was closed when it was retired.
+        # Not called for a retired connection: one that was not READY then was closed.
         self._states.ready(connection.node_id, self._loop.time())
         if connection.channel.features.epoch > self._features.epoch:
             self._features = connection.channel.features
@@ -339,15 +343,16 @@ class NetworkClient:
         self._on_wakeup()
 
     def connection_throttled(self, connection: Connection, seconds: float) -> None:
-        """ConnectionOwner: the broker wants no new request for that long (KIP-219).
+        """ConnectionOwner: the broker throttles this client: send no request for that long
+        (KIP-219).
 
-        However long: byte quotas are not bounded by the quota window, so a request of 1 MB under
-        1 KiB/s means 967 s (Java `QuotaUtils.throttleTime`), and what is sent earlier lies unread
-        in the broker's socket. Records end by their own deadlines meanwhile.
+        There is no upper limit. Byte quotas are not bounded by the quota window, so a request of
+        1 MB under 1 KiB/s means 967 s (Java `QuotaUtils.throttleTime`), and the broker would not
+        read a request that is sent earlier. Records still expire by their delivery deadlines.
         """
         now = self._loop.time()
         until = now + seconds
-        # The broker reads nothing until then, however many answers say so.
+        # The broker reads nothing until then; several responses may have the same throttle time.
         longer = until - max(connection.throttled_until, now)
         if longer > 0:
             connection.throttled_until = until
@@ -362,7 +367,7 @@ class NetworkClient:
             self._on_throttle(connection.node_id, seconds)
 
     def connection_progress(self, connection: Connection) -> None:
-        """ConnectionOwner: room for requests."""
+        """ConnectionOwner: the connection may accept requests again."""
         self._on_wakeup()
 
     def connection_closed(

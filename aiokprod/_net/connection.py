@@ -1,7 +1,8 @@
-"""Joins one asyncio transport to one `KafkaChannel`: flow control and one timer, no decisions.
+"""Connects one asyncio transport with one `KafkaChannel`: flow control and one timer.
 
-Order kept here: bytes that arrived are processed before timeouts are judged, frames before the
-end of the stream, state before callbacks. Source: Java `Selector`, `NetworkClient.poll`.
+It keeps this order: received bytes are processed before timeouts are applied, frames before the end
+of the stream, and the state changes before callbacks run. Source: Java `Selector`,
+`NetworkClient.poll`.
 """
 
 from __future__ import annotations
@@ -38,21 +39,22 @@ from aiokprod.errors import (
 log = logging.getLogger(__name__)
 
 TIMER_SLACK: Final = 0.001
-"""Event loops round timers to a millisecond (uvloop); a deadline this close counts as reached."""
+"""Seconds. uvloop rounds timers to a millisecond; a deadline that is closer counts as reached."""
 
 _QUIET_PASSES: Final = 2
-"""Loop passes without a read before a timeout is believed. One is not enough: asyncio runs
+"""Passes of the loop without a read before a timeout is applied. One is not enough: asyncio runs
 callbacks queued earlier before the reads of the same pass, uvloop runs timers before it polls."""
 
 _STALL: Final = 0.1
-"""A timer that is later than this, in seconds, tells that the loop was blocked."""
+"""Seconds; if a timer fires later than this, the loop was blocked."""
 
 _STALL_GRACE: Final = 1.0
-"""Most seconds added to a deadline that passed during a stall: the request may have been stuck in
-the write buffer, and its answer could not arrive. Once a request, so that it ends in any case."""
+"""Longest extension, in seconds, of a deadline that passed while the loop was blocked: the request
+may still have been in the write buffer. Each request gets it once, so that every request ends."""
 
 _MAX_PASSES: Final = 64
-"""Bound of the above: 64 reads of 256 KiB are the largest frame of the default configuration."""
+"""Most passes before a timeout is applied: 64 reads of 256 KiB are the largest frame of the default
+configuration."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,10 +81,10 @@ class ConnectionOwner(Protocol):
         """The channel became READY."""
 
     def connection_throttled(self, connection: Connection, seconds: float) -> None:
-        """The broker wants no new request for that long."""
+        """The broker throttles this client: no request may be sent for that long."""
 
     def connection_progress(self, connection: Connection) -> None:
-        """Answers were processed or a write drained: something may be sendable."""
+        """Responses were processed or the write buffer drained: a request may be accepted now."""
 
     def connection_closed(
         self, connection: Connection, reason: CloseReason, error: KafkaError | None
@@ -90,7 +92,7 @@ class ConnectionOwner(Protocol):
         """The channel is CLOSED and its open requests have ended."""
 
     def transport_closed(self, connection: Connection) -> None:
-        """The transport is gone; nothing of this connection is left in the loop."""
+        """The transport is closed; the loop has no callback of this connection any more."""
 
     def callback_failed(self, error: BaseException) -> None:
         """A completion callback raised: a bug above the network."""
@@ -100,12 +102,12 @@ class Connection(asyncio.Protocol):
     """One connection to one node.
 
     Args:
-        max_idle: seconds without traffic until it closes itself; inf = never.
-        request_timeout: seconds that the ApiVersions request gets at least.
+        max_idle: seconds without traffic after which it closes; inf = never.
+        request_timeout: least timeout of the ApiVersions request, in seconds.
 
     Attributes:
-        setup_deadline: instant by which the transport must be up, TLS handshake included.
-        throttled_until: instant before which nothing may be sent.
+        setup_deadline: loop time by which the transport must be connected, including TLS.
+        throttled_until: loop time before which no request may be sent.
         was_up: the transport was established.
         was_ready: the channel was READY.
     """
@@ -172,22 +174,24 @@ class Connection(asyncio.Protocol):
 
     @property
     def gone(self) -> bool:
-        """CLOSED, without a transport or a task: it will report nothing more."""
+        """True if it is CLOSED and has no transport and no task: no more events follow."""
         return self.channel.closed and self._transport is None and self._task is None
 
     # -- for the client -------------------------------------------------------------------------
 
     def begin_setup(self, now: float, timeout: float) -> None:
-        """It is about to be dialled.
+        """Set the deadlines before it is dialled.
 
         Args:
-            timeout: seconds until the transport must be up, and for the authentication.
+            timeout: seconds until the transport must be connected, and again as many for the
+                authentication.
         """
         self._setup_timeout = timeout
         self.setup_deadline = now + timeout
 
     def can_send(self, now: float) -> bool:
-        """True if a request can be sent: READY, last one written, room, not throttled."""
+        """True if a request can be sent: it is READY and not throttled, has room for one more in
+        flight, and the last one is completely written."""
         return not self._paused and self.channel.can_send and now >= self.throttled_until
 
     def send(
@@ -208,12 +212,12 @@ class Connection(asyncio.Protocol):
             on_done: called exactly once with the `Response`, never inside this call; a request
                 that cannot be encoded ends with an error, nothing written, and `version` -1 if
                 none could be chosen.
-            timeout: seconds until the whole connection counts as dead.
+            timeout: seconds after which the connection is closed if there is no response.
             max_version: cap of the negotiated version.
-            expect_response: False for acks=0: done when the bytes left the process.
+            expect_response: False for acks=0: the request completes when its bytes are written.
 
         Raises:
-            NotReady: the connection cannot take a request: a bug of the caller.
+            NotReady: `can_send` is false: a bug of the caller.
         """
         channel = self.channel
         # Read outside the `try`: a request without it is a bug of the caller and must raise.
@@ -245,33 +249,34 @@ class Connection(asyncio.Protocol):
             if expect_response:
                 return
             channel.write_completed()
-        if channel.has_events:
+        if channel.events:
             self._loop.call_soon(self._pump)
 
     def close(self) -> None:
-        """Close once the open requests have ended."""
+        """Close once the requests in flight have ended."""
         self.channel.close()
         self._pump()
 
     def fail(self, reason: CloseReason, error: KafkaError) -> None:
-        """Close now; open requests end with this error."""
+        """Close now; requests in flight end with this error."""
         self.channel.fail(reason, error)
         self._pump()
 
     def abort_transport(self) -> None:
-        """Drop the transport without waiting for anything."""
+        """Close the transport at once, without writing what is buffered."""
         if self._transport is not None:
             self._transport.abort()
 
     def drop_transport(self) -> None:
-        """Its dial failed: the transport, if there is one, need not tell that it ended (uvloop's
-        does not if the task was cancelled after `connection_made`)."""
+        """The dial failed: drop the transport, if there is one, because it may not call
+        `connection_lost` (uvloop's does not if the task was cancelled after
+        `connection_made`)."""
         transport, self._transport = self._transport, None
         if transport is not None:
             transport.abort()
 
     def postpone(self, seconds: float) -> None:
-        """Move the deadlines of all open requests."""
+        """Move the deadlines of all requests in flight."""
         self.channel.in_flight.postpone(seconds)
 
     # -- asyncio.Protocol -----------------------------------------------------------------------
@@ -286,7 +291,7 @@ class Connection(asyncio.Protocol):
         # 0: a paused protocol means that the last request is not completely written.
         transport.set_write_buffer_limits(high=0)
         now = self._last_activity = self._loop.time()
-        # Java bounds ApiVersions by the request timeout and SASL by the setup timeout.
+        # As in Java: the request timeout applies to ApiVersions, the setup timeout to SASL.
         deadline = max(self.setup_deadline, now + self._request_timeout)
         self.channel.transport_up(now, deadline, authentication_timeout=self._setup_timeout)
         self._arm(deadline)
@@ -306,7 +311,7 @@ class Connection(asyncio.Protocol):
             failure.__cause__ = error
             self.channel.fail(CloseReason.PROTOCOL, failure)
         if self.channel.state is State.AUTHENTICATING:
-            self._arm(self._next_deadline())  # earlier than that of the versions exchange
+            self._arm(self._next_deadline())  # the timer is set for the ApiVersions exchange
         self._pump()
 
     def eof_received(self) -> bool:
@@ -332,16 +337,16 @@ class Connection(asyncio.Protocol):
     # -- inside ---------------------------------------------------------------------------------
 
     def _flush(self) -> bool:
-        """Write what the channel has to send; True if all of it left the process."""
+        """Write the output of the channel; True if the transport has written all of it."""
         transport = self._transport
-        # Bytes kept back here fail as "not written" when `connection_lost` comes.
+        # Requests that are not written here end as "not written" in `connection_lost`.
         if transport is None or transport.is_closing():
             return False
         try:
             transport.writelines(self.channel.data_to_send())
         except Exception as error:
             failure = Disconnected(f"{self.channel.peer}: cannot write: {error}")
-            # Without its frames: their variables hold the bytes, credentials perhaps.
+            # Without traceback: variables in its frames have the bytes, possibly credentials.
             error.__traceback__ = error.__context__ = None
             failure.__cause__ = error
             self.channel.fail(CloseReason.SEND_FAILED, failure)
@@ -355,30 +360,31 @@ class Connection(asyncio.Protocol):
         return not self._paused
 
     def _pump(self) -> None:
-        """Dispatch what happened, write what is due. Reentrant calls leave it to the outer one."""
+        """Dispatch the events of the channel and write its output. A nested call returns at once,
+        since the outer one continues."""
         if self._dispatching:
             return
         self._dispatching = True
         progress = False
         channel = self.channel
         try:
-            # Once: no event makes the channel write or re-authenticate.
+            # Once is enough: events do not make the channel write or re-authenticate.
             if channel.has_work:
                 if channel.reauthentication_due:
                     self._reauthenticate()
                 if channel.has_output:
                     self._flush()
-            while events := channel.events():
-                for event in events:
-                    if isinstance(event, Completed):
-                        progress = True
-                        self._complete(event)
-                    elif isinstance(event, Ready):
-                        self._become_ready(event)
-                    elif isinstance(event, AuthTaskRequested):
-                        self._work(event)
-                    else:
-                        self._close(event)
+            while channel.events:
+                event = channel.events.popleft()
+                if isinstance(event, Completed):
+                    progress = True
+                    self._complete(event)
+                elif isinstance(event, Ready):
+                    self._become_ready(event)
+                elif isinstance(event, AuthTaskRequested):
+                    self._work(event)
+                else:
+                    self._close(event)
         finally:
             self._dispatching = False
         if progress:
@@ -394,7 +400,7 @@ class Connection(asyncio.Protocol):
             request.version,
             event.body,
             event.error,
-            request.handed_over,
+            request.maybe_written,
             self._loop.time() - request.created,
             throttle,
         )
@@ -411,7 +417,7 @@ class Connection(asyncio.Protocol):
         except BaseException as error:
             self._owner.callback_failed(error)
             if not isinstance(error, Exception):
-                raise  # of a signal handler, such as KeyboardInterrupt
+                raise  # raised by a signal handler, such as KeyboardInterrupt
 
     def _become_ready(self, event: Ready) -> None:
         lifetime = self.channel.session_lifetime_s
@@ -478,7 +484,7 @@ class Connection(asyncio.Protocol):
     # -- the timer ------------------------------------------------------------------------------
     #
     # One handle, set for the earliest instant that may matter and not moved when requests end:
-    # it fires at most once too early per quiet spell, and answers need no timer work at all.
+    # it fires at most once too early while the connection is quiet, and responses need no timer.
 
     def _arm(self, when: float) -> None:
         if self._timer is not None:
@@ -494,16 +500,17 @@ class Connection(asyncio.Protocol):
         self._loop.call_soon(self._judge, late, _MAX_PASSES, 0, self._reads)
 
     def _next_deadline(self) -> float:
-        """When a request or the authentication is overdue, or else the connection idle."""
+        """The next time at which a request or the authentication times out or, without either, the
+        connection is idle for too long."""
         deadline = self.channel.in_flight.earliest_deadline()
         if deadline is None and self.channel.state is State.AUTHENTICATING:
             return self.channel.handshake_deadline
         return self._last_activity + self._max_idle if deadline is None else deadline
 
     def _judge(self, late: float, passes: int, quiet: int, reads: int) -> None:
-        """Close the connection over a passed deadline, but only after reading what arrived.
+        """Close the connection if a deadline has passed, but first read what has arrived.
 
-        After a stall of the loop the answer may lie in the socket, in several reads.
+        After the loop was blocked, the response may be in the socket, in several reads.
         """
         if self.channel.closed:
             return
@@ -554,7 +561,7 @@ def _refusal(task: asyncio.Task[AuthenticationStep], peer: str) -> KafkaError | 
 
 
 def _encoding_error(peer: str, error: Exception) -> KafkaError:
-    """A request that could not be built is the request's failure, whatever was raised."""
+    """The error of a request that could not be encoded; the connection stays usable."""
     if isinstance(error, KafkaError):
         return error
     failure = ProtocolError(

@@ -31,7 +31,7 @@ class NodeConnectionState:
         throttled_until: end of the broker's throttling; survives reconnects.
         addresses: resolved addresses; `index` is the next one to dial.
         last_address: the address dialled last, which is tried last after the next look-up.
-        sought: the last dial was part of a search for any broker that answers.
+        sought: the last dial was part of a search for any broker that responds.
     """
 
     failures: int = 0
@@ -47,7 +47,7 @@ class NodeConnectionState:
 
 _SEARCH_FAILURES: Final = 10
 _SEARCH_WINDOW_S: Final = 1.0
-"""A search for any broker that answers pauses after this many failures within this many seconds.
+"""A search for any broker that responds pauses after this many failures within this many seconds.
 So a live address among a few is found at once. Since every address has a separate backoff, a long
 list of dead ones would otherwise be dialled hundreds of times in the first second. Java pauses
 after each failure, and needs a minute to find the only live address among fifty."""
@@ -201,7 +201,7 @@ class ClusterConnectionStates:
         record.addresses = ()
 
     def forget(self, node_id: int) -> None:
-        """The node was removed or moved to another host."""
+        """Forget a node that was removed or moved to another host."""
         self._nodes.pop(node_id, None)
 
     def reset(self) -> None:

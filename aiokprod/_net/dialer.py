@@ -1,4 +1,4 @@
-"""Names to addresses, addresses to connected sockets: the only module that opens sockets.
+"""Resolves host names and connects sockets: the only module that opens sockets.
 
 Source: Java `Selector.connect`, `ClientUtils.resolve`.
 """

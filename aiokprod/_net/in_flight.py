@@ -22,7 +22,7 @@ class Response:
     Attributes:
         node_id: the node to which the request was to be sent.
         version: API version that was used, -1 if none could be chosen.
-        body: decoded response message; None on errors and for requests without an answer.
+        body: decoded response message; None on errors and for requests without a response.
         error: why there is no body; every request has a separate instance.
         maybe_written: any byte of the request may have reached the broker.
         latency: seconds from the call of `send` to completion.
@@ -51,8 +51,8 @@ class InFlightRequest:
         created: time of the call of `send`.
         deadline: time after which the connection counts as dead; postponed by throttling.
         expect_response: False for acks=0, which completes when its bytes are written.
-        handed_over: its bytes were written to the transport, so the broker may have received them.
-        excused: its deadline passed during a stall of the loop and was moved once for that.
+        maybe_written: its bytes were passed to the transport, so the broker may have received them.
+        excused: its deadline passed while the loop was blocked, and was moved once for that.
     """
 
     correlation_id: int
@@ -62,24 +62,26 @@ class InFlightRequest:
     created: float
     deadline: float
     expect_response: bool = True
-    handed_over: bool = False
+    maybe_written: bool = False
     excused: bool = False
 
 
 class InFlightRequests:
-    """Bounded FIFO of open requests.
+    """Bounded FIFO queue of the requests in flight.
 
     Attributes:
         full: no room for one more.
+        oldest: the request that the next response completes; None if there is none.
 
     `complete_next` raises `IndexError` if there are none: a bug of the caller.
     """
 
-    __slots__ = ("_limit", "_requests", "full")
+    __slots__ = ("_limit", "_requests", "full", "oldest")
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self.full = limit <= 0
+        self.oldest: InFlightRequest | None = None
         self._requests: deque[InFlightRequest] = deque()
 
     def __len__(self) -> int:
@@ -89,43 +91,45 @@ class InFlightRequests:
         """Oldest first."""
         return iter(self._requests)
 
-    @property
-    def oldest(self) -> InFlightRequest | None:
-        """The request that the next response completes; None if there is none."""
-        return self._requests[0] if self._requests else None
-
     def add(self, request: InFlightRequest) -> None:
         self._requests.append(request)
+        self.oldest = self._requests[0]
         self.full = len(self._requests) >= self._limit
 
     def complete_next(self) -> InFlightRequest:
         """Remove and return the oldest request, which a response completes."""
+        request = self._requests.popleft()
+        self.oldest = self._requests[0] if self._requests else None
         self.full = False
-        return self._requests.popleft()
+        return request
 
     def complete_written(self) -> InFlightRequest | None:
-        """All bytes were written: remove the newest request if it expects no answer, else None."""
+        """All bytes were written: remove and return the newest request if it expects no response,
+        else None."""
         if not self._requests or self._requests[-1].expect_response:
             return None
+        request = self._requests.pop()
+        self.oldest = self._requests[0] if self._requests else None
         self.full = False
-        return self._requests.pop()
+        return request
 
     def clear(self) -> list[InFlightRequest]:
         """Remove all, oldest first."""
         requests = list(self._requests)
         self._requests.clear()
+        self.oldest = None
         self.full = False
         return requests
 
     def earliest_deadline(self) -> float | None:
-        """The first instant a request is overdue, None if there are none. O(in flight)."""
+        """The earliest deadline of a request, None if there are none. O(in flight)."""
         return min((request.deadline for request in self._requests), default=None)
 
     def excuse(self, now: float, until: float) -> bool:
-        """Give requests that are overdue time until `until`, once each.
+        """Move the deadlines of overdue requests to `until`, once for each request.
 
         Returns:
-            Whether every overdue request got it.
+            False if the deadline of an overdue request was moved before; then none is moved.
         """
         overdue = [request for request in self._requests if request.deadline <= now]
         if any(request.excused for request in overdue):

@@ -14,7 +14,7 @@ from aiokprod._net.connection import Connection
 from aiokprod._net.connection_states import ClusterConnectionStates
 from aiokprod.cluster import Node
 
-PATIENCE_S: Final = 1.0
+_SLOW_AFTER_S: Final = 1.0
 """Seconds to wait for a response or a connection before another node is preferred."""
 
 
@@ -36,7 +36,7 @@ def least_loaded(
     It is the node with the fewest requests in flight among those that accept a request, else one
     that is connecting, else the one tried longest ago whose backoff is over (unless many attempts
     have just failed). Nodes that have not responded, or have been connecting, for longer than a
-    second come last: a frozen broker accepts connections and requests, but never answers. The
+    second come last: a frozen broker accepts connections and requests, but never responds. The
     search starts at a random node, so that clients do not all choose the same broker.
     """
     may_search = states.may_search(now)
@@ -54,12 +54,12 @@ def least_loaded(
             oldest = requests.oldest
             if oldest is None:
                 return node_id
-            if oldest.created + PATIENCE_S <= now:
+            if oldest.created + _SLOW_AFTER_S <= now:
                 slow = node_id
             elif len(requests) < fewest:
                 sendable, fewest = node_id, len(requests)
         elif connection.channel.preparing:
-            if states.last_attempt(node_id) + PATIENCE_S > now:
+            if states.last_attempt(node_id) + _SLOW_AFTER_S > now:
                 connecting = node_id if connecting is None else connecting
             else:
                 stuck = node_id

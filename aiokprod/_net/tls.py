@@ -40,9 +40,10 @@ _REASONS: Final = (
 class TlsContexts:
     """The context for the next connection.
 
-    Host names are checked against the certificate's alternative names only; TLS 1.2 is the least.
-    A ready `ssl_context` is used as it is. Files are looked at before each connection: if one of
-    them changed, a new context is built, and if that fails, so does the connection.
+    Host names are checked against the certificate's alternative names only; the lowest version is
+    TLS 1.2. An `ssl_context` of the configuration is used as it is. Before each connection the
+    files are checked: if one of them has changed, a new context is built. If that fails, the
+    connection fails.
     """
 
     def __init__(self, config: ProducerConfig) -> None:
@@ -68,7 +69,7 @@ class TlsContexts:
             log.warning("ssl_context does not check host names: any certificate is accepted")
 
     async def get(self) -> ssl.SSLContext:
-        """The context, built in a thread where that is needed.
+        """The context. Files are checked and read in a worker thread.
 
         Raises:
             AuthenticationError: a file cannot be read or used; the message says which.
@@ -83,7 +84,8 @@ class TlsContexts:
     def _current(self) -> ssl.SSLContext:
         signature = self._sign()
         if self._context is None or signature != self._signature:
-            # Two connections may both build it: harmless, and no lock is held over file access.
+            # Two connections may build it at the same time, which is harmless and avoids a lock
+            # that is held during file access.
             self._context, self._signature = self._build(), signature
         return self._context
 
@@ -170,8 +172,8 @@ def _explained(what: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _readable(text: str | None) -> Iterator[str | None]:
-    """A file name for text that OpenSSL takes from files only: in memory where that exists, else
-    readable by this user alone and gone at once."""
+    """The name of a temporary file with `text`, for what OpenSSL reads from files only: in memory
+    if the system supports that, else a file that only this user can read; deleted at the end."""
     if text is None:
         yield None
     elif hasattr(os, "memfd_create") and os.path.isdir("/proc/self/fd"):
@@ -192,10 +194,10 @@ def _readable(text: str | None) -> Iterator[str | None]:
 
 
 def tls_failure(error: BaseException, host: str) -> AuthenticationError | None:
-    """What a failed handshake means, with the reason in words; None if it is no TLS failure.
+    """The error for a failed TLS handshake, with the reason; None if `error` is another failure.
 
     Args:
-        host: the name the certificate was checked for.
+        host: the name for which the certificate was checked.
     """
     if isinstance(error, ssl.SSLCertVerificationError):
         why = error.verify_message or "unknown reason"

@@ -19,10 +19,10 @@ from typing import Any, Final, cast
 from aiokprod._wire.primitives import BytesLike
 
 _RECORD: Final = 1 << 14
-"""Most plaintext of one TLS record, bytes; OpenSSL returns at most one record per read."""
+"""Largest plaintext of one TLS record in bytes; OpenSSL returns at most one record per read."""
 
 _SLICE: Final = 1 << 18
-"""Plaintext encrypted before the ciphertext is handed on, bytes; bounds the memory BIO."""
+"""Bytes of plaintext that are encrypted before the ciphertext is written; bounds the memory BIO."""
 
 
 class TlsTransport(asyncio.Transport, asyncio.Protocol):
@@ -108,7 +108,7 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
         self.writelines([data])
 
     def writelines(self, list_of_data: Iterable[BytesLike]) -> None:
-        """Encrypt and hand on.
+        """Encrypt the data and write the ciphertext to the plain transport.
 
         Raises:
             ConnectionError: the broker has asked for renegotiation.
@@ -127,8 +127,8 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
                     ) from None
                 view = view[written:]
                 if self._outgoing.pending >= _SLICE:
-                    self._hand_on()
-        self._hand_on()
+                    self._write_ciphertext()
+        self._write_ciphertext()
 
     def close(self) -> None:
         if self.is_closing():
@@ -137,7 +137,7 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
         # The broker's close_notify is not waited for; ours is among the outgoing bytes.
         with contextlib.suppress(ssl.SSLError):
             self._tls.unwrap()
-        self._hand_on()
+        self._write_ciphertext()
         self._below().close()
 
     def abort(self) -> None:
@@ -179,7 +179,7 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
         if self._protocol is not None:
             self._protocol.connection_lost(self._error or exc)
         # Also if there is a protocol: its `connection_made` may have raised.
-        self._refuse(exc or ConnectionResetError("the peer closed the connection"))
+        self._fail_connecting(exc or ConnectionResetError("the peer closed the connection"))
 
     def pause_writing(self) -> None:
         if self._protocol is not None:
@@ -195,7 +195,7 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
         assert self._plain is not None, "nothing is asked of a transport before it is connected"
         return self._plain
 
-    def _hand_on(self) -> None:
+    def _write_ciphertext(self) -> None:
         plain = self._below()
         if self._outgoing.pending and not plain.is_closing():
             plain.write(self._outgoing.read())
@@ -204,23 +204,23 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
         try:
             self._tls.do_handshake()
         except ssl.SSLWantReadError:
-            self._hand_on()
+            self._write_ciphertext()
         except ssl.SSLError as error:
-            self._hand_on()  # send the alert, which tells the broker's operator the reason
+            self._write_ciphertext()  # send the alert, which tells the broker's operator the reason
             self._closing = True
             self._below().close()
-            self._refuse(error)
+            self._fail_connecting(error)
         else:
-            # The first request is written together with our certificate. In a separate write it
-            # could fail with the reset from a broker that has rejected the certificate, and a
-            # failed write drops data that was received but not read: the alert with the reason.
+            # Write the first request together with the client certificate. A broker that rejects
+            # the certificate resets the connection. A separate write could then fail, and a failed
+            # write drops received data that was not read: the alert with the reason.
             self._protocol = protocol = self._factory()
             protocol.connection_made(self)
-            self._hand_on()
+            self._write_ciphertext()
             if self._connected is not None and not self._connected.done():
                 self._connected.set_result(protocol)
 
-    def _refuse(self, error: Exception) -> None:
+    def _fail_connecting(self, error: Exception) -> None:
         waiting = self._connected
         if waiting is not None and not waiting.done():
             # The error may never be retrieved, and must not keep frames of this object alive.
@@ -241,7 +241,7 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
             pass
         except ssl.SSLError as error:
             self._error = error
-        self._hand_on()  # answers to key updates, alerts
+        self._write_ciphertext()  # responses to key updates, alerts
         if chunks:
             protocol.data_received(chunks[0] if len(chunks) == 1 else b"".join(chunks))
         if self._error is not None:

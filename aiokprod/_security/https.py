@@ -74,7 +74,7 @@ class HttpsExchange:
 
     @property
     def running(self) -> bool:
-        """True until the thread has ended. In a forked child the parent's thread does not exist."""
+        """True until the thread has ended; False in a forked child, where it does not exist."""
         return self._process == os.getpid() and not self.answer.done()
 
     def abort(self) -> None:
@@ -117,8 +117,9 @@ class HttpsExchange:
         failure = OSError("the name has no address")
         found = socket.getaddrinfo(request.host, request.port, type=socket.SOCK_STREAM)
         for number, (family, kind, protocol, _, address) in enumerate(found):
-            # Wrapped before it is connected: `wrap_socket` of a connected socket whose peer resets
-            # the connection in that moment raises and leaves a socket that cannot be closed.
+            # Wrap the socket before connecting. If the peer resets the connection while
+            # `wrap_socket` runs on a connected socket, it raises and leaves a socket that cannot be
+            # closed.
             tls = context.wrap_socket(
                 socket.socket(family, kind, protocol),
                 server_hostname=request.host,
@@ -139,7 +140,7 @@ class HttpsExchange:
         raise failure
 
     def _own(self, one: socket.socket) -> None:
-        """Make this the socket that `abort` shuts down."""
+        """Store the socket for `abort`. Shut it down now if `abort` was called before."""
         with self._lock:
             self._socket = one
             if self._aborted:
@@ -149,7 +150,7 @@ class HttpsExchange:
 def _shut_down(one: socket.socket) -> None:
     # Not `SSLSocket.shutdown`: after it the socket sends plain text, and the other thread may be
     # about to send credentials.
-    with contextlib.suppress(OSError):  # not connected
+    with contextlib.suppress(OSError):  # raised if the socket is not connected
         socket.socket.shutdown(one, socket.SHUT_RDWR)
 
 

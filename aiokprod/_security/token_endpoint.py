@@ -200,7 +200,8 @@ class TokenEndpoint:
 
 
 async def _ended(exchange: HttpsExchange, deadline: float) -> bool:
-    """Wait for the exchange's thread, at most until `deadline` (loop time). False if it runs on."""
+    """Wait until the thread of the exchange has ended, at most until `deadline` (loop time). False
+    if it still runs."""
     loop = asyncio.get_running_loop()
     ended = asyncio.Event()
 

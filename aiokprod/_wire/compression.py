@@ -12,11 +12,14 @@ from collections.abc import Callable
 from struct import pack
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
+from aiokprod._config.fields import LEVELS
+from aiokprod._config.profiles import NO_PROFILE, TopicConfig
 from aiokprod._wire.primitives import BytesLike, Reader
 from aiokprod.errors import ConfigError, DecodeError
 
 if TYPE_CHECKING:
     from aiokprod.config import ProducerConfig
+    from aiokprod.topic_profiles import TopicProfile
 
 _XERIAL_HEADER: Final = b"\x82SNAPPY\x00" + pack(">ii", 1, 1)
 _XERIAL_BLOCK: Final = 32 * 1024
@@ -26,22 +29,18 @@ most 170 blocks of 128 KiB, so one call exceeds the limit by at most 22 MiB."""
 
 
 class Codec(ABC):
-    """A compression type at one level. Its library is imported when a codec of it is created.
+    """A compression type at one level. Its library is imported when an object is created.
 
     Worker threads call one codec at the same time, so it must not keep state between calls.
 
     Attributes:
         name: value of `compression_type`.
         codec_id: number of the codec in the batch attributes.
-        levels: lowest and highest level, or None if the codec has no levels.
-        level_setting: name of the setting that holds the level, if the codec has levels.
         level: the level in use, None = the default of Java's client.
     """
 
     name: ClassVar[str]
     codec_id: ClassVar[int]
-    levels: ClassVar[tuple[int, int] | None] = None
-    level_setting: ClassVar[str | None] = None
 
     def __init__(self, level: int | None = None) -> None:
         self.level = level
@@ -81,8 +80,6 @@ class Gzip(Codec):
 
     name = "gzip"
     codec_id = 1
-    levels = (1, 9)
-    level_setting = "compression_gzip_level"
 
     def compress(self, data: BytesLike) -> bytes:
         """Returns one gzip member."""
@@ -157,8 +154,6 @@ class Lz4(Codec):
 
     name = "lz4"
     codec_id = 3
-    levels = (1, 17)
-    level_setting = "compression_lz4_level"
 
     _FAST: ClassVar[int] = 0
     _JAVA_DEFAULT: ClassVar[int] = 9  # stands for the fast compressor in Java's client
@@ -199,8 +194,6 @@ class Zstd(Codec):
 
     name = "zstd"
     codec_id = 4
-    levels = (-131072, 22)
-    level_setting = "compression_zstd_level"
 
     _DEFAULT: ClassVar[int] = 3
     _MAX_WINDOW: ClassVar[int] = 1 << 27  # the largest that level 22 uses
@@ -273,15 +266,17 @@ def _too_large(name: str, max_bytes: int) -> DecodeError:
 
 
 _CODECS: Final[tuple[type[Codec], ...]] = (NoCompression, Gzip, Snappy, Lz4, Zstd)
+CODEC_NAMES: Final = tuple(codec.name for codec in _CODECS)
+"""The values of `compression_type`."""
 
 
 def codec_for(name: str, level: int | None = None) -> Codec:
     """The codec for a `compression_type`.
 
     Args:
-        name: none, gzip, snappy, lz4 or zstd.
-        level: gzip 1 to 9, lz4 1 to 17, zstd -131072 to 22; None = Java's default (also -1 for
-            gzip). none and snappy have no levels and ignore it.
+        name: one of `CODEC_NAMES`.
+        level: in the range of `LEVELS`; None = Java's default (also -1 for gzip). Codecs without
+            levels ignore it.
 
     Raises:
         ConfigError: the name is unknown, the level out of range, or a package is missing.
@@ -289,25 +284,25 @@ def codec_for(name: str, level: int | None = None) -> Codec:
     codec = _codec_named(name)
     if codec is Gzip and level == zlib.Z_DEFAULT_COMPRESSION:
         level = None
-    if level is None or codec.levels is None:
+    levels = LEVELS.get(name)
+    if level is None or levels is None:
         return codec()
-    low, high = codec.levels
+    low, high = levels.low, levels.high
     if not low <= level <= high:
         raise ConfigError(f"{name} compression level {level} is not in the range {low} to {high}")
     return codec(level)
 
 
-def codec_of(config: ProducerConfig) -> Codec | None:
-    """The codec that a configuration selects, None for no compression.
+def configured_codec(config: ProducerConfig, profile: TopicProfile = NO_PROFILE) -> Codec | None:
+    """The codec that a configuration selects for the topics of a profile, None for no compression.
 
     Raises:
         ConfigError: the level is out of range, or the codec's package is missing.
     """
-    if config.compression_type == NoCompression.name:
+    topic = TopicConfig.of(config, profile)
+    if topic.compression_type == NoCompression.name:
         return None
-    setting = _codec_named(config.compression_type).level_setting
-    level = None if setting is None else getattr(config, setting)
-    return codec_for(config.compression_type, level)
+    return codec_for(topic.compression_type, topic.compression_level)
 
 
 def _codec_named(name: str) -> type[Codec]:

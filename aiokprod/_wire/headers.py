@@ -14,7 +14,7 @@ from typing import Final
 from aiokprod._wire.message import Message
 from aiokprod._wire.message_schema import int16, int32, memoised, nullable_string
 from aiokprod._wire.messages import REQUESTS, RESPONSES
-from aiokprod._wire.primitives import INT32, BytesLike, Reader, total_size
+from aiokprod._wire.primitives import INT32, BytesLike, Reader
 from aiokprod.errors import DecodeError, UnsupportedVersion
 
 API_VERSIONS: Final = 18
@@ -108,7 +108,7 @@ def encode_response(message: Message, version: int, correlation_id: int) -> list
 
 
 def _frame(header: bytes, body: list[BytesLike]) -> list[BytesLike]:
-    size = len(header) + total_size(body)
+    size = len(header) + sum(map(len, body))
     if size > _MAX_FRAME:
         raise ValueError(f"a frame of {size} bytes exceeds {_MAX_FRAME}")
     if not body:

@@ -10,7 +10,6 @@ Types"; Java `ByteUtils`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from struct import Struct as Layout
 from typing import Final, TypeAlias
 
@@ -122,16 +121,10 @@ class Reader:
             raise DecodeError(f"{self.end - self.pos} bytes left over at byte {self.pos}")
 
 
-def total_size(chunks: Iterable[BytesLike]) -> int:
-    """Sum of the lengths in bytes."""
-    return sum(map(len, chunks))
-
-
 __all__ = [
     "INT16",
     "INT32",
     "BytesLike",
     "Layout",
     "Reader",
-    "total_size",
 ]

@@ -28,8 +28,9 @@ NO_PRODUCER_EPOCH: Final = -1
 NO_SEQUENCE: Final = -1
 MAX_SEQUENCE: Final = 2**31 - 1
 
-# Base offset, length, leader epoch, magic, CRC | covered by the CRC: attributes, last offset
-# delta, base timestamp, max timestamp, producer id, producer epoch, base sequence, count.
+# `_HEAD`: base offset, length, leader epoch, magic, CRC. `_TAIL`, which the CRC covers: attributes,
+# last offset delta, base timestamp, max timestamp, producer id, producer epoch, base sequence,
+# count.
 _HEAD: Final = Layout(">qiibI")
 _TAIL: Final = Layout(">hiqqqhii")
 _OFFSET: Final = Layout(">q")
@@ -169,7 +170,7 @@ def checksum(batch: BytesLike) -> int:
     return crc32c(memoryview(batch)[_HEAD.size :])
 
 
-def place(batch: BytesLike, base_offset: int, leader_epoch: int) -> bytes:
+def with_offset(batch: BytesLike, base_offset: int, leader_epoch: int) -> bytes:
     """A copy of a batch with base offset and leader epoch set, as a leader stores it.
 
     The CRC stays valid, as it covers neither of the two values.

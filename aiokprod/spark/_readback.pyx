@@ -338,6 +338,23 @@ cdef inline int64_t _load64(const uint8_t *place) noexcept nogil:
     return found
 
 
+cdef int _check_validity(validity, View bits, Py_ssize_t end) except -1:
+    """Raise ValueError if the bitmap has fewer than `end` bits."""
+    if validity is not None and bits.size * 8 < end:
+        raise ValueError("the validity buffer is too small")
+    return 0
+
+
+cdef inline bint _is_null(validity, View bits, Py_ssize_t place) noexcept:
+    return validity is not None and not (bits.data[place >> 3] >> (place & 7)) & 1
+
+
+cdef inline int64_t _load_offset(View ends, int width, Py_ssize_t place) noexcept:
+    if width == 4:
+        return _load32(ends.data + 4 * place)
+    return _load64(ends.data + 8 * place)
+
+
 cdef class RowHashes:
     """A 64-bit hash per row, updated column by column; it depends on the order of the columns."""
 
@@ -381,20 +398,15 @@ cdef class RowHashes:
         if not 0 <= start <= MAX_ROWS or width not in (4, 8) or \
                 ends.size < (start + self.count + 1) * width:
             raise ValueError("the offsets buffer is too small")
-        if validity is not None and bits.size * 8 < start + self.count:
-            raise ValueError("the validity buffer is too small")
+        _check_validity(validity, bits, start + self.count)
         for row in range(self.count):
             place = start + row
             seed = self._rows[row]
-            if validity is not None and not (bits.data[place >> 3] >> (place & 7)) & 1:
+            if _is_null(validity, bits, place):
                 self._rows[row] = _mix(seed + 1)
                 continue
-            if width == 4:
-                low = _load32(ends.data + 4 * place)
-                high = _load32(ends.data + 4 * place + 4)
-            else:
-                low = _load64(ends.data + 8 * place)
-                high = _load64(ends.data + 8 * place + 8)
+            low = _load_offset(ends, width, place)
+            high = _load_offset(ends, width, place + 1)
             if low < 0 or high < low or high > content.size:
                 raise ValueError("an offset is outside the data")
             if high == low:
@@ -417,11 +429,10 @@ cdef class RowHashes:
         if not 0 <= start <= MAX_ROWS or width not in (2, 4, 8) or \
                 content.size < (start + self.count) * width:
             raise ValueError("the data buffer is too small")
-        if validity is not None and bits.size * 8 < start + self.count:
-            raise ValueError("the validity buffer is too small")
+        _check_validity(validity, bits, start + self.count)
         for row in range(self.count):
             place = start + row
-            if validity is not None and not (bits.data[place >> 3] >> (place & 7)) & 1:
+            if _is_null(validity, bits, place):
                 self._rows[row] = _mix(self._rows[row] + 1)
                 continue
             if width == 2:
@@ -449,19 +460,14 @@ cdef class RowHashes:
         if not 0 <= start <= MAX_ROWS or width not in (4, 8) or \
                 ends.size < (start + self.count + 1) * width:
             raise ValueError("the offsets buffer is too small")
-        if validity is not None and bits.size * 8 < start + self.count:
-            raise ValueError("the validity buffer is too small")
+        _check_validity(validity, bits, start + self.count)
         for row in range(self.count):
             place = start + row
-            if validity is not None and not (bits.data[place >> 3] >> (place & 7)) & 1:
+            if _is_null(validity, bits, place):
                 self._rows[row] = _mix(self._rows[row] + 1)
                 continue
-            if width == 4:
-                low = _load32(ends.data + 4 * place)
-                high = _load32(ends.data + 4 * place + 4)
-            else:
-                low = _load64(ends.data + 8 * place)
-                high = _load64(ends.data + 8 * place + 8)
+            low = _load_offset(ends, width, place)
+            high = _load_offset(ends, width, place + 1)
             # Check the signs first: the difference of two values ≥ 0 fits into 64 bits.
             if not 0 <= first <= low <= high or high - first > elements.count:
                 raise ValueError("an offset is outside the elements")

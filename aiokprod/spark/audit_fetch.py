@@ -39,8 +39,8 @@ _ABORT: Final = b"\x00\x00\x00\x00"
 async def list_offset(
     client: ClusterClient, topic: str, partition: int, *, timestamp: int, committed: bool
 ) -> int:
-    """The first offset (`EARLIEST`) or the one after the last (`LATEST`); with `committed` the
-    latter is the last stable offset.
+    """The first offset (`EARLIEST`), or the end offset (`LATEST`), which with `committed` is the
+    last stable offset.
 
     Raises:
         KafkaError: the partition has no leader for `PATIENCE`, or the request fails.

@@ -1,4 +1,4 @@
-"""`format("aiokprod-audit")`: what is in the log, with producer ids, epochs and sequences."""
+"""`format("aiokprod-audit")`: reads the log, with producer ids, epochs and sequences."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ class AuditOptions:
     Attributes:
         topics: one or more.
         committed: leave out aborted transactions, and stop before open ones.
-        values, headers: read these columns; they are null otherwise.
-        offsets_per_task: split longer partitions.
+        values, headers: whether to read these columns; otherwise they are null.
+        offsets_per_task: partitions with more offsets are read by several tasks.
     """
 
     kafka: SealedOptions

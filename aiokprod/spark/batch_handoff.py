@@ -1,7 +1,8 @@
 """`BatchHandoff`: passes Arrow batches from Spark's thread to the event loop, one at a time.
 
-Spark's iterator blocks, so it must never be advanced on the loop. Not advancing it is the
-back-pressure: at most one batch waits here while another one is being submitted.
+Spark's iterator blocks, so it must never be advanced on the loop. It is advanced only when the
+batch before was taken, which is the back-pressure: at most one batch waits here while another one
+is being submitted.
 """
 
 from __future__ import annotations

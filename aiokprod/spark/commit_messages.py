@@ -1,5 +1,5 @@
-"""What a finished task reports to the driver. The driver holds those of all tasks, so they are
-small."""
+"""The messages of finished tasks to the driver. They are small, because the driver keeps those of
+all tasks."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Ranges = tuple[tuple[str, int, int | None, int | None, int], ...]
 
 @dataclass(frozen=True)
 class TaskReport(WriterCommitMessage):
-    """All rows of one task attempt are acknowledged.
+    """The message of a task attempt all of whose rows are acknowledged.
 
     Attributes:
         size: bytes of the Arrow columns that were sent.
@@ -59,7 +59,7 @@ class Prepared(TaskReport):
 
     Attributes:
         transactional_id, producer_id, epoch: of the transaction, for EndTxn.
-        second_protocol: the transaction follows transaction protocol V2 (KIP-890).
+        second_protocol: the transaction follows the second protocol, that of KIP-890.
         row_hash: sum of the hashes of the rows, independent of their order.
         skipped: an earlier attempt at this batch was committed, so this one sent nothing.
         marked_rows, marked_hash: rows and hash of the committed attempt, if skipped.

@@ -1,4 +1,5 @@
-"""The driver's side of transactions: decides, ends the prepared transactions, fences orphans.
+"""The driver's part of the transactions: checks a batch, commits or aborts the prepared
+transactions of its tasks, and fences those that no task will end.
 
 Invariants: EndTxn(commit) is sent only after every transaction of the attempt was found open, and,
 if an earlier attempt at the batch was committed in part, only if the batch has the same rows.
@@ -74,7 +75,7 @@ _RIVAL: Final = (
 _NOTHING: Final = object()
 
 _UNSTABLE: Final = 2.0
-"""Seconds in which a running process ends the transaction of its decision."""
+"""Seconds to wait for the transaction in which another process writes a decision."""
 _FENCE_TIMEOUT_MS: Final = 60_000
 """Transaction timeout of an InitProducerId that is sent only to fence a producer."""
 _SWEEP_EVERY: Final = 10.0
@@ -83,11 +84,12 @@ _SWEEP_EVERY: Final = 10.0
 _unverified: weakref.WeakSet[ClusterClient] = weakref.WeakSet()
 """Cluster clients for which the warning about brokers before 3.0 was logged."""
 _swept: dict[str, float] = {}
-"""When (loop time) this driver process last searched for orphans of a query."""
+"""Loop time at which this driver process last searched for such transactions, by query."""
 
 
 class CommitFailed(RuntimeError):
-    """A transaction was not committed; Spark replays the batch and committed tasks are skipped."""
+    """A transaction was not committed. Spark replays the batch, and tasks that are committed are
+    skipped."""
 
 
 class TransactionEnder:
@@ -114,7 +116,7 @@ class TransactionEnder:
                 nothing more is committed.
             CheckpointRolledBack: Kafka has a later batch; nothing is committed.
             CommitFailed: a transaction was fenced or timed out.
-            KafkaError: the brokers gave no definite answer in time.
+            KafkaError: the brokers gave no definite response in time.
         """
         self._warn(tasks)
         async with self._cluster_client() as client:
@@ -123,7 +125,7 @@ class TransactionEnder:
             await self._verify(client, tasks, deadline)
             if self._exactly_once and tasks:
                 before = await self._decide(client, tasks, deadline)
-                await self._verify(client, tasks, deadline)  # the decision may have taken long
+                await self._verify(client, tasks, deadline)  # writing the decision takes time
             await self._end_all(client, tasks, deadline, commit=True)
             if self._exactly_once and tasks:
                 await self._fence_orphans(client, tasks, before, deadline)
@@ -313,7 +315,7 @@ class TransactionEnder:
         next_step = _REPLAYED if self._exactly_once else _PARTS
         try:
             code = await end.send(client, deadline)
-        except BaseException as error:  # interrupted, or no definite answer
+        except BaseException as error:  # interrupted, or no definite response
             if commit and end.in_doubt:
                 why = str(error) or "the commit was interrupted"
                 logger.warning("%s may be committed: %s. %s", where, why, next_step)

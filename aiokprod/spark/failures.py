@@ -1,4 +1,4 @@
-"""The exception of a failed task: its text is all that Spark forwards to the driver."""
+"""Exceptions of failed tasks. Spark forwards only their text to the driver."""
 
 from __future__ import annotations
 

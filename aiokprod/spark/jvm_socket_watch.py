@@ -1,4 +1,4 @@
-"""`JvmSocketWatch`: whether Spark still waits for this task.
+"""`JvmSocketWatch`: detects that Spark no longer waits for this task.
 
 Spark does not notify a killed task. Its iterator ends as if the data were complete, and the worker
 keeps running. Only the socket between the JVM and this process changes: it is closed.
@@ -21,7 +21,7 @@ LOOK_EVERY: Final = 0.5
 
 
 class TaskCancelled(RuntimeError):
-    """Spark gave up this task: nothing more is sent, and its result is not read."""
+    """Spark has given up this task: no more rows are sent, and its result is ignored."""
 
 
 class JvmSocketWatch:

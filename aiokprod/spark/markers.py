@@ -1,4 +1,4 @@
-"""Markers of exactly-once streams: committed offsets that say which batch a task has in Kafka.
+"""Markers of exactly-once streams: committed offsets that record which batch of a task is in Kafka.
 
 A task's marker is committed within the task's transaction, so it exists if and only if the task's
 rows do. It is an offset of partition 0 of every topic that the task wrote to: Kafka deletes the
@@ -25,7 +25,7 @@ _INTEGER_WIDTH: Final = {"int16": 2, "int32": 4, "int64": 8}
 
 
 class MarkerOffset(NamedTuple):
-    """What `Producer.send_offsets_to_transaction` takes for one partition."""
+    """Offset and metadata of one partition, for `Producer.send_offsets_to_transaction`."""
 
     offset: int
     metadata: str
@@ -36,9 +36,9 @@ class Marker:
     """The last batch of a task or query: its number, its rows and their hash.
 
     Attributes:
-        tasks: of a decision, the number of tasks; of a task's marker, the attempt.
-        version: of a decision, how many decisions of the same batch were written before it. The
-            one with the highest version is valid, in whichever topics the others remain.
+        tasks: in the marker of a decision, the number of tasks; in that of a task, the attempt.
+        version: in the marker of a decision, the number of decisions of the same batch before it.
+            Older ones can remain in other topics; the one with the highest version is valid.
     """
 
     batch_id: int
@@ -93,7 +93,7 @@ def driver_id(sid: str) -> str:
 
 
 class UnstableMarker(KafkaError):
-    """The transaction that changes a marker stays open."""
+    """A transaction that changes a marker was not ended in time."""
 
 
 async def read_marker(

@@ -17,7 +17,7 @@ from aiokprod.errors import ConfigError
 from aiokprod.records import validate_topic
 
 MASK: Final = "***"
-"""Stands for a secret, as in the repr of a `Secret`."""
+"""Shown instead of a secret, as in the repr of a `Secret`."""
 KAFKA_PREFIX: Final = "kafka."
 SECRET_PREFIX: Final = "secret."  # noqa: S105
 """Optional prefix of any kafka.* option; Spark hides the values of options with such names."""
@@ -29,11 +29,12 @@ FAIL: Final = "fail"
 DEFAULT_TRANSACTION_TIMEOUT_MS: Final = 900_000
 """Also the brokers' default limit, transaction.max.timeout.ms."""
 BATCH_SIZE: Final = 512 * 1024
-"""A task sends tables of thousands of rows and does not wait for single rows, so its batches may be
-larger than those of an interactive producer; the cost per batch, here and at the broker, is paid a
-quarter as often. Half of the default limit of topics (max.message.bytes)."""
+"""Bytes. A task sends tables of thousands of rows and does not wait for single rows. So its batches
+may be larger than those of an interactive producer, four times as large, which saves costs per
+batch here and at the broker. It is half of the default limit of topics (max.message.bytes)."""
 _BATCHES_AT_LEAST: Final = 8
-"""Batches that must fit into the buffer, or filling one would wait until another is sent."""
+"""Number of batches that must fit into the buffer; with fewer, filling one would have to wait until
+another is sent."""
 
 # Options of Spark itself that are passed to the sink as well.
 _SPARKS_OWN: Final = frozenset({"checkpointlocation", "queryname", "includeheaders"})
@@ -61,7 +62,7 @@ _MEANT: Final = re.compile(r"did you mean '([^']+)'")
 
 
 class SealedOptions(Mapping[str, str]):
-    """Options whose repr shows the values of options only that are known to hold no secret.
+    """A mapping of options whose repr masks every value that may be a secret.
 
     Pickled with all values, because tasks need them. Logs, reprs and tracebacks that print local
     variables show the masked form.

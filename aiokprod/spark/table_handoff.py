@@ -1,4 +1,4 @@
-"""Hands a table of a task to the producer, without waiting for acknowledgments.
+"""Submits the tables of a task to the producer without waiting for acknowledgments.
 
 `Producer.send_table` returns once each row has its outcome. A task has many tables, in order, and
 must not wait for the acknowledgments of one before it submits the next.
@@ -59,8 +59,8 @@ class Sender(Protocol):
     """What `Producer.table_sender` returns.
 
     Attributes:
-        refused: errors of rows that got into no batch, by row number.
-        interrupted: why the later rows were not submitted.
+        refused: errors of rows that are in no batch, by row number.
+        interrupted: why the later rows were not submitted; None if all were.
     """
 
     @property
@@ -69,7 +69,7 @@ class Sender(Protocol):
     def refused(self) -> dict[int, KafkaError]: ...
     @property
     def interrupted(self) -> KafkaError | None: ...
-    async def hand_over(
+    async def append(
         self, topic: str | None, table: Any, names: Mapping[str, str | None], /
     ) -> None: ...
     async def wait_settled(self) -> None: ...
@@ -80,7 +80,7 @@ class TableHandoff:
 
     Attributes:
         complete: all of its rows are in batches or refused.
-        sender: None until `hand_over` begins.
+        sender: None until `submit_table` begins.
     """
 
     __slots__ = ("complete", "sender")
@@ -96,7 +96,7 @@ class TableHandoff:
 
     @property
     def refused(self) -> dict[int, KafkaError]:
-        """Errors of rows that got into no batch, by row number."""
+        """Errors of rows that are in no batch, by row number."""
         return {} if self.sender is None else self.sender.refused
 
     @property
@@ -105,8 +105,8 @@ class TableHandoff:
         return [] if self.tracker is None else self.tracker.cores
 
     @property
-    def admitted(self) -> int:
-        """Rows in batches."""
+    def appended(self) -> int:
+        """Number of rows that are in batches."""
         return 0 if self.tracker is None else self.tracker.count
 
     async def wait_settled(self) -> None:
@@ -128,7 +128,7 @@ class TableHandoff:
         return f"{topics[0]}-{partition}", error
 
     def count_into(self, counts: Counts) -> None:
-        """Add its rows to `counts` by outcome; only after all of them are settled."""
+        """Add its rows to `counts` by outcome. All of them must have their outcome."""
         for error in self.refused.values():
             counts.add(error.outcome)
         tracker = self.tracker
@@ -145,7 +145,7 @@ def _has_failed(core: Batch) -> bool:
     return core.error is not None or any(map(_has_failed, core.parts or ()))
 
 
-async def hand_over(
+async def submit_table(
     producer: Producer[Any, Any], topic: str | None, table: Any, handed: TableHandoff
 ) -> None:
     """Put all rows of a RecordBatch into batches, in order; waits while the buffer is full.
@@ -154,6 +154,6 @@ async def hand_over(
         KafkaError: the producer failed or was closed; `handed` has the rows submitted before.
     """
     handed.sender = sender = producer.table_sender()
-    await sender.hand_over(topic, table, _NAMES)
+    await sender.append(topic, table, _NAMES)
     if sender.interrupted is not None:
         raise sender.interrupted

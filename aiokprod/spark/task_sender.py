@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from aiokprod.errors import KafkaError
 from aiokprod.spark.failures import Counts, SinkError, describe
 from aiokprod.spark.rows import RowError, check_partitions, with_audit_header
-from aiokprod.spark.table_handoff import TableHandoff, hand_over
+from aiokprod.spark.table_handoff import TableHandoff, submit_table
 
 if TYPE_CHECKING:
     from aiokprod.producer import Producer
@@ -75,9 +75,9 @@ class TaskSender:
         self.size = 0
         self.ranges: dict[tuple[str, int], Range] = {}
 
-    async def admit(self, table: Any) -> None:
-        """Submit a RecordBatch of `rows.project`; returns once all its rows are in batches, which
-        waits while the buffer is full.
+    async def submit(self, table: Any) -> None:
+        """Submit a RecordBatch of `rows.project`. Returns once all its rows are in batches; waits
+        while the buffer is full.
 
         Raises:
             SinkError: a row, of this or an earlier batch, failed.
@@ -90,10 +90,10 @@ class TaskSender:
             self._live.append(handed)
             try:
                 await self._check_partitions(table)
-                await hand_over(self._producer, self._topic, table, handed)
+                await submit_table(self._producer, self._topic, table, handed)
             except (KafkaError, RowError) as error:
                 self._note(error)
-                taken = handed.admitted + len(handed.refused)
+                taken = handed.appended + len(handed.refused)
                 self._counts.unsent += table.num_rows - taken
             self.rows += table.num_rows
             self.size += table.nbytes
@@ -173,7 +173,7 @@ class TaskSender:
                 return  # `failure` counts the rows that are left
             for core in handed.cores:
                 self._count(core)
-            self._counts.acknowledged += handed.admitted
+            self._counts.acknowledged += handed.appended
             self._live.popleft()
             self._forget()
 

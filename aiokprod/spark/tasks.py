@@ -131,7 +131,7 @@ async def send_all(producer: Producer[Any, Any], sender: TaskSender, handoff: Ba
     """
     try:
         while (table := await handoff.get()) is not None:
-            await sender.admit(table)
+            await sender.submit(table)
         await sender.finish()
     except Exception as error:
         sender.blame(error)  # before closing, which fails pending rows for another reason

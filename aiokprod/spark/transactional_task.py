@@ -158,7 +158,7 @@ class _Run:
             while (table := await self._handoff.get()) is not None:
                 if marking:
                     self._hash += hash_rows(table)
-                await sender.admit(table)
+                await sender.submit(table)
             await sender.finish()
             marked = await self._mark(producer, sender) if marking else ()
             producer_id, epoch, second = await producer.prepare_transaction()

@@ -36,7 +36,7 @@ async def lost_transactions(
 
     Raises:
         UnsupportedVersion: brokers before 3.0 have no DescribeTransactions.
-        KafkaError: the brokers gave no definite answer.
+        KafkaError: the brokers gave no definite response.
     """
     states = await describe_transactions(
         client, [task.transactional_id for task in tasks], deadline

@@ -96,7 +96,7 @@ class LoopThread:
     async def borrowed(
         self, key: Hashable, make: Callable[[], Awaitable[C]], *, keep: bool
     ) -> AsyncIterator[C]:
-        """Lend the client stored under `key`, or a new one. An error closes the client.
+        """Context manager with the client stored under `key`, or a new one. An error closes it.
 
         With `keep` it is stored for the next task, and closed after `IDLE_SECONDS` without use.
         """
@@ -181,7 +181,7 @@ def _new_loop(kind: str) -> asyncio.AbstractEventLoop:
 
 
 class _Process:
-    """The loop threads of this process, by kind."""
+    """The loop threads of this process, by the kind of their loop."""
 
     def __init__(self) -> None:
         self._threads: dict[str, LoopThread] = {}

@@ -1,7 +1,7 @@
-"""The writer that Spark pickles: `write` in the tasks, `commit` and `abort` on the driver.
+"""The writer that Spark pickles: it runs `write` in the tasks, `commit` and `abort` on the driver.
 
-One class for all versions since 4.0: mixing `DataSourceArrowWriter` into a stream writer makes
-4.0, which has no stream writer for Arrow, pass RecordBatches too.
+One class for all versions since 4.0. Spark 4.0 has no stream writer for Arrow; it passes
+RecordBatches to a stream writer that is also a `DataSourceArrowWriter`.
 """
 
 from __future__ import annotations

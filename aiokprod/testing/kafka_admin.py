@@ -53,7 +53,7 @@ class ClusterAdmin:
         )
 
     def broker_ids(self, timeout: float = 2.0) -> set[int]:
-        """Ids of the brokers that are registered and not fenced; empty if no broker answers."""
+        """Ids of the brokers that are registered and not fenced; empty if no broker responds."""
         from confluent_kafka import KafkaException
 
         try:
@@ -183,7 +183,7 @@ def _patiently(
     """Retries a call while brokers start, and after the error codes `passing`; raises any other
     error at once.
 
-    An attempt whose answer was lost may have succeeded. A later attempt then fails with the code
+    An attempt whose response was lost may have succeeded. A later attempt then fails with the code
     `done_by_earlier_try`, which counts as success; the result is None.
     """
     from confluent_kafka import KafkaException

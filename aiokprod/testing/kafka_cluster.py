@@ -351,7 +351,7 @@ class KafkaCluster:
         await asyncio.to_thread(self._node(node).terminate, timeout)
 
     async def pause(self, node: int) -> None:
-        """Freezes a node (SIGSTOP): its sockets stay open, but it does not answer."""
+        """Freezes a node (SIGSTOP): its sockets stay open, but it does not respond."""
         await asyncio.to_thread(self._node(node).pause)
 
     async def pause_all(self) -> None:
@@ -419,7 +419,7 @@ class KafkaCluster:
         return await asyncio.to_thread(self._client().end_offsets, topic)
 
     async def serving(self) -> set[int]:
-        """Ids of the nodes that the cluster lists as alive; empty if no node answers."""
+        """Ids of the nodes that the cluster lists as alive; empty if no node responds."""
         return await asyncio.to_thread(self._client().broker_ids)
 
     # -- inside -------------------------------------------------------------------------------

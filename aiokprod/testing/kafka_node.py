@@ -64,7 +64,7 @@ class BrokerNode(Protocol):
         """Requests a controlled shutdown; kills the node after `timeout` seconds."""
 
     def pause(self) -> None:
-        """Freezes the node: its sockets stay open, but it does not answer."""
+        """Freezes the node: its sockets stay open, but it does not respond."""
 
     def resume(self) -> None: ...
     def log_tail(self, lines: int) -> str: ...

@@ -1,4 +1,4 @@
-"""aiokafka, at its defaults and tuned."""
+"""aiokafka, with its defaults and with tuned settings."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from typing import Any
 
 from benchmarks.clients.base import AsyncClient
 from benchmarks.clients.drivers import Call, Limit
+from benchmarks.payloads import serializer
 
 
 class Aiokafka(AsyncClient):
-    """Its default batch size and linger."""
+    """aiokafka with its default batch size and linger."""
 
     settings: dict[str, Any] = {}  # noqa: RUF012 - read only
 
@@ -24,6 +25,7 @@ class Aiokafka(AsyncClient):
             acks=case.acks if case.acks == "all" else int(case.acks),
             enable_idempotence=case.idempotent,
             compression_type=None if case.codec == "none" else case.codec,
+            value_serializer=serializer(case),
             **self.settings,
         )
         await self.producer.start()
@@ -43,7 +45,7 @@ class Aiokafka(AsyncClient):
         await self.producer.flush()
 
     async def bulk(self, limit: Limit) -> int:
-        """Batches filled by `create_batch` and sent to the partitions in turn."""
+        """Fill batches by `create_batch` and send them to the partitions, one after the other."""
         producer, topic = self.producer, self.topic
         partitions = itertools.cycle(sorted(await producer.partitions_for(topic)))
         pool = self.payloads
@@ -68,6 +70,6 @@ class Aiokafka(AsyncClient):
 
 
 class AiokafkaTuned(Aiokafka):
-    """The batch size and linger that aiokprod has by default."""
+    """aiokafka with the default batch size and linger of aiokprod."""
 
     settings = {"linger_ms": 5, "max_batch_size": 131_072}  # noqa: RUF012 - read only

@@ -15,8 +15,8 @@ class Client(Protocol):
     """A producer of one case.
 
     Attributes:
-        on_loop: it works on the event loop, so that its lag says something.
-        latencies: of every awaited record, s; emptied by the worker after the warm-up.
+        on_loop: it works on the event loop, so that the lag of the loop is measured.
+        latencies: latency of every awaited record, s; cleared by the worker after the warm-up.
     """
 
     on_loop: bool
@@ -25,7 +25,7 @@ class Client(Protocol):
     async def start(self, servers: str, topic: str) -> None: ...
 
     async def run(self, limit: Limit) -> int:
-        """Sends until the limit; returns how many, once all are acknowledged."""
+        """Send until the limit; returns the number of records once all are acknowledged."""
 
     async def stop(self) -> None: ...
 
@@ -75,5 +75,5 @@ class AsyncClient:
 
 
 def share_of(case: Case) -> int:
-    """Records of one bulk call: 100 000, or as many as make 8 MB."""
+    """Records of one bulk call: 100 000, or the number that makes 8 MB."""
     return max(1, min(100_000, 8_000_000 // (case.size + 20)))

@@ -9,7 +9,7 @@ from typing import Any, Final
 from benchmarks.case import Case
 from benchmarks.clients.base import AsyncClient, share_of
 from benchmarks.clients.drivers import Call, Limit
-from benchmarks.payloads import CHUNK, Payloads
+from benchmarks.payloads import CHUNK, Payloads, serializer
 
 FLUSH_TIMEOUT: Final = 120
 
@@ -45,13 +45,20 @@ class Confluent:
         self._delivered += 1
 
     async def start(self, servers: str, topic: str) -> None:
-        from confluent_kafka import Producer
+        from confluent_kafka import Producer, SerializingProducer
 
         self.topic = topic
-        self.producer: Any = Producer(settings(self.case, servers))
+        self.producer: Any
+        options = settings(self.case, servers)
+        serialize = serializer(self.case)
+        if serialize is None:
+            self.producer = Producer(options)
+        else:
+            options["value.serializer"] = lambda data, _context: serialize(data)
+            self.producer = SerializingProducer(options)
 
     async def stop(self) -> None:
-        """It has no close."""
+        """Does nothing: the client has no `close`."""
 
     async def run(self, limit: Limit) -> int:
         self._delivered = 0
@@ -74,7 +81,7 @@ class Confluent:
             for value, key in zip(values[:size], keys, strict=False):
                 while True:
                     try:
-                        produce(topic, value, key, **extra)
+                        produce(topic, value=value, key=key, **extra)
                         break
                     except BufferError:
                         poll(0.01)
@@ -101,13 +108,13 @@ class Confluent:
 
 
 class ConfluentSilent(Confluent):
-    """Without callbacks, so that outcomes of records are not reported."""
+    """`produce` without callbacks, so that outcomes of records are not reported."""
 
     callbacks = False
 
 
 class ConfluentAio(AsyncClient):
-    """AIOProducer: up to a second until a batch of 1 000 is handed to librdkafka."""
+    """AIOProducer, which passes batches of 1 000 records to librdkafka, after a second at most."""
 
     batching: dict[str, Any] = {}  # noqa: RUF012 - read only
 
@@ -138,6 +145,6 @@ class ConfluentAio(AsyncClient):
 
 
 class ConfluentAioTuned(ConfluentAio):
-    """Batches as small and as early as 64 tasks fill them."""
+    """AIOProducer with batches of 64 records, which 64 tasks fill at once."""
 
     batching = {"batch_size": 64, "buffer_timeout": 0.01}  # noqa: RUF012 - read only

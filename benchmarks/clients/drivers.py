@@ -1,7 +1,7 @@
-"""The loops around an asyncio client, the same for every one of them.
+"""The loops that drive an asyncio client, the same for every client.
 
-Only what the client needs is inside: no counting and no clock per record where it would be a good
-part of what is measured.
+They do only what the client needs. Nothing is counted and no clock is read per record where that
+would be a large part of the measured time.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from benchmarks.payloads import CHUNK, Header, Payloads
 Call = Callable[..., Awaitable[Any]]
 
 TIMER_GRAIN: Final = 0.002
-"""Seconds by which a loop's timers are late by themselves: milliseconds are their unit."""
+"""Seconds by which timers of a loop are late in any case, because their unit is a millisecond."""
 
 
 @dataclass
 class Limit:
-    """Stops a run after a number of records or seconds, whichever is first. Starts the clocks.
+    """Stops a run after a number of records or seconds, whichever is first.
 
     Attributes:
-        started: reading of the wall clock, s.
-        used: processor time of this process by then, s.
+        started: wall-clock time at the start, s.
+        used: CPU time of this process at the start, s.
     """
 
     records: int
@@ -56,6 +56,8 @@ def bind(call: Call, topic: str, headers: list[Header] | None) -> Callable[..., 
 
 async def fire(submit: Call, topic: str, case: Case, payloads: Payloads, limit: Limit) -> int:
     """Every task submits its share without waiting for acknowledgments, then awaits them."""
+    if case.settle == "callback":
+        return await _fire_with_callbacks(submit, topic, payloads, limit)
     share, more = divmod(limit.records, case.tasks)
     shares = [share + (number < more) for number in range(case.tasks)]
     chunk, headers = payloads.chunk(), payloads.headers
@@ -86,6 +88,34 @@ async def fire(submit: Call, topic: str, case: Case, payloads: Payloads, limit: 
     tasks = [asyncio.create_task(task(share)) for share in shares]  # they run once we wait
     limit.restart()
     return sum(await asyncio.gather(*tasks))
+
+
+async def _fire_with_callbacks(submit: Call, topic: str, payloads: Payloads, limit: Limit) -> int:
+    """One task submits, and a callback counts every outcome; the last one ends the run."""
+    sent = settled = 0
+    ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def on_done(handle: Any) -> None:
+        nonlocal settled
+        settled += 1
+        error = handle.exception()
+        if error is not None and not ended.done():
+            ended.set_exception(error)
+        if settled == sent and is_complete and not ended.done():
+            ended.set_result(None)
+
+    is_complete = False
+    chunk = payloads.chunk()
+    while sent < limit.records and not limit.reached:
+        size = min(CHUNK, limit.records - sent)
+        for value in chunk[:size]:
+            (await submit(topic, value)).add_done_callback(on_done)
+        sent += size
+    is_complete = True
+    if settled == sent and not ended.done():
+        ended.set_result(None)
+    await ended
+    return sent
 
 
 async def _settle(chunks: deque[list[Any]]) -> None:
@@ -124,10 +154,10 @@ async def request(
 async def paced(
     send: Call, topic: str, case: Case, payloads: Payloads, limit: Limit, latencies: array[float]
 ) -> int:
-    """Arrivals at a fixed rate, each served by a separate task.
+    """Records at a fixed rate, each sent by a separate task.
 
-    A latency counts from when the record was due, so a client that falls behind cannot hide it,
-    unless it came no later than timers do by themselves.
+    A latency is measured from the time at which the record was due, so that a client that falls
+    behind cannot hide it; delays within the resolution of timers are ignored.
     """
     call = bind(send, topic, payloads.headers)
     clock = time.perf_counter

@@ -9,16 +9,17 @@ from typing import TYPE_CHECKING, Any, Final
 
 from benchmarks.clients.base import AsyncClient, share_of
 from benchmarks.clients.drivers import Call, Limit
+from benchmarks.payloads import serializer
 
 if TYPE_CHECKING:
     from aiokprod._client.bulk_result import BulkResult
 
 BULK_TASKS: Final = 2
-"""Bulk calls at a time: one is filled while the other's last batches are on their way."""
+"""Number of concurrent bulk calls: one is filled while the last batches of the other are sent."""
 
 
 class Aiokprod(AsyncClient):
-    """Defaults, but for what the case says."""
+    """aiokprod with defaults, except for the settings of the case."""
 
     adaptive = True
 
@@ -33,6 +34,7 @@ class Aiokprod(AsyncClient):
             enable_idempotence=case.idempotent,
             compression_type=case.codec,
             adaptive_linger=self.adaptive,
+            value_serializer=serializer(case),
         )
         await self.producer.start()
 
@@ -90,7 +92,7 @@ class AiokprodAsIs(Aiokprod):
 
 
 async def _in_turns(send: Callable[[int], Awaitable[BulkResult]], size: int, limit: Limit) -> int:
-    """Calls of `size` records by a few tasks until the limit; every result is looked at."""
+    """Calls of `size` records by a few tasks until the limit; every result is checked."""
     starts = itertools.count(0, size)
     sent = 0
 

@@ -1,1 +1,1 @@
-"""The PySpark sink beside Spark's own sinks: `python -m benchmarks.spark`."""
+"""Compares the PySpark sink with Spark's own sinks: `python -m benchmarks.spark`."""

@@ -1,4 +1,4 @@
-"""Spark sinks beside each other on three real brokers.
+"""Compares Spark sinks on three real brokers.
 
     python -m benchmarks.spark                     this interpreter's Spark
     python -m benchmarks.spark --jvm               with Spark's own Kafka sink: Spark 4.0.0, whose
@@ -7,7 +7,7 @@
 
 Prints a table in Markdown. There is one application per master, in which the sinks alternate. At
 the end the audit reader reads a million rows back. On a machine that is not idle, compare the
-processor time per row of Spark, its Python workers and the brokers. The topic has three partitions
+CPU time per row of Spark, its Python workers and the brokers. The topic has three partitions
 and one replica.
 """
 
@@ -42,7 +42,7 @@ FORGETFUL = {
     "log.retention.check.interval.ms": "5000",
     "file.delete.delay.ms": "1000",
 }
-"""Of the brokers: what was sent is gone before the system writes it to the disk."""
+"""Settings of the brokers: records are deleted before the system writes them to the disk."""
 _COPY = "org.apache.maven.plugins:maven-dependency-plugin:3.6.1:copy-dependencies"
 _POM = """<project><modelVersion>4.0.0</modelVersion><groupId>aiokprod.bench</groupId>
 <artifactId>connector</artifactId><version>1</version><dependencies>{}</dependencies></project>"""
@@ -54,7 +54,8 @@ _DEPENDENCY = (
 
 
 def connector_jars() -> str:
-    """Spark's Kafka connector with what it needs, fetched once; paths with commas."""
+    """The jars of Spark's Kafka connector and its dependencies, downloaded once; paths separated by
+    commas."""
     target = cache_root().parent / f"spark-connector-{CONNECTOR}"
     if not target.is_dir():
         maven = shutil.which("mvn")
@@ -72,7 +73,7 @@ def connector_jars() -> str:
 
 
 def run(servers: str, master: str, arguments: argparse.Namespace) -> dict[str, Any]:
-    """All sinks on one master."""
+    """Run all sinks on one master."""
     command = [sys.executable, "-m", "benchmarks.spark.session", "--servers", servers]
     command += ["--master", master, "--rows", str(arguments.rows), "--runs", str(arguments.runs)]
     command += ["--batches", str(arguments.batches if master == arguments.masters[-1] else 0)]
@@ -89,7 +90,7 @@ def run(servers: str, master: str, arguments: argparse.Namespace) -> dict[str, A
 
 
 def table(results: list[dict[str, Any]]) -> str:
-    """The figures in Markdown."""
+    """The figures as a Markdown table."""
     lines = []
     for result in results:
         lines += [

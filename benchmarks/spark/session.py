@@ -1,4 +1,4 @@
-"""One Spark application that runs every sink in turns on one master, and prints figures as JSON.
+"""One Spark application that runs the sinks alternately on one master and prints figures as JSON.
 
 Started by `benchmarks.spark.__main__` with the interpreter of the Spark version to measure.
 """
@@ -19,19 +19,19 @@ from typing import Any
 KEY_BYTES, VALUE_BYTES = 16, 100
 AUDIT_ROWS = 1_000_000
 SLOW_SINKS = {"confluent": 8}
-"""Sinks that get so many times fewer rows."""
+"""Divisor of the number of rows, for slow sinks."""
 BEST_JVM = {"kafka.batch.size": "131072", "kafka.linger.ms": "5"}
 
 
 _PLACES = ("jvm", "python", "brokers")
-"""Where processor time goes: Spark's JVM, its Python processes, Kafka."""
+"""Where CPU time is measured: Spark's JVM, its Python processes, Kafka."""
 
 
 def usage() -> tuple[dict[str, float], int]:
-    """CPU seconds so far by place, of everything below our parent (who started the brokers and us);
-    and the largest RSS of a Python worker.
+    """CPU seconds so far by place, of all descendants of the parent process, which has started the
+    brokers too; and the largest RSS of a Python worker.
 
-    Processor time tells what a sink costs also on a machine that is not idle.
+    CPU time shows the cost of a sink also on a machine that is not idle.
     """
     tick, page = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
     parents: dict[int, int] = {}
@@ -70,7 +70,7 @@ def _is_below(pid: int, top: int, parents: dict[int, int]) -> bool:
 
 
 def cores(master: str) -> int:
-    """Of `local[…]`."""
+    """The number of cores in `local[…]`."""
     number = master.partition("[")[2].rstrip("]")
     if not number.isdigit():
         sys.exit(f"--masters: {master!r} does not say how many cores; use local[1], local[2], …")
@@ -168,7 +168,7 @@ class Bench:
                 took = time.perf_counter() - started
                 after, largest = usage()
                 spent = {place: (after[place] - before[place]) * 1e6 / rows for place in _PLACES}
-                if turn:  # the first one warms up
+                if turn:  # the first one is the warm-up
                     figures[name].append((rows / took, spent, largest))
                 print(
                     f"{name} {rows / took:,.0f} rows/s, CPU µs/row {sum(spent.values()):.2f}",

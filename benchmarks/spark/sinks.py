@@ -1,4 +1,4 @@
-"""Sinks that measure what a sink costs: they take everything and send nothing."""
+"""Sinks that measure the cost of a sink: they accept all rows and send nothing."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ from pyspark.sql.datasource import (
 
 
 class NullWriter(DataSourceStreamWriter, DataSourceArrowWriter):
-    """Counts rows: the least a Python sink can cost."""
+    """Counts rows, which is the lowest cost of a Python sink."""
 
     def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
-        """Take all batches."""
+        """Read all batches."""
         rows = 0
         for batch in iterator:
             rows += batch.num_rows
         return WriterCommitMessage()
 
     def commit(self, messages: Any, batchId: int | None = None) -> None:
-        """Nothing to commit."""
+        """Does nothing: there is nothing to commit."""
 
     def abort(self, messages: Any, batchId: int | None = None) -> None:
-        """Nothing to abort."""
+        """Does nothing: there is nothing to abort."""
 
 
 class EncodeWriter(NullWriter):
     """Encodes all rows into sealed record batches, headers and CRC-32C included; drops them."""
 
     def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
-        """Partition, encode, drop."""
+        """Partition, encode and drop all rows."""
 
         async def work() -> None:
             from aiokprod._arrow.c_data import open_table
@@ -66,11 +66,11 @@ class NullSource(DataSource):
         return "null-arrow"
 
     def writer(self, schema: Any, overwrite: bool) -> NullWriter:
-        """Of a batch job."""
+        """The writer of a batch job."""
         return self.writer_class()
 
     def streamWriter(self, schema: Any, overwrite: bool) -> NullWriter:
-        """Of a stream."""
+        """The writer of a stream."""
         return self.writer_class()
 
 

@@ -84,7 +84,7 @@ class Column:
     ) -> None:
         self.released: list[str] = []
         self.kept: list[Any] = [children, dictionary]
-        self.schema = CSchema(
+        self.schema: CSchema = CSchema(
             format=format.encode(),
             name=name.encode(),
             n_children=len(children),
@@ -92,7 +92,7 @@ class Column:
             dictionary=None if dictionary is None else ctypes.pointer(dictionary.schema),
             release=self._keep(SCHEMA_RELEASE(self._release_schema)),
         )
-        self.array = CArray(
+        self.array: CArray = CArray(
             length=length,
             null_count=null_count,
             offset=offset,

@@ -39,7 +39,7 @@ def only_chunk(exported: Any) -> Chunk:
     return chunk
 
 
-def bound(exported: Column, **roles: int) -> Chunk:
+def bound(exported: Column, **roles: Any) -> Chunk:
     """The exported table, bound; by default its first column is the value."""
     stream = open_table(exported)
     chunk = stream.next()
@@ -292,7 +292,7 @@ def test_batch_without_its_columns_is_refused() -> None:
         ],
     ],
 )
-def test_layout_refuses_what_does_not_fit(column: Column, roles: dict[str, int]) -> None:
+def test_layout_refuses_what_does_not_fit(column: Column, roles: dict[str, Any]) -> None:
     stream = open_table(table(column))
     with pytest.raises(ValueError, match=r"does not hold|there is no column"):
         Layout(stream.schema, **roles)
@@ -356,6 +356,13 @@ def test_timestamps_of_all_units(format: str, number: int, milliseconds: int) ->
     assert chunk.row(0)[4] == milliseconds
 
 
+@pytest.mark.parametrize("number", [2**63 - 1, 2**63, 2**64 - 1])
+def test_unsigned_milliseconds_are_not_taken_for_negative_ones(number: int) -> None:
+    column = Column("timestamp", "L", 1, [None, struct.pack("=Q", number)])
+    chunk = bound(table(binary("value", b"a"), column), value=0, timestamp=1)
+    assert chunk.row(0)[4] == number
+
+
 def entries(*names: bytes, validity: bytes | None = None, ends: bytes | None = None) -> Column:
     """A headers column of one row."""
     key = binary("key", *names, format="u")
@@ -392,7 +399,7 @@ def test_rows_outside_are_refused() -> None:
 
 def test_types_are_not_made_by_hand() -> None:
     for kind in (Chunk, Stream):
-        for make in (kind, lambda kind=kind: kind.__new__(kind)):  # type: ignore[misc]
+        for make in (kind, lambda kind=kind: kind.__new__(kind)):
             with pytest.raises(TypeError, match="open_table"):
                 make()
     assert repr(Field("a", "i")) == "Field('a', 'i')"

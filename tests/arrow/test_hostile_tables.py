@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import itertools
+import math
 import struct
 import threading
 from collections.abc import Callable
@@ -16,9 +18,8 @@ import pytest
 
 from aiokprod._arrow.c_data import ArrowImportError, open_table
 from aiokprod._arrow.table_appender import TableAppender
-from aiokprod._core.append import PartitionSlot
-from aiokprod._core.batch import Delivery
 from aiokprod._core.bulk_tracker import BulkTracker
+from aiokprod._core.slots import PartitionSlot
 from aiokprod._engine.buffer import accumulator
 from aiokprod._engine.buffer.producer_batch import ProducerBatch
 from aiokprod.errors import RecordTooLarge
@@ -91,6 +92,46 @@ def test_table_whose_position_does_not_fit_is_refused() -> None:
         stream.next()
 
 
+def is_text(name: bytes) -> bool:
+    try:
+        name.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+LEADS = (0x7F, 0x80, 0xC1, 0xC2, 0xDF, 0xE0, 0xE1, 0xEC, 0xED, 0xEE, 0xEF, 0xF0, 0xF1, 0xF3, 0xF4,
+         0xF5, 0xFF)  # fmt: skip
+FOLLOWS = (0x00, 0x7F, 0x80, 0x8F, 0x90, 0x9F, 0xA0, 0xBF, 0xC0, 0xFF)
+
+
+@pytest.mark.parametrize("length", range(5))
+def test_header_names_that_are_not_utf8_are_bad_rows(length: int) -> None:
+    """The slow path refuses them (`Chunk.row`), and a consumer could not decode them."""
+    names = [b""]
+    if length:
+        names = [
+            bytes((lead, *rest))
+            for lead in LEADS
+            for rest in itertools.product(FOLLOWS, repeat=length - 1)
+        ]
+    rows = len(names)
+    value = binary("value", *(b"v" for _ in names))
+    key = binary("key", *(b"name " + name + b"." for name in names), format="u")
+    entry = Column("entries", "+s", rows, [None], [key, value])
+    ends = struct.pack(f"={rows + 1}i", *range(rows + 1))
+    exported = table(value, Column("headers", "+l", rows, [None, ends], [entry]))
+    chunk = bound(exported)
+    harness = idle_harness(slice_length=math.inf)
+    appender = TableAppender(harness.appender, BulkTracker())
+    refused = []
+    row = 0
+    while (row := appender.append(chunk, harness.topic, row)) < rows:
+        refused.append(names[row])
+        row += 1
+    assert refused == [name for name in names if not is_text(name)]
+
+
 def row_whose_header_can_grow() -> tuple[Column, Callable[[], None]]:
     """A table of one row with a header, and what makes the header's value longer."""
     ends = ctypes.create_string_buffer(struct.pack("=2i", 0, 1), 8)
@@ -123,10 +164,10 @@ def test_row_that_changes_while_it_is_written_does_not_wait_for_a_batch_of_other
     """Another caller's record comes into the batch that is opened for the row. When it is withdrawn
     the batch is dropped, without an outcome that the table's call could wait for."""
     exported, grow = row_whose_header_can_grow()
-    others: list[Delivery] = []
+    others: list[Any] = []
 
     async def main() -> None:
-        slow = {"linger_ms": 100, "adaptive_linger": False}
+        slow: dict[str, Any] = {"linger_ms": 100, "adaptive_linger": False}
         async with harness(max_request_size=3000, **slow) as (_, producer, _):
             await producer.send("t", b"first")
 
@@ -173,6 +214,7 @@ def test_chunk_whose_release_closes_it_again_is_released_once() -> None:
 
     def release(array: Any) -> None:
         released.append("array")
+        assert chunk is not None
         chunk.close()
         array.contents.release = ARRAY_RELEASE()
 
@@ -219,7 +261,7 @@ def test_tracker_of_a_closed_chunk_stays_usable() -> None:
     chunk = bound(table(binary("value", b"x", b"y")))
     assert TableAppender(harness.appender, tracker).append(chunk, harness.topic, 0) == 2
     chunk.close()
-    harness.core.settle(0)
+    harness.core.acknowledge(0)
     assert [tracker.position(i)[1] for i in range(2)] == [0, 1]
 
 

@@ -16,7 +16,7 @@ from tests.client.test_send_table import log_of
 from tests.scenarios.scenario_helpers import play
 
 ROWS = 5000
-DATA = {
+DATA: dict[str, list[Any]] = {
     "key": [None if row % 7 == 0 else f"key-{row}" for row in range(ROWS)],
     "value": [f"value of row {row}, longer than a view holds in itself" for row in range(ROWS)],
     "partition": [row % 3 for row in range(ROWS)],

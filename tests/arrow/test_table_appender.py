@@ -13,8 +13,10 @@ from hypothesis import strategies as st
 from aiokprod._arrow.c_data import Chunk, open_table
 from aiokprod._arrow.table_appender import TableAppender
 from aiokprod._client.table_schema import ROLES, layout_of
-from aiokprod._core.append import RECORD_OVERHEAD, TopicSlot
+from aiokprod._core.bulk_append import append_column
 from aiokprod._core.bulk_tracker import BulkTracker
+from aiokprod._core.record_fields import RECORD_OVERHEAD
+from aiokprod._core.slots import TopicSlot
 from aiokprod.errors import BrokerError, Outcome
 from tests.arrow.capsules import Column, binary, offsets, table
 from tests.core.core_harness import NOW_MS, CoreHarness, idle_harness, on_both_loops
@@ -82,7 +84,7 @@ def test_bytes_and_batches_are_those_of_the_reference_and_of_columns(
     one, other = idle_harness(partitions, **options), idle_harness(partitions, **options)
     done, tracker = append(one, exported)
     assert done == len(rows) == tracker.count
-    other.appender.append_column(BulkTracker(), other.topic, values, keys, stamps, headers, -1, 0)
+    append_column(other.appender, BulkTracker(), other.topic, values, keys, stamps, headers, -1, 0)
     assert one.rolls == other.rolls
     assert one.memory.used == other.memory.used
     assert one.topic.sticky_bytes == other.topic.sticky_bytes
@@ -95,7 +97,7 @@ def test_bytes_and_batches_are_those_of_the_reference_and_of_columns(
         assert core.unwatched == 0
         payloads.append(core.finish())
         assert payloads[-1] == twin.finish()
-        core.settle(number * FAR)
+        core.acknowledge(number * FAR)
     records: list[list[PlainRecord]] = [[] for _ in payloads]
     for row, stamp in enumerate(stamps):
         number, index = divmod(tracker.position(row)[1] or 0, FAR)
@@ -266,7 +268,7 @@ def test_yields_when_the_slice_is_over() -> None:
 
 def test_topics_of_a_column() -> None:
     harness = idle_harness()
-    other = harness.appender.topics["other"] = TopicSlot("other")
+    other = harness.appender.topics["other"] = TopicSlot("other", 1 << 20)
     other.slots.extend(harness.topic.slots[:0])
     exported = pa.record_batch({"value": [b"a", b"b", b"c"], "topic": ["t", "t", "other"]})
     tracker = BulkTracker()
@@ -276,7 +278,7 @@ def test_topics_of_a_column() -> None:
     other.slots.extend(idle_harness(3).topic.slots)
     assert appender.append(chunk, None, 2) == 3
     assert appender.append(bound(values(b"x")), None, 0) == 0  # no such column
-    assert appender.append(bound(values(b"x")), TopicSlot("empty"), 0) == 0
+    assert appender.append(bound(values(b"x")), TopicSlot("empty", 1 << 20), 0) == 0
 
 
 @pytest.mark.parametrize("count", [1, 63, 64, 65, 500])
@@ -284,7 +286,7 @@ def test_many_topics_alternate(count: int) -> None:
     harness = idle_harness()
     names = [f"topic-{number}" for number in range(count)]
     for name in names:
-        slot = harness.appender.topics[name] = TopicSlot(name)
+        slot = harness.appender.topics[name] = TopicSlot(name, 1 << 20)
         slot.slots.append(idle_harness().topic.slots[0])
     exported = pa.record_batch({"value": [name.encode() for name in names * 3], "topic": names * 3})
     assert TableAppender(harness.appender, BulkTracker()).append(
@@ -322,7 +324,7 @@ async def test_tables_and_single_records_share_batches() -> None:
     (core,) = harness.opened
     assert core.count == 203
     assert core.unwatched == 3
-    core.settle(1000)
+    core.acknowledge(1000)
     assert trackers[0].position(0) == (0, 1001, None)
     assert trackers[1].position(99) == (0, 1201, None)
     assert trackers[0].ranges() == [("t", 0, 100, 1001, 1100)]
@@ -337,11 +339,11 @@ def test_ranges_leave_out_what_failed_and_follow_what_was_split() -> None:
         columns = {"value": [b"x" * 50] * 4, "partition": [partition] * 4}
         assert appender.append(bound(pa.record_batch(columns)), harness.topic, 0) == 4
     good, failed, split = harness.opened
-    good.settle(10)
+    good.acknowledge(10)
     failed.fail(error())
     parts = split.split(split.finish(), 120)
     assert [part.count for part in parts] == [2, 2]
-    parts[0].settle(20)
+    parts[0].acknowledge(20)
     parts[1].fail(error())
     assert sorted(tracker.ranges()) == [
         ("t", 0, 4, 10, 13),

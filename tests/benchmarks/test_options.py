@@ -7,10 +7,11 @@ import json
 
 import pytest
 
+from aiokprod._wire.compression import CODEC_NAMES
 from benchmarks import case as cases
 from benchmarks import catalogue, payloads, suite
 from benchmarks.__main__ import build_parser, main
-from benchmarks.case import Case
+from benchmarks.case import CODECS, Case
 from benchmarks.clients import PYTHON_CLIENTS
 from benchmarks.targets import AIOKAFKA
 
@@ -19,6 +20,10 @@ def parse(*arguments: str) -> Case:
     parser = argparse.ArgumentParser()
     cases.add_options(parser)
     return cases.from_options(parser.parse_args(arguments))
+
+
+def test_codecs_of_the_benchmarks_are_those_of_the_producer() -> None:
+    assert CODECS == CODEC_NAMES
 
 
 def test_options_default_to_the_defaults_of_a_case() -> None:
@@ -57,6 +62,11 @@ def test_a_case_survives_json() -> None:
         ({"client": "java", "keyed": True}, "java cannot do this case: it sends values only"),
         ({"client": "confluent", "scenario": "await"}, "its scenarios are fire, bulk"),
         ({"client": "confluent-aio", "headers": 1}, "refuses headers"),
+        ({"client": "java", "serializer": "json"}, "java cannot do this case: it sends bytes"),
+        ({"client": "confluent-aio", "serializer": "text"}, "AIOProducer has no serializers"),
+        ({"client": "aiokprod-asis", "settle": "callback"}, "callbacks are measured with"),
+        ({"settle": "callback", "tasks": 2}, "with values only, and one task"),
+        ({"scenario": "bulk", "serializer": "text"}, "python -m benchmarks.bulk"),
         ({"client": "round-trip", "scenario": "await", "tasks": 2}, "one plain record after"),
     ],
 )
@@ -91,15 +101,15 @@ def test_the_catalogue_has_distinct_groups_on_its_cluster(cluster: str, full: bo
         assert topics == sorted(topics)
 
 
-def test_java_is_measured_on_real_brokers_only() -> None:
+def test_java_and_go_are_measured_on_real_brokers_only() -> None:
     clients = {
         cluster: {
             case.client for group in catalogue.groups(cluster) for case in group.cases.values()
         }
         for cluster in ("mock", "kafka")
     }
-    assert "java" in clients["kafka"]
-    assert "java" not in clients["mock"]
+    assert {"java", "franz-go"} <= clients["kafka"]
+    assert not {"java", "franz-go"} & clients["mock"]
     assert set(AIOKAFKA) | {"aiokprod", "blaster"} <= clients["mock"]
 
 
@@ -114,7 +124,7 @@ def test_suite_leaves_clients_out() -> None:
         ["suite", "--cluster", "kafka", "--only", "fire-rf1", "--without", "java", "confluent"]
     )
     (group,) = suite.chosen_groups(chosen)["kafka"]
-    assert set(group.cases) == {"aiokprod", "aiokafka", "aiokafka-tuned", "blaster"}
+    assert set(group.cases) == {"aiokprod", "aiokafka", "aiokafka-tuned", "franz-go", "blaster"}
 
 
 def test_suite_shortens_every_run() -> None:
@@ -124,7 +134,7 @@ def test_suite_shortens_every_run() -> None:
 
 
 def test_every_client_is_known_to_the_worker() -> None:
-    others = {"java", "java-default", "blaster", "round-trip"}
+    others = {"java", "java-default", "franz-go", "blaster", "round-trip"}
     assert set(cases.CLIENTS) == set(PYTHON_CLIENTS) | others
 
 
@@ -135,6 +145,15 @@ def test_values_have_the_size_asked_for_and_are_one_line(size: int) -> None:
     assert not any(b"\n" in value for value in made.values)  # Java reads them from a file
     assert made.keys is None
     assert made.headers is None
+
+
+@pytest.mark.parametrize("kind", ["text", "json"])
+def test_values_of_a_serializer_become_about_as_many_bytes(kind: str) -> None:
+    case = Case(size=200, serializer=kind)
+    serialize = payloads.serializer(case)
+    assert serialize is not None
+    sizes = {len(serialize(value)) for value in payloads.make(case).values}
+    assert 150 < min(sizes) <= max(sizes) < 260
 
 
 def test_keys_and_headers_are_made_on_demand_and_always_the_same() -> None:

@@ -32,7 +32,7 @@ REPORT = """\
         ("_crc32c.cpython-311-x86_64-linux-gnu.so", "_crc32c_hw_adler", "CRC"),
         ("_block.cpython-311.so", "LZ4_compress_fast", "compress"),
         ("liblz4.so.1", "LZ4_compress_fast", "compress"),
-        ("core.cpython-311-x86_64-linux-gnu.so", "BatchCore_settle", "settle"),
+        ("core.cpython-311-x86_64-linux-gnu.so", "BatchCore_acknowledge", "settle"),
         ("core.cpython-311-x86_64-linux-gnu.so", "Delivery_15add_done_callback", "await"),
         ("core.cpython-311-x86_64-linux-gnu.so", "BatchCore_append_record", "append and encode"),
         ("bulk.cpython-311-x86_64-linux-gnu.so", "add", "append and encode"),

@@ -42,16 +42,21 @@ def here(job: Mapping[str, Any]) -> dict[str, Any]:
         FEW.with_(scenario="await", tasks=8),
         FEW.with_(scenario="bulk", keyed=True),
         FEW.with_(scenario="paced", rate=50_000),
+        FEW.with_(settle="callback"),
+        FEW.with_(serializer="text", settle="callback"),
+        FEW.with_(serializer="json", tasks=3),
+        FEW.with_(client="aiokafka-tuned", serializer="json", settle="callback"),
         FEW.with_(client="aiokafka-tuned"),
         FEW.with_(client="aiokafka", scenario="bulk"),
         FEW.with_(client="aiokafka", scenario="await", tasks=8),
         FEW.with_(client="confluent", keyed=True, headers=1),
+        FEW.with_(client="confluent", serializer="text", settle="callback"),
         FEW.with_(client="confluent", scenario="bulk"),
         FEW.with_(client="confluent-silent"),
         FEW.with_(client="confluent-aio-tuned"),
         FEW.with_(client="round-trip", scenario="await"),
     ],
-    ids=lambda case: f"{case.client}-{case.scenario}-{case.codec}-{case.settle}",
+    ids=lambda case: f"{case.client}-{case.scenario}-{case.codec}-{case.settle}-{case.serializer}",
 )
 def test_every_record_of_a_run_is_in_the_topic(brokers: MockBrokers, case: Case) -> None:
     result = run_case(brokers, case, worker=in_process if case.client == "confluent" else here)

@@ -8,13 +8,13 @@ from __future__ import annotations
 import operator
 import time
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from confluent_kafka import Consumer, KafkaError, TopicPartition
 from numpy.typing import NDArray
 
-from aiokprod._core.batch import murmur2
+from aiokprod._core.record_fields import murmur2
 from tests.chaos.values import SIZE, read
 from tests.chaos.worker import (
     ABORTED,
@@ -34,7 +34,7 @@ UNKNOWN_OFFSETS = 0.001
 before does not always tell where."""
 PROBE = b"probe"
 
-Array = NDArray[Any]
+Array: TypeAlias = NDArray[Any]
 
 
 @dataclass
@@ -166,7 +166,7 @@ class _Reader:
 
     def log(self) -> Log:
         if not self._parts:
-            none = np.zeros(0, np.int64)
+            none: Array = np.zeros(0, np.int64)
             return Log(none, none, none, none, none, none.astype(bool), self._strange, self._probes)
         columns = [np.concatenate(column) for column in zip(*self._parts, strict=True)]
         order = np.lexsort((columns[1], columns[0]))
@@ -243,7 +243,7 @@ def judge(
     """One producer's promises (arrays of its ledger) against the log.
 
     Args:
-        topic_made_at: the topic was deleted, and made anew at this instant: what was acknowledged
+        topic_made_at: the topic was deleted and created again at this time: what was acknowledged
             before may be gone with the old one.
         grown: its partitions were doubled: a key may have a second place.
         partitions: how many the topic had at first. A key lies where murmur2 puts it among those,
@@ -266,7 +266,7 @@ def judge(
     verdict.unknown_present = int(np.count_nonzero((state == UNKNOWN) & (copies > 0)))
     verdict.unknown_absent = int(np.count_nonzero((state == UNKNOWN) & (copies == 0)))
     missing = acked & (copies == 0)
-    gone = np.zeros(len(state), bool)
+    gone: Array = np.zeros(len(state), bool)
     if topic_made_at is not None:
         gone = missing & (told["settled"] < topic_made_at)
         verdict.gone_with_the_topic = int(np.count_nonzero(gone))
@@ -302,14 +302,15 @@ def _torn(transaction: Array, copies: Array) -> Array:
     they ended."""
     present = np.unique(transaction[copies > 0])
     both = np.intersect1d(present, transaction[copies == 0])
-    return both[both != NO_TRANSACTION]
+    torn: Array = both[both != NO_TRANSACTION]
+    return torn
 
 
 def _strayed_keys(where: Array, sequence: Array, counts: tuple[int, ...]) -> int:
     """Records that do not lie where their key belongs, whichever of these numbers of partitions the
     producer knew."""
     hashes = np.array([murmur2(key) & 0x7FFFFFFF for key in KEYS], np.int64)[sequence % len(KEYS)]
-    fits = np.zeros(len(where), bool)
+    fits: Array = np.zeros(len(where), bool)
     for count in counts:
         fits |= hashes % count == where
     return int(np.count_nonzero(~fits))
@@ -326,7 +327,7 @@ def _offsets(
     verdict.offset_unknown = int(np.count_nonzero(vague))
     astray = vague[sequence] & (told["partition"][sequence] != where)
     verdict.wrong_place += int(np.count_nonzero(astray))
-    true = np.zeros(len(claims), bool)
+    true: Array = np.zeros(len(claims), bool)
     for partition in np.unique(told["partition"][claims]):
         here = where == partition
         top = 1 + max(offset[here].max(initial=0), told["offset"][claims].max())
@@ -339,7 +340,7 @@ def _offsets(
 
 
 def _order(verdict: Verdict, acked: Array, where: Array, sequence: Array) -> None:
-    """First copies of acknowledged records, per partition, in the order of hand-over."""
+    """First copies of acknowledged records, per partition, in the order of submission."""
     for partition in np.unique(where):
         of_partition = sequence[where == partition]
         of_partition = of_partition[acked[of_partition]]

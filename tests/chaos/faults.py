@@ -98,7 +98,7 @@ class Entry:
 
 async def leader_killed(scene: Scene) -> None:
     await scene.cluster.kill(scene.victim)
-    if len(scene.cluster.node_ids) > 1:  # else nobody can take over
+    if len(scene.cluster.node_ids) > 1:  # else no other broker can take over
         await until_serving(scene.cluster, scene.topic)
     await asyncio.sleep(1.0)
     await scene.cluster.start_node(scene.victim)
@@ -168,7 +168,7 @@ async def leaders_moved(scene: Scene) -> None:
 
 
 async def replicas_reassigned(scene: Scene) -> None:
-    """Every partition loses its leader for good, then gets a third replica anew."""
+    """Every partition loses its leader for good, then gets a third replica again."""
     nodes = scene.cluster.node_ids
     for turn in (1, 2):
         pairs = {p: _turned(nodes, p + turn)[:2] for p in range(PARTITIONS)}

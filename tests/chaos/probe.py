@@ -1,6 +1,6 @@
-"""When could the cluster itself take records? Told by the plainest client there can be.
+"""When could the cluster itself take records? Measured by the simplest possible client.
 
-Per partition, one small Produce request (acks=all) after the other to whoever leads it now, over
+Per partition, one small Produce request (acks=all) after the other to its current leader, over
 direct connections, in threads: no batching, no backoff, no state that could be wrong. The longest
 time without an acknowledgment is the brokers' own fail-over.
 """

@@ -1,4 +1,4 @@
-"""A TCP proxy that breaks connections on purpose, in a process of its own.
+"""A TCP proxy that breaks connections on purpose, in a separate process.
 
     with FaultyNetwork({"node-1": (31001, 20001)}) as network:
         network.set("node-1", delay_s=0.1)
@@ -40,7 +40,7 @@ class Weather:
         delay_s: seconds every byte takes, each way.
         rate: bytes per second and direction, over all connections of the link; 0 = no limit.
         loss: chance that a chunk is lost and held up by a retransmission.
-        silent_to_broker, silent_to_client: nothing gets through that way, nobody is told.
+        silent_to_broker, silent_to_client: nothing gets through that way; neither side is notified.
         cut_after: a connection is reset after a random number of bytes up to this; 0 = never.
         refuse: new connections are reset.
     """

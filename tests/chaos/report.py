@@ -116,7 +116,7 @@ def summary(results: Sequence[Result]) -> str:
     }
     together = min(r["rate_together"] for r in results)
     excess = max((r["excess_s"] for r in judged), default=0.0)
-    alone = max((r.get("alone_s", r["excess_s"]) for r in judged), default=0.0)
+    alone = max((r["alone_s"] if "alone_s" in r else r["excess_s"] for r in judged), default=0.0)
     lag, own = _most(results, "loop_lag_max_s"), _most(results, "loop_lag_own_max_s")
     lines = [
         f"{len(results)} runs of {len({r['fault'] for r in results})} faults, "

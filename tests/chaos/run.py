@@ -104,7 +104,7 @@ async def play(
         told = [dict(np.load(worker.orders.result)) for worker in workers]
         commits = [promises.pop("commits") for promises in told]
     log = await asyncio.to_thread(read_log, cluster.bootstrap_servers, topic)
-    options = {
+    options: dict[str, Any] = {
         "topic_made_at": acts[-1].scene.topic_made_at,
         "grown": acts[-1].scene.grown_at is not None,
         "partitions": PARTITIONS,
@@ -115,7 +115,7 @@ async def play(
     for worker, stats, promises, committed in zip(workers, statistics, told, commits, strict=True):
         metadata = promises.pop("metadata")
         whole = judge(log, worker.number, promises, **options)
-        cuts = np.searchsorted(promises["handed"], [act.end for act in acts[:-1]])
+        cuts: Any = np.searchsorted(promises["handed"], [act.end for act in acts[:-1]])
         bounds = [0, *cuts.tolist(), len(promises["handed"])]
         parts = zip(acts, together, bounds, bounds[1:], strict=False)
         for act, of_both, first, stop in parts:

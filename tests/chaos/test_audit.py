@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from aiokprod._core.batch import murmur2
+from aiokprod._core.record_fields import murmur2
 from tests.chaos.audit import Log, Verdict, _Reader, _strayed_keys, judge
 from tests.chaos.probe import Availability
 from tests.chaos.report import broken, load, summary, table
@@ -66,14 +67,14 @@ class AuditHarness:
         for where in range(PARTITIONS):
             self.told["offset"][partition == where] = np.arange((partition == where).sum())
 
-    def verdict(self, **options: float) -> Verdict:
+    def verdict(self, **options: Any) -> Verdict:
         return judge(self.log(), 3, self.told, partitions=PARTITIONS, **options)
 
     def log(self) -> Log:
         """Rows of one partition lie in their order, from offset 0 on."""
         rows, true = read(TOPIC, [self.values[number] for _, number in self.rows])
         where = np.array([partition for partition, _ in self.rows], np.int32)
-        offset = np.zeros(len(where), np.int64)
+        offset: Any = np.zeros(len(where), np.int64)
         for partition in range(PARTITIONS):
             offset[where == partition] = np.arange((where == partition).sum())
         order = np.lexsort((offset, where))
@@ -174,7 +175,7 @@ def test_record_with_the_key_of_another_is_corrupt() -> None:
 def _message(
     number: int, value: bytes, key: bytes | None, *, headers: Any = "own", stamp: int = 0
 ) -> Any:
-    """As confluent-kafka gives it; what the worker would send unless told otherwise."""
+    """As confluent-kafka gives it; what the worker would send by default."""
     own = list(headers_of(number)) or None
     return SimpleNamespace(
         error=lambda: None, value=lambda: value, key=lambda: key, partition=lambda: 4,
@@ -328,7 +329,7 @@ def test_judge_of_a_part_sees_that_part_only() -> None:
 
 def test_trend_tells_growth_from_noise() -> None:
     rng = np.random.default_rng(1)
-    seconds = np.arange(0, 1800, 5.0)
+    seconds: Any = np.arange(0, 1800, 5.0)
     noise = rng.normal(0, 0.5, len(seconds))
     assert trend(seconds, 100 + noise).flat(1.0, 1.0)
     growing = trend(seconds, 100 + noise + seconds / 3600 * 4)
@@ -341,7 +342,7 @@ def test_trend_tells_growth_from_noise() -> None:
 
 @pytest.mark.parametrize("at", [300, 800, 1500])
 def test_one_step_is_no_trend_but_several_are(at: int) -> None:
-    seconds = np.arange(0, 1800, 5.0)
+    seconds: Any = np.arange(0, 1800, 5.0)
     once = trend(seconds, 88.4 + 1.09 * (seconds > at))
     assert once.flat(1.0, 2.5)
     assert not once.flat(1.0, 0.5)
@@ -351,20 +352,20 @@ def test_one_step_is_no_trend_but_several_are(at: int) -> None:
 
 
 def test_growth_of_late_is_growth() -> None:
-    seconds = np.arange(0, 3600, 5.0)
+    seconds: Any = np.arange(0, 3600, 5.0)
     late = trend(seconds, 80 + np.maximum(0, seconds - 2700) / 3600 * 100)
     assert late.low == 0
     assert not late.flat(1.0, 2.5)
     assert not trend(seconds, 6 + (seconds > 3400)).flat(0.0, 0.5)
 
 
-def test_rates_are_told_of_each_producer_and_of_both(tmp_path) -> None:
+def test_rates_are_told_of_each_producer_and_of_both(tmp_path: Path) -> None:
     base = {
         "turn": 0, "metadata_most_per_second": 1, "wrong": [], "unavailable_s": 0.0,
         "broker_s": 0.0, "excess_s": 0.5, "verdict": vars(Verdict()),
         "series": {"loop_lag_max_s": 0.25}, "recovered_s": None,
     }  # fmt: skip
-    runs = [
+    runs: list[dict[str, Any]] = [
         {"fault": "blackhole", "workload": "idempotent", "rate_held": 6_000},
         {"fault": "resets", "workload": "idempotent", "rate_held": 12_000},
         {"fault": "blackhole", "workload": "plain", "rate_held": 5_500},
@@ -425,7 +426,7 @@ class Times:
         self.probe.successes[partition] = self._outside(spans)
 
     def _outside(self, spans: Iterable[tuple[float, float]]) -> list[float]:
-        return [at for at in self.seconds if not any(a < at < b for a, b in spans)]
+        return [float(at) for at in self.seconds if not any(a < at < b for a, b in spans)]
 
     def judge(self, idle: dict[int, list[tuple[float, float]]]) -> dict[str, float]:
         """Of a producer without acknowledgments of these partitions in these times."""

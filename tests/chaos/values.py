@@ -2,7 +2,7 @@
 
 100 bytes, little endian: magic, producer, partition asked (-1: none), topic, sequence, a digest
 over all these, and filler derived from the digest. So a value that was cut, mixed up or written
-to another topic or partition is told from a true one, which a batch's CRC cannot do.
+to another topic or partition is distinguished from a true one, which a batch's CRC cannot do.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def _seal(rows: NDArray[Any]) -> None:
 
 def make(topic: str, producer: int, first: int, asked: NDArray[np.int16]) -> list[bytes]:
     """Values of the records `first`, `first + 1`, …, as many as `asked` has partitions."""
-    rows = np.zeros(len(asked), LAYOUT)
+    rows: NDArray[Any] = np.zeros(len(asked), LAYOUT)
     rows["magic"] = MAGIC
     rows["producer"] = producer
     rows["asked"] = asked

@@ -1,6 +1,6 @@
-"""One producer under steady load, in a process of its own.
+"""One producer under steady load, in a separate process.
 
-Reads its orders (JSON) from the command line, says "ready" after its first acknowledgments, goes on
+Reads its orders (JSON) from the command line, says "ready" after its first acknowledgments, sends
 until a line comes in, then drains, saves what it was promised (.npz) and prints statistics (JSON).
 All instants are `time.monotonic()`, which all processes of a machine share.
 """
@@ -72,7 +72,7 @@ class Orders:
 
     Attributes:
         number: tells the records of this producer from others'.
-        rate: records per second, handed over in steps of 20 ms, or by transactions.
+        rate: records per second, submitted in steps of 20 ms, or by transactions.
         transaction: records per transaction, 0 for none. Takes a `transactional_id` in `settings`.
         partitions: every other record asks for one of these, in turn; the rest have keys.
         settings: of the `Producer`.
@@ -90,7 +90,7 @@ class Orders:
 
 
 class Ledger:
-    """What was handed over and what was promised, by sequence.
+    """What was submitted and what was promised, by sequence.
 
     With transactions the promise is the commit: acknowledged records stay OPEN until
     `end_transaction`.
@@ -270,7 +270,7 @@ class _Load:
         due = loop.time()
         while not stop.is_set():
             for _ in range(per_step):
-                if stop.is_set():  # one hand-over may wait for room for a minute
+                if stop.is_set():  # one submission may wait for room for a minute
                     break
                 await self._hand_over()
             due = max(due + STEP, loop.time() - CATCH_UP)
@@ -309,7 +309,7 @@ class _Load:
 
     def _refill(self, first: int) -> None:
         numbers = np.arange(first, first + CHUNK)
-        turn = numbers // 2 % self._orders.partitions
+        turn: Any = numbers // 2 % self._orders.partitions
         asked = np.where(numbers % 2, turn, NOT_ASKED).astype(np.int16)
         self._values = make(self._orders.topic, self._orders.number, first, asked)
         self._asked = asked.tolist()

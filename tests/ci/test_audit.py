@@ -62,7 +62,9 @@ def test_complete_look_up_passes_and_a_vulnerability_fails() -> None:
         report(looked("lz4"), {"name": "pyjwt", "skip_reason": "not found on PyPI"}),
     ],
 )
-def test_package_that_was_not_looked_up_fails_a_release_and_is_tolerated_for_30_days(out) -> None:
+def test_package_that_was_not_looked_up_fails_a_release_and_is_tolerated_for_30_days(
+    out: str,
+) -> None:
     result = audit.read(PINS, "pypi", out, "")
     assert "pyjwt" in result.missing
     assert status(result, strict=True) == 2
@@ -76,7 +78,7 @@ def test_nothing_to_look_up_is_no_success() -> None:
 @pytest.mark.parametrize(
     "errors", ["Traceback\nValueError: x", "", "No module named pip_audit", "error: bad option"]
 )
-def test_pip_audit_that_crashes_is_never_tolerated(errors) -> None:
+def test_pip_audit_that_crashes_is_never_tolerated(errors: str) -> None:
     for out in ("", "no json", "[]", "{}"):
         with pytest.raises(audit.Broken, match="pip-audit -s pypi failed"):
             audit.read(PINS, "pypi", out, errors)
@@ -88,7 +90,9 @@ def test_report_on_another_version_is_never_tolerated() -> None:
         audit.read(PINS, "pypi", report(entry), "")
 
 
-def test_missing_pip_audit_fails_the_audit(monkeypatch, capsys) -> None:
+def test_missing_pip_audit_fails_the_audit(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(sys, "argv", ["audit.py"])
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
@@ -141,7 +145,9 @@ def test_indirect_dependencies_extras_and_markers_are_followed() -> None:
     assert audit.closure([Requirement("pyjwt")], find)[0] == {"pyjwt": "2"}
 
 
-def test_indirect_dependencies_of_this_project_are_looked_up(monkeypatch) -> None:
+def test_indirect_dependencies_of_this_project_are_looked_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.chdir(ROOT)
     import tomllib
 

@@ -27,7 +27,7 @@ def entry(lines: int, branches: int) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("lines", "branches", "status"), [(95, 90, 0), (94, 100, 1), (100, 89, 1), (100, 100, 0)]
 )
-def test_coverage_below_a_threshold_fails(lines, branches, status) -> None:
+def test_coverage_below_a_threshold_fails(lines: int, branches: int, status: int) -> None:
     assert coverage.check({"a.py": entry(lines, branches)}, ["a.py"]) == status
 
 
@@ -36,7 +36,9 @@ def test_module_that_was_not_measured_fails() -> None:
     assert coverage.check({}, []) == 1
 
 
-def test_exception_holds_for_its_module_only_and_must_have_one(capsys) -> None:
+def test_exception_holds_for_its_module_only_and_must_have_one(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     lower = {"a.py": (50.0, 40.0, "reason")}
     files = {"a.py": entry(50, 40), "b.py": entry(50, 40)}
     assert coverage.check(files, ["a.py"], lower) == 0
@@ -46,7 +48,9 @@ def test_exception_holds_for_its_module_only_and_must_have_one(capsys) -> None:
     assert coverage.check({"b.py": entry(99, 99)}, ["b.py"], lower) == 1
 
 
-def test_every_module_of_client_engine_and_network_is_measured(monkeypatch) -> None:
+def test_every_module_of_client_engine_and_network_is_measured(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.chdir(ROOT)
     found = coverage.modules()
     for module in (

@@ -23,6 +23,14 @@ def test_words_are_found_in_documents_but_not_in_code() -> None:
     ]
 
 
+def test_words_are_found_in_comments_and_docstrings_of_tests_only() -> None:
+    text = "# owes\ndata = 'owes' \"owe\"\n'''owe'''\n"
+    assert check.unwanted_words(text, ".py", WORDS, strings=False) == [
+        '1: "owes": write is due',
+        '3: "owe": write is due',
+    ]
+
+
 def test_words_are_found_in_comments_and_strings_but_not_in_names() -> None:
     text = (
         "owe = 1  # owes\nowes('''a\nowe''', \"owe\", f'in {owe} vain')\n# tries in\n# vain `owe`\n"

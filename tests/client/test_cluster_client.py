@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -21,6 +20,7 @@ from aiokprod.testing.fake_cluster.control import Reaction, answer
 from aiokprod.testing.fake_cluster.framing import Request
 from tests.security.sasl_broker import PlainServer
 from tests.security.sasl_cluster import PASSWORD, USER, SaslCluster
+from tests.virtual_time import in_virtual_time
 
 FIND_COORDINATOR = 10
 SETUP_S = 10.0
@@ -47,7 +47,7 @@ class ClientHarness:
         self._patience = patience
 
     async def refuse(self, *brokers: int) -> None:
-        """These let nobody in from now on; returns once their connections are known to be gone."""
+        """These accept no client from now on; returns once their connections are known to end."""
         for broker in brokers:
             self.cluster.servers_of[broker] = {"PLAIN": lambda: PlainServer({USER: "other"})}
         self.cluster.cut(brokers)
@@ -81,16 +81,8 @@ class ClientHarness:
 METADATA = VersionedRequest(MetadataRequest.api_key, lambda version: MetadataRequest(topics=[]), 9)
 
 
-def in_virtual_time(function: Callable[[], Any]) -> Callable[[], None]:
-    def call() -> None:
-        virtual.run(function)
-
-    call.__name__ = function.__name__
-    return call
-
-
 @in_virtual_time
-async def test_preflight_tells_a_wrong_credential_at_once():
+async def test_preflight_tells_a_wrong_credential_at_once() -> None:
     async with ClientHarness(3, patience=0.0) as harness:
         await harness.refuse(1, 2, 3)
         started = harness.loop.time()
@@ -102,7 +94,7 @@ async def test_preflight_tells_a_wrong_credential_at_once():
 
 
 @in_virtual_time
-async def test_preflight_goes_to_a_broker_that_lets_us_in():
+async def test_preflight_goes_to_a_broker_that_lets_us_in() -> None:
     async with ClientHarness(3, patience=0.0) as harness:
         await harness.refuse(1, 3)
         for _ in range(5):
@@ -110,7 +102,7 @@ async def test_preflight_goes_to_a_broker_that_lets_us_in():
 
 
 @in_virtual_time
-async def test_refusal_is_told_beside_brokers_that_are_down():
+async def test_refusal_is_told_beside_brokers_that_are_down() -> None:
     async with ClientHarness(3, patience=0.0) as harness:
         for broker in (1, 3):
             harness.cluster.kill(broker)
@@ -122,7 +114,7 @@ async def test_refusal_is_told_beside_brokers_that_are_down():
 
 
 @in_virtual_time
-async def test_nobody_there_is_no_matter_of_credentials():
+async def test_nobody_there_is_no_matter_of_credentials() -> None:
     async with ClientHarness(3, patience=0.0) as harness:
         for broker in (1, 2, 3):
             harness.cluster.kill(broker)
@@ -131,7 +123,7 @@ async def test_nobody_there_is_no_matter_of_credentials():
 
 
 @in_virtual_time
-async def test_commit_outlasts_a_refusal_that_passes():
+async def test_commit_outlasts_a_refusal_that_passes() -> None:
     async with ClientHarness(3) as harness:
         await harness.ask()
         await harness.refuse(1, 2, 3)
@@ -140,7 +132,7 @@ async def test_commit_outlasts_a_refusal_that_passes():
 
 
 @in_virtual_time
-async def test_refusal_of_all_ends_every_call_after_the_patience():
+async def test_refusal_of_all_ends_every_call_after_the_patience() -> None:
     async with ClientHarness(3) as harness:
         await harness.ask()
         await harness.refuse(1, 2, 3)
@@ -153,7 +145,7 @@ async def test_refusal_of_all_ends_every_call_after_the_patience():
 
 
 @in_virtual_time
-async def test_refusal_of_one_broker_ends_only_calls_that_need_it():
+async def test_refusal_of_one_broker_ends_only_calls_that_need_it() -> None:
     async with ClientHarness(3) as harness:
         await harness.client.topic("t", harness.loop.time() + 60.0)
         await harness.refuse(1)
@@ -169,7 +161,7 @@ async def test_refusal_of_one_broker_ends_only_calls_that_need_it():
 
 
 @in_virtual_time
-async def test_topics_are_found_while_one_broker_refuses_us():
+async def test_topics_are_found_while_one_broker_refuses_us() -> None:
     async with ClientHarness(3) as harness:
         await harness.refuse(2)
         found = await harness.client.topic("t", harness.loop.time() + 60.0)
@@ -177,7 +169,7 @@ async def test_topics_are_found_while_one_broker_refuses_us():
 
 
 @in_virtual_time
-async def test_coordinator_that_refuses_us_for_long_fails_the_commit():
+async def test_coordinator_that_refuses_us_for_long_fails_the_commit() -> None:
     async with ClientHarness(3) as harness:
         node = await harness.find_coordinator("x")
         await harness.refuse(node)
@@ -203,7 +195,7 @@ def test_coordinator_without_an_address_is_looked_for_again(
         for broker in cluster.brokers.values():
             ranges = broker.profile.ranges | {FIND_COORDINATOR: (0, version)}
             broker.profile = dataclasses.replace(broker.profile, ranges=ranges)
-        found = {"node_id": 2, "host": "broker2", "port": 9092} | place
+        found: dict[str, Any] = {"node_id": 2, "host": "broker2", "port": 9092} | place
 
         def nowhere(request: Request) -> Reaction:
             if request.version < 4:

@@ -17,7 +17,14 @@ from aiokprod._client.cluster_client import (
     list_offset,
 )
 from aiokprod._client.cluster_client.broker_access import BrokerAccess
-from aiokprod.errors import AuthenticationError, Code, DialError, Disconnected, KafkaTimeout
+from aiokprod.errors import (
+    AuthenticationError,
+    Code,
+    DialError,
+    Disconnected,
+    KafkaTimeout,
+    error_code,
+)
 
 REFUSAL = AuthenticationError("wrong password")
 
@@ -42,7 +49,7 @@ class FakeClient:
             answer = self._answers.pop(0)
             if isinstance(answer, Exception):
                 raise answer
-            if not Code(codes(answer)).row.retriable:
+            if not error_code(codes(answer)).retriable:
                 return answer
 
 

@@ -6,8 +6,9 @@ import asyncio
 
 import pytest
 
+from aiokprod._core.slots import TopicSlot
 from aiokprod.errors import ProducerFailed
-from tests.scenarios.scenario_helpers import TICK, harness, now, play
+from tests.scenarios.scenario_helpers import TICK, harness, now, play, runtime_of
 
 
 @pytest.mark.parametrize("task", ["sender", "metadata", "transactions"])
@@ -42,12 +43,12 @@ def test_keyless_batches_of_a_wide_topic_look_at_a_sample(
     async def main() -> None:
         async with harness(partitions=width) as (_, producer, _):
             await producer.send("t", b"x")
-            runtime = producer._lifecycle.runtime
+            runtime = runtime_of(producer)
             accumulator, slot = runtime.accumulator, runtime.appender.topics["t"]
             looked_at = []
             usable = accumulator.usable
 
-            def note(topic: object, partitions: list[int]) -> list[int]:
+            def note(topic: TopicSlot, partitions: list[int]) -> list[int]:
                 looked_at.append(len(set(partitions)))
                 return usable(topic, partitions)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import functools
 import gc
 import itertools
 import threading
@@ -18,9 +19,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aiokprod import BulkResult, Producer, ProducerRecord
+from aiokprod import BulkProgress, BulkResult, Producer, ProducerRecord
 from aiokprod._arrow.c_data import ArrowImportError
 from aiokprod._client.send_table import TableReader
+from aiokprod._core.yielding import YieldQueue
 from aiokprod.errors import (
     AbortableTransactionError,
     ConfigError,
@@ -39,7 +41,16 @@ from tests.arrow import capsules
 from tests.arrow.capsules import Batches, Column, binary
 from tests.core.core_harness import LOOPS
 from tests.hang import HANG_S
-from tests.scenarios.scenario_helpers import clock, make_producer, now, play, scenario
+from tests.scenarios.scenario_helpers import (
+    History,
+    clock,
+    harness,
+    make_producer,
+    now,
+    play,
+    runtime_of,
+    scenario,
+)
 
 NOW_MS = 1_700_000_000_000
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
@@ -80,7 +91,9 @@ async def log_of(
     return result, logs
 
 
-def same(table: Any, records: list[ProducerRecord[Any, Any]], topic: str | None, **options: Any):
+def same(
+    table: Any, records: list[ProducerRecord[Any, Any]], topic: str | None, **options: Any
+) -> None:
     """Send the table, and `records` by `send_many`, to clusters of their own: every row must be
     where the result says, in order; keyed and placed rows where `send_many` puts them."""
 
@@ -99,10 +112,13 @@ def same(table: Any, records: list[ProducerRecord[Any, Any]], topic: str | None,
         offsets, partitions = result.offsets, result.partitions
         ends: dict[tuple[str, int], int] = {}
         for row, record in enumerate(records):
-            place = record.topic, partitions[row]
-            assert offsets[row] == ends.get(place, 0)  # nothing else is there, and in this order
-            ends[place] = offsets[row] + 1
-            assert logs[place[0]][place[1]][offsets[row]] == stored(record, offsets[row])
+            partition, offset = partitions[row], offsets[row]
+            assert partition is not None
+            assert offset is not None
+            place = record.topic, partition
+            assert offset == ends.get(place, 0)  # nothing else is there, and in this order
+            ends[place] = offset + 1
+            assert logs[place[0]][place[1]][offset] == stored(record, offset)
             if record.key is not None or record.partition is not None:
                 assert partitions[row] == expected.partitions[row]
         assert sum(ends.values()) == sum(len(log) for topic in TOPICS for log in logs[topic])
@@ -230,7 +246,7 @@ def test_any_table_arrives_as_its_records_would(
 
 def test_topic_given_overrides_the_column() -> None:
     table = pa.table({"value": [b"a", b"b"], "topic": ["u", None]})
-    records = [ProducerRecord("t", b"a"), ProducerRecord("t", b"b")]
+    records: list[ProducerRecord[Any, Any]] = [ProducerRecord("t", b"a"), ProducerRecord("t", b"b")]
     same(table, records, "t")
 
 
@@ -242,7 +258,9 @@ def numbered(count: int, size: int = 20) -> pa.Table:
 
 
 @scenario(partitions=2, max_request_size=5000, batch_size=5000, buffer_memory=100_000)
-async def test_row_that_fails_hides_no_other(cluster, producer, history):
+async def test_row_that_fails_hides_no_other(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     value = [b"row-0", b"x" * 6000, b"row-2", b"row-3", b"row-4", b"row-5", b"row-6", b"row-7"]
     table = pa.table(
         {
@@ -272,7 +290,9 @@ async def test_row_that_fails_hides_no_other(cluster, producer, history):
 
 
 @scenario(partitions=1)
-async def test_null_rows_and_header_names_are_errors_of_their_rows(cluster, producer, history):
+async def test_null_rows_and_header_names_are_errors_of_their_rows(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     struct = pa.StructArray.from_arrays(
         [pa.array([b"a", b"b", b"c"])], ["value"], mask=pa.array([False, True, False])
     )
@@ -286,7 +306,9 @@ async def test_null_rows_and_header_names_are_errors_of_their_rows(cluster, prod
 
 
 @scenario(partitions=2, max_block_ms=1000)
-async def test_partitions_that_are_not_there_cost_one_wait_in_all(cluster, producer, history):
+async def test_partitions_that_are_not_there_cost_one_wait_in_all(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     rows = 1000
     table = pa.table({"value": [b"x"] * rows, "partition": [row % 4 for row in range(rows)]})
     started = now()
@@ -300,7 +322,9 @@ async def test_partitions_that_are_not_there_cost_one_wait_in_all(cluster, produ
 
 
 @scenario(partitions=1)
-async def test_bad_first_row_says_nothing_of_its_topic(cluster, producer, history):
+async def test_bad_first_row_says_nothing_of_its_topic(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     table = pa.table(
         {
             "value": [b"row-0", b"row-1", b"row-2"],
@@ -313,7 +337,9 @@ async def test_bad_first_row_says_nothing_of_its_topic(cluster, producer, histor
 
 
 @scenario(partitions=1)
-async def test_topic_the_broker_calls_invalid_hides_no_other(cluster, producer, history):
+async def test_topic_the_broker_calls_invalid_hides_no_other(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     def condemn(message: Any) -> Any:
         topics = [
             dataclasses.replace(t, error_code=17, partitions=[]) if t.name == "bad" else t
@@ -332,7 +358,9 @@ async def test_topic_the_broker_calls_invalid_hides_no_other(cluster, producer, 
 
 
 @scenario(partitions=1, max_block_ms=1000)
-async def test_topic_created_meanwhile_is_used(cluster, producer, history):
+async def test_topic_created_meanwhile_is_used(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     clock().call_later(0.5, cluster.create_topic, "late", 1)
     result = await producer.send_table("late", numbered(10))
     assert result.ok
@@ -340,17 +368,21 @@ async def test_topic_created_meanwhile_is_used(cluster, producer, history):
 
 
 @scenario(partitions=3, batch_size=2000, buffer_memory=20_000)
-async def test_little_memory_is_waited_for_and_order_kept(cluster, producer, history):
+async def test_little_memory_is_waited_for_and_order_kept(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     result = await producer.send_table("t", numbered(5000, 50))
     assert result.ok
-    values = [cluster.values("t", partition) for partition in range(3)]
+    values: list[list[Any]] = [cluster.values("t", partition) for partition in range(3)]
     assert all(log == sorted(log) for log in values)
     assert sorted(itertools.chain(*values)) == numbered(5000, 50)["value"].to_pylist()
     assert producer.metrics()["buffer_available_bytes"] == 20_000
 
 
 @scenario(partitions=1)
-async def test_refused_rows_leave_the_loop_its_turns(cluster, producer, history):
+async def test_refused_rows_leave_the_loop_its_turns(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     passes = clock().passes
     table = pa.table({"value": [b"x"] * 6400, "topic": pa.nulls(6400, pa.string())})
     result = await producer.send_table(None, table)
@@ -359,7 +391,9 @@ async def test_refused_rows_leave_the_loop_its_turns(cluster, producer, history)
 
 
 @scenario(partitions=1)
-async def test_batches_that_fail_are_told_row_by_row(cluster, producer, history):
+async def test_batches_that_fail_are_told_row_by_row(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     await producer.warm(["t"])
     cluster.fail_produce(("t", 0), 10)  # MESSAGE_TOO_LARGE: the batch is split
     result = await producer.send_table("t", numbered(100))
@@ -374,7 +408,9 @@ async def test_batches_that_fail_are_told_row_by_row(cluster, producer, history)
 
 
 @scenario(partitions=1, acks=0, enable_idempotence=False)
-async def test_without_acknowledgments_offsets_are_unknown(cluster, producer, history):
+async def test_without_acknowledgments_offsets_are_unknown(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     result = await producer.send_table("t", numbered(5))
     assert result.ok
     assert result.ranges == {("t", 0): (5, None, None)}
@@ -390,7 +426,7 @@ class Upper:
         self.ended: list[Any] = []
 
     def on_send(self, record: ProducerRecord[Any, Any]) -> ProducerRecord[Any, Any]:
-        return dataclasses.replace(record, value=record.value.upper())
+        return dataclasses.replace(record, value=(record.value or b"").upper())
 
     def on_acknowledgement(self, metadata: Any, error: Any) -> None:
         self.ended.append((metadata, error))
@@ -420,10 +456,127 @@ def test_interceptors_and_partitioners_see_every_row() -> None:
     play(main)
 
 
-@scenario(partitions=1, value_serializer=lambda value: value)
-async def test_serializers_are_refused(cluster, producer, history):
-    with pytest.raises(ConfigError, match="key_serializer or value_serializer"):
-        await producer.send_table("t", numbered(1))
+# -- serializers ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_serializers_get_text_as_str_and_other_cells_as_bytes(
+    compiled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    called: list[Any] = []
+
+    class Upper:
+        def serialize(self, topic: str, headers: list[Any], data: Any) -> bytes:
+            called.append((topic, data))
+            headers.append(("h", b"1"))
+            return b"S" + (data.encode() if isinstance(data, str) else data).upper()
+
+    columns: dict[str, Any] = {
+        "string": (pa.array(["a", "é", None, "b"]), ["a", "é", "b"]),
+        "large_string": (pa.array(["a", None], pa.large_string()), ["a"]),
+        "dictionary": (pa.array(["a", "b", "a"]).dictionary_encode(), ["a", "b", "a"]),
+        "binary": (pa.array([b"a", None, b"\xff"], pa.binary()), [b"a", b"\xff"]),
+    }
+
+    async def main() -> None:
+        async with harness(value_serializer=Upper(), linger_ms=0) as (cluster, producer, _):
+            await producer.send("t", None, partition=0)  # the fast path needs a known topic
+            if not compiled:
+                runtime_of(producer).fast_path.stop()
+            else:
+                monkeypatch.setattr(producer._slow_path, "append", None)
+            for values, given in columns.values():
+                called.clear()
+                before = len(cluster.values("t", 0))
+                keys = pa.array(["k"] * len(values))
+                partitions = pa.array([0] * len(values))
+                table = pa.table({"key": keys, "value": values, "partition": partitions})
+                result = await producer.send_table("t", table)
+                result.raise_for_errors()
+                assert called == [("t", value) for value in given]
+                stored = cluster.log("t", 0)[before:]
+                assert [record.key for record in stored] == [b"k"] * len(values)
+                assert [record.value is None for record in stored] == [
+                    value is None for value in values.to_pylist()
+                ]
+                assert [len(record.headers) for record in stored] == [
+                    value is not None for value in values.to_pylist()
+                ]
+
+    play(main)
+
+
+@pytest.mark.parametrize("slice_length", [0.001, -1.0])
+def test_rows_whose_serializers_fail_or_wait_do_not_affect_others(
+    slice_length: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows of several topics; each serializer is called once for each row."""
+    monkeypatch.setattr(
+        "aiokprod._client.runtime.YieldQueue",
+        functools.partial(YieldQueue, slice_length=slice_length),
+    )
+    called: list[Any] = []
+
+    def serializer(data: str) -> Any:
+        async def later() -> bytes:
+            await asyncio.sleep(0.01)
+            return data.encode()
+
+        called.append(data)
+        if data.startswith("bad"):
+            raise ValueError(data)
+        return later() if data.startswith("late") else data.encode()
+
+    async def main() -> None:
+        async with harness(value_serializer=serializer, linger_ms=0) as (cluster, producer, _):
+            cluster.create_topic("u", 1)
+            for topic in "tu":
+                await producer.send(topic, None, partition=0)
+            texts = ["a", "bad", "late", "b", "late2", "bad2", "c", "null"]
+            table = pa.table({
+                "value": texts, "topic": ["t", "u"] * 4, "partition": [0] * 8,
+                "timestamp": [1, 2, 3, 4, 5, 6, -7, 8],
+            })  # fmt: skip
+            result = await producer.send_table(None, table)
+            assert sorted(result.errors) == [1, 5, 6]
+            assert isinstance(result.errors[1], SerializationError)
+            assert isinstance(result.errors[6], ConfigError)
+            assert called == [text for text in texts if text != "c"]
+            assert result.offsets == [1, None, 2, 1, 3, None, None, 2]
+
+    play(main)
+
+
+@scenario(partitions=1, value_serializer=str.encode)
+async def test_text_that_is_not_utf8_is_refused_alone(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
+    await producer.send("t", None, partition=0)
+    damaged = pa.array([b"a", b"\xff", b"b"], pa.binary()).cast(pa.string(), safe=False)
+    result = await producer.send_table("t", pa.table({"value": damaged, "partition": [0] * 3}))
+    assert list(result.errors) == [1]
+    assert "not UTF-8" in str(result.errors[1])
+    assert cluster.values("t", 0) == [None, b"a", b"b"]
+
+
+@scenario(partitions=1, buffer_memory=20_000, max_request_size=9_000)
+async def test_cancelled_call_has_the_outcomes_of_the_rows_that_were_appended(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
+    await producer.warm(["t"])
+    cluster.pause(1)
+    values = [b"%d" % number + b"x" * 900 for number in range(100)]
+    progress = BulkProgress()
+    table = pa.table({"value": pa.array(values, pa.binary())})
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(1.0):
+            await producer.send_table("t", table, progress=progress)
+    cluster.resume(1)
+    result = await progress.result()
+    assert 5 < len(result) == progress.position < 30
+    assert result.offsets == list(range(len(result)))
+    assert cluster.values("t", 0) == values[: len(result)]
+    assert result.interrupted is not None
 
 
 # -- what is refused as a whole -----------------------------------------------------------------
@@ -444,8 +597,8 @@ async def test_serializers_are_refused(cluster, producer, history):
 )
 @scenario(partitions=1)
 async def test_wrong_table_is_refused_before_anything_is_sent(
-    cluster, producer, history, table, text
-):
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History, table: Any, text: str
+) -> None:
     with pytest.raises(ConfigError, match=text) as info:
         await producer.send_table("t", table)
     assert info.value.outcome is Outcome.NOT_SENT
@@ -453,7 +606,10 @@ async def test_wrong_table_is_refused_before_anything_is_sent(
 
 
 @scenario(partitions=1)
-async def test_wrong_topic_is_refused(cluster, producer, history):
+async def test_wrong_topic_is_refused(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
+    topic: Any
     for topic in ("a/b", "", 5, b"t"):
         with pytest.raises(ConfigError, match="topic"):
             await producer.send_table(topic, numbered(1))
@@ -462,12 +618,14 @@ async def test_wrong_topic_is_refused(cluster, producer, history):
 
 
 @scenario(partitions=1)
-async def test_object_whose_export_fails_is_refused(cluster, producer, history):
+async def test_object_whose_export_fails_is_refused(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     class Failing:
-        def __init__(self, error):
+        def __init__(self, error: Exception) -> None:
             self.error = error
 
-        def __arrow_c_array__(self, requested_schema=None):
+        def __arrow_c_array__(self, requested_schema: Any = None) -> None:
             raise self.error
 
     for error in (NotImplementedError("no"), TypeError("no"), ArrowImportError("no")):
@@ -480,14 +638,18 @@ async def test_object_whose_export_fails_is_refused(cluster, producer, history):
 
 
 @scenario(partitions=1)
-async def test_closed_producer_is_refused(cluster, producer, history):
+async def test_closed_producer_is_refused(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     await producer.close()
     with pytest.raises(ProducerClosed):
         await producer.send_table("t", numbered(1))
 
 
 @scenario(partitions=1)
-async def test_empty_tables_are_sent_at_once(cluster, producer, history):
+async def test_empty_tables_are_sent_at_once(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     for table in (numbered(0), numbered(0).to_batches(), pa.table({"value": pa.nulls(0)})):
         if isinstance(table, list):
             table = pa.Table.from_batches([], numbered(0).schema)
@@ -501,7 +663,9 @@ async def test_empty_tables_are_sent_at_once(cluster, producer, history):
 
 
 @scenario(partitions=1)
-async def test_table_that_breaks_off_tells_what_was_sent(cluster, producer, history):
+async def test_table_that_breaks_off_tells_what_was_sent(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     batch = capsules.table(binary("value", b"a", b"b"))
     broken = Batches(batch, code=5, text=b"secret=1")
     result = await producer.send_table("t", broken)
@@ -524,17 +688,22 @@ async def test_table_that_breaks_off_tells_what_was_sent(cluster, producer, hist
 
 
 @scenario(partitions=1)
-async def test_batch_that_is_damaged_breaks_the_table_off(cluster, producer, history):
+async def test_batch_that_is_damaged_breaks_the_table_off(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     good = capsules.table(binary("value", b"a"))
     bad = capsules.table(Column("value", "z", 1, [None, None, b""]))
     result = await producer.send_table("t", Batches(good, bad))
     assert len(result) == 1
+    assert result.interrupted is not None
     assert isinstance(result.interrupted.__cause__, ArrowImportError)
     assert bad.released == ["array"]
 
 
 @scenario(partitions=1, batch_size=2000, buffer_memory=20_000, max_block_ms=60_000)
-async def test_producer_closed_in_the_middle_tells_what_was_sent(cluster, producer, history):
+async def test_producer_closed_in_the_middle_tells_what_was_sent(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     await producer.warm(["t"])
     cluster.throttle(100)
     table = pa.Table.from_batches(numbered(1000, 50).to_batches(max_chunksize=400))
@@ -551,7 +720,9 @@ async def test_producer_closed_in_the_middle_tells_what_was_sent(cluster, produc
 
 
 @scenario(partitions=1, batch_size=2000, buffer_memory=20_000)
-async def test_cancelled_call_gives_the_table_back(cluster, producer, history):
+async def test_cancelled_call_gives_the_table_back(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     await producer.warm(["t"])
     tables = [capsules.table(binary("value", *[b"x" * 50] * 1000)) for _ in range(3)]
     exported = Batches(*tables)
@@ -569,8 +740,10 @@ async def test_cancelled_call_gives_the_table_back(cluster, producer, history):
 
 
 @scenario(partitions=1)
-async def test_memory_of_tables_is_given_back(cluster, producer, history):
-    async def send(table):
+async def test_memory_of_tables_is_given_back(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
+    async def send(table: Any) -> None:
         try:
             await producer.send_table("t", table)
         except KafkaError:
@@ -590,7 +763,9 @@ async def test_memory_of_tables_is_given_back(cluster, producer, history):
 
 
 @scenario(partitions=2, transactional_id="tx")
-async def test_table_in_a_transaction_is_committed_with_it(cluster, producer, history):
+async def test_table_in_a_transaction_is_committed_with_it(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     async with producer.transaction():
         result = await producer.send_table("t", numbered(500))
         assert result.ok
@@ -598,7 +773,9 @@ async def test_table_in_a_transaction_is_committed_with_it(cluster, producer, hi
 
 
 @scenario(partitions=1, transactional_id="tx")
-async def test_part_of_a_table_is_never_committed(cluster, producer, history):
+async def test_part_of_a_table_is_never_committed(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     await producer.begin_transaction()
     broken = Batches(capsules.table(binary("value", b"a", b"b")), code=5)
     result = await producer.send_table("t", broken)
@@ -617,20 +794,31 @@ async def test_part_of_a_table_is_never_committed(cluster, producer, history):
 
 def test_streams_are_read_in_a_thread_one_batch_ahead() -> None:
     threads: list[int] = []
+    reads = threading.Semaphore(0)
     tables = [capsules.table(binary("value", b"a", b"b")) for _ in range(4)]
-    exported = Batches(*tables, on_next=lambda: threads.append(threading.get_ident()))
+
+    def noted() -> None:
+        threads.append(threading.get_ident())
+        reads.release()
+
+    exported = Batches(*tables, on_next=noted)
 
     async def main() -> None:
         reader = await TableReader.open(exported, asyncio.get_running_loop())
         done = None
-        for number, table in enumerate(tables):
+        for number in range(len(tables)):
             chunk = await reader.next(done)
             assert chunk is not None
             assert len(chunk) == 2
-            assert table.released.count("array") == 0
-            assert tables[max(0, number - 2)].released.count("array") == (number >= 2)
+            # Wait until the next read has begun; before it, the same job releases `done`.
+            for _ in range(2 if number == 0 else 1):
+                assert reads.acquire(timeout=HANG_S)
+            assert len(threads) == number + 2
+            released = [table.released.count("array") for table in tables]
+            assert released == [1] * number + [0] * (len(tables) - number)
             done = chunk
         assert await reader.next(done) is None
+        assert done is not None
         done.close()
         reader.close()
 
@@ -670,7 +858,7 @@ def test_reader_closed_during_a_read_gives_all_back(kind: str) -> None:
     assert tables[0].released == ["schema", "array"]
 
 
-# -- hand-over without the wait for outcomes (the Spark sink) --------------------------------------
+# -- submission without the wait for outcomes (the Spark sink) -------------------------------------
 
 
 NAMES = {
@@ -679,12 +867,14 @@ NAMES = {
 
 
 @scenario(partitions=1, max_request_size=3000)
-async def test_hand_over_returns_before_outcomes_and_tells_refused_rows(cluster, producer, history):
+async def test_append_returns_before_outcomes_and_tells_refused_rows(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     await producer.warm(["t"])
     cluster.pause(1)
     table = pa.table({"value": pa.array([b"a", b"x" * 9000, b"c"], pa.binary())})
     sender = producer.table_sender()
-    await sender.hand_over("t", table, NAMES)
+    await sender.append("t", table, NAMES)
     assert sorted(sender.refused) == [1]
     assert isinstance(sender.refused[1], RecordTooLarge)
     assert sender.tracker.count == 2
@@ -696,21 +886,25 @@ async def test_hand_over_returns_before_outcomes_and_tells_refused_rows(cluster,
 
 
 @scenario(partitions=1, max_request_size=3000, transactional_id="x")
-async def test_hand_over_with_a_refused_row_spoils_the_transaction(cluster, producer, history):
+async def test_append_with_a_refused_row_spoils_the_transaction(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     await producer.start()
     await producer.begin_transaction()
     table = pa.table({"value": pa.array([b"a", b"x" * 9000], pa.binary())})
-    await producer.table_sender().hand_over("t", table, NAMES)
+    await producer.table_sender().append("t", table, NAMES)
     with pytest.raises(AbortableTransactionError):
         await producer.commit_transaction()
     await producer.abort_transaction()
 
 
 @scenario(partitions=1)
-async def test_row_for_which_there_is_no_memory_is_refused_alone(cluster, producer, history):
+async def test_row_for_which_there_is_no_memory_is_refused_alone(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     """On the slow path, which reads the row into objects."""
     await producer.warm(["t"])
-    producer._lifecycle.runtime.fast_path.stop()
+    runtime_of(producer).fast_path.stop()
 
     class Chunk:
         """Three rows, the second of which does not fit into memory."""
@@ -723,8 +917,8 @@ async def test_row_for_which_there_is_no_memory_is_refused_alone(cluster, produc
                 raise MemoryError
             return None, b"%d" % index, None, None, None, ()
 
-    sender = producer.table_sender()
-    while sender._position < 3:
+    sender: Any = producer.table_sender()
+    while sender.position < 3:
         await sender._advance_table(None, Chunk(), "t", 0)
     assert sorted(sender.refused) == [1]
     assert sender.refused[1].outcome is Outcome.NOT_SENT

@@ -1,4 +1,4 @@
-"""Which column is what: every refusal names the column, what it is, what is wanted and the mend."""
+"""Which column is what: every refusal names the column, what it is, what is wanted and the fix."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_type_that_does_not_fit_is_refused_by_name(role: str, kind: pa.DataType)
         layout(columns, None if role == "topic" else "t", **names)
     text = str(info.value)
     assert text.startswith(f"column 'c' is {type_name(field(kind))}, but the {role} of a record")
-    assert ": " in text.removeprefix("column 'c' is ")  # the mend
+    assert ": " in text.removeprefix("column 'c' is ")  # the fix
 
 
 @pytest.mark.parametrize(

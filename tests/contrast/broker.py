@@ -1,4 +1,4 @@
-"""FakeCluster behind real sockets in a process of its own, told by lines of JSON what to do.
+"""FakeCluster behind real sockets in a separate process, controlled by lines of JSON.
 
 For answers that real brokers give too rarely to be scripted. `dump` prints what the log holds.
 """

@@ -1,4 +1,4 @@
-"""Three clients behind one face: hand a record over, be told what became of it."""
+"""Three clients behind one interface: submit a record, get its outcome."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Told:
 
     Attributes:
         state: ACKNOWLEDGED; ABSENT if it said that the record is not in the log; UNKNOWN if it
-            said that the record may be there; None if it told an error and nothing about the log.
+            said that the record may be there; None if its error says nothing about the log.
     """
 
     state: int | None

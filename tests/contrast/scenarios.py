@@ -53,7 +53,7 @@ class Scenario:
         text: for the report.
         real: on real brokers, else on the scripted one.
         network: clients reach the real brokers through the proxy.
-        awaiting: every record is sent and awaited by a task of its own.
+        awaiting: every record is sent and awaited by a separate task.
         settings: of the clients.
         topic_config: of the real topic.
     """
@@ -69,7 +69,7 @@ class Scenario:
 
 
 async def leader_killed(stage: Stage) -> None:
-    """With one node there is nobody to take over: it starts again after a moment."""
+    """With one node no other can take over: it starts again after a moment."""
     node = await stage.kafka.leader_of(stage.topic, 0)
     await stage.kafka.kill(node)
     if len(stage.kafka.node_ids) > 1:

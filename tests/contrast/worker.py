@@ -1,4 +1,4 @@
-"""One client under load in a process of its own; obeys lines on standard input.
+"""One client under load in a separate process; obeys lines on standard input.
 
 Says "ready" after its first acknowledgments. `cancel` cancels every second waiting send,
 `cancel-all` every task of the loop but its own, `stop` ends the load; then the ledger is saved.
@@ -25,7 +25,7 @@ STEP = 0.02
 
 
 class Ledger:
-    """By sequence: what was told, when; errors counted by text."""
+    """By sequence: what was reported, when; errors counted by text."""
 
     def __init__(self) -> None:
         self.told: list[Told | None] = []

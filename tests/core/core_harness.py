@@ -5,19 +5,23 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any
+from typing import Any, Self
 
 import pytest
 import uvloop
 
-from aiokprod._core.append import Appender, PartitionSlot, TopicSlot
-from aiokprod._core.batch import BatchCore, Delivery, MemoryBudget, Reservation
+from aiokprod._core.append import Appender
+from aiokprod._core.batch import BatchCore, Delivery, RecordMetadata
+from aiokprod._core.memory import MemoryBudget, Reservation
+from aiokprod._core.slots import PartitionSlot, TopicSlot
 from aiokprod._core.yielding import YieldQueue
 
 LOOPS: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {
     "asyncio": asyncio.new_event_loop,
     "uvloop": uvloop.new_event_loop,
 }
+
+OnDelivery = Callable[[RecordMetadata | None, Any], object]
 
 NOW_MS = 1_700_000_000_000
 
@@ -35,8 +39,9 @@ def on_both_loops(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..
             runner.run(test(**kwargs))
         assert not unhandled, unhandled
 
-    del wrapper.__wrapped__  # type: ignore[attr-defined]
-    return wrapper
+    del wrapper.__wrapped__
+    typed: Callable[..., None] = wrapper
+    return typed
 
 
 class CoreHarness:
@@ -67,7 +72,7 @@ class CoreHarness:
         self.owner: Any = None
         self.on_roll: Callable[[], None] = lambda: None
         options.setdefault("max_request_size", 1 << 30)
-        options.setdefault("sticky_limit", 1 << 20)
+        sticky_limit = options.pop("sticky_limit", 1 << 20)
         self.yield_queue = YieldQueue(self.loop, self.loop.time, self.memory, slice_length)
         self.appender = Appender(
             memory=self.memory,
@@ -78,7 +83,7 @@ class CoreHarness:
             **options,
         )
         self.appender.enabled = True
-        self.topic = self.appender.topics["t"] = TopicSlot("t")
+        self.topic = self.appender.topics["t"] = TopicSlot("t", sticky_limit)
         self.topic.slots.extend(PartitionSlot("t", number) for number in range(partitions))
 
     def open_new_batch(
@@ -117,8 +122,10 @@ class CoreHarness:
         *,
         partition: int | None = 0,
         reserved: int = 0,
+        on_delivery: OnDelivery | None = None,
     ) -> Delivery:
         reservation = Reservation(self.memory)
+        reservation.on_delivery = on_delivery
         if reserved:
             reservation.grant(reserved)
         delivery = self.appender.append(
@@ -128,9 +135,9 @@ class CoreHarness:
         assert delivery is not None
         return delivery
 
-    def deliveries(self, count: int) -> list[Delivery]:
+    def deliveries(self, count: int, on_delivery: OnDelivery | None = None) -> list[Delivery]:
         """Records of one batch."""
-        return [self.append(b"%d" % number) for number in range(count)]
+        return [self.append(b"%d" % number, on_delivery=on_delivery) for number in range(count)]
 
 
 class IdleLoop:
@@ -156,3 +163,22 @@ class IdleLoop:
 
 def idle_harness(partitions: int = 1, **options: Any) -> CoreHarness:
     return CoreHarness(partitions, loop=IdleLoop(), **options)  # type: ignore[arg-type]
+
+
+class PassCount:
+    """Counts the passes of the running loop within a `with` block."""
+
+    def __init__(self) -> None:
+        self.passes = 0
+
+    def __enter__(self) -> Self:
+        self._task = asyncio.ensure_future(self._count())
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._task.cancel()
+
+    async def _count(self) -> None:
+        while True:
+            await asyncio.sleep(0)
+            self.passes += 1

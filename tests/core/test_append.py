@@ -1,29 +1,35 @@
-"""The append path: what is fast and what needs a decision, exact accounting, partition choice,
-whole columns. Partition numbers and columns are C arrays inside: bounds are tested."""
+"""The append path: what is fast and what needs a decision, exact accounting, partition choice.
+Partition numbers are C array indices inside: bounds are tested."""
 
 from __future__ import annotations
 
 import asyncio
 import inspect
 import threading
+import time
 from typing import Any
 
 import pytest
-from hypothesis import example, given, settings
+import uvloop
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aiokprod._core.append import (
+from aiokprod._core.batch import Delivery
+from aiokprod._core.record_fields import (
     DELIVERY_CHARGE,
     RECORD_OVERHEAD,
-    PartitionSlot,
-    TopicSlot,
-    handle_of,
+    murmur2,
     record_size_bound,
 )
-from aiokprod._core.batch import BatchCore, Delivery, MemoryBudget, murmur2
-from aiokprod._core.bulk_tracker import BulkTracker
 from aiokprod.errors import BrokerError, Outcome
-from tests.core.core_harness import NOW_MS, CoreHarness, IdleLoop, idle_harness, on_both_loops
+from tests.core.core_harness import (
+    NOW_MS,
+    CoreHarness,
+    IdleLoop,
+    PassCount,
+    idle_harness,
+    on_both_loops,
+)
 from tests.core.test_batch import ANY_TIMES, HEADERS, NULLABLE
 from tests.reference.records import PlainRecord, encode_records
 
@@ -156,8 +162,9 @@ def test_wall_clock_is_read_once_per_pass() -> None:
     for _ in range(5):
         harness.append(timestamp=None)
     assert harness.clock_reads == 1
-    assert isinstance(harness.loop, IdleLoop)
-    for call in harness.loop.calls:
+    loop: Any = harness.loop
+    assert isinstance(loop, IdleLoop)
+    for call in loop.calls:
         call()
     harness.append(timestamp=None)
     assert harness.clock_reads == 2
@@ -182,54 +189,6 @@ def test_memory_is_the_bytes_written_and_a_charge_per_handle(rows: Any, limit: i
     assert harness.memory.used == sum(core.buffered_bytes for core in harness.opened)
     for core in harness.opened:
         assert core.buffered_bytes == core.size + core.count * DELIVERY_CHARGE
-
-
-@given(value=NULLABLE, key=NULLABLE, timestamp=ANY_TIMES, headers=HEADERS, base=ANY_TIMES)
-@settings(max_examples=200, deadline=None)
-def test_size_bound_is_never_too_small(
-    value: bytes | None,
-    key: bytes | None,
-    timestamp: int,
-    headers: list[tuple[str, bytes | None]],
-    base: int,
-) -> None:
-    harness = idle_harness()
-    harness.append(b"", timestamp=base)
-    before = harness.core.size
-    harness.append(value, key, timestamp, headers)
-    assert harness.core.size - before <= record_size_bound(key, value, headers)
-
-
-@given(
-    value=st.sampled_from([None, 0, 63, 64, 8_191, 8_192, 1_048_575, 1_048_576, 1_100_000]),
-    key=st.sampled_from([None, 0, 63, 64, 8_191, 8_192, 1_048_575, 1_048_576]),
-    headers=st.sampled_from([0, 1, 63, 64, 8_191, 8_192]),
-    timestamp=st.sampled_from([0, 2**33, 2**62, 2**63 - 1]),
-    before=st.sampled_from([1, 63, 64, 8_200]),
-)
-@example(value=1_100_000, key=1_100_000, headers=70, timestamp=2**63 - 1, before=8_200)
-@settings(max_examples=60, deadline=None)
-def test_size_bound_holds_at_the_boundaries_of_every_length(
-    value: int | None, key: int | None, headers: int, timestamp: int, before: int
-) -> None:
-    harness = idle_harness()
-    for _ in range(before):
-        harness.append(b"", timestamp=0)
-    size = harness.core.size
-    record = (
-        None if value is None else bytes(value),
-        None if key is None else bytes(key),
-        [("", None)] * headers,
-    )
-    harness.append(*record[:2], timestamp, record[2])
-    assert harness.core.size - size <= record_size_bound(record[1], record[0], record[2])
-
-
-def test_size_bound_refuses_wrong_headers() -> None:
-    assert record_size_bound(None, None, None) == RECORD_OVERHEAD
-    for headers in ({"h": b"x"}, [("h", "x")], [("\ud800", None)]):
-        with pytest.raises(ValueError, match="headers"):
-            record_size_bound(None, None, headers)  # type: ignore[arg-type]
 
 
 def test_memory_that_is_short_needs_a_decision() -> None:
@@ -281,7 +240,6 @@ def test_roll_without_a_batch_counts_nothing() -> None:
         unix_ms=harness.unix_ms,
         yield_queue=harness.yield_queue,
         max_request_size=1000,
-        sticky_limit=1000,
     )
     result = appender.append(harness.topic, 0, b"v", None, None, None)
     assert result.delivery is None
@@ -437,24 +395,8 @@ def test_wrong_types_in_the_checked_path_are_errors() -> None:
         (harness.topic, 0, b"v", None, "1", None),
     ):
         with pytest.raises(TypeError):
-            harness.appender.append(*arguments)  # type: ignore[arg-type]
+            harness.appender.append(*arguments)
     assert harness.memory.used == 0
-
-
-def test_slots_and_budgets_check_what_they_are_given() -> None:
-    with pytest.raises(OverflowError):
-        PartitionSlot("t", 2**31)
-    with pytest.raises(TypeError):
-        PartitionSlot(None, 0)  # type: ignore[arg-type]
-    with pytest.raises(TypeError):
-        TopicSlot(None)  # type: ignore[arg-type]
-    with pytest.raises(OverflowError):
-        MemoryBudget(2**63)
-    topic = TopicSlot("t")
-    with pytest.raises(OverflowError):
-        topic.sticky = 2**31
-    with pytest.raises(OverflowError):
-        topic.sticky_bytes = 2**63
 
 
 # -- submit ---------------------------------------------------------------------------------------
@@ -476,7 +418,7 @@ async def test_submit_that_needs_a_decision_takes_the_slow_path() -> None:
     waiting = harness.appender.submit("t", "text", key=5, partition=0, timestamp_ms=7, headers={})
     assert inspect.isawaitable(waiting)
     assert await waiting == "slow"  # type: ignore[comparison-overlap]
-    assert harness.slow == [("t", "text", 5, 0, 7, {})]
+    assert harness.slow == [("t", "text", 5, 0, 7, {}, None, None)]
 
 
 @on_both_loops
@@ -484,12 +426,34 @@ async def test_admission_works_as_a_coroutine_for_tasks_and_groups() -> None:
     harness = CoreHarness()
     task = asyncio.ensure_future(harness.appender.submit("t", b"1"))
     async with asyncio.TaskGroup() as group:
-        other = group.create_task(harness.appender.submit("t", b"2"))  # type: ignore[arg-type]
+        admission: Any = harness.appender.submit("t", b"2")
+        other = group.create_task(admission)
     first, second = await task, other.result()
-    harness.core.settle(0)
+    harness.core.acknowledge(0)
     assert [(await first).offset, (await second).offset] == [0, 1]
     gathered = await asyncio.gather(*(harness.appender.submit("t", b"v") for _ in range(3)))
     assert all(isinstance(delivery, Delivery) for delivery in gathered)
+
+
+def test_submit_without_memory_for_its_awaitable_appends_no_record() -> None:
+    testcapi = pytest.importorskip("_testcapi")
+    harness = idle_harness()
+    submit: Any = harness.appender.submit
+    made = [submit("t", b"v", partition=0) for _ in range(300)]  # more than are kept for reuse
+    failed = 0
+    for start in range(10):
+        before = harness.core.count
+        awaitable = None
+        testcapi.set_nomemory(start, start + 1)
+        try:
+            awaitable = submit("t", b"v", partition=0)
+        except MemoryError:
+            failed += 1
+        finally:
+            testcapi.remove_mem_hooks()
+        assert harness.core.count == before + (awaitable is not None)
+        made.append(awaitable)
+    assert failed >= 2, "one for the handle, one for the awaitable"
 
 
 @on_both_loops
@@ -508,20 +472,40 @@ async def test_admission_can_be_closed_and_thrown_into() -> None:
 @on_both_loops
 async def test_submitting_task_waits_for_its_turn_when_its_slice_is_over() -> None:
     harness = CoreHarness(slice_length=-1.0)  # over before it begins
-    turns = 0
-
-    async def other() -> None:
-        nonlocal turns
-        while True:
-            await asyncio.sleep(0)
-            turns += 1
-
-    task = asyncio.ensure_future(other())
-    for _ in range(66 + 10 * 257):
-        await harness.appender.submit("t", b"v")
-    assert 20 <= turns <= 26, "two passes for every turn of 256 records"
+    with PassCount() as counted:
+        for _ in range(66 + 10 * 257):
+            await harness.appender.submit("t", b"v")
+    assert 20 <= counted.passes <= 26, "two passes for every turn of 256 records"
     assert harness.core.count == 66 + 10 * 257
-    task.cancel()
+
+
+@on_both_loops
+async def test_slice_is_measured_with_the_clock_of_the_loop() -> None:
+    harness = CoreHarness(slice_length=0.001)
+    await harness.appender.submit("t", b"v")
+    end = time.monotonic() + 0.002
+    while time.monotonic() < end:
+        pass
+    assert harness.yield_queue.slice_is_over()
+
+
+@pytest.mark.parametrize("base", [asyncio.SelectorEventLoop, uvloop.Loop])
+def test_slice_is_measured_with_a_clock_that_replaces_that_of_the_loop(base: Any) -> None:
+    class Replaced(base):  # type: ignore[misc]  # the base is a parameter
+        seconds = 0.0
+
+        def time(self) -> float:
+            return self.seconds
+
+    async def main() -> None:
+        harness = CoreHarness(slice_length=100.0)
+        await harness.appender.submit("t", b"v")
+        assert not harness.yield_queue.slice_is_over()
+        Replaced.seconds = 101.0
+        assert harness.yield_queue.slice_is_over()
+
+    with asyncio.Runner(loop_factory=Replaced) as runner:
+        runner.run(main())
 
 
 @on_both_loops
@@ -554,39 +538,23 @@ async def test_callbacks_are_not_taken_for_one_greedy_task() -> None:
     for _ in range(200):
         loop.call_soon(lambda: awaitables.append(harness.appender.submit("t", b"v")))
     await asyncio.sleep(0)
-    passes = 0
-
-    async def count() -> None:
-        nonlocal passes
-        while True:
-            await asyncio.sleep(0)
-            passes += 1
-
-    task = asyncio.ensure_future(count())
-    for awaitable in awaitables:
-        await awaitable
+    with PassCount() as counted:
+        for awaitable in awaitables:
+            await awaitable
     assert len(awaitables) == 200
-    assert passes == 0
-    task.cancel()
+    assert counted.passes == 0
 
 
 @on_both_loops
 async def test_nobody_waits_in_a_pass_that_has_just_begun() -> None:
     harness = CoreHarness(slice_length=-1.0)
     awaitables = [harness.appender.submit("t", b"v") for _ in range(1000)]
-    passes = 0
-
-    async def count() -> None:
-        nonlocal passes
-        while True:
-            await asyncio.sleep(0)
-            passes += 1
-
-    task = asyncio.ensure_future(count())
-    for awaitable in awaitables:
-        await awaitable
-    assert passes <= 4, "the first one waits; for all others the time was over in an earlier pass"
-    task.cancel()
+    with PassCount() as counted:
+        for awaitable in awaitables:
+            await awaitable
+    assert counted.passes <= 4, (
+        "the first one waits; for all others the time was over in an earlier pass"
+    )
 
 
 @on_both_loops
@@ -635,289 +603,3 @@ async def test_submitting_task_keeps_the_loop_within_its_slice() -> None:
         await harness.appender.submit("t", b"v")
     assert turns == []
     assert not harness.yield_queue.slice_is_over()
-
-
-# -- columns --------------------------------------------------------------------------------------
-
-COLUMN = st.lists(
-    st.tuples(NULLABLE, NULLABLE, st.none() | ANY_TIMES, st.none() | HEADERS),
-    min_size=1,
-    max_size=25,
-)
-
-
-@given(
-    rows=COLUMN, limit=st.sampled_from([80, 300, 1 << 20]), partition=st.sampled_from([-1, 0, 2])
-)
-@settings(max_examples=200, deadline=None)
-def test_column_is_appended_as_its_records_one_by_one(
-    rows: Any, limit: int, partition: int
-) -> None:
-    single, column = idle_harness(3, limit=limit), idle_harness(3, limit=limit)
-    deliveries = [
-        single.append(v, k, t, h, partition=None if partition < 0 else partition)
-        for v, k, t, h in rows
-    ]
-    tracker = BulkTracker()
-    columns = [[row[i] for row in rows] for i in range(4)]
-    assert column.appender.append_column(
-        tracker, column.topic, columns[0], columns[1], columns[2], columns[3], partition, 0
-    ) == len(rows)
-    assert tracker.count == len(rows)
-    assert column.rolls == single.rolls
-    assert column.memory.used == single.memory.used - DELIVERY_CHARGE * len(rows)
-    for number, (one, many) in enumerate(zip(single.opened, column.opened, strict=True)):
-        assert many.finish() == one.finish()
-        assert (many.base_timestamp, many.max_timestamp) == (one.base_timestamp, one.max_timestamp)
-        for core in (one, many):
-            core.settle(1000 * number)
-    for index, delivery in enumerate(deliveries):
-        metadata = delivery.result()
-        assert tracker.position(index) == (metadata.partition, metadata.offset, None)
-    assert tracker.failed() == []
-
-
-@pytest.mark.parametrize("ignore_keys", [False, True])
-@pytest.mark.parametrize("first", [0, 1, 300, 511])
-def test_column_with_keys_only_is_partitioned_as_its_records_one_by_one(
-    first: int, ignore_keys: bool
-) -> None:
-    """Such a column is appended without decisions, its keys hashed some hundred at a time."""
-    harness = idle_harness(7, ignore_keys=ignore_keys)
-    harness.sticky = 3
-    for partition in range(7):
-        harness.append(partition=partition)
-    tracker = BulkTracker()
-    keys = [b"key-%d" % number for number in range(700)]
-    values = [b"v"] * 700
-    assert harness.appender.append_column(
-        tracker, harness.topic, values, keys, None, None, -1, first
-    ) == len(keys)
-    for core in harness.opened:
-        core.settle(0)
-    expected = [3 if ignore_keys else (murmur2(key) & 0x7FFFFFFF) % 7 for key in keys[first:]]
-    assert [tracker.position(i)[0] for i in range(tracker.count)] == expected
-
-
-def columns_of(*values: Any) -> list[Any]:
-    return list(values)
-
-
-def test_column_stops_before_a_record_that_needs_a_decision() -> None:
-    harness = idle_harness()
-    tracker = BulkTracker()
-    for bad in ("text", bytearray(b"x"), 5):
-        values = columns_of(b"a", b"b", bad, b"c")
-        assert (
-            harness.appender.append_column(tracker, harness.topic, values, None, None, None, 0, 0)
-            == 2
-        )
-        assert (
-            harness.appender.append_column(tracker, harness.topic, values, None, None, None, 0, 3)
-            == 4
-        )
-    good = [b"v"] * 3
-    for column, bad in ((4, "key"), (5, -1), (5, 2**63), (5, True), (6, {"h": b"x"})):
-        arguments: list[Any] = [tracker, harness.topic, good, None, None, None, 0, 0]
-        arguments[column - 1] = [None, bad, None]
-        assert harness.appender.append_column(*arguments) == 1
-
-
-def test_column_stops_when_memory_is_short_and_goes_on_later() -> None:
-    harness = idle_harness(memory=1000)
-    tracker = BulkTracker()
-    values = [b"x" * 80] * 50
-    position = harness.appender.append_column(
-        tracker, harness.topic, values, None, None, None, 0, 0
-    )
-    assert 0 < position < 50
-    assert harness.memory.used <= 1000
-    assert harness.appender.append_column(
-        tracker, harness.topic, values, None, None, None, 0, position
-    ) == (position)
-    harness.memory.used = 0
-    more = harness.appender.append_column(
-        tracker, harness.topic, values, None, None, None, 0, position
-    )
-    assert more > position
-    assert tracker.count == more
-
-
-def test_column_stops_at_the_end_of_the_slice() -> None:
-    harness = idle_harness(slice_length=-1.0)
-    tracker = BulkTracker()
-    values = [b"v"] * 5000
-    position = 0
-    stops = []
-    while position < 5000:
-        position = harness.appender.append_column(
-            tracker, harness.topic, values, None, None, None, 0, position
-        )
-        stops.append(position)
-    assert stops == [1024, 2048, 3072, 4096, 5000]
-    assert harness.yield_queue.slice_is_over()
-
-
-def test_empty_column_is_nothing() -> None:
-    harness = idle_harness()
-    assert (
-        harness.appender.append_column(BulkTracker(), harness.topic, [], None, None, None, 0, 0)
-        == 0
-    )
-    assert (
-        harness.appender.append_column(BulkTracker(), harness.topic, [b"v"], None, None, None, 0, 5)
-        == 5
-    )
-    assert harness.opened == []
-
-
-def test_columns_of_different_length_are_refused() -> None:
-    harness = idle_harness()
-    for position in (3, 4, 5):
-        for length in (0, 2, 4):
-            arguments: list[Any] = [
-                BulkTracker(),
-                harness.topic,
-                [b"v"] * 3,
-                None,
-                None,
-                None,
-                0,
-                0,
-            ]
-            arguments[position] = [None] * length
-            with pytest.raises(ValueError, match="length"):
-                harness.appender.append_column(*arguments)
-    assert harness.memory.used == 0
-
-
-def test_column_bounds_are_errors_not_crashes() -> None:
-    harness = idle_harness(2)
-    tracker = BulkTracker()
-    with pytest.raises(IndexError):
-        harness.appender.append_column(tracker, harness.topic, [b"v"], None, None, None, 2, 0)
-    with pytest.raises(OverflowError):
-        harness.appender.append_column(tracker, harness.topic, [b"v"], None, None, None, 2**31, 0)
-    with pytest.raises(ValueError, match="negative"):
-        harness.appender.append_column(tracker, harness.topic, [b"v"], None, None, None, 0, -5)
-    with pytest.raises(TypeError):
-        harness.appender.append_column(tracker, harness.topic, (b"v",), None, None, None, 0, 0)  # type: ignore[arg-type]
-    empty = idle_harness(0)
-    with pytest.raises(IndexError):
-        empty.appender.append_column(tracker, empty.topic, [b"v"], [b"k"], None, None, -1, 0)
-    assert tracker.count == 0
-
-
-# -- tracking -------------------------------------------------------------------------------------
-
-
-def test_tracker_follows_records_through_splits_withdrawals_and_failures() -> None:
-    harness = idle_harness(limit=1 << 20)
-    tracker = BulkTracker()
-    single = harness.append(b"single")
-    harness.appender.append_column(tracker, harness.topic, [b"v"] * 4, None, None, None, 0, 0)
-    core = harness.core
-    single.cancel()
-    harness.topic.slots[0].core = None
-    harness.appender.append_column(tracker, harness.topic, [b"w"] * 2, None, None, None, 0, 0)
-    failed = harness.core
-    parts = core.split(core.finish(), core.size // 2)
-    for number, part in enumerate(parts):
-        part.finish()
-        part.settle(100 * number)
-    failed.finish()
-    failed.fail(error(), {1: BrokerError("its own")})
-    positions = [tracker.position(index) for index in range(6)]
-    offsets = [offset for _, offset, _ in positions]
-    expected = [100 * number + i for number, part in enumerate(parts) for i in range(part.count)]
-    assert offsets == [*expected, None, None]
-    assert str(positions[4][2]) == "refused"
-    assert str(positions[5][2]) == "its own"
-    assert tracker.failed() == [4, 5]
-
-
-def test_tracker_knows_unknown_offsets() -> None:
-    harness = idle_harness()
-    tracker = BulkTracker()
-    harness.appender.append_column(tracker, harness.topic, [b"v"], None, None, None, 0, 0)
-    harness.core.settle(-1)
-    assert tracker.position(0) == (0, None, None)
-
-
-def test_trackers_may_take_turns_on_one_batch() -> None:
-    harness = idle_harness()
-    one, two = BulkTracker(), BulkTracker()
-    for _ in range(3):
-        for tracker in (one, two):
-            harness.appender.append_column(tracker, harness.topic, [b"v"], None, None, None, 0, 0)
-    two.add_delivery(harness.append())
-    harness.core.settle(0)
-    assert [one.position(i)[1] for i in range(3)] == [0, 2, 4]
-    assert [two.position(i)[1] for i in range(4)] == [1, 3, 5, 6]
-
-
-def test_records_of_an_abandoned_tracker_are_unwatched_and_those_of_others_are_not() -> None:
-    """What is unwatched when it fails is logged and counted: its caller was cancelled."""
-    harness = idle_harness()
-    given_up, waiting = BulkTracker(), BulkTracker()
-    for tracker, count in ((given_up, 2), (waiting, 3)):
-        values = [b"v"] * count
-        harness.appender.append_column(tracker, harness.topic, values, None, None, None, 0, 0)
-    assert harness.core.unwatched == 0
-    given_up.abandon()
-    assert harness.core.unwatched == 2
-    waiting.abandon()
-    assert harness.core.unwatched == 5
-
-
-def test_records_of_a_divided_batch_are_unwatched_once_their_tracker_is_abandoned() -> None:
-    harness = idle_harness()
-    tracker = BulkTracker()
-    harness.appender.append_column(tracker, harness.topic, [b"v"] * 4, None, None, None, 0, 0)
-    parts = harness.core.split(harness.core.finish(), harness.core.size // 2)
-    assert [part.unwatched for part in parts] == [0] * len(parts)
-    tracker.abandon()
-    assert [part.unwatched for part in parts] == [part.count for part in parts]
-
-
-def test_tracker_bounds() -> None:
-    tracker = BulkTracker()
-    for position in (-1, 0, 5, 2**40):
-        with pytest.raises(IndexError):
-            tracker.position(position)
-    with pytest.raises(TypeError):
-        tracker.add_delivery(None)  # type: ignore[arg-type]
-
-
-def test_tracker_grows_past_its_first_reservation() -> None:
-    harness = idle_harness()
-    tracker = BulkTracker()
-    for _ in range(3000):
-        tracker.add_delivery(harness.append(b""))
-    harness.core.settle(0)
-    assert [tracker.position(i)[1] for i in (0, 1023, 1024, 2047, 2999)] == [
-        *(0, 1023, 1024, 2047, 2999)
-    ]
-
-
-def test_handle_of_a_batch_is_done_with_it() -> None:
-    harness = idle_harness()
-    harness.deliveries(2)
-    probe = handle_of(harness.core)
-    assert not probe.done()
-    harness.core.settle(5)
-    assert probe.result().offset == 6
-    with pytest.raises(TypeError):
-        handle_of(None)  # type: ignore[arg-type]
-
-
-def test_batch_constructor_checks_its_arguments() -> None:
-    loop: Any = IdleLoop()
-    with pytest.raises(TypeError):
-        BatchCore(None, 0, loop, 1)  # type: ignore[arg-type]
-    with pytest.raises(OverflowError):
-        BatchCore("t", 2**31, loop, 1)
-    with pytest.raises(OverflowError):
-        BatchCore("t", 0, loop, 2**63)
-    with pytest.raises(MemoryError):
-        BatchCore("t", 0, loop, 1, 1.0, 2**62)

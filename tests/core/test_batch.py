@@ -7,21 +7,23 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import copy
+import functools
 import gc
 import pickle
 import subprocess
 import sys
 import textwrap
 import weakref
-from typing import Any
+from collections.abc import Callable
+from typing import Any, cast
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from aiokprod._core import batch as hot
-from aiokprod._core.append import handle_of
-from aiokprod._core.batch import BatchCore, Delivery, RecordMetadata
+from aiokprod._core.batch import BatchCore, Delivery, RecordMetadata, handle_of
+from aiokprod._core.bulk_append import append_column
 from aiokprod._wire.batch_reader import Record
 from aiokprod._wire.record_batch import batch_header
 from aiokprod.errors import BrokerError, KafkaError, Outcome, RecordRejected, error_code
@@ -93,7 +95,8 @@ def test_encoding_is_what_other_clients_read(peer: str, plain: list[PlainRecord]
     )
     seen, batch = read_by_peer(peer, header + payload)
     assert seen == [
-        Record(offset, r.timestamp, r.key, r.value, r.headers) for offset, r in enumerate(plain)
+        Record(offset, r.timestamp, r.key, r.value, tuple(r.headers))
+        for offset, r in enumerate(plain)
     ]
     assert batch.max_timestamp == core.max_timestamp
 
@@ -127,7 +130,7 @@ def test_finished_bytes_never_change() -> None:
     kept = bytes(bytearray(payload))
     harness.topic.slots[0].core = None
     harness.append(b"w")
-    harness.core.settle(1)
+    harness.core.acknowledge(1)
     assert payload == kept
 
 
@@ -247,7 +250,7 @@ def test_withdrawn_records_are_left_out_and_the_others_move_up(
         assert core.max_timestamp == max(record.timestamp for record in kept)
     else:
         assert payload == b""
-    core.settle(100)
+    core.acknowledge(100)
     for position, index in enumerate(left):
         assert deliveries[index].result().offset == 100 + position
         assert deliveries[index].result().timestamp_ms == plain[index].timestamp
@@ -303,21 +306,41 @@ def test_record_errors_belong_to_positions_among_the_sent_records() -> None:
 # -- splitting ------------------------------------------------------------------------------------
 
 
+def run_calls(harness: CoreHarness) -> None:
+    """Run what was scheduled on an `IdleLoop`."""
+    loop = cast(IdleLoop, harness.loop)
+    calls, loop.calls = loop.calls, []
+    for call in calls:
+        call()
+
+
 @given(plain=records(size=20), limit=st.integers(1, 600), data=st.data())
 @settings(max_examples=150, deadline=None)
 def test_parts_hold_all_records_in_order_within_the_limit(
     plain: list[PlainRecord], limit: int, data: st.DataObject
 ) -> None:
     harness = idle_harness()
-    deliveries = append_all(harness, plain)
-    core = harness.core
     gone = data.draw(st.sets(st.integers(0, len(plain) - 1), max_size=len(plain) - 1))
     watched = data.draw(st.sets(st.integers(0, len(plain) - 1)))
     called: list[int] = []
-    for index in watched:
-        deliveries[index].set_hook(lambda md, error, index=index: called.append(index))
+
+    def note(index: int, metadata: RecordMetadata | None, error: BaseException | None) -> None:
+        called.append(index)
+
+    deliveries = [
+        harness.append(
+            r.value,
+            r.key,
+            r.timestamp,
+            list(r.headers),
+            on_delivery=functools.partial(note, index) if index in watched else None,
+        )
+        for index, r in enumerate(plain)
+    ]
+    core = harness.core
     for index in gone:
         deliveries[index].cancel()
+    run_calls(harness)
     called.clear()
     left = [index for index in range(len(plain)) if index not in gone]
     parts = core.split(core.finish(), limit)
@@ -338,10 +361,11 @@ def test_parts_hold_all_records_in_order_within_the_limit(
     assert position == len(left)
     assert not any(deliveries[index].done() for index in left)
     for number, part in enumerate(parts):
-        part.settle(1000 * number)
+        part.acknowledge(1000 * number)
     for index in left:
         number, place = where[index]
         assert deliveries[index].result().offset == 1000 * number + place
+    run_calls(harness)
     assert called == [index for index in left if index in watched], "in order, part by part"
 
 
@@ -357,7 +381,7 @@ def test_parts_can_be_split_again_and_handles_follow() -> None:
     assert [quarter.count for quarter in quarters] == [2] * 4
     for number, quarter in enumerate(quarters):
         quarter.finish()
-        quarter.settle(10 * number)
+        quarter.acknowledge(10 * number)
     assert [d.result().offset for d in deliveries] == [0, 1, 10, 11, 20, 21, 30, 31]
     calls: list[Delivery] = []
     late.add_done_callback(calls.append)
@@ -370,10 +394,10 @@ def test_handle_made_before_a_split_is_done_with_the_last_part() -> None:
     harness.deliveries(3)
     probe = handle_of(harness.core)
     parts = harness.core.split(harness.core.finish(), 1)
-    parts[0].settle(0)
-    parts[1].settle(1)
+    parts[0].acknowledge(0)
+    parts[1].acknowledge(1)
     assert not probe.done()
-    parts[2].settle(2)
+    parts[2].acknowledge(2)
     assert probe.done()
 
 
@@ -383,7 +407,7 @@ def test_parts_settle_each_on_its_own() -> None:
     parts = harness.core.split(harness.core.finish(), 1)
     parts[1].fail(error())
     assert [d.done() for d in deliveries] == [False, True]
-    parts[0].settle(5)
+    parts[0].acknowledge(5)
     assert deliveries[0].result().offset == 5
     with pytest.raises(BrokerError):
         deliveries[1].result()
@@ -401,14 +425,18 @@ def test_only_a_finished_batch_can_be_split() -> None:
 
 
 @pytest.mark.parametrize(
-    "payload", [b"\x80", b"\xff" * 11, b"\x00", b"\x01", b"\x7f", b"\x06ab", b"\x02\x00\x80"]
+    "payload",
+    [b"\x80", b"\xff" * 11, b"\x00", b"\x01", b"\x7f", b"\x06ab", b"\x02\x00\x80", b"\x02\x00"],
 )
 def test_damaged_payload_is_not_split(payload: bytes) -> None:
     harness = idle_harness()
-    harness.append()
-    harness.core.finish()
+    first, _ = harness.append(), harness.append()
+    whole = harness.core.finish()
     with pytest.raises(ValueError, match="damaged"):
-        harness.core.split(payload, 1)
+        harness.core.split(whole + payload, 1)
+    harness.core.fail(error())
+    with pytest.raises(BrokerError):
+        first.result()
 
 
 def test_batch_gives_the_same_bytes_until_they_are_dropped() -> None:
@@ -425,7 +453,7 @@ def test_payload_is_dropped_with_the_outcome() -> None:
     harness = idle_harness()
     harness.append()
     harness.core.finish()
-    harness.core.settle(0)
+    harness.core.acknowledge(0)
     with pytest.raises(asyncio.InvalidStateError):
         harness.core.finish()
 
@@ -436,7 +464,7 @@ def test_bulk_records_count_as_awaited_also_after_a_split() -> None:
     harness = idle_harness()
     tracker = BulkTracker()
     assert (
-        harness.appender.append_column(tracker, harness.topic, [b"v"] * 4, None, None, None, 0, 0)
+        append_column(harness.appender, tracker, harness.topic, [b"v"] * 4, None, None, None, 0, 0)
         == 4
     )
     assert harness.core.unwatched == 0
@@ -452,11 +480,11 @@ def test_first_outcome_stands() -> None:
     harness = idle_harness()
     delivery = harness.append()
     core = harness.core
-    assert core.settle(7)
-    assert not core.settle(8)
+    assert core.acknowledge(7)
+    assert not core.acknowledge(8)
     assert not core.fail(error())
     assert delivery.result().offset == 7
-    assert core.state == hot.DONE
+    assert core.state == hot.ACKNOWLEDGED
     assert core.error is None
 
     harness.topic.slots[0].core = None
@@ -464,7 +492,7 @@ def test_first_outcome_stands() -> None:
     core = harness.core
     assert core.fail(error("first"))
     assert not core.fail(error("second"))
-    assert not core.settle(8)
+    assert not core.acknowledge(8)
     assert str(delivery.exception()) == "first"
     assert core.state == hot.FAILED
 
@@ -483,7 +511,7 @@ def test_open_batch_can_expire() -> None:
 def test_offset_is_base_and_index_or_unknown(base: int, offset: int | None) -> None:
     harness = idle_harness()
     delivery = harness.deliveries(2)[1]
-    harness.core.settle(base)
+    harness.core.acknowledge(base)
     assert delivery.result().offset == offset
 
 
@@ -492,7 +520,7 @@ def test_metadata_tells_sizes_and_times() -> None:
     first = harness.append(b"value", b"key", 5)
     second = harness.append(None, None, 4)
     third = harness.append(b"", b"", None)
-    harness.core.settle(0)
+    harness.core.acknowledge(0)
     assert first.result() == RecordMetadata("t", 0, 0, 5, 3, 5)
     assert second.result() == RecordMetadata("t", 0, 1, 4, -1, -1)
     assert third.result() == RecordMetadata("t", 0, 2, NOW_MS, 0, 0)
@@ -502,27 +530,35 @@ def test_metadata_tells_sizes_and_times() -> None:
 def test_log_append_time_takes_the_place_of_all_timestamps() -> None:
     harness = idle_harness()
     deliveries = harness.deliveries(2)
-    harness.core.settle(0, 77)
+    harness.core.acknowledge(0, 77)
     assert [d.result().timestamp_ms for d in deliveries] == [77, 77]
 
 
 def test_unwatched_counts_neither_awaited_nor_withdrawn_records() -> None:
     harness = idle_harness()
-    deliveries = harness.deliveries(5)
+    deliveries = harness.deliveries(7)
     core = harness.core
-    assert core.unwatched == 5
-    deliveries[0].add_done_callback(lambda delivery: None)
-    deliveries[1].set_hook(lambda metadata, error: None)
-    deliveries[2].add_done_callback(lambda delivery: None)
+    assert core.unwatched == 7
+    for delivery in (deliveries[0], deliveries[2], deliveries[5], deliveries[6]):
+        delivery.add_done_callback(print)
     deliveries[2].cancel()
     deliveries[3].cancel()
-    assert core.unwatched == 1
+    assert core.unwatched == 2
+    core.finish()
+    deliveries[5].cancel()
+    assert core.unwatched == 3, "nothing waits for it any more"
+    deliveries[6].remove_done_callback(print)
+    assert core.unwatched == 4
     core.fail(error())
-    assert core.watched == 3
+    assert core.watched == 4
 
 
 def test_batch_is_settled_by_success_as_by_failure_and_by_nothing_before() -> None:
-    for end in (lambda core: core.settle(0), lambda core: core.fail(error())):
+    ends: tuple[Callable[[BatchCore], bool], ...] = (
+        lambda core: core.acknowledge(0),
+        lambda core: core.fail(error()),
+    )
+    for end in ends:
         harness = idle_harness()
         harness.deliveries(2)
         seen = [harness.core.settled]
@@ -563,7 +599,7 @@ def test_cancelled_handle_raises_cancelled_error() -> None:
 def test_settled_handle_cannot_be_cancelled() -> None:
     harness = idle_harness()
     delivery = harness.append()
-    harness.core.settle(0)
+    harness.core.acknowledge(0)
     assert not delivery.cancel()
     assert not delivery.cancelled()
     assert delivery.exception() is None
@@ -575,7 +611,12 @@ def test_handle_cannot_be_made_by_hand() -> None:
         def __init__(self) -> None:
             pass
 
-    makers = (Delivery, lambda: Delivery.__new__(Delivery), Fake, lambda: Delivery.__new__(Fake))
+    makers: tuple[Callable[[], Delivery], ...] = (
+        Delivery,
+        lambda: Delivery.__new__(Delivery),
+        Fake,
+        lambda: Delivery.__new__(Fake),
+    )
     for make in makers:
         with pytest.raises(TypeError, match="submit and try_submit"):
             make()
@@ -611,89 +652,6 @@ def test_record_error_comes_before_that_of_the_batch() -> None:
     assert type(deliveries[1].exception()) is RecordRejected
 
 
-# -- hooks ----------------------------------------------------------------------------------------
-
-
-def test_hooks_run_at_settlement_in_append_order_whatever_order_they_were_set_in() -> None:
-    harness = idle_harness()
-    deliveries = harness.deliveries(5)
-    seen: list[tuple[int, int | None]] = []
-    for index in (3, 0, 4, 1, 2):
-        deliveries[index].set_hook(
-            lambda metadata, error, index=index: seen.append((index, metadata.offset))
-        )
-    harness.core.settle(10)
-    assert seen == [(index, 10 + index) for index in range(5)]
-
-
-def test_hook_gets_the_error_of_its_record() -> None:
-    harness = idle_harness()
-    delivery = harness.append()
-    seen: list[Any] = []
-    delivery.set_hook(lambda metadata, error: seen.append((metadata, error)))
-    original = error()
-    harness.core.fail(original)
-    ((metadata, got),) = seen
-    assert metadata is None
-    assert got.__cause__ is original
-
-
-def test_hook_of_a_withdrawn_record_runs_at_once_and_only_then() -> None:
-    harness = idle_harness()
-    delivery = harness.append()
-    seen: list[Any] = []
-    delivery.set_hook(lambda metadata, error: seen.append(error))
-    delivery.cancel()
-    assert isinstance(seen[0], asyncio.CancelledError)
-    harness.core.settle(0)
-    assert len(seen) == 1
-
-
-def test_hook_of_a_record_in_flight_runs_with_the_outcome_though_nobody_waits_any_more() -> None:
-    harness = idle_harness()
-    delivery = harness.append()
-    seen: list[Any] = []
-    delivery.set_hook(lambda metadata, error: seen.append(metadata.offset))
-    harness.core.finish()
-    delivery.cancel()
-    assert seen == []
-    harness.core.settle(3)
-    assert seen == [3]
-
-
-def test_hook_that_appends_another_record_is_fine() -> None:
-    harness = idle_harness()
-    delivery = harness.append(b"first")
-    more: list[Delivery] = []
-    delivery.set_hook(lambda metadata, error: more.append(harness.append(b"second")))
-    core = harness.core
-    harness.topic.slots[0].core = None
-    core.settle(0)
-    assert not more[0].done()
-
-
-@on_both_loops
-async def test_failing_hook_does_not_hide_the_outcome_from_others() -> None:
-    harness = CoreHarness()
-    first, second = harness.deliveries(2)
-    contexts: list[dict[str, Any]] = []
-    loop = asyncio.get_running_loop()
-    handler = loop.get_exception_handler()
-    loop.set_exception_handler(lambda loop, context: contexts.append(context))
-
-    def hook(metadata: object, error: object) -> None:
-        raise RuntimeError("a bug of the user")
-
-    first.set_hook(hook)
-    harness.core.finish()
-    task = asyncio.ensure_future(_await(second))
-    await asyncio.sleep(0)
-    harness.core.settle(0)
-    assert (await task).offset == 1
-    assert "a bug of the user" in str(contexts[0]["exception"])
-    loop.set_exception_handler(handler)
-
-
 # -- callbacks ------------------------------------------------------------------------------------
 
 
@@ -704,7 +662,7 @@ async def test_callbacks_run_through_the_loop_in_append_order() -> None:
     seen: list[Delivery] = []
     for index in (2, 0, 3, 1):
         deliveries[index].add_done_callback(seen.append)
-    harness.core.settle(0)
+    harness.core.acknowledge(0)
     assert seen == []
     await asyncio.sleep(0)
     assert seen == deliveries
@@ -714,7 +672,7 @@ async def test_callbacks_run_through_the_loop_in_append_order() -> None:
 async def test_callback_after_the_outcome_runs_in_the_next_pass() -> None:
     harness = CoreHarness()
     delivery = harness.append()
-    harness.core.settle(0)
+    harness.core.acknowledge(0)
     seen: list[Delivery] = []
     delivery.add_done_callback(seen.append)
     assert seen == []
@@ -733,7 +691,7 @@ async def test_callbacks_are_removed_by_equality() -> None:
     delivery.add_done_callback(other.append)
     delivery.add_done_callback(seen.append)
     assert delivery.remove_done_callback(seen.append) == 2
-    harness.core.settle(0)
+    harness.core.acknowledge(0)
     await asyncio.sleep(0)
     assert (seen, other) == ([], [delivery])
     assert delivery.remove_done_callback(other.append) == 0
@@ -755,7 +713,7 @@ async def test_callback_runs_in_its_context() -> None:
     variable.set("present")
     delivery.add_done_callback(callback)
     variable.set("later")
-    harness.core.settle(0)
+    harness.core.acknowledge(0)
     await asyncio.sleep(0)
     assert seen == ["given", "present"]
 
@@ -775,7 +733,7 @@ async def test_callback_that_fails_is_told_and_the_others_run() -> None:
     for delivery in deliveries:
         delivery.add_done_callback(failing)
         delivery.add_done_callback(seen.append)
-    harness.core.settle(0)
+    harness.core.acknowledge(0)
     await asyncio.sleep(0)
     assert seen == deliveries
     assert [str(context["exception"]) for context in told] == ["a bug of the user"] * 3
@@ -799,7 +757,7 @@ def test_callback_that_ends_the_process_leaves_the_others_to_the_next_pass(
         for delivery in deliveries:
             delivery.add_done_callback(seen.append)
         deliveries[0].add_done_callback(interrupting)
-        harness.core.settle(0)
+        harness.core.acknowledge(0)
         return deliveries
 
     loop = LOOPS[kind]()
@@ -825,7 +783,7 @@ async def test_callbacks_keep_their_place_among_others_of_the_loop() -> None:
     for delivery in harness.deliveries(3):
         delivery.add_done_callback(lambda delivery: seen.append("callback"))
     loop.call_soon(seen.append, "before")
-    harness.core.settle(0)
+    harness.core.acknowledge(0)
     loop.call_soon(seen.append, "after")
     await asyncio.sleep(0)
     assert seen == ["before", "callback", "callback", "callback", "after"]
@@ -854,7 +812,7 @@ class FailingLoop(IdleLoop):
 def test_batch_is_settled_although_call_soon_fails(
     error: type[BaseException], failures: int
 ) -> None:
-    """Once it does not matter; twice, and the waiter is lost, but nobody else."""
+    """Once it does not matter; twice, and the waiter is lost, but no other one."""
     loop = FailingLoop(error, 0)
     harness = CoreHarness(loop=loop)  # type: ignore[arg-type]
     delivery = harness.append()
@@ -862,7 +820,7 @@ def test_batch_is_settled_although_call_soon_fails(
     delivery.add_done_callback(seen.append)
     loop.calls.clear()
     loop.failures = failures
-    assert harness.core.settle(0)
+    assert harness.core.acknowledge(0)
     assert [type(told) for told in loop.told] == [error] * failures
     for call in loop.calls:
         call()
@@ -881,43 +839,18 @@ def test_nested_run_of_the_loop_sees_the_rest_of_the_batch() -> None:
             loop._run_once()
             seen.append("first")
 
+        def note(name: str, delivery: Delivery) -> None:
+            seen.append(name)
+
         for number, delivery in enumerate(harness.deliveries(3)):
             name = f"callback {number}"
-            delivery.add_done_callback(
-                nested if number == 0 else lambda delivery, name=name: seen.append(name)
-            )
-        harness.core.settle(0)
+            delivery.add_done_callback(nested if number == 0 else functools.partial(note, name))
+        harness.core.acknowledge(0)
         await asyncio.sleep(0)
         await asyncio.sleep(0)
 
     asyncio.run(main())
     assert seen == ["callback 1", "callback 2", "first"]
-
-
-@on_both_loops
-async def test_hook_that_fails_does_not_cost_the_waiter_its_outcome() -> None:
-    loop = asyncio.get_running_loop()
-    told: list[dict[str, Any]] = []
-    loop.set_exception_handler(lambda _, context: told.append(context))
-    harness = CoreHarness()
-
-    def hook(metadata: Any, error: Any) -> None:
-        raise asyncio.CancelledError
-
-    acknowledged, cancelled = harness.deliveries(2)
-    acknowledged.set_hook(hook)
-    cancelled.set_hook(hook)
-    tasks = [asyncio.ensure_future(_await(delivery)) for delivery in (acknowledged, cancelled)]
-    await asyncio.sleep(0)
-    with pytest.raises(asyncio.CancelledError):
-        cancelled.cancel()
-    harness.core.settle(0)
-    _, pending = await asyncio.wait(tasks, timeout=HANG_S)
-    assert not pending
-    assert tasks[0].result().offset == 0
-    assert tasks[1].cancelled()
-    assert len(told) == 1
-    loop.set_exception_handler(None)
 
 
 @pytest.mark.parametrize("callback", [None, 5, "text"])
@@ -942,7 +875,7 @@ async def test_callback_of_a_withdrawn_record_runs() -> None:
     delivery.cancel()
     await asyncio.sleep(0)
     assert seen == [delivery]
-    harness.core.settle(0)
+    harness.core.acknowledge(0)
     await asyncio.sleep(0)
     assert seen == [delivery]
 
@@ -961,7 +894,7 @@ async def test_await_before_and_after_the_outcome() -> None:
     task = asyncio.ensure_future(_await(delivery))
     await asyncio.sleep(0)
     assert not task.done()
-    harness.core.settle(4)
+    harness.core.acknowledge(4)
     assert (await task).offset == 4
     assert (await delivery).offset == 4
     assert (await delivery) == (await delivery)
@@ -986,7 +919,7 @@ async def test_await_after_withdrawals_finds_its_offset() -> None:
     first, second = harness.deliveries(2)
     first.cancel()
     harness.core.finish()
-    harness.core.settle(9)
+    harness.core.acknowledge(9)
     assert (await second).offset == 9
     with pytest.raises(asyncio.CancelledError):
         await first
@@ -1003,7 +936,7 @@ async def test_await_through_a_split() -> None:
     await asyncio.sleep(0)
     for number, part in enumerate(parts):
         part.finish()
-        part.settle(10 * number)
+        part.acknowledge(10 * number)
     assert [md.offset for md in await asyncio.gather(*tasks)] == [0, 10, 20, 30]
 
 
@@ -1012,7 +945,7 @@ async def test_gather() -> None:
     harness = CoreHarness()
     deliveries = harness.deliveries(3)
     gathering = asyncio.gather(*deliveries, deliveries[0])
-    harness.core.settle(5)
+    harness.core.acknowledge(5)
     assert [md.offset for md in await gathering] == [5, 6, 7, 5]
     harness.topic.slots[0].core = None
     failing = asyncio.gather(harness.append(), return_exceptions=True)
@@ -1041,10 +974,10 @@ async def _gather(deliveries: list[Delivery]) -> list[RecordMetadata]:
 async def test_wait() -> None:
     harness = CoreHarness(partitions=2)
     fast, slow = harness.append(partition=0), harness.append(partition=1)
-    harness.opened[0].settle(0)
+    harness.opened[0].acknowledge(0)
     done, pending = await asyncio.wait([fast, slow], return_when=asyncio.FIRST_COMPLETED)  # type: ignore[type-var]
     assert (done, pending) == ({fast}, {slow})
-    harness.opened[1].settle(1)
+    harness.opened[1].acknowledge(1)
     done, pending = await asyncio.wait([slow])  # type: ignore[type-var]
     assert (done, pending) == ({slow}, set())
 
@@ -1053,7 +986,7 @@ async def test_wait() -> None:
 async def test_wait_for() -> None:
     harness = CoreHarness()
     delivery = harness.append()
-    asyncio.get_running_loop().call_soon(harness.core.settle, 3)
+    asyncio.get_running_loop().call_soon(harness.core.acknowledge, 3)
     assert (await asyncio.wait_for(delivery, HANG_S)).offset == 3
     assert (await asyncio.wait_for(delivery, None)).offset == 3
 
@@ -1077,7 +1010,7 @@ async def test_wait_for_in_flight_that_times_out_only_stops_waiting() -> None:
     assert delivery.cancelled()
     assert not delivery.withdrawn
     assert len(payload) > 0
-    harness.core.settle(0)
+    harness.core.acknowledge(0)
     with pytest.raises(asyncio.CancelledError):
         await delivery
 
@@ -1092,7 +1025,7 @@ async def test_shield_keeps_the_record_when_its_waiter_is_cancelled() -> None:
     with pytest.raises(asyncio.CancelledError):
         await task
     assert not delivery.cancelled()
-    harness.core.settle(8)
+    harness.core.acknowledge(8)
     assert (await asyncio.shield(delivery)).offset == 8
     await asyncio.sleep(0)
 
@@ -1106,9 +1039,9 @@ async def test_as_completed() -> None:
     harness = CoreHarness(partitions=3)
     deliveries = [harness.append(partition=p) for p in range(3)]
     for number in (2, 0, 1):
-        asyncio.get_running_loop().call_soon(harness.opened[number].settle, number)
+        asyncio.get_running_loop().call_soon(harness.opened[number].acknowledge, number)
     offsets = [(await next_one).offset for next_one in asyncio.as_completed(deliveries)]
-    assert sorted(offsets) == [0, 1, 2]
+    assert sorted(offset for offset in offsets if offset is not None) == [0, 1, 2]
 
 
 @on_both_loops
@@ -1123,7 +1056,7 @@ async def test_task_group() -> None:
 
 async def _settle(harness: CoreHarness) -> None:
     await asyncio.sleep(0)
-    harness.core.settle(0)
+    harness.core.acknowledge(0)
 
 
 @on_both_loops
@@ -1157,9 +1090,9 @@ async def test_timeout_context_withdraws_an_open_record() -> None:
 @on_both_loops
 async def test_ensure_future_takes_it_as_it_is() -> None:
     harness = CoreHarness()
-    delivery = harness.append()
+    delivery: Any = harness.append()
     assert asyncio.isfuture(delivery)
-    assert asyncio.ensure_future(delivery) is delivery  # type: ignore[comparison-overlap]
+    assert asyncio.ensure_future(delivery) is delivery
     assert delivery.get_loop() is asyncio.get_running_loop()
 
 
@@ -1174,7 +1107,7 @@ async def test_cancelling_the_task_that_awaits_withdraws_the_record() -> None:
         await task
     assert first.withdrawn
     harness.core.finish()
-    harness.core.settle(0)
+    harness.core.acknowledge(0)
     assert (await second).offset == 0
 
 
@@ -1188,18 +1121,17 @@ async def test_interrupted_withdrawal_wakes_those_who_wait_and_says_what_became_
             raise Interrupted  # as a signal handler may in the accumulator
 
     harness = CoreHarness()
-    delivery = harness.append()
-    harness.core.owner = Owner()
     told: list[object] = []
-    delivery.set_hook(lambda metadata, error: told.append(error))
+    delivery = harness.append(on_delivery=lambda metadata, error: told.append(error))
+    harness.core.owner = Owner()
     task = asyncio.ensure_future(_await(delivery))
     await asyncio.sleep(0)
     with pytest.raises(Interrupted):
         delivery.cancel()
     assert delivery.withdrawn
-    assert len(told) == 1
     with pytest.raises(asyncio.CancelledError, match="not in the log"):
         await asyncio.wait_for(task, HANG_S)
+    assert len(told) == 1
 
 
 @on_both_loops
@@ -1221,7 +1153,7 @@ async def test_task_cancelled_after_the_outcome_is_cancelled_and_the_record_is_n
     delivery = harness.append()
     task = asyncio.ensure_future(_await(delivery))
     await asyncio.sleep(0)
-    harness.core.settle(0)
+    harness.core.acknowledge(0)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
@@ -1236,7 +1168,7 @@ async def test_many_awaiters_of_many_records() -> None:
     tasks = [asyncio.ensure_future(_await(d)) for d in deliveries for _ in range(2)]
     await asyncio.sleep(0)
     harness.core.finish()
-    harness.core.settle(0)
+    harness.core.acknowledge(0)
     offsets = [md.offset for md in await asyncio.gather(*tasks)]
     assert offsets == [index // 2 for index in range(1000)]
 
@@ -1260,7 +1192,7 @@ def test_references_are_given_back() -> None:
     assert after == before
 
 
-@pytest.mark.parametrize("end", ["settle", "fail", "expire open", "split"])
+@pytest.mark.parametrize("end", ["acknowledge", "fail", "expire open", "split"])
 def test_settled_batch_is_freed_without_the_collector(end: str) -> None:
     class Owner:
         def __init__(self, core: BatchCore) -> None:
@@ -1272,21 +1204,21 @@ def test_settled_batch_is_freed_without_the_collector(end: str) -> None:
     gc.disable()
     try:
         harness = idle_harness()
-        deliveries = harness.deliveries(3)
+        deliveries = harness.deliveries(2)
+        deliveries.append(harness.append(on_delivery=lambda metadata, error: None))
         owner = Owner(harness.core)
         harness.core.owner = owner
         gone = weakref.ref(owner)
         deliveries[0].add_done_callback(lambda delivery: None)
-        deliveries[1].set_hook(lambda metadata, error: None)
         core = harness.core
         if end == "expire open":
             core.fail(error())
         elif end == "split":
             for part in core.split(core.finish(), 1):
-                part.settle(0)
+                part.acknowledge(0)
         else:
             core.finish()
-            assert core.settle(0) if end == "settle" else core.fail(error())
+            assert core.acknowledge(0) if end == "acknowledge" else core.fail(error())
         harness.loop.calls.clear()  # type: ignore[attr-defined]
         del owner, core, harness, deliveries
         assert gone() is None, "owner and batch hold each other"
@@ -1299,13 +1231,14 @@ def test_settled_handles_hold_no_callback() -> None:
         pass
 
     harness = idle_harness()
-    delivery = harness.append()
     token = Token()
     gone = weakref.ref(token)
-    delivery.set_hook(lambda metadata, error, token=token: None)
-    delivery.add_done_callback(lambda delivery, token=token: None)
+    delivery = harness.append(
+        on_delivery=functools.partial(lambda token, metadata, error: None, token)
+    )
+    delivery.add_done_callback(functools.partial(lambda token, delivery: None, token))
     del token
-    harness.core.settle(0)
+    harness.core.acknowledge(0)
     harness.loop.calls.clear()  # type: ignore[attr-defined]
     gc.collect()
     assert gone() is None
@@ -1332,7 +1265,8 @@ def test_metadata_is_a_value() -> None:
     one = RecordMetadata("t", 3, 7, 5, 1, 2)
     assert one == RecordMetadata("t", 3, 7, 5, 1, 2)
     assert one != RecordMetadata("t", 3, 8, 5, 1, 2)
-    assert one != ("t", 3, 7, 5, 1, 2)
+    columns: object = ("t", 3, 7, 5, 1, 2)
+    assert one != columns
     assert hash(one) == hash(RecordMetadata("t", 3, 7, 5, 1, 2))
     assert pickle.loads(pickle.dumps(one)) == one
     assert copy.copy(one) == one
@@ -1345,8 +1279,31 @@ def test_metadata_is_a_value() -> None:
 def test_metadata_refuses_what_does_not_fit() -> None:
     for arguments in (("t", 2**31, 0, 0), ("t", 0, 0, 2**63), ("t", 0, 0, 0, 2**31)):
         with pytest.raises(OverflowError):
-            RecordMetadata(*arguments)  # type: ignore[arg-type]
+            RecordMetadata(*arguments)
     with pytest.raises(TypeError):
         RecordMetadata(None, 0, 0, 0)  # type: ignore[arg-type]
     with pytest.raises(AttributeError):
         RecordMetadata("t", 0, 0, 0).offset = 5  # type: ignore[misc]
+
+
+def test_handle_of_a_batch_is_done_with_it() -> None:
+    harness = idle_harness()
+    harness.deliveries(2)
+    probe = handle_of(harness.core)
+    assert not probe.done()
+    harness.core.acknowledge(5)
+    assert probe.result().offset == 6
+    with pytest.raises(TypeError):
+        handle_of(None)  # type: ignore[arg-type]
+
+
+def test_batch_constructor_checks_its_arguments() -> None:
+    loop: Any = IdleLoop()
+    with pytest.raises(TypeError):
+        BatchCore(None, 0, loop, 1)  # type: ignore[arg-type]
+    with pytest.raises(OverflowError):
+        BatchCore("t", 2**31, loop, 1)
+    with pytest.raises(OverflowError):
+        BatchCore("t", 0, loop, 2**63)
+    with pytest.raises(MemoryError):
+        BatchCore("t", 0, loop, 1, 1.0, 2**62)

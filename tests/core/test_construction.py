@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import importlib
+import inspect
+import pickle
 import subprocess
 import sys
 import textwrap
@@ -10,19 +14,20 @@ from pathlib import Path
 import pytest
 
 import aiokprod
-from aiokprod._core.batch import Reservation
+from aiokprod._core.batch import RecordMetadata
 
 MODULES = [
-    "_arrow.c_data", "_arrow.table_appender", "_core.append", "_core.batch", "_core.bulk_tracker",
-    "_core.callbacks", "_core.yielding", "_engine.wakeup", "_histogram", "_wire.decoders",
-    "_wire.encoders", "spark._readback",
+    "_arrow.c_data", "_arrow.table_appender", "_core.append", "_core.batch", "_core.bulk_append",
+    "_core.bulk_tracker", "_core.callbacks", "_core.deadlines", "_core.hooks", "_core.memory",
+    "_core.record_fields", "_core.serialization", "_core.slots", "_core.yielding",
+    "_engine.wakeup", "_histogram", "_wire.decoders", "_wire.encoders", "spark._readback",
 ]  # fmt: skip
 
 
 @pytest.mark.matrix
 @pytest.mark.parametrize("module", MODULES)
 def test_object_made_by_new_alone_crashes_in_no_method(module: str) -> None:
-    """In a process of its own: the failure would be a segmentation fault."""
+    """In a separate process: the failure would be a segmentation fault."""
     script = f"""
         import asyncio, faulthandler, importlib, inspect
         faulthandler.enable()
@@ -77,21 +82,27 @@ def test_object_made_by_new_alone_crashes_in_no_method(module: str) -> None:
     assert done.stdout.endswith("fine\n"), done.stdout[-300:] + done.stderr[-1500:]
 
 
-def test_reservation_is_never_without_a_budget() -> None:
-    """Its methods would write past the end of None, without a crash."""
-
-    class Own(Reservation):
-        def __init__(self) -> None: ...
-
-    with pytest.raises(TypeError):
-        Reservation.__new__(Reservation)
-    with pytest.raises(TypeError):
-        Own()
-    with pytest.raises(TypeError):
-        Reservation(None)  # type: ignore[arg-type]
-
-
 def test_list_of_modules_is_complete() -> None:
     package = Path(aiokprod.__file__).parent
     found = [path.relative_to(package).with_suffix("") for path in package.rglob("*.pyx")]
     assert sorted(".".join(path.parts) for path in found) == MODULES
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_only_metadata_can_be_pickled_or_copied(module: str) -> None:
+    found = vars(importlib.import_module(f"aiokprod.{module}")).values()
+    kinds = [kind for kind in found if inspect.isclass(kind) and kind.__module__.endswith(module)]
+    for kind in kinds:
+        if issubclass(kind, BaseException) or kind is RecordMetadata:
+            continue
+        for name in ("__reduce_cython__", "__setstate_cython__"):
+            assert not hasattr(kind, name), kind
+        try:
+            made = kind.__new__(kind)
+        except TypeError:
+            continue
+        for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
+            with pytest.raises(TypeError, match="pickle"):
+                pickle.dumps(made, protocol)
+        with pytest.raises(TypeError, match="pickle"):
+            copy.copy(made)

@@ -19,8 +19,10 @@ from typing import Any
 import pytest
 
 from aiokprod import KafkaError, Outcome, ProducerFailed
+from aiokprod._client.record_hooks import RecordHooks
 from aiokprod._client.send_many import BulkSender
-from aiokprod._core.batch import BatchCore
+from aiokprod._client.slow_path import SlowPath
+from aiokprod._core.batch import BatchCore, Delivery
 from aiokprod._engine.buffer import accumulator
 from aiokprod._engine.buffer.accumulator import RecordAccumulator
 from aiokprod._engine.buffer.producer_batch import ProducerBatch
@@ -50,9 +52,36 @@ def test_exception_in_a_call_loses_no_record(scene: str, kind: type[BaseExceptio
     assert every_bytecode("idempotent", scene, kind, stride=97).calls
 
 
-@pytest.mark.parametrize("options", ["plain", "compressed", "elastic", "watched", "serialized"])
+@pytest.mark.parametrize("options", [name for name in OPTIONS if name != "idempotent"])
 def test_exception_in_a_call_of_any_producer_loses_no_record(options: str) -> None:
     assert every_bytecode(options, "full_batch", Interrupted, stride=7).raised
+
+
+@pytest.mark.parametrize("scene", ["records", "submit_slowly", "send_that_times_out"])
+def test_exception_in_a_call_loses_no_report_to_interceptors_and_plugins(scene: str) -> None:
+    assert every_bytecode("watched", scene, Interrupted, stride=13).raised > 10
+
+
+@pytest.mark.parametrize("method", ["end", "settled"])
+def test_report_that_an_exception_lost_is_found(
+    method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(RecordHooks, method, lambda self, *arguments: None)
+    with pytest.raises(AssertionError, match="sent, "):
+        every_bytecode("watched", "submit_slowly", Interrupted, stride=13)
+
+
+def test_outcome_that_on_delivery_does_not_get_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    append = SlowPath.append
+
+    async def lost(self: SlowPath, record: Any, deadline: float, *others: Any) -> Delivery:
+        for reservation in others[:1]:
+            reservation.on_delivery = None
+        return await append(self, record, deadline, *others)
+
+    monkeypatch.setattr(SlowPath, "append", lost)
+    with pytest.raises(AssertionError, match=r": \[\]"):
+        every_bytecode("plain", "submit_slowly", Interrupted, stride=13)
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -104,11 +133,11 @@ def test_batch_opened_before_the_sender_knows_is_found_and_narrowed_down(
 
     def open_first(self: RecordAccumulator, queue: Any) -> bool:
         opened = queue.opened
-        self._admit(queue.topic_partition)
+        self._maybe_add_partition(queue.topic_partition)
         now = self._loop.time()
         core = BatchCore(queue.topic, queue.partition, self._loop, 1_900, 1.0, 0)
         order = (next(self._orders),)
-        batch = ProducerBatch(core, queue, order, now, now + self._delivery_timeout)
+        batch = ProducerBatch(core, queue, order, now, now + queue.settings.delivery_timeout)
         done: bool = queue.open(core, opened, batch, queue.batches, self.incomplete)
         self.expires_at = min(self.expires_at, batch.deadline)
         self._changed[queue] = None
@@ -143,23 +172,37 @@ class Within(Injector):
         return super()._call(frame, event, argument) if frame.f_code is self._code else None
 
 
+async def asynchronous(data: bytes) -> bytes:
+    """A serializer for which bulk calls append each record by the slow path."""
+    return data
+
+
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("function", [BulkSender._note, BulkSender._one, BulkSender._advance])
+@pytest.mark.parametrize(
+    "function",
+    [
+        BulkSender._note, BulkSender._one, BulkSender._advance, BulkSender._advance_records,
+        BulkSender._record,
+    ],
+)  # fmt: skip
 def test_exception_while_a_record_of_a_bulk_call_is_noted_counts_it_once(
     function: Any, kind: type[BaseException]
 ) -> None:
-    """Once as handed over or once as refused: otherwise the record after it is left out, and later
+    """Once as submitted or once as refused: otherwise the record after it is left out, and later
     ones get each other's outcomes."""
     raised = 0
 
     async def main() -> None:
         nonlocal raised
-        harness = InterruptHarness(OPTIONS["serialized"], 1)
+        harness = InterruptHarness({"value_serializer": asynchronous}, 1)
         await harness.start()
         while True:
             injector = Within(function, raised + 1, kind)
             with contextlib.suppress(kind):
-                await harness.send_many(injector, 3, 50)
+                if function in (BulkSender._advance_records, BulkSender._record):
+                    await harness.send_records(injector, 3, 50)
+                else:
+                    await harness.send_many(injector, 3, 50)
             await harness.check()
             if not injector.place:
                 break
@@ -172,18 +215,18 @@ def test_exception_while_a_record_of_a_bulk_call_is_noted_counts_it_once(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("where", ["acknowledge", "_conclude", "fail"])
+@pytest.mark.parametrize("where", ["_acknowledge", "_conclude", "fail"])
 def test_exception_in_the_settlement_ends_the_producer_definitely(
     where: str, kind: type[BaseException], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A signal handler that raises in a callback of the loop: nothing is left without an outcome,
     and `health` says so."""
-    raised = []
+    raised: list[str] = []
 
     async def main() -> None:
         harness = InterruptHarness({}, 1)
         await harness.start()
-        if where != "acknowledge":
+        if where != "_acknowledge":
             harness.cluster.fail_produce((TOPIC, 0), 87 if where == "fail" else 6)
         original = getattr(BatchCompletion, where)
 

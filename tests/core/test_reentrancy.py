@@ -47,6 +47,8 @@ class Leaked:
 
 @pytest.mark.parametrize("threshold", [1, 3, 7, 20])
 def test_finalizers_that_send_lose_no_record_of_either(threshold: int) -> None:
+    assert gc.isenabled()
+
     async def main() -> None:
         harness = InterruptHarness(
             {"batch_size": 2_000, "buffer_memory": 30_000, "linger_ms": 5}, threshold
@@ -81,7 +83,7 @@ def test_finalizers_that_send_lose_no_record_of_either(threshold: int) -> None:
 
 
 def test_finalizer_that_uses_up_the_batch_being_opened_is_no_crash() -> None:
-    """In a process of its own: the batch that the outer call is given is gone."""
+    """In a separate process: the batch that the outer call is given is gone."""
     script = """
         import asyncio, gc, random
         from tests.interrupts.scenes import InterruptHarness
@@ -134,7 +136,6 @@ def test_roll_that_returns_a_slot_without_a_batch_needs_a_decision() -> None:
         unix_ms=harness.unix_ms,
         yield_queue=harness.yield_queue,
         max_request_size=1000,
-        sticky_limit=1000,
     )
     assert appender.append(harness.topic, 0, b"v", None, None, None).delivery is None
     assert harness.memory.used == 0
@@ -146,6 +147,7 @@ def test_batch_that_a_nested_call_filled_takes_no_record_too_many() -> None:
 
     def rolled(topic: Any, partition: int, size: int, permit: object) -> Any:
         slot = open_new_batch(topic, partition, size, permit)
+        assert slot.core is not None
         slot.core.seal()
         return slot
 
@@ -156,7 +158,6 @@ def test_batch_that_a_nested_call_filled_takes_no_record_too_many() -> None:
         unix_ms=harness.unix_ms,
         yield_queue=harness.yield_queue,
         max_request_size=1000,
-        sticky_limit=1000,
     )
     assert appender.append(harness.topic, 0, b"v", None, None, None).delivery is None
     assert harness.core.count == 0

@@ -1,4 +1,4 @@
-"""Who goes on in which loop pass."""
+"""Which tasks continue in which loop pass."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import cast
 
 import pytest
 
-from aiokprod._core.batch import MemoryBudget
+from aiokprod._core.memory import MemoryBudget
 from aiokprod._core.yielding import FIRST, LONG, MOST, ROUND, YieldQueue
 from tests.engine.engine_harness import virtual
 
@@ -26,7 +26,7 @@ def awaitable(place: asyncio.Future[None]) -> Awaitable[None]:
 
 
 async def released(line: YieldQueue, places: list[asyncio.Future[None]], passes: int) -> list[int]:
-    """How many went on in each pass."""
+    """How many continued in each pass."""
     sizes, done = [], sum(place.done() for place in places)
     for _ in range(passes):
         await asyncio.sleep(0)
@@ -63,7 +63,7 @@ async def test_group_grows_while_passes_are_short() -> None:
 
 
 class SlowLoop:
-    """Runs what is scheduled when told to; every pass takes as long as it is told."""
+    """Runs what is scheduled on request; every pass takes the given time."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -84,7 +84,7 @@ class SlowLoop:
         return self.places[-1]
 
     def run(self, seconds: float, others: float = 0.0) -> int:
-        """One pass; how many went on. The group takes `seconds`, `others` what comes after it."""
+        """One pass; how many continued. The group takes `seconds`, `others` what comes after it."""
         before = sum(place.done() for place in self.places)
         scheduled, self.scheduled = self.scheduled, []
         for callback in scheduled:
@@ -204,7 +204,7 @@ async def test_interrupted_schedule_is_made_good_by_who_joins_next(failing: int)
             raise KeyboardInterrupt
         call_soon(*args)
 
-    loop.call_soon = interrupted  # type: ignore[method-assign]
+    loop.call_soon = interrupted  # type: ignore[assignment,method-assign]
     with pytest.raises(KeyboardInterrupt):
         loop.run(0)
     places.append(line.join())

@@ -1,6 +1,6 @@
 """`python -m tests.detection`: how many seeds the simulation needs for each known bug.
 
-Each bug is put back alone, then seeds run from the first one on (2000 unless told otherwise: those
+Each bug is put back alone, then seeds run from the first one on (2000 by default: those
 below are CI's) until a promise breaks. Ends with 1 if a bug survives `--most` seeds.
 """
 
@@ -11,7 +11,8 @@ import multiprocessing
 import sys
 import time
 
-from tests.detection.search import BUGS, searched
+from tests.detection.bugs import BUGS
+from tests.detection.search import searched
 
 
 def main() -> int:

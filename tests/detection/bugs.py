@@ -31,7 +31,7 @@ from aiokprod._engine.metadata import merge
 from aiokprod._engine.metadata.cache import Metadata
 from aiokprod._engine.metadata.merge import ResponseMerger
 from aiokprod._engine.metadata.schedule import UpdateSchedule
-from aiokprod._engine.sender import batch_completion
+from aiokprod._engine.sender import batch_completion, produce_request
 from aiokprod._engine.sender.batch_completion import BatchCompletion
 from aiokprod._engine.sender.sender import Sender
 from aiokprod._net import channel
@@ -39,6 +39,7 @@ from aiokprod._net.channel import KafkaChannel
 from aiokprod._net.client import NetworkClient
 from aiokprod._net.connection_states import ClusterConnectionStates
 from aiokprod._net.in_flight import InFlightRequests
+from aiokprod._wire import headers
 from aiokprod.errors import Code, Outcome, UnknownTopic, error_code
 
 Patch = pytest.MonkeyPatch
@@ -49,7 +50,7 @@ BUGS: dict[str, Bug] = {}
 SIMULATION, TRANSACTIONS = "simulation", "transactions"
 WHERE: dict[str, str] = {}
 """What finds each bug: one of the two simulations, or else these tests (pytest ids), for what does
-not show in the fate of records."""
+not show in the outcome of records."""
 
 
 def found_by(where: str) -> Callable[[Bug], Bug]:
@@ -105,26 +106,26 @@ def half_frame_kept_after_a_reset(patch: Patch) -> None:
 @bug
 def memory_of_failed_batches_never_returned(patch: Patch) -> None:
     """Java BufferPoolTest, franz-go: buffered bytes leak when a batch that was sent fails."""
-    settle = RecordAccumulator.settle
+    deallocate = RecordAccumulator.deallocate
 
     def forgetful(self: Any, batch: Any) -> None:
         if batch.core.error is not None and batch.attempts and not batch.in_flight:
             batch.core.buffered_bytes = 0
-        settle(self, batch)
+        deallocate(self, batch)
 
-    patch.setattr(RecordAccumulator, "settle", forgetful)
+    patch.setattr(RecordAccumulator, "deallocate", forgetful)
 
 
 @bug
 def memory_waiters_not_woken(patch: Patch) -> None:
-    """franz-go deadlock fixes: buffer space comes back and nobody is told."""
+    """franz-go deadlock fixes: buffer space comes back and no task is woken."""
 
     patch.setattr(BufferMemory, "returned", lambda self: None)
 
 
 @bug
 def turn_lost_with_a_cancelled_waiter(patch: Patch) -> None:
-    """kgo TestAuditFlushWokenByBlockedProduceCancel: whoever is cancelled in line blocks it."""
+    """kgo TestAuditFlushWokenByBlockedProduceCancel: a cancelled waiter blocks the queue."""
     patch.setattr(BrokerMemoryQuota, "release", lambda self, node: None)
 
 
@@ -166,11 +167,11 @@ def expired_in_flight_batch_gives_its_sequence_back(patch: Patch) -> None:
     may_reuse, failure = PartitionSequences.may_reuse, IdempotentSequences.on_failure
 
     def careless(self: Any, batch: Any) -> bool:
-        known, batch.seen = batch.seen, False
+        known, batch.maybe_written = batch.maybe_written, False
         try:
             return may_reuse(self, batch)
         finally:
-            batch.seen = known
+            batch.maybe_written = known
 
     patch.setattr(PartitionSequences, "may_reuse", careless)
     patch.setattr(
@@ -221,19 +222,19 @@ def duplicate_sequence_is_a_failure(patch: Patch) -> None:
 @bug
 def duplicate_sequence_gets_an_invented_offset(patch: Patch) -> None:
     """aiokafka sender: a duplicate is acknowledged at -1, 0, 1, …"""
-    acknowledge = BatchCompletion.acknowledge
+    acknowledge = BatchCompletion._acknowledge
 
     def invent(self: Any, batch: Any, base_offset: int, append_time_ms: int) -> None:
         if base_offset < 0 and batch.has_sequence:
             base_offset = 0
         acknowledge(self, batch, base_offset, append_time_ms)
 
-    patch.setattr(BatchCompletion, "acknowledge", invent)
+    patch.setattr(BatchCompletion, "_acknowledge", invent)
 
 
 @bug
 def epoch_bump_renumbers_what_is_on_the_wire(patch: Patch) -> None:
-    """KAFKA-5793 and successors: a batch still under way is sent a second time as a new one."""
+    """KAFKA-5793 and successors: a batch still in flight is sent a second time as a new one."""
     patch.setattr(PartitionSequences, "may_restart", lambda self: True)
 
 
@@ -245,11 +246,11 @@ def codes_that_may_follow_the_append_count_as_refusals(patch: Patch) -> None:
     doubtful = {Code.KAFKA_STORAGE_ERROR, Code.UNKNOWN_TOPIC_OR_PARTITION}
 
     def trusting(self: Any, batch: Any) -> bool:
-        known, batch.seen = batch.seen, batch.possibly_appended
+        known, batch.maybe_written = batch.maybe_written, batch.possibly_appended
         try:
             return may_reuse(self, batch)
         finally:
-            batch.seen = known
+            batch.maybe_written = known
 
     def row(number: int) -> Any:
         found = error_code(number)
@@ -322,7 +323,7 @@ def split_parts_are_sent_backwards(patch: Patch) -> None:
 
 def rated(patch: Patch, codes: set[int]) -> None:
     """These codes say that nothing was appended."""
-    original = batch_completion.error_code
+    original = error_code
 
     def lenient(number: int) -> Any:
         row = original(number)
@@ -355,19 +356,19 @@ def disconnect_called_definite(patch: Patch) -> None:
 
 @bug
 def missing_partition_hangs(patch: Patch) -> None:
-    """aiokafka 0.14: a partition left out of the answer leaves its batch in nobody's hands."""
-    answers = batch_completion.partition_answers
+    """aiokafka 0.14: a partition left out of the answer leaves its batch without an owner."""
+    answers = produce_request.partition_responses
 
     def only_present(call: Any, body: Any, version: int) -> Any:
         return [pair for pair in answers(call, body, version) if pair[1] is not None]
 
-    patch.setattr(batch_completion, "partition_answers", only_present)
+    patch.setattr(batch_completion, "partition_responses", only_present)
 
 
 @bug
 def second_entry_for_a_partition_wins(patch: Patch) -> None:
     """kfake TestAuditProduceDuplicateResponseEntryKeepsHook."""
-    answers = batch_completion.partition_answers
+    answers = produce_request.partition_responses
 
     def last(call: Any, body: Any, version: int) -> Any:
         reversed_body = dataclasses.replace(
@@ -379,13 +380,13 @@ def second_entry_for_a_partition_wins(patch: Patch) -> None:
         )
         return answers(call, reversed_body, version)
 
-    patch.setattr(batch_completion, "partition_answers", last)
+    patch.setattr(batch_completion, "partition_responses", last)
 
 
 @bug
 def answers_matched_by_position(patch: Patch) -> None:
     """aiokafka test_invalid_correlation_id: whatever comes is the answer to the oldest request."""
-    decode = channel.decode_response_header
+    decode = headers.decode_response_header
 
     class Anything(int):
         def __eq__(self, other: object) -> bool:
@@ -447,7 +448,7 @@ def one_omission_is_a_verdict(patch: Patch) -> None:
                 continue
             for batch in list(self.accumulator.incomplete):
                 if batch.topic_partition.topic == topic and self.accumulator.remove(batch):
-                    self.sender._settlement.fail(batch, UnknownTopic(f"{topic} does not exist"))
+                    self.sender._completion.fail(batch, UnknownTopic(f"{topic} does not exist"))
         on_snapshot(self, snapshot)
 
     patch.setattr(Runtime, "_on_snapshot", impatient)
@@ -474,25 +475,25 @@ def versions_remembered_over_reconnects(patch: Patch) -> None:
 
 @bug
 def flush_forgets_the_parts_of_a_split_batch(patch: Patch) -> None:
-    """librdkafka 0125, Java IncompleteBatches: flush returns while split records are under way."""
+    """librdkafka 0125, Java IncompleteBatches: flush returns while split records are in flight."""
     patch.setattr(FlushTracker, "replace", lambda self, batch, parts: None)
 
 
 @bug
 def flush_waits_for_failed_batches_for_ever(patch: Patch) -> None:
     """franz-go: a flush waiter is lost when a batch fails instead of being acknowledged."""
-    settled = FlushTracker.settled
+    on_batch_done = FlushTracker.on_batch_done
 
     def only_good(self: Any, batch: Any) -> None:
         if batch.core.error is None:
-            settled(self, batch)
+            on_batch_done(self, batch)
 
-    patch.setattr(FlushTracker, "settled", only_good)
+    patch.setattr(FlushTracker, "on_batch_done", only_good)
 
 
 @bug
 def foreign_cancellation_unnoticed(patch: Patch) -> None:
-    """aiokafka #1039: somebody cancels all tasks, and send_and_wait hangs for ever."""
+    """aiokafka #1039: other code cancels all tasks, and send_and_wait hangs forever."""
     patch.setattr(Runtime, "_on_task_done", lambda self, task: None)
 
 
@@ -519,7 +520,9 @@ def linger_timer_lost(patch: Patch) -> None:
 
     def once(self: Any, queue: PartitionQueue, now: float) -> None:
         if queue.linger_at == -1.0 and queue.load > 1:
-            queue.linger_at = queue.batches[0].created_at + self._linger if queue.batches else 0.0
+            queue.linger_at = (
+                queue.batches[0].created_at + queue.settings.linger if queue.batches else 0.0
+            )
         place(self, queue, now)
 
     patch.setattr(RecordAccumulator, "reclassify", once)

@@ -1,6 +1,6 @@
 """Faults that a milder judge excused, put back one at a time: each proves one excuse gone.
 
-Nobody has been seen to make them; what they do is what the excuse would have let pass.
+No client is known to have them; they do what the exemption would have accepted.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from aiokprod._engine.identity.transaction_driver import TransactionDriver
 from aiokprod._engine.metadata.schedule import UpdateSchedule
 from aiokprod._engine.sender import batch_completion, retry_policy, sender
 from aiokprod._engine.sender.retry_policy import Action
+from aiokprod._wire import record_batch
 from aiokprod.errors import Code, Outcome, error_code
 from tests.detection.bugs import TRANSACTIONS, Patch, bug, found_by
 
@@ -23,7 +24,7 @@ from tests.detection.bugs import TRANSACTIONS, Patch, bug, found_by
 @bug
 def batch_that_is_too_large_is_not_divided(patch: Patch) -> None:
     """MESSAGE_TOO_LARGE was a code that may end a record."""
-    decide = batch_completion.decide
+    decide = retry_policy.decide
 
     def whole(code: Any, **options: Any) -> Action:
         action = decide(code, **options)
@@ -41,7 +42,7 @@ def every_failure_called_unknown(patch: Patch) -> None:
 @bug
 def failure_has_the_code_of_another(patch: Patch) -> None:
     """A code that ends records was believed whatever the broker had answered."""
-    batch_error = batch_completion.batch_error
+    batch_error = retry_policy.batch_error
 
     def wrong(code: Any, *args: Any) -> Any:
         if code.number in (32, 44):
@@ -54,7 +55,7 @@ def failure_has_the_code_of_another(patch: Patch) -> None:
 @bug
 def timestamps_are_a_second_late(patch: Patch) -> None:
     """Timestamps were not judged."""
-    header = batch.batch_header
+    header = record_batch.batch_header
 
     def late(payload: Any, **fields: Any) -> bytes:
         fields["base_timestamp"] += 1_000
@@ -117,7 +118,7 @@ def record_kept_a_second_past_its_time(patch: Patch) -> None:
     init = batch.ProducerBatch.__init__
 
     def later(
-        self: Any, core: Any, queue: Any, order: int, created_at: float, deadline: float
+        self: Any, core: Any, queue: Any, order: tuple[int, ...], created_at: float, deadline: float
     ) -> None:
         init(self, core, queue, order, created_at, deadline + 1.0)
 
@@ -128,11 +129,11 @@ def record_kept_a_second_past_its_time(patch: Patch) -> None:
 def expired_record_called_unknown(patch: Patch) -> None:
     """The outcome of an expired record was not questioned if a refusal came after its time: one
     whose attempts were all refused before must be definite."""
-    expired = sender.delivery_timeout_error
+    expired = retry_policy.delivery_timeout_error
 
     def doubtful(batch: Any, now: float, network: Any) -> Any:
         error = expired(batch, now, network)
-        if batch.seen:
+        if batch.maybe_written:
             return error.with_(outcome=Outcome.UNKNOWN)
         return error
 
@@ -142,7 +143,7 @@ def expired_record_called_unknown(patch: Patch) -> None:
 @bug
 def failed_record_kept_none_of_its_retries(patch: Patch) -> None:
     """With few `retries` a fresh record could fail as often as it liked."""
-    decide = batch_completion.decide
+    decide = retry_policy.decide
 
     def impatient(code: Any, *, attempts: int, retries: int, **options: Any) -> Action:
         few = 0 < retries < 100
@@ -153,7 +154,7 @@ def failed_record_kept_none_of_its_retries(patch: Patch) -> None:
 
 @bug
 def attempt_without_an_answer_counts_twice(patch: Patch) -> None:
-    """Each connection that broke while a record was under way excused an attempt that no request
+    """Each connection that broke while a record was in flight excused an attempt that no request
     held."""
     failed = batch_completion.BatchCompletion._on_request_failed
 
@@ -169,7 +170,7 @@ def attempt_without_an_answer_counts_twice(patch: Patch) -> None:
 def one_attempt_more_than_retries_allow(patch: Patch) -> None:
     """The attempts were only counted for records that failed, and any number above `retries` was
     enough."""
-    decide = batch_completion.decide
+    decide = retry_policy.decide
 
     def stubborn(code: Any, *, retries: int, **options: Any) -> Action:
         return decide(code, retries=retries + 1, **options)

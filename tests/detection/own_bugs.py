@@ -44,11 +44,11 @@ def sequence_given_out_again_after_an_error(patch: Patch) -> None:
     may_reuse = PartitionSequences.may_reuse
 
     def careless(self: Any, batch: Any) -> bool:
-        known, batch.seen = batch.seen, batch.possibly_appended
+        known, batch.maybe_written = batch.maybe_written, batch.possibly_appended
         try:
             return may_reuse(self, batch)
         finally:
-            batch.seen = known
+            batch.maybe_written = known
 
     patch.setattr(PartitionSequences, "may_reuse", careless)
 
@@ -85,10 +85,10 @@ def out_of_order_taken_for_absence(patch: Patch) -> None:
 
 @bug
 def leaderless_looked_at_too_early(patch: Patch) -> None:
-    """A batch that becomes ready in the same pass waits for a leader nobody asks for."""
+    """A batch that becomes ready in the same pass waits for a leader that no request asks for."""
     advance = RecordAccumulator.advance
     before: dict[int, bool] = {}
-    leaderless = RecordAccumulator.leaderless.fget
+    leaderless = vars(RecordAccumulator)["leaderless"].fget
     assert leaderless is not None
 
     def advanced(self: Any, now: float) -> None:
@@ -106,17 +106,17 @@ def leaderless_looked_at_too_early(patch: Patch) -> None:
 @bug
 def batch_opened_before_it_is_known(patch: Patch) -> None:
     """H1: the append path had the open batch before anything else did. An exception of a signal
-    handler in between left it in no queue and in no set, without a deadline, or nobody was woken:
+    handler in between left it in no queue and in no set, without a deadline, or no task was woken:
     records of later calls went into it and never got an outcome."""
 
     def opened(self: Any, queue: Any) -> bool:
-        self._admit(queue.topic_partition)
+        self._maybe_add_partition(queue.topic_partition)
         now = self._loop.time()
-        limit = max(1, self._batch_size - HEADER_SIZE)
+        limit = max(1, queue.settings.batch_size - HEADER_SIZE)
         core = BatchCore(
             queue.topic, queue.partition, self._loop, limit, self._compressor.ratio(queue.topic), 0
         )
-        deadline = now + self._delivery_timeout
+        deadline = now + queue.settings.delivery_timeout
         batch = ProducerBatch(core, queue, (next(self._orders),), now, deadline)
         queue.core = core
         queue.batches.append(batch)
@@ -140,7 +140,7 @@ def waiter_stays_in_the_line_of_the_old_leader(patch: Patch) -> None:
 
 @bug
 def missing_epoch_is_older(patch: Patch) -> None:
-    """D6: epoch -1 counted as older than any other: the old leader stays for ever."""
+    """D6: epoch -1 counted as older than any other: the old leader stays forever."""
     lags = ResponseMerger._lags
 
     def older(self: Any, known: Any, epoch: int, *, same_id: bool) -> bool:
@@ -153,7 +153,7 @@ def missing_epoch_is_older(patch: Patch) -> None:
 
 @bug
 def lower_epochs_never_believed(patch: Patch) -> None:
-    """D9: a topic without an id was created anew, its epochs begin at 0: the old leader stays."""
+    """D9: a topic without an id was created again, its epochs begin at 0: the old leader stays."""
     patch.setattr(
         ResponseMerger,
         "_lags",

@@ -7,7 +7,7 @@
     python -m tests.differential --detect                 known defects put back, one at a time
 
 What clients did is kept in .cache/differential.journal: a campaign that was interrupted resumes,
-and another judge judges what was played before. `--fresh` plays everything anew.
+and another judge judges what was played before. `--fresh` plays everything again.
 
 Ends with 1 if a rule is broken or a difference is in no row of docs/differences.md.
 """

@@ -173,7 +173,7 @@ class Campaign:
         return result
 
     async def played(self, script: Script, number: int = 0) -> dict[str, Evidence]:
-        """Play a script to all clients at once, each with a cluster of its own. `number` counts the
+        """Play a script to all clients at once, each with a separate cluster. `number` counts the
         repetitions."""
         names = [name for name in self._clients if name != LIBRDKAFKA or _second_opinion(script)]
         found = await asyncio.gather(*[self._played_to(script, name, number) for name in names])

@@ -38,13 +38,11 @@ from tests.differential.script import (
     Wait,
     When,
 )
+from tests.reference.error_codes import RETRIABLE_IN_JAVA
 
 UNKNOWN_CODES: Final = (200, 9999, -77)
 ALL_CODES: Final = tuple(sorted({int(code) for code in Code} - {0})) + UNKNOWN_CODES
-RETRIABLE: Final = (
-    2, 3, 5, 6, 7, 9, 13, 14, 15, 16, 19, 20, 41, 51, 56, 70, 71, 72, 74, 75, 78, 80, 83, 84, 88,
-    89, 100, 103, 106, 122, 123, 133,
-)  # fmt: skip
+RETRIABLE: Final = tuple(sorted(RETRIABLE_IN_JAVA))
 SPECIAL: Final = (
     -1, 1, 8, 10, 17, 18, 21, 22, 24, 25, 27, 29, 30, 31, 32, 33, 34, 35, 42, 43, 44, 45, 46, 47,
     48, 49, 50, 52, 53, 54, 55, 58, 59, 60, 76, 82, 87, 90, 110, 113, 120, 129, *UNKNOWN_CODES,
@@ -439,7 +437,7 @@ def story_tail(mode: Mode) -> tuple[Step, ...]:
 
 
 def moves() -> Iterator[Script]:
-    """Leaders that move, brokers that die, topics that are created anew."""
+    """Leaders that move, brokers that die, topics that are created again."""
     events = (
         "move-leader",
         "move-leader-quietly",
@@ -507,7 +505,7 @@ def moves() -> Iterator[Script]:
                     profile=profile,
                     delivers=True,
                 )
-    # A stale broker goes on to name the old leader.
+    # A stale broker continues to name the old leader.
     for mode in MODES:
         for hints in (True, False):
             quiet = () if hints else (Odd("produce-no-hints", None),)
@@ -585,7 +583,7 @@ def odd_metadata() -> Iterator[Script]:
             for hints in (True, False):
                 for mode in ("idempotent", "plain"):
                     quiet: tuple[Step, ...] = () if hints else (Odd("produce-no-hints", None),)
-                    # Epochs were told before: they count for less, or not at all, from now on.
+                    # Earlier responses had epochs: they count for less, or not at all, from now on.
                     yield Script(
                         f"epochs/{epoch}/{event}/{'hints' if hints else 'no-hints'}/{mode}",
                         "odd-metadata",

@@ -36,7 +36,7 @@ class Report:
     """How a call ended.
 
     Attributes:
-        partition, offset: of an acknowledged record; -1 if not told.
+        partition, offset: of an acknowledged record; -1 if not reported.
         label: "" for success, else "timeout", "code N" or the error's class: what clients are
             compared by.
         error, message: class and text of the error.

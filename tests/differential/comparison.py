@@ -60,7 +60,7 @@ class Finding:
         hard: needs no comparison.
         ours, java: of a difference between two calls or records.
         what: the record's value or the call's name.
-        transaction: of the record or call, -1 outside of one.
+        transaction: of the record or call, -1 outside one.
         records: values that stand in one log only.
         partition: whose logs differ, -1 for other findings.
     """
@@ -194,7 +194,7 @@ def _ends(evidence: Evidence) -> Found:
 
 
 def _stored(evidence: Evidence) -> Found:
-    """An acknowledged record stands exactly where its producer was told."""
+    """An acknowledged record is exactly at the offset that its producer was given."""
     if lies_about_duplicate(evidence.script) or lies_about_append(evidence.script):
         return
     for sent in evidence.sent:
@@ -233,7 +233,7 @@ def _unique(evidence: Evidence) -> Found:
 
 
 def _ordered(evidence: Evidence) -> Found:
-    """Acknowledged records of a partition have offsets in the order of hand-over."""
+    """Acknowledged records of a partition have offsets in the order of submission."""
     if deeds(evidence.script) & FORGETFUL or lies_about_append(evidence.script):
         return
     last: dict[int, tuple[int, str]] = {}
@@ -251,7 +251,7 @@ def _transactions(evidence: Evidence) -> Found:
     if not evidence.script.transactional:
         return
     if deeds(evidence.script) & {*FORGETFUL, "forget-transactions"}:
-        return  # what nobody will end any more hides what comes after it
+        return  # a transaction that no client will end hides what comes after it
     lied = lies_about_transaction(evidence.script, END_TXN, ADD_PARTITIONS, ADD_OFFSETS)
     for ended in () if lied else evidence.left_ongoing:
         yield "left-ongoing", f"{ended} was reported, the coordinator has it open"
@@ -383,7 +383,7 @@ def _logs(ours: Evidence, java: Evidence) -> Iterator[Finding]:
     mine = {sent.value: _report(sent).ok for sent in ours.sent if not sent.fresh}
     others = {sent.value: _report(sent).ok for sent in java.sent if not sent.fresh}
     if mine != others:
-        return  # told already
+        return  # reported already
     acknowledged = {value for value, ok in mine.items() if ok}
     for partition in sorted({partition for _, partition, _ in ours.logs}):
         for name, committed in (("log", False), ("committed", True)):
@@ -424,7 +424,7 @@ def _requests(ours: Evidence, java: Evidence) -> Found:
         # `seconds` holds the epilogue too, which is short if the first fresh record arrives.
         spent_s = ours.seconds
         if ours.fresh_tries != 1:
-            # An application repeats calls that timed out, each within a deadline of its own.
+            # An application repeats calls that timed out, each with another deadline.
             spent_s = longest_s * (
                 1 + sum(one.report.seconds > longest_s / 2 for one in ours.calls)
             )

@@ -67,7 +67,7 @@ def sequence_of_an_appended_batch_given_out_again(patch: pytest.MonkeyPatch) -> 
     for code in (3, 56):
         row = replace(error_codes._ROWS[code], outcome=Outcome.REJECTED)
         patch.setitem(error_codes._ROWS, code, row)
-    patch.setattr(ProducerBatch, "seen", _Never())
+    patch.setattr(ProducerBatch, "maybe_written", _Never())
 
 
 class _Never:
@@ -105,7 +105,7 @@ def _undoubted(patch: pytest.MonkeyPatch, forgotten: TxnApi) -> None:
 
 @defect("odd-metadata")
 def partition_without_leader_waits_for_ever(patch: pytest.MonkeyPatch) -> None:
-    """No leader and no error code: what became ready in the same pass asked nobody."""
+    """No leader and no error code: what became ready in the same pass sent no request."""
     advance, refresh = RecordAccumulator.advance, Sender._refresh_leaderless
 
     def noting(self: Any, now: float) -> None:
@@ -133,7 +133,7 @@ def epoch_minus_1_is_older_than_any(patch: pytest.MonkeyPatch) -> None:
 
 @defect("moves", "odd-metadata")
 def epochs_that_begin_anew_never_believed(patch: pytest.MonkeyPatch) -> None:
-    """A topic created anew where answers carry no topic ids kept the leaders of the old one."""
+    """A topic created again where answers carry no topic ids kept the leaders of the old one."""
     patch.setattr(
         ResponseMerger,
         "_lags",

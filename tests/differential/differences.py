@@ -51,7 +51,7 @@ class Row:
     Attributes:
         id: as in docs/differences.md.
         explains: is a finding of a script this difference?
-        follows: further differences of the same script follow from it: a producer that goes on
+        follows: further differences of the same script follow from it: a producer that continues
             where the other one is dead sends other requests and gets other answers. Rules that are
             broken are never explained by that.
         by_timing: it depends on the timing of the other client, so that a run may see none.
@@ -137,11 +137,11 @@ def _timeout_or_last_answer(finding: Finding, evidence: dict[str, Evidence]) -> 
     return TIMEOUT in labels and endless(_script(evidence))
 
 
-# -- ours goes on, Java's does not ----------------------------------------------------------------
+# -- ours continues, Java's does not ---------------------------------------------------------------
 
 
 FENCING: Final = frozenset({47, 90})
-"""A producer that goes on after one of these in a transaction would be a defect of ours."""
+"""A producer that continues after one of these in a transaction would be a defect of ours."""
 
 JAVA_STOPS_SENDING: Final = frozenset(
     {
@@ -207,7 +207,7 @@ def _ends_java(fault: Fault, script: Script) -> set[str]:
 
 @row("java-accepts-producer-id-minus-1", follows=True)
 def _java_takes_minus_1(finding: Finding, evidence: dict[str, Evidence]) -> bool:
-    """InitProducerId answered with producer id -1 and no error: Java goes on with it."""
+    """InitProducerId answered with producer id -1 and no error: Java continues with it."""
     faults = _script(evidence).faults
     asked_again = finding.kind == "call-failed" and finding.what == "init"
     return (finding.kind == "alive" or asked_again) and any(
@@ -331,7 +331,7 @@ def _overtaken(finding: Finding, evidence: dict[str, Evidence]) -> bool:
 
 
 def _in_order(evidence: Evidence, partition: int, *, committed: bool) -> bool:
-    """The first copies of a partition's records stand in the order of hand-over."""
+    """The first copies of a partition's records stand in the order of submission."""
     numbers = {sent.value: sent.number for sent in evidence.sent}
     found = dict.fromkeys(evidence.values(partition, committed=committed))
     order = [numbers[value] for value in found]
@@ -435,7 +435,7 @@ def _bumped(finding: Finding, evidence: dict[str, Evidence]) -> bool:
     )
 
 
-# -- Java's goes on, ours does not ----------------------------------------------------------------
+# -- Java's continues, ours does not ---------------------------------------------------------------
 
 
 @row("transaction-must-be-aborted")
@@ -547,7 +547,7 @@ def before_2_5(script: Script) -> bool:
 
 @row("brokers-without-producer-ids", follows=True)
 def _no_producer_ids(finding: Finding, evidence: dict[str, Evidence]) -> bool:
-    """Brokers that do not offer InitProducerId: ours is told to turn idempotence off."""
+    """Brokers that do not offer InitProducerId: ours says to turn idempotence off."""
     fresh = [sent.report for sent in evidence[OURS].sent if sent.fresh]
     reports = fresh if finding.kind == "dead" else [finding.ours]
     return (
@@ -560,7 +560,7 @@ def _no_producer_ids(finding: Finding, evidence: dict[str, Evidence]) -> bool:
 @row("gap-after-a-lost-request")
 def _gap_behind_lost(finding: Finding, evidence: dict[str, Evidence]) -> bool:
     """OUT_OF_ORDER_SEQUENCE_NUMBER behind a record in doubt, after requests were lost: ours does
-    not know whether copies of both will arrive, Java numbers the record anew."""
+    not know whether copies of both will arrive, Java renumbers the record."""
     ours = evidence[OURS]
     script = ours.script
 
@@ -613,7 +613,7 @@ def _divided(finding: Finding, evidence: dict[str, Evidence]) -> bool:
 
 @row("response-lost-with-the-cluster", by_timing=True)
 def _answer_lost(finding: Finding, evidence: dict[str, Evidence]) -> bool:
-    """All brokers were killed while the answer for a stored record was under way."""
+    """All brokers were killed while the answer for a stored record was in flight."""
     ours = evidence[OURS]
     faults = ours.script.faults
     killed = [n for n, _ in ours.met if isinstance(faults[n], When) and _kills(faults[n])]
@@ -718,7 +718,7 @@ def _failed_in_log(finding: Finding, evidence: dict[str, Evidence]) -> bool:
 
 
 def _in_doubt(kind: str, value: str, evidence: dict[str, Evidence]) -> bool:
-    """The record expired, or nobody can know what became of its transaction."""
+    """The record expired, or the outcome of its transaction cannot be known."""
     found = [(one, s) for one in (evidence[OURS], evidence[JAVA]) for s in one.sent]
     found = [(one, sent) for one, sent in found if sent.value == value]
     if any(sent.report is not None and sent.report.label == TIMEOUT for _, sent in found):
@@ -744,7 +744,7 @@ def _java_reuses(finding: Finding, evidence: dict[str, Evidence]) -> bool:
 
 def _restarts_below_the_log(java: Evidence) -> bool:
     """Each transaction begins with sequence 0 under the epoch of a failed batch that was stored:
-    it is out of sequence for ever."""
+    it is out of sequence forever."""
     stored = {value for partition in range(3) for value in java.values(partition)}
     failed = {sent.value for sent in java.sent if sent.report is not None and not sent.report.ok}
     fresh = {sent.report.label for sent in java.sent if sent.fresh and sent.report is not None}
@@ -765,7 +765,7 @@ def _java_trusts(finding: Finding, evidence: dict[str, Evidence]) -> bool:
 
 @row("java-stores-twice")
 def _java_twice(finding: Finding, evidence: dict[str, Evidence]) -> bool:
-    """Java numbers a batch anew that is in the log, after a batch before it was given up."""
+    """Java renumbers a batch that is in the log, after a batch before it was given up."""
     return finding.client == JAVA and finding.kind == "twice"
 
 

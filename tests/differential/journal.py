@@ -32,7 +32,7 @@ _JUDGE: Final = frozenset(
         "test_comparison.py",
     }
 )
-"""Modules of tests/differential that change neither what a client is told nor what is noted."""
+"""Modules of tests/differential that change neither what a client receives nor what is noted."""
 
 
 def stage_digest() -> str:

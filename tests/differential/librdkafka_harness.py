@@ -118,7 +118,7 @@ class Client(threading.Thread):
             if error is not None:
                 self._fail(number, error)
             else:
-                offset = message.offset()  # None if no broker told one
+                offset = message.offset()  # None if no broker returned one
                 told = -1 if offset is None else offset
                 self._answer(number, f"ok\t{message.partition()}\t{told}")
 

@@ -82,7 +82,7 @@ def _leader_other(cluster: FakeCluster, request: Request, message: Any, value: i
 
 @_edit(METADATA, "epoch")
 def _epoch(cluster: FakeCluster, request: Request, message: Any, value: int) -> Any:
-    """Leader epochs are `value`: -1 without KIP-320, 0 where nobody counts."""
+    """Leader epochs are `value`: -1 without KIP-320, 0 where the brokers do not count."""
     return _each_partition(message, lambda p: replace(p, leader_epoch=value))
 
 
@@ -203,7 +203,7 @@ def _twice(cluster: FakeCluster, request: Request, message: Any, value: int) -> 
 
 @_edit(METADATA, "no-coordinator")
 def _no_coordinator(cluster: FakeCluster, request: Request, message: Any, value: int) -> Any:
-    """The transaction coordinator's node is not listed (and leads nothing that is told)."""
+    """The transaction coordinator's node is not listed (and leads no partition in the response)."""
     chosen = coordinator_of(cluster.brokers[1], TRANSACTIONAL_ID)
     gone = chosen.broker_id if chosen is not None else -1
     brokers = [b for b in message.brokers if b.node_id != gone]
@@ -285,7 +285,7 @@ def _offsets_empty(cluster: FakeCluster, request: Request, message: Any, value: 
 
 @_edit(END_TXN, "end-txn-id-minus-1")
 def _end_txn_id_minus_1(cluster: FakeCluster, request: Request, message: Any, value: int) -> Any:
-    """Ended, but the next epoch is not told."""
+    """Ended, but the response lacks the next epoch."""
     return replace(message, producer_id=-1, producer_epoch=-1)
 
 
@@ -317,7 +317,7 @@ def _produce_no_partitions(cluster: FakeCluster, request: Request, message: Any,
 def _produce_other_partition(
     cluster: FakeCluster, request: Request, message: Any, value: int
 ) -> Any:
-    """Stored, but the answer is for a partition that nobody asked about."""
+    """Stored, but the answer is for a partition that was not in the request."""
     return _each_answer(message, lambda p: replace(p, index=77))
 
 
@@ -334,7 +334,7 @@ def _produce_twice(cluster: FakeCluster, request: Request, message: Any, value: 
 
 @_edit(PRODUCE, "produce-strangers")
 def _produce_strangers(cluster: FakeCluster, request: Request, message: Any, value: int) -> Any:
-    """A partition nobody asked about, besides the right answer."""
+    """A partition that was not in the request, besides the right answer."""
     return replace(
         message,
         responses=[
@@ -354,7 +354,7 @@ def _produce_strangers(cluster: FakeCluster, request: Request, message: Any, val
 def _produce_offset_minus_1(
     cluster: FakeCluster, request: Request, message: Any, value: int
 ) -> Any:
-    """Stored, acknowledged, and the offset not told."""
+    """Stored, acknowledged, and the response lacks the offset."""
     return _each_answer(message, lambda p: replace(p, base_offset=-1))
 
 
@@ -373,7 +373,7 @@ def _produce_no_hints(cluster: FakeCluster, request: Request, message: Any, valu
 def _produce_hint_unknown_node(
     cluster: FakeCluster, request: Request, message: Any, value: int
 ) -> Any:
-    """NOT_LEADER with a hint at a node whose address is not told."""
+    """NOT_LEADER with a hint at a node whose address is not in the response."""
     if request.version < HINTS_FROM:
         return message
     return replace(
@@ -496,7 +496,7 @@ def _stop(cluster: FakeCluster, do: Do) -> None:
 
 @_action("start")
 def _start(cluster: FakeCluster, do: Do) -> None:
-    """Whoever is down comes back."""
+    """Brokers that are down come back."""
     for broker in list(cluster.brokers.values()):
         if not broker.is_up:
             cluster.start(broker.broker_id)
@@ -504,7 +504,7 @@ def _start(cluster: FakeCluster, do: Do) -> None:
 
 @_action("freeze-views")
 def _freeze_views(cluster: FakeCluster, do: Do) -> None:
-    """Brokers go on to tell today's leaders (0: all brokers)."""
+    """Brokers continue to return today's leaders (0: all brokers)."""
     for broker in cluster.brokers.values():
         if do.broker in (0, broker.broker_id):
             cluster.freeze_view(broker.broker_id)

@@ -94,7 +94,7 @@ class Throttle:
 
 @dataclass(frozen=True)
 class Odd:
-    """Edit answers into something that a broker, or somebody's gateway, has answered.
+    """Edit answers into something that a broker or a gateway has answered.
 
     Attributes:
         what: name of an edit in `oddities.EDITS`; `value` is its parameter.
@@ -129,7 +129,7 @@ Fault = ProduceCode | ApiCode | Break | Throttle | Odd | When
 
 @dataclass(frozen=True)
 class Send:
-    """Hand over `count` records to a partition, one after the other, without waiting."""
+    """Submit `count` records to a partition, one after the other, without waiting."""
 
     partition: int = 0
     count: int = 1
@@ -137,7 +137,7 @@ class Send:
 
 @dataclass(frozen=True)
 class Wait:
-    """Wait for the outcome of every record handed over."""
+    """Wait for the outcome of every record submitted."""
 
 
 @dataclass(frozen=True)
@@ -175,7 +175,7 @@ class Script:
             behaves, a fresh record is sent and the producer closed.
         settings: of the producer, by Java's names, over those of `settings.py`.
         profile: Kafka version that the brokers speak like.
-        batching: records handed over together share a batch; else each has its own.
+        batching: records submitted together share a batch; else each has its own.
         brokers: how many.
         delivers: our producer must deliver every record, whatever Java's does.
         racy: reason why clients may rightly end differently from run to run; hard rules only.
@@ -199,7 +199,7 @@ class Script:
 
     @property
     def faults(self) -> list[Fault]:
-        """What the cluster is told to do wrong."""
+        """What the cluster is instructed to do wrong."""
         kinds = (ProduceCode, ApiCode, Break, Throttle, Odd, When)
         return [step for step in self.steps if isinstance(step, kinds)]
 

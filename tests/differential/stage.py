@@ -64,12 +64,12 @@ _GARBAGE: Final = b"\x7f\xff\xff\xff" + b"\xde\xad" * 16
 
 @dataclass
 class Sent:
-    """A record handed over.
+    """A record submitted.
 
     Attributes:
-        number: place in the order of hand-over.
-        transaction: number of its transaction, -1 outside of one.
-        when: s, loop time of the hand-over.
+        number: place in the order of submission.
+        transaction: number of its transaction, -1 outside one.
+        when: s, loop time of the submission.
         fresh: it was sent after the script was over.
     """
 
@@ -104,7 +104,7 @@ class Evidence:
         alive: a fresh record was acknowledged (and committed) after the script.
         fresh_tries: attempts this took.
         markers: per transactional id, verdicts in order.
-        verdicts: transaction number to "committed", "aborted", "unknown" as the client was told.
+        verdicts: transaction number to "committed", "aborted", "unknown" as the client reported.
         left_ongoing: commits and aborts that were reported as done while the coordinator had the
             transaction open.
         pauses: s between Produce requests that followed each other.
@@ -348,7 +348,7 @@ class _Play:
         elif name == "init":
             report = await self._call("init")
             if report.label == TIMEOUT:
-                # Its result is not told; the call may be repeated.
+                # Its result is not reported; the call may be repeated.
                 self._clear()
                 await self._call("init")
         else:
@@ -460,7 +460,7 @@ class _Play:
     def _do(self, do: Do) -> None:
         ACTIONS[do.what](self._cluster, do)
         if do.what == "take-leader":
-            # Whoever asks a second time finds one.
+            # A second request finds one.
             self._watchers.append([METADATA, 2, Do("give-leader", do.partition), None])
 
     def _meet(self, number: int | None, partition: int | None = None) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
+from typing import Any
 
 import pytest
 
-from aiokprod.errors import DeliveryTimeout, broker_error
+from aiokprod.errors import Code, DeliveryTimeout, broker_error
 from tests.differential.campaign import can_follow
 from tests.differential.catalogue import scripts
 from tests.differential.clients import HUNG, JAVA, LIBRDKAFKA, OURS, Report, report_of
@@ -22,10 +24,13 @@ from tests.differential.script import (
     Break,
     Call,
     Do,
+    How,
+    Mode,
     Odd,
     ProduceCode,
     Script,
     Send,
+    Step,
     When,
 )
 from tests.differential.stage import Called, Evidence, Sent
@@ -35,7 +40,7 @@ TRANSACTION = Script("s", "f", "tv2", (Call("init"), Call("begin"), Send(0, 2), 
 CLOSED = Called("close", Report(), -1, True)
 
 
-def evidence(script=PLAIN, client=OURS, **changes):
+def evidence(script: Script = PLAIN, client: str = OURS, **changes: Any) -> Evidence:
     """Two records, acknowledged and stored at offsets 0 and 1."""
     number = 0 if script.transactional else -1
     made = Evidence(
@@ -57,15 +62,15 @@ def evidence(script=PLAIN, client=OURS, **changes):
     return made
 
 
-def kinds(found):
+def kinds(found: Iterable[Finding]) -> set[str]:
     return {finding.kind for finding in found}
 
 
-def failed(label="code 19", outcome=None):
+def failed(label: str = "code 19", outcome: str | None = None) -> Report:
     return Report(label=label, error="BrokerError", outcome=outcome)
 
 
-def test_honest_evidence_breaks_no_rule():
+def test_honest_evidence_breaks_no_rule() -> None:
     for script in (PLAIN, TRANSACTION):
         assert broken_rules(evidence(script)) == []
         assert compare(evidence(script), evidence(script, JAVA)) == []
@@ -84,18 +89,18 @@ def test_honest_evidence_breaks_no_rule():
         ("hung", {"calls": [Called("init", Report(label=HUNG), -1, False), CLOSED]}),
     ],
 )
-def test_broken_rule_is_found(kind, changes):
+def test_broken_rule_is_found(kind: str, changes: dict[str, Any]) -> None:
     assert kinds(broken_rules(evidence(**changes))) == {kind}
 
 
 @pytest.mark.parametrize("outcome", ["rejected", "not_sent", "unknown"])
-def test_definite_error_of_a_stored_record_is_found(outcome):
+def test_definite_error_of_a_stored_record_is_found(outcome: str) -> None:
     made = evidence()
     made.sent[1].report = failed(outcome=outcome)
     assert kinds(broken_rules(made)) == (set() if outcome == "unknown" else {"definite"})
 
 
-def test_order_of_acknowledged_records_is_compared_with_hand_over():
+def test_order_of_acknowledged_records_is_compared_with_hand_over() -> None:
     made = evidence(logs=[("t", 0, {1: "r0", 0: "r1"})])
     made.sent[0].report, made.sent[1].report = Report(0, 1), Report(0, 0)
     assert kinds(broken_rules(made)) == {"order"}
@@ -112,24 +117,26 @@ def test_order_of_acknowledged_records_is_compared_with_hand_over():
         ("unknown", ["r0", "r1"], None),
     ],
 )
-def test_told_end_of_a_transaction_is_what_readers_see(verdict, visible, kind):
+def test_told_end_of_a_transaction_is_what_readers_see(
+    verdict: str, visible: list[str], kind: str | None
+) -> None:
     made = evidence(TRANSACTION, committed=[("t", 0, visible)])
     made.verdicts[0] = verdict
     assert kinds(broken_rules(made)) == ({kind} if kind else set())
 
 
-def test_commit_without_a_failed_record_is_found():
+def test_commit_without_a_failed_record_is_found() -> None:
     made = evidence(TRANSACTION, logs=[("t", 0, {0: "r0"})], committed=[("t", 0, ["r0"])])
     made.sent[1].report = failed()
     assert kinds(broken_rules(made)) == {"committed-part"}
 
 
-def test_transaction_left_open_behind_a_reported_end_is_found():
+def test_transaction_left_open_behind_a_reported_end_is_found() -> None:
     made = evidence(TRANSACTION, left_ongoing=["abort of transaction 0"])
     assert kinds(broken_rules(made)) == {"left-ongoing"}
 
 
-def test_record_that_must_be_delivered_is_missed():
+def test_record_that_must_be_delivered_is_missed() -> None:
     script = dataclasses.replace(PLAIN, delivers=True)
     assert broken_rules(evidence(script)) == []
     made = evidence(script)
@@ -138,14 +145,16 @@ def test_record_that_must_be_delivered_is_missed():
 
 
 @pytest.mark.parametrize(("pauses", "kind"), [([0.2] * 10, "no-jitter"), ([0.2, 0.17] * 5, None)])
-def test_equal_pauses_at_the_maximum_of_a_backoff_are_found(pauses, kind):
+def test_equal_pauses_at_the_maximum_of_a_backoff_are_found(
+    pauses: list[float], kind: str | None
+) -> None:
     script = dataclasses.replace(
         PLAIN, family="backoff", settings=(("retry.backoff.max.ms", "200"),)
     )
     assert kinds(broken_rules(evidence(script, pauses=pauses))) == ({kind} if kind else set())
 
 
-def test_brokers_that_lie_about_the_append_excuse_a_definite_error():
+def test_brokers_that_lie_about_the_append_excuse_a_definite_error() -> None:
     for code, excused in ((10, True), (56, False), (3, False), (7, False), (20, False)):
         script = Script("s", "f", "idempotent", (ProduceCode(code, append=True), Send(0, 2)))
         made = evidence(script)
@@ -153,7 +162,7 @@ def test_brokers_that_lie_about_the_append_excuse_a_definite_error():
         assert kinds(broken_rules(made)) == (set() if excused else {"definite"}), code
 
 
-def test_differences_from_java_are_found():
+def test_differences_from_java_are_found() -> None:
     ours, java = evidence(), evidence(client=JAVA)
     ours.sent[1].report = failed()
     ours.logs = [("t", 0, {0: "r0"})]
@@ -178,11 +187,11 @@ def test_differences_from_java_are_found():
     assert kinds(compare(java, ours)) == {"call-ok"}
 
 
-def test_every_row_of_the_table_has_a_predicate_and_the_other_way_round():
+def test_every_row_of_the_table_has_a_predicate_and_the_other_way_round() -> None:
     assert [row.id for row in ROWS] == documented()
 
 
-def test_no_row_explains_a_broken_rule_of_ours():
+def test_no_row_explains_a_broken_rule_of_ours() -> None:
     rules = ("lost", "misplaced", "twice", "order", "definite", "hung", "commit-lost", "violation")
     for kind in rules:
         made = broken_rules(evidence(logs=[("t", 0, {0: "r0"})]))[0]
@@ -191,7 +200,7 @@ def test_no_row_explains_a_broken_rule_of_ours():
         assert not [row.id for row in ROWS if row.explains(finding, both)], kind
 
 
-def test_catalogue_has_every_code_of_produce_appended_and_not():
+def test_catalogue_has_every_code_of_produce_appended_and_not() -> None:
     found = scripts()
     assert len(found) > 7000
     assert len({script.name for script in found}) == len(found)
@@ -202,10 +211,10 @@ def test_catalogue_has_every_code_of_produce_appended_and_not():
             for step in script.steps
             if isinstance(step, ProduceCode) and step.append is append
         }
-        assert {*range(-1, 134)} - {0} <= codes
+        assert {*map(int, Code)} - {0} <= codes
 
 
-def test_error_is_named_by_the_first_code_of_its_chain():
+def test_error_is_named_by_the_first_code_of_its_chain() -> None:
     assert report_of(broker_error(19, "t-0")).label == "code 19"
     assert report_of(broker_error(19, "t-0")).outcome == "rejected"
     assert report_of(DeliveryTimeout("late")).label == "timeout"
@@ -213,7 +222,7 @@ def test_error_is_named_by_the_first_code_of_its_chain():
 
 @pytest.mark.parametrize("kind", ["record-acked", "record-failed"])
 @pytest.mark.parametrize("ok", [True, False])
-def test_second_opinion_is_librdkafkas_outcome_of_the_same_record(kind, ok):
+def test_second_opinion_is_librdkafkas_outcome_of_the_same_record(kind: str, ok: bool) -> None:
     other = evidence(client=LIBRDKAFKA)
     other.sent[1].report = Report(0, 1) if ok else failed()
     finding = Finding(kind, OURS, "", hard=False, what="r1")
@@ -222,11 +231,13 @@ def test_second_opinion_is_librdkafkas_outcome_of_the_same_record(kind, ok):
     assert second_opinion(finding, {}) == ""
 
 
-def rows_of(finding, ours, java):
+def rows_of(finding: Finding, ours: Evidence, java: Evidence) -> list[str]:
     return [row.id for row in ROWS if row.explains(finding, {OURS: ours, JAVA: java})]
 
 
-def played(steps, mode="idempotent", **changes):
+def played(
+    steps: tuple[Step, ...], mode: Mode = "idempotent", **changes: Any
+) -> tuple[Evidence, Evidence]:
     """Both clients' evidence of a script with these steps."""
     script = dataclasses.replace(PLAIN, mode=mode, steps=steps)
     return evidence(script, **changes), evidence(script, JAVA)
@@ -242,7 +253,9 @@ def played(steps, mode="idempotent", **changes):
         ("tv2", When(END_TXN, Do("fence")), False),
     ],
 )
-def test_producer_that_goes_on_is_explained_unless_it_was_fenced(mode, fault, explained):
+def test_producer_that_goes_on_is_explained_unless_it_was_fenced(
+    mode: Mode, fault: ApiCode | ProduceCode | When, explained: bool
+) -> None:
     ours, java = played((fault, Send(0, 2)), mode)
     code = getattr(fault, "code", 90)
     java.alive = False
@@ -272,7 +285,9 @@ def test_producer_that_goes_on_is_explained_unless_it_was_fenced(mode, fault, ex
         ("plain", Odd("produce-null-message", times=None), "timeout", False),
     ],
 )
-def test_end_of_javas_producer_is_explained_by_what_ends_it(mode, fault, label, explained):
+def test_end_of_javas_producer_is_explained_by_what_ends_it(
+    mode: Mode, fault: Any, label: str, explained: bool
+) -> None:
     ours, java = played((fault, Send(0, 2)), mode)
     java.alive = False
     java.sent.append(Sent(2, "z2", "t", 0, -1, True, failed(label)))
@@ -284,7 +299,7 @@ def test_end_of_javas_producer_is_explained_by_what_ends_it(mode, fault, label, 
     ("how", "label", "explained"),
     [("garbage", "timeout", True), ("garbage", "code 6", False), ("reset", "timeout", False)],
 )
-def test_sender_that_hangs_on_garbage_is_explained(how, label, explained):
+def test_sender_that_hangs_on_garbage_is_explained(how: How, label: str, explained: bool) -> None:
     ours, java = played((Break(METADATA, how, times=None), Send(0, 2)))
     java.alive = False
     java.sent.append(Sent(2, "z2", "t", 0, -1, True, failed(label)))
@@ -292,7 +307,7 @@ def test_sender_that_hangs_on_garbage_is_explained(how, label, explained):
     assert rows_of(finding, ours, java) == (["java-hangs-on-invalid-frames"] if explained else [])
 
 
-def test_requests_of_an_endless_fault_are_bounded_by_the_backoff_and_the_time_it_took():
+def test_requests_of_an_endless_fault_are_bounded_by_the_backoff_and_the_time_it_took() -> None:
     ours, java = played((Break(METADATA, "reset", times=None), Send(0, 2)))
     ours.fresh_tries = 1
     ours.requests[METADATA], java.requests[METADATA] = 61, 23
@@ -302,7 +317,7 @@ def test_requests_of_an_endless_fault_are_bounded_by_the_backoff_and_the_time_it
     assert kinds(compare(ours, java)) == {"more-metadata"}
 
 
-def test_records_that_java_refused_and_stored_are_explained():
+def test_records_that_java_refused_and_stored_are_explained() -> None:
     ours, java = played((Send(0, 2),))
     ours.logs, ours.committed = [("t", 0, {2: "z2"})], [("t", 0, ["z2"])]
     ours.sent[0].report = ours.sent[1].report = failed("TransactionError")
@@ -315,7 +330,7 @@ def test_records_that_java_refused_and_stored_are_explained():
 
 
 @pytest.mark.parametrize("began", [False, True])
-def test_abort_that_fails_is_explained_if_no_transaction_was_begun(began):
+def test_abort_that_fails_is_explained_if_no_transaction_was_begun(began: bool) -> None:
     ours, java = played((Call("begin"), Call("end")), "tv2")
     message = "no transaction is open: call begin_transaction() first"
     refused = Report(label="TransactionError", error="TransactionError", message=message)
@@ -326,7 +341,7 @@ def test_abort_that_fails_is_explained_if_no_transaction_was_begun(began):
     assert rows_of(finding, ours, java) == ([] if began else ["abort-without-a-transaction"])
 
 
-def test_producer_of_old_brokers_that_cannot_bump_its_epoch_is_explained():
+def test_producer_of_old_brokers_that_cannot_bump_its_epoch_is_explained() -> None:
     for profile, explained in (("2.1", True), ("2.8", False)):
         ours, java = played((ProduceCode(59, append=True), Send(0, 2)), "tv1")
         ours.script = java.script = dataclasses.replace(ours.script, profile=profile)
@@ -345,7 +360,9 @@ def test_producer_of_old_brokers_that_cannot_bump_its_epoch_is_explained():
         ("code 10", None, False),
     ],
 )
-def test_failed_record_in_one_log_is_explained_by_a_deadline_or_an_abort(label, verdict, explained):
+def test_failed_record_in_one_log_is_explained_by_a_deadline_or_an_abort(
+    label: str, verdict: str | None, explained: bool
+) -> None:
     ours, java = played((Send(0, 2),), "idempotent" if verdict is None else "tv2")
     for one in (ours, java):
         one.sent[1].report = failed(label)
@@ -356,7 +373,7 @@ def test_failed_record_in_one_log_is_explained_by_a_deadline_or_an_abort(label, 
     assert rows_of(finding, ours, java) == (["failed-record-in-log"] if explained else [])
 
 
-def test_failure_is_explained_if_the_fault_met_other_records_at_the_other_client():
+def test_failure_is_explained_if_the_fault_met_other_records_at_the_other_client() -> None:
     ours, java = played((ProduceCode(10, times=2), Send(0, 2)))
     ours.sent[1].report = failed("code 10")
     java.sent[0].report = failed("code 10")
@@ -369,7 +386,9 @@ def test_failure_is_explained_if_the_fault_met_other_records_at_the_other_client
 
 
 @pytest.mark.parametrize(("cause", "failure", "follows"), [(0, 1, True), (1, 0, False), (-1, 0, 0)])
-def test_failure_of_ours_follows_only_in_later_transactions(cause, failure, follows):
+def test_failure_of_ours_follows_only_in_later_transactions(
+    cause: int, failure: int, follows: int
+) -> None:
     first = Finding("call-ok", OURS, "", hard=False, transaction=cause)
     second = Finding("record-failed", OURS, "", hard=False, transaction=failure)
     assert can_follow(second, first) == bool(follows)
@@ -382,7 +401,9 @@ def test_failure_of_ours_follows_only_in_later_transactions(cause, failure, foll
     ("first", "excused"),
     [("unknown", True), ("rejected", False), (None, False)],
 )
-def test_first_sequence_above_zero_is_excused_behind_records_given_up_in_doubt(first, excused):
+def test_first_sequence_above_zero_is_excused_behind_records_given_up_in_doubt(
+    first: str | None, excused: bool
+) -> None:
     made = evidence(violations=["('t', 0): producer 0 begins at 1"])
     made.logs = [("t", 0, {0: "r1"})]
     made.sent[0].report = Report(0, 0) if first is None else failed(outcome=first)
@@ -395,8 +416,8 @@ def test_first_sequence_above_zero_is_excused_behind_records_given_up_in_doubt(f
 @pytest.mark.parametrize("begins_late", [False, True])
 @pytest.mark.parametrize("ours_in_order", [False, True])
 def test_order_of_logs_is_explained_if_java_alone_overtook_its_first_batch(
-    begins_late, ours_in_order
-):
+    begins_late: bool, ours_in_order: bool
+) -> None:
     ours, java = evidence(), evidence(client=JAVA)
     overtaken = [("t", 0, {0: "r1", 1: "r0"})]
     if ours_in_order:
@@ -420,7 +441,9 @@ def test_order_of_logs_is_explained_if_java_alone_overtook_its_first_batch(
         ("produce-twice", ("r1",), False),
     ],
 )
-def test_timeout_of_a_record_whose_answer_java_dropped_is_explained(what, met, explained):
+def test_timeout_of_a_record_whose_answer_java_dropped_is_explained(
+    what: str, met: tuple[str], explained: bool
+) -> None:
     ours, java = played((Odd(what), Send(0, 2)), "tv2")
     ours.sent[1].report, java.sent[1].report = failed("code 76"), failed("timeout")
     java.met = [(0, met)]
@@ -444,7 +467,9 @@ def test_timeout_of_a_record_whose_answer_java_dropped_is_explained(what, met, e
         (Break(PRODUCE, "reset"), "tv2", "unknown", "unknown", False),
     ],
 )
-def test_gap_behind_a_lost_request_is_explained(fault, mode, outcome, older, explained):
+def test_gap_behind_a_lost_request_is_explained(
+    fault: Break | When, mode: Mode, outcome: str, older: str, explained: bool
+) -> None:
     ours, java = played((fault, Send(0, 2)), mode)
     ours.met = java.met = [(0, ("r0",))]
     ours.sent[0].report = failed("code 44", older)
@@ -464,7 +489,9 @@ def test_gap_behind_a_lost_request_is_explained(fault, mode, outcome, older, exp
         (ProduceCode(15, append=True), ProduceCode(10), "code 10", False),
     ],
 )
-def test_parts_of_a_batch_that_was_stored_are_explained(stores, divides, label, explained):
+def test_parts_of_a_batch_that_was_stored_are_explained(
+    stores: ProduceCode, divides: ProduceCode, label: str, explained: bool
+) -> None:
     ours, java = played((stores, divides, Send(0, 2)))
     ours.sent[1].report = failed(label, "unknown")
     ours.met = java.met = [(0, ("r0", "r1")), (1, ("r0", "r1"))]
@@ -486,7 +513,9 @@ def test_parts_of_a_batch_that_was_stored_are_explained(stores, divides, label, 
         (2, "unknown", False, False),
     ],
 )
-def test_answer_lost_with_all_brokers_is_explained(killed, outcome, stored, explained):
+def test_answer_lost_with_all_brokers_is_explained(
+    killed: int, outcome: str, stored: bool, explained: bool
+) -> None:
     kills = tuple(When(PRODUCE, Do("kill-leader", partition)) for partition in range(2))
     ours, java = played((*kills, Send(0, 2)))
     ours.sent[1].report = failed("timeout", outcome)
@@ -507,8 +536,8 @@ def test_answer_lost_with_all_brokers_is_explained(killed, outcome, stored, expl
     ],
 )
 def test_dead_producer_is_explained_by_a_fatal_code_that_missed_java(
-    code, met_by_java, label, explained
-):
+    code: int, met_by_java: bool, label: str, explained: bool
+) -> None:
     ours, java = played((ProduceCode(code), Send(0, 2)), "tv2", alive=False)
     ours.calls = [Called("begin", failed(label), 1, True), CLOSED]
     ours.met = [(0, ("r1",))]
@@ -522,8 +551,8 @@ def test_dead_producer_is_explained_by_a_fatal_code_that_missed_java(
     [("code 47", "aborted", True), ("code 19", "aborted", False), ("code 47", "committed", False)],
 )
 def test_record_acknowledged_in_a_transaction_that_is_lost_anyway_is_explained(
-    java_label, verdict, explained
-):
+    java_label: str, verdict: str, explained: bool
+) -> None:
     ours, java = played((ProduceCode(47), Send(0, 2)), "tv2")
     ours.sent[1].report = java.sent[1].report = failed("code 47")
     java.sent[0].report = failed(java_label)
@@ -545,8 +574,8 @@ def test_record_acknowledged_in_a_transaction_that_is_lost_anyway_is_explained(
     ],
 )
 def test_requests_to_wrong_leaders_are_explained_within_their_backoff(
-    fault, refused, seconds, explained
-):
+    fault: Odd, refused: int, seconds: float, explained: bool
+) -> None:
     ours, java = played((fault, Send(0, 2)), "plain", seconds=seconds)
     ours.requests[PRODUCE], java.requests[PRODUCE] = 20, 4
     ours.refusals = ["NOT_LEADER_OR_FOLLOWER: leader is 1"] * refused
@@ -566,8 +595,8 @@ def test_requests_to_wrong_leaders_are_explained_within_their_backoff(
     ],
 )
 def test_java_that_restarts_its_sequences_below_the_log_is_explained(
-    label, stored, want, explained
-):
+    label: str, stored: bool, want: int, explained: bool
+) -> None:
     ours, java = played((ProduceCode(7, append=True), Send(0, 2)), "tv1")
     java.alive = False
     java.sent[1].report = failed("code 44")
@@ -588,8 +617,8 @@ def test_java_that_restarts_its_sequences_below_the_log_is_explained(
     ],
 )
 def test_java_that_waits_in_commit_is_explained_by_an_abortable_error_of_ours(
-    error, label, explained
-):
+    error: str, label: str, explained: bool
+) -> None:
     ours, java = played((Call("begin"), Send(0, 2), Call("end")), "tv2", verdicts={0: "aborted"})
     refused = Report(label="code 10", error=error)
     ours.calls = [Called("commit", refused, 0, False), Called("abort", Report(), 0, False), CLOSED]

@@ -17,16 +17,17 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from typing import Any
 
-from aiokprod._core.append import Appender, TopicSlot
+from aiokprod._core.append import Appender
 from aiokprod._core.batch import Delivery, RecordMetadata
+from aiokprod._core.slots import TopicSlot
 from aiokprod._core.yielding import YieldQueue
 from aiokprod._engine.buffer.accumulator import RecordAccumulator
 from aiokprod._engine.buffer.batch_compressor import BatchCompressor
-from aiokprod._engine.buffer.batch_splitter import BatchSplitter
 from aiokprod._engine.buffer.broker_memory_quota import BrokerMemoryQuota
 from aiokprod._engine.buffer.buffer_memory import BufferMemory
 from aiokprod._engine.buffer.flush import FlushTracker
 from aiokprod._engine.buffer.producer_batch import ProducerBatch
+from aiokprod._engine.buffer.topic_settings import TopicSettingsTable
 from aiokprod._engine.identity.idempotence import IdempotentSequences, idempotent_state
 from aiokprod._engine.identity.producer_state import ProducerState, non_idempotent_state
 from aiokprod._engine.metadata.cache import Metadata
@@ -58,6 +59,7 @@ from aiokprod.records import TopicPartition
 from aiokprod.testing.fake_cluster.batches import Batch, BatchRefused, read_batch
 from aiokprod.testing.fake_cluster.log import PartitionLog
 from aiokprod.testing.virtual import VirtualLoop, run
+from tests.engine.fake_connection import FakeReadyConnection, NoCoordinators
 from tests.liveness_check import watch_passes
 
 watch_passes()
@@ -253,23 +255,7 @@ def refusal(
     )
 
 
-class FakeSlot:
-    """A connection of the fake client that takes a request."""
-
-    def __init__(self, client: Brokers, node_id: int) -> None:
-        self.node_id = node_id
-        self._client = client
-
-    def can_send(self, now: float) -> bool:
-        return self._client.can_send(self.node_id, now)
-
-    def send(
-        self, request: Any, on_done: Callable[[Any], None], now: float, **options: Any
-    ) -> None:
-        self._client.send(self.node_id, request, on_done, now, **options)
-
-
-class Brokers:
+class Brokers(NoCoordinators):
     """The engine's `BrokerClient`: nodes are up, down or busy by order of the test."""
 
     def __init__(self, *, version: int = 13, max_in_flight: int = 5, strict: bool = False) -> None:
@@ -300,15 +286,15 @@ class Brokers:
             and self.in_flight_count(node_id) < self.max_in_flight
         )
 
-    def ready(self, node_id: int, now: float) -> FakeSlot | None:
+    def ready(self, node_id: int, now: float) -> FakeReadyConnection | None:
         self.ready_calls.append(node_id)
         if self.down.get(node_id, math.inf) <= now:
             self.down[node_id] = math.inf  # dialling
             asyncio.get_running_loop().call_soon(self.connected, node_id)
-        return FakeSlot(self, node_id) if self.can_send(node_id, now) else None
+        return FakeReadyConnection(self, node_id) if self.can_send(node_id, now) else None
 
     def connected(self, node_id: int) -> None:
-        """A connection is up: whoever waits for it is woken."""
+        """Report an open connection: the tasks that wait for it are woken."""
         if self.down.pop(node_id, None) is not None:
             self.on_wakeup()
 
@@ -348,7 +334,7 @@ class Brokers:
         message = request if isinstance(request, Message) else request(version)
         decoded = type(message).decode(message.encode(version), version)
         sent = Sent(self, node_id, version, decoded, on_done, now, timeout, expect_response)
-        if isinstance(decoded, ProduceRequest):
+        if isinstance(message, ProduceRequest):
             self._read(sent, message)
         self.sent.append(sent)
 
@@ -372,12 +358,13 @@ class Brokers:
                 sent.raw[tp] = data
                 sent.batches[tp] = read_batch(data, produce_version=sent.version)
                 assert not sent.batches[tp].oddities
-        sent.handed_over = [
+        handed_over: list[Any] = [
             (chunk, bytes(chunk))
             for topic in message.topic_data
             for partition in topic.partition_data
             for chunk in partition.records or ()
         ]
+        sent.handed_over = handed_over
 
     def log(self, tp: TopicPartition) -> PartitionLog:
         if tp not in self.logs:
@@ -397,11 +384,10 @@ class Brokers:
                 log.ledger.check(batch)
         except BatchRefused as refused:
             return refusal(tp, refused.code, message=str(refused), log_start=log.start_offset)
-        stamp = self.append_time_ms
-        offset = log.append(batch, stamp)
-        return PartitionProduceResponse(
-            tp.partition, 0, offset, -1 if stamp is None else stamp, log.start_offset
-        )
+        appended_ms = self.append_time_ms
+        offset = log.append(batch, appended_ms)
+        stamp = -1 if appended_ms is None else appended_ms
+        return PartitionProduceResponse(tp.partition, 0, offset, stamp, log.start_offset)
 
     def restart(self, tp: TopicPartition) -> None:
         """The leader stops in order and starts again: its snapshot of producers has the newest
@@ -441,7 +427,7 @@ class Brokers:
 
 
 class Recorder(Observer):
-    """Counts what the observer is told."""
+    """Counts the calls of the observer."""
 
     def __init__(self) -> None:
         self.acknowledged: Counter[ProducerBatch] = Counter()
@@ -541,12 +527,13 @@ class EngineHarness:
             config,
             loop=self.loop,
             memory=self.memory,
-            compressor=BatchCompressor(codec, executor, self.loop, self._on_batch_closed),
+            compressor=BatchCompressor(executor, self.loop, self._on_batch_compressed),
             flushes=self.flushes,
             quota=self.quota,
             choose_partition=self.choose,
-            admit=self.state.gate.admit,
+            maybe_add_partition=self.state.gate.maybe_add_partition,
             wakeup=self._wakeup,
+            settings=TopicSettingsTable(config, codec),
         )
         self.sender = Sender(
             config,
@@ -557,7 +544,6 @@ class EngineHarness:
             state=self.state,
             wakeup=WakeupEvent(self.loop, keep_timer=True),
             backoff=lambda attempts: BACKOFF,
-            splitter=BatchSplitter(config.batch_size, codec),
             observer=self.observer,
         )
         self.appender = Appender(
@@ -567,7 +553,6 @@ class EngineHarness:
             unix_ms=lambda: 1_700_000_000_000 + int(self.now * 1000),
             yield_queue=YieldQueue(self.loop, self.loop.time, self.memory),
             max_request_size=config.max_request_size,
-            sticky_limit=max(1, config.batch_size),
             ignore_keys=config.partitioner_ignore_keys,
         )
         self.appender.enabled = True
@@ -589,8 +574,8 @@ class EngineHarness:
         self.wakeups += 1
         self.sender.wakeup()
 
-    def _on_batch_closed(self, batch: ProducerBatch, error: BaseException | None) -> None:
-        self.sender.on_batch_closed(batch, error)
+    def _on_batch_compressed(self, batch: ProducerBatch, error: BaseException | None) -> None:
+        self.sender.on_batch_compressed(batch, error)
 
     def _on_snapshot(self, snapshot: ClusterSnapshot) -> None:
         self.brokers.set_nodes(node for node in snapshot.nodes.values() if node.id >= 0)
@@ -602,7 +587,9 @@ class EngineHarness:
         return self.next_sticky
 
     def add_slot(self, topic: str) -> None:
-        slot = self.appender.topics[topic] = TopicSlot(topic)
+        slot = self.appender.topics[topic] = TopicSlot(
+            topic, self.accumulator.settings.of(topic).sticky_limit
+        )
         count = self.metadata.snapshot.partition_count(topic)
         assert count is not None
         slot.slots.extend(self.accumulator.queue(topic, partition) for partition in range(count))
@@ -717,7 +704,7 @@ class EngineHarness:
         """The next record opens a new batch."""
         queue = self.accumulator.queue(topic, partition)
         if queue.core is not None:
-            self.accumulator._seal(queue, queue.core)
+            self.accumulator._seal(queue.core.owner)
 
     # -- time and passes ------------------------------------------------------------------------
 
@@ -766,6 +753,7 @@ class EngineHarness:
         for node in accumulator._nodes.values():
             assert not node.ready
             assert not node.lingering
+            assert not node.held
         assert not self.brokers.waiting
         if isinstance(self.state.sequences, IdempotentSequences):
             for entry in self.state.sequences.tracker.partitions.values():

@@ -2,7 +2,7 @@
 
 `Simulation` is driven by `test_engine_machine.py`, from Hypothesis or from a seed. Brokers are logs
 with the sequence rules of real ones; what a broker received before its connection broke it may
-still append later (zombies). Every check compares what callers were told with what is in the logs.
+still append later (zombies). Every check compares what callers got with what is in the logs.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
+from aiokprod._client.record_hooks import RecordHooks
 from aiokprod._client.serialization import RecordSerializers
 from aiokprod._client.slow_path import SlowPath
 from aiokprod._core.batch import Delivery
@@ -21,6 +22,7 @@ from aiokprod._engine.buffer.producer_batch import ProducerBatch
 from aiokprod._wire.messages.init_producer_id import InitProducerIdResponse
 from aiokprod._wire.messages.produce import PartitionProduceResponse
 from aiokprod.errors import BufferTimeout, Code, Outcome
+from aiokprod.observer import Observer
 from aiokprod.records import ProducerRecord, TopicPartition
 from aiokprod.testing.virtual import VirtualLoop
 from tests.engine.engine_harness import PRODUCER_ID, EngineHarness, Recorder, Sent, quiet, refusal
@@ -123,13 +125,13 @@ class Simulation:
         )
         self.sightings = Sightings()
         self.harness.sender._observer = self.sightings
-        self.harness.sender._settlement._observer = self.sightings
+        self.harness.sender._completion._observer = self.sightings
         self.slow_path = SlowPath(
             self.harness.config,
             lambda: self.harness,  # type: ignore[arg-type,return-value]
             RecordSerializers(None, None),
             None,
-            None,
+            RecordHooks(None, (), Observer()),
             lambda: None,
         )
         self.true_leaders = dict(self.harness.leaders)
@@ -159,7 +161,7 @@ class Simulation:
             value = b"%d:" % self.numbers + b"v" * size
             self.numbers += 1
             delivery = self.harness.appender.try_append("t", value, None, partition)
-            if delivery is not None:
+            if isinstance(delivery, Delivery):
                 self.records.append(Watched(value, partition, delivery, watch))
                 if apart:
                     self.harness.close_open(partition)
@@ -169,9 +171,9 @@ class Simulation:
 
     async def _append_later(self, value: bytes, partition: int, watch: bool) -> None:
         """The slow path."""
-        record = ProducerRecord("t", value, partition=partition)
+        record: ProducerRecord[Any, Any] = ProducerRecord("t", value, partition=partition)
         try:
-            delivery = await self.slow_path.admit(record, self.loop.time() + 60)
+            delivery = await self.slow_path.append(record, self.loop.time() + 60)
         except BufferTimeout:
             return
         self.records.append(Watched(value, partition, delivery, watch))
@@ -364,7 +366,7 @@ class Simulation:
             if self.idempotent:
                 assert len(set(stored)) == len(stored), Counter(stored)
             if self.ordered:
-                firsts = [admitted[value] for value in dict.fromkeys(stored) if value in admitted]  # type: ignore[index]
+                firsts = [admitted[value] for value in dict.fromkeys(stored) if value in admitted]
                 assert firsts == sorted(firsts), f"{tp}: {firsts}"
 
     def _memory_is_accounted_to_the_byte(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -17,7 +18,7 @@ RECORDS = 1_200
 
 
 @pytest.mark.parametrize("copy", [example.with_aiokafka, example.with_confluent])
-def test_consume_transform_produce_everything_once(copy: Callable) -> None:
+def test_consume_transform_produce_everything_once(copy: Callable[..., Any]) -> None:
     async def scenario(servers: str) -> int:
         async with Producer(bootstrap_servers=servers) as producer:
             values = [b"order %d" % number for number in range(RECORDS)]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Iterator
+from typing import Any
 
 import httpx
 import pytest
@@ -25,14 +27,14 @@ from tests.integration.checker import read_topic
 
 
 @pytest.fixture
-def cluster(monkeypatch: pytest.MonkeyPatch) -> MockCluster:
+def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[MockCluster]:
     """Brokers of the test's own, so that topics begin empty; the web apps find them by name."""
     with MockCluster() as brokers:
         monkeypatch.setenv("KAFKA_BOOTSTRAP", brokers.bootstrap_servers)
         yield brokers
 
 
-def stored(cluster: MockCluster, topic: str) -> dict[tuple[int, int], tuple[bytes | None, ...]]:
+def stored(cluster: MockCluster, topic: str) -> dict[tuple[Any, Any], tuple[Any, Any]]:
     """(partition, offset) → (key, value) by an independent client."""
     records = read_topic(cluster.bootstrap_servers, topic)
     return {(partition, offset): (key, value) for partition, offset, key, value in records}

@@ -11,13 +11,13 @@ from aiokprod.errors import ConfigError, Outcome
 
 
 class Name(str):
-    """A str with a type of its own."""
+    """A subclass of str."""
 
     __slots__ = ()
 
 
 class Raw(bytes):
-    """Bytes with a type of their own."""
+    """A subclass of bytes."""
 
 
 @pytest.mark.parametrize(

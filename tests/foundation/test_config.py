@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aiokprod._config.fields import DefaultInt, parse_address
+from aiokprod._wire.compression import CODEC_NAMES
 from aiokprod.config import ProducerConfig
 from aiokprod.errors import ConfigError, Outcome
 
@@ -64,7 +65,7 @@ FLAGS = {
 }
 
 CHOICES = {
-    "compression_type": ("none", ["none", "gzip", "snappy", "lz4", "zstd"]),
+    "compression_type": ("none", list(CODEC_NAMES)),
     "metadata_recovery_strategy": ("rebootstrap", ["rebootstrap", "none"]),
     "client_dns_lookup": ("use_all_dns_ips", ["use_all_dns_ips"]),
     "security_protocol": ("PLAINTEXT", ["PLAINTEXT", "SSL"]),
@@ -75,6 +76,7 @@ OTHERS = {
     "client_id": None,
     "acks": "all",
     "enable_idempotence": None,
+    "topic_profiles": (),
     "transactional_id": None,
     "ssl_context": None,
     "ssl_endpoint_identification_algorithm": "https",

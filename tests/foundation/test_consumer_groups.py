@@ -45,7 +45,9 @@ def confluent(generation: int, group: str, member: str, instance: str | None) ->
     ],
     ids=["own", "id", "confluent", "confluent static", "kafka-python", "Java-like", "aiokafka"],
 )
-def test_group_metadata_is_read_from_every_consumer_it_names(source, expected) -> None:
+def test_group_metadata_is_read_from_every_consumer_it_names(
+    source: Any, expected: GroupMetadata
+) -> None:
     assert group_metadata(source) == expected
 
 
@@ -64,7 +66,7 @@ def test_group_metadata_is_read_from_every_consumer_it_names(source, expected) -
         (SimpleNamespace(_coordinator=SimpleNamespace(generation=None)), "not SimpleNamespace"),
     ],
 )
-def test_group_metadata_of_anything_else_is_refused(source, text) -> None:
+def test_group_metadata_of_anything_else_is_refused(source: Any, text: str) -> None:
     with pytest.raises(ConfigError, match=text):
         group_metadata(source)
 
@@ -87,7 +89,9 @@ T0, T1 = TopicPartition("t", 0), TopicPartition("t", 1)
         ),
     ],
 )
-def test_offsets_are_read_from_mappings_and_lists(offsets, expected) -> None:
+def test_offsets_are_read_from_mappings_and_lists(
+    offsets: Any, expected: dict[TopicPartition, Offset]
+) -> None:
     assert checked_offsets(offsets) == expected
 
 

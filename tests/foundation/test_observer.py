@@ -14,7 +14,7 @@ import pytest
 from aiokprod._client.validation import check_plugins
 from aiokprod._histogram import Histogram
 from aiokprod.cluster import ClusterSnapshot
-from aiokprod.errors import ConfigError, DeliveryTimeout, broker_error, error_code
+from aiokprod.errors import BufferFull, ConfigError, DeliveryTimeout, broker_error, error_code
 from aiokprod.observer import HOOKS, Metrics, Observer, ObserverChain
 from aiokprod.records import TopicPartition
 
@@ -44,6 +44,7 @@ CALLS: dict[str, tuple[Any, ...]] = {
     "on_batch_split": (Batch(),),
     "on_batch_failed": (Batch(), broker_error(29, "t-0")),
     "on_unretrieved_failure": (TP, 3, DeliveryTimeout("late")),
+    "on_record_refused": (BufferFull("no room"),),
     "on_throttle": (1, 0.5),
     "on_connection_opened": (1,),
     "on_connection_closed": (1, None),
@@ -151,10 +152,12 @@ def test_metrics_count_what_happened() -> None:
         "produce_requests": 1,
         "records_acknowledged": 4,
         "records_failed": 8,
+        "records_refused": 1,
         "records_retried": 4,
         "records_unretrieved": 3,
         "throttles": 1,
     }
+    assert values["refusals"] == {"BufferFull": 1}
     assert values["errors"] == {"TOPIC_AUTHORIZATION_FAILED": 4, "DeliveryTimeout": 4}
     assert values["records_per_request"]["max"] == 8
     assert values["batch_size_bytes"]["count"] == 1
@@ -171,7 +174,7 @@ def test_metrics_snapshot_does_not_change_afterwards() -> None:
     metrics.on_throttle(1, 1.0)
     metrics.on_batch_failed(Batch(), DeliveryTimeout("late"))
     assert before["throttles"] == 0
-    assert before["errors"] == {}
+    assert before["errors"] == before["refusals"] == {}
     assert before["throttle_time_s"]["count"] == 0
 
 

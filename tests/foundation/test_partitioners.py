@@ -12,7 +12,7 @@ from aiokafka.partitioner import murmur2 as aiokafka_murmur2
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aiokprod._core.batch import murmur2
+from aiokprod._core.record_fields import murmur2
 from aiokprod.cluster import ZERO_TOPIC_ID, ClusterSnapshot, PartitionInfo, TopicInfo
 from aiokprod.errors import ConfigError
 from aiokprod.partitioners import (

@@ -22,7 +22,7 @@ from aiokprod.records import (
 
 
 class Text(str):
-    """A str with a type of its own."""
+    """A subclass of str."""
 
     __slots__ = ()
 

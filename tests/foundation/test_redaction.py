@@ -7,6 +7,7 @@ import gc
 import weakref
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, TypeAlias
 
 import pytest
 
@@ -28,6 +29,8 @@ from aiokprod.errors import error_code
 from tests.secret_leak_check import errors_behind, found_in_frames
 
 HIDDEN = "hunter2-hunter2"
+
+Call: TypeAlias = Callable[[Callable[[str], BaseException]], None]
 
 
 def frame_names(error: BaseException) -> list[str]:
@@ -56,13 +59,15 @@ async def raises_later(make: Callable[[str], BaseException]) -> None:
 
 
 @pytest.fixture(params=["function", "coroutine"])
-def call(request: pytest.FixtureRequest) -> Callable[[Callable[[str], BaseException]], None]:
+def call(request: pytest.FixtureRequest) -> Call:
     if request.param == "function":
         return raises
     return lambda make: asyncio.run(raises_later(make))
 
 
-def test_redacted_error_of_the_package_keeps_attributes_and_loses_frames_and_causes(call):
+def test_redacted_error_of_the_package_keeps_attributes_and_loses_frames_and_causes(
+    call: Call,
+) -> None:
     def make(secret: str) -> KafkaError:
         error = KafkaError("text", code=error_code(58), outcome=Outcome.NOT_SENT, retriable=True)
         error.__cause__ = ValueError(secret)
@@ -78,7 +83,7 @@ def test_redacted_error_of_the_package_keeps_attributes_and_loses_frames_and_cau
     assert "make" not in frame_names(error)
 
 
-def test_redacted_foreign_error_is_told_by_its_class_only(call):
+def test_redacted_foreign_error_is_told_by_its_class_only(call: Call) -> None:
     def make(secret: str) -> UnicodeEncodeError:
         return UnicodeEncodeError("utf-8", secret, 0, 1, secret)
 
@@ -88,7 +93,7 @@ def test_redacted_foreign_error_is_told_by_its_class_only(call):
     assert HIDDEN not in repr(caught.value)
 
 
-def test_redacted_interrupt_is_the_same_one_without_frames(call):
+def test_redacted_interrupt_is_the_same_one_without_frames(call: Call) -> None:
     interrupt = KeyboardInterrupt("now")
     with pytest.raises(KeyboardInterrupt) as caught:
         call(lambda secret: interrupt)
@@ -98,7 +103,7 @@ def test_redacted_interrupt_is_the_same_one_without_frames(call):
     assert interrupt.__context__ is None
 
 
-def test_redacted_cancellation_stays_one_with_its_message():
+def test_redacted_cancellation_stays_one_with_its_message() -> None:
     async def main() -> None:
         started = asyncio.Event()
 
@@ -122,7 +127,7 @@ def test_redacted_cancellation_stays_one_with_its_message():
     asyncio.run(main())
 
 
-def test_redacted_error_is_in_no_cycle():
+def test_redacted_error_is_in_no_cycle() -> None:
     """It is freed at once, with the frames of the callers it holds."""
     gc.collect()
     gc.disable()
@@ -140,7 +145,9 @@ def test_redacted_error_is_in_no_cycle():
 
 CALLS: dict[str, Callable[[], object]] = {
     "wrong setting beside a password": lambda: ProducerConfig(
-        bootstrap_servers="b:1", sasl_password=HIDDEN, acks=7
+        bootstrap_servers="b:1",
+        sasl_password=HIDDEN,  # type: ignore[arg-type]
+        acks=7,
     ),
     "unknown setting beside a password": lambda: Producer(
         bootstrap_servers="b:1", sasl_password=HIDDEN, no_such_setting=1
@@ -157,7 +164,8 @@ CALLS: dict[str, Callable[[], object]] = {
         {"bootstrap.servers": "b:1", "sasl.jaas.config": HIDDEN}
     ),
     "password of bytes": lambda: ProducerConfig(
-        bootstrap_servers="b:1", sasl_password=HIDDEN.encode()
+        bootstrap_servers="b:1",
+        sasl_password=HIDDEN.encode(),  # type: ignore[arg-type]
     ),
     "secret of bytes": lambda: Secret(HIDDEN.encode()),  # type: ignore[arg-type]
     "no user name": lambda: Credentials("", HIDDEN),
@@ -178,8 +186,9 @@ def test_config_error_has_no_secret_in_its_frames(name: str) -> None:
 
 
 def test_unknown_argument_of_a_configuration_is_a_type_error_without_secrets() -> None:
+    settings: dict[str, Any] = {"sasl_password": HIDDEN, "no_such_setting": 1}
     with pytest.raises(TypeError, match="no_such_setting") as caught:
-        ProducerConfig(bootstrap_servers="b:1", sasl_password=HIDDEN, no_such_setting=1)
+        ProducerConfig(bootstrap_servers="b:1", **settings)
     assert found_in_frames(caught.value, HIDDEN) == []
 
 
@@ -192,7 +201,9 @@ def test_secret_file_that_is_not_utf8_does_not_show_itself(tmp_path: Path) -> No
     assert found_in_frames(caught.value, HIDDEN) == []
 
 
-def test_aws_environment_without_a_key_id_does_not_show_the_key(monkeypatch) -> None:
+def test_aws_environment_without_a_key_id_does_not_show_the_key(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.delenv("AWS_ACCESS_KEY_ID", raising=False)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", HIDDEN)
     with pytest.raises(ConfigError, match="not set") as caught:

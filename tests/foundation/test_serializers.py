@@ -196,7 +196,7 @@ def test_awaitable_serializer_is_awaited_and_checked() -> None:
         pending = bound("t", (), data)
         assert not isinstance(pending, bytes)
         assert pending is not None
-        return await pending
+        return await bound.finish("t", data, pending)
 
     async def main() -> None:
         assert await result(b"x") == b"x"

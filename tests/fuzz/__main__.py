@@ -1,7 +1,7 @@
 """`python -m tests.fuzz`: decoders, frame reader and the live client under damaged bytes.
 
-Ends with 1 at the first finding; its text holds the bytes, which belong into a test of their own.
-With `--journal` and the same seed, a run goes on after the last whole chunks of one that was
+Ends with 1 at the first finding; its text holds the bytes, which belong in a test.
+With `--journal` and the same seed, a run continues after the last whole chunks of one that was
 stopped.
 """
 

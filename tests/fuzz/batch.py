@@ -23,7 +23,7 @@ def run_task(task: tuple[str, int, int]) -> Figures:
 
 
 def tasks(names: list[str], executions: int, seed: int) -> list[tuple[str, int, int]]:
-    """Chunks of all targets, each with a seed of its own. More executions begin with the chunks of
+    """Chunks of all targets, each with a separate seed. More executions begin with the chunks of
     fewer, but for those cut short."""
     total = sum(SHARES[name] for name in names)
     found = []

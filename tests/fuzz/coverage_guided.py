@@ -37,7 +37,7 @@ def one_input(data: bytes) -> None:
 
 
 def main() -> None:
-    """Hand over to libFuzzer with the arguments of the command line."""
+    """Run libFuzzer with the arguments of the command line."""
     atheris.Setup(sys.argv, one_input)
     atheris.Fuzz()
 

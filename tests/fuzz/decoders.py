@@ -22,7 +22,7 @@ SPARE_BYTES = 32 * 1024
 error."""
 OBJECT_TIMES = 10
 """Bytes of Python objects for a byte of a frame that really holds many small elements: answers that
-nobody damaged come to 9.6 (`test_undamaged_answers_take_at_most_ten_times_their_bytes`)."""
+that are not damaged come to 9.6 (`test_undamaged_answers_take_at_most_ten_times_their_bytes`)."""
 
 MEASURE_EVERY = 4_096
 ROUND_TRIP_EVERY = 16

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
+from typing import Any
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -31,7 +33,7 @@ RELAXED = settings(max_examples=400, deadline=None, suppress_health_check=[Healt
 
 @RELAXED
 @given(st.dictionaries(st.sampled_from([*NAMES, "acks", "no_such_setting"]), ANYTHING, max_size=4))
-def test_settings_are_taken_or_refused_by_name(options):
+def test_settings_are_taken_or_refused_by_name(options: dict[str, Any]) -> None:
     options.setdefault("bootstrap_servers", "localhost:9092")
     refusal = _refusal(lambda: ProducerConfig(**options))
     if isinstance(refusal, TypeError):
@@ -47,13 +49,13 @@ UNKNOWN_NAMES = st.text(max_size=12).filter(lambda name: not CANARY.search(name)
 
 @RELAXED
 @given(st.dictionaries(UNKNOWN_NAMES, ANYTHING, max_size=4))
-def test_mappings_of_settings_are_taken_or_refused(options):
+def test_mappings_of_settings_are_taken_or_refused(options: dict[str, Any]) -> None:
     mapping = {"bootstrap.servers": "localhost:9092", **options}
     refusal = _refusal(lambda: ProducerConfig.from_mapping(mapping))
     assert not isinstance(refusal, TypeError)
 
 
-def _refusal(make):
+def _refusal(make: Callable[[], object]) -> Exception | None:
     """The documented error of a call, None if it went well."""
     try:
         make()
@@ -79,8 +81,10 @@ ARGUMENTS = st.fixed_dictionaries(
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(ARGUMENTS, min_size=4, max_size=16))
-def test_arguments_of_send_are_taken_or_refused_and_good_records_go_on(calls):
-    async def main():
+def test_arguments_of_send_are_taken_or_refused_and_good_records_go_on(
+    calls: list[dict[str, Any]],
+) -> None:
+    async def main() -> None:
         async with harness(partitions=3, max_block_ms=100, cluster={"auto_create": False}) as (
             cluster,
             producer,

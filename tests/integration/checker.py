@@ -1,4 +1,4 @@
-"""History checker: what was handed over and promised, against what the log holds.
+"""History checker: what was submitted and promised, against what the log holds.
 
 A value says which record it is (topic, producer, sequence) and carries a hash over that, the key
 and its padding. Each producer numbers its records as it hands them over. The log is read with an
@@ -51,7 +51,7 @@ class History:
         return len(self.keys)
 
     def next_value(self, key: bytes | None, size: int = 100) -> tuple[int, bytes]:
-        """Sequence and value (at least 32 bytes) of the next record handed over."""
+        """Sequence and value (at least 32 bytes) of the next record submitted."""
         sequence = len(self.keys)
         self.keys.append(key)
         self.partitions.append(OPEN)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 import pytest
+
+from tests.integration.runner import Run
 
 T = TypeVar("T")
 
@@ -19,18 +21,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(params=["asyncio", "uvloop"])
-def run(request: pytest.FixtureRequest) -> Callable[[Coroutine[Any, Any, T]], T]:
+def run(request: pytest.FixtureRequest) -> Run:
     """Runs a coroutine on a new loop of each kind."""
     return runner(request.param)
 
 
 @pytest.fixture
-def run_uvloop() -> Callable[[Coroutine[Any, Any, T]], T]:
+def run_uvloop() -> Run:
     """Runs a coroutine on a new uvloop: for tests too long to run twice."""
     return runner("uvloop")
 
 
-def runner(kind: str) -> Callable[[Coroutine[Any, Any, T]], T]:
+def runner(kind: str) -> Run:
     def call(main: Coroutine[Any, Any, T]) -> T:
         factory = None
         if kind == "uvloop":
@@ -45,5 +47,5 @@ def runner(kind: str) -> Callable[[Coroutine[Any, Any, T]], T]:
 
 @pytest.fixture
 def topic() -> str:
-    """A name nobody used yet."""
+    """A name that is not used yet."""
     return f"t-{uuid.uuid4().hex[:10]}"

@@ -1,4 +1,4 @@
-"""KfakeCluster: the brokers of franz-go's kfake, in a process of their own.
+"""KfakeCluster: the brokers of franz-go's kfake, in a separate process.
 
 kfake is the fake cluster that franz-go tests its client with: Go code that shares nothing with
 ours, idempotence and transactions included. It is built from the Go module proxy into the same
@@ -7,45 +7,13 @@ per-user cache as the jars of real brokers.
 
 from __future__ import annotations
 
-import hashlib
-import shutil
 import subprocess
 from pathlib import Path
 from typing import Final
 
-from aiokprod.testing.kafka_artifacts import MissingTool, cache_root
+from benchmarks import go_program
 
 SOURCE: Final = Path(__file__).with_name("kfake")
-BUILD_TIMEOUT: Final = 900.0
-
-
-def executable() -> Path:
-    """Path of the program, built if this state of its source was not built before.
-
-    Raises MissingTool without Go, RuntimeError with the compiler's output if it does not build.
-    """
-    files = [*sorted(SOURCE.glob("*.go")), SOURCE / "go.mod", SOURCE / "go.sum"]
-    digest = hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]
-    target = cache_root().parent / "kfake" / f"kfake-{digest}"
-    if target.exists():
-        return target
-    go = shutil.which("go")
-    if go is None:
-        raise MissingTool("tests against kfake need Go (1.25 or newer), which is not installed")
-    target.parent.mkdir(parents=True, exist_ok=True)
-    building = target.with_suffix(".building")
-    done = subprocess.run(
-        [go, "build", "-o", str(building), "."],
-        cwd=SOURCE,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=BUILD_TIMEOUT,
-    )
-    if done.returncode:
-        raise RuntimeError(f"kfake does not build:\n{done.stdout}{done.stderr}")
-    building.rename(target)
-    return target
 
 
 class KfakeCluster:
@@ -65,7 +33,7 @@ class KfakeCluster:
 
     def __enter__(self) -> KfakeCluster:
         self._process = subprocess.Popen(
-            [str(executable()), *self._arguments],
+            [str(go_program.executable(SOURCE)), *self._arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

@@ -88,9 +88,9 @@ async def by_send_many(
 
 
 class Stream:
-    """A steady load in the background, through `submit`, that goes on whatever happens.
+    """A steady load in the background, through `submit`, that continues whatever happens.
 
-    `rate` is records a second, handed over in steps of 10 ms. `acks` holds (time, partition) of
+    `rate` is records a second, submitted in steps of 10 ms. `acks` holds (time, partition) of
     every acknowledgement, by `time.monotonic()`.
     """
 

@@ -1,7 +1,7 @@
 """The floor under every awaited record: one Produce request on a bare blocking socket.
 
 The frame is made here byte by byte (Produce v7, classic encoding) around a batch built by aiokafka,
-so that the measure owes nothing to the client it is compared with.
+so that the measure does not depend on the client it is compared with.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 import struct
 import time
 from collections.abc import Callable, Iterable
@@ -28,11 +29,21 @@ class SpyDialer:
         return await self._inner.resolve(host, port)
 
     async def connect(
-        self, protocol_factory: Callable[[], asyncio.Protocol], host: str, port: int
+        self,
+        protocol_factory: Callable[[], asyncio.Protocol],
+        host: str,
+        port: int,
+        *,
+        tls: ssl.SSLContext | None = None,
+        server_hostname: str | None = None,
     ) -> tuple[asyncio.Transport, asyncio.Protocol]:
         self.dials.append(time.monotonic())
         _, spy = await self._inner.connect(
-            lambda: _SpyProtocol(protocol_factory(), self.requests), host, port
+            lambda: _SpyProtocol(protocol_factory(), self.requests),
+            host,
+            port,
+            tls=tls,
+            server_hostname=server_hostname,
         )
         assert isinstance(spy, _SpyProtocol)
         return spy.transport, spy.inner
@@ -66,7 +77,8 @@ class _SpyProtocol(asyncio.Protocol):
         self.resume_writing = inner.resume_writing  # type: ignore[method-assign]
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport: Any = _SpyTransport(transport, self._requests)
+        spy: Any = _SpyTransport(transport, self._requests)
+        self.transport = spy
         self.inner.connection_made(self.transport)
 
 

@@ -1,4 +1,4 @@
-"""One suite against every broker that was written by somebody else.
+"""One suite against every broker that was written by others.
 
 Apache Kafka 4.3, 3.9 and 2.1, franz-go's kfake (also limited to the APIs of 2.4) and the mock
 cluster of librdkafka. docs/brokers.md says what runs against which. The log is read back by
@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,15 +18,16 @@ import pytest
 from confluent_kafka import Consumer, TopicPartition
 
 from aiokprod import KafkaError, Outcome, Producer, ProducerFenced
+from aiokprod._wire.compression import CODEC_NAMES
 from aiokprod.testing.kafka_cluster import KafkaCluster
 from aiokprod.testing.mock_cluster import MockCluster
 from tests.integration.checker import History, check
 from tests.integration.kfake_cluster import KfakeCluster
 from tests.integration.load import by_send, by_send_many, by_submit
+from tests.integration.runner import Run
 from tests.transactions.readback import read_committed
 
 BROKERS = ("kafka-4.3", "kafka-3.9", "kafka-2.1", "kfake", "kfake-2.4", "librdkafka-mock")
-CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 EACH = 2_000
 # Codes that Produce may answer and that are worth another attempt.
 RETRIED = (3, 5, 6, 7, 9, 13, 19, 20, 56, 74, 75, 100)
@@ -77,9 +78,9 @@ def producer_of(broker: Broker | KfakeCluster, **options: Any) -> Producer[bytes
     return Producer(bootstrap_servers=broker.bootstrap_servers, **options)
 
 
-@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize("codec", CODEC_NAMES)
 def test_every_entry_point_delivers_once_in_order_where_told(
-    broker: Broker, run_uvloop: Callable, topic: str, codec: str
+    broker: Broker, run_uvloop: Run, topic: str, codec: str
 ) -> None:
     async def scenario() -> list[History]:
         histories = [History(topic, number) for number in range(3)]
@@ -98,7 +99,7 @@ def test_every_entry_point_delivers_once_in_order_where_told(
 
 @pytest.mark.parametrize("acks", [1, "all"])
 def test_without_idempotence_every_record_arrives(
-    broker: Broker, run: Callable, topic: str, acks: int | str
+    broker: Broker, run: Run, topic: str, acks: int | str
 ) -> None:
     async def scenario() -> History:
         history = History(topic)
@@ -133,7 +134,7 @@ def await_high_watermarks(broker: Broker, topic: str, total: int) -> None:
 
 
 def test_keys_values_headers_and_timestamps_are_read_back_as_sent(
-    broker: Broker, run: Callable, topic: str
+    broker: Broker, run: Run, topic: str
 ) -> None:
     sent: list[tuple[bytes | None, bytes | None, list[tuple[str, bytes | None]], int]] = [
         (b"k", b"v", [("a", b"1"), ("a", None), ("é", b"")], 1_700_000_000_000),
@@ -169,9 +170,7 @@ def test_keys_values_headers_and_timestamps_are_read_back_as_sent(
     assert read == [(*entry, offset) for entry, offset in zip(sent, offsets, strict=True)]
 
 
-def test_transactions_are_read_whole_or_not_at_all(
-    broker: Broker, run: Callable, topic: str
-) -> None:
+def test_transactions_are_read_whole_or_not_at_all(broker: Broker, run: Run, topic: str) -> None:
     async def scenario() -> list[bytes]:
         committed = []
         async with producer_of(broker, transactional_id=topic) as producer:
@@ -192,7 +191,7 @@ def test_transactions_are_read_whole_or_not_at_all(
 
 
 def test_second_producer_of_a_transactional_id_fences_the_first(
-    broker: Broker, run: Callable, topic: str
+    broker: Broker, run: Run, topic: str
 ) -> None:
     if broker.name == "librdkafka-mock":
         pytest.skip("the mock cluster of librdkafka does not fence older producers")
@@ -217,7 +216,7 @@ def test_second_producer_of_a_transactional_id_fences_the_first(
 @pytest.mark.parametrize("code", RETRIED)
 @pytest.mark.parametrize("version", [None, "v2.4"], ids=["newest", "2.4"])
 def test_kfake_refusals_cost_no_record(
-    request: pytest.FixtureRequest, run_uvloop: Callable, topic: str, code: int, version: str | None
+    request: pytest.FixtureRequest, run_uvloop: Run, topic: str, code: int, version: str | None
 ) -> None:
     """Refusals of Produce in the middle of a load, as kfake understands them."""
     kfake: KfakeCluster = request.getfixturevalue("kfake" if version is None else "kfake_24")
@@ -240,7 +239,7 @@ def test_kfake_refusals_cost_no_record(
 
 
 def test_kfake_moving_leaders_and_cut_connections_cost_no_record(
-    kfake: KfakeCluster, run_uvloop: Callable, topic: str
+    kfake: KfakeCluster, run_uvloop: Run, topic: str
 ) -> None:
     kfake.command("topic", topic, 6)
 
@@ -262,7 +261,7 @@ def test_kfake_moving_leaders_and_cut_connections_cost_no_record(
 
 @pytest.mark.parametrize("version", [None, "v2.4"], ids=["newest", "2.4"])
 def test_kfake_transactions_survive_moving_coordinators_and_refusals(
-    request: pytest.FixtureRequest, run: Callable, topic: str, version: str | None
+    request: pytest.FixtureRequest, run: Run, topic: str, version: str | None
 ) -> None:
     kfake: KfakeCluster = request.getfixturevalue("kfake" if version is None else "kfake_24")
     kfake.command("topic", topic, 3)

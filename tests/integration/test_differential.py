@@ -31,7 +31,7 @@ NAMED = frozenset(
 )
 
 
-def test_sampled_scripts_end_as_with_java_or_as_documented():
+def test_sampled_scripts_end_as_with_java_or_as_documented() -> None:
     found: list[Result] = []
 
     async def main() -> None:

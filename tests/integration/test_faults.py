@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from aiokprod import Environment, Producer
 from aiokprod._net.dialer import TcpDialer
@@ -13,6 +14,7 @@ from aiokprod.testing.kafka_cluster import KafkaCluster
 from tests.integration.checker import History, check
 from tests.integration.load import Stream
 from tests.integration.probe import until_serving
+from tests.integration.runner import Run
 from tests.integration.spy import METADATA, SpyDialer, busiest_second
 
 PARTITIONS = 6
@@ -50,7 +52,7 @@ async def under_load(
     cluster: KafkaCluster,
     topic: str,
     fault: Callable[[Outage], object],
-    **settings: object,
+    **settings: Any,
 ) -> Outage:
     """A steady keyed load while `fault` (a coroutine function) does its work."""
     history, spy = History(topic), SpyDialer(TcpDialer())
@@ -76,7 +78,7 @@ def assert_exact(cluster: KafkaCluster, outage: Outage) -> None:
 
 
 def test_leader_killed_and_restarted_nothing_lost_or_doubled(
-    kafka_cluster: KafkaCluster, run_uvloop: Callable, topic: str
+    kafka_cluster: KafkaCluster, run_uvloop: Run, topic: str
 ) -> None:
     async def fault(outage: Outage) -> None:
         leader = await kafka_cluster.leader_of(topic, 0)
@@ -97,7 +99,7 @@ def test_leader_killed_and_restarted_nothing_lost_or_doubled(
 
 
 def test_all_brokers_stopped_for_20_s_nothing_lost_or_doubled(
-    kafka_cluster: KafkaCluster, run_uvloop: Callable, topic: str
+    kafka_cluster: KafkaCluster, run_uvloop: Run, topic: str
 ) -> None:
     async def fault(outage: Outage) -> None:
         await kafka_cluster.kill_all()
@@ -118,10 +120,10 @@ def test_all_brokers_stopped_for_20_s_nothing_lost_or_doubled(
 
 
 def test_topic_deleted_and_recreated_new_topic_exact(
-    kafka_cluster: KafkaCluster, run_uvloop: Callable, topic: str
+    kafka_cluster: KafkaCluster, run_uvloop: Run, topic: str
 ) -> None:
     """What was acknowledged before the deletion ended is gone with the old topic; everything
-    handed over after the new one exists is in it once, in order, where it was told."""
+    submitted after the new one exists is in it once, in order, at the reported offset."""
     created = 0.0
 
     async def fault(outage: Outage) -> None:
@@ -153,7 +155,7 @@ def test_topic_deleted_and_recreated_new_topic_exact(
 
 
 def test_partitions_added_nothing_lost_and_new_ones_used(
-    kafka_cluster: KafkaCluster, run_uvloop: Callable, topic: str
+    kafka_cluster: KafkaCluster, run_uvloop: Run, topic: str
 ) -> None:
     async def fault(outage: Outage) -> None:
         await kafka_cluster.create_partitions(topic, 2 * PARTITIONS)
@@ -173,7 +175,7 @@ def test_partitions_added_nothing_lost_and_new_ones_used(
 
 
 def test_leader_frozen_and_resumed_nothing_lost_or_doubled(
-    kafka_cluster: KafkaCluster, run_uvloop: Callable, topic: str
+    kafka_cluster: KafkaCluster, run_uvloop: Run, topic: str
 ) -> None:
     """A frozen broker keeps its sockets open: only time-outs tell, and what it took before must
     not be written twice when its requests are sent again to the new leader."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from aiokprod import Producer
 from aiokprod.testing.kafka_cluster import HOST, KafkaCluster
 from tests.integration.kdc import REALM, Realm, missing, realm
 from tests.integration.load import every_record_once, every_record_once_for, healed, refused
+from tests.integration.runner import Run
 from tests.integration.test_security import CA, RECORDS, SESSION_MS, TRUST, Connections
 
 # KDC and headers come from the system, not from PyPI; `.ci/kerberos` installs them where it may,
@@ -66,7 +67,7 @@ def keytab_of(kerberos: Realm, name: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("tickets", ["keytab", "cache"])
 def test_gssapi_listener_every_record_once_in_order(
-    kerberos: Realm, cluster: KafkaCluster, run_uvloop: Callable, topic: str, tickets: str
+    kerberos: Realm, cluster: KafkaCluster, run_uvloop: Run, topic: str, tickets: str
 ) -> None:
     if tickets == "keytab":
         settings = {"security_protocol": "SASL_PLAINTEXT", **keytab_of(kerberos, "app")}
@@ -80,7 +81,7 @@ def test_gssapi_listener_every_record_once_in_order(
 
 
 def test_f78_gssapi_sessions_and_tickets_of_seconds_under_load_lose_nothing(
-    kerberos: Realm, cluster: KafkaCluster, run_uvloop: Callable, topic: str
+    kerberos: Realm, cluster: KafkaCluster, run_uvloop: Run, topic: str
 ) -> None:
     """The session ends every 4 s and the tickets every 10 s: the keytab gives new ones."""
     connections = Connections()
@@ -95,7 +96,7 @@ def test_f78_gssapi_sessions_and_tickets_of_seconds_under_load_lose_nothing(
 
 
 def test_s4_gssapi_refusal_names_the_reason_and_heals_without_a_restart(
-    kerberos: Realm, cluster: KafkaCluster, run: Callable, topic: str
+    kerberos: Realm, cluster: KafkaCluster, run: Run, topic: str
 ) -> None:
     kerberos.kdestroy()
 
@@ -122,7 +123,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.parametrize("case", WRONG)
 def test_s4_gssapi_wrong_setting_is_named_to_all_waiting_calls_in_time(
-    kerberos: Realm, cluster: KafkaCluster, run_uvloop: Callable, topic: str, case: str
+    kerberos: Realm, cluster: KafkaCluster, run_uvloop: Run, topic: str, case: str
 ) -> None:
     settings, text = WRONG[case]
     kerberos.kinit("alice", PASSWORD)
@@ -140,7 +141,7 @@ def test_s4_gssapi_wrong_setting_is_named_to_all_waiting_calls_in_time(
 
 
 def test_s4_gssapi_outdated_keytab_and_dead_kdc_are_named_and_heal(
-    kerberos: Realm, cluster: KafkaCluster, run_uvloop: Callable, topic: str
+    kerberos: Realm, cluster: KafkaCluster, run_uvloop: Run, topic: str
 ) -> None:
     kerberos.principal("rotated")
     settings = keytab_of(kerberos, "rotated")

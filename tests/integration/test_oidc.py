@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from aiokprod.testing.kafka_cluster import KafkaCluster
 from tests.integration import oidc_server
 from tests.integration.load import every_record_once, every_record_once_for, healed, refused
 from tests.integration.oidc_server import AUDIENCE, CLIENT, ISSUER, SECRET, Provider
+from tests.integration.runner import Run
 from tests.integration.test_security import CA, RECORDS, TRUST, Connections
 
 OAUTH = "org.apache.kafka.common.security.oauthbearer"
@@ -87,7 +88,7 @@ def settings(cluster: KafkaCluster, provider: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("grant", ["client_credentials", GRANT], ids=["credentials", "jwt-bearer"])
 def test_oidc_listener_every_record_once_in_order(
-    idp: Provider, broker: KafkaCluster, run_uvloop: Callable, topic: str, grant: str
+    idp: Provider, broker: KafkaCluster, run_uvloop: Run, topic: str, grant: str
 ) -> None:
     async def scenario() -> None:
         given = settings(broker, tokens(idp, grant))
@@ -100,7 +101,7 @@ def test_oidc_listener_every_record_once_in_order(
 
 
 def test_f78_oidc_tokens_of_seconds_are_renewed_on_the_same_connection(
-    idp: Provider, broker: KafkaCluster, run_uvloop: Callable, topic: str
+    idp: Provider, broker: KafkaCluster, run_uvloop: Run, topic: str
 ) -> None:
     """The broker ends a session with its token; the next token is fetched ahead of that."""
     connections = Connections()
@@ -133,7 +134,7 @@ class ForeignTokens:
 
 @pytest.mark.parametrize("case", ["foreign-signature", "provider-refuses", "unsecured"])
 def test_s4_oidc_refusal_is_named_to_all_waiting_calls_and_heals(
-    idp: Provider, broker: KafkaCluster, run_uvloop: Callable, topic: str, case: str
+    idp: Provider, broker: KafkaCluster, run_uvloop: Run, topic: str, case: str
 ) -> None:
     from tests.integration.test_security import give_token
 

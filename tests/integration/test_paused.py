@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,6 +22,7 @@ from aiokprod import (
 )
 from aiokprod.testing.kafka_cluster import KafkaCluster
 from tests.hang import HANG_S
+from tests.integration.runner import Run
 
 MIB = 1024 * 1024
 EARLY = 0.05
@@ -46,7 +48,7 @@ async def ready_topic(broker: KafkaCluster, producer: Producer[bytes, bytes], to
         await producer.send(topic, b"warm-up", partition=partition)
 
 
-async def seconds_until(error: type[KafkaError], attempt: asyncio.Future[object]) -> float:
+async def seconds_until(error: type[KafkaError], attempt: asyncio.Future[Any]) -> float:
     started = time.monotonic()
     with pytest.raises(error):
         await attempt
@@ -54,7 +56,7 @@ async def seconds_until(error: type[KafkaError], attempt: asyncio.Future[object]
 
 
 def test_memory_broker_paused_within_the_budget(
-    broker: KafkaCluster, run_uvloop: Callable, topic: str
+    broker: KafkaCluster, run_uvloop: Run, topic: str
 ) -> None:
     buffer_memory = 32 * MIB
 
@@ -93,7 +95,7 @@ def test_memory_broker_paused_within_the_budget(
 
 
 def test_waiters_broker_paused_then_resumed_admitted_in_fifo_order(
-    broker: KafkaCluster, run: Callable, topic: str
+    broker: KafkaCluster, run: Run, topic: str
 ) -> None:
     async def scenario() -> list[int]:
         admitted: list[int] = []
@@ -122,7 +124,7 @@ def test_waiters_broker_paused_then_resumed_admitted_in_fifo_order(
     assert run(scenario()) == list(range(600))
 
 
-def test_timeouts_broker_paused_on_time(broker: KafkaCluster, run: Callable, topic: str) -> None:
+def test_timeouts_broker_paused_on_time(broker: KafkaCluster, run: Run, topic: str) -> None:
     async def scenario() -> dict[str, tuple[float, float]]:
         """What → (wanted, measured) seconds."""
         times: dict[str, tuple[float, float]] = {}
@@ -169,7 +171,7 @@ def test_timeouts_broker_paused_on_time(broker: KafkaCluster, run: Callable, top
 
 
 def test_close_broker_paused_keeps_its_timeout_and_reports(
-    broker: KafkaCluster, run: Callable, topic: str
+    broker: KafkaCluster, run: Run, topic: str
 ) -> None:
     async def scenario() -> None:
         producer: Producer[bytes, bytes] = Producer(bootstrap_servers=broker.bootstrap_servers)

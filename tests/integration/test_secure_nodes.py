@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from aiokprod import Producer
 from aiokprod.testing.kafka_cluster import KafkaCluster
 from tests.integration.checker import History, check
 from tests.integration.load import by_submit
+from tests.integration.runner import Run
 from tests.integration.test_security import (
     CA,
     RECORDS,
@@ -50,7 +51,7 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaCluster]:
 
 @pytest.mark.parametrize("mechanism", ["SCRAM-SHA-512", "OAUTHBEARER"])
 def test_security_three_nodes_restarted_in_turn_lose_nothing(
-    nodes: KafkaCluster, run_uvloop: Callable, topic: str, mechanism: str
+    nodes: KafkaCluster, run_uvloop: Run, topic: str, mechanism: str
 ) -> None:
     connections = Connections()
 

@@ -7,7 +7,7 @@ import base64
 import json
 import time
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from aiokprod import AuthenticationError, Credentials, Observer, Producer
 from aiokprod.testing.kafka_cluster import KafkaCluster
 from tests.integration.checker import History, check
 from tests.integration.load import by_submit, every_record_once, every_record_once_for, healed
+from tests.integration.runner import Run
 from tests.security.certs import Authority
 from tests.transactions.readback import read_committed
 
@@ -94,7 +95,7 @@ def secure_cluster(folder: Path) -> Iterator[KafkaCluster]:
     cluster.stop_blocking()
 
 
-TRUST = {"ssl_truststore_certificates": CA.pem}
+TRUST: dict[str, Any] = {"ssl_truststore_certificates": CA.pem}
 CLIENT = CA.issue(number=72, common="alice", client=True)
 ALICE: dict[str, Any] = {"sasl_username": "alice", "sasl_password": USERS["alice"]}
 BEARER: dict[str, Any] = {"sasl_mechanism": "OAUTHBEARER", "sasl_token_provider": give_token}
@@ -133,7 +134,7 @@ ACCEPTED: dict[str, tuple[str, dict[str, Any]]] = {
 
 @pytest.mark.parametrize("listener", ACCEPTED)
 def test_security_listener_every_record_once_in_order(
-    secure_cluster: KafkaCluster, run_uvloop: Callable, topic: str, listener: str
+    secure_cluster: KafkaCluster, run_uvloop: Run, topic: str, listener: str
 ) -> None:
     name, settings = ACCEPTED[listener]
 
@@ -197,7 +198,7 @@ async def bad_token() -> str:
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_security_refusal_is_named_to_all_waiting_calls_in_time(
-    secure_cluster: KafkaCluster, run: Callable, topic: str, case: str
+    secure_cluster: KafkaCluster, run: Run, topic: str, case: str
 ) -> None:
     name, settings, text = REFUSED[case]
     if settings.get("sasl_mechanism") == "OAUTHBEARER":
@@ -208,7 +209,8 @@ def test_security_refusal_is_named_to_all_waiting_calls_in_time(
         try:
             async with asyncio.timeout(60):
                 calls = (producer.send(topic, b"v") for _ in range(10))
-                return list(await asyncio.gather(*calls, return_exceptions=True))
+                found: list[Any] = await asyncio.gather(*calls, return_exceptions=True)
+                return found
         finally:
             await producer.close(0)
 
@@ -220,7 +222,7 @@ def test_security_refusal_is_named_to_all_waiting_calls_in_time(
 
 @pytest.mark.parametrize("mechanism", MECHANISMS)
 def test_f78_sessions_of_seconds_under_load_lose_nothing(
-    secure_cluster: KafkaCluster, run_uvloop: Callable, topic: str, mechanism: str
+    secure_cluster: KafkaCluster, run_uvloop: Run, topic: str, mechanism: str
 ) -> None:
     """Several renewals per connection while records stream; none fails or changes places."""
     connections = Connections()
@@ -252,7 +254,7 @@ TASKS, MINUTES = 16, 5
 
 @pytest.mark.slow
 def test_f78_five_minutes_of_renewals_cost_no_error_and_little_latency(
-    secure_cluster: KafkaCluster, run_uvloop: Callable, topic: str
+    secure_cluster: KafkaCluster, run_uvloop: Run, topic: str
 ) -> None:
     """Two producers side by side, one of them authenticating again every few seconds."""
     settings = {"security_protocol": "SASL_SSL", **sasl("SCRAM-SHA-512"), **TRUST}
@@ -289,7 +291,7 @@ def test_f78_five_minutes_of_renewals_cost_no_error_and_little_latency(
 
 
 def test_f79_password_mended_at_run_time_heals_without_a_restart(
-    secure_cluster: KafkaCluster, run: Callable, topic: str
+    secure_cluster: KafkaCluster, run: Run, topic: str
 ) -> None:
     async def scenario() -> None:
         await secure_cluster.create_topic(topic, partitions=1)
@@ -311,7 +313,7 @@ def test_f79_password_mended_at_run_time_heals_without_a_restart(
 
 @pytest.mark.slow
 def test_f78_transactions_go_on_over_sessions_of_seconds(
-    secure_cluster: KafkaCluster, run_uvloop: Callable, topic: str
+    secure_cluster: KafkaCluster, run_uvloop: Run, topic: str
 ) -> None:
     async def scenario() -> History:
         await secure_cluster.create_topic(topic, partitions=6)

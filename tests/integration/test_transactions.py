@@ -13,7 +13,7 @@ import random
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -22,6 +22,7 @@ from aiokprod import KafkaTimeout, Outcome, Producer, ProducerFenced
 from aiokprod._engine.identity.coordinators import CoordinatorKind
 from aiokprod.testing.kafka_admin import downgrade_feature
 from aiokprod.testing.kafka_cluster import KAFKA_3, KAFKA_4, KafkaCluster
+from tests.integration.runner import Run
 from tests.transactions.readback import first_committed, read_committed
 
 KINDS = {"4.3-TV2": KAFKA_4, "4.3-TV1": KAFKA_4, "3.9": KAFKA_3}
@@ -57,7 +58,7 @@ def protocol(producer: Producer[Any, Any]) -> int:
 
 
 def test_transactions_with_aborts_committed_ones_visible_in_order(
-    cluster: KafkaCluster, run: Callable, topic: str, request: pytest.FixtureRequest
+    cluster: KafkaCluster, run: Run, topic: str, request: pytest.FixtureRequest
 ) -> None:
     wanted: dict[int, list[bytes]] = {partition: [] for partition in range(PARTITIONS)}
     dice = random.Random(8)
@@ -89,7 +90,7 @@ def test_transactions_with_aborts_committed_ones_visible_in_order(
 
 
 def test_abort_right_after_a_commit_leaves_the_producer_usable(
-    cluster: KafkaCluster, run: Callable, topic: str
+    cluster: KafkaCluster, run: Run, topic: str
 ) -> None:
     """While the markers of the commit are still being written, whatever of the new transaction the
     brokers have seen."""
@@ -116,12 +117,13 @@ def test_abort_right_after_a_commit_leaves_the_producer_usable(
     )
 
 
-def test_restart_same_id_fences_and_aborts(
-    cluster: KafkaCluster, run: Callable, topic: str
-) -> None:
+def test_restart_same_id_fences_and_aborts(cluster: KafkaCluster, run: Run, topic: str) -> None:
     async def scenario() -> None:
         await cluster.create_topic(topic, partitions=PARTITIONS)
-        options = {"bootstrap_servers": cluster.bootstrap_servers, "transactional_id": topic}
+        options: dict[str, Any] = {
+            "bootstrap_servers": cluster.bootstrap_servers,
+            "transactional_id": topic,
+        }
         async with Producer(**options) as old:
             await old.begin_transaction()
             await old.send(topic, b"zombie", partition=0)
@@ -136,9 +138,9 @@ def test_restart_same_id_fences_and_aborts(
 
 
 def test_crash_mid_transaction_readers_wait_no_longer_than_its_timeout(
-    cluster: KafkaCluster, run_uvloop: Callable, topic: str
+    cluster: KafkaCluster, run_uvloop: Run, topic: str
 ) -> None:
-    """kill -9, and nobody comes back with that id: only the coordinator's clock is left."""
+    """kill -9, and no producer comes back with that id: only the coordinator's clock is left."""
     timeout_s = 5.0
     servers = cluster.bootstrap_servers
 
@@ -167,7 +169,7 @@ def test_crash_mid_transaction_readers_wait_no_longer_than_its_timeout(
 
 @pytest.mark.parametrize("verdict", ["commit", "abort"])
 def test_end_brokers_silent_returns_in_time_then_resumes(
-    cluster: KafkaCluster, run_uvloop: Callable, topic: str, verdict: str
+    cluster: KafkaCluster, run_uvloop: Run, topic: str, verdict: str
 ) -> None:
     """Every broker is frozen, connections stay: nothing but our own clock ends the call."""
     timeout_s = 1.0
@@ -211,7 +213,7 @@ def coordinator(producer: Producer[Any, Any], transactional_id: str) -> int:
 
 
 def test_commit_coordinator_killed_returns_in_time_then_another_takes_over(
-    cluster: KafkaCluster, run_uvloop: Callable, topic: str
+    cluster: KafkaCluster, run_uvloop: Run, topic: str
 ) -> None:
     timeout_s = 0.3  # sooner than anybody notices that the broker is gone
 
@@ -308,7 +310,7 @@ async def copy_under_fire(cluster: KafkaCluster, source: str, target: str) -> fl
 
 @pytest.mark.parametrize("attempt", range(1, RUNS + 1))
 def test_copier_killed_and_brokers_bounced_output_equals_input(
-    cluster: KafkaCluster, run_uvloop: Callable, attempt: int
+    cluster: KafkaCluster, run_uvloop: Run, attempt: int
 ) -> None:
     source, target = f"in-{uuid.uuid4().hex[:8]}", f"out-{uuid.uuid4().hex[:8]}"
 

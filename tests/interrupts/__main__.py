@@ -4,9 +4,9 @@
     python -m tests.interrupts --every            # each bytecode of each scene, once
 
 After every exception each accepted record has its outcome, a true one, `flush` and `close` end, no
-memory is held, and the producer goes on. Most calls are interrupted in bursts (`bursts`), some one
-by one (`batch`). Ends with 1 at the first finding, and names its seed. With `--journal` and the
-same seed, a run goes on after the last whole slices of a run that was stopped.
+memory is held, and the producer continues. Most calls are interrupted in bursts (`bursts`), some
+one by one (`batch`). Ends with 1 at the first finding, and names its seed. With `--journal` and the
+same seed, a run continues after the last whole slices of a run that was stopped.
 """
 
 from __future__ import annotations

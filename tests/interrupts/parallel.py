@@ -105,6 +105,15 @@ def every_bytecode(options: str, scene: str, kind: type[BaseException], stride: 
     async def main() -> None:
         harness = InterruptHarness(OPTIONS[options], 1)
         await harness.start()
+        try:
+            await judged(harness)
+        except BaseException:
+            with contextlib.suppress(Exception):  # no warning of a producer that is not closed
+                await asyncio.wait_for(harness.producer.close(0), 10)
+            harness.bulks.clear()
+            raise
+
+    async def judged(harness: InterruptHarness) -> None:
         await measure(harness, scene)  # the first one may do more
         target, longest = 1, await measure(harness, scene)
         while target <= longest + stride:

@@ -10,7 +10,15 @@ from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from aiokprod import BulkResult, Delivery, KafkaError, Outcome, ProducerRecord, RecordMetadata
+from aiokprod import (
+    BulkResult,
+    Delivery,
+    DeliveryTimeout,
+    KafkaError,
+    Outcome,
+    ProducerRecord,
+    RecordMetadata,
+)
 from aiokprod.interceptors import ProducerInterceptor
 from aiokprod.testing.fake_cluster import FakeCluster
 from aiokprod.testing.memory import MemoryNetwork
@@ -25,22 +33,53 @@ SETTLED_S = 2.0
 """Virtual seconds in which a healthy cluster acknowledges what is buffered."""
 
 
-class Watching(ProducerInterceptor):
-    """Counts what interceptors are told of each value."""
+class Token:
+    """The token of a plug-in for one record."""
 
     def __init__(self) -> None:
-        self.told: dict[bytes, int] = {}
+        self.reports = 0
+
+
+class Hooks(ProducerInterceptor):
+    """An interceptor and a plug-in, which count what is reported."""
+
+    def __init__(self) -> None:
+        self.sent = 0
+        self.ended = 0
+        self.tokens: list[Token] = []
 
     def on_send(self, record: ProducerRecord[Any, Any]) -> ProducerRecord[Any, Any]:
+        self.sent += 1
         return record
 
-    def on_acknowledgement(self, metadata: Any, error: KafkaError | None) -> None:
-        pass
+    def on_acknowledgement(
+        self, metadata: Any, error: KafkaError | None, headers: Any = ()
+    ) -> None:
+        self.ended += 1
+
+    def on_append(self, topic: str, key: Any, value: Any, headers: Any) -> Any:
+        self.tokens.append(Token())
+        return headers, self.tokens[-1]
+
+    def on_batch_settled(self, batch: Any, tokens: Any, base_offset: Any, error: Any) -> None:
+        for _, token in tokens:
+            token.reports += 1
+
+    def on_record_unsent(self, topic: str, partition: Any, token: Any, error: Any) -> None:
+        if token is not None:
+            token.reports += 1
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    def are_even(self) -> bool:
+        """Each record was reported as often as it was seen."""
+        return self.sent == self.ended and all(token.reports == 1 for token in self.tokens)
 
 
 @dataclass
 class InterruptHarness:
-    """One producer, one cluster, and every record that was handed over since the last check."""
+    """One producer, one cluster, and every record that was submitted since the last check."""
 
     options: dict[str, Any]
     seed: int
@@ -53,17 +92,26 @@ class InterruptHarness:
     bulks: list[tuple[list[bytes], BulkResult]] = field(default_factory=list)
     known: dict[bytes, tuple[int, int]] = field(default_factory=dict)
     """Where each value of the logs is."""
+    hooks: Hooks | None = None
+    is_reported: bool = False
+    """The last record had an `on_delivery`."""
+    reports: dict[bytes, list[Any]] = field(default_factory=dict)
+    """What `on_delivery` got for each value that has one."""
     read: list[int] = field(default_factory=lambda: [0] * PARTITIONS)
 
     async def start(self) -> None:
         self.rng = random.Random(self.seed)
         self.cluster = FakeCluster(3, network=MemoryNetwork())
         self.cluster.create_topic(TOPIC, PARTITIONS)
-        options = {
+        options: dict[str, Any] = {
             "batch_size": BATCH, "buffer_memory": BUFFER, "linger_ms": 0, "max_block_ms": 3_000,
             "delivery_timeout_ms": 8_000, "request_timeout_ms": 2_000, "seed": self.seed,
         }  # fmt: skip
-        self.producer = make_producer(self.cluster, **(options | self.options))
+        options |= self.options
+        if options.pop("watched", False):
+            self.hooks = Hooks()
+            options |= {"interceptors": [self.hooks], "plugins": [self.hooks]}
+        self.producer = make_producer(self.cluster, **options)
         await self.producer.start()
         await self.producer.warm([TOPIC])
 
@@ -71,6 +119,14 @@ class InterruptHarness:
         """A value that no other record has."""
         self.number += 1
         return (b"%d/" % self.number).ljust(size, b".")
+
+    def reported(self, value: bytes) -> dict[str, Any]:
+        """The `on_delivery` of every other record."""
+        self.is_reported = not self.is_reported
+        if not self.is_reported:
+            return {}
+        found = self.reports[value] = []
+        return {"on_delivery": lambda metadata, error: found.append(error or metadata)}
 
     # -- the calls -------------------------------------------------------------------------------
 
@@ -87,6 +143,7 @@ class InterruptHarness:
     ) -> None:
         value = self.value(size)
         with self.refusal(value, injector, expected):
+            options |= self.reported(value)
             handle = injector.call(lambda: self.producer.try_submit(TOPIC, value, **options))
             self.handles.append((value, handle))
 
@@ -104,6 +161,7 @@ class InterruptHarness:
 
     async def submit(self, injector: Injector | Alarm, size: int, **options: Any) -> None:
         value = self.value(size)
+        options |= self.reported(value)
 
         async def call() -> Delivery:
             found: Delivery = await self.producer.submit(TOPIC, value, **options)
@@ -112,9 +170,16 @@ class InterruptHarness:
         with self.refusal(value, injector):
             self.handles.append((value, await self.step(injector, call())))
 
-    async def send(self, injector: Injector | Alarm, size: int, **options: Any) -> None:
+    async def send(
+        self,
+        injector: Injector | Alarm,
+        size: int,
+        *,
+        expected: tuple[type[KafkaError], ...] = (),
+        **options: Any,
+    ) -> None:
         value = self.value(size)
-        with self.refusal(value, injector):
+        with self.refusal(value, injector, expected):
             sending = self.producer.send(TOPIC, value, **options)
             self.results.append((value, await self.step(injector, sending)))
 
@@ -138,7 +203,7 @@ class InterruptHarness:
 
     async def check(self) -> None:
         """Everything that was accepted has its outcome, and nothing is left of the interrupted
-        call: no bytes, no turns, no wait; and the producer goes on."""
+        call: no bytes, no turns, no wait; and the producer continues."""
         producer = self.producer
         runtime = producer._lifecycle.runtime
         await producer.flush(60)
@@ -149,6 +214,7 @@ class InterruptHarness:
         self._read_logs()
         assert self.known[after] == (metadata.partition, metadata.offset)
         self._judge_records()
+        await self._judge_reports()
         self._look_for_remains()
         assert not self.cluster.violations, self.cluster.violations
         assert not self.cluster.refusals, self.cluster.refusals
@@ -165,7 +231,7 @@ class InterruptHarness:
             async with asyncio.timeout(SETTLED_S):
                 for _, delivery in self.handles:
                     if not delivery.done():
-                        await asyncio.wait([delivery])
+                        await asyncio.wait([delivery])  # type: ignore[type-var]
                 while runtime.accumulator.incomplete:  # noqa: ASYNC110  # of interrupted calls
                     await asyncio.sleep(0.001)
         except TimeoutError:
@@ -178,7 +244,28 @@ class InterruptHarness:
         assert self.producer.health().ok, self.producer.health()
         self._read_logs()
         self._judge_records()
+        await self._judge_reports()
         self._look_for_remains()
+
+    async def _judge_reports(self) -> None:
+        """Each record was reported once to each hook that has seen it, and to its `on_delivery` if
+        it was in a batch."""
+        for turn in range(4):
+            await asyncio.sleep(0)
+            if turn == 1 and self.hooks is not None and not self.hooks.are_even():
+                gc.collect()  # the traceback of the exception may hold a record
+        if self.hooks is not None:
+            hooks = self.hooks
+            lost = [token.reports for token in hooks.tokens if token.reports != 1]
+            assert hooks.are_even(), f"{hooks.sent} sent, {hooks.ended} ended, tokens: {lost}"
+            hooks.tokens.clear()
+        for value, found in self.reports.items():
+            if value in self.known:
+                assert len(found) == 1, f"{value[:20]!r}: {found}"
+                self._judge(value, found[0])
+            else:
+                assert len(found) <= 1, f"{value[:20]!r}: {found}"
+        self.reports.clear()
 
     def _judge_records(self) -> None:
         for value, delivery in self.handles:
@@ -266,8 +353,13 @@ async def keyed_with_headers(harness: InterruptHarness, injector: Injector | Ala
 
 
 async def submit_slowly(harness: InterruptHarness, injector: Injector | Alarm) -> None:
-    """bytearray takes the slow path."""
-    await harness.submit(injector, 50, key=bytearray(b"key"))
+    """The fast path accepts no record meanwhile."""
+    appender = harness.producer._lifecycle.runtime.appender
+    appender.enabled = False
+    try:
+        await harness.submit(injector, 50, key=b"key")
+    finally:
+        appender.enabled = True
 
 
 async def send_one(harness: InterruptHarness, injector: Injector | Alarm) -> None:
@@ -276,6 +368,20 @@ async def send_one(harness: InterruptHarness, injector: Injector | Alarm) -> Non
 
 async def send_with_timeout(harness: InterruptHarness, injector: Injector | Alarm) -> None:
     await harness.send(injector, 50, timeout=5.0)
+
+
+async def send_that_times_out(harness: InterruptHarness, injector: Injector | Alarm) -> None:
+    await harness.send(injector, 50, timeout=0.0001, expected=(DeliveryTimeout,))
+
+
+async def submit_under_timeout(harness: InterruptHarness, injector: Injector | Alarm) -> None:
+    """While many other records have deadlines."""
+    sends = [asyncio.ensure_future(harness.send(NEVER, 10, timeout=5.0)) for _ in range(3)]
+    try:
+        async with asyncio.timeout(5.0):
+            await harness.submit(injector, 50)
+    finally:
+        await asyncio.gather(*sends)
 
 
 async def short_of_memory(harness: InterruptHarness, injector: Injector | Alarm) -> None:
@@ -340,7 +446,8 @@ SCENES: dict[str, Scene] = {
     scene.__name__: scene
     for scene in (
         fresh_batch, into_open_batch, full_batch, sticky_change, keyed_with_headers, submit_slowly,
-        send_one, send_with_timeout, short_of_memory, share_used_up, column, column_of_everything,
+        send_one, send_with_timeout, send_that_times_out, submit_under_timeout, short_of_memory,
+        share_used_up, column, column_of_everything,
         column_larger_than_memory, records, on_the_way,
     )
 }  # fmt: skip
@@ -355,7 +462,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "plain": {"enable_idempotence": False},
     "compressed": {"compression_type": "gzip"},
     "elastic": {"elastic_batch_size": 8_000, "linger_ms": 20, "adaptive_linger": False},
-    "watched": {"interceptors": [Watching()]},
+    "watched": {"watched": True},
+    "watched and serialized": {"watched": True, "value_serializer": _bytes},
     "serialized": {"value_serializer": _bytes, "key_serializer": _bytes},
 }
-"""Producers; those with interceptors or serializers take the slow path for every record."""
+"""Settings of producers."""

@@ -7,7 +7,7 @@ and the quick ones first. Those that survive meet what else runs the line, then 
 simulation. Mutants of code that only Spark can run meet their Spark tests (PySpark and Java; a
 survivor whose Spark tests were not run is reported with the reason). The first run records which
 test runs which line. All of it is kept in .cache/mutants,
-so that a run that was interrupted goes on where it stopped.
+so that a run that was interrupted continues where it stopped.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class Journal:
 
     def result(self, mutation: Mutation) -> str:
         """What became of the mutant, "" if it was not run."""
-        return self._entries.get(identity(mutation), {"result": ""})["result"]
+        return str(self._entries.get(identity(mutation), {"result": ""})["result"])
 
     def add(self, entry: dict[str, Any]) -> None:
         """The result of a mutant, instead of the one before."""

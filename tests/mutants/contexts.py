@@ -1,6 +1,6 @@
 """Which test runs which line, and how long it takes.
 
-Recorded file by file: a run that was interrupted goes on with the next file, and a test file that
+Recorded file by file: a run that was interrupted continues with the next file, and a test file that
 changed is recorded alone. Of a parametrised test a few cases are recorded: the others run the same
 lines for the most part.
 """

@@ -241,7 +241,7 @@ _NO_CODE: Final = re.compile(
 
 
 def _cython(path: str, source: str) -> list[Mutation]:
-    """Line by line, outside of comments, strings that span lines, declarations and error texts."""
+    """Line by line, outside comments, strings that span lines, declarations and error texts."""
     found: list[Mutation] = []
     scopes: list[tuple[int, str]] = []
     offset = depth = 0

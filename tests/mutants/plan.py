@@ -105,8 +105,8 @@ def sample(
 ) -> list[tuple[Group, Mutation]]:
     """`count` mutants by the shares of the groups, in random order; the same for the same seed.
 
-    Within a group every site is as likely as any other, so large modules get more. Each has a rank
-    of its own: a change of the code replaces the mutants of the lines that it touches and a few
+    Within a group every site is as likely as any other, so large modules get more. Each has a
+    fixed rank: a change of the code replaces the mutants of the lines that it touches and a few
     more, so that results for files that stayed as they were are still of use.
     """
     total = sum(group.share for group in groups)

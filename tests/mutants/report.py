@@ -16,7 +16,7 @@ REASONS: Final = Path(__file__).with_name("survivors.toml")
 
 
 def reasons(path: Path = REASONS) -> dict[str, str]:
-    """Key of a mutant -> why nobody needs to notice it."""
+    """Key of a mutant -> why no test needs to notice it."""
     survivors = tomllib.loads(path.read_text())["survivor"]
     return {entry["mutant"]: entry["reason"] for entry in survivors}
 

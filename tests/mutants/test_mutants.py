@@ -235,8 +235,8 @@ def tree(tmp_path: Path) -> Path:
         '[tool.pytest.ini_options]\naddopts = ["--import-mode=importlib"]\n'
         'pythonpath = ["."]\nmarkers = ["slow: x"]\n'
     )
-    for path in Path(__file__).parent.glob("*.py"):
-        shutil.copy2(path, tree / "tests/mutants")
+    for module in Path(__file__).parent.glob("*.py"):
+        shutil.copy2(module, tree / "tests/mutants")
     return tree
 
 
@@ -308,7 +308,7 @@ def test_flaky():
     taken(3, 9)
     if Path("once").exists():
         Path("once").unlink()
-        raise AssertionError("a reason of its own")
+        raise AssertionError("another reason")
 
 def test_behind_it():
     sum(range(3_000_000))
@@ -357,7 +357,7 @@ def spark():
 def test_size_that_has_room(spark):
     if Path("killed").exists():
         os._exit(137)
-    assert not Path("flaky").exists(), "a reason of its own"
+    assert not Path("flaky").exists(), "another reason"
     assert taken(0, 9)
 
 
@@ -463,7 +463,7 @@ def test_child_that_uses_up_its_time_or_none_has_hung(tree: Path) -> None:
 
 
 def test_child_ends_with_the_process_that_asked(tree: Path) -> None:
-    """A campaign that is killed leaves no mutant behind that spins for ever."""
+    """A campaign that is killed leaves no mutant behind that spins forever."""
     (tree / "spin.py").write_text("print('begun', flush=True)\nwhile True: pass")
     script = (
         "from pathlib import Path\nfrom tests.mutants.server import Command, Server\n"

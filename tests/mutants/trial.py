@@ -216,7 +216,8 @@ class Bench:
     def _test_files(self, group: Group, mutation: Mutation) -> tuple[list[str], list[str]]:
         """Of a compiled module: the files that name it, then the other ones of its group."""
         stem = Path(mutation.path).stem
-        near, far = [], []
+        near: list[str] = []
+        far: list[str] = []
         for folder in group.own:
             for path in sorted((self._tree / folder).glob("test_*.py")):
                 named = stem in path.stem or f".{stem} " in path.read_text()

@@ -146,7 +146,7 @@ class FakeTransport(asyncio.Transport):
 
 
 class Recorder:
-    """A ConnectionOwner that keeps what it is told."""
+    """A ConnectionOwner that keeps what is reported to it."""
 
     def __init__(self) -> None:
         self.log: list[tuple[Any, ...]] = []

@@ -1,4 +1,4 @@
-"""A broker of a few lines: answers what it is told to, over in-memory transports."""
+"""A broker of a few lines: gives the answers of a script, over in-memory transports."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ class ConnectionHarness:
     def now(self) -> float:
         return self.loop.time()
 
-    async def until(self, condition: Callable[[], bool], seconds: float = 300.0) -> None:
+    async def until(self, condition: Callable[[], object], seconds: float = 300.0) -> None:
         """Wait for wake-ups until the condition holds."""
         async with asyncio.timeout(seconds):
             while not condition():

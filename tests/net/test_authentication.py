@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+from ssl import SSLEOFError, SSLError
 from typing import Any
 
 import pytest
@@ -20,7 +21,7 @@ from aiokprod._wire.messages.sasl_handshake import SaslHandshakeRequest, SaslHan
 from aiokprod.cluster import Node
 from aiokprod.errors import AuthenticationError, DialError, KafkaError, Outcome
 from tests.net.scripted_broker import ConnectionHarness
-from tests.net.test_client import in_virtual_time
+from tests.virtual_time import in_virtual_time
 
 HANDSHAKE, AUTHENTICATE = 17, 36
 
@@ -73,7 +74,7 @@ async def failure(made: ConnectionHarness) -> tuple[KafkaError, float]:
 
 
 @in_virtual_time
-async def test_work_of_a_mechanism_runs_in_a_task_of_the_connection():
+async def test_work_of_a_mechanism_runs_in_a_task_of_the_connection() -> None:
     async def thinking() -> AuthenticationStep:
         await asyncio.sleep(3.0)
         return SendToBroker(SaslHandshakeRequest("PLAIN"), 1)
@@ -88,7 +89,7 @@ async def test_work_of_a_mechanism_runs_in_a_task_of_the_connection():
 
 
 @in_virtual_time
-async def test_error_of_the_work_is_told_by_its_class_only():
+async def test_error_of_the_work_is_told_by_its_class_only() -> None:
     async def failing() -> AuthenticationStep:
         raise ValueError("canary-token")
 
@@ -100,7 +101,7 @@ async def test_error_of_the_work_is_told_by_its_class_only():
 
 
 @in_virtual_time
-async def test_refusal_by_the_work_keeps_its_text_and_code():
+async def test_refusal_by_the_work_keeps_its_text_and_code() -> None:
     async def refusing() -> AuthenticationStep:
         raise AuthenticationError("no ticket")
 
@@ -112,7 +113,7 @@ async def test_refusal_by_the_work_keeps_its_text_and_code():
 
 
 @in_virtual_time
-async def test_work_cancelled_by_a_stranger_refuses_the_connection():
+async def test_work_cancelled_by_a_stranger_refuses_the_connection() -> None:
     async def cancelled() -> AuthenticationStep:
         raise asyncio.CancelledError
 
@@ -123,7 +124,7 @@ async def test_work_cancelled_by_a_stranger_refuses_the_connection():
 
 
 @in_virtual_time
-async def test_work_that_hangs_is_ended_by_the_setup_timeout_and_cancelled():
+async def test_work_that_hangs_is_ended_by_the_setup_timeout_and_cancelled() -> None:
     ended = []
 
     async def hanging() -> AuthenticationStep:
@@ -142,7 +143,7 @@ async def test_work_that_hangs_is_ended_by_the_setup_timeout_and_cancelled():
 
 
 @in_virtual_time
-async def test_session_is_renewed_before_it_ends_once_open_requests_have_ended():
+async def test_session_is_renewed_before_it_ends_once_open_requests_have_ended() -> None:
     mechanism = Mechanism(lifetime=100.0)
     made, broker = harness(mechanism)
     broker.silence(3)
@@ -165,7 +166,7 @@ async def test_session_is_renewed_before_it_ends_once_open_requests_have_ended()
 
 
 @in_virtual_time
-async def test_session_that_cannot_be_renewed_ends_the_connection_in_order():
+async def test_session_that_cannot_be_renewed_ends_the_connection_in_order() -> None:
     mechanism = Mechanism(lifetime=100.0, renewable=False)
     made, broker = harness(mechanism)
     await made.connect()
@@ -178,7 +179,7 @@ async def test_session_that_cannot_be_renewed_ends_the_connection_in_order():
 
 
 @in_virtual_time
-async def test_refused_renewal_ends_the_connection():
+async def test_refused_renewal_ends_the_connection() -> None:
     made, broker = harness(Mechanism(lifetime=100.0))
     await made.connect()
     broker.silence(HANDSHAKE)
@@ -201,7 +202,9 @@ def plaintext_port() -> ssl.SSLError:
         (plaintext_port(), AuthenticationError, "does not speak TLS"),
     ],
 )
-def test_failed_tls_handshake_is_named(raised, kind, text):
+def test_failed_tls_handshake_is_named(
+    raised: SSLEOFError | SSLError, kind: type[KafkaError], text: str
+) -> None:
     @in_virtual_time
     async def main() -> None:
         made = ConnectionHarness(security_protocol="SSL", ssl_context=ssl.create_default_context())
@@ -224,7 +227,7 @@ def test_failed_tls_handshake_is_named(raised, kind, text):
 
 
 @in_virtual_time
-async def test_coordinator_outside_of_the_metadata_is_a_node_of_its_own():
+async def test_coordinator_outside_of_the_metadata_is_a_node_of_its_own() -> None:
     made = ConnectionHarness("b:1")
     made.broker("b")
     made.broker("c", 7)

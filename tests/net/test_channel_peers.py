@@ -6,6 +6,7 @@ import struct
 
 from aiokprod._net.channel import KafkaChannel
 from aiokprod._net.channel_states import State
+from tests.current import current
 from tests.net.wire_helpers import answer, requests_in, versions_answer
 
 # librdkafka's mock brokers answer an ApiVersions version they lack with the error and a list that
@@ -37,4 +38,4 @@ def test_versions_mock_broker_refusal_falls_back_to_version_zero() -> None:
     (header, _) = requests_in(channel.data_to_send())[0]
     assert header.request_api_version == 0
     channel.receive_data(answer(versions_answer(), 0, 1), 1.0)
-    assert channel.state is State.READY
+    assert current(channel.state) is State.READY

@@ -20,7 +20,7 @@ def new_states(jitter: float = 0.0) -> ClusterConnectionStates:
     )
 
 
-def test_unknown_node_may_be_dialled_at_once():
+def test_unknown_node_may_be_dialled_at_once() -> None:
     states = new_states()
     assert states.can_connect(1, 0.0)
     assert states.last_attempt(1) == float("-inf")
@@ -28,7 +28,7 @@ def test_unknown_node_may_be_dialled_at_once():
     assert len(states) == 0
 
 
-def test_reconnect_backoff_doubles_to_its_ceiling_and_is_reset_when_ready():
+def test_reconnect_backoff_doubles_to_its_ceiling_and_is_reset_when_ready() -> None:
     states = new_states()
     pauses = []
     for _ in range(7):
@@ -41,7 +41,7 @@ def test_reconnect_backoff_doubles_to_its_ceiling_and_is_reset_when_ready():
     assert round(states.not_before(1) - 100.0, 3) == 0.05
 
 
-def test_backoff_has_20_percent_jitter_and_a_hard_ceiling():
+def test_backoff_has_20_percent_jitter_and_a_hard_ceiling() -> None:
     states = new_states(jitter=0.2)
     first, capped = set(), set()
     for node in range(200):
@@ -57,7 +57,7 @@ def test_backoff_has_20_percent_jitter_and_a_hard_ceiling():
     assert 60 < len(capped) < 160, "about half of them below the maximum, no two alike"
 
 
-def test_can_connect_when_the_backoff_is_over():
+def test_can_connect_when_the_backoff_is_over() -> None:
     states = new_states()
     states.disconnected(1, 100.0, was_up=False, was_ready=False)
     assert not states.can_connect(1, 100.04)
@@ -65,7 +65,7 @@ def test_can_connect_when_the_backoff_is_over():
     assert states.can_connect(2, 100.0)
 
 
-def test_f7_setup_timeout_grows_with_failures_to_connect_and_is_reset_when_ready():
+def test_f7_setup_timeout_grows_with_failures_to_connect_and_is_reset_when_ready() -> None:
     states = new_states()
     timeouts = []
     for _ in range(4):
@@ -76,7 +76,7 @@ def test_f7_setup_timeout_grows_with_failures_to_connect_and_is_reset_when_ready
     assert states.connecting(1, 0.0, HOST) == 10.0
 
 
-def test_setup_timeout_grows_with_failures_of_the_handshake():
+def test_setup_timeout_grows_with_failures_of_the_handshake() -> None:
     states = new_states()
     timeouts = []
     for _ in range(4):
@@ -85,7 +85,7 @@ def test_setup_timeout_grows_with_failures_of_the_handshake():
     assert timeouts == [10.0, 20.0, 30.0, 30.0]
 
 
-def test_setup_timeout_of_a_host_is_kept_when_its_node_id_changes():
+def test_setup_timeout_of_a_host_is_kept_when_its_node_id_changes() -> None:
     states = new_states()
     states.connecting(-1, 0.0, HOST)
     states.disconnected(-1, 0.0, was_up=True, was_ready=False)
@@ -96,7 +96,7 @@ def test_setup_timeout_of_a_host_is_kept_when_its_node_id_changes():
     assert states.connecting(-1, 0.0, HOST) == 10.0
 
 
-def test_setup_timeout_of_a_slow_host_is_kept_when_it_is_ready():
+def test_setup_timeout_of_a_slow_host_is_kept_when_it_is_ready() -> None:
     states = new_states()
     states.connecting(1, 0.0, HOST)
     states.disconnected(1, 10.0, was_up=True, was_ready=False)
@@ -107,7 +107,7 @@ def test_setup_timeout_of_a_slow_host_is_kept_when_it_is_ready():
     assert states.connecting(3, 50.0, HOST) == 10.0
 
 
-def test_hosts_that_were_never_reached_do_not_pile_up():
+def test_hosts_that_were_never_reached_do_not_pile_up() -> None:
     states = new_states()
     for port in range(3000):
         states.connecting(port, 0.0, ("broker", port))
@@ -116,13 +116,13 @@ def test_hosts_that_were_never_reached_do_not_pile_up():
     assert len(states._setup_failures) <= 1024
 
 
-def test_setup_timeout_does_not_grow_when_the_connection_was_ready():
+def test_setup_timeout_does_not_grow_when_the_connection_was_ready() -> None:
     states = new_states()
     states.disconnected(1, 0.0, was_up=True, was_ready=True)
     assert states.connecting(1, 0.0, HOST) == 10.0
 
 
-def test_last_attempt_is_stamped_by_start_and_end():
+def test_last_attempt_is_stamped_by_start_and_end() -> None:
     states = new_states()
     states.connecting(1, 5.0, HOST)
     assert states.last_attempt(1) == 5.0
@@ -130,7 +130,7 @@ def test_last_attempt_is_stamped_by_start_and_end():
     assert states.last_attempt(1) == 7.0
 
 
-def test_f13_addresses_are_tried_in_turn_then_looked_up_again():
+def test_f13_addresses_are_tried_in_turn_then_looked_up_again() -> None:
     states = new_states()
     assert states.address(1) is None
     states.resolved(1, [A, B])
@@ -141,7 +141,7 @@ def test_f13_addresses_are_tried_in_turn_then_looked_up_again():
     assert states.address(1) is None
 
 
-def test_lost_connection_forces_a_look_up_that_avoids_the_failed_address():
+def test_lost_connection_forces_a_look_up_that_avoids_the_failed_address() -> None:
     states = new_states()
     states.resolved(1, [A, B, C])
     assert states.address(1) == A
@@ -152,7 +152,7 @@ def test_lost_connection_forces_a_look_up_that_avoids_the_failed_address():
 
 
 @pytest.mark.parametrize("end", ["lost", "idle", "all failed"])
-def test_addresses_of_a_new_look_up_are_tried_from_the_first_one(end):
+def test_addresses_of_a_new_look_up_are_tried_from_the_first_one(end: str) -> None:
     states = new_states()
     states.resolved(1, [A, B])
     assert states.address(1) == A
@@ -171,7 +171,7 @@ def test_addresses_of_a_new_look_up_are_tried_from_the_first_one(end):
     assert states.address(1) == A
 
 
-def test_only_address_is_used_again():
+def test_only_address_is_used_again() -> None:
     states = new_states()
     states.resolved(1, [A])
     assert states.address(1) == A
@@ -180,7 +180,7 @@ def test_only_address_is_used_again():
     assert states.address(1) == A
 
 
-def test_resolver_that_moved_the_failed_address_is_followed():
+def test_resolver_that_moved_the_failed_address_is_followed() -> None:
     states = new_states()
     states.resolved(1, [A, B])
     states.address(1)
@@ -189,7 +189,7 @@ def test_resolver_that_moved_the_failed_address_is_followed():
     assert states.address(1) == C
 
 
-def test_expired_idle_connection_has_no_backoff_but_a_fresh_look_up():
+def test_expired_idle_connection_has_no_backoff_but_a_fresh_look_up() -> None:
     states = new_states()
     states.resolved(1, [A])
     states.address(1)
@@ -199,7 +199,7 @@ def test_expired_idle_connection_has_no_backoff_but_a_fresh_look_up():
     assert states.last_attempt(1) == 50.0
 
 
-def test_throttle_is_never_shortened():
+def test_throttle_is_never_shortened() -> None:
     states = new_states()
     assert states.throttle(1, 10.0) == 10.0
     assert states.throttle(1, 5.0) == 10.0
@@ -207,7 +207,7 @@ def test_throttle_is_never_shortened():
     assert states.throttled_until(1) == 11.0
 
 
-def test_forget_drops_the_record():
+def test_forget_drops_the_record() -> None:
     states = new_states()
     states.disconnected(1, 0.0, was_up=False, was_ready=False)
     states.forget(1)
@@ -216,7 +216,7 @@ def test_forget_drops_the_record():
     assert states.can_connect(1, 0.0)
 
 
-def test_reset_forgets_failures_and_addresses_but_not_throttles():
+def test_reset_forgets_failures_and_addresses_but_not_throttles() -> None:
     states = new_states()
     states.resolved(1, [A, B])
     states.disconnected(1, 0.0, was_up=False, was_ready=False)
@@ -228,7 +228,7 @@ def test_reset_forgets_failures_and_addresses_but_not_throttles():
     assert states.throttled_until(1) == 99.0
 
 
-def test_of_takes_seconds_from_the_configuration():
+def test_of_takes_seconds_from_the_configuration() -> None:
     config = ProducerConfig(
         bootstrap_servers="h:1",
         reconnect_backoff_ms=1000,
@@ -242,7 +242,7 @@ def test_of_takes_seconds_from_the_configuration():
     assert states.not_before(1) == pytest.approx(1.0, rel=0.2)
 
 
-def test_search_pauses_after_ten_failures_within_a_second():
+def test_search_pauses_after_ten_failures_within_a_second() -> None:
     states = new_states()
     for node in range(10):
         assert states.may_search(node * 0.01)
@@ -257,7 +257,7 @@ def test_search_pauses_after_ten_failures_within_a_second():
     assert states.may_search(1.01)
 
 
-def test_failures_of_nodes_that_are_needed_for_themselves_do_not_stop_the_search():
+def test_failures_of_nodes_that_are_needed_for_themselves_do_not_stop_the_search() -> None:
     states = new_states()
     for number in range(20):
         states.connecting(1, number * 0.01, HOST)
@@ -265,7 +265,7 @@ def test_failures_of_nodes_that_are_needed_for_themselves_do_not_stop_the_search
     assert states.may_search(0.2)
 
 
-def test_lost_connections_do_not_stop_the_search():
+def test_lost_connections_do_not_stop_the_search() -> None:
     states = new_states()
     for node in range(20):
         states.disconnected(node, 0.0, was_up=True, was_ready=True)

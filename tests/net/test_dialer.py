@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from aiokprod._net import dialer as dialer_module
 from aiokprod._net.dialer import TcpDialer
 from aiokprod.errors import DialError, Outcome
 
@@ -46,8 +45,8 @@ class DialerHarness:
         self.resolve_error: Exception | None = None
         self.connected_to: Any = None
         FAIL_OPTIONS.clear()
-        monkeypatch.setattr(dialer_module.socket, "socket", self.socket)
-        monkeypatch.setattr(dialer_module.asyncio, "get_running_loop", lambda: self)
+        monkeypatch.setattr(socket, "socket", self.socket)
+        monkeypatch.setattr(asyncio, "get_running_loop", lambda: self)
 
     def socket(self, family: int, kind: int) -> FakeSocket:
         self.sockets.append(FakeSocket(family, kind))
@@ -70,6 +69,11 @@ class DialerHarness:
         return "transport", factory()
 
 
+def protocol() -> Any:
+    """Stands for the protocol's class."""
+    return "protocol"
+
+
 def play(coro: Any) -> Any:
     """Run a coroutine that never waits."""
     try:
@@ -88,7 +92,7 @@ def info(family: int, *address: Any) -> Any:
     return (family, socket.SOCK_STREAM, 6, "", address)
 
 
-def test_resolve_gives_all_addresses_in_order_without_duplicates(harness):
+def test_resolve_gives_all_addresses_in_order_without_duplicates(harness: DialerHarness) -> None:
     harness.infos = [
         info(socket.AF_INET6, "::1", 9092, 0, 0),
         info(socket.AF_INET, "127.0.0.1", 9092),
@@ -100,7 +104,9 @@ def test_resolve_gives_all_addresses_in_order_without_duplicates(harness):
 @pytest.mark.parametrize(
     "error", [socket.gaierror(-2, "unknown"), UnicodeError("label too long"), None]
 )
-def test_f13_resolve_without_a_result_is_a_dial_error_with_host_and_port(harness, error):
+def test_f13_resolve_without_a_result_is_a_dial_error_with_host_and_port(
+    harness: DialerHarness, error: Exception | None
+) -> None:
     harness.resolve_error = error
     with pytest.raises(DialError, match="nowhere:9092") as caught:
         play(TcpDialer().resolve("nowhere", 9092))
@@ -108,10 +114,10 @@ def test_f13_resolve_without_a_result_is_a_dial_error_with_host_and_port(harness
     assert caught.value.retriable
 
 
-def test_connect_sets_options_before_connecting(harness):
+def test_connect_sets_options_before_connecting(harness: DialerHarness) -> None:
     dialer = TcpDialer(send_buffer_bytes=1000, receive_buffer_bytes=2000)
-    transport, protocol = play(dialer.connect(lambda: "protocol", "10.0.0.1", 9092))
-    assert (transport, protocol) == ("transport", "protocol")
+    made = play(dialer.connect(protocol, "10.0.0.1", 9092))
+    assert made == ("transport", "protocol")
     [sock] = harness.sockets
     assert sock.family == socket.AF_INET
     assert sock.options == {
@@ -124,8 +130,8 @@ def test_connect_sets_options_before_connecting(harness):
     assert not sock.is_closed
 
 
-def test_connect_leaves_buffer_sizes_to_the_system(harness):
-    play(TcpDialer().connect(lambda: "protocol", "::1", 9092))
+def test_connect_leaves_buffer_sizes_to_the_system(harness: DialerHarness) -> None:
+    play(TcpDialer().connect(protocol, "::1", 9092))
     [sock] = harness.sockets
     assert sock.family == socket.AF_INET6
     assert (socket.SOL_SOCKET, socket.SO_SNDBUF) not in sock.options
@@ -133,32 +139,34 @@ def test_connect_leaves_buffer_sizes_to_the_system(harness):
 
 
 @pytest.mark.parametrize("where", ["connect_error", "create_error"])
-def test_f7_failed_connect_is_a_dial_error_and_closes_the_socket(harness, where):
+def test_f7_failed_connect_is_a_dial_error_and_closes_the_socket(
+    harness: DialerHarness, where: str
+) -> None:
     setattr(harness, where, ConnectionRefusedError(111, "refused"))
     with pytest.raises(DialError, match=r"10\.0\.0\.1:9092.*refused") as caught:
-        play(TcpDialer().connect(lambda: "protocol", "10.0.0.1", 9092))
+        play(TcpDialer().connect(protocol, "10.0.0.1", 9092))
     assert isinstance(caught.value.__cause__, ConnectionRefusedError)
     assert harness.sockets[0].is_closed
 
 
-def test_cancelled_connect_closes_the_socket(harness):
+def test_cancelled_connect_closes_the_socket(harness: DialerHarness) -> None:
     harness.connect_error = asyncio.CancelledError()
     with pytest.raises(asyncio.CancelledError):
-        play(TcpDialer().connect(lambda: "protocol", "10.0.0.1", 9092))
+        play(TcpDialer().connect(protocol, "10.0.0.1", 9092))
     assert harness.sockets[0].is_closed
 
 
-def test_socket_option_that_fails_closes_the_socket(harness):
+def test_socket_option_that_fails_closes_the_socket(harness: DialerHarness) -> None:
     FAIL_OPTIONS.append(OSError("not permitted"))
     with pytest.raises(DialError, match="not permitted"):
-        play(TcpDialer().connect(lambda: "protocol", "10.0.0.1", 9092))
+        play(TcpDialer().connect(protocol, "10.0.0.1", 9092))
     assert harness.sockets[0].is_closed
 
 
 CONTEXT: Any = "context"
 
 
-def test_refused_connect_with_tls_blames_no_handshake(harness):
+def test_refused_connect_with_tls_blames_no_handshake(harness: DialerHarness) -> None:
     harness.connect_error = ConnectionRefusedError(111, "refused")
     with pytest.raises(DialError, match="cannot connect"):
-        play(TcpDialer().connect(str, "10.0.0.1", 9092, tls=CONTEXT, server_hostname="b"))
+        play(TcpDialer().connect(protocol, "10.0.0.1", 9092, tls=CONTEXT, server_hostname="b"))

@@ -14,17 +14,17 @@ from aiokprod._wire.messages.sasl_handshake import SaslHandshakeResponse
         (24, 1), (25, 1), (26, 1), (28, 1),
     ],
 )  # fmt: skip
-def test_client_waits_since_the_version_of_kip_219(api_key, since):
+def test_client_waits_since_the_version_of_kip_219(api_key: int, since: int) -> None:
     assert client_waits(api_key, since)
     assert client_waits(api_key, since + 1)
     assert not client_waits(api_key, since - 1)
 
 
-def test_client_waits_in_all_versions_of_younger_apis():
+def test_client_waits_in_all_versions_of_younger_apis() -> None:
     assert client_waits(60, 0)
 
 
-def test_throttle_ms_of_answers():
+def test_throttle_ms_of_answers() -> None:
     assert throttle_ms(MetadataResponse(throttle_time_ms=17)) == 17
     assert throttle_ms(MetadataResponse(throttle_time_ms=-5)) == 0
     assert throttle_ms(SaslHandshakeResponse()) == 0

@@ -10,9 +10,9 @@ import asyncio
 import socket
 import ssl
 import sys
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import pytest
 
@@ -101,7 +101,11 @@ class TlsPeer:
                 self.incoming.write_eof()
 
     async def handshake(self) -> None:
-        await self.step(lambda: self.tls.do_handshake() or True)
+        def shake() -> bool:
+            self.tls.do_handshake()
+            return True
+
+        await self.step(shake)
 
     async def recv(self, size: int) -> bytes:
         return bytes(await self.step(lambda: self.tls.read(size)))
@@ -209,8 +213,11 @@ def tls(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
     return contexts(tmp_path) if request.param == "tls" else None
 
 
+Run: TypeAlias = Callable[[Callable[[Pair], Coroutine[Any, Any, None]]], None]
+
+
 @pytest.fixture(params=LOOPS)
-def run(request: pytest.FixtureRequest, tls: Any) -> Iterator[Callable[..., None]]:
+def run(request: pytest.FixtureRequest, tls: Any) -> Run:
     def run_on_loop(main: Callable[[Pair], Coroutine[Any, Any, None]]) -> None:
         async def session() -> None:
             async with asyncio.timeout(HANG_S), Pair(tls) as pair:
@@ -222,7 +229,7 @@ def run(request: pytest.FixtureRequest, tls: Any) -> Iterator[Callable[..., None
     return run_on_loop
 
 
-def test_small_request_leaves_at_once_and_the_next_may_follow(run):
+def test_small_request_leaves_at_once_and_the_next_may_follow(run: Run) -> None:
     async def main(pair: Pair) -> None:
         first = pair.send(100)
         assert pair.can_send()
@@ -235,7 +242,7 @@ def test_small_request_leaves_at_once_and_the_next_may_follow(run):
     run(main)
 
 
-def test_big_request_blocks_the_next_until_it_has_left(run):
+def test_big_request_blocks_the_next_until_it_has_left(run: Run) -> None:
     async def main(pair: Pair) -> None:
         pair.send(BIG)
         assert not pair.can_send()
@@ -247,7 +254,7 @@ def test_big_request_blocks_the_next_until_it_has_left(run):
     run(main)
 
 
-def test_big_request_without_answer_ends_when_it_has_left(run):
+def test_big_request_without_answer_ends_when_it_has_left(run: Run) -> None:
     async def main(pair: Pair) -> None:
         older = pair.send(100)
         done = pair.send(BIG, acks=0)
@@ -261,7 +268,7 @@ def test_big_request_without_answer_ends_when_it_has_left(run):
     run(main)
 
 
-def test_small_request_without_answer_ends_at_once(run):
+def test_small_request_without_answer_ends_at_once(run: Run) -> None:
     async def main(pair: Pair) -> None:
         done = pair.send(100, acks=0)
         assert not done.done()
@@ -271,7 +278,7 @@ def test_small_request_without_answer_ends_at_once(run):
     run(main)
 
 
-def test_end_of_stream_delivers_what_arrived_before_it(run):
+def test_end_of_stream_delivers_what_arrived_before_it(run: Run) -> None:
     async def main(pair: Pair) -> None:
         first, second = pair.send(100), pair.send(100)
         await pair.write(answer(ProduceResponse(), 9, 1) + answer(MetadataResponse(), 9, 2)[:5])
@@ -283,7 +290,7 @@ def test_end_of_stream_delivers_what_arrived_before_it(run):
     run(main)
 
 
-def test_broker_that_vanishes_fails_requests(run):
+def test_broker_that_vanishes_fails_requests(run: Run) -> None:
     async def main(pair: Pair) -> None:
         done = pair.send(BIG)
         pair.broker.close()
@@ -293,7 +300,7 @@ def test_broker_that_vanishes_fails_requests(run):
     run(main)
 
 
-def test_request_without_answer_whose_write_fails_does_not_count_as_written(run):
+def test_request_without_answer_whose_write_fails_does_not_count_as_written(run: Run) -> None:
     async def main(pair: Pair) -> None:
         pair.sock.shutdown(socket.SHUT_WR)  # from now on every write fails with EPIPE
         error = (await pair.send(100, acks=0)).error

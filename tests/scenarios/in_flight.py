@@ -1,4 +1,4 @@
-"""`python -m tests.scenarios.in_flight`: all 65 536 fates of five batches in flight."""
+"""`python -m tests.scenarios.in_flight`: all 65 536 outcomes of five batches in flight."""
 
 from __future__ import annotations
 

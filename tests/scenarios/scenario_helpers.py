@@ -15,11 +15,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Seque
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from aiokprod._client.runtime import Runtime
 from aiokprod.environment import Environment
 from aiokprod.errors import KafkaError, Outcome
 from aiokprod.producer import Producer
 from aiokprod.records import RecordMetadata
-from aiokprod.testing.fake_cluster import FakeCluster
+from aiokprod.testing.fake_cluster import FakeCluster, Reaction, edit_frame
 from aiokprod.testing.memory import MemoryNetwork
 from aiokprod.testing.virtual import VirtualLoop, run
 from tests.liveness_check import check_passes, watch_passes
@@ -63,9 +64,16 @@ def make_producer(cluster: FakeCluster, **options: Any) -> Producer[Any, Any]:
     return Producer(environment=environment, **options)
 
 
+def runtime_of(producer: Producer[Any, Any]) -> Runtime:
+    """What a producer that was started consists of."""
+    runtime = producer._lifecycle.runtime
+    assert runtime is not None
+    return runtime
+
+
 @dataclass
 class Attempt:
-    """One record handed over, in order of hand-over. `result` stays None while unknown."""
+    """One record submitted, in order of submission. `result` stays None while unknown."""
 
     number: int
     topic: str
@@ -78,6 +86,11 @@ class Attempt:
     @property
     def acked(self) -> bool:
         return isinstance(self.result, RecordMetadata)
+
+    @property
+    def metadata(self) -> RecordMetadata:
+        assert isinstance(self.result, RecordMetadata), repr(self.result)
+        return self.result
 
     @property
     def outcome(self) -> Outcome:
@@ -96,7 +109,7 @@ class History:
         self._waiting: list[asyncio.Task[None]] = []
 
     async def submit(self, topic: str = "t", partition: int = 0) -> Attempt:
-        """Hand over the next record; returns when it is admitted (or refused)."""
+        """Submit the next record; returns when it is admitted (or refused)."""
         attempt = self._next(topic, partition)
         try:
             delivery = await self.producer.submit(topic, attempt.value, partition=partition)
@@ -120,7 +133,7 @@ class History:
     async def submit_many(
         self, count: int, *, every: float = 0.0, partitions: Sequence[int] = (0,), topic: str = "t"
     ) -> list[Attempt]:
-        """Hand over records round robin, one each `every` seconds (0: without a pause)."""
+        """Submit records round robin, one each `every` seconds (0: without a pause)."""
         found = []
         for index in range(count):
             found.append(await self.submit(topic, partitions[index % len(partitions)]))
@@ -162,7 +175,7 @@ class History:
         """Promises P1 to P5 for everything sent so far.
 
         Args:
-            ordered: acknowledged records of a partition stand in the order of hand-over (P3).
+            ordered: acknowledged records of a partition stand in the order of submission (P3).
             unique: no record stands twice (P2).
             refusals: brokers may have refused batches for what they were.
         """
@@ -241,6 +254,16 @@ def play(main: Callable[[], Coroutine[Any, Any, T]], **options: Any) -> T:
     return result
 
 
+def noted_sizes(sizes: list[int]) -> Reaction:
+    """Append the size of each response to `sizes`."""
+
+    def note(frame: bytes) -> bytes:
+        sizes.append(len(frame))
+        return frame
+
+    return edit_frame(note)
+
+
 Scenario = Callable[..., Coroutine[Any, Any, None]]
 
 
@@ -290,7 +313,7 @@ def scenario(
         signature = inspect.signature(function)
         kept = list(signature.parameters.values())[3:]
         test.__signature__ = signature.replace(parameters=kept)  # type: ignore[attr-defined]
-        del test.__wrapped__  # type: ignore[attr-defined]
+        del test.__wrapped__
         return test
 
     return decorate

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import enum
 import functools
 import gc
 import inspect
 import logging
 import pickle
 import weakref
+from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
 
-from aiokprod import Producer
+from aiokprod import Delivery, Producer
 from aiokprod.errors import (
     BufferFull,
     BufferTimeout,
@@ -28,10 +31,20 @@ from aiokprod.errors import (
 from aiokprod.observer import Observer
 from aiokprod.records import ProducerRecord, RecordMetadata
 from aiokprod.testing import fake_cluster as faults
-from tests.scenarios.scenario_helpers import TICK, clock, harness, now, play, scenario
+from aiokprod.testing.fake_cluster import FakeCluster
+from tests.scenarios.scenario_helpers import (
+    TICK,
+    History,
+    clock,
+    harness,
+    now,
+    play,
+    runtime_of,
+    scenario,
+)
 
 
-async def three(producer):
+async def three(producer: Producer[Any, Any]) -> list[Delivery]:
     return [await producer.submit("t", b"%d" % n, partition=0) for n in range(3)]
 
 
@@ -39,14 +52,17 @@ async def three(producer):
 
 
 @scenario(partitions=1)
-async def test_deliveries_work_with_every_helper_of_asyncio(cluster, producer, history):
+async def test_deliveries_work_with_every_helper_of_asyncio(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     assert [m.offset for m in await asyncio.gather(*await three(producer))] == [0, 1, 2]
-    done, pending = await asyncio.wait(await three(producer))
+    done, pending = await asyncio.wait(await three(producer))  # type: ignore[type-var]
     assert not pending
-    assert sorted(d.result().offset for d in done) == [3, 4, 5]
+    assert {d.result().offset for d in done} == {3, 4, 5}
     offsets = [(await first).offset for first in asyncio.as_completed(await three(producer))]
-    assert sorted(offsets) == [6, 7, 8]
-    delivery = await producer.submit("t", b"x", partition=0)
+    assert len(offsets) == 3
+    assert set(offsets) == {6, 7, 8}
+    delivery: Any = await producer.submit("t", b"x", partition=0)
     assert (await asyncio.wait_for(delivery, 5)).offset == 9
     delivery = await producer.submit("t", b"x", partition=0)
     assert (await asyncio.shield(delivery)).offset == 10
@@ -60,7 +76,9 @@ async def test_deliveries_work_with_every_helper_of_asyncio(cluster, producer, h
 
 
 @scenario(partitions=1)
-async def test_delivery_awaited_again_gives_the_same_answer(cluster, producer, history):
+async def test_delivery_awaited_again_gives_the_same_answer(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     delivery = await producer.submit("t", b"x", partition=0)
     first = await delivery
     assert await delivery == first == delivery.result()
@@ -73,12 +91,14 @@ async def test_delivery_awaited_again_gives_the_same_answer(cluster, producer, h
 
 
 @scenario(partitions=1)
-async def test_failed_delivery_gives_each_waiter_a_copy_of_its_own(cluster, producer, history):
+async def test_failed_delivery_gives_each_waiter_a_copy_of_its_own(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     await producer.warm(["t"])
     cluster.fail_produce(("t", 0), 44)
     delivery = await producer.submit("t", b"x", partition=0)
 
-    async def wait():
+    async def wait() -> KafkaError:
         with pytest.raises(KafkaError) as info:
             await delivery
         return info.value
@@ -92,8 +112,10 @@ async def test_failed_delivery_gives_each_waiter_a_copy_of_its_own(cluster, prod
 
 
 @scenario(partitions=1)
-async def test_removed_callback_is_not_called(cluster, producer, history):
-    seen = []
+async def test_removed_callback_is_not_called(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
+    seen: list[Delivery] = []
     delivery = await producer.submit("t", b"x", partition=0)
     delivery.add_done_callback(seen.append)
     delivery.remove_done_callback(seen.append)
@@ -108,29 +130,29 @@ async def test_removed_callback_is_not_called(cluster, producer, history):
 class Ledger:
     """Counts what an interceptor hears of each record."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.sent = 0
-        self.heard = []
+        self.heard: list[tuple[RecordMetadata | None, Any]] = []
 
-    def on_send(self, record):
+    def on_send(self, record: ProducerRecord[Any, Any]) -> ProducerRecord[Any, Any]:
         self.sent += 1
         return record
 
-    def on_acknowledgement(self, metadata, error):
+    def on_acknowledgement(self, metadata: RecordMetadata | None, error: KafkaError | None) -> None:
         self.heard.append((metadata, error))
 
-    def close(self):
+    def close(self) -> None:
         pass
 
-    def errors(self):
+    def errors(self) -> list[type[KafkaError]]:
         return [type(error) for _, error in self.heard if error is not None]
 
 
-async def every_way_to_end(cluster, producer):
-    """Records that end in each of the ways there are; how many were handed over."""
-    expected = []
+async def every_way_to_end(cluster: FakeCluster, producer: Producer[Any, Any]) -> list[Any]:
+    """Records that end in each of the ways there are; the error of each that was submitted."""
+    expected: list[type[BaseException] | None] = []
 
-    async def ends(kind, coroutine):
+    async def ends(kind: type[KafkaError] | None, coroutine: Awaitable[Any]) -> None:
         expected.append(kind)
         if kind is None:
             await coroutine
@@ -166,10 +188,10 @@ async def every_way_to_end(cluster, producer):
     return expected
 
 
-def test_interceptor_hears_of_every_record_exactly_once():
-    async def main():
+def test_interceptor_hears_of_every_record_exactly_once() -> None:
+    async def main() -> None:
         ledger = Ledger()
-        options = {
+        options: dict[str, Any] = {
             "interceptors": [ledger],
             "max_block_ms": 1_000,
             "max_request_size": 10_000,
@@ -186,8 +208,8 @@ def test_interceptor_hears_of_every_record_exactly_once():
     play(main)
 
 
-def test_interceptor_hears_of_records_that_close_gave_up():
-    async def main():
+def test_interceptor_hears_of_records_that_close_gave_up() -> None:
+    async def main() -> None:
         ledger = Ledger()
         async with harness(interceptors=[ledger]) as (cluster, producer, _):
             await producer.send("t", b"1", partition=0)
@@ -202,16 +224,20 @@ def test_interceptor_hears_of_records_that_close_gave_up():
     play(main)
 
 
-def test_interceptor_hears_of_a_record_that_try_submit_had_no_room_for():
-    async def main():
+def test_interceptor_hears_of_a_record_that_try_submit_had_no_room_for() -> None:
+    async def main() -> None:
         ledger = Ledger()
-        options = {"interceptors": [ledger], "buffer_memory": 3_000, "batch_size": 500}
+        options: dict[str, Any] = {
+            "interceptors": [ledger],
+            "buffer_memory": 3_000,
+            "batch_size": 500,
+        }
         async with harness(**options) as (cluster, producer, _):
             await producer.warm(["t"])
             cluster.control(0, faults.delay(1.0))
             taken = []
 
-            def fill():
+            def fill() -> None:
                 while True:
                     taken.append(producer.try_submit("t", b"x" * 300, partition=0))
 
@@ -229,26 +255,26 @@ class Alarm(BaseException):
     """As a signal handler of a job runner may raise it."""
 
 
-async def try_submitted(producer):
+async def try_submitted(producer: Producer[Any, Any]) -> None:
     producer.try_submit("t", b"alarm", partition=0)
 
 
-CALLS = {
+CALLS: dict[str, Callable[[Producer[Any, Any]], Awaitable[object]]] = {
     "try_submit": try_submitted,
     "submit": lambda producer: producer.submit("t", b"alarm", partition=0),
 }
 
 
 @pytest.mark.parametrize("way", CALLS)
-def test_exception_of_a_signal_handler_in_a_serializer_ends_the_record(way):
+def test_exception_of_a_signal_handler_in_a_serializer_ends_the_record(way: str) -> None:
     """It leaves the call as it is, interceptors get to know of it, and the producer works on."""
 
-    def interrupted(value):
+    def interrupted(value: bytes) -> bytes:
         if value == b"alarm":
             raise Alarm
         return value
 
-    async def main():
+    async def main() -> None:
         ledger = Ledger()
         async with harness(interceptors=[ledger], value_serializer=interrupted) as (_, producer, _):
             await producer.warm(["t"])
@@ -262,18 +288,18 @@ def test_exception_of_a_signal_handler_in_a_serializer_ends_the_record(way):
     play(main)
 
 
-def test_interceptors_change_records_in_turn():
+def test_interceptors_change_records_in_turn() -> None:
     class Add(Ledger):
-        def __init__(self, text):
+        def __init__(self, text: bytes) -> None:
             super().__init__()
             self.text = text
 
-        def on_send(self, record):
+        def on_send(self, record: ProducerRecord[Any, Any]) -> ProducerRecord[Any, Any]:
             return ProducerRecord(
-                record.topic, record.value + self.text, record.key, record.partition
+                record.topic, (record.value or b"") + self.text, record.key, record.partition
             )
 
-    async def main():
+    async def main() -> None:
         async with harness(interceptors=[Add(b"1"), Add(b"2")]) as (cluster, producer, _):
             await producer.send("t", b"0", partition=0)
             await producer.send_many("t", [b"m"], partition=0)
@@ -282,23 +308,41 @@ def test_interceptors_change_records_in_turn():
     play(main)
 
 
-# -- failures nobody waits for ------------------------------------------------------------------
+def test_topic_that_an_interceptor_takes_from_an_enum_is_accepted() -> None:
+    class Topic(enum.StrEnum):
+        OTHER = "t"
+
+    class Redirect(Ledger):
+        def on_send(self, record: ProducerRecord[Any, Any]) -> ProducerRecord[Any, Any]:
+            return ProducerRecord(Topic.OTHER, record.value)
+
+    async def main() -> Any:
+        async with harness(interceptors=[Redirect()]) as (cluster, producer, _):
+            metadata = await producer.send("elsewhere", b"0")
+            assert type(metadata.topic) is str
+            assert (await producer.send_many("elsewhere", [b"1"])).ok
+            assert cluster.values("t", 0) == [b"0", b"1"]
+
+    play(main)
+
+
+# -- failures that no task waits for ------------------------------------------------------------
 
 
 class Watcher(Observer):
-    """Notes failures nobody asked about."""
+    """Notes failures that were not retrieved."""
 
-    def __init__(self):
-        self.calls = []
+    def __init__(self) -> None:
+        self.calls: list[Any] = []
 
-    def on_unretrieved_failure(self, *arguments):
+    def on_unretrieved_failure(self, *arguments: Any) -> None:
         self.calls.append(arguments)
 
 
-def test_failure_nobody_waits_for_is_told_once_per_batch(caplog):
-    async def main():
+def test_failure_nobody_waits_for_is_told_once_per_batch(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
         watcher = Watcher()
-        options = {"linger_ms": 20, "adaptive_linger": False, "observer": watcher}
+        options: dict[str, Any] = {"linger_ms": 20, "adaptive_linger": False, "observer": watcher}
         async with harness(**options) as (cluster, producer, _):
             await producer.warm(["t"])
             cluster.fail_produce(("t", 0), 44)
@@ -321,10 +365,38 @@ def test_failure_nobody_waits_for_is_told_once_per_batch(caplog):
     assert "t-0" in told[0].getMessage()
 
 
-def test_record_contents_are_never_logged(caplog):
+@pytest.mark.parametrize("interceptors", [0, 1])
+@pytest.mark.parametrize("way", ["submit", "send_many", "cancelled send", "timeout of send"])
+def test_failure_that_no_call_raises_is_logged(
+    way: str, interceptors: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main() -> None:
+        options: dict[str, Any] = {"delivery_timeout_ms": 2_000, "request_timeout_ms": 1_000}
+        heard = [Ledger() for _ in range(interceptors)]
+        async with harness(interceptors=heard, **options) as (cluster, producer, _):
+            await producer.warm(["t"])
+            for broker in cluster.brokers:
+                cluster.pause(broker)
+            if way == "submit":
+                await producer.submit("t", b"v")
+            elif way == "timeout of send":
+                with pytest.raises(DeliveryTimeout):
+                    await producer.send("t", b"v", timeout=0.5)
+            else:
+                call = producer.send_many("t", [b"v"]) if way == "send_many" else producer.send("t")
+                with pytest.raises(TimeoutError):
+                    await asyncio.wait_for(call, 0.5)
+            await producer.flush()
+            assert producer.metrics()["records_unretrieved"] == 1
+
+    play(main)
+    assert sum("no task was waiting" in record.getMessage() for record in caplog.records) == 1
+
+
+def test_record_contents_are_never_logged(caplog: pytest.LogCaptureFixture) -> None:
     secret = b"canary-4711-secret"
 
-    async def main():
+    async def main() -> None:
         async with harness(delivery_timeout_ms=3_000, request_timeout_ms=1_000) as (
             cluster,
             producer,
@@ -352,7 +424,9 @@ def test_record_contents_are_never_logged(caplog):
 
 
 @scenario(partitions=1, buffer_memory=100_000, max_request_size=50_000)
-async def test_many_waiters_wake_only_as_room_appears(cluster, producer, history):
+async def test_many_waiters_wake_only_as_room_appears(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     """Promise 12 of the design: waking is proportional to work."""
     await producer.warm(["t"])
     cluster.control(0, faults.delay(0.05))
@@ -362,15 +436,15 @@ async def test_many_waiters_wake_only_as_room_appears(cluster, producer, history
     assert clock().passes < 20_000
 
 
-def test_submit_in_a_tight_loop_lets_others_run():
+def test_submit_in_a_tight_loop_lets_others_run() -> None:
     """A producing task must not starve a heartbeat. The time slice is real time: a real loop."""
 
-    async def main():
+    async def main() -> Any:
         async with harness(partitions=3) as (_, producer, _):
             await producer.warm(["t"])
             beats = 0
 
-            async def heartbeat():
+            async def heartbeat() -> None:
                 nonlocal beats
                 while True:
                     beats += 1
@@ -386,15 +460,15 @@ def test_submit_in_a_tight_loop_lets_others_run():
     assert asyncio.run(main()) > 3
 
 
-def test_instrumented_methods_are_not_passed_by(monkeypatch):
+def test_instrumented_methods_are_not_passed_by(monkeypatch: pytest.MonkeyPatch) -> None:
     """As OpenTelemetry wraps a class."""
     calls = []
 
-    def wrap(name):
+    def wrap(name: str) -> None:
         original = getattr(Producer, name)
 
         @functools.wraps(original)
-        def wrapper(*args, **options):
+        def wrapper(*args: Any, **options: Any) -> Any:
             calls.append(name)
             return original(*args, **options)
 
@@ -403,7 +477,7 @@ def test_instrumented_methods_are_not_passed_by(monkeypatch):
     wrap("submit")
     wrap("send")
 
-    async def main():
+    async def main() -> None:
         async with harness(partitions=1) as (_, producer, _):
             await producer.start()
             await producer.warm(["t"])
@@ -415,7 +489,9 @@ def test_instrumented_methods_are_not_passed_by(monkeypatch):
 
 
 @scenario(partitions=1)
-async def test_send_is_a_coroutine_function_before_and_after_the_start(cluster, producer, history):
+async def test_send_is_a_coroutine_function_before_and_after_the_start(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     assert inspect.iscoroutinefunction(producer.send)
     await producer.start()
     await producer.warm(["t"])
@@ -424,7 +500,9 @@ async def test_send_is_a_coroutine_function_before_and_after_the_start(cluster, 
 
 
 @scenario(partitions=1)
-async def test_metadata_of_a_record_is_what_the_log_says(cluster, producer, history):
+async def test_metadata_of_a_record_is_what_the_log_says(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     metadata = await producer.send("t", b"value", key=b"key", partition=0, timestamp_ms=77)
     assert metadata == RecordMetadata("t", 0, 0, 77, 3, 5)
     empty = await producer.send("t", None, partition=0)
@@ -433,7 +511,9 @@ async def test_metadata_of_a_record_is_what_the_log_says(cluster, producer, hist
 
 
 @scenario(partitions=1)
-async def test_error_says_what_to_do_and_where(cluster, producer, history):
+async def test_error_says_what_to_do_and_where(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     await history.send()
     cluster.fail_produce(("t", 0), 44, message="policy says no")
     with pytest.raises(KafkaError) as info:
@@ -442,15 +522,16 @@ async def test_error_says_what_to_do_and_where(cluster, producer, history):
     for part in ("t-0", "broker 1", "POLICY_VIOLATION", "policy says no"):
         assert part in text, text
     assert info.value.outcome is Outcome.REJECTED
+    assert info.value.code is not None
     assert info.value.code.number == 44
 
 
 @pytest.mark.parametrize("end", ["acknowledged", "failed", "cancelled"])
-def test_handle_that_is_kept_keeps_no_engine(end):
+def test_handle_that_is_kept_keeps_no_engine(end: str) -> None:
     """It knows its batch and the loop; the garbage collector cannot look into it."""
     kept = []
 
-    async def main():
+    async def main() -> Any:
         async with harness(linger_ms=50, adaptive_linger=False) as (cluster, producer, _):
             await producer.send("t", b"first", partition=0)
             if end == "failed":
@@ -463,7 +544,7 @@ def test_handle_that_is_kept_keeps_no_engine(end):
             assert delivery.cancelled() == (end == "cancelled")
             if end != "cancelled":
                 assert (delivery.exception() is None) == (end == "acknowledged")
-            return weakref.ref(producer._lifecycle.runtime)
+            return weakref.ref(runtime_of(producer))
 
     runtime = play(main)
     gc.collect()
@@ -474,8 +555,8 @@ def test_handle_that_is_kept_keeps_no_engine(end):
 @pytest.mark.parametrize("end", ["close", "stranger"])
 @scenario(partitions=3, brokers=1)
 async def test_warm_that_waits_for_a_connection_ends_with_the_producer(
-    cluster, producer, history, end
-):
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History, end: str
+) -> None:
     """Metadata are there, the leader's connection is not: seed 38632 of the simulation."""
     await history.send()
     cluster.network.hang("broker1", 9092)
@@ -499,29 +580,35 @@ async def test_warm_that_waits_for_a_connection_ends_with_the_producer(
 
 
 class Noting:
-    """Keeps what interceptors are told of failed records."""
+    """Keeps what interceptors get about failed records."""
 
-    def __init__(self):
-        self.seen, self.ended = 0, []
+    def __init__(self) -> None:
+        self.seen = 0
+        self.ended: list[tuple[RecordMetadata | None, Any]] = []
 
-    def on_send(self, record):
+    def on_send(self, record: ProducerRecord[Any, Any]) -> ProducerRecord[Any, Any]:
         self.seen += 1
         return record
 
-    def on_acknowledgement(self, metadata, error):
+    def on_acknowledgement(self, metadata: RecordMetadata | None, error: KafkaError | None) -> None:
         self.ended.append((metadata, error))
 
-    def close(self): ...
+    def close(self) -> None: ...
 
     @property
-    def failed(self):
+    def failed(self) -> list[tuple[str | None, int | None]]:
         return [(error.topic, error.partition) for _, error in self.ended if error is not None]
 
 
 @scenario(partitions=3, interceptors=[Noting()], max_block_ms=500, allow_auto_create_topics=False)
-async def test_error_told_to_interceptors_names_topic_and_partition(cluster, producer, history):
+async def test_error_told_to_interceptors_names_topic_and_partition(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     """As far as they are known, for every way in which a record may fail (Java: always)."""
-    [noting] = producer._interceptors._interceptors
+    chain = producer._hooks.interceptors
+    assert chain is not None
+    [noting] = chain.interceptors
+    caught: pytest.ExceptionInfo[Any]
     with pytest.raises(MetadataTimeout) as caught:
         await producer.send("missing", b"v")
     assert (caught.value.topic, caught.value.partition) == ("missing", None)
@@ -561,15 +648,15 @@ async def test_error_told_to_interceptors_names_topic_and_partition(cluster, pro
 
 @scenario(partitions=2)
 async def test_errors_of_deliveries_and_bulk_calls_name_topic_and_partition(
-    cluster, producer, history
-):
-    """Each record gets an error of its own: several partitions fail with one code at once."""
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
+    """Each record gets a separate error: several partitions fail with one code at once."""
     await producer.warm(["t"])
     cluster.fail_produce(("t", 0), 87, times=None)
     cluster.fail_produce(("t", 1), 87, times=None)
     deliveries = [await producer.submit("t", b"v", partition=n % 2) for n in range(4)]
-    await asyncio.wait(deliveries)
-    errors = [delivery.exception() for delivery in deliveries]
+    await asyncio.wait(deliveries)  # type: ignore[type-var]
+    errors: list[Any] = [delivery.exception() for delivery in deliveries]
     assert [(error.topic, error.partition) for error in errors] == [("t", 0), ("t", 1)] * 2
     result = await producer.send_many(ProducerRecord("t", b"v", partition=n % 2) for n in range(4))
     assert [(error.topic, error.partition) for error in result.errors.values()] == [

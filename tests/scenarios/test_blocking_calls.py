@@ -1,13 +1,13 @@
 """Every public coroutine in every situation in which it may have to wait.
 
-| situation | what happens | what the call owes |
+| situation | what happens | what the call must do |
 |---|---|---|
 | unanswered once | the first request of each kind is served, its answer is lost | success |
 | unanswered | nothing is answered any more | an end in time, by a `KafkaError` at most |
 | answered twice | every answer comes twice, a few times | success |
 | loop stalled | the loop is blocked for 0.6 s | success |
 | loop stalled long | for 40 s, longer than every time limit | an end at once after it |
-| network stalled | nothing passes for 3 s, nobody is told | success |
+| network stalled | nothing passes for 3 s, without a reset | success |
 | memory full | room comes after 2 s | success |
 | memory full for good | Produce is never answered | an end in time; at once without records |
 
@@ -23,6 +23,7 @@ import contextlib
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -162,7 +163,7 @@ IN_TRANSACTIONS = {
 }
 
 
-def test_no_public_coroutine_is_left_out():
+def test_no_public_coroutine_is_left_out() -> None:
     public = {
         name
         for name, member in inspect.getmembers(Producer)
@@ -262,7 +263,7 @@ async def one_case(call: Call, situation: str, *, is_warm: bool, tv: int | None)
     cluster.create_topic("t", 2)
     cluster.create_topic("source", 1)
     transactional = {} if tv is None else {"transactional_id": "awaits"}
-    options = {**OPTIONS, **(FULL if fills else {}), **transactional}
+    options: dict[str, Any] = {**OPTIONS, **(FULL if fills else {}), **transactional}
     producer = make_producer(cluster, **options)
     try:
         if is_warm:
@@ -314,13 +315,13 @@ def judge(call: Call, situation: str, task: asyncio.Task[Any], took: float) -> N
 
 
 async def works_again(cluster: FakeCluster, producer: Any, tv: int | None) -> None:
-    """Everything that was handed over ends, nothing is held, and another record gets through."""
+    """Everything that was submitted ends, nothing is held, and another record gets through."""
     await asyncio.sleep(0.01)  # the call may have been faster than the fault
     await asyncio.wait_for(producer.flush(), DELIVERY_S + RECOVERY)
     if tv is None:
         started = now()
         metadata = await producer.send("t", b"after", partition=0)
-        # A connection that nobody reset is noticed after the request's time.
+        # A connection without a reset is noticed after the request's time.
         assert now() - started < REQUEST_S + RECOVERY
         assert cluster.log("t", 0)[metadata.offset].value == b"after"
     # The memory of a batch that expired in flight is held until its request ends.
@@ -345,17 +346,17 @@ def check_logs(cluster: FakeCluster) -> None:
 @pytest.mark.parametrize("situation", SITUATIONS)
 @pytest.mark.parametrize("is_warm", [True, False], ids=["warm", "cold"])
 @pytest.mark.parametrize("name", CALLS)
-def test_call_in_situation(name, is_warm, situation):
+def test_call_in_situation(name: str, is_warm: bool, situation: str) -> None:
     call = CALLS[name]
     if not is_warm and (call.before is not None or situation.startswith("memory")):
-        is_warm = True  # what it waits for has been handed over
+        is_warm = True  # what it waits for has been submitted
     play(lambda: one_case(call, situation, is_warm=is_warm, tv=None))
 
 
 @pytest.mark.parametrize("situation", SITUATIONS)
 @pytest.mark.parametrize("tv", [1, 2], ids=["TV1", "TV2"])
 @pytest.mark.parametrize("name", IN_TRANSACTIONS)
-def test_transactional_call_in_situation(name, tv, situation):
+def test_transactional_call_in_situation(name: str, tv: int, situation: str) -> None:
     play(lambda: one_case(IN_TRANSACTIONS[name], situation, is_warm=True, tv=tv))
 
 
@@ -391,10 +392,10 @@ async def cancelled_case(call: Call, tv: int, number: int, late_s: float | None)
 
 @pytest.mark.parametrize("tv", [1, 2], ids=["TV1", "TV2"])
 @pytest.mark.parametrize("name", IN_TRANSACTIONS)
-def test_transactional_call_cancelled_at_every_await(name, tv):
+def test_transactional_call_cancelled_at_every_await(name: str, tv: int) -> None:
     call = IN_TRANSACTIONS[name]
     for late_s in (None, 0.0004, 0.2):
         number = 0
-        while play(lambda n=number, late=late_s: cancelled_case(call, tv, n, late)):
+        while play(partial(cancelled_case, call, tv, number, late_s)):
             number += 1
             assert number < 60, "a call that never stops suspending"

@@ -4,33 +4,50 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
 from aiokprod._wire.messages.metadata import MetadataRequest
 from aiokprod.errors import Code, ConfigError, DeliveryTimeout, Outcome
+from aiokprod.producer import Producer
 from aiokprod.testing import fake_cluster as faults
-from aiokprod.testing.fake_cluster import TopicConfig
-from tests.scenarios.scenario_helpers import RECOVERY, TICK, clock, error_of, now, scenario, until
+from aiokprod.testing.fake_cluster import FakeCluster, TopicConfig
+from tests.scenarios.scenario_helpers import (
+    RECOVERY,
+    TICK,
+    Attempt,
+    History,
+    clock,
+    error_of,
+    now,
+    scenario,
+    until,
+)
 
 
-async def keep_sending(history, seconds, *, every=0.02, partitions=(0, 1, 2)):
+async def keep_sending(
+    history: History, seconds: float, *, every: float = 0.02, partitions: Sequence[int] = (0, 1, 2)
+) -> list[Attempt]:
     return await history.submit_many(int(seconds / every), every=every, partitions=partitions)
 
 
-def longest_gap(attempts, start, end):
+def longest_gap(attempts: Sequence[Attempt], start: float, end: float) -> float:
     """Seconds without any acknowledgment between two times."""
     times = sorted(a.settled_at for a in attempts if a.acked and start <= a.settled_at <= end)
     marks = [start, *times]
     return max(after - before for before, after in itertools.pairwise(marks))
 
 
-def metadata_requests(cluster):
+def metadata_requests(cluster: FakeCluster) -> int:
     return sum(note.api_key == MetadataRequest.api_key for note in cluster.requests)
 
 
 @scenario()
-async def test_f01_leader_killed_all_acked_in_order(cluster, producer, history):
+async def test_f01_leader_killed_all_acked_in_order(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     sending = asyncio.ensure_future(keep_sending(history, 6))
     await asyncio.sleep(1)
     killed = now()
@@ -46,8 +63,8 @@ async def test_f01_leader_killed_all_acked_in_order(cluster, producer, history):
 
 @scenario(cluster={"replication_s": 0.05})
 async def test_f01_leader_killed_with_unreplicated_tail_loses_nothing_acked(
-    cluster, producer, history
-):
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     sending = asyncio.ensure_future(keep_sending(history, 9))
     for broker in (1, 2, 3):
         await asyncio.sleep(1.013)
@@ -60,7 +77,9 @@ async def test_f01_leader_killed_with_unreplicated_tail_loses_nothing_acked(
 
 
 @scenario()
-async def test_f02_rolling_restart_all_acked(cluster, producer, history):
+async def test_f02_rolling_restart_all_acked(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     sending = asyncio.ensure_future(keep_sending(history, 8))
     for broker in (1, 2, 3):
         await asyncio.sleep(1)
@@ -75,7 +94,9 @@ async def test_f02_rolling_restart_all_acked(cluster, producer, history):
 
 
 @scenario(partitions=1)
-async def test_f02_leader_hint_is_followed_without_backoff(cluster, producer, history):
+async def test_f02_leader_hint_is_followed_without_backoff(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     await history.send()
     await history.send()
     cluster.move_leader("t", 0, 2)
@@ -87,7 +108,9 @@ async def test_f02_leader_hint_is_followed_without_backoff(cluster, producer, hi
 
 
 @scenario(partitions=1, cluster={"version_profile": "2.8"})
-async def test_f02_leader_move_without_hint_is_found_by_metadata(cluster, producer, history):
+async def test_f02_leader_move_without_hint_is_found_by_metadata(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     await history.send()
     cluster.move_leader("t", 0, 2)
     attempt = await history.send()
@@ -96,7 +119,9 @@ async def test_f02_leader_move_without_hint_is_found_by_metadata(cluster, produc
 
 
 @scenario(partitions=1, batch_size=200, linger_ms=0)
-async def test_f03_leader_moves_with_requests_in_flight_order_kept(cluster, producer, history):
+async def test_f03_leader_moves_with_requests_in_flight_order_kept(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     await history.send()
     old = cluster.control(0, faults.delay(0.2), broker_id=1)
     await history.submit_many(20, every=0.02)
@@ -115,8 +140,8 @@ async def test_f03_leader_moves_with_requests_in_flight_order_kept(cluster, prod
     max_in_flight_requests_per_connection=1,
 )
 async def test_f03_leader_moves_with_one_in_flight_and_no_idempotence_order_kept(
-    cluster, producer, history
-):
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     await history.send()
     cluster.control(0, faults.delay(0.2), broker_id=1, times=3)
     await history.submit_many(10, every=0.02)
@@ -128,7 +153,9 @@ async def test_f03_leader_moves_with_one_in_flight_and_no_idempotence_order_kept
 
 @scenario(partitions=1, linger_ms=0, max_request_size=1_000_000)
 @pytest.mark.parametrize("size", [1, 5_000, 65_536, 99_990])
-async def test_f04_request_cut_part_way_is_sent_again_whole(cluster, producer, history, size):
+async def test_f04_request_cut_part_way_is_sent_again_whole(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History, size: int
+) -> None:
     history.size = 100_000
     await history.send()
     (link,) = cluster.network.links_to("broker1", 9092)
@@ -140,7 +167,9 @@ async def test_f04_request_cut_part_way_is_sent_again_whole(cluster, producer, h
 
 @scenario(partitions=1)
 @pytest.mark.parametrize("size", [0, 1, 4, 10, 40])
-async def test_f04_answer_cut_part_way_is_no_answer(cluster, producer, history, size):
+async def test_f04_answer_cut_part_way_is_no_answer(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History, size: int
+) -> None:
     await history.send()
     cluster.control(0, faults.cut(size), times=1)
     await history.send()
@@ -150,7 +179,9 @@ async def test_f04_answer_cut_part_way_is_no_answer(cluster, producer, history, 
 
 
 @scenario(partitions=1)
-async def test_f04_peer_ends_the_stream_mid_answer_retries(cluster, producer, history):
+async def test_f04_peer_ends_the_stream_mid_answer_retries(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     await history.send()
     (link,) = cluster.network.links_to("broker1", 9092)
     link.down.cut_at, link.down.cut_with = link.down.taken + 7, "eof"
@@ -159,7 +190,9 @@ async def test_f04_peer_ends_the_stream_mid_answer_retries(cluster, producer, hi
 
 
 @scenario(request_timeout_ms=5_000)
-async def test_f05_blackhole_found_by_request_timeout(cluster, producer, history):
+async def test_f05_blackhole_found_by_request_timeout(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     await history.submit_many(3, partitions=(0, 1, 2))
     await history.settle()
     closed = producer.metrics()["connections_closed"]
@@ -177,8 +210,8 @@ async def test_f05_blackhole_found_by_request_timeout(cluster, producer, history
 
 @scenario(request_timeout_ms=5_000)
 async def test_f05_blackholed_leader_that_was_replaced_is_not_waited_for(
-    cluster, producer, history
-):
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     await history.submit_many(3, partitions=(0, 1, 2))
     await history.settle()
     cluster.kill(1, silent=True)
@@ -189,7 +222,9 @@ async def test_f05_blackholed_leader_that_was_replaced_is_not_waited_for(
 
 
 @scenario(request_timeout_ms=5_000)
-async def test_f05_blackhole_does_not_stop_other_brokers(cluster, producer, history):
+async def test_f05_blackhole_does_not_stop_other_brokers(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     await history.submit_many(3, partitions=(0, 1, 2))
     await history.settle()
     cluster.kill(1, silent=True, failover_s=1000)
@@ -205,7 +240,9 @@ async def test_f05_blackhole_does_not_stop_other_brokers(cluster, producer, hist
 
 
 @scenario(partitions=1, request_timeout_ms=2_000)
-async def test_f06_paused_leader_wakes_and_late_appends_are_not_doubled(cluster, producer, history):
+async def test_f06_paused_leader_wakes_and_late_appends_are_not_doubled(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     await history.send()
     cluster.pause(1)
     task = history.send_later()
@@ -222,7 +259,9 @@ async def test_f06_paused_leader_wakes_and_late_appends_are_not_doubled(cluster,
 
 
 @scenario(request_timeout_ms=2_000)
-async def test_f06_paused_leader_replaced_then_wakes(cluster, producer, history):
+async def test_f06_paused_leader_replaced_then_wakes(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     sending = asyncio.ensure_future(keep_sending(history, 20, every=0.1))
     await asyncio.sleep(2)
     cluster.pause(1, failover_s=6)
@@ -234,7 +273,9 @@ async def test_f06_paused_leader_replaced_then_wakes(cluster, producer, history)
 
 
 @scenario()
-async def test_f06_frozen_leader_costs_no_more_than_its_failover(cluster, producer, history):
+async def test_f06_frozen_leader_costs_no_more_than_its_failover(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     """Nothing is reset and the request time-out is 30 s: the client has to ask by itself."""
     await history.submit_many(3, partitions=(0, 1, 2))
     await history.settle()
@@ -247,7 +288,9 @@ async def test_f06_frozen_leader_costs_no_more_than_its_failover(cluster, produc
 
 
 @scenario(partitions=1)
-async def test_f06_frozen_leader_is_not_asked_who_leads_by_now(cluster, producer, history):
+async def test_f06_frozen_leader_is_not_asked_who_leads_by_now(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     """It is the only broker there is a connection to."""
     await history.send()
     cluster.pause(1, failover_s=6)
@@ -258,7 +301,9 @@ async def test_f06_frozen_leader_is_not_asked_who_leads_by_now(cluster, producer
 
 
 @scenario()
-async def test_f06_frozen_idle_broker_holds_up_no_metadata(cluster, producer, history):
+async def test_f06_frozen_idle_broker_holds_up_no_metadata(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     """It may be the one that is asked for a new topic; the others would know."""
     await history.submit_many(3, partitions=(0, 1, 2))
     await history.settle()
@@ -272,7 +317,9 @@ async def test_f06_frozen_idle_broker_holds_up_no_metadata(cluster, producer, hi
 
 
 @scenario()
-async def test_f06_frozen_leader_that_accepts_connections_costs_no_more(cluster, producer, history):
+async def test_f06_frozen_leader_that_accepts_connections_costs_no_more(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     """There is no connection to the leader yet."""
     await producer.partitions_for("t")
     cluster.pause(1, failover_s=6)
@@ -283,7 +330,9 @@ async def test_f06_frozen_leader_that_accepts_connections_costs_no_more(cluster,
 
 
 @scenario()
-async def test_f06_frozen_bootstrap_broker_is_not_waited_for(cluster, producer, history):
+async def test_f06_frozen_bootstrap_broker_is_not_waited_for(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     cluster.pause(1, failover_s=0.1)
     start = now()
     await asyncio.gather(*(history.send_later(partition=partition) for partition in (0, 1, 2)))
@@ -292,8 +341,10 @@ async def test_f06_frozen_bootstrap_broker_is_not_waited_for(cluster, producer, 
 
 
 @scenario(request_timeout_ms=3_000, max_in_flight_requests_per_connection=1)
-async def test_f06_frozen_follower_that_holds_up_all_leaders(cluster, producer, history):
-    """Every broker owes an answer, so all connections end at once, and the next metadata request
+async def test_f06_frozen_follower_that_holds_up_all_leaders(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
+    """No broker has answered, so all connections end at once, and the next metadata request
     may meet the frozen broker, which accepts a connection."""
     await history.submit_many(3, partitions=(0, 1, 2))
     await history.settle()
@@ -312,8 +363,8 @@ async def test_f06_frozen_follower_that_holds_up_all_leaders(cluster, producer, 
 
 @scenario()
 async def test_f06_frozen_leader_without_successor_keeps_what_it_was_given(
-    cluster, producer, history
-):
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     await history.send(partition=0)
     cluster.pause(1)
     task = history.send_later(partition=0)
@@ -329,7 +380,9 @@ async def test_f06_frozen_leader_without_successor_keeps_what_it_was_given(
 
 
 @scenario(request_timeout_ms=3_000)
-async def test_f06_frozen_leader_is_left_once_there_is_another(cluster, producer, history):
+async def test_f06_frozen_leader_is_left_once_there_is_another(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     """It accepts our connections and answers nothing: no error will say that it was replaced."""
     sending = asyncio.ensure_future(keep_sending(history, 20, every=0.05))
     await asyncio.sleep(2)
@@ -344,7 +397,9 @@ async def test_f06_frozen_leader_is_left_once_there_is_another(cluster, producer
 
 
 @scenario(request_timeout_ms=1_000)
-async def test_f05_blackhole_is_left_once_there_is_another_leader(cluster, producer, history):
+async def test_f05_blackhole_is_left_once_there_is_another_leader(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     """The dial into the hole may take ten seconds: no error before that says who leads."""
     await history.send()
     cluster.network.blackhole("broker1", 9092)
@@ -359,7 +414,9 @@ async def test_f05_blackhole_is_left_once_there_is_another_leader(cluster, produ
 
 
 @scenario(partitions=1, bootstrap_servers="kafka:9092")
-async def test_f07_next_address_of_the_name_is_tried(cluster, producer, history):
+async def test_f07_next_address_of_the_name_is_tried(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     cluster.network.set_name("kafka", ["10.0.0.1", "10.0.0.2", "broker1"])
     attempt = await history.send()
     assert attempt.settled_at - attempt.started_at < RECOVERY
@@ -367,7 +424,9 @@ async def test_f07_next_address_of_the_name_is_tried(cluster, producer, history)
 
 
 @scenario(partitions=1, bootstrap_servers="kafka:9092", socket_connection_setup_timeout_ms=3_000)
-async def test_f07_hanging_connect_is_given_up_after_setup_timeout(cluster, producer, history):
+async def test_f07_hanging_connect_is_given_up_after_setup_timeout(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     cluster.network.set_name("kafka", ["10.0.0.1", "broker1"])
     cluster.network.hang("10.0.0.1", 9092)
     attempt = await history.send()
@@ -377,7 +436,9 @@ async def test_f07_hanging_connect_is_given_up_after_setup_timeout(cluster, prod
 
 
 @scenario(partitions=1, max_block_ms=30_000)
-async def test_f07_refused_connects_back_off(cluster, producer, history):
+async def test_f07_refused_connects_back_off(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     for broker in (1, 2, 3):
         cluster.kill(broker)
     await asyncio.sleep(1)
@@ -389,7 +450,9 @@ async def test_f07_refused_connects_back_off(cluster, producer, history):
 
 
 @scenario(partitions=3)
-async def test_f08_slow_broker_leaves_the_others_alone(cluster, producer, history):
+async def test_f08_slow_broker_leaves_the_others_alone(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     await history.submit_many(3, partitions=(0, 1, 2))
     await history.settle()
     (link,) = cluster.network.links_to("broker1", 9092)
@@ -406,7 +469,9 @@ async def test_f08_slow_broker_leaves_the_others_alone(cluster, producer, histor
 
 
 @scenario(partitions=3, batch_size=4_000)
-async def test_f08_keyless_records_avoid_the_slow_broker(cluster, producer, history):
+async def test_f08_keyless_records_avoid_the_slow_broker(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     await producer.warm(["t"])
     cluster.control(0, faults.answer_late(0.5), broker_id=1)
     deliveries = [await producer.submit("t", b"x" * 2000) for _ in range(300)]
@@ -419,7 +484,9 @@ async def test_f08_keyless_records_avoid_the_slow_broker(cluster, producer, hist
 
 
 @scenario(partitions=3, request_timeout_ms=1_500)
-async def test_f09_throttled_connection_is_left_quiet(cluster, producer, history):
+async def test_f09_throttled_connection_is_left_quiet(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     await history.submit_many(3, partitions=(0, 1, 2))
     await history.settle()
     cluster.throttle(4_000, 1)
@@ -438,7 +505,9 @@ async def test_f09_throttled_connection_is_left_quiet(cluster, producer, history
 
 
 @scenario(partitions=1, topic=None)
-async def test_f10_shrunk_isr_delays_but_loses_nothing(cluster, producer, history):
+async def test_f10_shrunk_isr_delays_but_loses_nothing(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     cluster.create_topic("t", 1, config=TopicConfig(min_insync_replicas=2))
     await history.send()
     cluster.kill(2)
@@ -456,7 +525,9 @@ async def test_f10_shrunk_isr_delays_but_loses_nothing(cluster, producer, histor
 
 
 @scenario(partitions=1, connections_max_idle_ms=60_000, metadata_max_age_ms=3_600_000)
-async def test_f11_idle_connections_are_closed_by_the_client(cluster, producer, history):
+async def test_f11_idle_connections_are_closed_by_the_client(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     await history.send()
     assert cluster.open_connections() >= 1
     await asyncio.sleep(62)
@@ -468,7 +539,9 @@ async def test_f11_idle_connections_are_closed_by_the_client(cluster, producer, 
 
 @scenario(partitions=1)
 @pytest.mark.parametrize("lead_s", [0.0, 0.0001, 0.0004, 0.0005, 0.0006, 0.001])
-async def test_f11_send_racing_an_idle_close_is_retried(cluster, producer, history, lead_s):
+async def test_f11_send_racing_an_idle_close_is_retried(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History, lead_s: float
+) -> None:
     await history.send()
     (connection,) = cluster.brokers[1].connections
     connection.close()
@@ -479,7 +552,9 @@ async def test_f11_send_racing_an_idle_close_is_retried(cluster, producer, histo
 
 
 @scenario()
-async def test_f12_all_brokers_down_for_20_s_nothing_lost(cluster, producer, history):
+async def test_f12_all_brokers_down_for_20_s_nothing_lost(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     sending = asyncio.ensure_future(keep_sending(history, 25, every=0.05))
     await asyncio.sleep(2)
     for broker in (1, 2, 3):
@@ -499,7 +574,9 @@ async def test_f12_all_brokers_down_for_20_s_nothing_lost(cluster, producer, his
 
 
 @scenario(delivery_timeout_ms=10_000, request_timeout_ms=3_000)
-async def test_f12_records_never_sent_expire_definite(cluster, producer, history):
+async def test_f12_records_never_sent_expire_definite(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     await history.submit_many(3, partitions=(0, 1, 2))
     await history.settle()
     for broker in (1, 2, 3):
@@ -521,8 +598,8 @@ async def test_f12_records_never_sent_expire_definite(cluster, producer, history
 
 @scenario(partitions=1, bootstrap_servers="kafka:9092")
 async def test_f12_cluster_back_at_new_addresses_is_found_by_rebootstrap(
-    cluster, producer, history
-):
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     cluster.network.set_name("kafka", ["broker1", "broker2"])
     await history.send()
     for broker in (1, 2, 3):
@@ -540,7 +617,9 @@ async def test_f12_cluster_back_at_new_addresses_is_found_by_rebootstrap(
 
 
 @scenario(topic=None, bootstrap_servers="no-such-host:9092,neither:9092")
-async def test_f13_unresolvable_bootstrap_at_start_names_the_hosts(cluster, producer, history):
+async def test_f13_unresolvable_bootstrap_at_start_names_the_hosts(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     start = now()
     with pytest.raises(ConfigError, match=r"no-such-host[\s\S]*neither"):
         await producer.start()
@@ -549,8 +628,8 @@ async def test_f13_unresolvable_bootstrap_at_start_names_the_hosts(cluster, prod
 
 @scenario(topic=None, bootstrap_servers="no-such-host:9092", max_block_ms=5_000)
 async def test_f13_unresolvable_bootstrap_at_first_send_ends_in_bounded_time(
-    cluster, producer, history
-):
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     start = now()
     attempt = await history.send()
     assert error_of(attempt).outcome is Outcome.NOT_SENT
@@ -559,7 +638,9 @@ async def test_f13_unresolvable_bootstrap_at_first_send_ends_in_bounded_time(
 
 
 @scenario(topic=None, bootstrap_servers="slow-name:9092", max_block_ms=5_000)
-async def test_f13_hanging_resolver_ends_in_bounded_time(cluster, producer, history):
+async def test_f13_hanging_resolver_ends_in_bounded_time(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     cluster.network.hang_name("slow-name")
     start = now()
     attempt = await history.send()
@@ -568,7 +649,9 @@ async def test_f13_hanging_resolver_ends_in_bounded_time(cluster, producer, hist
 
 
 @scenario(partitions=1)
-async def test_f13_broker_name_is_resolved_again_at_each_attempt(cluster, producer, history):
+async def test_f13_broker_name_is_resolved_again_at_each_attempt(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     await history.send()
     cluster.network.set_name("broker1", None)
     cluster.kill(1, failover_s=10_000)
@@ -585,7 +668,9 @@ async def test_f13_broker_name_is_resolved_again_at_each_attempt(cluster, produc
 
 
 @scenario(partitions=1)
-async def test_f14_broker_moved_to_another_address_is_followed(cluster, producer, history):
+async def test_f14_broker_moved_to_another_address_is_followed(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     await history.send()
     cluster.kill(1, failover_s=10_000)
     cluster.start(1, host="elsewhere", port=7777)
@@ -596,7 +681,9 @@ async def test_f14_broker_moved_to_another_address_is_followed(cluster, producer
 
 
 @scenario(partitions=2, brokers=2, metadata_max_age_ms=1_000)
-async def test_f14_two_brokers_swap_addresses(cluster, producer, history):
+async def test_f14_two_brokers_swap_addresses(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     await history.submit_many(4, partitions=(0, 1))
     await history.settle()
     for broker in (1, 2):
@@ -610,7 +697,9 @@ async def test_f14_two_brokers_swap_addresses(cluster, producer, history):
 
 
 @scenario(partitions=1)
-async def test_f15_storage_error_is_retried_with_new_metadata(cluster, producer, history):
+async def test_f15_storage_error_is_retried_with_new_metadata(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     await history.send()
     asked = cluster.count(3)
     cluster.fail_produce(("t", 0), Code.KAFKA_STORAGE_ERROR, 2)
@@ -620,7 +709,9 @@ async def test_f15_storage_error_is_retried_with_new_metadata(cluster, producer,
 
 
 @scenario()
-async def test_idle_producer_does_nothing(cluster, producer, history):
+async def test_idle_producer_does_nothing(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     """Promise P12: no wake-ups beyond metadata age and idle timers."""
     await history.submit_many(6, partitions=(0, 1, 2))
     await history.settle()

@@ -1,16 +1,21 @@
-"""Calls with many records: no wait is paid twice in vain, and no outcome is lost."""
+"""Calls with many records: no wait that timed out is repeated, and no outcome is lost."""
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
 import functools
+from collections.abc import Awaitable, Callable, Container, Iterator
+from typing import Any
 
 import pyarrow as pa
 import pytest
 
 import aiokprod._engine.buffer.accumulator as accumulator_module
+from aiokprod import BulkResult
 from aiokprod._core.yielding import YieldQueue
+from aiokprod._engine.buffer.producer_batch import ProducerBatch
+from aiokprod._wire.message import Message
 from aiokprod.errors import (
     AbortableTransactionError,
     BufferTimeout,
@@ -24,9 +29,20 @@ from aiokprod.errors import (
     SerializationError,
     broker_error,
 )
-from aiokprod.records import ProducerRecord
+from aiokprod.producer import Producer
+from aiokprod.records import ProducerRecord, RecordMetadata
 from aiokprod.testing import fake_cluster as faults
-from tests.scenarios.scenario_helpers import RECOVERY, TICK, harness, now, play, scenario, until
+from aiokprod.testing.fake_cluster import FakeCluster
+from tests.scenarios.scenario_helpers import (
+    RECOVERY,
+    TICK,
+    History,
+    harness,
+    now,
+    play,
+    scenario,
+    until,
+)
 
 CALLS = {
     "columns": lambda producer, values: producer.send_many("t", values, partition=0),
@@ -42,13 +58,13 @@ CALLS = {
 class Shortage:
     """Makes the opening of a batch fail with MemoryError, by the number of the attempt."""
 
-    def __init__(self, monkeypatch, failing):
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, failing: Container[int]) -> None:
         self.failing = failing
         self.attempts = 0
-        self._open = accumulator_module.ProducerBatch
+        self._open = ProducerBatch
         monkeypatch.setattr(accumulator_module, "ProducerBatch", self)
 
-    def __call__(self, *arguments):
+    def __call__(self, *arguments: Any) -> Any:
         self.attempts += 1
         if self.attempts in self.failing:
             raise MemoryError
@@ -56,8 +72,10 @@ class Shortage:
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_memory_missing_for_one_record_hides_no_other(call, monkeypatch):
-    async def main():
+def test_memory_missing_for_one_record_hides_no_other(
+    call: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
         async with harness(batch_size=0) as (cluster, producer, _):
             await producer.warm(["t"])
             # Of the third record: by the compiled path and by the slow one.
@@ -77,8 +95,8 @@ def test_memory_missing_for_one_record_hides_no_other(call, monkeypatch):
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_memory_that_is_there_again_is_used(call, monkeypatch):
-    async def main():
+def test_memory_that_is_there_again_is_used(call: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
         async with harness(batch_size=0) as (cluster, producer, _):
             await producer.warm(["t"])
             Shortage(monkeypatch, {2, 5})
@@ -90,12 +108,12 @@ def test_memory_that_is_there_again_is_used(call, monkeypatch):
     play(main)
 
 
-SMALL = {"buffer_memory": 20_000, "max_request_size": 9_000, "max_block_ms": 1_000}
+SMALL: dict[str, Any] = {"buffer_memory": 20_000, "max_request_size": 9_000, "max_block_ms": 1_000}
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_room_that_does_not_come_is_waited_for_once(call):
-    async def main():
+def test_room_that_does_not_come_is_waited_for_once(call: str) -> None:
+    async def main() -> None:
         async with harness(**SMALL) as (cluster, producer, _):
             await producer.send("t", b"first", partition=0)
             for broker in (1, 2, 3):
@@ -120,8 +138,8 @@ def test_room_that_does_not_come_is_waited_for_once(call):
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_room_that_comes_slowly_is_waited_for_every_time(call):
-    async def main():
+def test_room_that_comes_slowly_is_waited_for_every_time(call: str) -> None:
+    async def main() -> None:
         async with harness(**SMALL) as (cluster, producer, _):
             await producer.warm(["t"])
             cluster.replication_s = 0.9
@@ -136,9 +154,13 @@ def test_room_that_comes_slowly_is_waited_for_every_time(call):
 
 
 @scenario(partitions=2, max_block_ms=1_000)
-async def test_missing_partitions_of_records_cost_one_wait_in_all(cluster, producer, history):
+async def test_missing_partitions_of_records_cost_one_wait_in_all(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     started = now()
-    records = [ProducerRecord("t", b"x", partition=number % 4) for number in range(400)]
+    records: list[ProducerRecord[Any, Any]] = [
+        ProducerRecord("t", b"x", partition=number % 4) for number in range(400)
+    ]
     result = await producer.send_many(records)
     assert now() - started < 3
     assert list(result.errors) == [number for number in range(400) if number % 4 > 1]
@@ -147,20 +169,23 @@ async def test_missing_partitions_of_records_cost_one_wait_in_all(cluster, produ
 
 
 @pytest.mark.parametrize("code", [Code.INVALID_TOPIC_EXCEPTION, Code.TOPIC_AUTHORIZATION_FAILED])
-def test_topic_refused_for_one_record_is_not_asked_for_again_in_the_call(code):
+def test_topic_refused_for_one_record_is_not_asked_for_again_in_the_call(code: Code) -> None:
     """Not even if the metadata say no more by then that it is refused, but that it is missing."""
     answers = iter([code])
 
-    def refuse_once(message):
-        def refused(topic):
+    def refuse_once(message: Any) -> Message:
+        def refused(topic: Any) -> Any:
             if topic.name != "refused":
                 return topic
             return dataclasses.replace(topic, error_code=next(answers, 3), partitions=[])
 
-        return dataclasses.replace(message, topics=[refused(topic) for topic in message.topics])
+        changed: Message = dataclasses.replace(
+            message, topics=[refused(topic) for topic in message.topics]
+        )
+        return changed
 
-    async def main():
-        options = {"max_block_ms": 1_000, "metadata_max_age_ms": 300}
+    async def main() -> None:
+        options: dict[str, Any] = {"max_block_ms": 1_000, "metadata_max_age_ms": 300}
         async with harness(cluster={"auto_create": False}, **options) as (cluster, producer, _):
             await producer.warm(["t"])
             cluster.control(3, faults.edit(refuse_once))
@@ -178,24 +203,26 @@ def test_topic_refused_for_one_record_is_not_asked_for_again_in_the_call(code):
     play(main)
 
 
-def test_missing_topics_are_waited_for_one_by_one_and_interceptors_hear_of_all():
+def test_missing_topics_are_waited_for_one_by_one_and_interceptors_hear_of_all() -> None:
     class Ledger:
-        def __init__(self):
+        def __init__(self) -> None:
             self.sent = self.heard = 0
 
-        def on_send(self, record):
+        def on_send(self, record: ProducerRecord[Any, Any]) -> ProducerRecord[Any, Any]:
             self.sent += 1
             return record
 
-        def on_acknowledgement(self, metadata, error):
+        def on_acknowledgement(
+            self, metadata: RecordMetadata | None, error: KafkaError | None
+        ) -> None:
             self.heard += 1
 
-        def close(self):
+        def close(self) -> None:
             pass
 
-    async def main():
+    async def main() -> None:
         ledger = Ledger()
-        options = {"max_block_ms": 3_000, "interceptors": [ledger]}
+        options: dict[str, Any] = {"max_block_ms": 3_000, "interceptors": [ledger]}
         async with harness(cluster={"auto_create": False}, **options) as (cluster, producer, _):
             names = ["a", "b", "t", "a", "b", "t"]
             asyncio.get_running_loop().call_later(3.5, cluster.create_topic, "b", 1)
@@ -208,8 +235,10 @@ def test_missing_topics_are_waited_for_one_by_one_and_interceptors_hear_of_all()
 
 
 @scenario(partitions=1)
-async def test_records_that_break_off_tell_what_was_sent(cluster, producer, history):
-    def records(count):
+async def test_records_that_break_off_tell_what_was_sent(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
+    def records(count: int) -> Iterator[ProducerRecord[Any, Any]]:
         for number in range(count):
             yield ProducerRecord("t", b"%d" % number, partition=0)
         raise ValueError("word of the caller")
@@ -227,8 +256,10 @@ async def test_records_that_break_off_tell_what_was_sent(cluster, producer, hist
 
 
 @scenario(partitions=1, transactional_id="bulk")
-async def test_part_of_records_that_break_off_is_never_committed(cluster, producer, history):
-    def records():
+async def test_part_of_records_that_break_off_is_never_committed(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
+    def records() -> Iterator[ProducerRecord[Any, Any]]:
         yield ProducerRecord("t", b"1", partition=0)
         raise ValueError("gone")
 
@@ -241,12 +272,14 @@ async def test_part_of_records_that_break_off_is_never_committed(cluster, produc
     assert cluster.committed_values("t", 0) == []
 
 
-def test_bulk_call_takes_nothing_more_once_close_was_called(monkeypatch):
+def test_bulk_call_takes_nothing_more_once_close_was_called(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Although the closing itself begins a turn of the loop later."""
     slice_always_over = functools.partial(YieldQueue, slice_length=-1.0)
     monkeypatch.setattr("aiokprod._client.runtime.YieldQueue", slice_always_over)
 
-    async def main():
+    async def main() -> None:
         async with harness(linger_ms=0) as (cluster, producer, _):
             await producer.warm(["t"])
             cluster.control(0, faults.delay(1.0))
@@ -268,7 +301,7 @@ def test_bulk_call_takes_nothing_more_once_close_was_called(monkeypatch):
     play(main)
 
 
-def raised_by(result):
+def raised_by(result: BulkResult) -> None:
     with pytest.raises(KafkaError):
         result.raise_for_errors()
 
@@ -280,9 +313,9 @@ def raised_by(result):
     ids=["nothing", "ok", "errors", "raise_for_errors"],
 )
 def test_failures_of_a_result_that_is_dropped_unread_are_logged_once_and_counted(
-    call, look, caplog
-):
-    async def main():
+    call: str, look: Callable[..., Any] | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main() -> None:
         async with harness(delivery_timeout_ms=2_000, request_timeout_ms=1_000) as (cluster, p, _):
             await p.warm(["t"])
             for broker in cluster.brokers:
@@ -303,8 +336,8 @@ def test_failures_of_a_result_that_is_dropped_unread_are_logged_once_and_counted
         play(main)
 
 
-def test_refused_records_of_a_dropped_result_are_logged(caplog):
-    async def main():
+def test_refused_records_of_a_dropped_result_are_logged(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
         async with harness() as (_, producer, _):
             await producer.warm(["t"])
             await producer.send_many("t", [b"a", b"b"], timestamps_ms=[-1, -2])
@@ -315,8 +348,8 @@ def test_refused_records_of_a_dropped_result_are_logged(caplog):
     assert sum("its result was not read" in r.getMessage() for r in caplog.records) == 1
 
 
-def test_result_without_failures_is_dropped_in_silence(caplog):
-    async def main():
+def test_result_without_failures_is_dropped_in_silence(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
         async with harness() as (_, producer, _):
             await producer.send_many("t", [b"a", b"b"])
             await asyncio.sleep(0)
@@ -327,8 +360,10 @@ def test_result_without_failures_is_dropped_in_silence(caplog):
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_failures_after_a_cancelled_call_are_logged(call, caplog):
-    async def main():
+def test_failures_after_a_cancelled_call_are_logged(
+    call: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main() -> None:
         async with harness(delivery_timeout_ms=2_000, request_timeout_ms=1_000) as (cluster, p, _):
             await p.warm(["t"])
             for broker in cluster.brokers:
@@ -345,22 +380,22 @@ def test_failures_after_a_cancelled_call_are_logged(call, caplog):
 class Hearing:
     """An interceptor that counts."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.sent = 0
-        self.refused = []
+        self.refused: list[type[KafkaError | None]] = []
 
-    def on_send(self, record):
+    def on_send(self, record: ProducerRecord[Any, Any]) -> ProducerRecord[Any, Any]:
         self.sent += 1
         return record
 
-    def on_acknowledgement(self, metadata, error):
+    def on_acknowledgement(self, metadata: RecordMetadata | None, error: KafkaError | None) -> None:
         self.refused.append(type(error))
 
-    def close(self):
+    def close(self) -> None:
         pass
 
 
-WRONG = {
+WRONG: dict[str, tuple[Callable[[Any], Awaitable[object]], type[KafkaError], str]] = {
     "str": (lambda p: p.send_many("t", ["a", "b"]), SerializationError, "not str; encode it"),
     "mixed": (lambda p: p.send_many("t", ["a", 1]), SerializationError, "not str; encode it"),
     "keys": (
@@ -380,8 +415,10 @@ WRONG = {
 
 
 @pytest.mark.parametrize("call", WRONG)
-def test_call_of_which_every_record_has_a_wrong_type_raises(call, caplog):
-    async def main():
+def test_call_of_which_every_record_has_a_wrong_type_raises(
+    call: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main() -> None:
         async with harness() as (cluster, producer, _):
             await producer.warm(["t"])
             make, kind, text = WRONG[call]
@@ -396,10 +433,10 @@ def test_call_of_which_every_record_has_a_wrong_type_raises(call, caplog):
 
 
 @pytest.mark.parametrize("good", [0, 1, 2])
-def test_one_record_of_a_right_type_keeps_the_result(good):
-    async def main():
+def test_one_record_of_a_right_type_keeps_the_result(good: int) -> None:
+    async def main() -> None:
         async with harness() as (cluster, producer, _):
-            values = ["x"] * 3
+            values: list[Any] = ["x"] * 3
             values[good] = b"good"
             for result in (
                 await producer.send_many("t", values),
@@ -411,15 +448,15 @@ def test_one_record_of_a_right_type_keeps_the_result(good):
     play(main)
 
 
-def test_records_that_fail_for_what_is_in_them_never_raise():
+def test_records_that_fail_for_what_is_in_them_never_raise() -> None:
     """A program that looks at the errors of its records finds those of a single one there too."""
 
-    def upper(value):
+    def upper(value: str) -> bytes:
         if value == "bad":
             raise ValueError("what the serializer says")
         return value.encode()
 
-    async def main():
+    async def main() -> None:
         async with harness(max_request_size=9_000, value_serializer=upper) as (_, producer, _):
             bad = await producer.send_many("t", ["bad"])
             assert isinstance(bad.errors[0], SerializationError)
@@ -431,10 +468,10 @@ def test_records_that_fail_for_what_is_in_them_never_raise():
     play(main)
 
 
-def test_column_of_one_wrong_type_is_refused_at_once():
+def test_column_of_one_wrong_type_is_refused_at_once() -> None:
     hearing = Hearing()
 
-    async def main():
+    async def main() -> None:
         async with harness(interceptors=[hearing]) as (_, producer, _):
             with pytest.raises(SerializationError):
                 await producer.send_many("t", ["x"] * 100_000)
@@ -444,11 +481,13 @@ def test_column_of_one_wrong_type_is_refused_at_once():
     play(main)
 
 
-def test_serializer_that_refuses_some_contents_is_asked_for_each():
+def test_serializer_that_refuses_some_contents_is_asked_for_each() -> None:
     """Types alone say nothing of what a serializer of one's own returns."""
 
-    async def main():
-        options = {"value_serializer": lambda text: text if text == "bad" else text.encode()}
+    async def main() -> None:
+        options: dict[str, Any] = {
+            "value_serializer": lambda text: text if text == "bad" else text.encode()
+        }
         async with harness(**options) as (cluster, producer, _):
             result = await producer.send_many("t", ["bad", "good"])
             assert isinstance(result.errors[0], SerializationError)
@@ -459,8 +498,8 @@ def test_serializer_that_refuses_some_contents_is_asked_for_each():
     play(main)
 
 
-def test_transaction_that_lacks_records_of_a_wrong_type_can_only_be_aborted():
-    async def main():
+def test_transaction_that_lacks_records_of_a_wrong_type_can_only_be_aborted() -> None:
+    async def main() -> None:
         async with harness(transactional_id="x") as (cluster, producer, _):
             await producer.begin_transaction()
             with pytest.raises(SerializationError):

@@ -5,32 +5,40 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+from collections.abc import Callable, Coroutine, Generator
+from functools import partial
+from typing import Any
 
 import pyarrow as pa
 import pytest
 
 from aiokprod.errors import KafkaError
-from aiokprod.records import ProducerRecord
+from aiokprod.producer import Producer
+from aiokprod.records import ProducerRecord, RecordMetadata
 from aiokprod.testing import fake_cluster as faults
+from aiokprod.testing.fake_cluster import FakeCluster
 from tests.scenarios.scenario_helpers import harness, play
 
 
 class CancelAt:
     """Runs a coroutine as part of its task and cancels that task at the n-th suspension.
 
-    `late_s` lets the loop go on for so long first, so that the cancellation meets the wake-up.
+    `late_s` lets the loop continue for so long first, so that the cancellation meets the wake-up.
     """
 
-    def __init__(self, coroutine, number, late_s):
+    def __init__(
+        self, coroutine: Coroutine[Any, Any, Any], number: int, late_s: float | None
+    ) -> None:
         self.coroutine = coroutine
         self.number = number
         self.late_s = late_s
         self.suspensions = 0
-        self.timers = []
+        self.timers: list[asyncio.Handle] = []
 
-    def __await__(self):
+    def __await__(self) -> Generator[Any, Any, Any]:
         loop = asyncio.get_running_loop()
         task = asyncio.current_task()
+        assert task is not None
         inner = self.coroutine.__await__()
         try:
             pending = next(inner)
@@ -52,11 +60,13 @@ class CancelAt:
             return stop.value
 
 
-async def cancelled_at(coroutine, number, late_s):
+async def cancelled_at(
+    coroutine: Coroutine[Any, Any, Any], number: int, late_s: float | None
+) -> bool:
     """Run and cancel; returns whether the n-th suspension was reached."""
     cancelling = CancelAt(coroutine, number, late_s)
 
-    async def main():
+    async def main() -> Any:
         return await cancelling
 
     with contextlib.suppress(asyncio.CancelledError, KafkaError):
@@ -66,11 +76,11 @@ async def cancelled_at(coroutine, number, late_s):
     return cancelling.suspensions > number
 
 
-async def deliver(producer):
+async def deliver(producer: Producer[Any, Any]) -> RecordMetadata:
     return await (await producer.submit("t", b"victim", key=b"k"))
 
 
-CALLS = {
+CALLS: dict[str, Callable[[Producer[Any, Any]], Coroutine[Any, Any, object]]] = {
     "send": lambda p: p.send("t", b"victim", key=b"k"),
     "send_timeout": lambda p: p.send("t", b"victim", timeout=30),
     "submit": deliver,
@@ -90,7 +100,7 @@ CALLS = {
 COLD, WARM, FULL, SLOW, ERRORS = "cold", "warm", "full", "slow", "errors"
 
 
-async def prepare(state, cluster, producer):
+async def prepare(state: str, cluster: FakeCluster, producer: Producer[Any, Any]) -> None:
     """Bring the producer into a state in which calls suspend in different places."""
     if state == COLD:
         return
@@ -110,15 +120,17 @@ async def prepare(state, cluster, producer):
         cluster.control(0, faults.close(), times=1)
 
 
-def assert_memory_is_free(producer):
+def assert_memory_is_free(producer: Producer[Any, Any]) -> None:
     metrics = producer.metrics()
     # A producer that never started has no buffer to speak of.
     assert metrics.get("buffer_available_bytes") == metrics.get("buffer_total_bytes")
     assert metrics.get("waiting_sends", 0) == 0
 
 
-async def sweep_one(name, state, number, late_s):
-    options = {"buffer_memory": 10_000, "max_request_size": 9_000} if state == FULL else {}
+async def sweep_one(name: str, state: str, number: int, late_s: float | None) -> bool:
+    options: dict[str, Any] = (
+        {"buffer_memory": 10_000, "max_request_size": 9_000} if state == FULL else {}
+    )
     async with harness(partitions=2, **options) as (cluster, producer, _):
         cluster.create_topic("u", 1)
         await prepare(state, cluster, producer)
@@ -130,6 +142,7 @@ async def sweep_one(name, state, number, late_s):
             await asyncio.wait_for(producer.flush(), 30)
             assert_memory_is_free(producer)
             metadata = await asyncio.wait_for(producer.send("t", b"after", partition=0), 30)
+            assert metadata.offset is not None
             assert cluster.log("t", 0)[metadata.offset].value == b"after"
         victims = sum(record.value == b"victim" for log in cluster.logs("t") for record in log)
         assert victims <= (3 if name in ("send_many", "send_table") else 1)
@@ -139,24 +152,28 @@ async def sweep_one(name, state, number, late_s):
 
 @pytest.mark.parametrize("state", [COLD, WARM, FULL, SLOW, ERRORS])
 @pytest.mark.parametrize("name", list(CALLS))
-def test_cancelled_at_every_await_leaves_the_producer_whole(name, state):
+def test_cancelled_at_every_await_leaves_the_producer_whole(name: str, state: str) -> None:
     for late_s in (None, 0.0, 0.0004, 0.001, 0.2):
         number = 0
-        while play(lambda n=number, late=late_s: sweep_one(name, state, n, late)):
+        while play(partial(sweep_one, name, state, number, late_s)):
             number += 1
             assert number < 60, "a call that never stops suspending"
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_cancelled_at_random_under_load_keeps_every_answer_true(seed):
+def test_cancelled_at_random_under_load_keeps_every_answer_true(seed: int) -> None:
     rng = random.Random(seed)
 
-    async def main():
-        options = {"buffer_memory": 6_000, "max_request_size": 5_000, "linger_ms": 2}
+    async def main() -> None:
+        options: dict[str, Any] = {
+            "buffer_memory": 6_000,
+            "max_request_size": 5_000,
+            "linger_ms": 2,
+        }
         async with harness(partitions=2, seed=seed, **options) as (cluster, producer, _):
-            outcomes = {}
+            outcomes: dict[int, int | None] = {}
 
-            async def one(number):
+            async def one(number: int) -> None:
                 value = b"%d" % number
                 try:
                     size = rng.randrange(600)
@@ -177,7 +194,7 @@ def test_cancelled_at_random_under_load_keeps_every_answer_true(seed):
                     cluster.network.links[-1].reset()
             await asyncio.gather(*tasks, return_exceptions=True)
             await asyncio.wait_for(producer.flush(), 30)
-            stored = [[int(r.value) for r in log] for log in cluster.logs("t")]
+            stored = [[int(r.value or b"") for r in log] for log in cluster.logs("t")]
             for partition, numbers in enumerate(stored):
                 assert len(set(numbers)) == len(numbers)
                 for number, offset in outcomes.items():

@@ -5,28 +5,44 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import tracemalloc
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
+from aiokprod._wire.message import Message
 from aiokprod._wire.messages.produce import PartitionProduceResponse, ProduceResponse
 from aiokprod.errors import Code, KafkaError, Outcome
+from aiokprod.producer import Producer
 from aiokprod.testing import fake_cluster as faults
-from tests.scenarios.scenario_helpers import RECOVERY, TICK, error_of, now, scenario
+from aiokprod.testing.fake_cluster import FakeCluster
+from aiokprod.testing.transports import Link
+from tests.scenarios.scenario_helpers import (
+    RECOVERY,
+    TICK,
+    History,
+    error_of,
+    noted_sizes,
+    now,
+    scenario,
+)
 
 TP = ("t", 0)
 
 
-def change(position, data):
+def change(position: int, data: bytes) -> faults.Reaction:
     return faults.edit_frame(lambda frame: frame[:position] + data + frame[position + len(data) :])
 
 
-def with_length(size):
+def with_length(size: int) -> faults.Reaction:
     return change(0, size.to_bytes(4, "big", signed=True))
 
 
 @scenario(partitions=1)
 @pytest.mark.parametrize("api_key", [0, 3, 18, 22])
-async def test_f61_wrong_correlation_id_closes_and_retries(cluster, producer, history, api_key):
+async def test_f61_wrong_correlation_id_closes_and_retries(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History, api_key: int
+) -> None:
     if api_key == 0:
         await history.send()
     links = len(cluster.network.links)
@@ -38,7 +54,9 @@ async def test_f61_wrong_correlation_id_closes_and_retries(cluster, producer, hi
 
 
 @scenario(partitions=1)
-async def test_f61_answer_to_a_later_request_is_not_matched_by_position(cluster, producer, history):
+async def test_f61_answer_to_a_later_request_is_not_matched_by_position(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     """The answer of the second request comes first: no record may get the other's offset."""
     await history.send()
     cluster.control(0, faults.edit_frame(lambda f: f[:7] + bytes([f[7] + 1]) + f[8:]), times=1)
@@ -57,8 +75,8 @@ async def test_f61_answer_to_a_later_request_is_not_matched_by_position(cluster,
 )
 @pytest.mark.parametrize("api_key", [0, 18])
 async def test_f62_impossible_frame_length_closes_at_once(
-    cluster, producer, history, size, api_key
-):
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History, size: int, api_key: int
+) -> None:
     if api_key == 0:
         await history.send()
     cluster.control(api_key, with_length(size), times=1)
@@ -68,7 +86,9 @@ async def test_f62_impossible_frame_length_closes_at_once(
 
 
 @scenario(partitions=1)
-async def test_f62_announced_length_is_not_allocated(cluster, producer, history):
+async def test_f62_announced_length_is_not_allocated(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     await history.send()
     cluster.control(0, with_length(15 * 1024 * 1024), times=1)
     tracemalloc.start()
@@ -88,8 +108,10 @@ async def test_f62_announced_length_is_not_allocated(cluster, producer, history)
 @scenario(partitions=1)
 @pytest.mark.parametrize("api_key", [0, 3, 18, 22])
 @pytest.mark.parametrize("spoil", ["short", "trailing", "array", "zeros", "ones", "empty"])
-async def test_f63_broken_body_closes_and_retries(cluster, producer, history, api_key, spoil):
-    def broken(frame):
+async def test_f63_broken_body_closes_and_retries(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History, api_key: int, spoil: str
+) -> None:
+    def broken(frame: bytes) -> bytes:
         body = frame[4:]
         head = 8 if api_key != 18 else 4
         if spoil == "short":
@@ -114,10 +136,10 @@ async def test_f63_broken_body_closes_and_retries(cluster, producer, history, ap
     history.all_acked()
 
 
-def flipped(position, mask):
-    """Flip bits of one byte, unless that makes a throttle time nobody could wait for."""
+def flipped(position: int, mask: int) -> Callable[[bytes], bytes]:
+    """Flip bits of one byte, unless that makes a throttle time of any length."""
 
-    def change(frame):
+    def change(frame: bytes) -> bytes:
         spoiled = frame[:position] + bytes([frame[position] ^ mask]) + frame[position + 1 :]
         try:
             throttle_ms = ProduceResponse.decode(spoiled[9:], 13).throttle_time_ms
@@ -130,12 +152,12 @@ def flipped(position, mask):
 
 @scenario(partitions=1, limit_s=100_000)
 async def test_f63_every_single_byte_spoiled_in_a_produce_answer_is_survived(
-    cluster, producer, history
-):
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     """A flipped byte may be a different valid answer; it never crashes, hangs or doubles."""
     await history.send()
-    sizes = []
-    cluster.control(0, faults.edit_frame(lambda f: (sizes.append(len(f)), f)[1]), times=1)
+    sizes: list[int] = []
+    cluster.control(0, noted_sizes(sizes), times=1)
     await history.send()
     for position in range(sizes[0]):
         for mask in (0x01, 0x80, 0xFF):
@@ -148,19 +170,22 @@ async def test_f63_every_single_byte_spoiled_in_a_produce_answer_is_survived(
     assert history.attempts[-1].acked
 
 
-def edit_parts(function):
-    def edited(message):
+def edit_parts(function: Callable[[list[Any]], list[Any]]) -> faults.Reaction:
+    def edited(message: Any) -> Message:
         topics = [
             dataclasses.replace(t, partition_responses=function(list(t.partition_responses)))
             for t in message.responses
         ]
-        return dataclasses.replace(message, responses=topics)
+        changed: Message = dataclasses.replace(message, responses=topics)
+        return changed
 
     return faults.edit(edited)
 
 
 @scenario(partitions=1)
-async def test_f64_partition_left_out_is_retried_as_unknown(cluster, producer, history):
+async def test_f64_partition_left_out_is_retried_as_unknown(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     await history.send()
     cluster.control(0, edit_parts(lambda parts: []), times=1)
     attempt = await history.send()
@@ -170,7 +195,9 @@ async def test_f64_partition_left_out_is_retried_as_unknown(cluster, producer, h
 
 
 @scenario(partitions=1)
-async def test_f64_topic_left_out_is_retried_as_unknown(cluster, producer, history):
+async def test_f64_topic_left_out_is_retried_as_unknown(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     await history.send()
     left_out = faults.edit(lambda message: dataclasses.replace(message, responses=[]))
     cluster.control(0, left_out, times=1)
@@ -180,10 +207,12 @@ async def test_f64_topic_left_out_is_retried_as_unknown(cluster, producer, histo
 
 
 @scenario(partitions=1)
-async def test_f64_second_answer_for_a_partition_is_ignored(cluster, producer, history):
+async def test_f64_second_answer_for_a_partition_is_ignored(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     await history.send()
 
-    def twice(parts):
+    def twice(parts: list[Any]) -> list[Any]:
         other = dataclasses.replace(parts[0], error_code=Code.INVALID_TIMESTAMP, base_offset=-1)
         return [parts[0], other]
 
@@ -194,7 +223,9 @@ async def test_f64_second_answer_for_a_partition_is_ignored(cluster, producer, h
 
 
 @scenario(partitions=2)
-async def test_f64_answer_for_a_partition_not_asked_for_is_ignored(cluster, producer, history):
+async def test_f64_answer_for_a_partition_not_asked_for_is_ignored(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     await history.submit_many(2, partitions=(0, 1))
     await history.settle()
     stranger = PartitionProduceResponse(index=1, error_code=87, base_offset=-1)
@@ -218,9 +249,9 @@ async def test_f64_answer_for_a_partition_not_asked_for_is_ignored(cluster, prod
     ],
 )
 async def test_f65_stranger_on_the_port_is_named_and_not_stormed(
-    cluster, producer, history, greeting
-):
-    def stranger(request):
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History, greeting: bytes
+) -> None:
+    def stranger(request: faults.Request) -> faults.Reaction:
         return faults.Reaction(process=False, raw=greeting, close=True)
 
     cluster.control(None, stranger)
@@ -237,7 +268,7 @@ async def test_f65_stranger_on_the_port_is_named_and_not_stormed(
     assert len(cluster.network.dials) < 8 * 3 * 5
 
 
-def chain(error):
+def chain(error: BaseException | None) -> str:
     texts = []
     while error is not None:
         texts.append(str(error))
@@ -246,7 +277,9 @@ def chain(error):
 
 
 @scenario(partitions=1, request_timeout_ms=3_000)
-async def test_f66_trickling_peer_meets_the_request_timeout(cluster, producer, history):
+async def test_f66_trickling_peer_meets_the_request_timeout(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     await history.send()
     (link,) = cluster.network.links_to("broker1", 9092)
     link.down.chunk = 1
@@ -260,8 +293,10 @@ async def test_f66_trickling_peer_meets_the_request_timeout(cluster, producer, h
 
 @scenario(partitions=3)
 @pytest.mark.parametrize("chunk", [1, 3])
-async def test_bytes_that_arrive_one_by_one_are_put_together(cluster, producer, history, chunk):
-    def slice_up(link):
+async def test_bytes_that_arrive_one_by_one_are_put_together(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History, chunk: int
+) -> None:
+    def slice_up(link: Link) -> None:
         link.up.chunk = link.down.chunk = chunk
 
     cluster.network.on_link = slice_up
@@ -271,7 +306,9 @@ async def test_bytes_that_arrive_one_by_one_are_put_together(cluster, producer, 
 
 
 @scenario(partitions=1)
-async def test_unasked_bytes_between_answers_close_the_connection(cluster, producer, history):
+async def test_unasked_bytes_between_answers_close_the_connection(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     await history.send()
     (link,) = cluster.network.links_to("broker1", 9092)
     link.down.inject(b"\x00\x00\x00\x08\x00\x00\x00\x63\x00\x00\x00\x00")
@@ -282,7 +319,9 @@ async def test_unasked_bytes_between_answers_close_the_connection(cluster, produ
 
 
 @scenario(partitions=1, max_block_ms=10_000)
-async def test_garbage_from_every_broker_ends_in_time(cluster, producer, history):
+async def test_garbage_from_every_broker_ends_in_time(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     cluster.control(None, faults.garbage(bytes(range(256)) * 4))
     attempt = await history.send()
     error_of(attempt, KafkaError)

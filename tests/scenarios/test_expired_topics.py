@@ -4,28 +4,31 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
+from aiokprod._client.runtime import Runtime
 from aiokprod._engine.identity import transaction_manager
 from aiokprod.errors import Code, ProducerClosed
+from aiokprod.producer import Producer
 from aiokprod.records import TopicPartition
 from aiokprod.testing import fake_cluster as faults
-from tests.scenarios.scenario_helpers import RECOVERY, TICK, harness, now, play, until
+from tests.scenarios.scenario_helpers import RECOVERY, TICK, harness, now, play, runtime_of, until
 
 INIT_PRODUCER_ID = 22
-IDLE = {"metadata_max_idle_ms": 5_000, "metadata_max_age_ms": 2_000}
+IDLE: dict[str, Any] = {"metadata_max_idle_ms": 5_000, "metadata_max_age_ms": 2_000}
 
 
-def sequences_of(runtime):
+def sequences_of(runtime: Runtime) -> dict[Any, Any]:
     """Sequences by partition; empty without idempotence."""
     tracker = getattr(runtime.state.sequences, "tracker", None)
     return {} if tracker is None else tracker.partitions
 
 
-def tables(producer):
+def tables(producer: Producer[Any, Any]) -> dict[str, int]:
     """What a producer remembers of topics."""
-    runtime = producer._lifecycle.runtime
+    runtime = runtime_of(producer)
     return {
         "slots": len(runtime.appender.topics),
         "ids": len(runtime.topic_slots.topic_ids),
@@ -39,10 +42,10 @@ def tables(producer):
 NOTHING = {"slots": 0, "ids": 0, "vanished": 0, "queues": 0, "ratios": 0, "sequences": 0}
 
 
-def test_tables_shrink_when_thousands_of_partitions_are_used_no_more():
+def test_tables_shrink_when_thousands_of_partitions_are_used_no_more() -> None:
     """A service with a topic for each job."""
 
-    async def main():
+    async def main() -> None:
         count = 1_000
         async with harness(compression_type="gzip", **IDLE) as (cluster, producer, history):
             names = [f"job-{number}" for number in range(count)]
@@ -70,11 +73,17 @@ def test_tables_shrink_when_thousands_of_partitions_are_used_no_more():
 
 @pytest.mark.parametrize("returns", [True, False])
 @pytest.mark.parametrize("idempotent", [True, False])
-def test_topic_that_vanished_with_records_queued_is_forgotten_once_they_ended(idempotent, returns):
-    """`returns`: asking for it creates it anew, with fewer partitions than records wait for."""
+def test_topic_that_vanished_with_records_queued_is_forgotten_once_they_ended(
+    idempotent: bool, returns: bool
+) -> None:
+    """`returns`: asking for it creates it again, with fewer partitions than records wait for."""
 
-    async def main():
-        options = {"delivery_timeout_ms": 6_000, "request_timeout_ms": 2_000, **IDLE}
+    async def main() -> None:
+        options: dict[str, Any] = {
+            "delivery_timeout_ms": 6_000,
+            "request_timeout_ms": 2_000,
+            **IDLE,
+        }
         options |= {"enable_idempotence": idempotent, "cluster": {"auto_create": returns}}
         async with harness(**options) as (cluster, producer, history):
             cluster.create_topic("u", 4)
@@ -99,12 +108,16 @@ def test_topic_that_vanished_with_records_queued_is_forgotten_once_they_ended(id
     play(main)
 
 
-def test_batch_keeps_its_queue_when_its_answer_names_the_leader_of_a_topic_that_returned():
+def test_batch_keeps_its_queue_when_its_answer_names_the_leader_of_a_topic_that_returned() -> None:
     """Metadata lack the topic for a while, and then have it again with an old leader. The answer
     that names the new one comes when nothing of the topic is queued or on the wire any more."""
 
-    async def main():
-        options = {"cluster": {"brokers": 2}, "retry_backoff_ms": 500, "retry_backoff_max_ms": 500}
+    async def main() -> None:
+        options: dict[str, Any] = {
+            "cluster": {"brokers": 2},
+            "retry_backoff_ms": 500,
+            "retry_backoff_max_ms": 500,
+        }
         async with harness(**options) as (cluster, producer, history):
             await history.send()
             for broker_id in cluster.brokers:
@@ -112,11 +125,11 @@ def test_batch_keeps_its_queue_when_its_answer_names_the_leader_of_a_topic_that_
             lacks = cluster.control(3, faults.edit(lambda answer: replace(answer, topics=[])))
             cluster.fail_produce(("t", 0), Code.LEADER_NOT_AVAILABLE, None)
             await history.submit()
-            await until(lambda: "t" in producer._lifecycle.runtime.topic_slots.vanished)
+            await until(lambda: "t" in runtime_of(producer).topic_slots.vanished)
             lacks()
             cluster.produce_script.clear()
             leader = cluster.move_leader("t", 0)
-            metadata = producer._lifecycle.runtime.metadata
+            metadata = runtime_of(producer).metadata
             await until(lambda: metadata.snapshot.leader_of(TopicPartition("t", 0)) == leader)
             started = now()
             await history.submit()
@@ -127,10 +140,10 @@ def test_batch_keeps_its_queue_when_its_answer_names_the_leader_of_a_topic_that_
     play(main)
 
 
-def test_records_of_a_topic_forgotten_and_used_again_are_stored_once_and_in_order():
+def test_records_of_a_topic_forgotten_and_used_again_are_stored_once_and_in_order() -> None:
     """Whatever became of those before: its sequences begin again under a higher epoch."""
 
-    async def main():
+    async def main() -> None:
         async with harness(partitions=2, **IDLE) as (cluster, producer, history):
             for code in (0, Code.KAFKA_STORAGE_ERROR, Code.INVALID_RECORD, Code.REQUEST_TIMED_OUT):
                 if code:
@@ -147,10 +160,10 @@ def test_records_of_a_topic_forgotten_and_used_again_are_stored_once_and_in_orde
     play(main)
 
 
-def test_send_that_waits_for_a_topic_hears_of_a_close_at_once():
+def test_send_that_waits_for_a_topic_hears_of_a_close_at_once() -> None:
     """While the close waits for records on their way, which need metadata yet."""
 
-    async def main():
+    async def main() -> None:
         async with harness(cluster={"auto_create": False}) as (cluster, producer, history):
             await history.send()
             cluster.fail_produce(("t", 0), Code.NOT_ENOUGH_REPLICAS, None)
@@ -175,17 +188,19 @@ def test_send_that_waits_for_a_topic_hears_of_a_close_at_once():
 
 
 @pytest.mark.parametrize("profile", ["0.11", "2.4", "2.8", "3.9", "4.3"])
-def test_transactional_producer_keeps_few_sequences_of_topics_it_used_once(profile, monkeypatch):
+def test_transactional_producer_keeps_few_sequences_of_topics_it_used_once(
+    profile: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Under the first protocol commits do not change the epoch, and sequences of the present one
     have to be kept: from time to time the end of a transaction asks for a new epoch. Brokers before
     2.5 have none to give, and would take a second batch 0 for a copy of the first."""
     monkeypatch.setattr(transaction_manager, "FORGOTTEN_PARTITIONS", 20)
 
-    async def main():
+    async def main() -> None:
         made = {"version_profile": profile}
         async with harness(cluster=made, transactional_id="x", **IDLE) as (cluster, producer, _):
             await producer.start()
-            sequences = sequences_of(producer._lifecycle.runtime)
+            sequences = sequences_of(runtime_of(producer))
             began = cluster.count(INIT_PRODUCER_ID)
             most = 0
             for number in range(30):
@@ -216,14 +231,14 @@ def test_transactional_producer_keeps_few_sequences_of_topics_it_used_once(profi
 
 
 @pytest.mark.parametrize("profile", ["3.9", "4.3"])
-def test_topic_forgotten_in_an_open_transaction_and_used_again_goes_on(profile):
-    async def main():
+def test_topic_forgotten_in_an_open_transaction_and_used_again_goes_on(profile: str) -> None:
+    async def main() -> None:
         made = {"version_profile": profile}
         async with harness(cluster=made, transactional_id="x", **IDLE) as (cluster, producer, _):
             await producer.begin_transaction()
             await producer.send("t", b"0")
             await asyncio.sleep(20)
-            assert "t" not in producer._lifecycle.runtime.appender.topics
+            assert "t" not in runtime_of(producer).appender.topics
             await producer.send("t", b"1")
             await producer.commit_transaction()
             assert cluster.committed_values("t", 0) == [b"0", b"1"]
@@ -232,7 +247,7 @@ def test_topic_forgotten_in_an_open_transaction_and_used_again_goes_on(profile):
             for _ in range(2):
                 async with producer.transaction():
                     await producer.send("other", b"v")
-            known = [key.topic for key in sequences_of(producer._lifecycle.runtime)]
+            known = [key.topic for key in sequences_of(runtime_of(producer))]
             assert known == (["t", "other"] if profile == "3.9" else ["other"])
             assert cluster.violations == []
 

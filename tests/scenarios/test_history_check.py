@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import types
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -15,21 +17,28 @@ from tests.scenarios.scenario_helpers import Attempt, History
 from tests.testing.raw_client import RawClient, batch, produce
 
 
-def judged(stored, attempts):
+def judged(
+    stored: Sequence[tuple[int, bytes]],
+    attempts: Sequence[tuple[bytes, int | BaseException | None]],
+) -> None:
     """The judge's verdict on a log of values and attempts (value, offset or error)."""
 
-    async def main():
+    async def main() -> None:
         cluster = FakeCluster(brokers=1)
         cluster.create_topic("t", 2)
         client = await RawClient.connect(cluster)
         for partition, value in stored:
             await client.ask(produce("t", partition, batch(value)), 9)
         await client.close()
-        history = History(cluster, types.SimpleNamespace())
+        producer: Any = types.SimpleNamespace()
+        history = History(cluster, producer)
         for number, (value, result) in enumerate(attempts):
-            if isinstance(result, int):
-                result = RecordMetadata("t", 0, result, 0, -1, len(value))
-            history.attempts.append(Attempt(number, "t", 0, value, result))
+            told = (
+                RecordMetadata("t", 0, result, 0, -1, len(value))
+                if isinstance(result, int)
+                else result
+            )
+            history.attempts.append(Attempt(number, "t", 0, value, told))
         history.check()
 
     run(main)
@@ -39,7 +48,7 @@ UNKNOWN = DeliveryTimeout("late", outcome=Outcome.UNKNOWN)
 DEFINITE = DeliveryTimeout("late", outcome=Outcome.NOT_SENT)
 
 
-def test_true_history_passes():
+def test_true_history_passes() -> None:
     judged(
         [(0, b"a"), (0, b"b"), (0, b"c")],
         [(b"a", 0), (b"b", UNKNOWN), (b"c", 2), (b"d", UNKNOWN), (b"e", DEFINITE)],
@@ -60,19 +69,23 @@ def test_true_history_passes():
         ([(0, b"a")], [(b"a", None)], "never settled"),
     ],
 )
-def test_broken_promise_is_found(stored, attempts, verdict):
+def test_broken_promise_is_found(
+    stored: list[tuple[int, bytes]],
+    attempts: list[tuple[bytes, DeliveryTimeout | int | None]],
+    verdict: str,
+) -> None:
     with pytest.raises(AssertionError, match=verdict):
         judged(stored, attempts)
 
 
-def test_record_in_another_partition_under_success_is_found():
+def test_record_in_another_partition_under_success_is_found() -> None:
     """CVE-2026-35554: the bytes land elsewhere and the caller sees success."""
     with pytest.raises(AssertionError):
         judged([(1, b"a"), (0, b"b")], [(b"a", 0), (b"b", 0)])
 
 
-def test_buffer_reused_before_the_broker_has_it_is_found():
-    async def main():
+def test_buffer_reused_before_the_broker_has_it_is_found() -> None:
+    async def main() -> None:
         cluster = FakeCluster(brokers=1)
         cluster.create_topic("t", 1)
         client = await RawClient.connect(cluster)

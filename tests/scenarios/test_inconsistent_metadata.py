@@ -1,4 +1,4 @@
-"""Metadata that no broker should give, and some do: leader epochs that are missing or begin anew,
+"""Metadata that no broker should give, and some do: leader epochs that are missing or start again,
 topics without ids, brokers that know less than others."""
 
 from __future__ import annotations
@@ -12,8 +12,10 @@ import pytest
 
 from aiokprod._wire.messages.metadata import MetadataResponse
 from aiokprod._wire.messages.produce import ProduceResponse
+from aiokprod.producer import Producer
+from aiokprod.testing.fake_cluster import FakeCluster
 from aiokprod.testing.fake_cluster.control import Reaction, edit
-from tests.scenarios.scenario_helpers import now, scenario
+from tests.scenarios.scenario_helpers import History, now, scenario
 
 METADATA = 3
 PRODUCE = 0
@@ -57,8 +59,10 @@ def without_leader_hints(body: ProduceResponse) -> ProduceResponse:
 
 
 @scenario(partitions=1, delivery_timeout_ms=20_000, request_timeout_ms=5_000, linger_ms=0)
-async def test_epochs_that_are_no_longer_told_do_not_pin_the_old_leader(cluster, producer, history):
-    """A KIP-951 hint, or one broker of a mixed cluster, has told an epoch; later answers do not."""
+async def test_epochs_that_are_no_longer_told_do_not_pin_the_old_leader(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
+    """A KIP-951 hint, or a broker of a mixed cluster, has given an epoch; later answers lack it."""
     silent = [False]
     strip = edit(each_partition(leader_epoch=-1))
     cluster.control(METADATA, lambda request: strip if silent[0] else None)
@@ -76,7 +80,7 @@ async def test_epochs_that_are_no_longer_told_do_not_pin_the_old_leader(cluster,
 
 
 @pytest.mark.parametrize("idempotent", [True, False])
-def test_topic_created_anew_without_topic_ids_is_found_again(idempotent):
+def test_topic_created_anew_without_topic_ids_is_found_again(idempotent: bool) -> None:
     """Kafka 2.4 to 2.7, and gateways with zero ids (KAFKA-12257 needs ids)."""
 
     @scenario(
@@ -85,7 +89,7 @@ def test_topic_created_anew_without_topic_ids_is_found_again(idempotent):
         linger_ms=0,
         enable_idempotence=idempotent,
     )
-    async def play(cluster, producer, history):
+    async def play(cluster: FakeCluster, producer: Producer[Any, Any], history: History) -> None:
         cluster.control(METADATA, edit(each_topic(topic_id=bytes(16))))
         cluster.control(PRODUCE, edit(without_leader_hints))
         await history.send()
@@ -107,6 +111,30 @@ def test_topic_created_anew_without_topic_ids_is_found_again(idempotent):
     play()
 
 
+@pytest.mark.parametrize("idempotent", [True, False])
+def test_topic_created_anew_is_named_if_the_metadata_no_longer_have_ids(idempotent: bool) -> None:
+    """Its old id is from a broker that was replaced by one without topic ids, or that is not asked
+    again because it is the busier one. The leader knows ids, and only the new one."""
+
+    @scenario(partitions=1, delivery_timeout_ms=30_000, linger_ms=0, enable_idempotence=idempotent)
+    async def play(cluster: FakeCluster, producer: Producer[Any, Any], history: History) -> None:
+        await history.send()
+        for _ in range(3):
+            cluster.move_leader("t", 0)
+        await history.send()
+        cluster.control(METADATA, edit(each_topic(topic_id=bytes(16))))
+        cluster.control(PRODUCE, edit(without_leader_hints))
+        cluster.recreate_topic("t")
+        start = now()
+        for _ in range(2):
+            assert (await history.send()).acked
+        assert now() - start < 2.0
+        stored = cluster.values("t", 0)
+        assert stored == [attempt.value for attempt in history.attempts[-2:]]
+
+    play()
+
+
 @scenario(
     partitions=1,
     brokers=2,
@@ -116,13 +144,14 @@ def test_topic_created_anew_without_topic_ids_is_found_again(idempotent):
     metadata_max_age_ms=1_000,
 )
 async def test_old_answers_of_one_broker_do_not_bring_the_old_leader_back(
-    cluster, producer, history
-):
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     """It is cut off from the controller and answers what it knew. As it leads nothing it is idle,
     and so it is asked first each time."""
     await history.send()
     before = cluster.topics["t"].partitions[0]
     old, epoch = before.leader, before.leader_epoch
+    assert old is not None
     cluster.move_leader("t", 0)
     await history.send()
     cluster.control(PRODUCE, Reaction(edit=without_leader_hints, after_s=0.3))
@@ -145,14 +174,15 @@ async def test_old_answers_of_one_broker_do_not_bring_the_old_leader_back(
     metadata_max_age_ms=1_000,
 )
 async def test_old_epochs_are_not_believed_while_another_partition_has_no_leader(
-    cluster, producer, history
-):
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     """Every answer then calls for another one, and the broker that is cut off from the controller
     gives them all. Its epoch of the other partition stays older than the known one (Java
     `Metadata.updateLatestMetadata`)."""
     await history.send()
     before = cluster.topics["t"].partitions[0]
     old, epoch = before.leader, before.leader_epoch
+    assert old is not None
     cluster.move_leader("t", 0)
     await history.send()
     cluster.control(PRODUCE, Reaction(edit=without_leader_hints, after_s=0.3))
@@ -181,8 +211,10 @@ async def test_old_epochs_are_not_believed_while_another_partition_has_no_leader
     bootstrap_servers="broker1:9092",
     linger_ms=0,
 )
-async def test_slow_broker_is_asked_although_others_cannot_be_reached(cluster, producer, history):
-    """The others are in the metadata, but behind a firewall: connecting to them takes for ever."""
+async def test_slow_broker_is_asked_although_others_cannot_be_reached(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
+    """The others are in the metadata, but behind a firewall: connecting to them takes forever."""
     await history.send()
     for broker in (cluster.brokers[2], cluster.brokers[3]):
         cluster.network.blackhole(broker.host, broker.port)
@@ -198,7 +230,7 @@ async def test_slow_broker_is_asked_although_others_cannot_be_reached(cluster, p
         cluster.create_topic(f"new{number}", 1)
         start, before = now(), cluster.count(METADATA)
         await producer.partitions_for(f"new{number}")
-        # Behind a metadata request under way; each of both behind four Produce requests of 1.3 s.
+        # Behind a metadata request in flight; each of both behind four Produce requests of 1.3 s.
         assert now() - start < 12.0
         assert cluster.count(METADATA) - before < 10
         await asyncio.sleep(5)

@@ -1,4 +1,4 @@
-"""F77: interpreter shutdown, loops closed early, uvloop, eager tasks; each in a process of its own.
+"""F77: interpreter shutdown, loops closed early, uvloop, eager tasks; each in a separate process.
 
 Real event loops and sockets of this machine, nothing else.
 """
@@ -42,7 +42,7 @@ def run_script(body: str, *flags: str) -> subprocess.CompletedProcess[str]:
     return done
 
 
-def test_f77_normal_use_leaves_nothing_to_say():
+def test_f77_normal_use_leaves_nothing_to_say() -> None:
     done = run_script(
         """
         async def main():
@@ -66,7 +66,7 @@ def test_f77_normal_use_leaves_nothing_to_say():
     assert done.stderr == ""
 
 
-def test_f77_producer_never_closed_warns_only():
+def test_f77_producer_never_closed_warns_only() -> None:
     done = run_script(
         """
         async def main():
@@ -83,7 +83,7 @@ def test_f77_producer_never_closed_warns_only():
     assert "unclosed producer" in done.stderr
 
 
-def test_f77_producer_never_closed_with_records_pending_warns_only():
+def test_f77_producer_never_closed_with_records_pending_warns_only() -> None:
     run_script(
         """
         from aiokprod.testing import fake_cluster as faults
@@ -102,7 +102,7 @@ def test_f77_producer_never_closed_with_records_pending_warns_only():
     )
 
 
-def test_f77_loop_closed_under_the_producer():
+def test_f77_loop_closed_under_the_producer() -> None:
     run_script(
         """
         loop = asyncio.new_event_loop()
@@ -127,7 +127,7 @@ def test_f77_loop_closed_under_the_producer():
     )
 
 
-def test_f77_producer_made_before_any_loop():
+def test_f77_producer_made_before_any_loop() -> None:
     run_script(
         """
         producer = Producer(bootstrap_servers="127.0.0.1:1", max_block_ms=200)
@@ -145,7 +145,7 @@ def test_f77_producer_made_before_any_loop():
     )
 
 
-def test_f77_second_loop_after_the_first_ended_is_refused_not_hung():
+def test_f77_second_loop_after_the_first_ended_is_refused_not_hung() -> None:
     run_script(
         """
         from aiokprod.errors import KafkaError
@@ -168,7 +168,7 @@ def test_f77_second_loop_after_the_first_ended_is_refused_not_hung():
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="uvloop is for Unix")
-def test_f77_uvloop_delivers_retries_and_closes():
+def test_f77_uvloop_delivers_retries_and_closes() -> None:
     run_script(
         """
         import uvloop
@@ -198,7 +198,7 @@ def test_f77_uvloop_delivers_retries_and_closes():
 
 
 @pytest.mark.skipif(sys.version_info < (3, 12), reason="eager tasks are new in 3.12")
-def test_f77_eager_tasks_change_nothing():
+def test_f77_eager_tasks_change_nothing() -> None:
     run_script(
         """
         async def burst(producer, text):
@@ -224,7 +224,7 @@ def test_f77_eager_tasks_change_nothing():
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_f77_forked_worker_is_refused_and_leaves_the_parent_alone():
+def test_f77_forked_worker_is_refused_and_leaves_the_parent_alone() -> None:
     run_script(
         """
         import multiprocessing
@@ -262,7 +262,7 @@ def test_f77_forked_worker_is_refused_and_leaves_the_parent_alone():
     )
 
 
-def test_f77_keyboard_interrupt_ends_the_program():
+def test_f77_keyboard_interrupt_ends_the_program() -> None:
     # Shells start background jobs with SIGINT ignored, and children inherit that.
     run_script(
         """

@@ -1,32 +1,37 @@
-"""Bad input: an error that names field, value and mend, in bounded time, other records unharmed."""
+"""Bad input: an error that names field, value and fix, in bounded time, other records unharmed."""
 
 from __future__ import annotations
 
 import array
 import asyncio
 import math
+from collections.abc import Iterator
+from typing import Any
 
+import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from aiokprod._core.append import DELIVERY_CHARGE, record_size_bound
+from aiokprod._core.record_fields import DELIVERY_CHARGE, record_size_bound
 from aiokprod.errors import (
     ConfigError,
     KafkaError,
+    MetadataMissing,
     MetadataTimeout,
     Outcome,
     RecordTooLarge,
     SerializationError,
 )
 from aiokprod.producer import Producer
-from aiokprod.records import ProducerRecord
-from tests.scenarios.scenario_helpers import TICK, error_of, harness, now, play, scenario
+from aiokprod.records import ProducerRecord, RecordMetadata
+from aiokprod.testing.fake_cluster import FakeCluster
+from tests.scenarios.scenario_helpers import TICK, History, error_of, harness, now, play, scenario
 
 TOPICS = ["", ".", "..", "a" * 250, "bad name", "ü", "a/b", None, 5, b"t", "\udc80", "t\n", "t\0"]
 
 
-async def both_ways(producer, **arguments):
+async def both_ways(producer: Producer[Any, Any], **arguments: Any) -> list[KafkaError]:
     """The errors of `send` and `try_submit` for the same arguments."""
     found = []
     for method in (producer.send, producer.try_submit):
@@ -38,8 +43,11 @@ async def both_ways(producer, **arguments):
 
 
 @scenario()
-async def test_bad_topics_are_refused_by_name(cluster, producer, history):
+async def test_bad_topics_are_refused_by_name(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     await history.send()
+    topic: Any
     for topic in TOPICS:
         for error in await both_ways(producer, topic=topic, value=b"v"):
             assert isinstance(error, ConfigError)
@@ -73,7 +81,9 @@ async def test_bad_topics_are_refused_by_name(cluster, producer, history):
         ("headers", [None]),
     ],
 )
-async def test_bad_fields_are_refused_by_name(cluster, producer, history, field, value):
+async def test_bad_fields_are_refused_by_name(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History, field: str, value: Any
+) -> None:
     await history.send()
     arguments = {"topic": "t", "value": b"v", field: value}
     for error in await both_ways(producer, **arguments):
@@ -86,7 +96,9 @@ async def test_bad_fields_are_refused_by_name(cluster, producer, history, field,
 @scenario()
 @pytest.mark.parametrize("field", ["key", "value"])
 @pytest.mark.parametrize("data", ["text", 5, 1.5, True, object(), [b"x"], array.array("i", [1])])
-async def test_data_that_is_no_bytes_is_refused_by_name(cluster, producer, history, field, data):
+async def test_data_that_is_no_bytes_is_refused_by_name(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History, field: str, data: Any
+) -> None:
     await history.send()
     for error in await both_ways(producer, **{"topic": "t", "value": b"v", field: data}):
         assert isinstance(error, SerializationError)
@@ -98,7 +110,9 @@ async def test_data_that_is_no_bytes_is_refused_by_name(cluster, producer, histo
 
 @scenario(partitions=1)
 @pytest.mark.parametrize("timeout", [-1, 0, math.nan, "5", b"5", [], object()])
-async def test_bad_timeouts_are_refused_by_name(cluster, producer, history, timeout):
+async def test_bad_timeouts_are_refused_by_name(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History, timeout: Any
+) -> None:
     with pytest.raises(ConfigError, match="timeout"):
         await producer.send("t", b"v", timeout=timeout)
     if timeout != 0:
@@ -111,20 +125,48 @@ async def test_bad_timeouts_are_refused_by_name(cluster, producer, history, time
 
 
 @scenario(partitions=1)
-async def test_infinite_timeout_is_no_timeout(cluster, producer, history):
+async def test_infinite_timeout_is_no_timeout(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     await history.send(timeout=math.inf)
     await producer.flush(math.inf)
     history.all_acked()
 
 
+def released() -> memoryview:
+    view = memoryview(b"gone")
+    view.release()
+    return view
+
+
+@scenario()
+async def test_released_views_are_refused_by_name(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
+    await history.send()
+    for field in ("key", "value"):
+        for error in await both_ways(producer, **{"topic": "t", "value": b"v", field: released()}):
+            assert isinstance(error, SerializationError)
+            assert field in str(error)
+    headers = [("h", b""), ("gone", released())]
+    for error in await both_ways(producer, topic="t", value=b"v", headers=headers):
+        assert isinstance(error, ConfigError)
+        assert "headers[1] ('gone')" in str(error)
+    await history.send()
+    history.all_acked()
+
+
 @scenario(partitions=1)
-async def test_views_and_mutable_buffers_are_taken_as_they_are_now(cluster, producer, history):
+async def test_views_and_mutable_buffers_are_taken_as_they_are_now(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     buffer = bytearray(b"before")
+    headers: list[Any] = [("h", buffer)]
     deliveries = [
         await producer.submit("t", buffer, partition=0),
         await producer.submit("t", memoryview(buffer), partition=0),
         await producer.submit("t", memoryview(b"abcdef")[::2], partition=0),
-        await producer.submit("t", b"", key=buffer, partition=0, headers=[("h", buffer)]),
+        await producer.submit("t", b"", key=buffer, partition=0, headers=headers),
         await producer.submit("t", memoryview(array.array("i", [1, 2])), partition=0),
     ]
     buffer[:] = b"after!"
@@ -138,7 +180,9 @@ async def test_views_and_mutable_buffers_are_taken_as_they_are_now(cluster, prod
 
 
 @scenario(partitions=1)
-async def test_null_and_empty_are_kept_apart(cluster, producer, history):
+async def test_null_and_empty_are_kept_apart(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     for key, value in ((None, None), (b"", b""), (None, b""), (b"", None)):
         await producer.send("t", value, key=key, partition=0)
     headers = [("n", None), ("e", b""), ("", b"x"), ("ü€😀", b"y"), ("n", b"again")]
@@ -155,7 +199,9 @@ async def test_null_and_empty_are_kept_apart(cluster, producer, history):
 
 @scenario(partitions=1, max_request_size=100_000)
 @pytest.mark.parametrize("field", ["key", "value", "headers"])
-async def test_too_large_record_is_refused_with_the_sizes(cluster, producer, history, field):
+async def test_too_large_record_is_refused_with_the_sizes(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History, field: str
+) -> None:
     await history.send()
     huge = b"x" * 100_001
     arguments = {field: [("h", huge)] if field == "headers" else huge}
@@ -168,7 +214,9 @@ async def test_too_large_record_is_refused_with_the_sizes(cluster, producer, his
 
 
 @scenario(partitions=1)
-async def test_too_many_headers_are_refused_or_stored(cluster, producer, history):
+async def test_too_many_headers_are_refused_or_stored(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     few = [("h", b"")] * 10_000
     await producer.send("t", b"few", headers=few, partition=0)
     assert len(cluster.log("t", 0)[0].headers) == 10_000
@@ -180,7 +228,7 @@ async def test_too_many_headers_are_refused_or_stored(cluster, producer, history
 # -- send_many ----------------------------------------------------------------------------------
 
 
-def raising():
+def raising() -> Iterator[bytes]:
     yield b"1"
     raise RuntimeError("midway")
 
@@ -207,8 +255,12 @@ def raising():
     ],
 )
 async def test_send_many_refuses_the_whole_call_before_sending(
-    cluster, producer, history, arguments, options
-):
+    cluster: FakeCluster,
+    producer: Producer[Any, Any],
+    history: History,
+    arguments: tuple[Any, ...],
+    options: dict[str, Any],
+) -> None:
     with pytest.raises(ConfigError):
         await producer.send_many(*arguments, **options)
     assert cluster.log("t", 0) == []
@@ -217,7 +269,9 @@ async def test_send_many_refuses_the_whole_call_before_sending(
 
 
 @scenario(partitions=1)
-async def test_send_many_passes_the_error_of_its_input_on(cluster, producer, history):
+async def test_send_many_passes_the_error_of_its_input_on(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     with pytest.raises(RuntimeError, match="midway"):
         await producer.send_many("t", raising())
     await producer.flush()
@@ -237,8 +291,13 @@ async def test_send_many_passes_the_error_of_its_input_on(cluster, producer, his
     ],
 )
 async def test_send_many_fails_the_bad_record_only(
-    cluster, producer, history, values, options, bad
-):
+    cluster: FakeCluster,
+    producer: Producer[Any, Any],
+    history: History,
+    values: list[bytes | int | str],
+    options: dict[str, Any],
+    bad: int,
+) -> None:
     result = await producer.send_many("t", values, partition=0, **options)
     assert len(result) == len(values)
     assert not result.ok
@@ -249,12 +308,15 @@ async def test_send_many_fails_the_bad_record_only(
     assert cluster.values("t", 0) == wanted
     for index, offset in enumerate(result.offsets):
         if index != bad:
+            assert offset is not None
             assert cluster.values("t", 0)[offset] == values[index]
 
 
 @scenario(partitions=1)
-async def test_send_many_of_records_fails_strangers_only(cluster, producer, history):
-    records = [ProducerRecord("t", b"1"), "stranger", ProducerRecord("t", b"2"), None]
+async def test_send_many_of_records_fails_strangers_only(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
+    records: list[Any] = [ProducerRecord("t", b"1"), "stranger", ProducerRecord("t", b"2"), None]
     result = await producer.send_many(records)
     assert list(result.errors) == [1, 3]
     assert cluster.values("t", 0) == [b"1", b"2"]
@@ -273,7 +335,7 @@ async def test_send_many_of_records_fails_strangers_only(cluster, producer, hist
         {"topic": "t", "timestamp_ms": 2**63},
     ],
 )
-def test_producer_record_refuses_bad_fields(fields):
+def test_producer_record_refuses_bad_fields(fields: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
         ProducerRecord(**fields)
 
@@ -289,7 +351,7 @@ def test_producer_record_refuses_bad_fields(fields):
         ",", "a:1\0",
     ],
 )  # fmt: skip
-def test_bad_bootstrap_servers_are_refused_by_name(servers):
+def test_bad_bootstrap_servers_are_refused_by_name(servers: Any) -> None:
     with pytest.raises(ConfigError, match="bootstrap_servers"):
         Producer(bootstrap_servers=servers)
 
@@ -308,7 +370,7 @@ def test_bad_bootstrap_servers_are_refused_by_name(servers):
         ("interceptors", 5), ("interceptors", [5]), ("observer", 5), ("environment", 5),
     ],
 )  # fmt: skip
-def test_bad_settings_are_refused_by_name(name, value):
+def test_bad_settings_are_refused_by_name(name: str, value: Any) -> None:
     with pytest.raises(ConfigError, match=name.rstrip("s")):
         Producer(bootstrap_servers="h:1", **{name: value})
 
@@ -323,24 +385,25 @@ def test_bad_settings_are_refused_by_name(name, value):
         {"delivery_timeout_ms": 10, "linger_ms": 5},
     ],
 )
-def test_conflicting_settings_are_refused_by_name(settings):
+def test_conflicting_settings_are_refused_by_name(settings: dict[str, Any]) -> None:
     with pytest.raises(ConfigError) as info:
         Producer(bootstrap_servers="h:1", **settings)
     assert any(name in str(info.value) for name in settings)
 
 
 @pytest.mark.parametrize("name", ["lingr_ms", "linger.ms.", "bootstrap", "acs"])
-def test_unknown_settings_are_refused_with_the_nearest_name(name):
+def test_unknown_settings_are_refused_with_the_nearest_name(name: str) -> None:
+    settings: dict[str, Any] = {name: 5}
     with pytest.raises(ConfigError, match="did you mean"):
-        Producer(bootstrap_servers="h:1", **{name: 5})
+        Producer(bootstrap_servers="h:1", **settings)
 
 
 # -- extension points ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("result", [-1, 1000, 2**40, "0", None, True, 1.0])
-def test_partitioner_that_returns_nonsense_fails_its_record(result):
-    async def main():
+def test_partitioner_that_returns_nonsense_fails_its_record(result: float | str | None) -> None:
+    async def main() -> None:
         async with harness(partitions=2, partitioner=lambda *a: result) as (_, producer, history):
             start = now()
             with pytest.raises(KafkaError) as info:
@@ -354,8 +417,8 @@ def test_partitioner_that_returns_nonsense_fails_its_record(result):
 
 
 @pytest.mark.parametrize("result", ["text", 5, object()])
-def test_serializer_that_returns_nonsense_fails_its_record(result):
-    async def main():
+def test_serializer_that_returns_nonsense_fails_its_record(result: object | int | str) -> None:
+    async def main() -> None:
         async with harness(key_serializer=lambda data: result) as (_, producer, history):
             with pytest.raises(SerializationError, match="key_serializer"):
                 await producer.send("t", b"v", key=b"k", partition=0)
@@ -366,18 +429,20 @@ def test_serializer_that_returns_nonsense_fails_its_record(result):
 
 
 @pytest.mark.parametrize("result", [None, 5, "x"])
-def test_interceptor_that_returns_nonsense_is_ignored(result):
+def test_interceptor_that_returns_nonsense_is_ignored(result: int | str | None) -> None:
     class Strange:
-        def on_send(self, record):
+        def on_send(self, record: ProducerRecord[Any, Any]) -> Any:
             return result
 
-        def on_acknowledgement(self, metadata, error):
+        def on_acknowledgement(
+            self, metadata: RecordMetadata | None, error: KafkaError | None
+        ) -> Any:
             return result
 
-        def close(self):
+        def close(self) -> Any:
             return result
 
-    async def main():
+    async def main() -> None:
         async with harness(interceptors=[Strange()]) as (_, _, history):
             await history.send()
             history.all_acked()
@@ -386,11 +451,13 @@ def test_interceptor_that_returns_nonsense_is_ignored(result):
 
 
 @scenario(topic=None, cluster={"auto_create": False}, max_block_ms=2_000)
-async def test_warm_refuses_a_bare_name(cluster, producer, history):
+async def test_warm_refuses_a_bare_name(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     with pytest.raises(ConfigError):
         await producer.warm("topic")
     with pytest.raises(ConfigError):
-        await producer.warm(5)
+        await producer.warm(5)  # type: ignore[arg-type]
     with pytest.raises(MetadataTimeout):
         await producer.warm(["absent"])
 
@@ -425,8 +492,8 @@ ANYTHING = st.one_of(
         },
     )
 )
-def test_any_arguments_end_in_an_answer_or_a_documented_error(arguments):
-    async def main():
+def test_any_arguments_end_in_an_answer_or_a_documented_error(arguments: dict[str, Any]) -> None:
+    async def main() -> None:
         async with harness(partitions=2, max_block_ms=3_000) as (cluster, producer, history):
             start = now()
             try:
@@ -443,18 +510,35 @@ def test_any_arguments_end_in_an_answer_or_a_documented_error(arguments):
     play(main)
 
 
-@pytest.mark.parametrize("by", ["send", "try_submit"])
-def test_record_as_large_as_the_whole_buffer_is_taken_and_one_byte_more_is_refused(by):
+@scenario()
+async def test_partition_that_try_submit_does_not_know_is_named(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
+    with pytest.raises(MetadataMissing, match="metadata of topic t are not known"):
+        producer.try_submit("t", b"", partition=3)
+    await producer.warm(["t"])
+    with pytest.raises(MetadataMissing, match="metadata of partition 3 of topic t are not known"):
+        producer.try_submit("t", b"", partition=3)
+
+
+@pytest.mark.parametrize("by", ["send", "try_submit", "send_many", "send_table"])
+def test_record_as_large_as_the_whole_buffer_is_taken_and_one_byte_more_is_refused(by: str) -> None:
     value = b"v" * 2_000
     size = record_size_bound(None, value, ()) + DELIVERY_CHARGE
 
-    async def main():
+    async def main() -> None:
         async with harness(buffer_memory=size, batch_size=500) as (cluster, producer, _):
             await producer.warm(["t"])
 
-            async def hand_over(value):
+            async def hand_over(value: Any) -> None:
                 if by == "send":
                     await producer.send("t", value, partition=0)
+                elif by == "send_many":
+                    (await producer.send_many("t", [value], partition=0)).raise_for_errors()
+                elif by == "send_table":
+                    (
+                        await producer.send_table("t", pa.table({"value": [value]}))
+                    ).raise_for_errors()
                 else:
                     await producer.try_submit("t", value, partition=0)
 

@@ -1,41 +1,48 @@
-"""F77: passes of the loop that are always over their time, so that whoever sends on waits in line,
+"""F77: passes of the loop that are always over their time, so that a task that keeps sending waits,
 under every fault there is."""
 
 from __future__ import annotations
 
 import asyncio
 import functools
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 import pytest
 
+from aiokprod._core.batch import Delivery
 from aiokprod._core.yielding import YieldQueue
 from aiokprod.errors import KafkaError, Outcome, ProducerClosed
-from tests.scenarios.scenario_helpers import harness, play
+from aiokprod.producer import Producer
+from aiokprod.testing.fake_cluster import FakeCluster
+from tests.scenarios.scenario_helpers import harness, play, runtime_of
 from tests.simulation.parallel_seeds import Totals, outcomes
 
 USERS = 40
 
 
 @pytest.fixture(autouse=True)
-def short_passes(monkeypatch):
+def short_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     always_over = functools.partial(YieldQueue, slice_length=-1.0)
     monkeypatch.setattr("aiokprod._client.runtime.YieldQueue", always_over)
 
 
-def in_line(producer):
-    return producer._lifecycle.runtime.yield_queue.waiting
+def in_line(producer: Producer[Any, Any]) -> int:
+    return runtime_of(producer).yield_queue.waiting
 
 
-async def crowded(producer):
+async def crowded(producer: Producer[Any, Any]) -> None:
     """Half of the users are in line."""
     while in_line(producer) < USERS // 2:  # noqa: ASYNC110
         await asyncio.sleep(0)
 
 
-def run(users, **options):
+def run(
+    users: Callable[[Producer[Any, Any], FakeCluster], Coroutine[Any, Any, Any]], **options: Any
+) -> None:
     """`users(producer, cluster)` with a topic of four partitions on three brokers."""
 
-    async def main():
+    async def main() -> None:
         async with harness(partitions=4, cluster={"brokers": 3}, **options) as (
             cluster,
             producer,
@@ -48,15 +55,19 @@ def run(users, **options):
     play(main)
 
 
-async def send(producer, handles, name, records):
+async def send(
+    producer: Producer[Any, Any], handles: list[Delivery], name: int, records: int
+) -> None:
     for number in range(records):
-        handles.append(await producer.submit("t", b"%d-%d" % (name, number)))
+        # Not at the end: others look at what was submitted until then.
+        handles.append(await producer.submit("t", b"%d-%d" % (name, number)))  # noqa: PERF401
 
 
-def test_every_record_of_a_crowd_in_line_is_acknowledged_once():
-    handles, longest = [], 0
+def test_every_record_of_a_crowd_in_line_is_acknowledged_once() -> None:
+    handles: list[Delivery] = []
+    longest = 0
 
-    async def users(producer, cluster):
+    async def users(producer: Producer[Any, Any], cluster: FakeCluster) -> None:
         nonlocal longest
         tasks = [asyncio.create_task(send(producer, handles, n, 600)) for n in range(USERS)]
         while not all(task.done() for task in tasks):
@@ -69,16 +80,17 @@ def test_every_record_of_a_crowd_in_line_is_acknowledged_once():
     assert longest > USERS // 2, "they did wait in line"
 
 
-def test_close_ends_who_waits_in_line():
-    handles, errors = [], []
+def test_close_ends_who_waits_in_line() -> None:
+    handles: list[Delivery] = []
+    errors: list[ProducerClosed] = []
 
-    async def user(producer, name):
+    async def user(producer: Producer[Any, Any], name: int) -> None:
         try:
             await send(producer, handles, name, 1_000_000)
         except ProducerClosed as error:
             errors.append(error)
 
-    async def users(producer, cluster):
+    async def users(producer: Producer[Any, Any], cluster: FakeCluster) -> None:
         tasks = [asyncio.create_task(user(producer, name)) for name in range(USERS)]
         await crowded(producer)
         await producer.close(5)
@@ -90,10 +102,11 @@ def test_close_ends_who_waits_in_line():
     assert all(handle.done() for handle in handles)
 
 
-def test_cancelled_in_line_the_record_was_admitted_and_has_its_outcome():
-    handles, cancelled = [], 0
+def test_cancelled_in_line_the_record_was_admitted_and_has_its_outcome() -> None:
+    handles: list[Delivery] = []
+    cancelled = 0
 
-    async def users(producer, cluster):
+    async def users(producer: Producer[Any, Any], cluster: FakeCluster) -> None:
         nonlocal cancelled
         tasks = [asyncio.create_task(send(producer, handles, n, 3000)) for n in range(USERS)]
         await crowded(producer)
@@ -110,10 +123,28 @@ def test_cancelled_in_line_the_record_was_admitted_and_has_its_outcome():
     assert len(handles) >= USERS // 2 * 3000
 
 
-def test_full_memory_and_silent_brokers_hold_nobody_for_ever_in_line():
+@pytest.mark.parametrize("timeout", [None, 30])
+@pytest.mark.parametrize("passes", range(4))
+def test_cancelled_send_that_took_the_slow_path_withdraws_its_record(
+    timeout: float | None, passes: int
+) -> None:
+    async def users(producer: Producer[Any, Any], cluster: FakeCluster) -> None:
+        sending = asyncio.create_task(producer.send("t", b"victim", timeout=timeout))
+        for _ in range(passes):
+            await asyncio.sleep(0)
+        sending.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await sending
+        await producer.flush()
+        assert not any(cluster.logs("t"))
+
+    run(users, value_serializer=lambda value: value, linger_ms=1000, adaptive_linger=False)
+
+
+def test_full_memory_and_silent_brokers_hold_nobody_for_ever_in_line() -> None:
     outcomes_seen = []
 
-    async def user(producer, name):
+    async def user(producer: Producer[Any, Any], name: int) -> None:
         for number in range(400):
             try:
                 handle = await producer.submit("t", b"%d-%d" % (name, number))
@@ -122,7 +153,7 @@ def test_full_memory_and_silent_brokers_hold_nobody_for_ever_in_line():
                 outcomes_seen.append(error.outcome)
                 return
 
-    async def users(producer, cluster):
+    async def users(producer: Producer[Any, Any], cluster: FakeCluster) -> None:
         for broker_id in cluster.brokers:
             cluster.pause(broker_id)
         tasks = [asyncio.create_task(user(producer, name)) for name in range(USERS)]
@@ -137,11 +168,11 @@ def test_full_memory_and_silent_brokers_hold_nobody_for_ever_in_line():
     assert set(outcomes_seen) <= {Outcome.NOT_SENT, Outcome.UNKNOWN}
 
 
-def test_simulation_in_which_senders_wait_in_line(monkeypatch):
+def test_simulation_in_which_senders_wait_in_line(monkeypatch: pytest.MonkeyPatch) -> None:
     releases = []
 
     class Watched(YieldQueue):
-        def release(self):
+        def release(self) -> None:
             releases.append(self.waiting)
             super().release()
 

@@ -1,43 +1,30 @@
-"""Every error code x API: the class of outcome of faults.md, section 3 (issue 3 of the project)."""
+"""Every error code in the response of every API of a producer: the outcome of the record and of the
+next one. docs/design/error-codes.md says what follows from the row of a code."""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
+from typing import Any
 
 import pytest
 
 from aiokprod.errors import Code, DeliveryTimeout, KafkaError, Outcome, error_code
 from aiokprod.testing import fake_cluster as faults
-from tests.scenarios.scenario_helpers import RECOVERY, TICK, error_of, harness, now, play
+from aiokprod.testing.fake_cluster import FakeCluster
+from tests.reference.error_codes import CHECKED_BEFORE_THE_APPEND, RETRIABLE_IN_JAVA, RETRIED
+from tests.scenarios.scenario_helpers import RECOVERY, TICK, Attempt, error_of, harness, now, play
 
 pytestmark = pytest.mark.matrix
 
 TP = ("t", 0)
 
-UNKNOWN_CODES = (-2, 134, 500)
+UNKNOWN_CODES = (-2, max(Code) + 1, 500)
 CODES = [*(int(code) for code in Code if code is not Code.NONE), *UNKNOWN_CODES]
-
-RETRIED = {
-    2, 3, 5, 6, 7, 9, 13, 14, 15, 16, 19, 20, 51, 56, 72, 74, 75, 100, 103,
-    # retriable, although no producer should ever see them
-    41, 70, 71, 78, 80, 83, 84, 88, 89, 106, 122, 123, 133,
-}  # fmt: skip
-"""Class retriable in Kafka 4.2: the record is delivered once the error is over."""
-
-RETRIED_BY_PROPOSAL = {8}
-"""BROKER_NOT_AVAILABLE: Java fails, franz-go and we retry."""
 
 IDEMPOTENT_ONLY_RETRIED = {45, 47, 59}
 SUCCESS_WHEN_IDEMPOTENT = {46}
 FATAL_WHEN_IDEMPOTENT = {31, 35}
-
-CHECKED_BEFORE_THE_APPEND = {
-    2, 10, 17, 18, 19, 21, 29, 31, 32, 35, 42, 43, 44, 45, 47, 48, 49, 51, 53, 55, 59, 76, 87, 90,
-    100, 103, 120,
-}  # fmt: skip
-"""By every version of Kafka that answers them to Produce (44: by gateways). After any other code
-the record may be in the log."""
 
 
 async def one_case(code: int, *, idempotent: bool, append: bool = False) -> tuple[str, str]:
@@ -54,7 +41,7 @@ async def one_case(code: int, *, idempotent: bool, append: bool = False) -> tupl
         return _class_of(attempt), _class_of(later)
 
 
-def _class_of(attempt) -> str:
+def _class_of(attempt: Attempt) -> str:
     if attempt.acked:
         return "acked"
     error = error_of(attempt, KafkaError)
@@ -63,7 +50,7 @@ def _class_of(attempt) -> str:
 
 def expected(code: int, *, idempotent: bool) -> tuple[str, str]:
     """How the record that met the code ends, and the one after it."""
-    if code in RETRIED | RETRIED_BY_PROPOSAL:
+    if code in RETRIED:
         return "acked", "acked"
     if code in IDEMPOTENT_ONLY_RETRIED | SUCCESS_WHEN_IDEMPOTENT and idempotent:
         return "acked", "acked"
@@ -74,7 +61,7 @@ def expected(code: int, *, idempotent: bool) -> tuple[str, str]:
 
 @pytest.mark.parametrize("idempotent", [True, False])
 @pytest.mark.parametrize("code", CODES)
-def test_produce_error_ends_in_its_class(code, idempotent):
+def test_produce_error_ends_in_its_class(code: int, idempotent: bool) -> None:
     if code in SUCCESS_WHEN_IDEMPOTENT and idempotent:
         return  # needs the record in the log: test_duplicate_sequence_on_produce
     assert play(lambda: one_case(code, idempotent=idempotent)) == expected(
@@ -82,7 +69,7 @@ def test_produce_error_ends_in_its_class(code, idempotent):
     )
 
 
-RETRIABLE = sorted(RETRIED | RETRIED_BY_PROPOSAL)
+RETRIABLE = sorted(RETRIED)
 MAY_FOLLOW_THE_APPEND = [
     code for code in CODES if code not in CHECKED_BEFORE_THE_APPEND | SUCCESS_WHEN_IDEMPOTENT
 ]
@@ -90,7 +77,7 @@ MAY_FOLLOW_THE_APPEND = [
 
 @pytest.mark.parametrize("idempotent", [True, False])
 @pytest.mark.parametrize("code", sorted({*RETRIABLE, *MAY_FOLLOW_THE_APPEND}))
-def test_produce_error_after_the_append_ends_in_its_class(code, idempotent):
+def test_produce_error_after_the_append_ends_in_its_class(code: int, idempotent: bool) -> None:
     """An idempotent producer's retry finds its record in the log; another one's doubles it."""
     ended = play(lambda: one_case(code, idempotent=idempotent, append=True))
     assert ended == expected(code, idempotent=idempotent)
@@ -98,13 +85,13 @@ def test_produce_error_after_the_append_ends_in_its_class(code, idempotent):
 
 @pytest.mark.parametrize("end", ["retries", "delivery timeout"])
 @pytest.mark.parametrize("code", RETRIABLE)
-def test_record_after_one_given_up_behind_an_append_is_stored(code, end):
+def test_record_after_one_given_up_behind_an_append_is_stored(code: int, end: str) -> None:
     """The sequence of a batch that a broker has seen is never given out again: the broker would
     take the next record for a copy of the first, and acknowledge it without storing it."""
-    options = {"retries": 1} if end == "retries" else {"delivery_timeout_ms": 3_000,
+    options: dict[str, Any] = {"retries": 1} if end == "retries" else {"delivery_timeout_ms": 3_000,
                                                        "request_timeout_ms": 1_000}  # fmt: skip
 
-    async def main():
+    async def main() -> None:
         async with harness(linger_ms=0, **options) as (cluster, _, history):
             await history.send()
             cluster.fail_produce(TP, code, None, append=True, leader_hint=False)
@@ -114,7 +101,7 @@ def test_record_after_one_given_up_behind_an_append_is_stored(code, end):
             assert [attempt.acked for attempt in later] == [True] * 3
             values = cluster.values(*TP)
             assert [values.count(attempt.value) for attempt in later] == [1] * 3
-            offsets = [attempt.result.offset for attempt in later]
+            offsets = [attempt.metadata.offset for attempt in later]
             assert offsets == [values.index(attempt.value) for attempt in later]
             assert not given_up.acked
             if code not in CHECKED_BEFORE_THE_APPEND:  # else no broker behaves like that
@@ -125,14 +112,14 @@ def test_record_after_one_given_up_behind_an_append_is_stored(code, end):
 
 
 @pytest.mark.parametrize("idempotent", [True, False])
-def test_duplicate_sequence_on_produce(idempotent):
-    async def main():
+def test_duplicate_sequence_on_produce(idempotent: bool) -> None:
+    async def main() -> None:
         async with harness(enable_idempotence=idempotent) as (cluster, _, history):
             cluster.fail_produce(TP, 46, append=True)
             attempt = await history.send()
             if idempotent:
                 assert attempt.acked
-                assert attempt.result.offset is None
+                assert attempt.metadata.offset is None
             else:
                 # A producer without sequences cannot get it; what it makes of it must be true.
                 assert error_of(attempt).outcome is Outcome.UNKNOWN
@@ -143,11 +130,11 @@ def test_duplicate_sequence_on_produce(idempotent):
 
 
 @pytest.mark.parametrize("code", CODES)
-def test_produce_request_is_repeated_if_and_only_if_its_code_is_retriable(code):
+def test_produce_request_is_repeated_if_and_only_if_its_code_is_retriable(code: int) -> None:
     """`ErrorCode.retriable` and `KafkaError.retriable` say what the engine does. Without sequences:
     an idempotent producer also sends again after the codes that it recovers from with new ones."""
 
-    async def main(retries):
+    async def main(retries: int) -> tuple[Attempt, int]:
         async with harness(enable_idempotence=False, retries=retries) as (cluster, _, history):
             await history.send()
             before = cluster.count(0)
@@ -164,9 +151,11 @@ def test_produce_request_is_repeated_if_and_only_if_its_code_is_retriable(code):
 
 @pytest.mark.parametrize("idempotent", [True, False])
 @pytest.mark.parametrize("code", CODES)
-def test_produce_error_of_a_single_record_is_the_one_of_its_row(code, idempotent):
-    async def main():
-        options = {"enable_idempotence": idempotent, "retries": 1}
+def test_produce_error_of_a_single_record_is_the_one_of_its_row(
+    code: int, idempotent: bool
+) -> None:
+    async def main() -> None:
+        options: dict[str, Any] = {"enable_idempotence": idempotent, "retries": 1}
         async with harness(**options) as (cluster, _, history):
             await history.send()
             cluster.fail_produce(TP, code, None, leader_hint=False)
@@ -188,7 +177,7 @@ def test_produce_error_of_a_single_record_is_the_one_of_its_row(code, idempotent
     play(main)
 
 
-def no_storm(cluster, seconds):
+def no_storm(cluster: FakeCluster, seconds: float) -> None:
     """Backoff of 100 ms doubling to 1 s, of each kind of request."""
     assert cluster.count(0) <= 15 + 8 * seconds
     assert cluster.count(3) <= 15 + 8 * seconds
@@ -198,9 +187,9 @@ def no_storm(cluster, seconds):
 
 @pytest.mark.parametrize("idempotent", [True, False])
 @pytest.mark.parametrize("code", CODES)
-def test_produce_error_for_ever_ends_at_delivery_timeout(code, idempotent):
-    async def main():
-        options = {"delivery_timeout_ms": 3_000, "request_timeout_ms": 1_000}
+def test_produce_error_for_ever_ends_at_delivery_timeout(code: int, idempotent: bool) -> None:
+    async def main() -> None:
+        options: dict[str, Any] = {"delivery_timeout_ms": 3_000, "request_timeout_ms": 1_000}
         async with harness(enable_idempotence=idempotent, **options) as (cluster, _, history):
             await history.send()
             cluster.fail_produce(TP, code, None)
@@ -216,9 +205,9 @@ def test_produce_error_for_ever_ends_at_delivery_timeout(code, idempotent):
     play(main)
 
 
-def test_retries_wait_for_the_backoff_and_twice_as_long_each_time():
-    async def main():
-        options = {"retry_backoff_ms": 1_000, "retry_backoff_max_ms": 60_000}
+def test_retries_wait_for_the_backoff_and_twice_as_long_each_time() -> None:
+    async def main() -> None:
+        options: dict[str, Any] = {"retry_backoff_ms": 1_000, "retry_backoff_max_ms": 60_000}
         async with harness(**options) as (cluster, _, history):
             await history.send()
             cluster.fail_produce(TP, Code.NOT_ENOUGH_REPLICAS, 3)
@@ -232,12 +221,12 @@ def test_retries_wait_for_the_backoff_and_twice_as_long_each_time():
     play(main)
 
 
-INIT_RETRIED = RETRIED & set(range(104))
+INIT_RETRIED = RETRIABLE_IN_JAVA & set(range(104))
 
 
 @pytest.mark.parametrize("code", CODES)
-def test_init_producer_id_error_delays_or_fails_definite(code):
-    async def main():
+def test_init_producer_id_error_delays_or_fails_definite(code: int) -> None:
+    async def main() -> None:
         async with harness(delivery_timeout_ms=40_000) as (cluster, _, history):
             cluster.control(22, faults.refuse(code), times=1)
             attempt = await history.send()
@@ -251,8 +240,8 @@ def test_init_producer_id_error_delays_or_fails_definite(code):
 
 
 @pytest.mark.parametrize("code", CODES)
-def test_init_producer_id_error_for_ever_fails_definite_in_time(code):
-    async def main():
+def test_init_producer_id_error_for_ever_fails_definite_in_time(code: int) -> None:
+    async def main() -> None:
         async with harness(delivery_timeout_ms=4_000, request_timeout_ms=1_000) as (
             cluster, _, history,
         ):  # fmt: skip
@@ -276,9 +265,9 @@ METADATA_FAILS = {17, 29, 44}
 
 @pytest.mark.parametrize("idempotent", [True, False])
 @pytest.mark.parametrize("code", CODES)
-def test_metadata_topic_error_delays_or_fails_definite(code, idempotent):
-    async def main():
-        options = {"max_block_ms": 20_000, "enable_idempotence": idempotent}
+def test_metadata_topic_error_delays_or_fails_definite(code: int, idempotent: bool) -> None:
+    async def main() -> None:
+        options: dict[str, Any] = {"max_block_ms": 20_000, "enable_idempotence": idempotent}
         async with harness(cluster={"version_profile": "3.9"}, **options) as (cluster, _, history):
             cluster.control(3, faults.refuse(code), times=1)
             attempt = await history.send()
@@ -287,7 +276,7 @@ def test_metadata_topic_error_delays_or_fails_definite(code, idempotent):
             assert attempt.acked == (not error_code(code).fails_topic)
             if code in METADATA_FAILS:
                 assert not attempt.acked
-            elif code in RETRIED | {38, -1}:
+            elif code in RETRIABLE_IN_JAVA | {38, -1}:
                 assert attempt.acked
                 assert attempt.settled_at - attempt.started_at < RECOVERY
             later = await history.send()
@@ -301,9 +290,9 @@ def test_metadata_topic_error_delays_or_fails_definite(code, idempotent):
 @pytest.mark.parametrize("api_key", [3, 18])
 @pytest.mark.parametrize("idempotent", [True, False])
 @pytest.mark.parametrize("code", CODES)
-def test_start_up_error_never_hangs_and_heals(code, api_key, idempotent):
-    async def main():
-        options = {"max_block_ms": 20_000, "enable_idempotence": idempotent}
+def test_start_up_error_never_hangs_and_heals(code: int, api_key: int, idempotent: bool) -> None:
+    async def main() -> None:
+        options: dict[str, Any] = {"max_block_ms": 20_000, "enable_idempotence": idempotent}
         async with harness(**options) as (cluster, _, history):
             cluster.control(api_key, faults.refuse(code), times=1)
             attempt = await history.send()
@@ -319,9 +308,11 @@ def test_start_up_error_never_hangs_and_heals(code, api_key, idempotent):
 @pytest.mark.parametrize("api_key", [3, 18])
 @pytest.mark.parametrize("idempotent", [True, False])
 @pytest.mark.parametrize("code", CODES)
-def test_start_up_error_for_ever_fails_definite_in_time(code, api_key, idempotent):
-    async def main():
-        options = {"max_block_ms": 4_000, "enable_idempotence": idempotent}
+def test_start_up_error_for_ever_fails_definite_in_time(
+    code: int, api_key: int, idempotent: bool
+) -> None:
+    async def main() -> None:
+        options: dict[str, Any] = {"max_block_ms": 4_000, "enable_idempotence": idempotent}
         async with harness(**options) as (cluster, _, history):
             remove = cluster.control(api_key, faults.refuse(code))
             attempt = await history.send()

@@ -10,16 +10,24 @@ import asyncio
 import itertools
 import os
 import random
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, TypeAlias
 
 import pytest
 
+from aiokprod._wire.compression import CODEC_NAMES
 from aiokprod.testing import fake_cluster as faults
+from aiokprod.testing.fake_cluster import FakeCluster
 from tests.scenarios.scenario_helpers import TICK, harness, now, play
 
 pytestmark = pytest.mark.matrix
 
 TP = ("t", 0)
-FATES = (6, 7, 20, 45, 46, 59, "cut")
+Fate: TypeAlias = int | str | None
+"""Of a request: no fault, an error code, or "cut"."""
+
+FATES: tuple[Fate, ...] = (6, 7, 20, 45, 46, 59, "cut")
 APPENDING = {7, 20, 46}
 """Codes a broker may give although it wrote the batch (46: because it did)."""
 
@@ -28,15 +36,15 @@ HELD_S = 0.02
 """How long the first of the five is held."""
 SAMPLE = int(os.environ.get("AIOKPROD_IN_FLIGHT_CASES", "400"))
 
-# Options under which every record makes a batch of its own and all five are sent together.
-ONE_EACH = {"linger_ms": 0, "batch_size": 1}
+# Options under which every record makes a separate batch and all five are sent together.
+ONE_EACH: dict[str, Any] = {"linger_ms": 0, "batch_size": 1}
 
 
-def script(cluster, fates, *, appended):
-    """Let the next requests meet these fates; the first is held until all five are there."""
+def script(cluster: FakeCluster, fates: Sequence[Fate], *, appended: bool) -> None:
+    """Let the next requests meet these outcomes; the first is held until all five are there."""
     seen = itertools.count()
 
-    def control(request):
+    def control(request: faults.Request) -> faults.Reaction | None:
         number = next(seen)
         before_s = HELD_S if number == 0 else 0.0
         if number < len(fates) and fates[number] == "cut":
@@ -46,12 +54,12 @@ def script(cluster, fates, *, appended):
     for fate in fates:
         if fate == "cut" and not appended:
             continue
-        code = 0 if fate in (None, "cut") else fate
+        code = fate if isinstance(fate, int) else 0
         cluster.fail_produce(TP, code, append=(code in APPENDING and appended) or code == 46)
     cluster.control(0, control)
 
 
-async def five_in_flight(fates, *, appended):
+async def five_in_flight(fates: Sequence[Fate], *, appended: bool) -> None:
     async with harness(**ONE_EACH) as (cluster, producer, history):
         await history.send()
         script(cluster, fates, appended=appended)
@@ -66,12 +74,12 @@ async def five_in_flight(fates, *, appended):
         history.all_acked(refusals=True)
 
 
-def everything():
-    """Every batch with every fate, in every order."""
+def everything() -> Iterator[tuple[Fate, ...]]:
+    """Every batch with every outcome, in every order."""
     return itertools.product((None, *FATES), repeat=BATCHES)
 
 
-def play_all(part, parts):
+def play_all(part: int, parts: int) -> int:
     """One part of all cases; returns how many they were."""
     chosen = itertools.islice(itertools.product(everything(), (False, True)), part, None, parts)
     number = 0
@@ -81,7 +89,7 @@ def play_all(part, parts):
     return number
 
 
-def play_one(fates, appended):
+def play_one(fates: Sequence[Fate], appended: bool) -> None:
     """One case; a failure names it."""
     try:
         play(lambda: five_in_flight(fates, appended=appended))
@@ -90,7 +98,7 @@ def play_one(fates, appended):
         raise
 
 
-def cases():
+def cases() -> Iterator[tuple[Fate, ...]]:
     """Every subset of five with one kind of failure, then random mixtures."""
     for fate in FATES:
         yield from itertools.product((None, fate), repeat=BATCHES)
@@ -100,14 +108,14 @@ def cases():
 
 
 @pytest.mark.parametrize("part", range(10))
-def test_idempotent_in_flight_failures_lose_and_double_nothing(part):
+def test_idempotent_in_flight_failures_lose_and_double_nothing(part: int) -> None:
     chosen = itertools.islice(cases(), part, SAMPLE, 10)
     for number, fates in enumerate(chosen):
         play_one(fates, appended=bool((number + part) % 2))
 
 
-async def one_in_flight(fates, *, appended):
-    options = {
+async def one_in_flight(fates: Sequence[Fate], *, appended: bool) -> None:
+    options: dict[str, Any] = {
         **ONE_EACH,
         "enable_idempotence": False,
         "max_in_flight_requests_per_connection": 1,
@@ -119,7 +127,7 @@ async def one_in_flight(fates, *, appended):
             await history.submit()
         await history.settle()
         history.all_acked(unique=False)
-        first_at = {}
+        first_at: dict[bytes | None, int] = {}
         for record in cluster.log("t", 0):
             first_at.setdefault(record.value, record.offset)
         offsets = [first_at[a.value] for a in history.attempts]
@@ -127,35 +135,36 @@ async def one_in_flight(fates, *, appended):
 
 
 @pytest.mark.parametrize("part", range(4))
-def test_one_in_flight_without_idempotence_keeps_order(part):
+def test_one_in_flight_without_idempotence_keeps_order(part: int) -> None:
     """Doubles are allowed here, inversions and losses are not."""
     rng = random.Random(part)
     for _ in range(60):
-        fates = tuple(rng.choice((None, 6, 7, 20, "cut")) for _ in range(BATCHES))
+        some: tuple[Fate, ...] = (None, 6, 7, 20, "cut")
+        fates = tuple(rng.choice(some) for _ in range(BATCHES))
         appended = rng.random() < 0.5
         try:
-            play(lambda f=fates, a=appended: one_in_flight(f, appended=a))
+            play(partial(one_in_flight, fates, appended=appended))
         except BaseException as error:
             error.add_note(f"fates {fates}, appended {appended}")
             raise
 
 
-def random_options(rng):
+def random_options(rng: random.Random) -> dict[str, Any]:
     return {
         "linger_ms": rng.choice((0, 5, 50)),
         "batch_size": rng.choice((1, 500, 131_072)),
         "request_timeout_ms": rng.choice((1_000, 5_000)),
         "delivery_timeout_ms": 60_000,
-        "compression_type": rng.choice(("none", "gzip", "lz4", "zstd")),
+        "compression_type": rng.choice(CODEC_NAMES),
     }
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_random_storm_keeps_every_promise(seed):
+def test_random_storm_keeps_every_promise(seed: int) -> None:
     """Three brokers, random deaths, moves, cuts and errors under load; then all must settle."""
     rng = random.Random(seed)
 
-    async def main():
+    async def main() -> None:
         slow = {"replication_s": rng.choice((0.0, 0.01, 0.2))}
         options = random_options(rng)
         async with harness(partitions=3, cluster=slow, seed=seed, **options) as (
@@ -179,10 +188,10 @@ def test_random_storm_keeps_every_promise(seed):
     play(main, seed=seed)
 
 
-def unreliable(rng):
+def unreliable(rng: random.Random) -> Callable[[faults.Request], faults.Reaction | None]:
     """Brokers that lose, delay and cut a few answers."""
 
-    def control(request):
+    def control(request: faults.Request) -> faults.Reaction | None:
         dice = rng.random()
         if dice < 0.02:
             return faults.close(process=rng.random() < 0.5)
@@ -197,7 +206,7 @@ def unreliable(rng):
     return control
 
 
-def heal(cluster):
+def heal(cluster: FakeCluster) -> None:
     """End of all faults."""
     cluster.produce_script.clear()
     for broker in cluster.brokers.values():
@@ -207,7 +216,7 @@ def heal(cluster):
             cluster.start(broker.broker_id)
 
 
-async def misfortune(cluster, rng):
+async def misfortune(cluster: FakeCluster, rng: random.Random) -> None:
     """One thing that may go wrong in a cluster, at most one broker down at a time."""
     down = [b.broker_id for b in cluster.brokers.values() if b.is_paused or not b.is_up]
     dice = rng.random()

@@ -113,7 +113,7 @@ async def outcome(producer: Any) -> tuple[Any, float]:
 
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("code", CODES)
-def test_metadata_refused_once_is_asked_for_again(place, code):
+def test_metadata_refused_once_is_asked_for_again(place: str, code: int) -> None:
     async def main() -> None:
         async with harness(partitions=1, **SETTINGS) as (cluster, producer, _):
             cluster.control(METADATA, edit(PLACES[place](code)), times=1)
@@ -137,7 +137,7 @@ def test_metadata_refused_once_is_asked_for_again(place, code):
 
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("code", CODES)
-def test_metadata_that_stay_refused_meet_the_backoff_and_heal(place, code):
+def test_metadata_that_stay_refused_meet_the_backoff_and_heal(place: str, code: int) -> None:
     async def main() -> None:
         async with harness(partitions=1, **SETTINGS) as (cluster, producer, _):
             cluster.control(METADATA, edit(PLACES[place](code)))
@@ -168,7 +168,7 @@ def test_metadata_that_stay_refused_meet_the_backoff_and_heal(place, code):
 
 
 @pytest.mark.parametrize("times", [1, 4])
-def test_versions_without_any_api_meet_the_reconnect_backoff_and_heal(times):
+def test_versions_without_any_api_meet_the_reconnect_backoff_and_heal(times: int) -> None:
     async def main() -> None:
         async with harness(partitions=1, **SETTINGS) as (cluster, producer, _):
             empty = edit(lambda answer: replace(answer, api_keys=[]))
@@ -183,7 +183,7 @@ def test_versions_without_any_api_meet_the_reconnect_backoff_and_heal(times):
 
 @pytest.mark.parametrize("lasting", [False, True])
 @pytest.mark.parametrize("code", [-1, 3, 6, 7, 35, 42, 58, 76, 9999])
-def test_refused_versions_meet_the_reconnect_backoff_and_heal(code, lasting):
+def test_refused_versions_meet_the_reconnect_backoff_and_heal(code: int, lasting: bool) -> None:
     async def main() -> None:
         async with harness(partitions=1, **SETTINGS) as (cluster, producer, _):
             cluster.control(API_VERSIONS, refuse(code), times=None if lasting else 1)

@@ -4,19 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+from typing import Any
 
 import pytest
 
+from aiokprod._wire.compression import CODEC_NAMES
 from aiokprod.errors import DeliveryTimeout, KafkaError, Outcome
+from aiokprod.producer import Producer
+from aiokprod.records import RecordMetadata
 from aiokprod.testing import fake_cluster as faults
-from aiokprod.testing.fake_cluster import TopicConfig
+from aiokprod.testing.fake_cluster import FakeCluster, TopicConfig
 from aiokprod.testing.fake_cluster.profiles import profile_named
-from tests.scenarios.scenario_helpers import RECOVERY, TICK, error_of, harness, now, play, scenario
+from tests.scenarios.scenario_helpers import (
+    RECOVERY,
+    TICK,
+    History,
+    error_of,
+    harness,
+    now,
+    play,
+    scenario,
+)
 
-CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 
-
-def only_version(cluster, broker_id=None, **versions):
+def only_version(cluster: FakeCluster, broker_id: int | None = None, **versions: Any) -> None:
     """Let brokers offer exactly one version of some APIs."""
     keys = {"produce": 0, "metadata": 3, "api_versions": 18, "init_producer_id": 22}
     for broker in cluster.brokers.values():
@@ -26,9 +37,9 @@ def only_version(cluster, broker_id=None, **versions):
             broker.profile = dataclasses.replace(profile, ranges=profile.ranges | pinned)
 
 
-async def round_trip(producer, cluster, **options):
+async def round_trip(producer: Producer[Any, Any], cluster: FakeCluster, **options: Any) -> Any:
     """Records with everything a record can have; compared field by field."""
-    records = [
+    records: list[dict[str, Any]] = [
         {"value": b"plain"},
         {"value": None, "key": b"tombstone"},
         {"value": b"", "key": b""},
@@ -50,13 +61,13 @@ async def round_trip(producer, cluster, **options):
 
 @pytest.mark.parametrize("metadata", range(14))
 @pytest.mark.parametrize("produce", range(3, 14))
-def test_versions_of_produce_and_metadata_in_any_pair(produce, metadata):
-    async def main():
+def test_versions_of_produce_and_metadata_in_any_pair(produce: int, metadata: int) -> None:
+    async def main() -> None:
         async with harness() as (cluster, producer, _):
             only_version(cluster, metadata=metadata)
             only_version(cluster, produce=produce, metadata=metadata)
             if produce == 13 and metadata < 10:
-                # Topic ids are wanted that nobody told: no such broker exists, no hang either.
+                # Required topic ids that no broker returned: no such broker exists, no hang either.
                 with pytest.raises(KafkaError) as info:
                     await producer.send("t", b"v", timeout=5)
                 assert info.value.outcome is Outcome.NOT_SENT
@@ -69,8 +80,8 @@ def test_versions_of_produce_and_metadata_in_any_pair(produce, metadata):
 
 
 @pytest.mark.parametrize("version", range(5))
-def test_versions_of_api_versions(version):
-    async def main():
+def test_versions_of_api_versions(version: int) -> None:
+    async def main() -> None:
         async with harness() as (cluster, producer, _):
             for broker in cluster.brokers.values():
                 ranges = broker.profile.ranges | {18: (0, version)}
@@ -81,8 +92,8 @@ def test_versions_of_api_versions(version):
 
 
 @pytest.mark.parametrize("version", range(6))
-def test_versions_of_init_producer_id(version):
-    async def main():
+def test_versions_of_init_producer_id(version: int) -> None:
+    async def main() -> None:
         async with harness() as (cluster, producer, _):
             only_version(cluster, init_producer_id=version)
             await round_trip(producer, cluster)
@@ -91,10 +102,10 @@ def test_versions_of_init_producer_id(version):
     play(main)
 
 
-@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize("codec", CODEC_NAMES)
 @pytest.mark.parametrize("acks", ["all", 1, 0])
-def test_codecs_with_every_acks(codec, acks):
-    async def main():
+def test_codecs_with_every_acks(codec: str, acks: int | str) -> None:
+    async def main() -> None:
         async with harness(compression_type=codec, acks=acks) as (cluster, producer, _):
             found = await round_trip_later(producer, cluster)
             assert all((metadata.offset is None) == (acks == 0) for metadata in found)
@@ -102,7 +113,9 @@ def test_codecs_with_every_acks(codec, acks):
     play(main)
 
 
-async def round_trip_later(producer, cluster):
+async def round_trip_later(
+    producer: Producer[Any, Any], cluster: FakeCluster
+) -> list[RecordMetadata]:
     """`round_trip`, but with acks=0 the log may still be empty when the call returns."""
     values = [b"%d" % number * 100 for number in range(50)]
     found = [await producer.send("t", value, partition=0) for value in values]
@@ -112,10 +125,10 @@ async def round_trip_later(producer, cluster):
 
 
 @pytest.mark.parametrize("profile", ["1.0", "2.1", "2.8", "3.9", "4.0"])
-def test_metadata_from_an_old_broker_and_produce_to_a_new_one(profile):
+def test_metadata_from_an_old_broker_and_produce_to_a_new_one(profile: str) -> None:
     """In the middle of an upgrade topic ids may be missing although Produce 13 is there."""
 
-    async def main():
+    async def main() -> None:
         async with harness(partitions=3, bootstrap_servers="broker1:9092") as (cluster, _, history):
             cluster.brokers[1].profile = profile_named(profile)
             await history.submit_many(30, partitions=(0, 1, 2))
@@ -126,9 +139,11 @@ def test_metadata_from_an_old_broker_and_produce_to_a_new_one(profile):
 
 
 @scenario(partitions=1, acks=0)
-async def test_acks_zero_resolves_without_an_offset_and_survives_closes(cluster, producer, history):
+async def test_acks_zero_resolves_without_an_offset_and_survives_closes(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     first = await history.send()
-    assert first.result.offset is None
+    assert first.metadata.offset is None
     cluster.move_leader("t", 0, 2)
     for _ in range(50):
         await history.send()
@@ -145,7 +160,9 @@ async def test_acks_zero_resolves_without_an_offset_and_survives_closes(cluster,
 
 
 @scenario(partitions=1, acks=0, delivery_timeout_ms=5_000, request_timeout_ms=1_000)
-async def test_acks_zero_with_no_broker_expires_definite(cluster, producer, history):
+async def test_acks_zero_with_no_broker_expires_definite(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     await history.send()
     cluster.kill(1, failover_s=10_000)
     attempt = await history.send()
@@ -157,7 +174,9 @@ async def test_acks_zero_with_no_broker_expires_definite(cluster, producer, hist
 
 
 @scenario(partitions=1, acks=1)
-async def test_acks_one_does_not_wait_for_replicas(cluster, producer, history):
+async def test_acks_one_does_not_wait_for_replicas(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     cluster.replication_s = 10.0
     attempt = await history.send()
     assert attempt.settled_at - attempt.started_at < 0.1
@@ -165,7 +184,9 @@ async def test_acks_one_does_not_wait_for_replicas(cluster, producer, history):
 
 
 @scenario(partitions=1)
-async def test_acks_all_waits_for_replicas(cluster, producer, history):
+async def test_acks_all_waits_for_replicas(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     cluster.replication_s = 1.0
     attempt = await history.send()
     assert 1.0 <= attempt.settled_at - attempt.started_at < 1.0 + RECOVERY
@@ -173,7 +194,9 @@ async def test_acks_all_waits_for_replicas(cluster, producer, history):
 
 
 @scenario(partitions=1, topic=None)
-async def test_log_append_time_is_reported(cluster, producer, history):
+async def test_log_append_time_is_reported(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     cluster.create_topic("t", 1, config=TopicConfig(log_append_time=True))
     cluster.control(0, faults.delay(2.0))
     metadata = await producer.send("t", b"v", timestamp_ms=5, partition=0)

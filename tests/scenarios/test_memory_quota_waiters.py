@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 from tests.scenarios.scenario_helpers import harness, now, play, until
 
 
-def test_caller_in_a_brokers_line_follows_its_partition_to_the_new_leader():
+def test_caller_in_a_brokers_line_follows_its_partition_to_the_new_leader() -> None:
     """And is served before those who come later."""
 
-    async def main():
-        options = {"linger_ms": 0, "buffer_memory": 1_000_000, "batch_size": 16384}
+    async def main() -> None:
+        options: dict[str, Any] = {"linger_ms": 0, "buffer_memory": 1_000_000, "batch_size": 16384}
         brokers = {"brokers": 2, "default_replication": 2}
         async with harness(partitions=4, cluster=brokers, **options) as (
             cluster,
@@ -23,9 +24,10 @@ def test_caller_in_a_brokers_line_follows_its_partition_to_the_new_leader():
             partitions = cluster.topics["t"].partitions
             frozen = partitions[0].leader
             moving, staying = [p.index for p in partitions if p.leader == frozen]
+            assert frozen is not None
             cluster.pause(frozen)
 
-            async def fill():
+            async def fill() -> None:
                 while True:
                     await producer.submit("t", b"x" * 4000, partition=staying)
 
@@ -40,7 +42,7 @@ def test_caller_in_a_brokers_line_follows_its_partition_to_the_new_leader():
             first, second = await early, await late
             assert first.acked
             assert second.acked
-            assert first.result.offset < second.result.offset, "in order of arrival"
+            assert first.metadata.offset < second.metadata.offset, "in order of arrival"
             # The frozen broker's silence is noticed within a second, and the move with it.
             assert first.settled_at - moved_at < 2.0
             filling.cancel()
@@ -49,11 +51,11 @@ def test_caller_in_a_brokers_line_follows_its_partition_to_the_new_leader():
     play(main)
 
 
-def test_caller_waiting_for_a_topic_that_vanished_waits_for_its_metadata():
+def test_caller_waiting_for_a_topic_that_vanished_waits_for_its_metadata() -> None:
     """Not for room at a broker that leads nothing of it any more."""
 
-    async def main():
-        options = {"linger_ms": 0, "buffer_memory": 1_000_000, "batch_size": 16384,
+    async def main() -> None:
+        options: dict[str, Any] = {"linger_ms": 0, "buffer_memory": 1_000_000, "batch_size": 16384,
                    "delivery_timeout_ms": 30_000, "request_timeout_ms": 10_000,
                    "max_block_ms": 50_000}  # fmt: skip
         brokers = {"brokers": 2, "default_replication": 2}
@@ -68,9 +70,10 @@ def test_caller_waiting_for_a_topic_that_vanished_waits_for_its_metadata():
                     await history.send(topic, partition)
             frozen = cluster.topics["t"].partitions[0].leader
             (of_u,) = [p.index for p in cluster.topics["u"].partitions if p.leader == frozen]
+            assert frozen is not None
             cluster.pause(frozen)
 
-            async def fill():
+            async def fill() -> None:
                 while True:
                     await producer.submit("t", b"x" * 4000, partition=0)
 

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import gc
 import json
 import os
 import random
 import threading
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 import pytest
 
+from aiokprod._core.batch import Delivery
 from aiokprod.errors import (
     BufferFull,
     BufferTimeout,
@@ -25,8 +29,11 @@ from aiokprod.errors import (
     SerializationError,
     WrongLoop,
 )
+from aiokprod.producer import Producer
+from aiokprod.records import ProducerRecord, RecordMetadata
 from aiokprod.testing import fake_cluster as faults
 from aiokprod.testing.fake_cluster import FakeCluster
+from aiokprod.testing.memory import MemoryNetwork
 from aiokprod.testing.virtual import VirtualLoop, run
 from tests.hang import HANG_S
 from tests.scenarios.scenario_helpers import (
@@ -50,8 +57,8 @@ TP = ("t", 0)
 @scenario(partitions=1, request_timeout_ms=5_000, delivery_timeout_ms=60_000)
 @pytest.mark.parametrize("stall_s", [6.0, 30.0])
 async def test_f67_loop_stalled_reads_before_it_judges_timeouts(
-    cluster, producer, history, stall_s
-):
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History, stall_s: float
+) -> None:
     await history.submit_many(3)
     await history.settle()
     links = len(cluster.network.links)
@@ -67,8 +74,8 @@ async def test_f67_loop_stalled_reads_before_it_judges_timeouts(
 
 @scenario(partitions=1, delivery_timeout_ms=10_000, request_timeout_ms=5_000)
 async def test_f67_loop_stalled_beyond_delivery_timeout_keeps_the_answer(
-    cluster, producer, history
-):
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     await history.send()
     await history.submit()
     await asyncio.sleep(0.0006)
@@ -79,7 +86,9 @@ async def test_f67_loop_stalled_beyond_delivery_timeout_keeps_the_answer(
 
 
 @scenario(partitions=3)
-async def test_f67_stalls_again_and_again_are_survived(cluster, producer, history):
+async def test_f67_stalls_again_and_again_are_survived(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     rng = random.Random(7)
     for _ in range(60):
         await history.submit_many(5, partitions=(0, 1, 2))
@@ -94,8 +103,8 @@ async def test_f67_stalls_again_and_again_are_survived(cluster, producer, histor
 
 @scenario(topic=None, cluster={"auto_create": False})
 async def test_f68_send_cancelled_while_waiting_for_metadata_sends_nothing(
-    cluster, producer, history
-):
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     task = history.send_later("t", 0)
     await asyncio.sleep(1)
     task.cancel()
@@ -108,7 +117,9 @@ async def test_f68_send_cancelled_while_waiting_for_metadata_sends_nothing(
 
 
 @scenario(partitions=1, linger_ms=500, adaptive_linger=False)
-async def test_f68_send_cancelled_in_an_open_batch_is_withdrawn(cluster, producer, history):
+async def test_f68_send_cancelled_in_an_open_batch_is_withdrawn(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     await producer.warm(["t"])
     tasks = [asyncio.ensure_future(producer.send("t", b"%d" % n, partition=0)) for n in range(5)]
     await asyncio.sleep(0.01)
@@ -122,7 +133,9 @@ async def test_f68_send_cancelled_in_an_open_batch_is_withdrawn(cluster, produce
 
 
 @scenario(partitions=1, linger_ms=500, adaptive_linger=False)
-async def test_f68_every_record_of_a_batch_withdrawn_sends_nothing(cluster, producer, history):
+async def test_f68_every_record_of_a_batch_withdrawn_sends_nothing(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     await producer.warm(["t"])
     tasks = [asyncio.ensure_future(producer.send("t", b"%d" % n, partition=0)) for n in range(5)]
     await asyncio.sleep(0.01)
@@ -137,7 +150,9 @@ async def test_f68_every_record_of_a_batch_withdrawn_sends_nothing(cluster, prod
 
 
 @scenario(partitions=1)
-async def test_f68_send_cancelled_in_flight_is_delivered_once(cluster, producer, history):
+async def test_f68_send_cancelled_in_flight_is_delivered_once(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     await history.send()
     cluster.control(0, faults.delay(1.0), times=1)
     task = asyncio.ensure_future(producer.send("t", b"in-flight", partition=0))
@@ -151,7 +166,9 @@ async def test_f68_send_cancelled_in_flight_is_delivered_once(cluster, producer,
 
 
 @scenario(partitions=1)
-async def test_f68_send_timeout_in_flight_says_unknown(cluster, producer, history):
+async def test_f68_send_timeout_in_flight_says_unknown(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     await history.send()
     cluster.control(0, faults.delay(1.0), times=1)
     attempt = await history.send(timeout=0.5)
@@ -163,7 +180,9 @@ async def test_f68_send_timeout_in_flight_says_unknown(cluster, producer, histor
 
 
 @scenario(partitions=1, linger_ms=2_000, adaptive_linger=False)
-async def test_f68_send_timeout_in_an_open_batch_withdraws(cluster, producer, history):
+async def test_f68_send_timeout_in_an_open_batch_withdraws(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     await producer.warm(["t"])
     attempt = await history.send(timeout=0.5)
     assert error_of(attempt).outcome is Outcome.NOT_SENT
@@ -173,13 +192,15 @@ async def test_f68_send_timeout_in_an_open_batch_withdraws(cluster, producer, hi
 
 
 @scenario(partitions=1)
-async def test_f68_delivery_survives_wait_for_gather_and_shield(cluster, producer, history):
+async def test_f68_delivery_survives_wait_for_gather_and_shield(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     await producer.warm(["t"])
     cluster.control(0, faults.delay(1.0), times=1)
     delivery = await producer.submit("t", b"1", partition=0)
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(asyncio.shield(delivery), 0.1)
-    done, pending = await asyncio.wait([delivery], timeout=0.1)
+    done, pending = await asyncio.wait([delivery], timeout=0.1)  # type: ignore[type-var]
     assert not done
     assert len(pending) == 1
     first, second = await asyncio.gather(delivery, delivery)
@@ -188,7 +209,9 @@ async def test_f68_delivery_survives_wait_for_gather_and_shield(cluster, produce
 
 
 @scenario(partitions=1)
-async def test_f68_gather_takes_cancelled_deliveries_for_results(cluster, producer, history):
+async def test_f68_gather_takes_cancelled_deliveries_for_results(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     """gather reads how a child was cancelled, which is no documented part of a future."""
     await producer.warm(["t"])
     cluster.control(0, faults.delay(1.0), times=1)
@@ -204,18 +227,20 @@ async def test_f68_gather_takes_cancelled_deliveries_for_results(cluster, produc
 
 
 @scenario(partitions=1)
-async def test_f68_one_shielded_waiter_cancelled_leaves_the_others(cluster, producer, history):
+async def test_f68_one_shielded_waiter_cancelled_leaves_the_others(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     await producer.warm(["t"])
     cluster.control(0, faults.delay(1.0), times=1)
     delivery = await producer.submit("t", b"1", partition=0)
 
-    async def wait():
+    async def wait() -> RecordMetadata:
         return await asyncio.shield(delivery)
 
     tasks = [asyncio.ensure_future(wait()) for _ in range(3)]
     await asyncio.sleep(0.1)
     tasks[1].cancel()
-    found = await asyncio.gather(*tasks, return_exceptions=True)
+    found: list[Any] = await asyncio.gather(*tasks, return_exceptions=True)
     assert isinstance(found[1], asyncio.CancelledError)
     assert found[0].offset == found[2].offset == 0
     assert (await delivery).offset == 0
@@ -223,8 +248,8 @@ async def test_f68_one_shielded_waiter_cancelled_leaves_the_others(cluster, prod
 
 @scenario(partitions=1)
 async def test_f68_delivery_whose_waiter_was_cancelled_can_be_awaited_again(
-    cluster, producer, history
-):
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     await producer.warm(["t"])
     cluster.control(0, faults.delay(1.0), times=1)
     delivery = await producer.submit("t", b"1", partition=0)
@@ -241,7 +266,9 @@ async def test_f68_delivery_whose_waiter_was_cancelled_can_be_awaited_again(
 
 
 @scenario(partitions=1, buffer_memory=20_000)
-async def test_f68_cancelled_waiters_for_memory_leave_no_hole(cluster, producer, history):
+async def test_f68_cancelled_waiters_for_memory_leave_no_hole(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     await history.send()
     remove = cluster.control(0, faults.lose_request())
     fill = [asyncio.ensure_future(producer.send("t", b"x" * 4_000)) for _ in range(4)]
@@ -263,14 +290,16 @@ async def test_f68_cancelled_waiters_for_memory_leave_no_hole(cluster, producer,
 # -- F69, F70: background tasks -----------------------------------------------------------------
 
 
-def background_tasks():
+def background_tasks() -> list[asyncio.Task[Any]]:
     return [t for t in clock().pending_tasks() if t.get_name().startswith("aiokprod")]
 
 
 @pytest.mark.parametrize("victim", range(4))
 @pytest.mark.parametrize("busy", [True, False])
-def test_f69_background_task_cancelled_by_a_stranger_fails_loudly_or_recovers(victim, busy):
-    async def main():
+def test_f69_background_task_cancelled_by_a_stranger_fails_loudly_or_recovers(
+    victim: int, busy: bool
+) -> None:
+    async def main() -> None:
         cluster = FakeCluster()
         cluster.create_topic("t", 1)
         producer = make_producer(cluster)
@@ -301,8 +330,8 @@ def test_f69_background_task_cancelled_by_a_stranger_fails_loudly_or_recovers(vi
     run(main)
 
 
-def test_f69_all_tasks_cancelled_never_hangs():
-    async def main():
+def test_f69_all_tasks_cancelled_never_hangs() -> None:
+    async def main() -> None:
         cluster = FakeCluster()
         cluster.create_topic("t", 1)
         producer = make_producer(cluster)
@@ -334,38 +363,40 @@ class FailingRandom(random.Random):
 
     armed = False
 
-    def random(self):
+    def random(self) -> float:
         if self.armed:
             raise RuntimeError("the dice are broken")
         return super().random()
 
-    def getrandbits(self, k):
+    def getrandbits(self, k: int) -> int:
         if self.armed:
             raise RuntimeError("the dice are broken")
         return super().getrandbits(k)
 
 
 class FailingDialer:
-    """Passes on, until told to raise something no dialer should."""
+    """Dials, until it is set to raise something that no dialer should."""
 
-    def __init__(self, network):
+    def __init__(self, network: MemoryNetwork) -> None:
         self.network = network
-        self.error = None
+        self.error: Exception | None = None
 
-    async def resolve(self, host, port):
+    async def resolve(self, host: str, port: int) -> Any:
         if self.error:
             raise self.error
         return await self.network.resolve(host, port)
 
-    async def connect(self, protocol_factory, host, port):
+    async def connect(
+        self, protocol_factory: Callable[[], asyncio.Protocol], host: str, port: int
+    ) -> Any:
         if self.error:
             raise self.error
         return await self.network.connect(protocol_factory, host, port)
 
 
 @pytest.mark.parametrize("error", [RuntimeError("bug"), OSError("odd"), ValueError("bad")])
-def test_f70_dialer_that_raises_is_a_failed_connect_or_a_loud_failure(error):
-    async def main():
+def test_f70_dialer_that_raises_is_a_failed_connect_or_a_loud_failure(error: Exception) -> None:
+    async def main() -> None:
         cluster = FakeCluster()
         cluster.create_topic("t", 1)
         dialer = FailingDialer(cluster.network)
@@ -389,8 +420,8 @@ def test_f70_dialer_that_raises_is_a_failed_connect_or_a_loud_failure(error):
     run(main)
 
 
-def test_f70_broken_randomness_never_hangs():
-    async def main():
+def test_f70_broken_randomness_never_hangs() -> None:
+    async def main() -> None:
         cluster = FakeCluster()
         cluster.create_topic("t", 3)
         rng = FailingRandom(1)
@@ -412,13 +443,13 @@ def test_f70_broken_randomness_never_hangs():
     run(main)
 
 
-def test_f70_broken_wall_clock_fails_the_call_and_never_hangs():
-    async def main():
+def test_f70_broken_wall_clock_fails_the_call_and_never_hangs() -> None:
+    async def main() -> None:
         cluster = FakeCluster()
         cluster.create_topic("t", 1)
-        broken = []
+        broken: list[int] = []
 
-        def unix_ms():
+        def unix_ms() -> int:
             if broken:
                 raise RuntimeError("no clock")
             return cluster.unix_ms()
@@ -438,28 +469,30 @@ def test_f70_broken_wall_clock_fails_the_call_and_never_hangs():
 class BrokenObserver:
     """Every hook raises."""
 
-    def __getattr__(self, name):
+    def __getattr__(self, name: str) -> Any:
         if name.startswith("on_"):
             return self._raise
         raise AttributeError(name)
 
     @staticmethod
-    def _raise(*args, **kwargs):
+    def _raise(*args: Any, **kwargs: Any) -> None:
         raise RuntimeError("observer is broken")
 
 
-def test_f70_broken_observer_and_interceptors_change_nothing():
+def test_f70_broken_observer_and_interceptors_change_nothing() -> None:
     class BrokenInterceptor:
-        def on_send(self, record):
+        def on_send(self, record: ProducerRecord[Any, Any]) -> None:
             raise RuntimeError("on_send")
 
-        def on_acknowledgement(self, metadata, error):
+        def on_acknowledgement(
+            self, metadata: RecordMetadata | None, error: KafkaError | None
+        ) -> None:
             raise RuntimeError("on_acknowledgement")
 
-        def close(self):
+        def close(self) -> None:
             raise RuntimeError("close")
 
-    async def main():
+    async def main() -> None:
         cluster = FakeCluster()
         cluster.create_topic("t", 3)
         producer = make_producer(
@@ -479,15 +512,15 @@ def test_f70_broken_observer_and_interceptors_change_nothing():
 # -- F71: callbacks -----------------------------------------------------------------------------
 
 
-def test_f71_callback_that_raises_does_not_stop_the_others():
-    async def main():
+def test_f71_callback_that_raises_does_not_stop_the_others() -> None:
+    async def main() -> None:
         cluster = FakeCluster()
         cluster.create_topic("t", 1)
         producer = make_producer(cluster)
         seen = []
 
-        def callback(number):
-            def called(delivery):
+        def callback(number: int) -> Callable[[Delivery], None]:
+            def called(delivery: Delivery) -> None:
                 seen.append(number)
                 if number % 2:
                     raise ValueError(f"callback {number}")
@@ -512,11 +545,17 @@ def test_f71_callback_that_raises_does_not_stop_the_others():
 
 
 @scenario(partitions=1)
-async def test_f71_callbacks_of_a_partition_come_in_send_order(cluster, producer, history):
-    seen = []
+async def test_f71_callbacks_of_a_partition_come_in_send_order(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
+    seen: list[int] = []
+
+    def called(number: int, delivery: Delivery) -> None:
+        seen.append(number)
+
     for number in range(200):
         delivery = await producer.submit("t", b"%d" % number, partition=0)
-        delivery.add_done_callback(lambda d, n=number: seen.append(n))
+        delivery.add_done_callback(functools.partial(called, number))
         if number % 20 == 0:
             await asyncio.sleep(0.003)
     await producer.flush()
@@ -525,11 +564,13 @@ async def test_f71_callbacks_of_a_partition_come_in_send_order(cluster, producer
 
 
 @scenario(partitions=1)
-async def test_f71_callback_that_sends_again_is_served(cluster, producer, history):
+async def test_f71_callback_that_sends_again_is_served(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     left = [50]
     done = asyncio.Event()
 
-    def again(delivery):
+    def again(delivery: Delivery) -> None:
         if left[0] == 0:
             done.set()
             return
@@ -542,12 +583,14 @@ async def test_f71_callback_that_sends_again_is_served(cluster, producer, histor
 
 
 @scenario(partitions=1, delivery_timeout_ms=3_000, request_timeout_ms=1_000)
-async def test_f71_callback_of_an_expired_record_may_send_again(cluster, producer, history):
+async def test_f71_callback_of_an_expired_record_may_send_again(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     await history.send()
     cluster.kill(1, failover_s=10_000)
     again = []
 
-    def resend(delivery):
+    def resend(delivery: Delivery) -> None:
         again.append(producer.try_submit("t", b"again", partition=0))
 
     (await producer.submit("t", b"first", partition=0)).add_done_callback(resend)
@@ -559,8 +602,10 @@ async def test_f71_callback_of_an_expired_record_may_send_again(cluster, produce
 
 
 @scenario(partitions=1)
-async def test_f71_slow_callback_delays_only(cluster, producer, history):
-    def slow(delivery):
+async def test_f71_slow_callback_delays_only(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
+    def slow(delivery: Delivery) -> None:
         clock().stall(5.0)
 
     for number in range(5):
@@ -575,7 +620,9 @@ async def test_f71_slow_callback_delays_only(cluster, producer, history):
 
 
 @scenario()
-async def test_f72_close_under_traffic_delivers_or_fails_everything(cluster, producer, history):
+async def test_f72_close_under_traffic_delivers_or_fails_everything(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     await history.submit_many(500, partitions=(0, 1, 2))
     report = await producer.close()
     await history.settle()
@@ -588,7 +635,9 @@ async def test_f72_close_under_traffic_delivers_or_fails_everything(cluster, pro
 
 
 @scenario(partitions=1)
-async def test_f72_close_timeout_zero_fails_what_is_pending(cluster, producer, history):
+async def test_f72_close_timeout_zero_fails_what_is_pending(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     await history.send()
     cluster.control(0, faults.lose_request())
     await history.submit_many(3)
@@ -605,7 +654,9 @@ async def test_f72_close_timeout_zero_fails_what_is_pending(cluster, producer, h
 
 
 @scenario(partitions=1, linger_ms=60_000, adaptive_linger=False, delivery_timeout_ms=300_000)
-async def test_f72_close_timeout_zero_with_unsent_records_is_definite(cluster, producer, history):
+async def test_f72_close_timeout_zero_with_unsent_records_is_definite(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     await producer.warm(["t"])
     await history.submit_many(3)
     report = await producer.close(0)
@@ -616,9 +667,23 @@ async def test_f72_close_timeout_zero_with_unsent_records_is_definite(cluster, p
     history.check()
 
 
+@scenario(partitions=1, linger_ms=60_000, adaptive_linger=False, delivery_timeout_ms=300_000)
+async def test_f72_close_timeout_zero_reports_no_record_that_was_withdrawn(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
+    await producer.warm(["t"])
+    delivery = await producer.submit("t", b"v")
+    assert delivery.cancel()
+    report = await producer.close(0)
+    assert report.complete
+    assert not report.undelivered
+
+
 @scenario(partitions=1)
 @pytest.mark.parametrize("timeout", [0.5, 3.0])
-async def test_f72_close_keeps_its_timeout(cluster, producer, history, timeout):
+async def test_f72_close_keeps_its_timeout(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History, timeout: float
+) -> None:
     await history.send()
     cluster.pause(1)
     await history.submit_many(3)
@@ -633,7 +698,9 @@ async def test_f72_close_keeps_its_timeout(cluster, producer, history, timeout):
 
 
 @scenario(partitions=1)
-async def test_f72_close_twice_and_at_once_gives_the_same_report(cluster, producer, history):
+async def test_f72_close_twice_and_at_once_gives_the_same_report(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     await history.submit_many(10)
     first, second = await asyncio.gather(producer.close(), producer.close())
     assert first == second == await producer.close()
@@ -642,7 +709,9 @@ async def test_f72_close_twice_and_at_once_gives_the_same_report(cluster, produc
 
 
 @scenario(topic=None, cluster={"auto_create": False})
-async def test_f72_close_while_a_send_waits_for_metadata_wakes_it(cluster, producer, history):
+async def test_f72_close_while_a_send_waits_for_metadata_wakes_it(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     task = history.send_later("absent", 0)
     await asyncio.sleep(1)
     start = now()
@@ -653,7 +722,9 @@ async def test_f72_close_while_a_send_waits_for_metadata_wakes_it(cluster, produ
 
 
 @scenario(partitions=1, buffer_memory=10_000, max_request_size=9_000)
-async def test_f72_close_while_a_send_waits_for_memory_wakes_it(cluster, producer, history):
+async def test_f72_close_while_a_send_waits_for_memory_wakes_it(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     await history.send()
     cluster.control(0, faults.lose_request())
     tasks = [asyncio.ensure_future(producer.send("t", b"x" * 5_000)) for _ in range(4)]
@@ -666,10 +737,12 @@ async def test_f72_close_while_a_send_waits_for_memory_wakes_it(cluster, produce
 
 
 @scenario(partitions=1)
-async def test_f72_close_from_a_callback(cluster, producer, history):
+async def test_f72_close_from_a_callback(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     closing = []
 
-    def close(delivery):
+    def close(delivery: Delivery) -> None:
         closing.append(asyncio.ensure_future(producer.close(5)))
 
     (await producer.submit("t", b"1", partition=0)).add_done_callback(close)
@@ -681,7 +754,9 @@ async def test_f72_close_from_a_callback(cluster, producer, history):
 
 
 @scenario(partitions=1)
-async def test_f72_close_cancelled_leaves_nothing_behind(cluster, producer, history):
+async def test_f72_close_cancelled_leaves_nothing_behind(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     await history.send()
     cluster.control(0, faults.lose_request())
     await history.submit_many(3)
@@ -694,8 +769,63 @@ async def test_f72_close_cancelled_leaves_nothing_behind(cluster, producer, hist
     history.check()
 
 
+@scenario(partitions=1)
+async def test_f72_flush_during_a_cancelled_close_waits_for_the_outcomes(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
+    await history.send()
+    cluster.control(0, faults.lose_request())
+    deliveries = [await producer.submit("t", b"v") for _ in range(3)]
+
+    async def flush() -> list[bool]:
+        await producer.flush()
+        return [delivery.done() for delivery in deliveries]
+
+    flushing = asyncio.ensure_future(flush())
+    await asyncio.sleep(0.1)
+    closing = asyncio.ensure_future(producer.close())
+    await asyncio.sleep(0.5)
+    closing.cancel()
+    assert all(await flushing)
+    with pytest.raises(asyncio.CancelledError):
+        await closing
+    for delivery in deliveries:
+        with pytest.raises(ProducerClosed):
+            await delivery
+
+
+@pytest.mark.parametrize("call", ["send", "submit", "try_submit", "send_many"])
+@pytest.mark.parametrize("serializer", [None, str.encode])
+def test_record_of_another_task_in_the_pass_of_close_is_refused(call: str, serializer: Any) -> None:
+    async def main() -> None:
+        cluster = FakeCluster(brokers=1)
+        cluster.create_topic("t", 1)
+        producer = make_producer(cluster, value_serializer=serializer)
+        value: Any = b"v" if serializer is None else "v"
+        await producer.send("t", value)  # later records may take the fast path
+
+        async def send() -> None:
+            if call == "try_submit":
+                producer.try_submit("t", value)
+            elif call == "send_many":
+                await producer.send_many("t", [value])
+            else:
+                await getattr(producer, call)("t", value)
+
+        report, error = await asyncio.gather(producer.close(), send(), return_exceptions=True)
+        assert isinstance(error, ProducerClosed)
+        assert error.outcome is Outcome.NOT_SENT
+        assert not isinstance(report, BaseException)
+        assert report.complete
+        assert cluster.values("t", 0) == [b"v"]
+
+    run(main)
+
+
 @scenario(topic=None)
-async def test_f72_close_before_start_is_fine(cluster, producer, history):
+async def test_f72_close_before_start_is_fine(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     report = await producer.close()
     assert report.complete
     with pytest.raises(ProducerClosed):
@@ -707,7 +837,9 @@ async def test_f72_close_before_start_is_fine(cluster, producer, history):
 
 
 @scenario(topic=None, brokers=1)
-async def test_f72_close_with_no_broker_reachable(cluster, producer, history):
+async def test_f72_close_with_no_broker_reachable(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     cluster.kill(1)
     task = history.send_later("t", 0)
     await asyncio.sleep(5)
@@ -718,7 +850,9 @@ async def test_f72_close_with_no_broker_reachable(cluster, producer, history):
 
 
 @scenario(topic=None, brokers=1)
-async def test_f72_close_while_a_connect_hangs(cluster, producer, history):
+async def test_f72_close_while_a_connect_hangs(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     cluster.network.hang("broker1", 9092)
     task = history.send_later("t", 0)
     await asyncio.sleep(2)
@@ -732,7 +866,9 @@ async def test_f72_close_while_a_connect_hangs(cluster, producer, history):
 
 
 @scenario(partitions=1, buffer_memory=10_000, max_block_ms=2_000, max_request_size=9_000)
-async def test_f73_buffer_full_times_out_definite(cluster, producer, history):
+async def test_f73_buffer_full_times_out_definite(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     await history.send()
     remove = cluster.control(0, faults.delay(10))
     history.size = 4_000
@@ -749,15 +885,17 @@ async def test_f73_buffer_full_times_out_definite(cluster, producer, history):
 
 
 @scenario(partitions=1, buffer_memory=10_000, max_request_size=9_000)
-async def test_f73_waiters_are_served_in_turn_and_big_ones_not_starved(cluster, producer, history):
+async def test_f73_waiters_are_served_in_turn_and_big_ones_not_starved(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     await history.send()
     cluster.control(0, faults.delay(0.2))
     order = []
 
-    async def send(number, size):
+    async def send(number: int, size: int) -> None:
         await (await producer.submit("t", b"x" * size, partition=0))
 
-    async def admitted(number, size):
+    async def admitted(number: int, size: int) -> None:
         delivery = await producer.submit("t", b"x" * size, partition=0)
         order.append(number)
         await delivery
@@ -768,14 +906,16 @@ async def test_f73_waiters_are_served_in_turn_and_big_ones_not_starved(cluster, 
 
 
 @scenario(partitions=1, buffer_memory=10_000, max_request_size=9_000)
-async def test_f73_try_submit_raises_buffer_full(cluster, producer, history):
+async def test_f73_try_submit_raises_buffer_full(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     with pytest.raises(MetadataMissing):
         producer.try_submit("t", b"early")
     await producer.warm(["t"])
     cluster.control(0, faults.delay(1))
     deliveries = []
 
-    def fill():
+    def fill() -> None:
         for _ in range(100):
             deliveries.append(producer.try_submit("t", b"x" * 1_000, partition=0))  # noqa: PERF401
 
@@ -789,7 +929,9 @@ async def test_f73_try_submit_raises_buffer_full(cluster, producer, history):
 
 
 @scenario(partitions=3, buffer_memory=100_000, delivery_timeout_ms=3_000, request_timeout_ms=1_000)
-async def test_f73_no_leak_after_failures_of_every_kind(cluster, producer, history):
+async def test_f73_no_leak_after_failures_of_every_kind(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     history.size = 2_000
     for round_number in range(6):
         await history.submit_many(30, partitions=(0, 1, 2))
@@ -808,12 +950,12 @@ async def test_f73_no_leak_after_failures_of_every_kind(cluster, producer, histo
     await asyncio.gather(*big)
 
 
-def test_f74_memory_error_while_serializing_fails_that_record_only():
-    async def main():
+def test_f74_memory_error_while_serializing_fails_that_record_only() -> None:
+    async def main() -> None:
         cluster = FakeCluster()
         cluster.create_topic("t", 1)
 
-        def serialize(value):
+        def serialize(value: str) -> bytes:
             if value == "huge":
                 raise MemoryError("no room")
             return value.encode()
@@ -835,8 +977,8 @@ def test_f74_memory_error_while_serializing_fails_that_record_only():
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_f75_child_of_a_fork_is_refused_and_writes_nothing():
-    async def main():
+def test_f75_child_of_a_fork_is_refused_and_writes_nothing() -> None:
+    async def main() -> None:
         cluster = FakeCluster()
         cluster.create_topic("t", 1)
         producer = make_producer(cluster)
@@ -845,7 +987,7 @@ def test_f75_child_of_a_fork_is_refused_and_writes_nothing():
         taken = [link.up.taken for link in cluster.network.links]
         child = os.fork()
         if child == 0:
-            found = []
+            found: list[str | bool] = []
             try:
                 for call in (
                     lambda: producer.try_submit("t", b"child", partition=0),
@@ -881,8 +1023,8 @@ def test_f75_child_of_a_fork_is_refused_and_writes_nothing():
 
 
 @pytest.mark.parametrize("jump_ms", [3_600_000, -3_600_000])
-def test_f76_wall_clock_jump_moves_timestamps_and_no_timeouts(jump_ms):
-    async def main():
+def test_f76_wall_clock_jump_moves_timestamps_and_no_timeouts(jump_ms: int) -> None:
+    async def main() -> None:
         cluster = FakeCluster()
         cluster.create_topic("t", 1)
         offset = [0]
@@ -912,7 +1054,9 @@ def test_f76_wall_clock_jump_moves_timestamps_and_no_timeouts(jump_ms):
 
 
 @scenario(partitions=1, linger_ms=1_000, adaptive_linger=False)
-async def test_f76_timestamps_out_of_order_in_one_batch_are_kept(cluster, producer, history):
+async def test_f76_timestamps_out_of_order_in_one_batch_are_kept(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     stamps = [5_000_000, 1, 2**62, 0, 7]
     deliveries = [
         await producer.submit("t", b"", partition=0, timestamp_ms=stamp) for stamp in stamps
@@ -926,10 +1070,10 @@ async def test_f76_timestamps_out_of_order_in_one_batch_are_kept(cluster, produc
 # -- hangs: wrong loop, thread, use before start and after close ---------------------------------
 
 
-def test_wrong_loop_is_refused_at_once():
-    kept = []
+def test_wrong_loop_is_refused_at_once() -> None:
+    kept: list[Any] = []
 
-    async def first():
+    async def first() -> None:
         cluster = FakeCluster()
         cluster.create_topic("t", 1)
         producer = make_producer(cluster)
@@ -937,14 +1081,15 @@ def test_wrong_loop_is_refused_at_once():
         kept.append(producer)
         other = VirtualLoop()
 
-        def in_thread():
-            async def call(coroutine):
+        def in_thread() -> None:
+            async def call(coroutine: Coroutine[Any, Any, Any]) -> BaseException | None:
                 try:
                     await coroutine
                 except BaseException as error:
                     return error
+                return None
 
-            async def second():
+            async def second() -> list[BaseException | None]:
                 return [
                     await call(producer.send("t", b"x")),
                     await call(producer.flush()),
@@ -967,24 +1112,24 @@ def test_wrong_loop_is_refused_at_once():
     run(first)
 
 
-def test_producer_used_outside_any_loop_is_refused():
+def test_producer_used_outside_any_loop_is_refused() -> None:
     cluster = FakeCluster()
     producer = make_producer(cluster)
     with pytest.raises((WrongLoop, RuntimeError)):
         producer.try_submit("t", b"x")
 
 
-def test_producer_of_a_loop_that_ended_is_refused_by_the_next():
+def test_producer_of_a_loop_that_ended_is_refused_by_the_next() -> None:
     kept = []
 
-    async def first():
+    async def first() -> None:
         cluster = FakeCluster()
         cluster.create_topic("t", 1)
         producer = make_producer(cluster)
         await producer.send("t", b"1", partition=0)
         kept.append(producer)
 
-    async def second():
+    async def second() -> None:
         with pytest.raises(KafkaError):
             await asyncio.wait_for(kept[0].send("t", b"x"), 5)
         with pytest.raises(KafkaError):
@@ -998,7 +1143,9 @@ def test_producer_of_a_loop_that_ended_is_refused_by_the_next():
 
 
 @scenario(partitions=1)
-async def test_start_twice_and_at_once_is_one_start(cluster, producer, history):
+async def test_start_twice_and_at_once_is_one_start(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     await asyncio.gather(producer.start(), producer.start(), history.send())
     await producer.start()
     history.all_acked()
@@ -1006,8 +1153,10 @@ async def test_start_twice_and_at_once_is_one_start(cluster, producer, history):
 
 
 @scenario(partitions=1)
-async def test_flush_from_many_tasks_while_sending_ends(cluster, producer, history):
-    async def flusher():
+async def test_flush_from_many_tasks_while_sending_ends(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
+    async def flusher() -> None:
         for _ in range(20):
             await asyncio.wait_for(producer.flush(), 5)
             await asyncio.sleep(0.003)
@@ -1020,7 +1169,9 @@ async def test_flush_from_many_tasks_while_sending_ends(cluster, producer, histo
 
 
 @scenario(partitions=1, linger_ms=10_000, adaptive_linger=False)
-async def test_flush_overrides_linger(cluster, producer, history):
+async def test_flush_overrides_linger(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     await producer.warm(["t"])
     await history.submit_many(3)
     start = now()
@@ -1031,7 +1182,9 @@ async def test_flush_overrides_linger(cluster, producer, history):
 
 
 @scenario(partitions=1)
-async def test_flush_timeout_is_kept_and_records_go_on(cluster, producer, history):
+async def test_flush_timeout_is_kept_and_records_go_on(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     await history.send()
     cluster.control(0, faults.delay(3), times=1)
     await history.submit()
@@ -1044,7 +1197,9 @@ async def test_flush_timeout_is_kept_and_records_go_on(cluster, producer, histor
 
 
 @scenario(partitions=1)
-async def test_serializer_that_raises_fails_its_record_only(cluster, producer, history):
+async def test_serializer_that_raises_fails_its_record_only(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     with pytest.raises(SerializationError):
         await producer.send("t", object(), partition=0)
     await history.send()
@@ -1052,20 +1207,22 @@ async def test_serializer_that_raises_fails_its_record_only(cluster, producer, h
 
 
 @scenario(partitions=3)
-async def test_recovery_after_everything_failed_at_once(cluster, producer, history):
+async def test_recovery_after_everything_failed_at_once(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     sending = asyncio.ensure_future(history.submit_many(600, every=0.02, partitions=(0, 1, 2)))
     await asyncio.sleep(2)
-    for broker in (1, 2, 3):
-        cluster.pause(broker)
+    for broker_id in (1, 2, 3):
+        cluster.pause(broker_id)
     await asyncio.sleep(1)
     for broker in cluster.brokers.values():
         for connection in list(broker.connections):
             connection.reset()
-    for broker in (1, 2, 3):
-        cluster.kill(broker)
+    for broker_id in (1, 2, 3):
+        cluster.kill(broker_id)
     await asyncio.sleep(3)
-    for broker in (3, 2, 1):
-        cluster.start(broker)
+    for broker_id in (3, 2, 1):
+        cluster.start(broker_id)
     start = now()
     await until(lambda: any(a.settled_at > start for a in history.attempts))
     assert now() - start < RECOVERY

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
+from aiokprod._wire.message import Message
 from aiokprod.errors import (
     AuthorizationError,
     Code,
@@ -18,15 +21,16 @@ from aiokprod.errors import (
     RecordRejected,
     RecordTooLarge,
 )
+from aiokprod.producer import Producer
 from aiokprod.testing import fake_cluster as faults
-from aiokprod.testing.fake_cluster import TopicConfig
-from tests.scenarios.scenario_helpers import RECOVERY, TICK, error_of, now, scenario, until
+from aiokprod.testing.fake_cluster import FakeCluster, TopicConfig
+from tests.scenarios.scenario_helpers import RECOVERY, TICK, History, error_of, now, scenario, until
 
 TP = ("t", 0)
-PLAIN = {"enable_idempotence": False}
+PLAIN: dict[str, Any] = {"enable_idempotence": False}
 
 
-def epochs(cluster, partition=0):
+def epochs(cluster: FakeCluster, partition: int = 0) -> list[tuple[int, int]]:
     """(producer id, epoch) of the stored records, in log order, without repeats."""
     found = []
     for record in cluster.log("t", partition):
@@ -35,9 +39,9 @@ def epochs(cluster, partition=0):
     return found
 
 
-def sequences_are_whole(cluster, partition=0):
+def sequences_are_whole(cluster: FakeCluster, partition: int = 0) -> bool:
     """Within each (producer id, epoch) sequences run from 0 without a gap."""
-    runs = {}
+    runs: dict[tuple[int, int], list[int]] = {}
     for record in cluster.log("t", partition):
         run = runs.setdefault((record.producer_id, record.epoch), [])
         run.append(record.sequence)
@@ -46,7 +50,9 @@ def sequences_are_whole(cluster, partition=0):
 
 @scenario(partitions=1)
 @pytest.mark.parametrize("code", [5, 6, 9, 74, 13, 72, 100, 103])
-async def test_f16_leader_errors_are_retried_with_new_metadata(cluster, producer, history, code):
+async def test_f16_leader_errors_are_retried_with_new_metadata(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History, code: int
+) -> None:
     await history.send()
     asked = cluster.count(3)
     cluster.fail_produce(TP, code, leader_hint=False)
@@ -57,7 +63,9 @@ async def test_f16_leader_errors_are_retried_with_new_metadata(cluster, producer
 
 
 @scenario(partitions=1, delivery_timeout_ms=5_000, request_timeout_ms=1_000, **PLAIN)
-async def test_f16_not_leader_for_ever_without_idempotence_ends_unknown(cluster, producer, history):
+async def test_f16_not_leader_for_ever_without_idempotence_ends_unknown(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     await history.send()
     cluster.fail_produce(TP, Code.NOT_LEADER_OR_FOLLOWER, None, leader_hint=False)
     attempt = await history.send()
@@ -66,14 +74,18 @@ async def test_f16_not_leader_for_ever_without_idempotence_ends_unknown(cluster,
 
 
 @scenario(topic=None)
-async def test_f17_topic_is_created_by_the_first_send(cluster, producer, history):
+async def test_f17_topic_is_created_by_the_first_send(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     attempt = await history.send("t", 0)
     assert attempt.settled_at - attempt.started_at < RECOVERY
     history.all_acked()
 
 
 @scenario(topic=None, cluster={"auto_create": False}, max_block_ms=7_000)
-async def test_f17_missing_topic_times_out_naming_it(cluster, producer, history):
+async def test_f17_missing_topic_times_out_naming_it(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     attempt = await history.send("absent", 0)
     error = error_of(attempt, MetadataTimeout)
     assert "absent" in str(error)
@@ -83,7 +95,9 @@ async def test_f17_missing_topic_times_out_naming_it(cluster, producer, history)
 
 
 @scenario(topic=None, cluster={"auto_create": False})
-async def test_f17_topic_that_appears_late_is_found(cluster, producer, history):
+async def test_f17_topic_that_appears_late_is_found(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     task = history.send_later("t", 0)
     await asyncio.sleep(20)
     assert not task.done()
@@ -95,14 +109,18 @@ async def test_f17_topic_that_appears_late_is_found(cluster, producer, history):
 
 
 @scenario(allow_auto_create_topics=False, topic=None, max_block_ms=3_000)
-async def test_f17_forbidden_auto_creation_does_not_create(cluster, producer, history):
+async def test_f17_forbidden_auto_creation_does_not_create(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     attempt = await history.send("fresh", 0)
     error_of(attempt, KafkaError)
     assert "fresh" not in cluster.topics
 
 
 @scenario(partitions=2, max_block_ms=6_000)
-async def test_f18_partition_beyond_count_times_out_naming_the_count(cluster, producer, history):
+async def test_f18_partition_beyond_count_times_out_naming_the_count(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     await history.send()
     attempt = await history.send("t", 5)
     error = error_of(attempt)
@@ -113,7 +131,9 @@ async def test_f18_partition_beyond_count_times_out_naming_the_count(cluster, pr
 
 
 @scenario(partitions=2)
-async def test_f18_partition_that_appears_in_time_is_used(cluster, producer, history):
+async def test_f18_partition_that_appears_in_time_is_used(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     await history.send()
     task = history.send_later("t", 3)
     await asyncio.sleep(5)
@@ -122,8 +142,8 @@ async def test_f18_partition_that_appears_in_time_is_used(cluster, producer, his
     history.all_acked()
 
 
-def without_partition(index):
-    def change(message):
+def without_partition(index: int) -> Callable[[Any], Message]:
+    def change(message: Any) -> Message:
         topics = [
             dataclasses.replace(
                 topic,
@@ -131,13 +151,16 @@ def without_partition(index):
             )
             for topic in message.topics
         ]
-        return dataclasses.replace(message, topics=topics)
+        changed: Message = dataclasses.replace(message, topics=topics)
+        return changed
 
     return change
 
 
 @scenario(partitions=2, metadata_max_age_ms=2_000)
-async def test_f19_partition_omitted_once_keeps_its_records(cluster, producer, history):
+async def test_f19_partition_omitted_once_keeps_its_records(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     await history.submit_many(4, partitions=(0, 1))
     await history.settle()
     cluster.control(3, faults.edit(without_partition(1)), times=1)
@@ -148,7 +171,9 @@ async def test_f19_partition_omitted_once_keeps_its_records(cluster, producer, h
 
 
 @scenario(partitions=1)
-async def test_f20_not_enough_replicas_is_retried_without_metadata(cluster, producer, history):
+async def test_f20_not_enough_replicas_is_retried_without_metadata(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     await history.send()
     asked = cluster.count(3)
     cluster.fail_produce(TP, Code.NOT_ENOUGH_REPLICAS, 4)
@@ -160,7 +185,9 @@ async def test_f20_not_enough_replicas_is_retried_without_metadata(cluster, prod
 
 
 @scenario(partitions=1, delivery_timeout_ms=5_000, request_timeout_ms=1_000)
-async def test_f20_not_enough_replicas_for_ever_is_definite(cluster, producer, history):
+async def test_f20_not_enough_replicas_for_ever_is_definite(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     await history.send()
     cluster.fail_produce(TP, Code.NOT_ENOUGH_REPLICAS, 1000)
     attempt = await history.send()
@@ -171,18 +198,22 @@ async def test_f20_not_enough_replicas_for_ever_is_definite(cluster, producer, h
 
 @scenario(partitions=1)
 @pytest.mark.parametrize("code", [20, 7, 13, 6])
-async def test_f21_f22_written_but_refused_is_stored_once(cluster, producer, history, code):
+async def test_f21_f22_written_but_refused_is_stored_once(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History, code: int
+) -> None:
     await history.send()
     cluster.fail_produce(TP, code, append=True)
     attempt = await history.send()
-    assert attempt.result.offset == 1
+    assert attempt.metadata.offset == 1
     await history.send()
     history.all_acked()
     assert cluster.duplicates == 1
 
 
 @scenario(partitions=1, **PLAIN)
-async def test_f21_without_idempotence_the_copy_is_doubled_but_true(cluster, producer, history):
+async def test_f21_without_idempotence_the_copy_is_doubled_but_true(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     await history.send()
     cluster.fail_produce(TP, 20, append=True)
     await history.send()
@@ -191,7 +222,9 @@ async def test_f21_without_idempotence_the_copy_is_doubled_but_true(cluster, pro
 
 
 @scenario(partitions=1, topic=None, linger_ms=50, adaptive_linger=False)
-async def test_f23_batch_too_large_is_split_in_order(cluster, producer, history):
+async def test_f23_batch_too_large_is_split_in_order(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     cluster.create_topic("t", 1, config=TopicConfig(max_message_bytes=3_000))
     history.size = 500
     await history.submit_many(100)
@@ -202,7 +235,9 @@ async def test_f23_batch_too_large_is_split_in_order(cluster, producer, history)
 
 
 @scenario(partitions=1, topic=None, linger_ms=50, adaptive_linger=False, retries=1)
-async def test_f23_split_uses_up_no_retries(cluster, producer, history):
+async def test_f23_split_uses_up_no_retries(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     cluster.create_topic("t", 1, config=TopicConfig(max_message_bytes=700))
     history.size = 500
     await history.submit_many(64)
@@ -211,7 +246,9 @@ async def test_f23_split_uses_up_no_retries(cluster, producer, history):
 
 
 @scenario(partitions=1, topic=None)
-async def test_f23_single_record_too_large_for_the_topic_fails_alone(cluster, producer, history):
+async def test_f23_single_record_too_large_for_the_topic_fails_alone(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     cluster.create_topic("t", 1, config=TopicConfig(max_message_bytes=3_000))
     await history.submit_many(3)
     history.size = 5_000
@@ -227,7 +264,9 @@ async def test_f23_single_record_too_large_for_the_topic_fails_alone(cluster, pr
 
 
 @scenario(partitions=1, max_request_size=10_000)
-async def test_f23_larger_than_max_request_is_refused_before_queueing(cluster, producer, history):
+async def test_f23_larger_than_max_request_is_refused_before_queueing(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     history.size = 10_001
     attempt = await history.send()
     assert error_of(attempt, RecordTooLarge).outcome is Outcome.NOT_SENT
@@ -236,7 +275,9 @@ async def test_f23_larger_than_max_request_is_refused_before_queueing(cluster, p
 
 
 @scenario(partitions=1, topic=None, linger_ms=50, adaptive_linger=False)
-async def test_f24_invalid_records_get_their_own_text(cluster, producer, history):
+async def test_f24_invalid_records_get_their_own_text(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     cluster.create_topic("t", 1, config=TopicConfig(compacted=True))
     keys = [b"k", None, b"k", None]
     deliveries = [
@@ -254,7 +295,9 @@ async def test_f24_invalid_records_get_their_own_text(cluster, producer, history
 
 
 @scenario(partitions=1)
-async def test_f25_corrupt_message_is_retried(cluster, producer, history):
+async def test_f25_corrupt_message_is_retried(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     await history.send()
     cluster.fail_produce(TP, Code.CORRUPT_MESSAGE, 2)
     await history.send()
@@ -266,8 +309,12 @@ async def test_f25_corrupt_message_is_retried(cluster, producer, history):
 @pytest.mark.parametrize("idempotent", [True, False])
 @pytest.mark.parametrize("code", [17, 18, 21, 32, 44, 76, 87, 43, 42])
 async def test_f26_definite_errors_fail_the_record_not_the_producer(
-    cluster, producer, history, code, idempotent
-):
+    cluster: FakeCluster,
+    producer: Producer[Any, Any],
+    history: History,
+    code: int,
+    idempotent: bool,
+) -> None:
     if not idempotent:
         producer = await replaced(cluster, producer, history, **PLAIN)
     await history.send()
@@ -285,7 +332,9 @@ async def test_f26_definite_errors_fail_the_record_not_the_producer(
     await history.producer.close()
 
 
-async def replaced(cluster, producer, history, **options):
+async def replaced(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History, **options: Any
+) -> Producer[Any, Any]:
     """Another producer for the same history."""
     from tests.scenarios.scenario_helpers import make_producer
 
@@ -299,8 +348,8 @@ async def replaced(cluster, producer, history, **options):
 @pytest.mark.parametrize("code", [-1, 200, 999, 32767, -2])
 @pytest.mark.parametrize("append", [True, False])
 async def test_f26_unknown_codes_end_unknown_and_the_producer_lives(
-    cluster, producer, history, code, append
-):
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History, code: int, append: bool
+) -> None:
     await history.send()
     cluster.fail_produce(TP, code, append=append)
     failed = await history.send()
@@ -312,7 +361,9 @@ async def test_f26_unknown_codes_end_unknown_and_the_producer_lives(
 
 
 @scenario(partitions=1)
-async def test_f26_failed_batch_does_not_drag_those_behind_it(cluster, producer, history):
+async def test_f26_failed_batch_does_not_drag_those_behind_it(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     """Five batches in flight, the first is refused for good: the others are renumbered."""
     await history.send()
     cluster.fail_produce(TP, Code.POLICY_VIOLATION)
@@ -330,7 +381,9 @@ async def test_f26_failed_batch_does_not_drag_those_behind_it(cluster, producer,
 
 
 @scenario(partitions=1, topic=None)
-async def test_f27_denied_topic_fails_alone_and_heals(cluster, producer, history):
+async def test_f27_denied_topic_fails_alone_and_heals(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     cluster.create_topic("t", 1)
     cluster.create_topic("secret", 1)
     cluster.denied_topics.add("secret")
@@ -348,8 +401,8 @@ async def test_f27_denied_topic_fails_alone_and_heals(cluster, producer, history
 
 @scenario(partitions=1)
 async def test_f27_topic_denied_while_producing_fails_definite_and_heals(
-    cluster, producer, history
-):
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     await history.send()
     cluster.denied_topics.add("t")
     denied = await history.send()
@@ -363,8 +416,8 @@ async def test_f27_topic_denied_while_producing_fails_definite_and_heals(
 
 @scenario(topic=None)
 async def test_f26_invalid_topic_refused_by_the_broker_is_an_invalid_topic(
-    cluster, producer, history
-):
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     refused = faults.edit(
         lambda message: dataclasses.replace(
             message,
@@ -379,7 +432,9 @@ async def test_f26_invalid_topic_refused_by_the_broker_is_an_invalid_topic(
 
 @scenario(partitions=1)
 @pytest.mark.parametrize("code", [Code.CLUSTER_AUTHORIZATION_FAILED, Code.UNSUPPORTED_VERSION])
-async def test_f28_fatal_errors_fail_everything_from_then_on(cluster, producer, history, code):
+async def test_f28_fatal_errors_fail_everything_from_then_on(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History, code: Code
+) -> None:
     await history.send()
     cluster.fail_produce(TP, code)
     cluster.control(0, faults.delay(0.05))
@@ -403,7 +458,9 @@ async def test_f28_fatal_errors_fail_everything_from_then_on(cluster, producer, 
 
 
 @scenario(partitions=1)
-async def test_f28_init_producer_id_denied_fails_pending_and_heals(cluster, producer, history):
+async def test_f28_init_producer_id_denied_fails_pending_and_heals(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     remove = cluster.control(22, faults.refuse(Code.CLUSTER_AUTHORIZATION_FAILED))
     denied = await history.send()
     error = error_of(denied)
@@ -417,7 +474,9 @@ async def test_f28_init_producer_id_denied_fails_pending_and_heals(cluster, prod
 
 
 @scenario(partitions=1, delivery_timeout_ms=4_000, request_timeout_ms=1_000)
-async def test_f29_expired_unsent_burns_no_sequence(cluster, producer, history):
+async def test_f29_expired_unsent_burns_no_sequence(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     await history.send()
     cluster.kill(1, failover_s=10_000)
     await asyncio.sleep(0.5)
@@ -436,8 +495,8 @@ async def test_f29_expired_unsent_burns_no_sequence(cluster, producer, history):
 @scenario(partitions=1, delivery_timeout_ms=4_000, request_timeout_ms=3_000)
 @pytest.mark.parametrize("appended", [True, False])
 async def test_f30_expired_in_flight_is_unknown_and_later_records_go_on(
-    cluster, producer, history, appended
-):
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History, appended: bool
+) -> None:
     await history.send()
     lost = faults.lose_answer() if appended else faults.lose_request()
     remove = cluster.control(0, lost)
@@ -458,7 +517,9 @@ async def test_f30_expired_in_flight_is_unknown_and_later_records_go_on(
 @scenario(
     partitions=1, delivery_timeout_ms=4_000, request_timeout_ms=3_000, linger_ms=0, batch_size=10
 )
-async def test_f30_late_answer_after_expiry_is_harmless(cluster, producer, history):
+async def test_f30_late_answer_after_expiry_is_harmless(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     await history.send()
     cluster.control(0, faults.answer_late(3.9), times=1)
     await history.submit()
@@ -472,8 +533,8 @@ async def test_f30_late_answer_after_expiry_is_harmless(cluster, producer, histo
 
 @scenario(partitions=1, delivery_timeout_ms=4_000, request_timeout_ms=3_900)
 async def test_f30_memory_of_an_expired_batch_stays_counted_until_its_request_ends(
-    cluster, producer, history
-):
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     history.size = 10_000
     await history.send()
     cluster.control(0, faults.lose_request(), times=1)
@@ -488,8 +549,8 @@ async def test_f30_memory_of_an_expired_batch_stays_counted_until_its_request_en
 
 @scenario(partitions=1, linger_ms=0, batch_size=10)
 async def test_f31_out_of_order_behind_a_failed_batch_is_retried_in_order(
-    cluster, producer, history
-):
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     await history.send()
     cluster.fail_produce(TP, Code.NOT_ENOUGH_REPLICAS, 1)
     cluster.control(0, faults.delay(0.05), times=5)
@@ -504,7 +565,9 @@ async def test_f31_out_of_order_behind_a_failed_batch_is_retried_in_order(
 
 
 @scenario(partitions=1)
-async def test_f32_real_gap_bumps_the_epoch_and_goes_on(cluster, producer, history):
+async def test_f32_real_gap_bumps_the_epoch_and_goes_on(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     await history.submit_many(3)
     await history.settle()
     cluster.fail_produce(TP, Code.OUT_OF_ORDER_SEQUENCE_NUMBER)
@@ -518,7 +581,9 @@ async def test_f32_real_gap_bumps_the_epoch_and_goes_on(cluster, producer, histo
 
 
 @scenario(partitions=2)
-async def test_f32_gap_in_one_partition_leaves_the_other_whole(cluster, producer, history):
+async def test_f32_gap_in_one_partition_leaves_the_other_whole(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     await history.submit_many(6, partitions=(0, 1))
     await history.settle()
     cluster.fail_produce(TP, Code.OUT_OF_ORDER_SEQUENCE_NUMBER)
@@ -530,7 +595,9 @@ async def test_f32_gap_in_one_partition_leaves_the_other_whole(cluster, producer
 
 
 @scenario(partitions=1)
-async def test_f32_records_lost_by_the_log_do_not_stop_the_producer(cluster, producer, history):
+async def test_f32_records_lost_by_the_log_do_not_stop_the_producer(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     """An unclean election lost a tail: the broker expects an older sequence."""
     await history.submit_many(5)
     await history.settle()
@@ -546,12 +613,12 @@ async def test_f32_records_lost_by_the_log_do_not_stop_the_producer(cluster, pro
 
 @scenario(partitions=1)
 async def test_f32_gap_reported_with_a_null_list_of_record_errors_is_healed(
-    cluster, producer, history
-):
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     """The schema allows no null there. A client that refuses the response never learns of the gap,
     and every batch of the partition meets it again until its delivery timeout."""
 
-    def null_record_errors(request, message):
+    def null_record_errors(request: faults.Request, message: Any) -> Any:
         if request.api_key != 0:
             return message
         topics = [
@@ -581,9 +648,11 @@ async def test_f32_gap_reported_with_a_null_list_of_record_errors_is_healed(
 @scenario(
     partitions=1, linger_ms=0, batch_size=1, request_timeout_ms=500, delivery_timeout_ms=20_000
 )
-async def test_f32_gap_behind_a_record_in_doubt_is_not_stored_twice(cluster, producer, history):
+async def test_f32_gap_behind_a_record_in_doubt_is_not_stored_twice(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     """Both copies wait in a connection that was given up. The first record ends in doubt, the
-    second one meets the gap: numbered anew, it would be stored when the old copies arrive, and
+    second one meets the gap: renumbered, it would be stored when the old copies arrive, and
     once more."""
     await history.send()
     link = cluster.network.links_to("broker1", 9092)[-1]
@@ -602,28 +671,34 @@ async def test_f32_gap_behind_a_record_in_doubt_is_not_stored_twice(cluster, pro
 
 
 @scenario(partitions=1)
-async def test_f33_duplicate_sequence_is_success_without_offset(cluster, producer, history):
+async def test_f33_duplicate_sequence_is_success_without_offset(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     await history.send()
     cluster.fail_produce(TP, Code.DUPLICATE_SEQUENCE_NUMBER, append=True)
     attempt = await history.send()
     assert attempt.acked
-    assert attempt.result.offset is None
+    assert attempt.metadata.offset is None
     await history.send()
     history.all_acked()
 
 
 @scenario(partitions=1)
-async def test_f33_duplicate_within_the_window_returns_the_true_offset(cluster, producer, history):
+async def test_f33_duplicate_within_the_window_returns_the_true_offset(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     await history.send()
     cluster.control(0, faults.close(process=True), times=1)
     attempt = await history.send()
-    assert attempt.result.offset == 1
+    assert attempt.metadata.offset == 1
     history.all_acked()
     assert cluster.duplicates == 1
 
 
 @scenario(partitions=1, cluster={"version_profile": "2.1"})
-async def test_f34_producer_forgotten_by_retention_goes_on(cluster, producer, history):
+async def test_f34_producer_forgotten_by_retention_goes_on(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     await history.submit_many(3)
     await history.settle()
     cluster.forget_producers("t", 0)
@@ -638,8 +713,8 @@ async def test_f34_producer_forgotten_by_retention_goes_on(cluster, producer, hi
 
 @scenario(partitions=1, linger_ms=0, batch_size=1, cluster={"version_profile": "2.1"})
 async def test_f34_producer_forgotten_again_while_renumbered_batches_wait(
-    cluster, producer, history
-):
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     """The second of two renumbered batches meets a broker that has forgotten us once more."""
     await history.send()
     cluster.retain("t", 0)
@@ -654,7 +729,9 @@ async def test_f34_producer_forgotten_again_while_renumbered_batches_wait(
 
 
 @scenario(partitions=1)
-async def test_f34_unknown_producer_id_in_the_answer_bumps_and_retries(cluster, producer, history):
+async def test_f34_unknown_producer_id_in_the_answer_bumps_and_retries(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     await history.submit_many(3)
     await history.settle()
     cluster.fail_produce(TP, Code.UNKNOWN_PRODUCER_ID)
@@ -664,7 +741,9 @@ async def test_f34_unknown_producer_id_in_the_answer_bumps_and_retries(cluster, 
 
 
 @scenario(partitions=1)
-async def test_f35_epoch_at_its_end_brings_a_new_producer_id(cluster, producer, history):
+async def test_f35_epoch_at_its_end_brings_a_new_producer_id(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     cluster.first_epoch = 32_766
     await history.send()
     for _ in range(4):
@@ -678,7 +757,9 @@ async def test_f35_epoch_at_its_end_brings_a_new_producer_id(cluster, producer, 
 
 
 @scenario(partitions=1)
-async def test_f36_invalid_producer_epoch_fails_or_retries_but_recovers(cluster, producer, history):
+async def test_f36_invalid_producer_epoch_fails_or_retries_but_recovers(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     await history.send()
     cluster.fail_produce(TP, Code.INVALID_PRODUCER_EPOCH)
     attempt = await history.send()

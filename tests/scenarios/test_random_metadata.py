@@ -18,6 +18,7 @@ import sys
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -33,7 +34,7 @@ from aiokprod.records import TopicPartition
 from aiokprod.testing.fake_cluster import FakeCluster
 from aiokprod.testing.fake_cluster.control import Reaction, cut, edit_frame, garbage
 from aiokprod.testing.memory import MemoryNetwork
-from tests.scenarios.scenario_helpers import History, make_producer, now, play
+from tests.scenarios.scenario_helpers import History, make_producer, now, play, runtime_of
 
 pytestmark = pytest.mark.matrix
 
@@ -87,7 +88,7 @@ class Liar:
 
     @property
     def forges_ids(self) -> bool:
-        """A changed topic id means another topic, whose sequences begin anew: records may be stored
+        """A changed topic id means another topic, whose sequences restart: records may be stored
         twice, or out of order."""
         return self.scrambled or other_topic_id in self.tricks
 
@@ -261,7 +262,7 @@ def topics_twice(liar: Liar, body: MetadataResponse) -> MetadataResponse:
 
 
 def old_answer(liar: Liar, body: MetadataResponse) -> MetadataResponse:
-    """What it said first, for ever."""
+    """What it said first, forever."""
     kept = [liar.lags_by.setdefault(t.name or "", [t])[0] for t in body.topics]
     return replace(body, topics=kept)
 
@@ -338,8 +339,8 @@ async def world_of(seed: int) -> None:
         )
         for broker in cluster.brokers
     }
-    for broker, liar in liars.items():
-        cluster.control(METADATA, liar.react, broker_id=broker)
+    for broker_id, liar in liars.items():
+        cluster.control(METADATA, liar.react, broker_id=broker_id)
     idempotent = rng.random() < 0.7
     producer = make_producer(
         cluster,
@@ -392,10 +393,10 @@ def _outgrow_lies(cluster: FakeCluster, producer: Producer[Any, Any]) -> None:
     """A leader epoch from the future lasts until the true one has grown to it, as in Java: while
     the topic id stays, older ones are those of brokers that lag behind."""
     assert producer._lifecycle.runtime is not None
-    told = producer._lifecycle.runtime.metadata.snapshot
+    told = runtime_of(producer).metadata.snapshot
     for partition in cluster.topics["t"].partitions:
         known = told.leader_epoch_of(TopicPartition("t", partition.index))
-        partition.leader_epoch = max(partition.leader_epoch, -1 if known is None else known)
+        partition.leader_epoch = max(partition.leader_epoch, known)
 
 
 async def _sent(history: History, partition: int) -> None:
@@ -434,10 +435,10 @@ def _at_most(bound: int, times: list[float], what: str) -> None:
 
 
 @pytest.mark.parametrize("chunk", range(max(SEEDS // CHUNK, 1)))
-def test_strange_metadata_make_no_storm_and_heal(chunk):
+def test_strange_metadata_make_no_storm_and_heal(chunk: int) -> None:
     for seed in range(chunk * CHUNK, min((chunk + 1) * CHUNK, SEEDS)):
         try:
-            play(lambda seed=seed: world_of(seed), limit_s=600.0)
+            play(partial(world_of, seed), limit_s=600.0)
         except BaseException as error:
             error.add_note(f"seed {seed}")
             raise

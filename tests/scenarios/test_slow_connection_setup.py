@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 
 from aiokprod.errors import AuthenticationError
+from aiokprod.producer import Producer
+from aiokprod.testing.fake_cluster import FakeCluster
 from aiokprod.testing.fake_cluster.control import answer_late
 from aiokprod.testing.memory import MemoryNetwork
-from tests.scenarios.scenario_helpers import RECOVERY, now, play, scenario, until
+from tests.scenarios.scenario_helpers import RECOVERY, History, now, play, scenario, until
 from tests.security.sasl_broker import AUTHENTICATE, SaslBroker, new_producer
 from tests.security.test_sasl import honest, settings_for
 
@@ -18,7 +20,9 @@ API_VERSIONS = 18
 
 
 @scenario(partitions=1, brokers=1)
-async def test_versions_answered_after_the_setup_timeout_are_waited_for(cluster, producer, history):
+async def test_versions_answered_after_the_setup_timeout_are_waited_for(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     cluster.control(API_VERSIONS, answer_late(15.0))
     start = now()
     await history.send()
@@ -34,7 +38,9 @@ async def test_versions_answered_after_the_setup_timeout_are_waited_for(cluster,
     request_timeout_ms=1_000,
     socket_connection_setup_timeout_ms=1_000,
 )
-async def test_setup_timeout_grows_until_a_slow_handshake_fits(cluster, producer, history):
+async def test_setup_timeout_grows_until_a_slow_handshake_fits(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     cluster.control(API_VERSIONS, answer_late(3.0))
     start = now()
     await history.send()
@@ -45,7 +51,9 @@ async def test_setup_timeout_grows_until_a_slow_handshake_fits(cluster, producer
 
 
 @scenario(partitions=1, brokers=1, delivery_timeout_ms=3_000_000, request_timeout_ms=30_000)
-async def test_throttle_beyond_minutes_is_waited_out(cluster, producer, history):
+async def test_throttle_beyond_minutes_is_waited_out(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     """What the broker's own formula asks for 1 MB under a quota of 1 KiB/s."""
     await history.send()
     cluster.throttle(966_851)
@@ -61,7 +69,9 @@ async def test_throttle_beyond_minutes_is_waited_out(cluster, producer, history)
 
 
 @scenario(partitions=1, brokers=1)
-async def test_hostile_throttle_ends_records_by_their_deadline(cluster, producer, history):
+async def test_hostile_throttle_ends_records_by_their_deadline(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     await history.send()
     cluster.throttle(2**31 - 1)
     await history.send()
@@ -76,12 +86,12 @@ async def test_hostile_throttle_ends_records_by_their_deadline(cluster, producer
 
 
 @pytest.mark.parametrize(("count", "first_second"), [(1, 6), (3, 18), (50, 20)])
-def test_dead_bootstrap_addresses_are_not_stormed(count, first_second):
+def test_dead_bootstrap_addresses_are_not_stormed(count: int, first_second: int) -> None:
     """A living address among a few is found at once; a long dead list has the metadata backoff."""
     servers = ",".join(f"dead{number}:9092" for number in range(count))
 
     @scenario(bootstrap_servers=servers, max_block_ms=30_000)
-    async def play(cluster, producer, history):
+    async def play(cluster: FakeCluster, producer: Producer[Any, Any], history: History) -> None:
         for number in range(count):
             cluster.network.set_name(f"dead{number}", ["broker9"])
         start = now()
@@ -116,7 +126,7 @@ class SlowSasl:
 
 
 @pytest.mark.parametrize("versions_s", [0.0, 3.0])
-def test_slow_authentication_is_waited_for_longer_each_time(versions_s):
+def test_slow_authentication_is_waited_for_longer_each_time(versions_s: float) -> None:
     """1.5 s for SASL with a setup timeout of 1 s; the versions exchange is not counted in."""
 
     async def main() -> None:
@@ -142,7 +152,7 @@ def test_slow_authentication_is_waited_for_longer_each_time(versions_s):
     play(main)
 
 
-def test_token_provider_has_the_setup_timeout_whatever_the_versions_took():
+def test_token_provider_has_the_setup_timeout_whatever_the_versions_took() -> None:
     async def main() -> None:
         network = MemoryNetwork()
         broker = honest(network)

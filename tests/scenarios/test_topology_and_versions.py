@@ -5,28 +5,34 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
+from aiokprod._wire.message import Message
 from aiokprod.errors import Code, MetadataTimeout, Outcome, UnsupportedVersion
+from aiokprod.producer import Producer
 from aiokprod.testing import fake_cluster as faults
+from aiokprod.testing.fake_cluster import FakeCluster
 from aiokprod.testing.fake_cluster.profiles import profile_named
-from tests.scenarios.scenario_helpers import RECOVERY, TICK, error_of, now, scenario, until
+from tests.scenarios.scenario_helpers import RECOVERY, TICK, History, error_of, now, scenario, until
 
 TP = ("t", 0)
 
 
-def edit_topics(change, *, only=None):
+def edit_topics(change: Callable[[Any], Any], *, only: str | None = None) -> faults.Reaction:
     """An edit of Metadata answers: `change` gets each topic (of that name) and returns it."""
 
-    def edited(message):
+    def edited(message: Any) -> Message:
         topics = [t if only not in (None, t.name) else change(t) for t in message.topics]
-        return dataclasses.replace(message, topics=topics)
+        changed: Message = dataclasses.replace(message, topics=topics)
+        return changed
 
     return faults.edit(edited)
 
 
-def edit_partitions(**changes):
+def edit_partitions(**changes: Any) -> faults.Reaction:
     return edit_topics(
         lambda topic: dataclasses.replace(
             topic, partitions=[dataclasses.replace(p, **changes) for p in topic.partitions]
@@ -36,8 +42,8 @@ def edit_partitions(**changes):
 
 @scenario(delivery_timeout_ms=20_000, request_timeout_ms=5_000, cluster={"auto_create": False})
 async def test_f51_topic_deleted_while_producing_ends_in_time_without_a_storm(
-    cluster, producer, history
-):
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     await history.submit_many(6, partitions=(0, 1, 2))
     await history.settle()
     stored = len(history.attempts)
@@ -59,7 +65,9 @@ async def test_f51_topic_deleted_while_producing_ends_in_time_without_a_storm(
 
 
 @scenario(partitions=2)
-async def test_f52_topic_recreated_is_adopted_and_sequences_start_anew(cluster, producer, history):
+async def test_f52_topic_recreated_is_adopted_and_sequences_start_anew(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     await history.submit_many(10, partitions=(0, 1))
     await history.settle()
     first = len(history.attempts)
@@ -75,7 +83,9 @@ async def test_f52_topic_recreated_is_adopted_and_sequences_start_anew(cluster, 
 
 
 @scenario(partitions=1)
-async def test_f52_topic_recreated_under_load_no_record_is_doubled(cluster, producer, history):
+async def test_f52_topic_recreated_under_load_no_record_is_doubled(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     sending = asyncio.ensure_future(history.submit_many(300, every=0.01))
     await asyncio.sleep(1)
     cluster.recreate_topic("t")
@@ -88,13 +98,15 @@ async def test_f52_topic_recreated_under_load_no_record_is_doubled(cluster, prod
     stored = cluster.values("t", 0)
     assert len(stored) == len(set(stored))
     for attempt in later:
-        assert stored[attempt.result.offset] == attempt.value
+        offset = attempt.metadata.offset
+        assert offset is not None
+        assert stored[offset] == attempt.value
 
 
 @scenario(partitions=2)
 async def test_f52_late_leader_hint_of_the_deleted_topic_is_not_followed(
-    cluster, producer, history
-):
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     """It names a leader epoch that the new topic, whose epochs begin again, does not reach."""
     await history.submit_many(4, partitions=(0, 1))
     await history.settle()
@@ -104,7 +116,7 @@ async def test_f52_late_leader_hint_of_the_deleted_topic_is_not_followed(
     waiting = asyncio.ensure_future(history.send(partition=0))
     await asyncio.sleep(0.1)
     cluster.recreate_topic("t")
-    cluster.forgotten.add(("t", 0))  # the batch under way keeps its sequence
+    cluster.forgotten.add(("t", 0))  # the batch in flight keeps its sequence
     assert cluster.topics["t"].partitions[0].leader == old_leader
     await history.send(partition=1)
     await asyncio.sleep(0.5)
@@ -116,7 +128,9 @@ async def test_f52_late_leader_hint_of_the_deleted_topic_is_not_followed(
 
 
 @scenario(partitions=2, metadata_max_age_ms=3_000)
-async def test_f53_new_partitions_are_picked_up(cluster, producer, history):
+async def test_f53_new_partitions_are_picked_up(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     await history.submit_many(4, partitions=(0, 1))
     await history.settle()
     cluster.expand_topic("t", 8)
@@ -130,7 +144,9 @@ async def test_f53_new_partitions_are_picked_up(cluster, producer, history):
 
 
 @scenario(partitions=2, metadata_max_age_ms=1_000)
-async def test_f53_expansion_under_load_loses_nothing(cluster, producer, history):
+async def test_f53_expansion_under_load_loses_nothing(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     sending = asyncio.ensure_future(history.submit_many(300, every=0.02, partitions=(0, 1)))
     await asyncio.sleep(2)
     cluster.expand_topic("t", 6)
@@ -139,12 +155,15 @@ async def test_f53_expansion_under_load_loses_nothing(cluster, producer, history
     history.all_acked()
 
 
-def no_brokers(message):
-    return dataclasses.replace(message, brokers=[], topics=[])
+def no_brokers(message: Any) -> Message:
+    changed: Message = dataclasses.replace(message, brokers=[], topics=[])
+    return changed
 
 
 @scenario(partitions=1)
-async def test_f54_metadata_without_brokers_is_ignored_at_start(cluster, producer, history):
+async def test_f54_metadata_without_brokers_is_ignored_at_start(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     cluster.control(3, faults.edit(no_brokers), times=3)
     attempt = await history.send()
     assert attempt.acked
@@ -152,7 +171,9 @@ async def test_f54_metadata_without_brokers_is_ignored_at_start(cluster, produce
 
 
 @scenario(partitions=1, metadata_max_age_ms=1_000)
-async def test_f54_metadata_without_brokers_is_ignored_later(cluster, producer, history):
+async def test_f54_metadata_without_brokers_is_ignored_later(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     await history.send()
     remove = cluster.control(3, faults.edit(no_brokers))
     await history.submit_many(50, every=0.1)
@@ -163,7 +184,9 @@ async def test_f54_metadata_without_brokers_is_ignored_later(cluster, producer, 
 
 
 @scenario(partitions=1, max_block_ms=5_000)
-async def test_f55_topic_without_partitions_is_no_success(cluster, producer, history):
+async def test_f55_topic_without_partitions_is_no_success(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     cluster.control(3, edit_topics(lambda topic: dataclasses.replace(topic, partitions=[])))
     attempt = await history.send()
     assert error_of(attempt, MetadataTimeout).outcome is Outcome.NOT_SENT
@@ -172,7 +195,9 @@ async def test_f55_topic_without_partitions_is_no_success(cluster, producer, his
 
 
 @scenario(partitions=1, metadata_max_age_ms=1_000)
-async def test_f55_topic_that_loses_its_partitions_for_a_moment_is_kept(cluster, producer, history):
+async def test_f55_topic_that_loses_its_partitions_for_a_moment_is_kept(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     await history.send()
     cluster.control(
         3, edit_topics(lambda topic: dataclasses.replace(topic, partitions=[])), times=2
@@ -183,7 +208,9 @@ async def test_f55_topic_that_loses_its_partitions_for_a_moment_is_kept(cluster,
 
 
 @scenario(partitions=1, metadata_max_age_ms=1_000)
-async def test_f56_older_leader_epoch_does_not_win(cluster, producer, history):
+async def test_f56_older_leader_epoch_does_not_win(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     for broker in (2, 3, 1, 2):
         cluster.move_leader("t", 0, broker)
     await history.send()
@@ -197,7 +224,9 @@ async def test_f56_older_leader_epoch_does_not_win(cluster, producer, history):
 
 
 @scenario(partitions=1, metadata_max_age_ms=1_000)
-async def test_f56_old_leader_without_epoch_costs_one_attempt_at_a_time(cluster, producer, history):
+async def test_f56_old_leader_without_epoch_costs_one_attempt_at_a_time(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     """-1 is no epoch, so every answer sends us to the old leader, which names the new one."""
     for broker in (2, 3, 1, 2):
         cluster.move_leader("t", 0, broker)
@@ -211,7 +240,9 @@ async def test_f56_old_leader_without_epoch_costs_one_attempt_at_a_time(cluster,
 
 
 @scenario(partitions=1)
-async def test_f57_leader_that_is_no_broker_means_no_leader(cluster, producer, history):
+async def test_f57_leader_that_is_no_broker_means_no_leader(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     cluster.control(3, edit_partitions(leader_id=77), times=4)
     attempt = await history.send()
     assert attempt.settled_at - attempt.started_at < 4
@@ -220,8 +251,11 @@ async def test_f57_leader_that_is_no_broker_means_no_leader(cluster, producer, h
 
 @scenario(partitions=1, metadata_max_age_ms=1_000)
 async def test_f58_changed_cluster_id_is_logged_and_nothing_breaks(
-    cluster, producer, history, caplog
-):
+    cluster: FakeCluster,
+    producer: Producer[Any, Any],
+    history: History,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     await history.send()
     cluster.cluster_id = "another-cluster-00000"
     with caplog.at_level(logging.WARNING):
@@ -233,13 +267,15 @@ async def test_f58_changed_cluster_id_is_logged_and_nothing_breaks(
 
 @scenario(partitions=1)
 @pytest.mark.parametrize("profile", ["1.0", "2.1", "2.8", "3.9", "4.0"])
-async def test_f59_broker_comes_back_with_older_versions(cluster, producer, history, profile):
+async def test_f59_broker_comes_back_with_older_versions(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History, profile: str
+) -> None:
     await history.send()
     for broker in cluster.brokers.values():
         broker.profile = profile_named(profile)
-    for broker in (1, 2, 3):
-        cluster.kill(broker, failover_s=10_000)
-        cluster.start(broker)
+    for broker_id in (1, 2, 3):
+        cluster.kill(broker_id, failover_s=10_000)
+        cluster.start(broker_id)
     attempt = await history.send()
     assert attempt.settled_at - attempt.started_at < RECOVERY
     await history.submit_many(5)
@@ -248,7 +284,9 @@ async def test_f59_broker_comes_back_with_older_versions(cluster, producer, hist
 
 
 @scenario(partitions=3)
-async def test_f59_brokers_of_mixed_versions_serve_together(cluster, producer, history):
+async def test_f59_brokers_of_mixed_versions_serve_together(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     for broker, profile in zip((1, 2, 3), ("1.0", "2.8", "4.3"), strict=True):
         cluster.brokers[broker].profile = profile_named(profile)
     await history.submit_many(30, partitions=(0, 1, 2))
@@ -257,7 +295,9 @@ async def test_f59_brokers_of_mixed_versions_serve_together(cluster, producer, h
 
 
 @scenario(partitions=1, max_block_ms=20_000)
-async def test_f59_api_versions_that_always_refuses_terminates(cluster, producer, history):
+async def test_f59_api_versions_that_always_refuses_terminates(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     cluster.control(18, faults.refuse(Code.UNSUPPORTED_VERSION))
     attempt = await history.send()
     error = error_of(attempt)
@@ -269,13 +309,16 @@ async def test_f59_api_versions_that_always_refuses_terminates(cluster, producer
 
 
 @scenario(partitions=1, max_block_ms=10_000)
-async def test_f59_broker_too_old_for_us_says_so(cluster, producer, history):
-    def only_old(message):
+async def test_f59_broker_too_old_for_us_says_so(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
+    def only_old(message: Any) -> Message:
         keys = [
             dataclasses.replace(key, min_version=0, max_version=2) if key.api_key == 0 else key
             for key in message.api_keys
         ]
-        return dataclasses.replace(message, api_keys=keys)
+        changed: Message = dataclasses.replace(message, api_keys=keys)
+        return changed
 
     cluster.control(18, faults.edit(only_old))
     attempt = await history.send()
@@ -287,8 +330,8 @@ async def test_f59_broker_too_old_for_us_says_so(cluster, producer, history):
 
 @scenario(topic=None)
 async def test_f59_one_broker_that_refuses_api_versions_does_not_stop_the_others(
-    cluster, producer, history
-):
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     cluster.create_topic("t", 3)
     await history.submit_many(3, partitions=(0, 1, 2))
     await history.settle()
@@ -301,10 +344,12 @@ async def test_f59_one_broker_that_refuses_api_versions_does_not_stop_the_others
 
 
 @scenario(topic=None)
-async def test_f60_metadata_asks_only_for_topics_in_use(cluster, producer, history):
-    asked = []
+async def test_f60_metadata_asks_only_for_topics_in_use(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
+    asked: list[Any] = []
 
-    def watch(request):
+    def watch(request: faults.Request) -> None:
         topics = request.body.topics
         asked.append(None if topics is None else sorted(t.name for t in topics))
 
@@ -322,7 +367,9 @@ async def test_f60_metadata_asks_only_for_topics_in_use(cluster, producer, histo
 
 
 @scenario(topic=None)
-async def test_f60_many_topics_at_once_need_few_metadata_requests(cluster, producer, history):
+async def test_f60_many_topics_at_once_need_few_metadata_requests(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     for number in range(500):
         cluster.create_topic(f"topic-{number}", 1)
     await asyncio.gather(*(history.send(f"topic-{number}", 0) for number in range(500)))
@@ -331,7 +378,9 @@ async def test_f60_many_topics_at_once_need_few_metadata_requests(cluster, produ
 
 
 @scenario(partitions=1, max_block_ms=30_000)
-async def test_rebootstrap_required_is_obeyed(cluster, producer, history):
+async def test_rebootstrap_required_is_obeyed(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     await history.send()
     cluster.control(3, faults.refuse(Code.REBOOTSTRAP_REQUIRED), times=1)
     cluster.move_leader("t", 0, 2)
@@ -342,7 +391,9 @@ async def test_rebootstrap_required_is_obeyed(cluster, producer, history):
 
 @scenario(partitions=1)
 @pytest.mark.parametrize("code", [-1, 5, 38, 72, 3])
-async def test_metadata_topic_error_for_a_moment_delays_only(cluster, producer, history, code):
+async def test_metadata_topic_error_for_a_moment_delays_only(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History, code: int
+) -> None:
     cluster.control(
         3,
         edit_topics(lambda t: dataclasses.replace(t, error_code=code, partitions=[])),
@@ -355,7 +406,9 @@ async def test_metadata_topic_error_for_a_moment_delays_only(cluster, producer, 
 
 
 @scenario(partitions=1)
-async def test_metadata_answers_lost_are_asked_elsewhere(cluster, producer, history):
+async def test_metadata_answers_lost_are_asked_elsewhere(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     cluster.control(3, faults.lose_answer(), times=1)
     start = now()
     await history.send()
@@ -364,7 +417,9 @@ async def test_metadata_answers_lost_are_asked_elsewhere(cluster, producer, hist
 
 
 @scenario(partitions=1)
-async def test_partition_without_leader_waits_for_one(cluster, producer, history):
+async def test_partition_without_leader_waits_for_one(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     await history.send()
     cluster.topics["t"].partitions[0].elect(None)
     task = history.send_later()

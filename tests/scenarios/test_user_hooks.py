@@ -107,7 +107,7 @@ def test_callable_object_in_the_role_of_a_partitioner_is_closed_too() -> None:
 
 
 @pytest.mark.parametrize("role", ROLES)
-def test_constructor_that_fails_in_configure_closes_what_it_configured(role) -> None:
+def test_constructor_that_fails_in_configure_closes_what_it_configured(role: str) -> None:
     objects = one_each(**{role: "configure"})
     with pytest.raises(ConfigError, match=rf"Everything.configure failed: {role} configure"):
         Producer(bootstrap_servers="b:1", **in_roles(objects))
@@ -120,14 +120,16 @@ def test_constructor_that_fails_in_configure_closes_what_it_configured(role) -> 
 def test_constructor_that_refuses_its_arguments_configures_nothing() -> None:
     one = Everything()
     with pytest.raises(ConfigError, match="observer"):
-        Producer(bootstrap_servers="b:1", key_serializer=one, observer=object())  # type: ignore
+        Producer(bootstrap_servers="b:1", key_serializer=one, observer=object())  # type: ignore[call-overload]
     with pytest.raises(ConfigError, match="acks"):
         Producer(bootstrap_servers="b:1", key_serializer=one, acks=7)
     assert one.calls == []
 
 
 @pytest.mark.parametrize("role", ROLES)
-def test_plugin_that_fails_to_close_does_not_keep_others_open(role, caplog) -> None:
+def test_plugin_that_fails_to_close_does_not_keep_others_open(
+    role: str, caplog: pytest.LogCaptureFixture
+) -> None:
     async def main() -> None:
         cluster = FakeCluster(1)
         cluster.create_topic("t", 1)

@@ -116,7 +116,7 @@ class SaslBroker(ScriptedBroker):
 
     Attributes:
         mechanisms: name -> makes the server's side of an exchange.
-        lifetime_ms: told with the last answer.
+        lifetime_ms: sent with the last answer.
     """
 
     def __init__(

@@ -29,7 +29,7 @@ class SaslCluster(FakeCluster):
     Attributes:
         servers: mechanism -> makes the server's side of an exchange.
         servers_of: the same for single brokers.
-        lifetime_ms: of sessions, told with the last answer; 0 = endless.
+        lifetime_ms: of sessions, sent with the last answer; 0 = endless.
         attempts: (instant, broker id) of every handshake.
     """
 
@@ -83,7 +83,7 @@ class SaslCluster(FakeCluster):
 
 def producer(cluster: SaslCluster, **settings: Any) -> Producer[Any, Any]:
     """A producer in the cluster's world."""
-    defaults = {
+    defaults: dict[str, Any] = {
         "bootstrap_servers": cluster.bootstrap_servers,
         "security_protocol": "SASL_PLAINTEXT",
         "sasl_allow_cleartext": True,

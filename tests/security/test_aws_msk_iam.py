@@ -17,7 +17,8 @@ from aiokprod._wire.messages.sasl_authenticate import SaslAuthenticateResponse
 from aiokprod.errors import ConfigError
 from aiokprod.testing.memory import MemoryNetwork
 from tests.security.sasl_broker import AUTHENTICATE, Refused, SaslBroker, new_producer
-from tests.security.test_sasl import connected, in_virtual_time, refused
+from tests.security.test_sasl import connected, refused
+from tests.virtual_time import in_virtual_time
 
 KEY, KEY_ID, SESSION = "canary-secret-access-key", "AKIDEXAMPLE", "canary/session+token=="
 HOST = "b-1.demo.kafka.eu-west-1.amazonaws.com"
@@ -76,7 +77,9 @@ def settings(session: str | None = SESSION) -> dict[str, Any]:
 
 @pytest.mark.parametrize("session", [None, SESSION])
 @in_virtual_time
-async def test_aws_msk_iam_signs_for_the_broker_that_was_dialled(monkeypatch, session):
+async def test_aws_msk_iam_signs_for_the_broker_that_was_dialled(
+    monkeypatch: pytest.MonkeyPatch, session: str | None
+) -> None:
     broker, network = harness(monkeypatch)
     made = new_producer(network, **settings(session))
     await connected(made)
@@ -89,7 +92,9 @@ async def test_aws_msk_iam_signs_for_the_broker_that_was_dialled(monkeypatch, se
 
 
 @in_virtual_time
-async def test_s4_aws_msk_iam_wrong_key_reaches_all_waiters(monkeypatch):
+async def test_s4_aws_msk_iam_wrong_key_reaches_all_waiters(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     broker, network = harness(monkeypatch, key="other")
     made = new_producer(network, reconnect_backoff_ms=1_000, **settings())
     error = await refused(made, "refused AWS_MSK_IAM: Access denied to ***")
@@ -103,7 +108,9 @@ async def test_s4_aws_msk_iam_wrong_key_reaches_all_waiters(monkeypatch):
     [b"", b"{}", b'{"version":"2019_01_01"}', b"canary", b"[1]", b"[" * 5_000, b"{" * 10_000],
 )
 @in_virtual_time
-async def test_s5_aws_msk_iam_broker_that_does_not_answer_as_told_is_refused(monkeypatch, answer):
+async def test_s5_aws_msk_iam_broker_that_does_not_answer_as_told_is_refused(
+    monkeypatch: pytest.MonkeyPatch, answer: bytes
+) -> None:
     broker, network = harness(monkeypatch)
     broker.answers[AUTHENTICATE] = lambda header, message: SaslAuthenticateResponse(
         auth_bytes=answer
@@ -116,7 +123,9 @@ async def test_s5_aws_msk_iam_broker_that_does_not_answer_as_told_is_refused(mon
 
 @pytest.mark.parametrize("fault", [ValueError("canary"), ConfigError("no credentials")])
 @in_virtual_time
-async def test_s12_aws_msk_iam_credentials_that_cannot_be_had(monkeypatch, fault):
+async def test_s12_aws_msk_iam_credentials_that_cannot_be_had(
+    monkeypatch: pytest.MonkeyPatch, fault: ConfigError | ValueError
+) -> None:
     class Provider:
         async def payload(self, host: str) -> dict[str, str]:
             raise fault

@@ -9,6 +9,8 @@ import ssl
 import stat
 import sys
 import tempfile
+from pathlib import Path
+from ssl import SSLEOFError, VerifyMode
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -68,7 +70,9 @@ def config(**settings: Any) -> ProducerConfig:
         ({"sasl_token_provider": 5}, "use an async callable"),
     ],
 )  # fmt: skip
-def test_security_setting_that_cannot_be_meant_is_refused_without_its_value(settings, text) -> None:
+def test_security_setting_that_cannot_be_meant_is_refused_without_its_value(
+    settings: dict[str, Any], text: str
+) -> None:
     with pytest.raises(ConfigError) as caught:
         config(**settings)
     assert text in str(caught.value)
@@ -101,7 +105,9 @@ def test_security_settings_of_a_mapping_are_parsed() -> None:
         (ssl.CERT_REQUIRED, "does not check host names"),
     ],
 )
-def test_context_that_is_weaker_than_the_default_is_warned_of(verify, text, caplog) -> None:
+def test_context_that_is_weaker_than_the_default_is_warned_of(
+    verify: VerifyMode, text: str, caplog: pytest.LogCaptureFixture
+) -> None:
     context = ssl.create_default_context()
     context.check_hostname = False
     context.verify_mode = verify
@@ -110,7 +116,7 @@ def test_context_that_is_weaker_than_the_default_is_warned_of(verify, text, capl
     assert text in caplog.text
 
 
-def test_key_password_that_cannot_be_had_is_named_and_the_file_is_told(tmp_path) -> None:
+def test_key_password_that_cannot_be_had_is_named_and_the_file_is_told(tmp_path: Path) -> None:
     contexts = TlsContexts(
         config(
             ssl_keystore_certificate_chain=CLIENT.chain,
@@ -122,7 +128,7 @@ def test_key_password_that_cannot_be_had_is_named_and_the_file_is_told(tmp_path)
         asyncio.run(contexts.get())
 
 
-def test_revocation_list_that_vanishes_between_look_and_use_is_a_refusal(tmp_path) -> None:
+def test_revocation_list_that_vanishes_between_look_and_use_is_a_refusal(tmp_path: Path) -> None:
     path = tmp_path / "crl.pem"
     path.write_text(AUTHORITY.revocation_list())
     contexts = TlsContexts(config(ssl_crl_location=path))
@@ -136,12 +142,12 @@ def test_revocation_list_that_vanishes_between_look_and_use_is_a_refusal(tmp_pat
 
 
 def test_client_key_where_memory_files_do_not_exist_is_readable_by_its_user_alone(
-    monkeypatch, tmp_path
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """And gone at once."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.delattr(os, "memfd_create")
-    modes = []
+    modes: list[int] = []
     load = ssl.SSLContext.load_cert_chain
 
     def look_and_load(context: Any, chain: str, key: str, password: Any) -> None:
@@ -158,7 +164,7 @@ def test_client_key_where_memory_files_do_not_exist_is_readable_by_its_user_alon
 
 
 def test_without_a_truststore_the_authorities_of_the_system_are_trusted(
-    monkeypatch, tmp_path
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     system = tmp_path / "system.pem"
     system.write_text(PEM)
@@ -177,8 +183,8 @@ def test_without_a_truststore_the_authorities_of_the_system_are_trusted(
         (None, "TLS with 'b' failed: sslerror"),
     ],
 )
-def test_reason_of_a_failed_handshake_is_told_in_words(reason, text) -> None:
-    error = ssl.SSLError(1, "text of OpenSSL")
+def test_reason_of_a_failed_handshake_is_told_in_words(reason: str | None, text: str) -> None:
+    error: Any = ssl.SSLError(1, "text of OpenSSL")
     error.reason = reason
     failure = tls_failure(error, "b")
     assert failure is not None
@@ -186,7 +192,9 @@ def test_reason_of_a_failed_handshake_is_told_in_words(reason, text) -> None:
 
 
 @pytest.mark.parametrize("error", [OSError(errno.ECONNRESET, "x"), ssl.SSLEOFError(8, "EOF")])
-def test_connection_that_ends_in_the_handshake_is_no_refusal(error) -> None:
+def test_connection_that_ends_in_the_handshake_is_no_refusal(
+    error: ConnectionResetError | SSLEOFError,
+) -> None:
     assert tls_failure(error, "b") is None
 
 
@@ -199,7 +207,7 @@ def test_certificate_error_without_a_message_is_still_a_refusal() -> None:
 # -- token providers ------------------------------------------------------------------------------
 
 
-def test_aws_credentials_are_those_that_botocore_finds(monkeypatch) -> None:
+def test_aws_credentials_are_those_that_botocore_finds(monkeypatch: pytest.MonkeyPatch) -> None:
     found: list[Any] = []
     session = ModuleType("botocore.session")
     session.get_session = lambda: SimpleNamespace(  # type: ignore[attr-defined]
@@ -212,7 +220,9 @@ def test_aws_credentials_are_those_that_botocore_finds(monkeypatch) -> None:
     for token in (None, "canary-session"):
         frozen = SimpleNamespace(access_key="AK", secret_key="canary-key", token=token)
         found[:] = [SimpleNamespace(get_frozen_credentials=lambda frozen=frozen: frozen)]
-        expected = AwsCredentials("AK", Secret("canary-key"), token and Secret(token))
+        expected = AwsCredentials(
+            "AK", Secret("canary-key"), None if token is None else Secret(token)
+        )
         assert botocore_credentials() == expected
     monkeypatch.setitem(sys.modules, "botocore.session", None)
     with pytest.raises(ConfigError, match="botocore is not installed"):
@@ -246,7 +256,7 @@ def test_refusal_of_a_token_provider_keeps_its_own_words() -> None:
 
 
 def test_aws_msk_iam_names_every_user_the_same_and_masks_what_it_signed() -> None:
-    credentials = AwsCredentials("AK", "canary-key", "canary-session")
+    credentials = AwsCredentials("AK", "canary-key", "canary-session")  # type: ignore[arg-type]
     exchange = AwsMskIam(MskIamTokens("eu-west-1", credentials), "b")
     assert exchange.secrets() == ()
     asyncio.run(exchange.first())
@@ -268,7 +278,7 @@ def test_aws_msk_iam_names_every_user_the_same_and_masks_what_it_signed() -> Non
         b"{}",
     ],
 )
-def test_oauthbearer_refusal_without_a_plain_status_is_one_all_the_same(challenge) -> None:
+def test_oauthbearer_refusal_without_a_plain_status_is_one_all_the_same(challenge: bytes) -> None:
     async def main() -> None:
         exchange = OAuthBearer(lambda: asyncio.sleep(0, "canary.token"), lambda: 0)
         await exchange.first()
@@ -280,7 +290,7 @@ def test_oauthbearer_refusal_without_a_plain_status_is_one_all_the_same(challeng
 
 
 @pytest.mark.parametrize("claims", ["!!!", "W10", "e30", "bnVsbA", "eyJleHAiOiAidGV4dCJ9"])
-def test_jwt_whose_expiry_cannot_be_read_is_sent(claims) -> None:
+def test_jwt_whose_expiry_cannot_be_read_is_sent(claims: str) -> None:
     """Whether it is valid is for the broker to say."""
     token = f"e30.{claims}.c2ln".replace("!!!", "A")
     exchange = OAuthBearer(lambda: asyncio.sleep(0, token), lambda: 1)

@@ -6,6 +6,7 @@ import asyncio
 import base64
 import logging
 import ssl
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -33,7 +34,9 @@ def debug(request: pytest.FixtureRequest) -> bool:
 
 
 @pytest.mark.parametrize("password", [PASSWORD, None])
-def test_unusable_client_key_is_in_no_frame_of_the_error_a_send_raises(password) -> None:
+def test_unusable_client_key_is_in_no_frame_of_the_error_a_send_raises(
+    password: str | None,
+) -> None:
     key = CERTIFICATE.key("canary another password")
 
     async def main() -> KafkaError:
@@ -62,7 +65,7 @@ class Surrogates:
 
 def providers() -> dict[str, Any]:
     key = CERTIFICATE.key("canary right password")
-    claims = {"issuer": "i", "subject": "s", "audience": "a", "algorithm": "ES256"}
+    claims: dict[str, Any] = {"issuer": "i", "subject": "s", "audience": "a", "algorithm": "ES256"}
     return {
         "oidc": OidcTokens(DEAD, "me", PASSWORD, timeout_s=5),
         "oidc with surrogates": OidcTokens(DEAD, "me", Surrogates.text),
@@ -70,12 +73,12 @@ def providers() -> dict[str, Any]:
         "key": JwtBearerTokens(DEAD, key=CERTIFICATE.key(), **claims),
         "wrong key password": JwtBearerTokens(DEAD, key=key, key_password=PASSWORD, **claims),
         "key with surrogates": JwtBearerTokens(DEAD, key=Surrogates.text, **claims),
-        "AWS with surrogates": MskIamTokens("eu-west-1", AwsCredentials("AK", Surrogates.text)),
+        "AWS with surrogates": MskIamTokens("eu-west-1", AwsCredentials("AK", Surrogates.text)),  # type: ignore[arg-type]
     }
 
 
 @pytest.mark.parametrize("name", providers())
-def test_token_provider_that_fails_has_no_secret_in_its_frames(name, debug) -> None:
+def test_token_provider_that_fails_has_no_secret_in_its_frames(name: str, debug: bool) -> None:
     """In asyncio's debug mode nothing that it logs shows one either (every callback is logged)."""
     logged: list[str] = []
 
@@ -103,11 +106,13 @@ def test_token_provider_that_fails_has_no_secret_in_its_frames(name, debug) -> N
         assert not [text for text in logged if any(secret in text for secret in secrets)]
 
 
-def test_aws_secret_is_in_no_frame_of_a_cancellation(tmp_path, monkeypatch) -> None:
+def test_aws_secret_is_in_no_frame_of_a_cancellation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The session token is read in a thread while the key is known already."""
 
     async def main() -> BaseException:
-        credentials = AwsCredentials("AK", PASSWORD, Secret.from_file(tmp_path / "token"))
+        credentials = AwsCredentials("AK", PASSWORD, Secret.from_file(tmp_path / "token"))  # type: ignore[arg-type]
         waiting = asyncio.Event()
 
         async def hang(secret: Secret) -> str:
@@ -128,7 +133,7 @@ def test_aws_secret_is_in_no_frame_of_a_cancellation(tmp_path, monkeypatch) -> N
 
 
 def test_aws_credentials_take_plain_text_and_do_not_show_it() -> None:
-    given = AwsCredentials("AK", "canary-key", "canary-session")
+    given = AwsCredentials("AK", "canary-key", "canary-session")  # type: ignore[arg-type]
     assert "canary" not in f"{given!r} {given}"
     assert isinstance(given.secret_access_key, Secret)
     assert isinstance(given.session_token, Secret)
@@ -154,7 +159,7 @@ def test_context_of_the_users_own_is_left_alone() -> None:
 
 @pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-256"])
 def test_write_that_fails_during_authentication_keeps_no_frame_with_the_credentials(
-    mechanism, monkeypatch
+    mechanism: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The transport's variables hold what it was to write."""
     original = MemoryTransport.writelines

@@ -21,7 +21,8 @@ from aiokprod.config import ProducerConfig
 from aiokprod.errors import ConfigError
 from aiokprod.testing.memory import MemoryNetwork
 from tests.security.sasl_broker import AUTHENTICATE, Refused, SaslBroker, new_producer
-from tests.security.test_sasl import connected, in_virtual_time, refused
+from tests.security.test_sasl import connected, refused
+from tests.virtual_time import in_virtual_time
 
 
 class GSSError(Exception):
@@ -102,7 +103,9 @@ class Context:
 
 
 class KerberosServer:
-    def __init__(self, offer: bytes = b"\x01\x00\x00\x00", proof: bytes = b"broker's proof"):
+    def __init__(
+        self, offer: bytes = b"\x01\x00\x00\x00", proof: bytes = b"broker's proof"
+    ) -> None:
         self.offer, self.proof = offer, proof
         self.step = 0
 
@@ -133,7 +136,7 @@ def harness(**fields: Any) -> tuple[SaslBroker, MemoryNetwork]:
 
 
 @in_virtual_time
-async def test_gssapi_exchange_of_rfc_4752_chooses_no_layer(library):
+async def test_gssapi_exchange_of_rfc_4752_chooses_no_layer(library: Library) -> None:
     broker, network = harness()
     made = new_producer(network, sasl_mechanism="GSSAPI")
     await connected(made)
@@ -142,7 +145,7 @@ async def test_gssapi_exchange_of_rfc_4752_chooses_no_layer(library):
     await made.close(0)
 
 
-def test_gssapi_asks_the_library_off_the_loop_in_a_thread_of_its_own(library):
+def test_gssapi_asks_the_library_off_the_loop_in_a_thread_of_its_own(library: Library) -> None:
     async def main() -> None:
         exchange = Gssapi(KerberosLogin("kafka", None, None), "b")
         await exchange.first()
@@ -155,7 +158,7 @@ def test_gssapi_asks_the_library_off_the_loop_in_a_thread_of_its_own(library):
 
 
 @in_virtual_time
-async def test_gssapi_keytab_and_principal_go_to_the_library(library):
+async def test_gssapi_keytab_and_principal_go_to_the_library(library: Library) -> None:
     broker, network = harness()
     made = new_producer(
         network,
@@ -173,7 +176,7 @@ async def test_gssapi_keytab_and_principal_go_to_the_library(library):
 
 
 @in_virtual_time
-async def test_gssapi_service_name_is_configurable(library):
+async def test_gssapi_service_name_is_configurable(library: Library) -> None:
     broker, network = harness()
     made = new_producer(network, sasl_mechanism="GSSAPI", sasl_kerberos_service_name="stream")
     await refused(made, "wrong ticket")
@@ -182,7 +185,7 @@ async def test_gssapi_service_name_is_configurable(library):
 
 
 @in_virtual_time
-async def test_f78_gssapi_session_is_renewed_with_the_tickets_of_then(library):
+async def test_f78_gssapi_session_is_renewed_with_the_tickets_of_then(library: Library) -> None:
     broker, network = harness()
     broker.lifetime_ms = 10_000
     made = new_producer(network, sasl_mechanism="GSSAPI")
@@ -207,7 +210,9 @@ async def test_f78_gssapi_session_is_renewed_with_the_tickets_of_then(library):
     ],
 )
 @in_virtual_time
-async def test_s5_gssapi_hostile_broker_is_refused(library, fields, text):
+async def test_s5_gssapi_hostile_broker_is_refused(
+    library: Library, fields: dict[str, bytes], text: str
+) -> None:
     broker, network = harness(**fields)
     made = new_producer(network, sasl_mechanism="GSSAPI")
     await refused(made, text)
@@ -217,7 +222,7 @@ async def test_s5_gssapi_hostile_broker_is_refused(library, fields, text):
 
 
 @in_virtual_time
-async def test_s5_gssapi_broker_that_skips_its_proof_is_refused(library):
+async def test_s5_gssapi_broker_that_skips_its_proof_is_refused(library: Library) -> None:
     broker, network = harness()
     broker.answers[AUTHENTICATE] = lambda header, message: SaslAuthenticateResponse()
     made = new_producer(network, sasl_mechanism="GSSAPI")
@@ -239,7 +244,9 @@ async def test_s5_gssapi_broker_that_skips_its_proof_is_refused(library):
         (13 << 16, 0, "major"),
     ],
 )
-def test_gssapi_unspecified_failure_is_told_by_its_minor_code_alone(major, minor, text):
+def test_gssapi_unspecified_failure_is_told_by_its_minor_code_alone(
+    major: int, minor: int, text: str
+) -> None:
     """GSS_S_FAILURE (RFC 2744, 3.9.1) says nothing beside a minor code."""
     error = GSSError("no ticket")
     error.maj_code, error.min_code = major, minor
@@ -247,7 +254,7 @@ def test_gssapi_unspecified_failure_is_told_by_its_minor_code_alone(major, minor
 
 
 @in_virtual_time
-async def test_s4_gssapi_missing_tickets_are_named_and_heal(library):
+async def test_s4_gssapi_missing_tickets_are_named_and_heal(library: Library) -> None:
     broker, network = harness()
     library.fault = "No Kerberos credentials available (default cache: FILE:/tmp/krb5cc_0)"
     made = new_producer(network, sasl_mechanism="GSSAPI")
@@ -259,7 +266,7 @@ async def test_s4_gssapi_missing_tickets_are_named_and_heal(library):
     await made.close(0)
 
 
-def test_gssapi_without_its_extra_says_what_to_install(monkeypatch):
+def test_gssapi_without_its_extra_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"aiokprod\[gssapi\]"):
         ProducerConfig(

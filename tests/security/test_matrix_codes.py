@@ -1,9 +1,10 @@
-"""Every error code in the answers to SaslHandshake and SaslAuthenticate: an error for whoever
-waits, in time and without a storm; and all is well once the broker is."""
+"""Every error code in the answers to SaslHandshake and SaslAuthenticate: an error for every
+waiting call, in time and without a storm; and all is well once the broker is."""
 
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 from typing import Any
 
 import pytest
@@ -61,10 +62,10 @@ async def one_case(api_key: int, code: int) -> None:
 
 
 @pytest.mark.parametrize("api_key", [HANDSHAKE, AUTHENTICATE])
-def test_every_code_is_an_error_in_time_and_heals(api_key):
+def test_every_code_is_an_error_in_time_and_heals(api_key: int) -> None:
     for code in CODES:
         try:
-            play(lambda c=code: one_case(api_key, c))
+            play(partial(one_case, api_key, code))
         except BaseException as error:
             error.add_note(f"API {api_key}, code {code}")
             raise

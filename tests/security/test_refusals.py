@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import random
 import ssl
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 import pyarrow
@@ -22,24 +21,16 @@ from aiokprod import (
     RecordMetadata,
 )
 from aiokprod.environment import Environment
-from aiokprod.testing import virtual
 from aiokprod.testing.fake_cluster import FakeCluster
 from aiokprod.testing.memory import MemoryNetwork
 from tests.security.sasl_broker import BearerServer, PlainServer, ScramServer
 from tests.security.sasl_cluster import PASSWORD, USER, SaslCluster, producer
+from tests.virtual_time import in_virtual_time
 
 SETUP_S = 10.0
 """socket_connection_setup_timeout_ms by default."""
 
 TOKEN = "canary-right-token"
-
-
-def in_virtual_time(function: Callable[..., Any]) -> Callable[..., None]:
-    @functools.wraps(function)
-    def call(**parameters: Any) -> None:
-        virtual.run(lambda: function(**parameters))
-
-    return call
 
 
 class Doors:
@@ -102,7 +93,9 @@ def spaced(cluster: SaslCluster, since: float, least_s: float) -> None:
 @pytest.mark.parametrize("idempotent", [True, False])
 @pytest.mark.parametrize("mechanism", MECHANISMS)
 @in_virtual_time
-async def test_s4_refusal_reaches_buffered_records_and_heals(mechanism, idempotent):
+async def test_s4_refusal_reaches_buffered_records_and_heals(
+    mechanism: str, idempotent: bool
+) -> None:
     doors = Doors()
     cluster = SaslCluster(3, doors.servers())
     cluster.create_topic("t", 6)
@@ -119,7 +112,9 @@ async def test_s4_refusal_reaches_buffered_records_and_heals(mechanism, idempote
     doors.shut()
     cluster.cut()
     since = loop.time()
-    calls = [made.send("t", b"canary-value", partition=number % 6) for number in range(60)]
+    calls: list[Coroutine[Any, Any, object]] = [
+        made.send("t", b"canary-value", partition=number % 6) for number in range(60)
+    ]
     calls.append(made.flush())
     found = await asyncio.gather(*map(ended, calls))
     for error, took in found[:-1]:
@@ -141,7 +136,7 @@ async def test_s4_refusal_reaches_buffered_records_and_heals(mechanism, idempote
 
 
 @in_virtual_time
-async def test_s4_one_refused_attempt_costs_no_record():
+async def test_s4_one_refused_attempt_costs_no_record() -> None:
     """A broker that says no and then yes within the patience: the records wait for it."""
     doors = Doors()
     cluster = SaslCluster(1, doors.servers())
@@ -161,7 +156,7 @@ async def test_s4_one_refused_attempt_costs_no_record():
 
 
 @in_virtual_time
-async def test_s4_one_broker_that_refuses_fails_only_its_own_records():
+async def test_s4_one_broker_that_refuses_fails_only_its_own_records() -> None:
     doors = Doors()
     cluster = SaslCluster(3, doors.servers())
     cluster.create_topic("t", 3)
@@ -169,6 +164,7 @@ async def test_s4_one_broker_that_refuses_fails_only_its_own_records():
     for partition in range(3):
         await made.send("t", b"before", partition=partition)
     leader = cluster.topics["t"].partitions[1].leader
+    assert leader is not None
     cluster.servers_of[leader] = {"PLAIN": lambda: PlainServer({USER: "canary-other"})}
     cluster.cut([leader])
     ends = await asyncio.gather(
@@ -188,7 +184,7 @@ async def test_s4_one_broker_that_refuses_fails_only_its_own_records():
 
 
 @in_virtual_time
-async def test_s4_one_broker_that_refuses_for_long_costs_no_record_without_a_leader():
+async def test_s4_one_broker_that_refuses_for_long_costs_no_record_without_a_leader() -> None:
     doors = Doors()
     cluster = SaslCluster(3, doors.servers())
     cluster.create_topic("t", 3)
@@ -196,6 +192,7 @@ async def test_s4_one_broker_that_refuses_for_long_costs_no_record_without_a_lea
     for partition in range(3):
         await made.send("t", b"before", partition=partition)
     hostile, elected = (cluster.topics["t"].partitions[number] for number in (1, 2))
+    assert hostile.leader is not None
     cluster.servers_of[hostile.leader] = {"PLAIN": lambda: PlainServer({USER: "canary-other"})}
     cluster.cut([hostile.leader])
     refused = [asyncio.ensure_future(ended(made.send("t", b"v", partition=1)))]
@@ -214,7 +211,7 @@ async def test_s4_one_broker_that_refuses_for_long_costs_no_record_without_a_lea
 
 
 @in_virtual_time
-async def test_s4_refusal_reaches_calls_that_wait_for_memory_and_for_connections():
+async def test_s4_refusal_reaches_calls_that_wait_for_memory_and_for_connections() -> None:
     doors = Doors()
     cluster = SaslCluster(1, doors.servers())
     cluster.create_topic("t", 1)
@@ -239,8 +236,8 @@ async def test_s4_refusal_reaches_calls_that_wait_for_memory_and_for_connections
 
 @pytest.mark.parametrize("way", ["send_many", "records", "send_table"])
 @in_virtual_time
-async def test_s4_refusal_reaches_every_record_of_a_bulk_call_in_time(way):
-    """Records of topics that nobody could ask about; each of them would wait for a refusal."""
+async def test_s4_refusal_reaches_every_record_of_a_bulk_call_in_time(way: str) -> None:
+    """Records of topics that no request could ask about; each of them would wait for a refusal."""
     doors = Doors()
     doors.shut()
     cluster = SaslCluster(2, doors.servers())
@@ -268,7 +265,7 @@ async def test_s4_refusal_reaches_every_record_of_a_bulk_call_in_time(way):
 
 @pytest.mark.parametrize("one", [1, 2, 3])
 @in_virtual_time
-async def test_s4_one_broker_that_refuses_ends_no_bulk_call(one):
+async def test_s4_one_broker_that_refuses_ends_no_bulk_call(one: int) -> None:
     doors = Doors()
     cluster = SaslCluster(3, doors.servers())
     topics = [f"t{number}" for number in range(20)]
@@ -284,7 +281,7 @@ async def test_s4_one_broker_that_refuses_ends_no_bulk_call(one):
 
 
 @in_virtual_time
-async def test_s4_bulk_call_goes_on_once_brokers_let_us_in():
+async def test_s4_bulk_call_goes_on_once_brokers_let_us_in() -> None:
     doors = Doors()
     doors.shut()
     cluster = SaslCluster(2, doors.servers())
@@ -293,7 +290,9 @@ async def test_s4_bulk_call_goes_on_once_brokers_let_us_in():
     made = producer(cluster, **settings_for("PLAIN"))
     asyncio.get_running_loop().call_later(SETUP_S + 3.0, doors.open)
 
-    records = [ProducerRecord("b" if n % 2 else "a", b"%d" % n) for n in range(40)]
+    records: list[ProducerRecord[Any, Any]] = [
+        ProducerRecord("b" if n % 2 else "a", b"%d" % n) for n in range(40)
+    ]
 
     found = []
     for start in range(0, 40, 2):
@@ -305,7 +304,7 @@ async def test_s4_bulk_call_goes_on_once_brokers_let_us_in():
 
 
 @in_virtual_time
-async def test_s4_refusal_reaches_transactional_calls_and_heals():
+async def test_s4_refusal_reaches_transactional_calls_and_heals() -> None:
     doors = Doors()
     cluster = SaslCluster(1, doors.servers())
     cluster.create_topic("t", 1)
@@ -327,7 +326,7 @@ async def test_s4_refusal_reaches_transactional_calls_and_heals():
     assert took <= SETUP_S
     doors.open()
     await asyncio.sleep(1.5)
-    await made.commit_transaction()  # goes on waiting for the same answer
+    await made.commit_transaction()  # continues waiting for the same answer
     values = [record.value for record in cluster.topics["t"].partitions[0].log.records()]
     assert values == [b"one", b"two"]
     await made.close()
@@ -335,7 +334,7 @@ async def test_s4_refusal_reaches_transactional_calls_and_heals():
 
 
 @in_virtual_time
-async def test_s4_transaction_that_lacks_a_refused_record_is_not_committed():
+async def test_s4_transaction_that_lacks_a_refused_record_is_not_committed() -> None:
     doors = Doors()
     cluster = SaslCluster(1, doors.servers())
     cluster.create_topic("t", 1)
@@ -357,7 +356,7 @@ async def test_s4_transaction_that_lacks_a_refused_record_is_not_committed():
 
 
 @in_virtual_time
-async def test_s4_token_provider_that_hangs_reaches_buffered_records_in_time():
+async def test_s4_token_provider_that_hangs_reaches_buffered_records_in_time() -> None:
     hang = False
 
     async def provider() -> str:
@@ -376,14 +375,14 @@ async def test_s4_token_provider_that_hangs_reaches_buffered_records_in_time():
     assert isinstance(found, AuthenticationError)
     assert took <= SETUP_S + 0.1
     hang = False
-    # The attempt under way still hangs; being the second one it has twice the time, and jitter.
+    # The attempt in flight still hangs; being the second one it has twice the time, and jitter.
     await asyncio.sleep(2 * 1.2 * SETUP_S + 2.0)
     assert isinstance(await made.send("t", b"after"), RecordMetadata)
     await made.close()
 
 
 @in_virtual_time
-async def test_f78_refused_renewal_under_load_reaches_all_and_heals():
+async def test_f78_refused_renewal_under_load_reaches_all_and_heals() -> None:
     doors = Doors()
     cluster = SaslCluster(1, doors.servers())
     cluster.lifetime_ms = 5_000
@@ -436,7 +435,7 @@ TLS_KINDS = {
 
 
 class Handshakes:
-    """A dialer that ends handshakes as told; without `fault` they succeed."""
+    """A dialer that ends handshakes by `fault`; without `fault` they succeed."""
 
     def __init__(self, cluster: FakeCluster) -> None:
         self.network = cluster.network
@@ -460,7 +459,7 @@ class Handshakes:
 
 @pytest.mark.parametrize("kind", TLS_KINDS)
 @in_virtual_time
-async def test_s4_tls_refusal_of_each_kind_reaches_all_waiting_calls_and_heals(kind):
+async def test_s4_tls_refusal_of_each_kind_reaches_all_waiting_calls_and_heals(kind: str) -> None:
     fault, text = TLS_KINDS[kind]
     cluster = FakeCluster(3, network=MemoryNetwork())
     cluster.create_topic("t", 6)

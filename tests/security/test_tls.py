@@ -9,6 +9,7 @@ import re
 import ssl
 from itertools import pairwise
 from pathlib import Path
+from ssl import TLSVersion
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ import pytest
 from aiokprod import AuthenticationError, ConfigError, KafkaError, Outcome, ProducerConfig, Secret
 from aiokprod._wire.messages.metadata import MetadataResponse, MetadataResponseBroker
 from tests.hang import HANG_S, until
-from tests.security.certs import DAY, NOW, Authority, key_pem
+from tests.security.certs import DAY, NOW, Authority, Issued, key_pem
 from tests.security.tls_broker import (
     LocalDialer,
     TlsBroker,
@@ -56,13 +57,14 @@ async def connected(made: Any, broker: TlsBroker) -> None:
 
 async def refused(made: Any) -> AuthenticationError:
     """All waiting calls get an AuthenticationError, and do not run into their timeout."""
-    found = await asyncio.gather(
+    found: list[Any] = await asyncio.gather(
         *(made.send("t", b"v", timeout=HANG_S) for _ in range(20)), return_exceptions=True
     )
     for error in found:
         assert isinstance(error, AuthenticationError), repr(error)
         assert error.outcome is Outcome.NOT_SENT
-    return found[0]
+    first: AuthenticationError = found[0]
+    return first
 
 
 async def fails_for(made: Any, reason: str) -> None:
@@ -82,7 +84,7 @@ async def paced(dialer: LocalDialer) -> None:
     assert min(later - earlier for earlier, later in pairwise(times)) >= 0.07, times
 
 
-async def test_s1_certificate_for_the_name_is_accepted_and_the_name_sent(tmp_path):
+async def test_s1_certificate_for_the_name_is_accepted_and_the_name_sent(tmp_path: Path) -> None:
     context = server_context(tmp_path, CA.issue(HOST))
     async with tls_broker(context) as broker, producer(broker.port, **TRUST) as (made, _):
         await connected(made, broker)
@@ -105,7 +107,9 @@ async def test_s1_certificate_for_the_name_is_accepted_and_the_name_sent(tmp_pat
         (HOST, ("127.0.0.1",), False),
     ],
 )
-async def test_s1_names_are_compared_as_rfc_6125(tmp_path, host, names, accepted):
+async def test_s1_names_are_compared_as_rfc_6125(
+    tmp_path: Path, host: str, names: tuple[str, ...], accepted: bool
+) -> None:
     context = server_context(tmp_path, CA.issue(*names))
     async with tls_broker(context) as broker, producer(broker.port, host, **TRUST) as (made, _):
         if accepted:
@@ -116,13 +120,15 @@ async def test_s1_names_are_compared_as_rfc_6125(tmp_path, host, names, accepted
             assert host in str(error)
 
 
-async def test_s1_name_only_in_the_common_name_is_refused(tmp_path):
+async def test_s1_name_only_in_the_common_name_is_refused(tmp_path: Path) -> None:
     context = server_context(tmp_path, CA.issue(common=HOST))
     async with tls_broker(context) as broker, producer(broker.port, **TRUST) as (made, _):
         assert "match" in str(await refused(made))
 
 
-async def test_s1_name_check_goes_only_when_told_and_says_so(tmp_path, caplog):
+async def test_s1_name_check_goes_only_when_told_and_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     context = server_context(tmp_path, CA.issue("other.test"))
     settings = TRUST | {"ssl_endpoint_identification_algorithm": ""}
     async with tls_broker(context) as broker, producer(broker.port, **settings) as (made, _):
@@ -130,7 +136,7 @@ async def test_s1_name_check_goes_only_when_told_and_says_so(tmp_path, caplog):
     assert "any name is accepted" in caplog.text
 
 
-async def test_s7_name_from_metadata_is_verified_too(tmp_path):
+async def test_s7_name_from_metadata_is_verified_too(tmp_path: Path) -> None:
     """A broker that metadata name must own a certificate for that name."""
     genuine = server_context(tmp_path, CA.issue(HOST))
     async with (
@@ -158,7 +164,9 @@ async def test_s7_name_from_metadata_is_verified_too(tmp_path):
     ],
     ids=["expired", "not-yet", "wrong-ca", "no-intermediate", "wrong-purpose"],
 )
-async def test_s2_bad_certificate_names_the_reason_without_a_storm(tmp_path, issued, reason):
+async def test_s2_bad_certificate_names_the_reason_without_a_storm(
+    tmp_path: Path, issued: Issued, reason: str
+) -> None:
     context = server_context(tmp_path, issued)
     async with tls_broker(context) as broker, producer(broker.port, **TRUST) as (made, dialer):
         error = await refused(made)
@@ -166,16 +174,16 @@ async def test_s2_bad_certificate_names_the_reason_without_a_storm(tmp_path, iss
         await paced(dialer)
 
 
-async def test_s2_intermediate_sent_by_the_broker_is_accepted(tmp_path):
+async def test_s2_intermediate_sent_by_the_broker_is_accepted(tmp_path: Path) -> None:
     context = server_context(tmp_path, MIDDLE.issue(HOST, chain=[MIDDLE]))
     async with tls_broker(context) as broker, producer(broker.port, **TRUST) as (made, _):
         await connected(made, broker)
 
 
-async def test_s2_revoked_certificate_is_refused_and_a_renewed_list_counts(tmp_path):
+async def test_s2_revoked_certificate_is_refused_and_a_renewed_list_counts(tmp_path: Path) -> None:
     issued = CA.issue(HOST)
     lists = tmp_path / "crl.pem"
-    settings = {**TRUST, "ssl_crl_location": lists}
+    settings: dict[str, Any] = {**TRUST, "ssl_crl_location": lists}
     async with tls_broker(server_context(tmp_path, issued)) as broker:
         for text, reason in (
             (CA.revocation_list(issued), "certificate revoked"),
@@ -194,14 +202,14 @@ async def test_s2_revoked_certificate_is_refused_and_a_renewed_list_counts(tmp_p
             await connected(made, broker)
 
 
-async def test_s2_old_tls_is_refused(tmp_path):
+async def test_s2_old_tls_is_refused(tmp_path: Path) -> None:
     context = server_context(tmp_path, CA.issue(HOST), old=True)
     with alerting_server(context) as port:
         async with producer(port, **TRUST) as (made, _):
             assert "TLS 1.2" in str(await refused(made))
 
 
-async def test_s2_heals_when_the_broker_is_mended(tmp_path):
+async def test_s2_heals_when_the_broker_is_mended(tmp_path: Path) -> None:
     wrong = server_context(tmp_path, OTHER_CA.issue(HOST))
     async with tls_broker(wrong) as broker, producer(broker.port, **TRUST) as (made, _):
         await refused(made)
@@ -219,7 +227,7 @@ CLIENT = CA.issue(number=60, common="me", client=True)
 
 
 @pytest.mark.parametrize("form", ["files", "one-file", "text", "encrypted", "password-file"])
-async def test_s3_client_certificate_in_every_form(tmp_path, form):
+async def test_s3_client_certificate_in_every_form(tmp_path: Path, form: str) -> None:
     (tmp_path / "chain.pem").write_text(CLIENT.chain)
     (tmp_path / "key.pem").write_text(CLIENT.key())
     (tmp_path / "locked.pem").write_text(CLIENT.key("canary let me in"))
@@ -253,7 +261,7 @@ async def test_s3_client_certificate_in_every_form(tmp_path, form):
 
 
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
-async def test_s3_missing_client_certificate_is_named(tmp_path, version):
+async def test_s3_missing_client_certificate_is_named(tmp_path: Path, version: TLSVersion) -> None:
     context, settings = mtls(tmp_path)
     context.minimum_version = context.maximum_version = version
     with alerting_server(context) as port:
@@ -262,7 +270,9 @@ async def test_s3_missing_client_certificate_is_named(tmp_path, version):
 
 
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
-async def test_s3_client_certificate_of_an_unknown_ca_is_named(tmp_path, version):
+async def test_s3_client_certificate_of_an_unknown_ca_is_named(
+    tmp_path: Path, version: TLSVersion
+) -> None:
     wrong = OTHER_CA.issue(number=61, client=True).write(tmp_path, "wrong")
     context, settings = mtls(tmp_path, ssl_keystore_location=wrong)
     context.minimum_version = context.maximum_version = version
@@ -285,19 +295,21 @@ async def test_s3_client_certificate_of_an_unknown_ca_is_named(tmp_path, version
     ],
     ids=["wrong-password", "no-password", "wrong-key", "rubbish", "no-file"],
 )
-async def test_s3_unusable_key_is_named(tmp_path, settings, reason):
+async def test_s3_unusable_key_is_named(
+    tmp_path: Path, settings: dict[str, str], reason: str
+) -> None:
     context, common = mtls(tmp_path, ssl_keystore_certificate_chain=CLIENT.chain)
     async with tls_broker(context) as broker, producer(broker.port, **common | settings) as (m, _):
         assert reason in str(await refused(m))
         assert broker.accepted == 0
 
 
-async def test_f79_rotated_files_count_from_the_next_connection_on(tmp_path):
+async def test_f79_rotated_files_count_from_the_next_connection_on(tmp_path: Path) -> None:
     store, trust = tmp_path / "client.pem", tmp_path / "ca.pem"
     context = server_context(tmp_path, CA.issue(HOST), client_ca=CA.pem)
     store.write_text(CLIENT.chain + CLIENT.key())
     trust.write_text(CA.pem)
-    settings = {"ssl_truststore_location": trust, "ssl_keystore_location": store}
+    settings: dict[str, Any] = {"ssl_truststore_location": trust, "ssl_keystore_location": store}
     async with tls_broker(context) as broker, producer(broker.port, **settings) as (made, _):
         await connected(made, broker)
         fresh = CA.issue(number=62, common="renewed", client=True)
@@ -311,11 +323,11 @@ async def test_f79_rotated_files_count_from_the_next_connection_on(tmp_path):
         assert ("commonName", "renewed") in peer["subject"][0]
 
 
-async def test_f79_broken_rotation_is_refused_and_heals(tmp_path):
+async def test_f79_broken_rotation_is_refused_and_heals(tmp_path: Path) -> None:
     trust = tmp_path / "ca.pem"
     trust.write_text(CA.pem)
     context = server_context(tmp_path, CA.issue(HOST))
-    settings = {"ssl_truststore_location": trust}
+    settings: dict[str, Any] = {"ssl_truststore_location": trust}
     async with tls_broker(context) as broker, producer(broker.port, **settings) as (made, _):
         await connected(made, broker)
         trust.write_text("half written")
@@ -325,14 +337,14 @@ async def test_f79_broken_rotation_is_refused_and_heals(tmp_path):
         await connected(made, broker)
 
 
-async def test_f79_ready_context_is_used_as_it_is(tmp_path):
+async def test_f79_ready_context_is_used_as_it_is(tmp_path: Path) -> None:
     context = server_context(tmp_path, CA.issue(HOST))
     own = ssl.create_default_context(cadata=CA.pem)
     async with tls_broker(context) as broker, producer(broker.port, ssl_context=own) as (made, _):
         await connected(made, broker)
 
 
-async def test_f65_plaintext_port_is_named_and_not_stormed():
+async def test_f65_plaintext_port_is_named_and_not_stormed() -> None:
     """A broker without TLS closes the connection over our greeting, or answers in clear text."""
     async with tls_broker(None) as broker, producer(broker.port, **TRUST) as (made, dialer):
         broker.greeting = b"\x00\x00\x00\x04\x00\x00\x00\x00"
@@ -342,7 +354,7 @@ async def test_f65_plaintext_port_is_named_and_not_stormed():
         await paced(dialer)
 
 
-async def test_f65_port_that_closes_in_the_handshake_is_named():
+async def test_f65_port_that_closes_in_the_handshake_is_named() -> None:
     async def hang_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read(100)
         writer.transport.abort()
@@ -355,34 +367,34 @@ async def test_f65_port_that_closes_in_the_handshake_is_named():
     server.close()
 
 
-async def test_f66_handshake_without_end_meets_the_setup_timeout():
+async def test_f66_handshake_without_end_meets_the_setup_timeout() -> None:
     async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read(-1)
         writer.close()
 
     server = await asyncio.start_server(silent, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
-    settings = TRUST | {"socket_connection_setup_timeout_ms": 500}
+    settings: dict[str, Any] = {**TRUST, "socket_connection_setup_timeout_ms": 500}
     async with producer(port, **settings) as (made, dialer):
         await fails_for(made, "setup timeout")
         await paced(dialer)
     server.close()
 
 
-async def test_f62_absurd_frame_inside_tls_closes_at_once(tmp_path):
+async def test_f62_absurd_frame_inside_tls_closes_at_once(tmp_path: Path) -> None:
     context = server_context(tmp_path, CA.issue(HOST))
     async with tls_broker(context) as broker, producer(broker.port, **TRUST) as (made, _):
         broker.greeting = b"\x7f\xff\xff\xff" + b"x" * 100
         await fails_for(made, "2147483647 bytes announced")
 
 
-async def test_s8_key_and_password_are_in_no_repr_pickle_or_explanation():
+async def test_s8_key_and_password_are_in_no_repr_pickle_or_explanation() -> None:
     config = ProducerConfig(
         bootstrap_servers="b:1",
         security_protocol="SSL",
         ssl_keystore_certificate_chain=CLIENT.chain,
-        ssl_keystore_key="canary-key",
-        ssl_key_password="canary-password",
+        ssl_keystore_key="canary-key",  # type: ignore[arg-type]
+        ssl_key_password="canary-password",  # type: ignore[arg-type]
     )
     shown = repr(config) + str(config) + repr(config.effective()) + repr(pickle.dumps(config))
     assert "canary" not in shown

@@ -21,7 +21,9 @@ import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from datetime import UTC, datetime
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -51,7 +53,7 @@ KEY = "wJalrXUtnFEMI/K7MDENG+bPxRfiCYEXAMPLEKEY"
         ("sess/ion+token==", "7c413f22e0ee760b5571da3d52c12855eae0264cf076bd3a4729ddd027ed9949"),
     ],
 )
-def test_msk_iam_signature_is_that_of_botocore(session, signature):
+def test_msk_iam_signature_is_that_of_botocore(session: str | None, signature: str) -> None:
     token = None if session is None else Secret(session)
     credentials = AwsCredentials("AKIDEXAMPLE", Secret(KEY), token)
     provider = MskIamTokens("eu-west-1", credentials, clock=lambda: AT)
@@ -69,12 +71,14 @@ def test_msk_iam_signature_is_that_of_botocore(session, signature):
 
 @pytest.mark.parametrize("region", ["eu-west-1", "us-gov-east-1", "ap-southeast-10"])
 @pytest.mark.parametrize("session", [None, "sess/ion+token=="])
-def test_msk_iam_token_is_that_of_the_signer_of_aws_byte_for_byte(monkeypatch, region, session):
+def test_msk_iam_token_is_that_of_the_signer_of_aws_byte_for_byte(
+    monkeypatch: pytest.MonkeyPatch, region: str, session: str | None
+) -> None:
     import botocore.auth
     from aws_msk_iam_sasl_signer import MSKAuthTokenProvider
     from botocore.credentials import CredentialProvider, Credentials
 
-    class Given(CredentialProvider):
+    class Given(CredentialProvider):  # type: ignore[misc]
         def load(self) -> Any:
             return Credentials("AKIDEXAMPLE", KEY, session)
 
@@ -94,7 +98,7 @@ def decoded(token: str) -> str:
     return base64.urlsafe_b64decode(token + "=" * (-len(token) % 4)).decode()
 
 
-def test_msk_iam_credentials_from_the_environment(monkeypatch):
+def test_msk_iam_credentials_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AWS_ACCESS_KEY_ID", raising=False)
     with pytest.raises(ConfigError, match="not set"):
         AwsCredentials.from_env()
@@ -108,16 +112,17 @@ def test_msk_iam_credentials_from_the_environment(monkeypatch):
 
 
 @pytest.mark.parametrize("region", ["", "evil.example/?", "eu-west-1.evil.example", "EU-WEST-1"])
-def test_msk_iam_region_cannot_lead_elsewhere(region):
+def test_msk_iam_region_cannot_lead_elsewhere(region: str) -> None:
     with pytest.raises(ConfigError, match="region"):
         MskIamTokens(region, AwsCredentials("a", Secret("b")))
 
 
 class Endpoint:
     def __init__(self) -> None:
-        self.status, self.headers = 200, {}
+        self.status = 200
+        self.headers: dict[str, str] = {}
         self.answer: Any = {"access_token": "tok-1", "token_type": "Bearer", "expires_in": 3600}
-        self.seen: list[tuple[str, str, dict[str, list[str]]]] = []
+        self.seen: list[tuple[str, Any, dict[str, list[str]]]] = []  # path, login or None, form
         self.check: Callable[[dict[str, list[str]]], None] | None = None
         self.port = 0
 
@@ -127,7 +132,7 @@ class Endpoint:
 
 
 @pytest.fixture
-def endpoint(tmp_path) -> Iterator[Endpoint]:
+def endpoint(tmp_path: Path) -> Iterator[Endpoint]:
     state = Endpoint()
 
     class Handler(BaseHTTPRequestHandler):
@@ -172,7 +177,7 @@ def provider(endpoint: Endpoint, **settings: Any) -> OidcTokens:
     return OidcTokens(endpoint.url, "me:x", "canary secret", tls=tls, timeout_s=HANG_S, **settings)
 
 
-def test_oidc_asks_as_rfc_6749_and_keeps_the_token(endpoint):
+def test_oidc_asks_as_rfc_6749_and_keeps_the_token(endpoint: Endpoint) -> None:
     async def main() -> None:
         tokens = provider(endpoint, scope="kafka", parameters={"audience": "a"})
         found = await asyncio.gather(*(tokens.token() for _ in range(5)))
@@ -186,7 +191,7 @@ def test_oidc_asks_as_rfc_6749_and_keeps_the_token(endpoint):
     assert form == {"grant_type": ["client_credentials"], "scope": ["kafka"], "audience": ["a"]}
 
 
-def test_oidc_fetches_ahead_of_expiry_and_survives_a_failure_of_it(endpoint):
+def test_oidc_fetches_ahead_of_expiry_and_survives_a_failure_of_it(endpoint: Endpoint) -> None:
     async def main() -> list[str]:
         endpoint.answer = endpoint.answer | {"expires_in": 1000}
         tokens = provider(endpoint)
@@ -221,8 +226,8 @@ def test_oidc_fetches_ahead_of_expiry_and_survives_a_failure_of_it(endpoint):
     ],
 )
 def test_oidc_keeps_a_token_for_as_long_as_answer_and_claim_allow(
-    endpoint, expires_in, claim, kept
-):
+    endpoint: Endpoint, expires_in: float | str | None, claim: float | None, kept: bool
+) -> None:
     """Its own `exp` counts too: by that the broker ends the session."""
     token = "opaque"
     if claim is not None:
@@ -257,8 +262,8 @@ def test_oidc_keeps_a_token_for_as_long_as_answer_and_claim_allow(
     ],
 )
 def test_s12_oidc_bad_answer_is_an_authentication_error_without_its_text(
-    endpoint, status, answer, text
-):
+    endpoint: Endpoint, status: int, answer: Any, text: str
+) -> None:
     endpoint.status, endpoint.answer = status, answer
     endpoint.headers = {"Location": "https://127.0.0.1:1/"} if status == 302 else {}
     with pytest.raises(AuthenticationError, match=text) as caught:
@@ -267,7 +272,7 @@ def test_s12_oidc_bad_answer_is_an_authentication_error_without_its_text(
     assert len(endpoint.seen) == 1
 
 
-def test_oidc_foreign_certificate_and_dead_endpoint_are_named(endpoint):
+def test_oidc_foreign_certificate_and_dead_endpoint_are_named(endpoint: Endpoint) -> None:
     with pytest.raises(AuthenticationError, match="certificate was refused"):
         asyncio.run(OidcTokens(endpoint.url, "me", "s").token())
     with pytest.raises(AuthenticationError, match="cannot be asked"):
@@ -286,7 +291,7 @@ def test_oidc_foreign_certificate_and_dead_endpoint_are_named(endpoint):
         "https://a:x/",
     ],
 )
-def test_s11_oidc_endpoint_must_be_a_plain_https_url(url):
+def test_s11_oidc_endpoint_must_be_a_plain_https_url(url: str) -> None:
     with pytest.raises(ConfigError, match="token_endpoint"):
         OidcTokens(url, "me", "s")
 
@@ -306,7 +311,8 @@ def pem(key: Any, password: str | None = None) -> str:
     if password is not None:
         how = serialization.BestAvailableEncryption(password.encode())
     form = serialization.PrivateFormat.PKCS8
-    return key.private_bytes(serialization.Encoding.PEM, form, how).decode()
+    text: bytes = key.private_bytes(serialization.Encoding.PEM, form, how)
+    return text.decode()
 
 
 WHO: dict[str, Any] = {"issuer": "me", "subject": "my-app", "audience": "https://idp.example"}
@@ -318,7 +324,9 @@ def bearer(endpoint: Endpoint, **settings: Any) -> JwtBearerTokens:
 
 
 @pytest.mark.parametrize("algorithm", ["RS256", "ES256"])
-def test_jwt_bearer_assertion_is_signed_and_says_who_asks(endpoint, algorithm):
+def test_jwt_bearer_assertion_is_signed_and_says_who_asks(
+    endpoint: Endpoint, algorithm: str
+) -> None:
     """The provider's side checks signature, issuer, audience and times, as RFC 7523 §3 asks."""
     key = signing_key(algorithm)
     now = int(time.time())
@@ -379,8 +387,8 @@ def test_jwt_bearer_assertion_is_signed_and_says_who_asks(endpoint, algorithm):
 
 
 def test_jwt_bearer_fetches_ahead_of_expiry_with_a_fresh_assertion_and_the_rotated_key(
-    endpoint, tmp_path
-):
+    endpoint: Endpoint, tmp_path: Path
+) -> None:
     first, second = signing_key("ES256"), ec.generate_private_key(ec.SECP256R1())
     path = tmp_path / "key.pem"
     path.write_text(pem(first))
@@ -411,7 +419,7 @@ def test_jwt_bearer_fetches_ahead_of_expiry_with_a_fresh_assertion_and_the_rotat
     assert len(ids) == 2
 
 
-def test_jwt_bearer_takes_a_ready_assertion_from_a_file(endpoint, tmp_path):
+def test_jwt_bearer_takes_a_ready_assertion_from_a_file(endpoint: Endpoint, tmp_path: Path) -> None:
     path = tmp_path / "assertion"
     path.write_text("eyJ.canary.sig\n")
     tokens = bearer(endpoint, assertion=Secret.from_file(path))
@@ -420,10 +428,10 @@ def test_jwt_bearer_takes_a_ready_assertion_from_a_file(endpoint, tmp_path):
 
 
 @pytest.mark.parametrize(("name", "low", "high"), [("lifetime_s", 1, 86_400), ("skew_s", 0, 3_600)])
-def test_jwt_bearer_takes_seconds_up_to_both_bounds(name, low, high):
+def test_jwt_bearer_takes_seconds_up_to_both_bounds(name: str, low: int, high: int) -> None:
     key = pem(signing_key("ES256"))
 
-    def made(seconds):
+    def made(seconds: Any) -> JwtBearerTokens:
         settings = {"key": key, "algorithm": "ES256", **WHO, name: seconds}
         return JwtBearerTokens("https://idp.example/token", **settings)
 
@@ -451,7 +459,9 @@ def test_jwt_bearer_takes_seconds_up_to_both_bounds(name, low, high):
         ({"assertion": "a", "key_password": "p"}, "no key to decrypt"),
     ],
 )
-def test_s11_jwt_bearer_refuses_what_contradicts_itself(settings, text):
+def test_s11_jwt_bearer_refuses_what_contradicts_itself(
+    settings: dict[str, Any], text: str
+) -> None:
     with pytest.raises(ConfigError, match=text):
         JwtBearerTokens("https://idp.example/token", **settings)
     with pytest.raises(ConfigError, match="https"):
@@ -468,7 +478,9 @@ def test_s11_jwt_bearer_refuses_what_contradicts_itself(settings, text):
         {"key": "other kind"},
     ],
 )
-def test_s12_jwt_bearer_key_that_cannot_be_used_is_named_without_its_text(endpoint, settings):
+def test_s12_jwt_bearer_key_that_cannot_be_used_is_named_without_its_text(
+    endpoint: Endpoint, settings: dict[str, str]
+) -> None:
     made = {
         "encrypted": lambda: pem(signing_key("RS256"), "canary right"),
         "other kind": lambda: pem(signing_key("ES256")),
@@ -480,7 +492,7 @@ def test_s12_jwt_bearer_key_that_cannot_be_used_is_named_without_its_text(endpoi
     assert endpoint.seen == []
 
 
-def test_jwt_bearer_without_its_extra_says_what_to_install(monkeypatch):
+def test_jwt_bearer_without_its_extra_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"aiokprod\[oidc\]"):
         JwtBearerTokens("https://idp.example/token", key="k", **WHO)
@@ -544,6 +556,9 @@ class Dripping:
             while not self._stopping.wait(0.05):
                 tls.sendall(b" ")
 
+    def accepted_at_least(self, number: int) -> bool:
+        return self.accepted >= number
+
     def close(self) -> None:
         self._stopping.set()
         self._listener.shutdown(socket.SHUT_RDWR)
@@ -553,7 +568,7 @@ class Dripping:
 
 
 @pytest.fixture(params=["handshake", "head", "body"])
-def dripping(request, tmp_path) -> Iterator[Dripping]:
+def dripping(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Dripping]:
     server = Dripping(request.param, tmp_path)
     yield server
     server.close()
@@ -569,7 +584,7 @@ def all_end(threads: list[threading.Thread]) -> bool:
     return not any(thread.is_alive() for thread in threads)
 
 
-def test_token_endpoint_that_drips_is_given_up_after_the_timeout(dripping):
+def test_token_endpoint_that_drips_is_given_up_after_the_timeout(dripping: Dripping) -> None:
     """Not after the timeout of each byte."""
 
     async def main() -> None:
@@ -584,7 +599,7 @@ def test_token_endpoint_that_drips_is_given_up_after_the_timeout(dripping):
     assert all_end(token_threads())
 
 
-def test_connect_that_the_system_gives_up_is_told_as_no_answer():
+def test_connect_that_the_system_gives_up_is_told_as_no_answer() -> None:
     """ETIMEDOUT of the kernel, long before the timeout of the request."""
 
     class Unreachable(ssl.SSLSocket):
@@ -601,8 +616,8 @@ def test_connect_that_the_system_gives_up_is_told_as_no_answer():
     assert all_end(token_threads())
 
 
-def test_cancelled_token_requests_leave_no_thread_and_no_connection(dripping):
-    """One at a time, in a thread of their own: the default executor stays free."""
+def test_cancelled_token_requests_leave_no_thread_and_no_connection(dripping: Dripping) -> None:
+    """One at a time, in a separate thread: the default executor stays free."""
 
     async def main() -> None:
         loop = asyncio.get_running_loop()
@@ -610,7 +625,7 @@ def test_cancelled_token_requests_leave_no_thread_and_no_connection(dripping):
         tokens = OidcTokens(dripping.url, "me", "canary-client-secret", tls=tls, timeout_s=HANG_S)
         for number in range(1, 11):
             asking = asyncio.create_task(tokens.token())
-            await until(lambda number=number: dripping.accepted >= number)
+            await until(partial(dripping.accepted_at_least, number))
             # The thread of the request before has closed its connection, and may not have ended.
             await until(lambda: len(token_threads()) <= 1)
             asking.cancel()
@@ -624,7 +639,7 @@ def test_cancelled_token_requests_leave_no_thread_and_no_connection(dripping):
     assert all_end(token_threads())
 
 
-def test_connection_reset_before_its_tls_socket_exists_leaves_no_socket():
+def test_connection_reset_before_its_tls_socket_exists_leaves_no_socket() -> None:
     """A request that is aborted while the endpoint resets the connection: `getpeername` and `recv`
     of the socket then fail in the middle of `SSLContext.wrap_socket`."""
     listener = socket.create_server(("127.0.0.1", 0))
@@ -652,7 +667,9 @@ def test_connection_reset_before_its_tls_socket_exists_leaves_no_socket():
     gc.collect()  # a socket that was not closed would warn, which fails the test
 
 
-def test_stuck_name_resolution_keeps_one_thread_however_often_a_token_is_asked_for(monkeypatch):
+def test_stuck_name_resolution_keeps_one_thread_however_often_a_token_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """No system can interrupt it, so no second request is started beside it."""
     stuck, calls = threading.Event(), []
 
@@ -683,7 +700,9 @@ def test_stuck_name_resolution_keeps_one_thread_however_often_a_token_is_asked_f
     assert all_end(token_threads())
 
 
-def test_forked_child_does_not_wait_for_a_request_of_its_parent(monkeypatch, endpoint):
+def test_forked_child_does_not_wait_for_a_request_of_its_parent(
+    monkeypatch: pytest.MonkeyPatch, endpoint: Endpoint
+) -> None:
     """The parent's thread does not exist there."""
 
     async def main() -> None:
@@ -699,7 +718,9 @@ def test_forked_child_does_not_wait_for_a_request_of_its_parent(monkeypatch, end
     assert len(endpoint.seen) == 2
 
 
-def test_loop_that_is_closed_before_the_request_ended_is_left_alone(dripping, caplog):
+def test_loop_that_is_closed_before_the_request_ended_is_left_alone(
+    dripping: Dripping, caplog: pytest.LogCaptureFixture
+) -> None:
     async def main() -> None:
         tls = ssl.create_default_context(cadata=CA.pem)
         tokens = OidcTokens(dripping.url, "me", "canary-client-secret", tls=tls, timeout_s=HANG_S)
@@ -711,7 +732,9 @@ def test_loop_that_is_closed_before_the_request_ended_is_left_alone(dripping, ca
     assert caplog.messages == []
 
 
-def test_pickled_provider_leaves_its_token_and_its_request_behind(endpoint, monkeypatch):
+def test_pickled_provider_leaves_its_token_and_its_request_behind(
+    endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("CLIENT_SECRET", "canary-client-secret")
     tokens = OidcTokens(endpoint.url, "me", Secret.from_env("CLIENT_SECRET"), timeout_s=HANG_S)
     tokens._endpoint._cached = _Cached(Secret("canary-token"), 1e9, 1e9)
@@ -728,7 +751,9 @@ def test_pickled_provider_leaves_its_token_and_its_request_behind(endpoint, monk
     asyncio.run(main())
 
 
-def test_long_request_is_sent_whole_and_the_next_address_is_tried(endpoint, monkeypatch):
+def test_long_request_is_sent_whole_and_the_next_address_is_tried(
+    endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """An address that refuses costs its share of the time only."""
     found = socket.getaddrinfo
 

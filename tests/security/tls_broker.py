@@ -110,7 +110,7 @@ async def tls_broker(context: ssl.SSLContext | None) -> AsyncIterator[TlsBroker]
 async def producer(port: int, host: str = "broker.test", **settings: Any) -> AsyncIterator[Any]:
     """A producer and its dialer."""
     dialer = LocalDialer()
-    defaults = {
+    defaults: dict[str, Any] = {
         "bootstrap_servers": f"{host}:{port}",
         "security_protocol": "SSL",
         "enable_idempotence": False,

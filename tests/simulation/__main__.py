@@ -2,7 +2,7 @@
 
 Ends with 1 if a seed broke a promise, or if the judge had to be mild too often. `--seeds N` alone
 runs that one again. Seeds are run in slices, with a line for each; `--journal` keeps them in a
-file, and the same command goes on after the last whole slice if it was stopped.
+file, and the same command continues after the last whole slice if it was stopped.
 """
 
 from __future__ import annotations

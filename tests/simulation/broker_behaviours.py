@@ -1,6 +1,6 @@
 """Broker temperaments: what brokers of some version or maker always do, drawn per seed.
 
-A misfortune happens at an instant; a temperament lasts for the whole run. Each method of
+A fault happens at an instant; a temperament lasts for the whole run. Each method of
 `Temperaments` is one of them, and its docstring says who behaves so and why it is legal. Those that
 would prevent recovery end with `calm`; the others stay after everything has been healed.
 """
@@ -15,6 +15,7 @@ from typing import Any
 from aiokprod.testing import fake_cluster as faults
 from aiokprod.testing.fake_cluster import FakeCluster, Request
 from aiokprod.testing.fake_cluster.apis.produce import STORAGE_ERROR_FROM
+from aiokprod.testing.fake_cluster.batches import PRODUCE_SINCE
 from aiokprod.testing.fake_cluster.broker import FakeBroker
 from aiokprod.testing.fake_cluster.profiles import (
     API_VERSIONS,
@@ -135,7 +136,7 @@ class Temperaments:
             self._filter(PRODUCE, _without_hints)
 
     def epochs_zero(self) -> None:
-        """Leader epoch 0 for ever: gateways whose partitions have no replicas to elect from."""
+        """Leader epoch 0 forever: gateways whose partitions have no replicas to elect from."""
         self._filter(
             METADATA,
             lambda request, message: _each_partition(
@@ -145,7 +146,7 @@ class Temperaments:
         self._filter(PRODUCE, _without_hints)
 
     def no_topic_ids(self) -> None:
-        """Topic ids are zero, so that a topic created anew looks like the old one with epochs that
+        """Topic ids are zero, so that a topic created again looks like the old one with epochs that
         begin again: Kafka before 2.8 (Metadata below v10), and gateways at any version."""
 
         def change(request: Request, message: Any) -> Any:
@@ -157,7 +158,7 @@ class Temperaments:
 
     def differing_metadata(self) -> None:
         """What brokers say of the cluster itself differs: one knows no controller, another no
-        cluster id, a third names hosts without racks. Each answers from a cache of its own."""
+        cluster id, a third names hosts without racks. Each answers from a separate cache."""
         brokers = list(self.cluster.brokers.values())
         strangers = {one: self.rng.randrange(3) for one in brokers if self.rng.random() < 0.6}
 
@@ -318,7 +319,7 @@ class Temperaments:
     def capped_versions(self) -> None:
         """ApiVersions lack APIs or cap them one by one, at all brokers or at some: proxies and
         gateways serve what they need, and no release of Kafka ever looked like that."""
-        lowest_produce = 7 if self.plan.options["compression_type"] == "zstd" else 3
+        lowest_produce = PRODUCE_SINCE.get(self.plan.options["compression_type"], 3)
         produce = [n for n in (3, 5, 7, 8, 9, 11, 12) if n >= lowest_produce]
         caps = {
             PRODUCE: self.rng.choice(produce),

@@ -36,7 +36,7 @@ Where = tuple[str, int]
 
 
 class Misfortunes:
-    """Fate, as one seed has it.
+    """Outcome, as one seed has it.
 
     Attributes:
         wall_offset_ms, offsets_ms: how wrong the client's wall clock is, and ever was.
@@ -150,8 +150,8 @@ class Misfortunes:
         self.cluster.move_controller()
 
     def renumber(self) -> None:
-        """Brokers get other ids and keep their addresses: gateways number their members anew, and
-        an operator replaces one. Two change places, or one gets an id nobody had."""
+        """Brokers get other ids and keep their addresses: gateways number their members again, and
+        an operator replaces one. Two change places, or one gets a new id."""
         brokers = list(self.cluster.brokers)
         one = self.rng.choice(brokers)
         other = self.rng.choice([*brokers, max(brokers) + 1])
@@ -213,13 +213,13 @@ class Misfortunes:
             self.recreate_topic(self.rng.choice(TOPICS))
 
     def recreate_topic(self, topic: str) -> None:
-        """Delete this topic and create it anew."""
+        """Delete this topic and create it again."""
         made = self.cluster.recreate_topic(topic)
         for index in range(8):
             log = made.topic_id, index
             self.reborn[log] = now()
-        # Who produces by name, or asks for the fate of a batch by its sequence, goes on with old
-        # sequences in the new log.
+        # A producer that names topics, or asks for the outcome of a batch by its sequence,
+        # continues with old sequences in the new log.
         self.cluster.forgotten.update((topic, index) for index in range(8))
 
     def retain(self) -> None:
@@ -256,7 +256,7 @@ class Misfortunes:
         self._vanished.clear()
 
     def stale(self) -> None:
-        """A broker's metadata stay as they are while the others go on."""
+        """A broker's metadata stay as they are while the others continue."""
         self.cluster.freeze_view(self.rng.choice(list(self.cluster.brokers)))
 
     def lag(self) -> None:
@@ -341,7 +341,7 @@ class Misfortunes:
         self.cluster.network.blackhole(broker.host, broker.port)
 
     def half_open(self) -> None:
-        """One direction of a connection passes nothing, the other goes on."""
+        """One direction of a connection passes nothing, the other continues."""
         for link in self._links(2):
             self.rng.choice((link.up, link.down)).stall()
 
@@ -422,7 +422,7 @@ def _flow_again(link: Link) -> None:
 
 def _shift(log: PartitionLog, entry: Any, left: int) -> None:
     """Move a producer's sequences so that `left` are left before they wrap."""
-    delta = MAX_SEQUENCE - left - entry.last_acked
+    delta: int = MAX_SEQUENCE - left - entry.last_acked
 
     def shifted(sequence: int) -> int:
         return (sequence + delta) % 2**31
@@ -441,4 +441,5 @@ def _shift(log: PartitionLog, entry: Any, left: int) -> None:
             last_sequence=shifted(remembered.last_sequence),
         )
     entry.last_acked, entry.next = shifted(entry.last_acked), shifted(entry.next)
+    entry.floor_sequence = shifted(entry.floor_sequence)
     entry.wrapped = entry.wrapped or entry.next == 0

@@ -16,7 +16,7 @@ from tests.simulation.wire_log import METADATA, Wire
 RELIABLE_FROM: Final = 9
 """First Metadata version whose leader epochs belong to the leaders beside them."""
 ANSWERS: Final = 5
-"""So many answers in a row with lower epochs prove that a topic without an id was created anew."""
+"""So many answers in a row with lower epochs prove that a topic without an id was created again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class _Step:
 
 
 class EpochWatch:
-    """Leader epochs only grow, as long as the client did not have to begin anew."""
+    """Leader epochs only grow, as long as the client did not have to start again."""
 
     def __init__(self, misfortunes: Misfortunes, wire: Wire) -> None:
         self._misfortunes = misfortunes
@@ -85,6 +85,6 @@ class EpochWatch:
                 before, epoch = self._known.get(key, -1), info.leader_epoch
                 if info.leader is not None and 0 <= epoch < before:
                     self._back.append(_Step(now(), topic.name, info.partition, before, epoch))
-                # A leader without an epoch is taken as told, and what was known is forgotten
+                # A leader without an epoch is taken as it is, and what was known is forgotten
                 # (Java `Metadata.updateLatestMetadata`).
                 self._known[key] = epoch

@@ -1,19 +1,20 @@
 """The judge of a simulated history: promises P1 to P6 and hygiene, by what the logs hold.
 
-Knows what the application handed over and was told, what the logs hold, and what was done to the
+Knows what the application submitted and received, what the logs hold, and what was done to the
 cluster; of the producer only `metrics()`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import re
 import zlib
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from aiokprod._core.batch import murmur2
+from aiokprod._core.record_fields import murmur2
 from aiokprod.errors import (
     BufferFull,
     BufferTimeout,
@@ -38,6 +39,7 @@ from tests.scenarios.scenario_helpers import TICK
 from tests.simulation.call_interrupts import Interrupt, TimeUp
 from tests.simulation.fault_scripts import DEFINITE, UNCLEAR, Misfortunes
 from tests.simulation.seeds import PARTITIONS, UNKNOWN_CODES, Plan
+from tests.simulation.user_objects import HookError, Judged, UserObjects
 from tests.simulation.wire_log import FIND_COORDINATOR, INIT_PRODUCER_ID, METADATA, Wire
 from tests.simulation.wire_log import Attempt as Sent
 from tests.simulation.workload import Attempt, Load, headers_of, key_of
@@ -88,7 +90,7 @@ def longest(plan: Plan, attempt: Attempt, waits: int) -> float:
     """Seconds an attempt may take (P6) if its call may wait for room so many times."""
     if attempt.limit_s is not None:
         return attempt.limit_s
-    return plan.delivery_s + waits * plan.block_s
+    return plan.delivery_s_of(attempt.topic) + waits * plan.block_s
 
 
 class Judge:
@@ -108,8 +110,10 @@ class Judge:
         misfortunes: Misfortunes,
         wire: Wire,
         ended_at: float,
+        objects: UserObjects | None = None,
     ) -> None:
         self.plan = plan
+        self.objects = objects or UserObjects(0, ())
         self.cluster = cluster
         self.load = load
         self.misfortunes = misfortunes
@@ -139,6 +143,7 @@ class Judge:
             self._check_order()
         if self.plan.idempotent:
             self._check_sequences()
+        self._check_objects()
         self._check_cluster()
 
     # -- what the logs hold ---------------------------------------------------------------------
@@ -165,8 +170,8 @@ class Judge:
     def _topics(self) -> list[Topic]:
         return [*self.cluster.deleted, *self.cluster.topics.values()]
 
-    @staticmethod
     def _note(
+        self,
         found: dict[bytes, list[Place]],
         topic: Topic,
         partition: Partition,
@@ -180,7 +185,10 @@ class Judge:
             zlib.crc32(value[:-8]) == int(value[-8:] or b"0", 16), "bytes were changed: {}", record
         )
         number = int(value.split(b"/", 4)[3])
-        fits = (record.key, record.headers) == (key_of(number), headers_of(number))
+        headers = self.objects.headers_of(number, headers_of(number))
+        if number in self.load.touched:
+            headers = record.headers  # what an object returned may have been dropped
+        fits = (record.key, record.headers) == (key_of(number), headers)
         _demand(fits, "the key or the headers are another record's: {}", record)
         place = Place(
             topic.name, topic.topic_id, partition.index, rank, record.offset, record.timestamp_ms,
@@ -198,6 +206,10 @@ class Judge:
             asked = attempt.partition
             _demand(asked in (None, place.partition), "in another partition: {} {}", attempt, place)
             key = None if self.plan.options["partitioner_ignore_keys"] else key_of(attempt.number)
+            if asked is None and "partitioner" in self.plan.objects:
+                choice = self.objects.chosen.get(attempt.number)
+                _demand(choice == place.partition, "not chosen: {} {}", attempt, place)
+                key = None
             if asked is None and key is not None:
                 fits = place.partition in self._places_of(attempt.topic, key, PARTITIONS)
                 if not fits and "strange" in self.misfortunes.done:
@@ -213,24 +225,24 @@ class Judge:
                 self.used["copies"] += 1
 
     def _check_timestamp(self, attempt: Attempt, place: Place) -> None:
-        """The one asked for; else what the producer's wall clock showed while it was handed over,
-        which misfortune may have set meanwhile."""
+        """The one asked for; else what the producer's wall clock showed while it was submitted,
+        which a fault may have set meanwhile."""
         told = place.timestamp_ms
         if attempt.timestamp_ms is not None:
             _demand(told == attempt.timestamp_ms, "another timestamp: {} {}", attempt, place)
             return
         # The clock is read once in a pass of the loop, and a pass may be as long as a stall.
-        pass_began = min(
-            [since for since, until in self.misfortunes.stalls if until == attempt.started_at],
-            default=attempt.started_at,
-        )
+        pass_began = attempt.started_at
+        for since, until in reversed(self.misfortunes.stalls):
+            if until == pass_began:
+                pass_began = since
         first, last = (EPOCH_MS + 1_000 * t for t in (pass_began, attempt.settled_at))
         fits = any(first - 1 <= told - offset <= last + 1 for offset in self.misfortunes.offsets_ms)
         _demand(fits, "not the time of its hand-over: {} {}", attempt, place)
 
     def _forgotten_during(self, log: tuple[bytes, int], attempt: Attempt) -> int:
         """How often a log's brokers knew nothing of the producer before they took the last copy of
-        this record: they lost it while the record was under way, or before and took nothing from it
+        this record: they lost it while the record was in flight, or before and took nothing from it
         until then. A copy in a connection that was given up may come out of it however late."""
         instants = self._amnesia_of(log)
         if not instants:
@@ -255,8 +267,8 @@ class Judge:
         return instants
 
     def _under_way_since(self, attempt: Attempt) -> float:
-        """Since when it or one before it was under way: brokers that forget one in doubt take those
-        behind it without it, and then all of them are numbered anew."""
+        """Since when it or one before it was in flight: brokers that forget one in doubt take those
+        behind it without it, and then all of them are renumbered."""
         return min(
             other.started_at
             for other in self.load.attempts
@@ -269,7 +281,7 @@ class Judge:
         )
 
     def _places_of(self, topic: str, key: bytes, least: int) -> set[int]:
-        """Where a key may lie if the producer was told of that many partitions or more."""
+        """Where a key may lie if the metadata had that many partitions or more."""
         most = max(len(one.partitions) for one in self._topics() if one.name == topic)
         positive = murmur2(key) & 0x7FFFFFFF
         return {positive % count for count in range(least, most + 1)}
@@ -278,6 +290,8 @@ class Judge:
         found = self.places.get(attempt.value, [])
         result = attempt.result
         if isinstance(result, RecordMetadata):
+            refused = self.objects.must_fail(attempt)
+            _demand(not refused, "acknowledged, yet refused by an object: {}", attempt)
             self._check_acknowledged(attempt, result, found)
         elif isinstance(result, KafkaError):
             if result.outcome is not Outcome.UNKNOWN:
@@ -285,11 +299,14 @@ class Judge:
             self._check_outcome(attempt, result)
         else:
             asked = isinstance(result, asyncio.CancelledError) and self._is_cancelled(attempt)
+            asked = asked or self.objects.explains(attempt)
+            if isinstance(result, HookError):
+                _demand(not found, "was refused, yet stored: {} {}", attempt, found)
             asked = asked or (attempt.is_struck and isinstance(result, Interrupt | TimeUp))
             _demand(asked, "no documented outcome: {} {!r}", attempt, result)
 
     def _check_outcome(self, attempt: Attempt, error: KafkaError) -> None:
-        """What an error says of the log follows from what the client was told of each attempt."""
+        """What an error says of the log follows from the responses to each attempt."""
         attempts = self._sent(attempt)
         if error.outcome is Outcome.NOT_SENT:
             _demand(not attempts, "was sent: {} {}", attempt, attempts)
@@ -302,8 +319,11 @@ class Judge:
             if isinstance(error, DeliveryTimeout):
                 # What was answered between its expiry and a late waking of its task came too late.
                 # With an older record of its batch it expired before its own time was over.
-                expired_at = min(attempt.settled_at, attempt.started_at + self.plan.delivery_s)
+                expired_at = min(attempt.settled_at, attempt.started_at + self._delivery_s(attempt))
                 open_still = [one for one in attempts if not self._tells(one, expired_at)]
+            if isinstance(error, ProducerClosed | ProducerFailed):
+                # In one pass of the loop the producer ended, then it received the answer.
+                open_still += [one for one in attempts if one.heard_at == attempt.settled_at]
             _demand(bool(open_still), "each attempt was refused: {} {}", attempt, attempts)
         else:
             in_doubt = [one for one in open_still if self._may_be_appended(one)]
@@ -389,7 +409,7 @@ class Judge:
         if attempt.admitted_at is not None:
             # It waits for no room any more: its batch has its deadline.
             took_then = attempt.settled_at - attempt.admitted_at
-            most = self.plan.delivery_s + self.slack_s + stalled
+            most = self._delivery_s(attempt) + self.slack_s + stalled
             _demand(took_then <= most, "took {} s, not {}: {}", took_then, most, attempt)
         limit = longest(self.plan, attempt, 1) + self.slack_s
         if took <= limit:
@@ -399,9 +419,12 @@ class Judge:
         _demand(took <= most, "took {} s, not {}: {}", took, most, attempt)
         self.used["stalls" if took <= limit + stalled else "waits"] += 1
 
+    def _delivery_s(self, attempt: Attempt) -> float:
+        return self.plan.delivery_s_of(attempt.topic)
+
     def _batch_is_older(self, attempt: Attempt) -> bool:
         """True if its batch may have been due because of a record before it."""
-        begun = attempt.settled_at - self.plan.delivery_s + 0.002
+        begun = attempt.settled_at - self._delivery_s(attempt) + 0.002
         return any(
             other.started_at <= begun and self._may_share_batch(attempt, other)
             for other in self.load.attempts
@@ -410,7 +433,7 @@ class Judge:
     def _check_reason(self, attempt: Attempt) -> None:
         """Nothing fails before its time without a reason that waiting does not heal."""
         error = attempt.result
-        if not isinstance(error, KafkaError):
+        if not isinstance(error, KafkaError) or self.objects.explains(attempt):
             return
         if isinstance(error, ProducerClosed | ProducerFailed):
             _demand(attempt.settled_at >= self.ended_at, "not ended: {} {!r}", attempt, error)
@@ -419,7 +442,7 @@ class Judge:
         if isinstance(error, DeliveryTimeout):
             if attempt.limit_s is not None and took >= attempt.limit_s - 0.002:
                 return
-            if took >= self.plan.delivery_s - 0.002:
+            if took >= self._delivery_s(attempt) - 0.002:
                 return
             _demand(self._batch_is_older(attempt), "failed before its time: {}", attempt)
             self.used["batch age"] += 1
@@ -441,6 +464,9 @@ class Judge:
         sequence = code in (Code.OUT_OF_ORDER_SEQUENCE_NUMBER, Code.INVALID_PRODUCER_EPOCH)
         if code == Code.DUPLICATE_SEQUENCE_NUMBER:
             sequence = self.misfortunes.wrapped  # brokers of that time may not have the batch
+        if code == Code.UNKNOWN_PRODUCER_ID:
+            # A part of a divided batch gets no new sequence while the whole may be in the log.
+            sequence = any(one.code in TOO_LARGE for one in self._sent(attempt))
         in_doubt = sequence and not error.outcome.definite
         ends = code in ENDS or in_doubt
         # One whose time is over has another class, whatever was answered last.
@@ -448,7 +474,7 @@ class Judge:
         self.used["codes" if ends else "retries"] += 1
 
     def _check_told(self, attempt: Attempt, error: KafkaError) -> None:
-        """The code of an error is one that the client was told for this very record, or that tells
+        """The code of an error is one that the client received for this very record, or that says
         how an attempt at it went without an answer."""
         number = None if error.code is None else error.code.number
         attempts = self._sent(attempt)
@@ -490,7 +516,7 @@ class Judge:
     # -- order ----------------------------------------------------------------------------------
 
     def _check_order(self) -> None:
-        """What was handed over later stands later (P3), as far as "later" is certain."""
+        """What was submitted later stands later (P3), as far as "later" is certain."""
         logs: dict[tuple[bytes, int], list[tuple[Attempt, Place]]] = {}
         # A new epoch keeps out what was given up before it; a new producer id cannot.
         all_count = self.plan.idempotent and self.plan.producer_epoch == 0
@@ -529,15 +555,68 @@ class Judge:
                 _demand(fits, "sequence {}, not {}: {}", record.sequence, wanted, record)
                 expected[epoch] = (record.sequence + 1) % 2**31
 
+    # -- hooks ----------------------------------------------------------------------------------
+
+    def _check_objects(self) -> None:
+        """Each record was reported to each interceptor and plug-in once, and as it ended."""
+        judged = Judged(
+            self.load.attempts,
+            lambda attempt: self.places.get(attempt.value, []),
+            lambda attempt: not isinstance(attempt.result, KafkaError),
+            self.plan.options["acks"] != 0,
+            self.load.touched,
+        )
+        for text in self.objects.check(judged):
+            raise Violation(text)
+
     # -- hygiene --------------------------------------------------------------------------------
 
     def _check_cluster(self) -> None:
         cluster = self.cluster
         _demand(not self.load.complaints, "{}", self.load.complaints[:3])
         _demand(not cluster.network.mutated, "{}", cluster.network.mutated[:3])
-        _demand(not cluster.violations, "{}", cluster.violations[:3])
+        wrong = [text for text in cluster.violations if not self._begins_rightly(text)]
+        _demand(not wrong, "{}", wrong[:3])
         sent = cluster.sends_while_throttled
         _demand(not sent, "{} sends while throttled", sent)
+
+    def _begins_rightly(self, violation: str) -> bool:
+        """A producer begins above sequence 0 in a log that never got what the producer had given up
+        in doubt. That may be in the log, so that what stands behind it keeps its sequences: the
+        second part of a batch that was divided, for example, of which a copy was on the wire."""
+        found = _BEGINS.fullmatch(violation)
+        if found is None:
+            return False
+        topic, partition, producer_id, begins_at = found[1], *map(int, found.groups()[1:])
+        log = self.cluster.topics[topic].partitions[partition].log
+        history = [*log.removed, *log.batches]
+        mine = (one for one in _records(history) if one[1].producer_id == producer_id)
+        number, first = next(mine, (0, None))
+        if first is None:
+            return False
+        stored_at = history[number].stored_at
+        sent = [  # from the wire: `fast_forward` changes the sequences in the log
+            (sequence, self.by_value[value])
+            for one, epoch, sequence, value in self.wire.sequences(producer_id)
+            if one.partition == partition and one.sent_at < stored_at
+            if epoch == first.epoch and self.by_value[value].topic == topic
+        ]
+        before = [attempt for sequence, attempt in sent if sequence < begins_at]
+        return (
+            (begins_at, self.by_value[first.value or b""]) in sent
+            and bool(before)
+            and all(_is_given_up(one) and one.settled_at <= stored_at for one in before)
+        )
+
+
+_BEGINS = re.compile(r"\('(\w+)', (\d+)\): producer (\d+) begins at (\d+)")
+"""`FakeCluster.note_first_batch`."""
+
+
+def _is_given_up(attempt: Attempt) -> bool:
+    """It failed, and may be in the log."""
+    error = attempt.result
+    return isinstance(error, KafkaError) and error.outcome is Outcome.UNKNOWN
 
 
 HASTE = {

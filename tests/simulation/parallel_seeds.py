@@ -108,13 +108,19 @@ def outcome_of(seed: int) -> tuple[int, Report | str]:
 def run_chunk(seeds: list[int]) -> list[tuple[int, Report | str]]:
     """Some seeds in a row. Garbage is collected between them alone, so that it is never the work of
     the seed before, and what was there before the first one is not looked at again."""
+    was_enabled, was_frozen = gc.isenabled(), gc.get_freeze_count() > 0
     gc.disable()
     gc.freeze()
     found = []
-    for seed in seeds:
-        found.append(outcome_of(seed))
-        gc.collect()
-    gc.unfreeze()
+    try:
+        for seed in seeds:
+            found.append(outcome_of(seed))
+            gc.collect()
+    finally:
+        if not was_frozen:  # `unfreeze` would also return what the caller has frozen
+            gc.unfreeze()
+        if was_enabled:
+            gc.enable()
     return found
 
 
@@ -132,8 +138,8 @@ def outcomes(seeds: Iterable[int], jobs: int) -> Iterator[tuple[int, Report | st
 
 
 class Journal:
-    """Slices that were run to their end, one line of JSON each, so that a long run goes on where it
-    was stopped. Lines of other code count for nothing."""
+    """Slices that were run to their end, one line of JSON each, so that a long run continues where
+    it was stopped. Lines of other code count for nothing."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

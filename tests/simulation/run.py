@@ -1,10 +1,12 @@
-"""One seed from beginning to end: load and misfortunes, healing, judgment."""
+"""One seed from beginning to end: load and faults, healing, judgment."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
+import math
 import random
 import warnings
 import zlib
@@ -12,7 +14,14 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
-from aiokprod.errors import KafkaError, ProducerClosed, ProducerFailed
+from aiokprod.errors import (
+    BufferTimeout,
+    DeliveryTimeout,
+    KafkaError,
+    MetadataTimeout,
+    ProducerClosed,
+    ProducerFailed,
+)
 from aiokprod.producer import Producer
 from aiokprod.testing.fake_cluster import FakeCluster, TopicConfig
 from aiokprod.testing.memory import MemoryNetwork
@@ -32,6 +41,7 @@ from tests.simulation.oracle import (
 )
 from tests.simulation.progress import Progress
 from tests.simulation.seeds import PARTITIONS, TOPICS, Plan, plan_of
+from tests.simulation.user_objects import LATER_S, HookInterrupt, UserObjects
 from tests.simulation.wire_log import Wire
 from tests.simulation.workload import Attempt, Habit, Load
 
@@ -134,12 +144,15 @@ class Simulation:
             options["value_serializer"] = habit
         elif plan.habit == "interceptor":
             options["interceptors"] = [habit]
+        self.objects = UserObjects(plan.seed, plan.objects)
+        options.update(self.objects.options())
         self.producer: Producer[Any, Any] = make_producer(
             self.cluster, seed=plan.seed, unix_ms=self._wall_ms, **options
         )
-        self.load = habit.load = Load(plan, self.producer, self.rng)
+        self.load = habit.load = self.objects.load = Load(plan, self.producer, self.rng)
         self.temperaments = Temperaments(plan, self.cluster)
         self.misfortunes = Misfortunes(plan, self.cluster, self.load, self.rng, self.temperaments)
+        self.objects.stalls = self.misfortunes.stalls
         self.started_at = 0.0
         self.ended_at = float("inf")
         self.refused_fresh: list[Attempt] = []
@@ -153,6 +166,8 @@ class Simulation:
         loop = clock()
         bound_passes(loop)
         loop.executor_delay_s = self.plan.executor_delay_s
+        if self.plan.objects:
+            self._allow_interrupts(loop)
         self.started_at = now()
         await self.producer.start()
         watch = EpochWatch(self.misfortunes, self.wire)
@@ -163,11 +178,22 @@ class Simulation:
                 await self._bad_times()
                 remove()
                 await self._ending()
+            await self._report_dropped()
             self._judge()
             watch.check()
         finally:
             await self.producer.close(10.0)
         return self._report()
+
+    @staticmethod
+    def _allow_interrupts(loop: VirtualLoop) -> None:
+        """What hooks raise that is no `Exception` is passed to the loop; it must not stop it."""
+
+        def collect(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+            if not isinstance(context.get("exception"), HookInterrupt):
+                loop.unhandled.append(context)  # type: ignore[attr-defined]
+
+        loop.set_exception_handler(collect)
 
     # -- phases ---------------------------------------------------------------------------------
 
@@ -190,6 +216,7 @@ class Simulation:
             await self._cancel_a_task()
         else:
             self.misfortunes.heal_for_good()
+            self.objects.is_calm = True
             await self._settle_down()
             await self._fresh_records()
             if self.plan.last_fault:
@@ -228,6 +255,8 @@ class Simulation:
         raise Violation("a producer without its tasks takes records")
 
     async def _all_settled(self, within: float) -> None:
+        if "async_serializer" in self.plan.objects:
+            within += 2 * LATER_S
         await asyncio.sleep(within + 5 * self.plan.late_timers_s)
         for _ in range(3):
             await asyncio.sleep(0)
@@ -264,7 +293,7 @@ class Simulation:
         )
 
     async def _servable(self) -> None:
-        """Wait for elections under way; then the cluster can serve everything."""
+        """Wait until elections have ended; then the cluster can serve everything."""
         await asyncio.sleep(self.cluster.failover_s + self.cluster.controller_s + 0.5)
 
     async def _fresh_records(self) -> None:
@@ -291,13 +320,22 @@ class Simulation:
         began = now()
         attempt = await self._lone(topic, partition)
         while isinstance(attempt.result, BaseException) and now() - began <= self.recovery_s():
-            self.refused_fresh.append(attempt)  # must have used up its retries
+            if self.recovery_s() <= self._patience_s(attempt):
+                self.refused_fresh.append(attempt)  # must have used up its retries
             if attempt.settled_at == attempt.started_at:
                 await asyncio.sleep(TICK)  # refused at once: time passes, or this never ends
             attempt = await self._lone(topic, partition)
         took = attempt.settled_at - began
         good = not isinstance(attempt.result, BaseException)
         _demand(good and took <= self.recovery_s(), f"a fresh record took {took} s: {attempt}")
+
+    def _patience_s(self, attempt: Attempt) -> float:
+        """How long a record may take, if that is why it failed; it may be less than recovery."""
+        if isinstance(attempt.result, DeliveryTimeout):
+            return self.plan.delivery_s_of(attempt.topic)
+        if isinstance(attempt.result, BufferTimeout | MetadataTimeout):
+            return self.plan.block_s
+        return math.inf
 
     def _connecting_s(self) -> float:
         """What slow handshakes add: one that is too short, a pause, one that succeeds, and the same
@@ -317,12 +355,21 @@ class Simulation:
         """What a call that began at an instant may take longer: late timers and stalls since."""
         return TICK + 5 * self.plan.late_timers_s + self.misfortunes.stalled_s(since, now())
 
+    async def _report_dropped(self) -> None:
+        """Records whose call was never run to its end are reported when they are deleted."""
+        self.objects.is_calm = True
+        if self.plan.objects:
+            gc.collect()
+            for _ in range(3):
+                await asyncio.sleep(0)
+
     def _judge(self) -> None:
         check_counts(self.cluster, self.plan, now() - self.started_at)
         check_haste(self.wire)
         judge = Judge(
-            self.plan, self.cluster, self.load, self.misfortunes, self.wire, self.ended_at
-        )
+            self.plan, self.cluster, self.load, self.misfortunes, self.wire, self.ended_at,
+            self.objects,
+        )  # fmt: skip
         judge.check()
         for attempt in self.refused_fresh:
             judge.check_used_up(attempt)

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from typing import Any
+
+from aiokprod import TopicProfile
+from aiokprod._wire.compression import CODEC_NAMES
 
 TOPICS = ("t", "u")
 PARTITIONS = 3
@@ -20,6 +24,14 @@ TEMPERAMENTS = (
 """Names of methods of `Temperaments`; two seeds of three have one to three of them."""
 
 HABITS = ("serializer", "interceptor", *("",) * 14)
+
+OBJECTS = (
+    "key_serializer", "value_serializer", "header_serializer", "async_serializer", "partitioner",
+    "interceptor", "interceptor", "plugin", "plugin",
+)  # fmt: skip
+"""What an application may give to its producer (`user_objects.UserObjects`)."""
+OBJECTS_EVERY = 3
+"""One seed in so many has one to four of them."""
 
 UNKNOWN_CODES = (500, 9_999, -77)
 """Error codes no version of Kafka has."""
@@ -46,6 +58,9 @@ RECREATED = "recreated_topic"
 MOST_LATE_S = 0.05
 """Timers of such a seed are late by no more: the fault is judged by how long something takes."""
 
+PROFILE_EVERY = 4
+"""One seed in so many has a profile for one topic or both."""
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -56,11 +71,12 @@ class Plan:
         executor_delay_s: seconds a worker thread takes to compress a batch.
         depth: most brokers that are down at the same time.
         ending: "heal" (all faults end), "close" (the producer is closed in the middle of them) or
-            "stranger" (somebody cancels one of its tasks).
+            "stranger" (other code cancels one of its tasks).
         producer_epoch: epoch of the first producer id.
         temperaments: names of methods of `Temperaments`.
         last_fault: name of a method of `LastFault` (of `LAST_FAULTS`, or `RECREATED`), or "".
         habit: "serializer" or "interceptor" if the application's own one submits now and then.
+        objects: serializers, a partitioner, interceptors and plug-ins (of `OBJECTS`).
     """
 
     seed: int
@@ -75,6 +91,7 @@ class Plan:
     temperaments: tuple[str, ...] = ()
     habit: str = ""
     last_fault: str = ""
+    objects: tuple[str, ...] = ()
 
     @property
     def idempotent(self) -> bool:
@@ -87,14 +104,24 @@ class Plan:
 
     @property
     def ordered(self) -> bool:
-        """Records must stand in the order of hand-over (P3)."""
+        """Records must stand in the order of submission (P3)."""
         return self.idempotent or (
             self.durable and self.options["max_in_flight_requests_per_connection"] == 1
         )
 
     @property
     def delivery_s(self) -> float:
-        return float(self.options["delivery_timeout_ms"]) / 1000
+        """The longest delivery timeout of all topics."""
+        return max(map(self.delivery_s_of, TOPICS))
+
+    def delivery_s_of(self, topic: str) -> float:
+        """The delivery timeout of a topic."""
+        timeout_ms = self.options["delivery_timeout_ms"]
+        for pattern, profile in self.options.get("topic_profiles", {}).items():
+            if fnmatchcase(topic, pattern):
+                timeout_ms = profile.delivery_timeout_ms or timeout_ms
+                break
+        return float(timeout_ms) / 1000
 
     @property
     def block_s(self) -> float:
@@ -125,7 +152,39 @@ def plan_of(seed: int) -> Plan:
         temperaments=temperaments,
         habit=random.Random(seed * 61 + 5).choice(HABITS),
     )
-    return _with_recreated_topic(_with_last_fault(_with_rare_temperaments(plan)))
+    plan = _with_recreated_topic(_with_last_fault(_with_rare_temperaments(plan)))
+    return _with_profile(_with_objects(plan))
+
+
+def _with_profile(plan: Plan) -> Plan:
+    """Some topics get a profile. Drawn from dice of its own, so that seeds without one stay what
+    they are."""
+    rng = random.Random(plan.seed * 97 + 41)
+    if rng.randrange(PROFILE_EVERY) or plan.last_fault:
+        return plan
+    codecs = [*CODEC_NAMES]
+    if {"old_versions", "capped_versions"} & set(plan.temperaments):
+        codecs.remove("zstd")  # needs a version that brokers may not have (KIP-110)
+    least_ms = plan.options["request_timeout_ms"] + 700
+    if "slow_handshakes" in plan.temperaments:
+        least_ms = max(15_000, least_ms)
+    profile = TopicProfile(
+        linger_ms=rng.choice((None, 0, 20, 300)),
+        batch_size=rng.choice((None, 0, 300, 2_000, 15_000)),
+        compression_type=rng.choice((None, *codecs)),
+        delivery_timeout_ms=rng.choice((None, least_ms, 25_000, 60_000)),
+    )
+    profiles = {rng.choice(("u", "t*", "?")): profile}
+    return replace(plan, options={**plan.options, "topic_profiles": profiles})
+
+
+def _with_objects(plan: Plan) -> Plan:
+    """Drawn from dice of their own, so that seeds without such objects stay what they are. A last
+    fault is judged by how long something takes, which they would change."""
+    rng = random.Random(plan.seed * 89 + 37)
+    if rng.randrange(OBJECTS_EVERY) or plan.habit or plan.last_fault:
+        return plan
+    return replace(plan, objects=tuple(sorted(rng.sample(OBJECTS, rng.choice((1, 2, 3, 4))))))
 
 
 def _with_rare_temperaments(plan: Plan) -> Plan:
@@ -220,7 +279,7 @@ def _options(rng: random.Random) -> dict[str, Any]:
         "max_block_ms": rng.choice((1_000, 20_000)),
         "metadata_max_age_ms": rng.choice((1_000, 300_000)),
         "connections_max_idle_ms": rng.choice((2_000, 540_000)),
-        "compression_type": rng.choice(("none", "none", "gzip", "snappy", "lz4", "zstd")),
+        "compression_type": rng.choice(("none", *CODEC_NAMES)),
         "partitioner_ignore_keys": rng.random() < 0.3,
     }
 

@@ -14,17 +14,29 @@ import random
 import subprocess
 import sys
 import types
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from aiokprod._engine.sender import batch_completion
-from aiokprod.errors import Code, DeliveryTimeout, KafkaError, Outcome, ProducerFailed
+from aiokprod._client.record_hooks import RecordHooks
+from aiokprod._core.hooks import RecordHooks as CompiledHooks
+from aiokprod._engine.sender import batch_completion, retry_policy
+from aiokprod.errors import (
+    Code,
+    DeliveryTimeout,
+    KafkaError,
+    Outcome,
+    ProducerClosed,
+    ProducerFailed,
+)
 from aiokprod.producer import Producer
 from aiokprod.testing.fake_cluster import FakeCluster
 from aiokprod.testing.fake_cluster import profiles as fake_profiles
 from aiokprod.testing.memory import MemoryNetwork
+from aiokprod.testing.transports import Link
 from aiokprod.testing.virtual import LivelockError, VirtualTimeLimit
 from tests.detection.search import put_back, verdict_on
 from tests.scenarios.scenario_helpers import clock, make_producer, now, play
@@ -39,6 +51,7 @@ from tests.simulation.run import Simulation, run_seed
 from tests.simulation.seeds import (
     LAST_FAULTS,
     MENU,
+    OBJECTS,
     RARE_TEMPERAMENTS,
     RECREATED,
     TEMPERAMENTS,
@@ -56,16 +69,16 @@ print(*[run_seed(seed).trace for seed in (3, 4, 5, 6)])
 
 
 @pytest.mark.parametrize("seed", parsed(os.environ.get("AIOKPROD_SEEDS", "0-24")))
-def test_seed(seed):
+def test_seed(seed: int) -> None:
     run_seed(seed)
 
 
-def test_equal_seeds_give_equal_runs():
+def test_equal_seeds_give_equal_runs() -> None:
     for seed in (3, 4, 5, 6):
         assert run_seed(seed) == run_seed(seed)
 
 
-def test_equal_seeds_give_equal_runs_in_other_processes():
+def test_equal_seeds_give_equal_runs_in_other_processes() -> None:
     """Neither the hashes of strings nor what ran before have a say."""
     random.seed(7)
     here = [run_seed(seed).trace for seed in (6, 5, 4, 3)]
@@ -78,11 +91,11 @@ def test_equal_seeds_give_equal_runs_in_other_processes():
         assert [int(trace) for trace in done.stdout.split()] == here[::-1]
 
 
-def test_other_seeds_give_other_runs():
+def test_other_seeds_give_other_runs() -> None:
     assert len({run_seed(seed).trace for seed in range(4)}) == 4
 
 
-def test_plans_draw_subsets_of_the_whole_menu():
+def test_plans_draw_subsets_of_the_whole_menu() -> None:
     drawn = [set(plan_of(seed).menu) for seed in range(200)]
     assert set().union(*drawn) == set(MENU)
     assert all(len(menu) < len(MENU) for menu in drawn)
@@ -90,13 +103,58 @@ def test_plans_draw_subsets_of_the_whole_menu():
     assert {plan_of(seed).cluster["brokers"] for seed in range(200)} == {1, 2, 3, 4, 5}
 
 
-def test_temperaments_are_drawn_alone_and_together_and_say_why_they_are_legal():
+def test_temperaments_are_drawn_alone_and_together_and_say_why_they_are_legal() -> None:
     drawn = [plan_of(seed).temperaments for seed in range(300)]
     assert set().union(*drawn) == {*TEMPERAMENTS, *RARE_TEMPERAMENTS}
     assert {len(each) for each in drawn} >= {0, 1, 2, 3}
     assert all(len(text.split()) > 10 for text in LEGALITY.values())
     profiles = {plan_of(seed).cluster["version_profile"] for seed in range(600)}
     assert profiles == set(fake_profiles.PROFILES)
+
+
+def test_objects_of_the_application_are_drawn_alone_and_together() -> None:
+    drawn = [plan_of(seed).objects for seed in range(600)]
+    assert set().union(*drawn) == set(OBJECTS)
+    assert {len(each) for each in drawn} == {0, 1, 2, 3, 4}
+    assert 100 < sum(map(bool, drawn)) < 200
+
+
+def seeds_with(kind: str) -> list[int]:
+    """Some seeds that have such an object."""
+    return [seed for seed in range(300) if kind in plan_of(seed).objects][:15]
+
+
+def lost(self: RecordHooks, *arguments: Any) -> None:
+    """A report that is not made."""
+
+
+@pytest.mark.parametrize("method", ["end", "settled", "withdrawn"])
+@pytest.mark.parametrize("kind", ["interceptor", "plugin"])
+def test_report_that_is_not_made_is_found(
+    kind: str, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(RecordHooks, method, lost)
+    assert any(verdict_on(seed) for seed in seeds_with(kind))
+
+
+def test_report_that_is_made_twice_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def settled(self: RecordHooks, core: Any, tokens: Any, view: Any) -> None:
+        for _ in range(2):
+            CompiledHooks.settled(self, core, tokens, view)
+
+    monkeypatch.setattr(RecordHooks, "settled", settled)
+    for kind in ("interceptor", "plugin"):
+        assert any(verdict_on(seed) for seed in seeds_with(kind))
+
+
+def test_report_of_another_record_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def settled(self: RecordHooks, core: Any, tokens: Any, view: Any) -> None:
+        moved = [[(index + 1, token) for index, token in pairs] for pairs in tokens]
+        CompiledHooks.settled(self, core, moved, view)
+
+    monkeypatch.setattr(RecordHooks, "settled", settled)
+    for kind in ("interceptor", "plugin"):
+        assert any(verdict_on(seed) for seed in seeds_with(kind))
 
 
 LAST_FAULT_BUGS = {
@@ -108,7 +166,9 @@ LAST_FAULT_BUGS = {
 
 
 @pytest.mark.parametrize("name", [*LAST_FAULTS, RECREATED])
-def test_last_fault_passes_without_its_bug_and_finds_it(name, monkeypatch):
+def test_last_fault_passes_without_its_bug_and_finds_it(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seeds = [seed for seed in range(300) if plan_of(seed).last_fault == name]
     verdicts = []
     for seed in seeds[:4]:
@@ -119,7 +179,9 @@ def test_last_fault_passes_without_its_bug_and_finds_it(name, monkeypatch):
     assert any(verdicts), verdicts
 
 
-def test_refused_producer_ids_pass_without_the_bug_of_their_backoff_and_find_it(monkeypatch):
+def test_refused_producer_ids_pass_without_the_bug_of_their_backoff_and_find_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     name = "producer_ids_unavailable"
     seeds = [seed for seed in range(100) if name in plan_of(seed).temperaments]
     verdicts = []
@@ -131,11 +193,13 @@ def test_refused_producer_ids_pass_without_the_bug_of_their_backoff_and_find_it(
     assert any(verdicts), verdicts
 
 
-def test_bug_that_an_exception_within_a_call_brings_out_is_found(monkeypatch):
+def test_bug_that_an_exception_within_a_call_brings_out_is_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The injector strikes in the function that takes the place of the package's own, too."""
     seeds = [seed for seed in range(300) if "interrupt" in plan_of(seed).menu]
 
-    def finds(seed):
+    def finds(seed: int) -> bool:
         with monkeypatch.context() as patch:
             put_back("batch-opened-before-it-is-known", patch)
             verdict = verdict_on(seed)
@@ -147,28 +211,30 @@ def test_bug_that_an_exception_within_a_call_brings_out_is_found(monkeypatch):
 # -- attempts that `retries` allows ---------------------------------------------------------------
 
 
-def break_now(links):
+def break_now(links: Sequence[Link]) -> None:
     """Before the sender's pass, so that its request meets a transport that is closing."""
     for link in links:
         link.reset()
 
 
-def break_in_the_backoff(links):
+def break_in_the_backoff(links: Sequence[Link]) -> None:
     """The first attempt has been answered, the second one has not left."""
     clock().call_later(0.05, break_now, links)
 
 
-def break_nothing(links):
+def break_nothing(links: Sequence[Link]) -> None:
     pass
 
 
-def judged_attempts(breaks, *, records=1, divide=False):
+def judged_attempts(
+    breaks: Callable[[Sequence[Link]], None], *, records: int = 1, divide: bool = False
+) -> tuple[int, int]:
     """Let a broker refuse each attempt at `records` records of one batch, with `retries=2`, and
     judge that: how many requests that held the first record were written, and how many not."""
     plan = plan_of(0)
     plan = replace(plan, options={**plan.options, "retries": 2})
 
-    async def main():
+    async def main() -> tuple[int, int]:
         wire = Wire()
         network = MemoryNetwork()
         network.on_link = wire.follow
@@ -188,11 +254,13 @@ def judged_attempts(breaks, *, records=1, divide=False):
                     attempt.handle = producer.try_submit("t", attempt.value, partition=0)
                 breaks([link for link in network.links if link.is_open])
                 for attempt in attempts:
+                    assert attempt.handle is not None
                     with pytest.raises(KafkaError) as failure:
                         await attempt.handle
                     attempt.result, attempt.settled_at = failure.value, now()
-        load = types.SimpleNamespace(attempts=attempts)
-        judge = Judge(plan, cluster, load, types.SimpleNamespace(), wire, math.inf)
+        load: Any = types.SimpleNamespace(attempts=attempts)
+        fate: Any = types.SimpleNamespace()
+        judge = Judge(plan, cluster, load, fate, wire, math.inf)
         for attempt in attempts:
             judge._check_tries(attempt)
             judge._check_reason(attempt)
@@ -202,8 +270,8 @@ def judged_attempts(breaks, *, records=1, divide=False):
     return play(main)
 
 
-def with_retries(monkeypatch, more):
-    decide = batch_completion.decide
+def with_retries(monkeypatch: pytest.MonkeyPatch, more: int) -> None:
+    decide = retry_policy.decide
     monkeypatch.setattr(
         batch_completion,
         "decide",
@@ -217,53 +285,74 @@ ENDS_OF_CONNECTIONS = [
 
 
 @pytest.mark.parametrize(("breaks", "attempts"), ENDS_OF_CONNECTIONS)
-def test_request_that_meets_a_broken_connection_counts_against_retries(breaks, attempts):
+def test_request_that_meets_a_broken_connection_counts_against_retries(
+    breaks: Callable[..., Any], attempts: tuple[int, int]
+) -> None:
     assert judged_attempts(breaks) == attempts
 
 
 @pytest.mark.parametrize("breaks", [breaks for breaks, _ in ENDS_OF_CONNECTIONS])
-def test_record_given_up_an_attempt_too_early_is_found_whatever_broke(breaks, monkeypatch):
+def test_record_given_up_an_attempt_too_early_is_found_whatever_broke(
+    breaks: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     with_retries(monkeypatch, -1)
     with pytest.raises(Violation, match="failed without a reason"):
         judged_attempts(breaks)
 
 
 @pytest.mark.parametrize("breaks", [breaks for breaks, _ in ENDS_OF_CONNECTIONS])
-def test_attempt_that_retries_does_not_allow_is_found_whatever_broke(breaks, monkeypatch):
+def test_attempt_that_retries_does_not_allow_is_found_whatever_broke(
+    breaks: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     with_retries(monkeypatch, 1)
     with pytest.raises(Violation, match="4 attempts, 3 are allowed"):
         judged_attempts(breaks)
 
 
-def test_attempt_that_divides_a_batch_does_not_count_against_retries(monkeypatch):
+def test_attempt_that_divides_a_batch_does_not_count_against_retries(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     assert judged_attempts(break_nothing, records=2, divide=True) == (4, 0)
     with_retries(monkeypatch, -1)
     with pytest.raises(Violation, match="failed without a reason"):
         judged_attempts(break_nothing, records=2, divide=True)
 
 
-# -- what a client was told before a deadline -----------------------------------------------------
+# -- what a client received before a deadline -----------------------------------------------------
 
 
-def judged_timeout(heard_at):
+LATE = DeliveryTimeout("late", outcome=Outcome.UNKNOWN)
+
+
+def judged_timeout(heard_at: float, error: KafkaError = LATE) -> None:
     """Judge a record whose only attempt was refused, by an answer at `heard_at`, and that expired
-    together with an older record of its batch, one second after it was handed over."""
+    together with an older record of its batch, one second after it was submitted."""
     attempt = Attempt(0, "t", 0, b"0", began=0, started_at=10.0, settled_at=11.0)
-    refusal = Sent(10.5, heard_at, 9, -1, int(Code.MESSAGE_TOO_LARGE))
-    wire = types.SimpleNamespace(attempts=lambda value: [refusal])
-    load = types.SimpleNamespace(attempts=[attempt])
-    judge = Judge(plan_of(0), FakeCluster(), load, types.SimpleNamespace(), wire, math.inf)
-    judge._check_outcome(attempt, DeliveryTimeout("late", outcome=Outcome.UNKNOWN))
+    refusal = Sent(10.5, heard_at, 9, -1, int(Code.MESSAGE_TOO_LARGE), 0)
+    wire: Any = types.SimpleNamespace(attempts=lambda value: [refusal])
+    load: Any = types.SimpleNamespace(attempts=[attempt])
+    fate: Any = types.SimpleNamespace()
+    judge = Judge(plan_of(0), FakeCluster(), load, fate, wire, math.inf)
+    judge._check_outcome(attempt, error)
 
 
-def test_refusal_that_comes_after_the_deadline_of_an_older_record_leaves_the_outcome_open():
+def test_refusal_that_comes_after_the_deadline_of_an_older_record_leaves_the_outcome_open() -> None:
     assert plan_of(0).delivery_s > 2.0
     judged_timeout(heard_at=11.5)
 
 
-def test_record_called_in_doubt_although_its_only_attempt_was_refused_in_time_is_found():
+def test_record_called_in_doubt_although_its_only_attempt_was_refused_in_time_is_found() -> None:
     with pytest.raises(Violation, match="each attempt was refused"):
         judged_timeout(heard_at=10.9)
+
+
+@pytest.mark.parametrize("ended", [ProducerFailed, ProducerClosed])
+def test_refusal_that_comes_in_the_instant_the_producer_ends_leaves_the_outcome_open(
+    ended: type[KafkaError],
+) -> None:
+    judged_timeout(heard_at=11.0, error=ended("", outcome=Outcome.UNKNOWN))
+    with pytest.raises(Violation, match="each attempt was refused"):
+        judged_timeout(heard_at=10.999, error=ended("", outcome=Outcome.UNKNOWN))
 
 
 # -- copies that brokers cannot recognise ---------------------------------------------------------
@@ -273,38 +362,84 @@ LOG = (b"topic id", 1)
 COPIES_PLAN = next(plan for plan in map(plan_of, itertools.count()) if plan.idempotent)
 
 
-def judged_copies(forgotten_at, *, first_at, second_at):
-    """Judge a record handed over at 10 s and stored twice, in a log whose brokers forgot its
+def judged_copies(forgotten_at: float, *, first_at: float, second_at: float) -> int:
+    """Judge a record submitted at 10 s and stored twice, in a log whose brokers forgot its
     producer once."""
     attempt = Attempt(4, "t", 1, b"4", began=4, started_at=10.0, settled_at=11.0)
-    fate = types.SimpleNamespace(amnesia={LOG: [forgotten_at]}, reborn={}, done=())
-    load = types.SimpleNamespace(attempts=[attempt])
+    fate: Any = types.SimpleNamespace(amnesia={LOG: [forgotten_at]}, reborn={}, done=())
+    load: Any = types.SimpleNamespace(attempts=[attempt])
     judge = Judge(COPIES_PLAN, FakeCluster(), load, fate, Wire(), math.inf)
+    stamp: Any = attempt.timestamp_ms
     judge.places[attempt.value] = [
-        Place("t", *LOG, rank, rank, attempt.timestamp_ms, True, stored_at)
+        Place("t", *LOG, rank, rank, stamp, True, stored_at)
         for rank, stored_at in enumerate((first_at, second_at))
     ]
     judge._check_place(attempt)
     return judge.used["copies"]
 
 
-def test_copy_that_leaves_a_broken_connection_late_may_be_stored_after_brokers_forgot_the_first():
+def test_copy_that_leaves_a_broken_connection_late_may_be_stored_after_the_first_is_forgotten() -> (
+    None
+):
     late = 10.0 + 2 * (COPIES_PLAN.delivery_s + COPIES_PLAN.block_s)
     assert judged_copies(late, first_at=10.5, second_at=late + 0.1) == 1
 
 
 @pytest.mark.parametrize("forgotten_at", [10.8, 11.2, 200.0])
-def test_copy_stored_before_brokers_forgot_anything_is_found(forgotten_at):
+def test_copy_stored_before_brokers_forgot_anything_is_found(forgotten_at: float) -> None:
     with pytest.raises(Violation, match="stored 2 times"):
         judged_copies(forgotten_at, first_at=10.5, second_at=10.7)
+
+
+# -- a log that begins in the middle ---------------------------------------------------------------
+
+
+def begins_rightly(
+    given_up: BaseException | None, *, settled_at: float = 11.0, first_sent: int = 0
+) -> bool:
+    """Judge a log that has record 1 only, which was sent behind record 0 and stored at 12 s."""
+    attempts = [
+        Attempt(n, "t", 0, b"%d" % n, began=n, started_at=10.0, settled_at=settled_at)
+        for n in range(2)
+    ]
+    attempts[0].result = given_up
+    stored = types.SimpleNamespace(producer_id=7, epoch=0, sequence=1, value=b"1")
+    batch = types.SimpleNamespace(records=lambda: [stored], stored_at=12.0)
+    log = types.SimpleNamespace(removed=[], batches=[batch])
+    cluster = FakeCluster()
+    topic: Any = types.SimpleNamespace(partitions=[types.SimpleNamespace(log=log)])
+    cluster.topics["t"] = topic
+    request = types.SimpleNamespace(sent_at=10.0, partition=0)
+    wire: Any = types.SimpleNamespace(
+        sequences=lambda _: [(request, 0, n, b"%d" % n) for n in range(first_sent, 2)]
+    )
+    load: Any = types.SimpleNamespace(attempts=attempts)
+    fate: Any = types.SimpleNamespace()
+    judge = Judge(COPIES_PLAN, cluster, load, fate, wire, math.inf)
+    judge.by_value = {attempt.value: attempt for attempt in attempts}
+    return judge._begins_rightly("('t', 0): producer 7 begins at 1")
+
+
+IN_DOUBT = DeliveryTimeout("", outcome=Outcome.UNKNOWN)
+
+
+def test_log_may_begin_behind_a_record_that_was_given_up_in_doubt() -> None:
+    assert begins_rightly(IN_DOUBT)
+
+
+def test_log_that_begins_above_the_first_sequence_for_no_reason_is_found() -> None:
+    assert not begins_rightly(None)
+    assert not begins_rightly(DeliveryTimeout("", outcome=Outcome.REJECTED))
+    assert not begins_rightly(IN_DOUBT, settled_at=12.5), "it was still waited for"
+    assert not begins_rightly(IN_DOUBT, first_sent=1), "the first one was never sent"
 
 
 # -- progress once everything is healed -----------------------------------------------------------
 
 
-def waiting_record(number, queue=None):
-    """A record without an outcome, in the queue of a partition of "t" if its call told which."""
-    handle = None if queue is None else types.SimpleNamespace(partition=queue)
+def waiting_record(number: int, queue: int | None = None) -> Attempt:
+    """A record without an outcome, in the queue of a partition of "t" if its call named one."""
+    handle: Any = None if queue is None else types.SimpleNamespace(partition=queue)
     return Attempt(number, "t", None, b"", began=number, started_at=0.0, handle=handle)
 
 
@@ -312,7 +447,9 @@ BEHIND_OTHERS = [waiting_record(0, queue=0), waiting_record(1, queue=0)]
 
 
 @pytest.mark.parametrize("queue", [0, None])
-def test_record_of_any_partition_may_wait_behind_a_partition_that_progresses(queue):
+def test_record_of_any_partition_may_wait_behind_a_partition_that_progresses(
+    queue: int | None,
+) -> None:
     progress = Progress(limit_s=15.0)
     last = waiting_record(9, queue)
     progress.check([*BEHIND_OTHERS, last], at=0.0)
@@ -323,7 +460,7 @@ def test_record_of_any_partition_may_wait_behind_a_partition_that_progresses(que
         progress.check([last], at=43.5)
 
 
-def test_partition_that_stands_still_is_found_although_another_one_progresses():
+def test_partition_that_stands_still_is_found_although_another_one_progresses() -> None:
     progress = Progress(limit_s=15.0)
     stuck = waiting_record(9, queue=1)
     progress.check([*BEHIND_OTHERS, stuck], at=0.0)
@@ -332,7 +469,7 @@ def test_partition_that_stands_still_is_found_although_another_one_progresses():
         progress.check([*BEHIND_OTHERS[1:], stuck], at=15.5)
 
 
-def test_records_of_unknown_partitions_are_found_once_nothing_progresses():
+def test_records_of_unknown_partitions_are_found_once_nothing_progresses() -> None:
     progress = Progress(limit_s=15.0)
     for at in (0.0, 15.0):
         progress.check([*BEHIND_OTHERS, waiting_record(9)], at)
@@ -343,19 +480,19 @@ def test_records_of_unknown_partitions_are_found_once_nothing_progresses():
 # -- seeds that would not end ---------------------------------------------------------------------
 
 
-def healing_seed():
+def healing_seed() -> int:
     return next(s for s in range(100) if plan_of(s).ending == "heal" and not plan_of(s).last_fault)
 
 
-async def sleep_for_ever(step_s):
+async def sleep_for_ever(step_s: float) -> None:
     for _ in itertools.count():
         await asyncio.sleep(step_s)
 
 
-def test_seed_whose_records_are_refused_at_once_ends(monkeypatch):
+def test_seed_whose_records_are_refused_at_once_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     """No time passes in a call that a failed producer refuses."""
 
-    async def refused(self, *args, **options):
+    async def refused(self: Any, *args: Any, **options: Any) -> None:
         raise ProducerFailed("the producer failed and cannot be used any more")
 
     monkeypatch.setattr(Producer, "send", refused)
@@ -363,27 +500,27 @@ def test_seed_whose_records_are_refused_at_once_ends(monkeypatch):
         run_seed(healing_seed())
 
 
-def test_seed_that_never_ends_is_ended_by_its_virtual_time(monkeypatch):
+def test_seed_that_never_ends_is_ended_by_its_virtual_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Simulation, "_fresh_records", lambda self: sleep_for_ever(1.0))
     with pytest.raises(VirtualTimeLimit, match="still running at virtual time"):
         run_seed(healing_seed())
 
 
-def test_seed_whose_clock_creeps_is_ended_by_its_passes(monkeypatch):
+def test_seed_whose_clock_creeps_is_ended_by_its_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_module, "MOST_PASSES", 30_000)
     monkeypatch.setattr(Simulation, "_fresh_records", lambda self: sleep_for_ever(1e-6))
     with pytest.raises(LivelockError, match="30000 loop passes until virtual time"):
         run_seed(healing_seed())
 
 
-def test_healthy_seeds_stay_far_from_what_ends_them(monkeypatch):
+def test_healthy_seeds_stay_far_from_what_ends_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_module, "MOST_PASSES", run_module.MOST_PASSES // 10)
     monkeypatch.setattr(run_module, "LONGEST_S", run_module.LONGEST_S / 10)
     for seed in range(24, 36):
         run_seed(seed)
 
 
-def test_mild_judgments_are_counted_by_name():
+def test_mild_judgments_are_counted_by_name() -> None:
     totals = Totals()
     for seed, found in outcomes(range(40, 60), jobs=1):
         totals.add(seed, found)
@@ -399,7 +536,7 @@ def test_mild_judgments_are_counted_by_name():
     assert totals.too_mild() == ["copies"]
 
 
-def test_a_stall_is_slack_only_for_what_it_delayed():
+def test_a_stall_is_slack_only_for_what_it_delayed() -> None:
     fate = object.__new__(Misfortunes)
     fate.stalls = [(10.0, 50.0), (60.0, 64.0)]
     assert fate.stalled_s() == 44.0
@@ -408,7 +545,7 @@ def test_a_stall_is_slack_only_for_what_it_delayed():
     assert fate.stalled_s(61.0, 100.0) == 3.0
 
 
-def test_slices_begin_at_multiples_of_their_size():
+def test_slices_begin_at_multiples_of_their_size() -> None:
     assert slices(range(2_500), 1_000) == [
         range(1_000), range(1_000, 2_000), range(2_000, 2_500),
     ]  # fmt: skip
@@ -416,7 +553,9 @@ def test_slices_begin_at_multiples_of_their_size():
     assert slices(range(7, 8), 1_000) == [range(7, 8)]
 
 
-def test_a_journal_remembers_slices_of_the_same_code(tmp_path, monkeypatch):
+def test_a_journal_remembers_slices_of_the_same_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "deep" / "journal"
     totals, whole = Totals(), Totals()
     for seed, found in outcomes(range(50, 53), jobs=1):
@@ -435,8 +574,8 @@ def test_a_journal_remembers_slices_of_the_same_code(tmp_path, monkeypatch):
     assert Journal(path).find(range(50, 54)) is None
 
 
-def test_a_broken_seed_is_reported_with_its_plan(monkeypatch):
-    def broken(self):
+def test_a_broken_seed_is_reported_with_its_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(self: Any) -> None:
         raise AssertionError("promise broken")
 
     monkeypatch.setattr("tests.simulation.run.Simulation._judge", broken)

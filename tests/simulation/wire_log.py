@@ -1,7 +1,7 @@
 """What the producer handed to its connections and what came back, read from the bytes.
 
-The judge knows by it which records were ever in a Produce request, and which code the client was
-told for each attempt: what an error says of a record can be compared with what it was told.
+The judge knows by it which records were ever in a Produce request, and which code the client
+got for each attempt: what an error says of a record can be compared with the responses.
 """
 
 from __future__ import annotations
@@ -69,8 +69,9 @@ class Attempt:
 
     Attributes:
         heard_at: inf without an answer.
-        code: what the client was told for its partition; None without an answer, or if the answer
+        code: what the client received for its partition; None without an answer, or if the answer
             left the partition out.
+        partition: index of the partition it was sent to.
     """
 
     sent_at: float
@@ -78,6 +79,7 @@ class Attempt:
     version: int
     acks: int
     code: int | None
+    partition: int
 
 
 class Wire:
@@ -164,6 +166,14 @@ class Wire:
                         _note_records(self._unwritten_attempts, batch, attempt)
         return self._unwritten_attempts.get(value, [])
 
+    def sequences(self, producer_id: int) -> Iterator[tuple[Attempt, int, int, bytes]]:
+        """Each record sent under this producer id, with its epoch, sequence and value."""
+        for each in self.exchanges():
+            for batch, attempt in _batches(each) if each.api_key == PRODUCE else ():
+                if batch.producer_id == producer_id:
+                    for sequence, record in enumerate(batch.records, batch.base_sequence):
+                        yield attempt, batch.epoch, sequence, record.value or b""
+
     def hasty(self, api_key: int) -> tuple[int, int]:
         """Requests of an API that left within less than the shortest backoff after one before them
         for the same thing, and all of its requests. An answer that asks for haste excuses, and so
@@ -240,6 +250,7 @@ def _batches(exchange: Exchange) -> Iterator[tuple[Batch, Attempt]]:
                 exchange.version,
                 request.acks,
                 codes.get((name, item.index)),
+                item.index,
             )
             try:
                 yield read_batch(bytes(item.records), produce_version=exchange.version), attempt

@@ -1,5 +1,5 @@
-"""The application of a simulation: hands records over in every way there is and notes what it is
-told, with an order of events that virtual time alone does not give."""
+"""The application of a simulation: submits records in every way there is and notes the
+results, with an order of events that virtual time alone does not give."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import random
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from aiokprod._core.batch import Delivery, RecordMetadata
@@ -18,6 +19,7 @@ from aiokprod.producer import Producer
 from tests.scenarios.scenario_helpers import now
 from tests.simulation.call_interrupts import Injector, Interrupt, TimeUp, stepped
 from tests.simulation.seeds import PARTITIONS, TOPICS, Plan
+from tests.simulation.user_objects import HookError, HookInterrupt
 
 CALLS = 6
 """Calls during which an injector may strike."""
@@ -25,6 +27,9 @@ GROUP_MAX = 5
 """Records of one `send_many`."""
 
 Result = RecordMetadata | BaseException
+
+REFUSED = (KafkaError, HookError, HookInterrupt)
+"""What a call may raise of itself, or because of an object of the application."""
 
 
 def key_of(number: int) -> bytes | None:
@@ -37,20 +42,29 @@ def headers_of(number: int) -> tuple[tuple[str, bytes], ...]:
     return () if number % 5 else (("number", b"%d" % number),)
 
 
+def bare(error: BaseException) -> BaseException:
+    """The error without its frames and those of its contexts, which hold what was interrupted."""
+    found: BaseException | None = error
+    while found is not None:
+        found.__traceback__ = None
+        found = found.__context__
+    return error
+
+
 @dataclass(eq=False)
 class Attempt:
-    """One record handed over.
+    """One record submitted.
 
     Attributes:
         partition: asked for; None: the producer's choice.
         began, admitted: numbers of the events "the call began" and "the record was taken over";
             what was admitted before another call began stands before it (P3).
-        admitted_at: when it was known to be taken over; None: it was not, or no call told.
+        admitted_at: when it was known to be admitted; None: it was not, or no call reported it.
         limit_s: the caller's own time limit.
         handle: its `Delivery`, where the way of sending gives one.
-        task: where it was handed over; None: in the simulation's own task.
-        group: what was handed over in the same call (send_many), itself included.
-        is_immediate: handed over by a call that does not wait (try_submit).
+        task: where it was submitted; None: in the simulation's own task.
+        group: what was submitted in the same call (send_many), itself included.
+        is_immediate: submitted by a call that does not wait (try_submit).
         is_struck: an injector struck inside the call, which may have raised anything.
     """
 
@@ -112,6 +126,8 @@ class Load:
         self.cancelled: set[asyncio.Task[Any]] = set()
         self._events = itertools.count(1)
         self._is_within = False
+        self._calls: list[Attempt] = []  # those that an injector may strike
+        self.touched: set[int] = set()  # numbers of records within whose calls one raised
         self._ways = (
             self._send, self._send_within, self._submit, self._submit, self._try_submit,
             self._send_many,
@@ -133,7 +149,7 @@ class Load:
             task.add_done_callback(lambda done: self._if_never_begun(attempt))
 
     def cancel_one(self) -> None:
-        """Somebody loses patience."""
+        """A caller cancels its call."""
         recent = [task for task in self.tasks[-30:] if not task.done()]
         if recent:
             task = self.rng.choice(recent)
@@ -145,7 +161,7 @@ class Load:
         return [attempt for attempt in self.attempts if attempt.result is None]
 
     def submit_later(self, topic: str, partition: int, size: int | None = None) -> Attempt:
-        """Hand one record over in a task of its own."""
+        """Submit one record in a separate task."""
         attempt = self._new(topic, partition, size)
         attempt.task = self._spawn(self._submit(attempt))
         return attempt
@@ -154,7 +170,12 @@ class Load:
 
     def interrupt(self, step: int, error: type[BaseException]) -> None:
         """A signal handler raises inside one of the next calls."""
-        self._call_under(step, lambda: _raise(error()))
+
+        def strike() -> None:
+            self.touched.update(attempt.number for attempt in self._calls)
+            raise error
+
+        self._call_under(step, strike)
 
     def reenter(self, step: int) -> None:
         """A signal handler or a finalizer submits inside one of the next calls."""
@@ -185,17 +206,20 @@ class Load:
 
     def _try_now(self, attempt: Attempt, injector: Injector | None = None) -> None:
         under = contextlib.nullcontext() if injector is None else injector.armed()
+        self._calls.append(attempt)
         try:
             with under:
                 handle = self.producer.try_submit(attempt.topic, attempt.value, **attempt.options)
-        except (KafkaError, Interrupt, TimeUp) as error:
+        except (*REFUSED, Interrupt, TimeUp) as error:
             attempt.is_struck = isinstance(error, Interrupt | TimeUp)
-            self._end(attempt, error.with_traceback(None))  # its frames hold what was interrupted
+            self._end(attempt, bare(error))
             if attempt.is_struck and injector is None:
                 raise  # through the call that this one is within
             return
+        finally:
+            self._calls.remove(attempt)
         self._admit(attempt, handle)
-        handle.add_done_callback(lambda done, a=attempt: self._from_handle(a))
+        handle.add_done_callback(partial(self._on_done, attempt))
 
     async def _submit_under(self, injector: Injector) -> None:
         """Some records of one partition, one after the other, until the injector strikes."""
@@ -203,18 +227,21 @@ class Load:
         for _ in range(CALLS):
             attempt = self._new(topic, partition)
             attempt.task = asyncio.current_task()
+            self._calls.append(attempt)
             try:
                 with injector.armed():
                     submitting = self.producer.submit(topic, attempt.value, **attempt.options)
                 handle = await stepped(submitting, injector)
-            except (KafkaError, Interrupt, TimeUp, asyncio.CancelledError) as error:
+            except (*REFUSED, Interrupt, TimeUp, asyncio.CancelledError) as error:
                 attempt.is_struck = isinstance(error, Interrupt | TimeUp)
-                self._end(attempt, error.with_traceback(None))
+                self._end(attempt, bare(error))
                 if isinstance(error, asyncio.CancelledError):
                     return
                 continue
+            finally:
+                self._calls.remove(attempt)
             self._admit(attempt, handle)
-            handle.add_done_callback(lambda done, a=attempt: self._from_handle(a))
+            handle.add_done_callback(partial(self._on_done, attempt))
 
     # -- ways of sending ------------------------------------------------------------------------
 
@@ -230,8 +257,10 @@ class Load:
         await self._settle(attempt, sending)
 
     async def _submit(self, attempt: Attempt) -> None:
-        submitting = self.producer.submit(attempt.topic, attempt.value, **attempt.options)
-        await self._settle(attempt, self._taken_over(attempt, submitting))
+        async def submit() -> Delivery:  # an object of the application may raise at the call
+            return await self.producer.submit(attempt.topic, attempt.value, **attempt.options)
+
+        await self._settle(attempt, self._taken_over(attempt, submit()))
 
     async def _try_submit(self, attempt: Attempt) -> None:
         attempt.is_immediate = True
@@ -248,7 +277,7 @@ class Load:
         group = [first, *(self._new(first.topic, partition) for _ in range(more))]
         for each in group:
             each.group, each.task = group, first.task
-        columns = {
+        columns: dict[str, Any] = {
             "values": [each.value for each in group],
             "keys": [key_of(each.number) for each in group],
             "headers": [headers_of(each.number) for each in group],
@@ -256,15 +285,16 @@ class Load:
         }
         try:
             result = await self.producer.send_many(first.topic, partition=partition, **columns)
-        except (KafkaError, asyncio.CancelledError) as error:
+        except (*REFUSED, asyncio.CancelledError) as error:
             for each in group:
                 self._end(each, error)
             return
         for index, each in enumerate(group):
-            error = result.errors.get(index)
+            failure = result.errors.get(index)
             offset = result.offsets[index]
             self._end(
-                each, error or RecordMetadata(each.topic, partition, offset, 0, -1, len(each.value))
+                each,
+                failure or RecordMetadata(each.topic, partition, offset, 0, -1, len(each.value)),
             )
 
     async def _burst(self) -> None:
@@ -274,16 +304,15 @@ class Load:
         for _ in range(self.rng.randrange(2, 8)):
             attempt = self._new(topic, partition)
             attempt.task = asyncio.current_task()
-            submitting = self.producer.submit(topic, attempt.value, **attempt.options)
             try:
-                handle = await submitting
-            except (KafkaError, asyncio.CancelledError) as error:
+                handle = await self.producer.submit(topic, attempt.value, **attempt.options)
+            except (*REFUSED, asyncio.CancelledError) as error:
                 self._end(attempt, error)
                 if isinstance(error, asyncio.CancelledError):
                     break
                 continue
             self._admit(attempt, handle)
-            handle.add_done_callback(lambda done, a=attempt: self._from_handle(a))
+            handle.add_done_callback(partial(self._on_done, attempt))
             waits.append(handle)
         if waits and self.rng.random() < 0.3:
             await asyncio.gather(*waits, return_exceptions=True)
@@ -291,7 +320,7 @@ class Load:
     # -- bystanders -----------------------------------------------------------------------------
 
     async def _flush(self) -> None:
-        """When flush returns, everything handed over before it has an outcome."""
+        """When flush returns, everything submitted before it has an outcome."""
         before = next(self._events)
         handed = [a for a in self.attempts if a.handle is not None and (a.admitted or 0) < before]
         timeout = self.rng.choice((None, 0.5))
@@ -312,7 +341,7 @@ class Load:
     # -- inside ---------------------------------------------------------------------------------
 
     def _spawn(self, coroutine: Any) -> asyncio.Task[Any]:
-        task = asyncio.ensure_future(coroutine)
+        task: asyncio.Task[Any] = asyncio.ensure_future(coroutine)
         self.tasks.append(task)
         return task
 
@@ -351,12 +380,10 @@ class Load:
     async def _settle(self, attempt: Attempt, sending: Any) -> None:
         try:
             self._end(attempt, await sending)
-        except (KafkaError, asyncio.CancelledError) as error:
+        except (*REFUSED, asyncio.CancelledError) as error:
             self._end(attempt, error)
 
-    def _from_handle(self, attempt: Attempt) -> None:
-        handle = attempt.handle
-        assert handle is not None
+    def _on_done(self, attempt: Attempt, handle: Delivery) -> None:
         if handle.cancelled():
             self._end(attempt, asyncio.CancelledError())
             return
@@ -396,7 +423,3 @@ class Habit:
         self._seen += 1
         if self.load is not None and self._seen % 5 == 0:
             self.load.submit_within()
-
-
-def _raise(error: BaseException) -> None:
-    raise error

@@ -3,7 +3,7 @@
     python -m tests.soak --hours 0.5                 half of the measured peak rate
     python -m tests.soak --hours 6 --rate 20000
 
-The brokers are the ones in the confluent-kafka wheel, in a process of their own: they keep little
+The brokers are the ones in the confluent-kafka wheel, in a separate process: they keep little
 memory and no disk, so that hours of load cost nothing but time. Faults come from a TCP proxy, and
 from stopping the brokers' process. Warm-up plays every fault three times; what counts are the
 samples after it, taken while nothing is broken.

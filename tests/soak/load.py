@@ -52,7 +52,7 @@ class Load:
         refused: records that `submit` did not take.
         visitors, strays: producers that lived for a record, and errors of those.
         errors: of sampled records and of visitors, by kind.
-        latencies: seconds from hand-over to acknowledgment of sampled records; the reader empties
+        latencies: seconds from submission to acknowledgment of sampled records; the reader empties
             it.
         lag: longest delay of a timer since the reader set it to 0.
     """

@@ -39,8 +39,8 @@ Sample = dict[str, float]
 
 @dataclass(frozen=True)
 class Verdict:
-    """On one promise; `word` says in which way it was kept or broken. `good` is None if that could
-    not be told."""
+    """On one promise; `word` says in which way it was kept or broken. `good` is None if that is
+    unknown."""
 
     good: bool | None
     word: str

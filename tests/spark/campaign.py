@@ -2,7 +2,7 @@
 
     python -m tests.spark.campaign --kills 20 --delivery exactly_once
 
-The stream runs on a master of its own: local-cluster[2,1,1024], so that executors are processes.
+The stream runs on a separate master: local-cluster[2,1,1024], so that executors are processes.
 The driver is started again whenever it is gone. At the end the topic is read back by an
 independent client.
 """
@@ -20,6 +20,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 from aiokprod.testing.kafka_cluster import KafkaCluster
 from tests.spark.integration.spark_helpers import read_back, stable
@@ -47,7 +48,7 @@ def stream(servers: str, topic: str, folder: str, delivery: str, master: str) ->
         .config("spark.log.level", "OFF")
         .getOrCreate()
     )
-    options = {"delivery": delivery}
+    options: dict[str, Any] = {"delivery": delivery}
     if delivery == "exactly_once":
         options["transactionalIdPrefix"] = "campaign"
     frame = rate(spark, ROWS, PARTS)
@@ -107,7 +108,7 @@ class Campaign:
         self.log = (self.folder / "driver.log").open("ab")
 
     def start(self) -> None:
-        """A new driver process, in a group of its own."""
+        """A new driver process, in a separate group."""
         self.starts += 1
         command = [sys.executable, "-m", "tests.spark.campaign", "--stream", self.servers]
         command += [self.topic, str(self.folder), self.arguments.delivery, self.arguments.master]

@@ -348,7 +348,7 @@ class Query:
         return [await self.task(batch, number, rows) for number, rows in enumerate(parts)]
 
     async def commit(self, messages: list[Prepared], batch: int | None = None) -> None:
-        """The driver's commit, by a writer of its own, as Spark makes one for each."""
+        """The driver's commit, by a separate writer, as Spark makes one for each."""
         await TransactionEnder(self.options, batch).commit(messages)
 
     async def abort(self, messages: list[Prepared], batch: int | None = None) -> None:

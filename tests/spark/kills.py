@@ -117,8 +117,12 @@ class Spark:
         if self._unlucky(self._share / 2):
             self.killed["driver"] += 1
             return False  # the driver died between the tasks and the commit
-        (outcome,) = self._run([Child(lambda: query.writer().commit(messages, batch) or "done")],
-                               "commit")  # fmt: skip
+
+        def commit() -> str:
+            query.writer().commit(messages, batch)
+            return "done"
+
+        (outcome,) = self._run([Child(commit)], "commit")
         if outcome == "done":
             if self._unlucky(self._share / 2):
                 self.killed["note"] += 1

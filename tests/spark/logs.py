@@ -25,7 +25,7 @@ from aiokprod._wire.messages.list_offsets import (
     ListOffsetsResponse,
     ListOffsetsTopicResponse,
 )
-from aiokprod._wire.record_batch import batch_header, place
+from aiokprod._wire.record_batch import batch_header, with_offset
 from aiokprod.errors import Code
 from aiokprod.testing.fake_cluster.control import Reaction
 from aiokprod.testing.fake_cluster.framing import Request
@@ -141,7 +141,7 @@ class Log:
     def _put(
         self, data: bytes, count: int, producer: int, transactional: bool, marker: bool | None
     ) -> None:
-        stored = place(data, self._next, 3)
+        stored = with_offset(data, self._next, 3)
         self.batches.append(Stored(self._next, count, stored, producer, transactional, marker))
         self._next += count
 

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from aiokprod._client.cluster_client import ClusterClient
+from aiokprod._wire.compression import CODEC_NAMES
 from aiokprod._wire.messages.fetch import FetchResponse
 from aiokprod._wire.messages.list_offsets import ListOffsetsResponse
 from aiokprod.config import ProducerConfig
@@ -43,6 +44,7 @@ from tests.spark.logs import (
     fetch_answer,
     offsets_answer,
 )
+from tests.virtual_time import in_virtual_time
 
 MAX_REQUEST_S = 10.0
 """How long one request waits for its answer."""
@@ -112,27 +114,10 @@ def texts(columns: dict[str, Any]) -> list[str]:
     return [f"{offset}:{value}" for offset, value in zip(offsets, values, strict=True)]
 
 
-def in_virtual_time(function: Callable[..., Awaitable[None]]) -> Any:
-    """Runs an asynchronous test, whose only argument of pytest is `case`, if any."""
-    if function.__code__.co_argcount:
-
-        def with_case(case: Any) -> None:
-            run(lambda: function(case))
-
-        with_case.__name__ = function.__name__
-        return with_case
-
-    def plain() -> None:
-        run(function)
-
-    plain.__name__ = function.__name__
-    return plain
-
-
 # -- what is read ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("case", range(5), ids=["none", "gzip", "snappy", "lz4", "zstd"])
+@pytest.mark.parametrize("case", range(len(CODEC_NAMES)), ids=CODEC_NAMES)
 @in_virtual_time
 async def test_records_of_every_codec_are_read(case: int) -> None:
     async with World() as harness:
@@ -602,7 +587,7 @@ async def test_first_and_next_offset_of_a_partition(case: int) -> None:
     """Brokers before ListOffsets v2 know no last stable offset: they have no transactions."""
     async with World(list_offsets=case) as harness:
         seen: list[Any] = []
-        harness.cluster.control(LIST_OFFSETS, lambda request: seen.append(request))  # type: ignore[arg-type]
+        harness.cluster.control(LIST_OFFSETS, lambda request: seen.append(request))
         for batch in ("abc", "de"):
             harness.log.write(*batch)
         harness.log.start = 2

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -16,7 +15,8 @@ from aiokprod.errors import Code, KafkaError, KafkaTimeout
 from aiokprod.spark.markers import Marker, UnstableMarker, is_task_id, marked_topics, read_marker
 from aiokprod.testing.fake_cluster.control import Reaction, answer
 from aiokprod.testing.fake_cluster.framing import Request
-from tests.spark.cluster import OFFSET_FETCH, SparkCluster, _Offset, offsets_answer, run
+from tests.spark.cluster import OFFSET_FETCH, SparkCluster, _Offset, offsets_answer
+from tests.virtual_time import in_virtual_time
 
 GROUP = "p.q.0"
 
@@ -67,29 +67,12 @@ def refused(request: Request, code: int, *, of: str) -> Reaction:
     return answer(offsets_answer(GROUP, {"t": one}, version=request.version))
 
 
-def in_virtual_time(function: Callable[..., Awaitable[None]]) -> Any:
-    """Runs an asynchronous test, whose only argument of pytest is `case`, if any."""
-    if function.__code__.co_argcount:
-
-        def with_case(case: Any) -> None:
-            run(lambda: function(case))
-
-        with_case.__name__ = function.__name__
-        return with_case
-
-    def plain() -> None:
-        run(function)
-
-    plain.__name__ = function.__name__
-    return plain
-
-
 @pytest.mark.parametrize("case", [2, 6, 7, 8, 9, 10])
 @in_virtual_time
 async def test_marker_is_read_from_brokers_of_any_age(case: int) -> None:
     async with World((1, case)) as harness:
         seen: list[Any] = []
-        harness.cluster.control(OFFSET_FETCH, lambda request: seen.append(request))  # type: ignore[arg-type]
+        harness.cluster.control(OFFSET_FETCH, lambda request: seen.append(request))
         assert await harness.read() is None
         assert await marked_topics(harness.session, GROUP, harness.loop.time() + 30.0) == []
         marker = Marker(7, 3, 0xABC, 2, 5)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import pickle
 import traceback
-from collections.abc import Iterator
+from collections.abc import Generator
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -375,7 +375,7 @@ def test_rows_for_another_topic_have_another_hash() -> None:
 def test_reader_that_is_left_early_masks_nothing_of_its_caller() -> None:
     value = "canary-secret"
 
-    def rows() -> Iterator[int]:
+    def rows() -> Generator[int, None, None]:
         with redacted({"kafka.sasl.password": value}):
             yield 1
 

@@ -88,7 +88,7 @@ def test_topic_that_is_there_is_found_on_brokers_of_any_age(
     async def main() -> None:
         cluster = with_topic(profile=profile)
         allow(cluster, WRITE | DESCRIBE)
-        cluster.control(METADATA, lambda request: seen.append(request))  # type: ignore[arg-type]
+        cluster.control(METADATA, lambda request: seen.append(request))
         assert await check(monkeypatch, cluster) < 1.0
         assert cluster.violations == []
 
@@ -106,7 +106,7 @@ def test_query_with_a_topic_column_asks_for_no_topic(monkeypatch: pytest.MonkeyP
 
     async def main() -> None:
         cluster = FakeCluster()
-        cluster.control(METADATA, lambda request: seen.append(request))  # type: ignore[arg-type]
+        cluster.control(METADATA, lambda request: seen.append(request))
         environment = cluster.environment()
         monkeypatch.setattr(
             module, "ClusterClient", partial(ClusterClient, environment=environment)

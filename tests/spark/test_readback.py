@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -25,7 +26,7 @@ RECORD = st.tuples(
 )
 
 
-def built(rows: list[tuple[int, bytes | None, bytes | None, list]]) -> bytes:
+def built(rows: list[tuple[int, bytes | None, bytes | None, list[Any]]]) -> bytes:
     """A batch by the reference encoder."""
     records = [PlainRecord(*row) for row in rows]
     base = records[0].timestamp
@@ -52,7 +53,7 @@ def add(columns: RecordColumns, batch: RecordBatch, first: int = 0, end: int = 2
 
 @given(st.lists(RECORD, min_size=1, max_size=20))
 @settings(max_examples=60, deadline=None)
-def test_readback_equals_the_reference_reader(rows: list) -> None:
+def test_readback_equals_the_reference_reader(rows: list[Any]) -> None:
     (batch,) = read_batches(built(rows))
     table = record_batch("t", 3, columns_of(batch).take())
     table.validate(full=True)
@@ -72,7 +73,7 @@ def test_readback_equals_the_reference_reader(rows: list) -> None:
 
 @given(st.lists(RECORD, min_size=1, max_size=5), st.randoms())
 @settings(max_examples=60, deadline=None)
-def test_readback_of_damaged_bytes_raises_or_reads(rows: list, rng: random.Random) -> None:
+def test_readback_of_damaged_bytes_raises_or_reads(rows: list[Any], rng: random.Random) -> None:
     """Never more than the bytes that are there: the sanitiser of the test is the length check."""
     (batch,) = read_batches(built(rows))
     damaged = bytearray(batch.payload)
@@ -102,7 +103,7 @@ def test_readback_takes_the_range_only_and_starts_afresh() -> None:
 
 
 def test_readback_headers_start_afresh_after_they_were_taken() -> None:
-    rows: list[tuple[int, bytes | None, bytes | None, list]] = [
+    rows: list[tuple[int, bytes | None, bytes | None, list[Any]]] = [
         (1, b"k", b"v", [("a", b"1"), ("b", None)]),
         (2, b"k", b"v", [("c", b"3")]),
     ]
@@ -149,13 +150,13 @@ def test_hash_is_the_same_for_every_order_split_and_width(
 
 @given(ROWS, ROWS)
 @settings(max_examples=100, deadline=None)
-def test_hash_tells_different_rows_apart(one: list, other: list) -> None:
+def test_hash_tells_different_rows_apart(one: list[Any], other: list[Any]) -> None:
     same = sorted(map(repr, one)) == sorted(map(repr, other))
     assert (hash_rows(table_of(one)) == hash_rows(table_of(other))) is same
 
 
 def test_hash_tells_null_from_empty_and_key_from_value() -> None:
-    tables = [[(None, b"")], [(b"", None)], [(b"", b"")], [(None, None)], [(b"a", b"b")],
+    tables: list[Any] = [[(None, b"")], [(b"", None)], [(b"", b"")], [(None, None)], [(b"a", b"b")],
               [(b"b", b"a")], [(b"ab", b"")], [(b"", b"ab")]]  # fmt: skip
     assert len({hash_rows(table_of(rows)) for rows in tables}) == len(tables)
 
@@ -181,8 +182,10 @@ INTEGER = st.none() | st.integers(-(2**15), 2**15 - 1)
 WIDE_ROW = st.tuples(HEADERS, INTEGER, INTEGER)
 
 
-def wide_table(rows: list[tuple], *, large: bool = False, swapped: bool = False) -> pa.RecordBatch:
-    """Headers, partition and timestamp, in one or the other of the types Spark hands over."""
+def wide_table(
+    rows: list[tuple[Any, ...]], *, large: bool = False, swapped: bool = False
+) -> pa.RecordBatch:
+    """Headers, partition and timestamp, in one or the other of the types Spark passes."""
     fields = list(HEADER_TYPE)[:: -1 if swapped else 1]
     lists = (pa.large_list if large else pa.list_)(pa.struct(fields))
     stamps = pa.timestamp("us", tz="Asia/Kathmandu" if large else "UTC")
@@ -198,7 +201,7 @@ def wide_table(rows: list[tuple], *, large: bool = False, swapped: bool = False)
 @given(st.lists(WIDE_ROW, max_size=12), st.randoms())
 @settings(max_examples=80, deadline=None)
 def test_hash_of_headers_partition_and_timestamp_is_the_same_for_every_order_split_and_type(
-    rows: list[tuple], rng: random.Random
+    rows: list[tuple[Any, ...]], rng: random.Random
 ) -> None:
     whole = hash_rows(wide_table(rows))
     assert hash_rows(wide_table(rng.sample(rows, len(rows)))) == whole
@@ -212,7 +215,7 @@ def test_hash_of_headers_partition_and_timestamp_is_the_same_for_every_order_spl
 @given(st.lists(WIDE_ROW, max_size=6), st.lists(WIDE_ROW, max_size=6))
 @settings(max_examples=150, deadline=None)
 def test_hash_tells_different_headers_partitions_and_timestamps_apart(
-    one: list[tuple], other: list[tuple]
+    one: list[tuple[Any, ...]], other: list[tuple[Any, ...]]
 ) -> None:
     same = sorted(map(repr, one)) == sorted(map(repr, other))
     assert (hash_rows(wide_table(one)) == hash_rows(wide_table(other))) is same
@@ -220,9 +223,10 @@ def test_hash_tells_different_headers_partitions_and_timestamps_apart(
 
 def test_hash_tells_headers_of_one_row_from_those_of_the_next() -> None:
     one, two = {"key": "a", "value": b"1"}, {"key": "b", "value": b"2"}
-    tables = [[[one], [two]], [[one, two], []], [[two, one], []], [[one, two], None],
-              [[one], [{"key": "b", "value": None}]],
-              [[one], [{"key": "b2", "value": b""}]]]  # fmt: skip
+    tables: list[list[Any]] = [
+        [[one], [two]], [[one, two], []], [[two, one], []], [[one, two], None],
+        [[one], [{"key": "b", "value": None}]], [[one], [{"key": "b2", "value": b""}]],
+    ]  # fmt: skip
     found = {hash_rows(wide_table([(h, 1, 2) for h in table])) for table in tables}
     assert len(found) == len(tables)
 

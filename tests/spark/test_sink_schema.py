@@ -114,7 +114,7 @@ def test_schema_no_topic() -> None:
 
 
 def test_schema_column_that_is_there_twice_is_refused() -> None:
-    """Spark allows it; which of them is meant cannot be told."""
+    """Spark allows it; which of them is meant is unknown."""
     value, key = t.StructField("value", t.BinaryType()), t.StructField("key", t.StringType())
     with pytest.raises(ConfigError) as caught:
         check_schema(t.StructType([value, key, key]), topic="t", unknown_columns="ignore")

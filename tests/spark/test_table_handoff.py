@@ -1,6 +1,8 @@
-"""The seam between RecordBatches and the producer: what is told of rows that failed."""
+"""The interface between RecordBatches and the producer: what is reported of rows that failed."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -8,34 +10,47 @@ import pytest
 from aiokprod import AbortableTransactionError, ConfigError
 from aiokprod._client.bulk_result import wait_settled
 from aiokprod.errors import Code
+from aiokprod.producer import Producer
 from aiokprod.records import TopicPartition
 from aiokprod.spark.failures import Counts
-from aiokprod.spark.table_handoff import TableHandoff, hand_over
+from aiokprod.spark.table_handoff import TableHandoff, submit_table
 from aiokprod.spark.task_sender import TaskSender
-from tests.scenarios.scenario_helpers import scenario
+from aiokprod.testing.fake_cluster import FakeCluster
+from tests.scenarios.scenario_helpers import History, scenario
+
+
+def cores_of(handed: TableHandoff) -> list[Any]:
+    return list(handed.cores)
 
 
 @scenario(partitions=1, topic="a")
-async def test_failure_is_told_with_the_topic_of_its_row(cluster, producer, history):
+async def test_failure_is_told_with_the_topic_of_its_row(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     cluster.create_topic("b", 1)
     cluster.fail_produce(TopicPartition("b", 0), Code.TOPIC_AUTHORIZATION_FAILED)
     table = pa.RecordBatch.from_pydict({"value": [b"1", b"2"], "topic": ["a", "b"]})
     handed = TableHandoff()
-    await hand_over(producer, None, table, handed)
-    await wait_settled(handed.cores)
-    where, error = handed.first_failure()
+    await submit_table(producer, None, table, handed)
+    await wait_settled(cores_of(handed))
+    failure = handed.first_failure()
+    assert failure is not None
+    where, error = failure
     assert where == "b-0"
+    assert error.code is not None
     assert error.code.number == Code.TOPIC_AUTHORIZATION_FAILED
 
 
 @scenario(partitions=1, linger_ms=5_000)
-async def test_hand_over_waits_for_no_outcome(cluster, producer, history):
+async def test_hand_over_waits_for_no_outcome(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     table = pa.RecordBatch.from_pydict({"value": [b"1", b"2"]})
     handed = [TableHandoff(), TableHandoff()]
     for one in handed:
-        await hand_over(producer, "t", table, one)
-    assert [one.admitted for one in handed] == [2, 2]
-    assert not any(core.settled for one in handed for core in one.cores)
+        await submit_table(producer, "t", table, one)
+    assert [one.appended for one in handed] == [2, 2]
+    assert not any(core.settled for one in handed for core in cores_of(one))
     await producer.flush()
     counts = Counts()
     for one in handed:
@@ -45,10 +60,12 @@ async def test_hand_over_waits_for_no_outcome(cluster, producer, history):
 
 
 @scenario(partitions=1, max_request_size=1_000)
-async def test_refused_rows_are_counted_beside_those_in_batches(cluster, producer, history):
+async def test_refused_rows_are_counted_beside_those_in_batches(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     table = pa.RecordBatch.from_pydict({"value": [b"1", b"x" * 2_000, b"3"]})
     handed = TableHandoff()
-    await hand_over(producer, "t", table, handed)
+    await submit_table(producer, "t", table, handed)
     assert list(handed.refused) == [1]
     await producer.flush()
     counts = Counts()
@@ -58,11 +75,13 @@ async def test_refused_rows_are_counted_beside_those_in_batches(cluster, produce
 
 
 @scenario(partitions=1, max_request_size=1_000, transactional_id="x")
-async def test_transaction_with_a_refused_row_is_not_committed(cluster, producer, history):
+async def test_transaction_with_a_refused_row_is_not_committed(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     table = pa.RecordBatch.from_pydict({"value": [b"1", b"x" * 2_000]})
     await producer.start()
     await producer.begin_transaction()
-    await hand_over(producer, "t", table, TableHandoff())
+    await submit_table(producer, "t", table, TableHandoff())
     with pytest.raises(AbortableTransactionError):
         await producer.commit_transaction()
     await producer.abort_transaction()
@@ -70,23 +89,25 @@ async def test_transaction_with_a_refused_row_is_not_committed(cluster, producer
 
 
 @scenario(partitions=1)
-async def test_producer_that_takes_no_tables_says_so(cluster, producer, history):
+async def test_producer_that_takes_no_tables_says_so(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     handed = TableHandoff()
     table = pa.RecordBatch.from_pydict({"key": [b"1"]})
     with pytest.raises(ConfigError, match="value"):
-        await hand_over(producer, "t", table, handed)
-    assert handed.admitted == 0
+        await submit_table(producer, "t", table, handed)
+    assert handed.appended == 0
     await producer.close()
     with pytest.raises(Exception, match="closed"):
-        await hand_over(producer, "t", table, handed)
+        await submit_table(producer, "t", table, handed)
 
 
 @scenario(partitions=1, linger_ms=5_000)
 async def test_what_ended_an_attempt_is_told_not_what_closing_did_to_the_rest(
-    cluster, producer, history
-):
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
     sender = TaskSender(producer, topic="t", transactional=False)
-    await sender.admit(pa.RecordBatch.from_pydict({"value": [b"1", b"2"]}))
+    await sender.submit(pa.RecordBatch.from_pydict({"value": [b"1", b"2"]}))
     sender.blame(ValueError("the reason"))
     await producer.close(0)
     text = str(sender.failure())

@@ -277,6 +277,7 @@ def test_gateway_that_names_keys_otherwise_is_asked_for_one_at_a_time(
 
         def rename(request: Request) -> Reaction:
             keys = request.body.coordinator_keys
+            assert cluster.coordinator_ids is not None
             broker = cluster.brokers[cluster.coordinator_ids[0]]
             return answer(
                 FindCoordinatorResponse(
@@ -348,7 +349,7 @@ async def decision(query: Query) -> tuple[int, int, int] | None:
     """(batch, rows, tasks) of the driver's record."""
     async with TransactionEnder(query.options, 0)._cluster_client() as client:
         found: Marker | None = await read_marker(client, "p.q.driver", client.loop.time() + 9)
-    return found and (found.batch_id, found.rows, found.tasks)
+    return None if found is None else (found.batch_id, found.rows, found.tasks)
 
 
 def test_transaction_that_times_out_while_the_batch_is_decided_is_found_before_the_first_commit(

@@ -331,11 +331,12 @@ def test_orphan_that_cannot_be_fenced_is_told_and_harms_nothing(
 def test_speculation_excludes_transactions(
     harness: World, given: dict[str, str], speculation: str
 ) -> None:
+    more: dict[str, Any] = {SPECULATION: speculation}
     writer = harness.writer(**given)
-    harness.in_task(batch=7 if given is STREAM else None, **{SPECULATION: speculation})
+    harness.in_task(batch=7 if given is STREAM else None, **more)
     with pytest.raises(ConfigError, match=r"excludes spark.speculation=true"):
         writer.write(batches("a"))
-    harness.in_task(**{SPECULATION: speculation})
+    harness.in_task(**more)
     harness.writer(**PLAIN).write(batches("b"))
     assert harness.values() == ["b"]
 
@@ -430,8 +431,8 @@ def test_cancelled_sending_is_waited_for(harness: World, monkeypatch: pytest.Mon
     harness.in_task()
 
     def broken() -> Iterator[pa.RecordBatch]:
+        yield from ()
         raise KeyError("on purpose")
-        yield
 
     with pytest.raises(KeyError, match="on purpose"):
         harness.writer(**PLAIN).write(broken())
@@ -640,7 +641,7 @@ def test_audit_reads_its_range_fetch_by_fetch(harness: World) -> None:
 
 
 def test_audit_of_nothing_gives_no_rows(harness: World) -> None:
-    """Spark runs one task with a partition of its own for a plan without any."""
+    """Spark runs one task with a separate partition for a plan without any."""
     assert list(audit(harness).read(object())) == []
 
 
@@ -649,7 +650,7 @@ def test_audit_that_is_left_early_closes_its_session(harness: World) -> None:
     for batch in ("ab", "cd"):
         log.write(*batch)
     log.limit = 1
-    reader = audit(harness).read(AuditRange("t", 0, 0, 4))
+    reader: Any = audit(harness).read(AuditRange("t", 0, 0, 4))
     assert next(reader).column("value").to_pylist() == [b"a", b"b"]
     reader.close()
 

@@ -149,12 +149,12 @@ def produce(
     topic: str | bytes, partition: int, data: bytes, *, acks: int = -1, timeout_ms: int = 30_000
 ) -> ProduceRequest:
     """A request for one partition; a topic given as bytes is a topic id."""
-    where = {"topic_id": topic} if isinstance(topic, bytes) else {"name": topic}
+    where: dict[str, Any] = {"topic_id": topic} if isinstance(topic, bytes) else {"name": topic}
     part = PartitionProduceData(index=partition, records=data)
     return ProduceRequest(
         acks=acks,
         timeout_ms=timeout_ms,
-        topic_data=[TopicProduceData(partition_data=[part], **where)],  # type: ignore[arg-type]
+        topic_data=[TopicProduceData(partition_data=[part], **where)],
     )
 
 

@@ -6,7 +6,8 @@ from __future__ import annotations
 import pytest
 
 from aiokprod._engine.metadata.schedule import UpdateSchedule
-from tests.detection.search import BUGS, put_back, search, verdict_on
+from tests.detection.bugs import BUGS
+from tests.detection.search import put_back, search, verdict_on
 
 pytestmark = pytest.mark.matrix
 
@@ -32,20 +33,20 @@ MOST = 80
 
 
 @pytest.mark.parametrize("name", QUICK)
-def test_bug_put_back_is_found(name):
+def test_bug_put_back_is_found(name: str) -> None:
     found = search(name, first=0, most=MOST, sample=0)
     assert found.seed is not None, f"{name} survived {MOST} seeds"
     assert verdict_on(found.seed) is None, "without the bug the seed is fine"
 
 
 @pytest.mark.parametrize("name", BUGS)
-def test_bug_fits_the_engine_as_it_is(name):
+def test_bug_fits_the_engine_as_it_is(name: str) -> None:
     """What it replaces can still be called as the engine calls it."""
     with pytest.MonkeyPatch.context() as patch:
         put_back(name, patch)
 
 
-def test_bug_that_does_not_fit_is_no_bug(monkeypatch):
+def test_bug_that_does_not_fit_is_no_bug(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(
         BUGS,
         "stale",
@@ -55,7 +56,7 @@ def test_bug_that_does_not_fit_is_no_bug(monkeypatch):
         put_back("stale", patch)
 
 
-def test_catalogue_has_the_bugs_of_the_twelve_lessons():
+def test_catalogue_has_the_bugs_of_the_twelve_lessons() -> None:
     assert len(BUGS) >= 25
     assert set(QUICK) <= set(BUGS)
     assert all(function.__doc__ for function in BUGS.values())

@@ -3,6 +3,8 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import gzip
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 import pytest
 
@@ -10,6 +12,7 @@ from aiokprod._wire.messages.api_versions import ApiVersionsRequest
 from aiokprod._wire.messages.find_coordinator import FindCoordinatorRequest
 from aiokprod._wire.messages.init_producer_id import InitProducerIdRequest
 from aiokprod._wire.messages.metadata import MetadataRequest, MetadataRequestTopic
+from aiokprod._wire.messages.produce import PartitionProduceResponse
 from aiokprod.errors import Code, DialError
 from aiokprod.testing import fake_cluster as faults
 from aiokprod.testing.fake_cluster import FakeCluster, TopicConfig
@@ -20,7 +23,7 @@ from aiokprod.testing.virtual import run
 from tests.testing.raw_client import Closed, RawClient, batch, only, produce
 
 
-def scenario(function):
+def scenario(function: Callable[[FakeCluster], Coroutine[Any, Any, Any]]) -> Callable[[], None]:
     """Run an async test in virtual time: a cluster of three, a topic "t" of one partition."""
 
     def test() -> None:
@@ -35,14 +38,16 @@ def scenario(function):
     return test
 
 
-async def send(client: RawClient, data: bytes, version: int = 9, **options: int):
+async def send(
+    client: RawClient, data: bytes, version: int = 9, **options: int
+) -> PartitionProduceResponse:
     return only(await client.ask(produce("t", 0, data, **options), version))
 
 
 # -- batches ------------------------------------------------------------------------------------
 
 
-def test_read_batch_returns_records():
+def test_read_batch_returns_records() -> None:
     found = read_batch(batch(b"a", b"b", key=b"k", pid=7, epoch=1, sequence=3), produce_version=9)
     assert [record.value for record in found.records] == [b"a", b"b"]
     assert found.records[0].key == b"k"
@@ -55,7 +60,7 @@ def test_read_batch_returns_records():
     assert found.oddities == ()
 
 
-def test_last_sequence_wraps_to_zero():
+def test_last_sequence_wraps_to_zero() -> None:
     found = read_batch(batch(b"a", b"b", pid=7, epoch=1, sequence=2**31 - 1), produce_version=9)
     assert found.last_sequence == 0
 
@@ -78,31 +83,31 @@ def test_last_sequence_wraps_to_zero():
         ({"pid": 5}, Code.INVALID_RECORD),
     ],
 )
-def test_read_batch_refuses_bad_layout(changes, code):
+def test_read_batch_refuses_bad_layout(changes: dict[str, Any], code: Code) -> None:
     with pytest.raises(BatchRefused) as info:
         read_batch(batch(b"a", b"b", **changes), produce_version=9)
     assert info.value.code == code
 
 
-def test_read_batch_refuses_every_truncation():
+def test_read_batch_refuses_every_truncation() -> None:
     data = batch(b"value", key=b"key", pid=1, epoch=0, sequence=0)
     for size in range(len(data)):
         with pytest.raises(BatchRefused):
             read_batch(data[:size], produce_version=9)
 
 
-def test_read_batch_refuses_zstd_before_v7():
+def test_read_batch_refuses_zstd_before_v7() -> None:
     with pytest.raises(BatchRefused) as info:
         read_batch(batch(b"a", attributes=4), produce_version=6)
     assert info.value.code == Code.UNSUPPORTED_COMPRESSION_TYPE
 
 
-def test_read_batch_names_oddities():
+def test_read_batch_names_oddities() -> None:
     found = read_batch(batch(b"a", base_offset=9, max_timestamp=1), produce_version=9)
     assert len(found.oddities) == 2
 
 
-def test_read_batch_decompresses_gzip():
+def test_read_batch_decompresses_gzip() -> None:
     import crc32c
 
     plain = batch(b"a", b"b")
@@ -117,7 +122,7 @@ def test_read_batch_decompresses_gzip():
 
 
 @scenario
-async def test_produce_appends_and_returns_offsets(cluster):
+async def test_produce_appends_and_returns_offsets(cluster: FakeCluster) -> None:
     client = await RawClient.connect(cluster)
     assert (await send(client, batch(b"a", b"b"))).base_offset == 0
     assert (await send(client, batch(b"c"))).base_offset == 2
@@ -130,7 +135,7 @@ async def test_produce_appends_and_returns_offsets(cluster):
 
 @pytest.mark.matrix
 @pytest.mark.parametrize("version", range(3, 14))
-def test_produce_every_version(version):
+def test_produce_every_version(version: int) -> None:
     async def main() -> None:
         cluster = FakeCluster()
         topic = cluster.create_topic("t", 1)
@@ -144,7 +149,7 @@ def test_produce_every_version(version):
 
 
 @scenario
-async def test_sequence_window_recognises_five_batches_and_no_more(cluster):
+async def test_sequence_window_recognises_five_batches_and_no_more(cluster: FakeCluster) -> None:
     client = await RawClient.connect(cluster)
     for sequence in range(6):
         answer = await send(client, batch(b"%d" % sequence, pid=1, epoch=0, sequence=sequence))
@@ -160,7 +165,7 @@ async def test_sequence_window_recognises_five_batches_and_no_more(cluster):
 
 
 @scenario
-async def test_sequence_gap_is_refused(cluster):
+async def test_sequence_gap_is_refused(cluster: FakeCluster) -> None:
     client = await RawClient.connect(cluster)
     await send(client, batch(b"a", b"b", pid=1, epoch=0, sequence=0))
     answer = await send(client, batch(b"x", pid=1, epoch=0, sequence=3))
@@ -171,7 +176,7 @@ async def test_sequence_gap_is_refused(cluster):
 
 
 @scenario
-async def test_sequence_wraps_from_maximum_to_zero(cluster):
+async def test_sequence_wraps_from_maximum_to_zero(cluster: FakeCluster) -> None:
     client = await RawClient.connect(cluster)
     cluster.forget_producers("t", 0)
     last = 2**31 - 1
@@ -181,7 +186,7 @@ async def test_sequence_wraps_from_maximum_to_zero(cluster):
 
 
 @scenario
-async def test_epoch_bump_restarts_at_zero_and_fences_the_old(cluster):
+async def test_epoch_bump_restarts_at_zero_and_fences_the_old(cluster: FakeCluster) -> None:
     client = await RawClient.connect(cluster)
     await send(client, batch(b"a", pid=1, epoch=0, sequence=0))
     late = await send(client, batch(b"b", pid=1, epoch=1, sequence=1))
@@ -192,7 +197,7 @@ async def test_epoch_bump_restarts_at_zero_and_fences_the_old(cluster):
     await client.close()
 
 
-def test_unknown_producer_by_broker_version():
+def test_unknown_producer_by_broker_version() -> None:
     async def main(profile: str) -> int:
         cluster = FakeCluster(version_profile=profile)
         cluster.create_topic("t", 1)
@@ -208,7 +213,7 @@ def test_unknown_producer_by_broker_version():
 
 
 @scenario
-async def test_first_batch_of_a_producer_above_zero_is_a_violation(cluster):
+async def test_first_batch_of_a_producer_above_zero_is_a_violation(cluster: FakeCluster) -> None:
     client = await RawClient.connect(cluster)
     await send(client, batch(b"a", pid=1, epoch=0, sequence=4))
     assert cluster.violations == ["('t', 0): producer 1 begins at 4"]
@@ -216,7 +221,7 @@ async def test_first_batch_of_a_producer_above_zero_is_a_violation(cluster):
 
 
 @scenario
-async def test_corrupt_batch_is_refused(cluster):
+async def test_corrupt_batch_is_refused(cluster: FakeCluster) -> None:
     client = await RawClient.connect(cluster)
     answer = await send(client, batch(b"a", crc=5))
     assert answer.error_code == Code.CORRUPT_MESSAGE
@@ -225,7 +230,7 @@ async def test_corrupt_batch_is_refused(cluster):
 
 
 @scenario
-async def test_acks_zero_appends_without_an_answer(cluster):
+async def test_acks_zero_appends_without_an_answer(cluster: FakeCluster) -> None:
     client = await RawClient.connect(cluster)
     client.send(produce("t", 0, batch(b"a"), acks=0), 9)
     assert (await send(client, batch(b"b"))).base_offset == 1
@@ -235,13 +240,13 @@ async def test_acks_zero_appends_without_an_answer(cluster):
 
 
 @scenario
-async def test_acks_out_of_range_are_refused(cluster):
+async def test_acks_out_of_range_are_refused(cluster: FakeCluster) -> None:
     client = await RawClient.connect(cluster)
     assert (await send(client, batch(b"a"), acks=2)).error_code == Code.INVALID_REQUIRED_ACKS
     await client.close()
 
 
-def test_topic_limits():
+def test_topic_limits() -> None:
     async def main() -> None:
         cluster = FakeCluster()
         config = TopicConfig(
@@ -276,7 +281,7 @@ def test_topic_limits():
 
 
 @scenario
-async def test_not_the_leader_names_the_leader(cluster):
+async def test_not_the_leader_names_the_leader(cluster: FakeCluster) -> None:
     client = await RawClient.connect(cluster, 2)
     old = await send(client, batch(b"a"), 9)
     assert old.error_code == Code.NOT_LEADER_OR_FOLLOWER
@@ -288,7 +293,7 @@ async def test_not_the_leader_names_the_leader(cluster):
 
 
 @scenario
-async def test_unknown_places_are_refused(cluster):
+async def test_unknown_places_are_refused(cluster: FakeCluster) -> None:
     client = await RawClient.connect(cluster)
     assert only(await client.ask(produce("t", 9, batch(b"a")), 9)).error_code == 3
     assert only(await client.ask(produce("u", 0, batch(b"a")), 9)).error_code == 3
@@ -298,7 +303,7 @@ async def test_unknown_places_are_refused(cluster):
     await client.close()
 
 
-def test_replication_delays_acks_all_and_a_killed_leader_loses_the_tail():
+def test_replication_delays_acks_all_and_a_killed_leader_loses_the_tail() -> None:
     async def main() -> None:
         cluster = FakeCluster(replication_s=1.0)
         cluster.create_topic("t", 1)
@@ -321,7 +326,7 @@ def test_replication_delays_acks_all_and_a_killed_leader_loses_the_tail():
     run(main)
 
 
-def test_slow_replicas_time_the_request_out_after_the_append():
+def test_slow_replicas_time_the_request_out_after_the_append() -> None:
     async def main() -> None:
         cluster = FakeCluster(replication_s=60.0)
         cluster.create_topic("t", 1)
@@ -335,7 +340,7 @@ def test_slow_replicas_time_the_request_out_after_the_append():
 
 
 @scenario
-async def test_scripted_produce_errors_come_in_order(cluster):
+async def test_scripted_produce_errors_come_in_order(cluster: FakeCluster) -> None:
     client = await RawClient.connect(cluster)
     cluster.fail_produce(("t", 0), Code.NOT_ENOUGH_REPLICAS, 2)
     cluster.fail_produce(("t", 0), 0)
@@ -351,7 +356,7 @@ async def test_scripted_produce_errors_come_in_order(cluster):
 
 
 @scenario
-async def test_api_versions_lists_the_profile(cluster):
+async def test_api_versions_lists_the_profile(cluster: FakeCluster) -> None:
     client = await RawClient.connect(cluster)
     response = await client.ask(ApiVersionsRequest("raw", "1"), 4)
     ranges = {key.api_key: (key.min_version, key.max_version) for key in response.api_keys}
@@ -360,7 +365,9 @@ async def test_api_versions_lists_the_profile(cluster):
 
 
 @pytest.mark.parametrize(("profile", "named"), [("2.1", []), ("2.8", [(18, 0, 3)])])
-def test_api_versions_too_new_is_answered_in_version_zero(profile, named):
+def test_api_versions_too_new_is_answered_in_version_zero(
+    profile: str, named: list[tuple[int, int, int]]
+) -> None:
     async def main() -> None:
         cluster = FakeCluster(version_profile=profile)
         client = await RawClient.connect(cluster)
@@ -375,7 +382,7 @@ def test_api_versions_too_new_is_answered_in_version_zero(profile, named):
 
 
 @scenario
-async def test_version_not_offered_closes_the_connection(cluster):
+async def test_version_not_offered_closes_the_connection(cluster: FakeCluster) -> None:
     client = await RawClient.connect(cluster)
     client.send(InitProducerIdRequest(transactional_id=None), 6)
     with pytest.raises(Closed):
@@ -384,7 +391,7 @@ async def test_version_not_offered_closes_the_connection(cluster):
 
 
 @scenario
-async def test_garbage_closes_the_connection(cluster):
+async def test_garbage_closes_the_connection(cluster: FakeCluster) -> None:
     for data in (b"\xff\xff\xff\xff", b"\x00\x00\x00\x00", b"\x00\x00\x00\x0c" + b"\x00" * 12):
         client = await RawClient.connect(cluster)
         client.transport.write(data)
@@ -395,7 +402,7 @@ async def test_garbage_closes_the_connection(cluster):
 
 @pytest.mark.matrix
 @pytest.mark.parametrize("version", range(14))
-def test_metadata_every_version(version):
+def test_metadata_every_version(version: int) -> None:
     async def main() -> None:
         cluster = FakeCluster()
         topic = cluster.create_topic("t", 2)
@@ -413,7 +420,7 @@ def test_metadata_every_version(version):
 
 
 @scenario
-async def test_metadata_names_what_is_wrong(cluster):
+async def test_metadata_names_what_is_wrong(cluster: FakeCluster) -> None:
     client = await RawClient.connect(cluster)
     cluster.denied_topics.add("secret")
     names = ["t", "secret", "bad name", "fresh"]
@@ -431,7 +438,7 @@ async def test_metadata_names_what_is_wrong(cluster):
 
 
 @scenario
-async def test_metadata_creates_only_when_allowed(cluster):
+async def test_metadata_creates_only_when_allowed(cluster: FakeCluster) -> None:
     client = await RawClient.connect(cluster)
     wanted = [MetadataRequestTopic(name="fresh")]
     await client.ask(MetadataRequest(topics=wanted, allow_auto_topic_creation=False), 9)
@@ -441,7 +448,7 @@ async def test_metadata_creates_only_when_allowed(cluster):
 
 
 @scenario
-async def test_init_producer_id_hands_out_new_ids(cluster):
+async def test_init_producer_id_hands_out_new_ids(cluster: FakeCluster) -> None:
     client = await RawClient.connect(cluster)
     first = await client.ask(InitProducerIdRequest(transactional_id=None), 4)
     second = await client.ask(InitProducerIdRequest(transactional_id=None), 4)
@@ -452,7 +459,7 @@ async def test_init_producer_id_hands_out_new_ids(cluster):
 
 
 @scenario
-async def test_find_coordinator_answers_in_old_and_new_form(cluster):
+async def test_find_coordinator_answers_in_old_and_new_form(cluster: FakeCluster) -> None:
     client = await RawClient.connect(cluster)
     old = await client.ask(FindCoordinatorRequest(key="id", key_type=1), 3)
     new = await client.ask(FindCoordinatorRequest(key_type=1, coordinator_keys=["id"]), 4)
@@ -464,7 +471,7 @@ async def test_find_coordinator_answers_in_old_and_new_form(cluster):
 
 
 @scenario
-async def test_control_delays_loses_and_refuses(cluster):
+async def test_control_delays_loses_and_refuses(cluster: FakeCluster) -> None:
     client = await RawClient.connect(cluster)
     start = cluster.loop.time()
     cluster.control(0, faults.delay(2.0), times=1)
@@ -482,7 +489,7 @@ async def test_control_delays_loses_and_refuses(cluster):
 
 
 @scenario
-async def test_control_function_sees_requests_and_can_be_removed(cluster):
+async def test_control_function_sees_requests_and_can_be_removed(cluster: FakeCluster) -> None:
     client = await RawClient.connect(cluster)
     seen = []
     remove = cluster.control(0, lambda request: seen.append(request.body.acks))
@@ -494,7 +501,7 @@ async def test_control_function_sees_requests_and_can_be_removed(cluster):
 
 
 @scenario
-async def test_control_edits_message_and_bytes(cluster):
+async def test_control_edits_message_and_bytes(cluster: FakeCluster) -> None:
     client = await RawClient.connect(cluster)
     cluster.control(22, faults.edit(lambda message: type(message)(producer_id=99)), times=1)
     assert (await client.ask(InitProducerIdRequest(transactional_id=None), 4)).producer_id == 99
@@ -508,7 +515,7 @@ async def test_control_edits_message_and_bytes(cluster):
 
 
 @pytest.mark.parametrize("size", [0, 1, 10])
-def test_control_cuts_the_answer(size):
+def test_control_cuts_the_answer(size: int) -> None:
     async def main() -> None:
         cluster = FakeCluster()
         cluster.create_topic("t", 1)
@@ -524,7 +531,9 @@ def test_control_cuts_the_answer(size):
 
 
 @scenario
-async def test_control_cuts_a_connection_whose_request_is_not_answered(cluster):
+async def test_control_cuts_a_connection_whose_request_is_not_answered(
+    cluster: FakeCluster,
+) -> None:
     client = await RawClient.connect(cluster)
     cluster.control(0, faults.cut(8, process=False), times=1)
     client.send(produce("t", 0, batch(b"a")), 9)
@@ -535,7 +544,7 @@ async def test_control_cuts_a_connection_whose_request_is_not_answered(cluster):
 
 
 @scenario
-async def test_control_closes_without_processing(cluster):
+async def test_control_closes_without_processing(cluster: FakeCluster) -> None:
     client = await RawClient.connect(cluster)
     cluster.control(None, faults.close())
     client.send(produce("t", 0, batch(b"a")), 9)
@@ -548,7 +557,7 @@ async def test_control_closes_without_processing(cluster):
 
 
 @scenario
-async def test_killed_leader_is_replaced_and_comes_back(cluster):
+async def test_killed_leader_is_replaced_and_comes_back(cluster: FakeCluster) -> None:
     client = await RawClient.connect(cluster)
     cluster.kill(1)
     await asyncio.sleep(0.05)
@@ -568,7 +577,7 @@ async def test_killed_leader_is_replaced_and_comes_back(cluster):
 
 
 @scenario
-async def test_last_replica_keeps_its_records_through_death(cluster):
+async def test_last_replica_keeps_its_records_through_death(cluster: FakeCluster) -> None:
     client = await RawClient.connect(cluster)
     await send(client, batch(b"a"))
     for broker_id in (1, 2, 3):
@@ -583,7 +592,7 @@ async def test_last_replica_keeps_its_records_through_death(cluster):
 
 
 @scenario
-async def test_stopped_broker_hands_over_before_it_ends(cluster):
+async def test_stopped_broker_hands_over_before_it_ends(cluster: FakeCluster) -> None:
     client = await RawClient.connect(cluster)
     cluster.stop(1)
     assert cluster.leader_of("t", 0).broker_id == 2
@@ -591,7 +600,7 @@ async def test_stopped_broker_hands_over_before_it_ends(cluster):
     assert client.lost
 
 
-async def after_restart(cluster, *answers_of):
+async def after_restart(cluster: FakeCluster, *answers_of: int) -> Any:
     """Three batches of a producer; broker 1 is stopped and started; the batches again, to one
     broker after the other: error codes and base offsets."""
     first = await RawClient.connect(cluster)
@@ -613,7 +622,9 @@ async def after_restart(cluster, *answers_of):
 
 
 @scenario
-async def test_broker_stopped_in_order_knows_only_the_newest_batch_of_a_producer(cluster):
+async def test_broker_stopped_in_order_knows_only_the_newest_batch_of_a_producer(
+    cluster: FakeCluster,
+) -> None:
     """Its snapshot has no more; replicas that ran on recognise all, with the timestamp that Kafka
     answers for a batch that is in the log already."""
     gap = Code.OUT_OF_ORDER_SEQUENCE_NUMBER
@@ -622,7 +633,9 @@ async def test_broker_stopped_in_order_knows_only_the_newest_batch_of_a_producer
 
 
 @scenario
-async def test_broker_stopped_in_order_knows_the_batches_it_got_afterwards(cluster):
+async def test_broker_stopped_in_order_knows_the_batches_it_got_afterwards(
+    cluster: FakeCluster,
+) -> None:
     await after_restart(cluster)
     cluster.move_leader("t", 0, 1)
     client = await RawClient.connect(cluster, 1)
@@ -635,7 +648,7 @@ async def test_broker_stopped_in_order_knows_the_batches_it_got_afterwards(clust
 
 
 @scenario
-async def test_paused_broker_serves_what_it_got_after_waking(cluster):
+async def test_paused_broker_serves_what_it_got_after_waking(cluster: FakeCluster) -> None:
     client = await RawClient.connect(cluster)
     cluster.pause(1)
     client.send(produce("t", 0, batch(b"a")), 9)
@@ -652,7 +665,7 @@ async def test_paused_broker_serves_what_it_got_after_waking(cluster):
 
 
 @scenario
-async def test_paused_broker_loses_its_leaders_to_the_controller(cluster):
+async def test_paused_broker_loses_its_leaders_to_the_controller(cluster: FakeCluster) -> None:
     cluster.pause(1, failover_s=6)
     await asyncio.sleep(7)
     assert cluster.leader_of("t", 0).broker_id == 2
@@ -661,7 +674,7 @@ async def test_paused_broker_loses_its_leaders_to_the_controller(cluster):
 
 
 @scenario
-async def test_silent_death_tells_nobody(cluster):
+async def test_silent_death_tells_nobody(cluster: FakeCluster) -> None:
     client = await RawClient.connect(cluster)
     cluster.kill(1, silent=True)
     client.send(produce("t", 0, batch(b"a")), 9)
@@ -674,7 +687,7 @@ async def test_silent_death_tells_nobody(cluster):
 
 
 @scenario
-async def test_throttled_connection_is_mute_for_the_time_named(cluster):
+async def test_throttled_connection_is_mute_for_the_time_named(cluster: FakeCluster) -> None:
     client = await RawClient.connect(cluster)
     cluster.throttle(1000)
     response = await client.ask(InitProducerIdRequest(transactional_id=None), 4)
@@ -688,7 +701,7 @@ async def test_throttled_connection_is_mute_for_the_time_named(cluster):
 
 
 @scenario
-async def test_topic_operations(cluster):
+async def test_topic_operations(cluster: FakeCluster) -> None:
     old_id = cluster.topics["t"].topic_id
     cluster.expand_topic("t", 3)
     assert [part.leader for part in cluster.topics["t"].partitions] == [1, 2, 3]
@@ -702,7 +715,7 @@ async def test_topic_operations(cluster):
 
 
 @scenario
-async def test_six_produce_requests_at_once_are_a_violation(cluster):
+async def test_six_produce_requests_at_once_are_a_violation(cluster: FakeCluster) -> None:
     client = await RawClient.connect(cluster)
     for number in range(6):
         client.send(produce("t", 0, batch(b"%d" % number)), 9)
@@ -712,7 +725,7 @@ async def test_six_produce_requests_at_once_are_a_violation(cluster):
     await client.close()
 
 
-def test_equal_runs_have_equal_traces():
+def test_equal_runs_have_equal_traces() -> None:
     def trace() -> int:
         async def main() -> int:
             cluster = FakeCluster(network=MemoryNetwork())
@@ -727,7 +740,7 @@ def test_equal_runs_have_equal_traces():
     assert trace() == trace() != 0
 
 
-def test_serve_tcp_speaks_over_real_sockets():
+def test_serve_tcp_speaks_over_real_sockets() -> None:
     async def main() -> None:
         cluster = FakeCluster(brokers=2, default_replication=1)
         cluster.create_topic("t", 1)
@@ -751,7 +764,7 @@ def test_serve_tcp_speaks_over_real_sockets():
 
 
 @scenario
-async def test_scripted_sequence_error_does_not_hit_a_duplicate(cluster):
+async def test_scripted_sequence_error_does_not_hit_a_duplicate(cluster: FakeCluster) -> None:
     client = await RawClient.connect(cluster)
     data = batch(b"a", pid=1, epoch=0, sequence=0)
     await send(client, data)
@@ -761,14 +774,14 @@ async def test_scripted_sequence_error_does_not_hit_a_duplicate(cluster):
 
 
 @scenario
-async def test_environment_is_the_world_of_the_cluster(cluster):
+async def test_environment_is_the_world_of_the_cluster(cluster: FakeCluster) -> None:
     environment = cluster.environment(seed=5)
     assert environment.dialer is cluster.network
     assert environment.unix_ms() == cluster.unix_ms()
     assert environment.rng.random() == cluster.environment(seed=5).rng.random()
 
 
-def test_duplicate_is_acknowledged_only_once_the_replicas_have_it():
+def test_duplicate_is_acknowledged_only_once_the_replicas_have_it() -> None:
     async def main() -> None:
         cluster = FakeCluster(replication_s=1.0)
         cluster.create_topic("t", 1)
@@ -788,7 +801,7 @@ def test_duplicate_is_acknowledged_only_once_the_replicas_have_it():
 
 
 @scenario
-async def test_producer_ids_begin_at_zero(cluster):
+async def test_producer_ids_begin_at_zero(cluster: FakeCluster) -> None:
     client = await RawClient.connect(cluster)
     request = InitProducerIdRequest(transactional_id=None, transaction_timeout_ms=1000)
     assert [(await client.ask(request, 1)).producer_id for _ in range(2)] == [0, 1]
@@ -796,12 +809,12 @@ async def test_producer_ids_begin_at_zero(cluster):
 
 
 @scenario
-async def test_plain_batch_in_a_transactional_request_is_refused(cluster):
+async def test_plain_batch_in_a_transactional_request_is_refused(cluster: FakeCluster) -> None:
     client = await RawClient.connect(cluster)
     cluster.transactions.init("x", 10_000, -1, -1)
     cluster.transactions.add("x", {("t", 0)})
 
-    async def ask(data):
+    async def ask(data: bytes) -> int:
         request = dataclasses.replace(produce("t", 0, data), transactional_id="x")
         return only(await client.ask(request, 9)).error_code
 
@@ -818,7 +831,7 @@ async def test_plain_batch_in_a_transactional_request_is_refused(cluster):
 
 
 @scenario
-async def test_kafka_0_11_recognises_the_last_batch_only(cluster):
+async def test_kafka_0_11_recognises_the_last_batch_only(cluster: FakeCluster) -> None:
     old = FakeCluster(version_profile="0.11", network=MemoryNetwork())
     for harness, expected in ((cluster, Code.NONE), (old, Code.OUT_OF_ORDER_SEQUENCE_NUMBER)):
         if harness is old:
@@ -833,10 +846,12 @@ async def test_kafka_0_11_recognises_the_last_batch_only(cluster):
 
 
 @scenario
-async def test_answer_filters_change_every_answer_and_may_put_null_anywhere(cluster):
+async def test_answer_filters_change_every_answer_and_may_put_null_anywhere(
+    cluster: FakeCluster,
+) -> None:
     client = await RawClient.connect(cluster)
 
-    def change(request, message):
+    def change(request: faults.Request, message: Any) -> Any:
         if request.api_key != 10:
             return message
         return dataclasses.replace(message, host=None)
@@ -855,7 +870,7 @@ async def test_answer_filters_change_every_answer_and_may_put_null_anywhere(clus
 
 
 @scenario
-async def test_renumbered_brokers_keep_addresses_data_and_connections(cluster):
+async def test_renumbered_brokers_keep_addresses_data_and_connections(cluster: FakeCluster) -> None:
     client = await RawClient.connect(cluster)
     await send(client, batch(b"a"))
     partition = cluster.topics["t"].partitions[0]
@@ -876,7 +891,7 @@ async def test_renumbered_brokers_keep_addresses_data_and_connections(cluster):
 
 
 @scenario
-async def test_coordinators_that_metadata_do_not_list(cluster):
+async def test_coordinators_that_metadata_do_not_list(cluster: FakeCluster) -> None:
     hidden = cluster.brokers[3]
     hidden.is_listed = False
     cluster.coordinator_ids = (3,)

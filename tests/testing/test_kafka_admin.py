@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
@@ -9,7 +10,6 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from aiokprod.testing import kafka_admin
 from aiokprod.testing.kafka_admin import AdminError, ClusterAdmin
 
 UNKNOWN_TOPIC, NOT_LEADER, NOT_AUTHORIZED = 3, 6, 29
@@ -50,7 +50,7 @@ def test_end_offsets_are_asked_for_again_while_leaders_move(
     code: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     paused: list[float] = []
-    monkeypatch.setattr(kafka_admin.time, "sleep", paused.append)
+    monkeypatch.setattr(time, "sleep", paused.append)
     assert admin(refusal(code), refusal(code), 17).end_offsets("t") == {0: 17}
     assert len(paused) == 2
 

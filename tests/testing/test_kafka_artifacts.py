@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
 
-from aiokprod.testing import kafka_artifacts
 from aiokprod.testing.kafka_artifacts import MissingTool, class_path, find_java
 
 
@@ -23,9 +23,7 @@ def search_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An otherwise empty folder of programs, and an empty cache."""
     programs = tmp_path / "bin"
     programs.mkdir()
-    monkeypatch.setattr(
-        kafka_artifacts.shutil, "which", lambda name: found(programs / name), raising=True
-    )
+    monkeypatch.setattr(shutil, "which", lambda name: found(programs / name), raising=True)
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("AIOKPROD_CACHE", str(tmp_path / "cache"))
     return programs

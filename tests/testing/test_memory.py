@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -16,7 +17,7 @@ class Recorder(asyncio.Protocol):
         self.transport: asyncio.Transport
         self.chunks: list[bytes] = []
         self.calls: list[tuple[float, str]] = []
-        self.lost: Exception | str | None = "no"
+        self.lost: Any = "no"  # or the argument of `connection_lost`
         self.keep_open = keep_open
 
     def note(self, name: str) -> None:
@@ -59,7 +60,7 @@ def joined(latency_s: float = 0.0) -> tuple[Recorder, Recorder, Link]:
     return client, server, memory_pair(client, server, latency_s=latency_s)
 
 
-def test_bytes_arrive_in_order_after_latency():
+def test_bytes_arrive_in_order_after_latency() -> None:
     async def main() -> None:
         client, server, link = joined(0.25)
         client.transport.write(b"ab")
@@ -78,7 +79,7 @@ def test_bytes_arrive_in_order_after_latency():
     run(main)
 
 
-def test_bandwidth_spreads_arrival():
+def test_bandwidth_spreads_arrival() -> None:
     async def main() -> None:
         client, server, link = joined()
         link.up.bytes_per_s = 10.0
@@ -94,7 +95,7 @@ def test_bandwidth_spreads_arrival():
     run(main)
 
 
-def test_chunk_one_delivers_byte_by_byte():
+def test_chunk_one_delivers_byte_by_byte() -> None:
     async def main() -> None:
         client, server, link = joined()
         link.up.chunk = 1
@@ -107,7 +108,7 @@ def test_chunk_one_delivers_byte_by_byte():
     run(main)
 
 
-def test_full_window_pauses_and_resumes_writer():
+def test_full_window_pauses_and_resumes_writer() -> None:
     async def main() -> None:
         client, server, link = joined(0.1)
         link.up.window = 10
@@ -128,7 +129,7 @@ def test_full_window_pauses_and_resumes_writer():
     run(main)
 
 
-def test_paused_reader_holds_bytes_back():
+def test_paused_reader_holds_bytes_back() -> None:
     async def main() -> None:
         client, server, link = joined()
         server.transport.pause_reading()
@@ -145,7 +146,7 @@ def test_paused_reader_holds_bytes_back():
 
 
 @pytest.mark.parametrize("size", range(6))
-def test_cut_delivers_exactly_n_bytes_then_resets_both(size):
+def test_cut_delivers_exactly_n_bytes_then_resets_both(size: int) -> None:
     async def main() -> None:
         client, server, link = joined(0.01)
         link.up.cut_at = size
@@ -158,7 +159,7 @@ def test_cut_delivers_exactly_n_bytes_then_resets_both(size):
     run(main)
 
 
-def test_cut_counts_over_several_writes():
+def test_cut_counts_over_several_writes() -> None:
     async def main() -> None:
         client, server, link = joined(0.01)
         link.up.cut_at = 4
@@ -171,7 +172,7 @@ def test_cut_counts_over_several_writes():
     run(main)
 
 
-def test_cut_with_eof_ends_the_stream_for_the_receiver():
+def test_cut_with_eof_ends_the_stream_for_the_receiver() -> None:
     async def main() -> None:
         client, server, link = joined()
         link.down.cut_at = 2
@@ -184,7 +185,7 @@ def test_cut_with_eof_ends_the_stream_for_the_receiver():
     run(main)
 
 
-def test_stall_then_heal_delivers():
+def test_stall_then_heal_delivers() -> None:
     async def main() -> None:
         client, server, link = joined()
         link.blackhole()
@@ -200,7 +201,7 @@ def test_stall_then_heal_delivers():
     run(main)
 
 
-def test_abort_still_delivers_what_the_pipe_took():
+def test_abort_still_delivers_what_the_pipe_took() -> None:
     async def main() -> None:
         client, server, link = joined(0.1)
         link.up.window = 4
@@ -214,7 +215,7 @@ def test_abort_still_delivers_what_the_pipe_took():
     run(main)
 
 
-def test_close_flushes_backlog_first():
+def test_close_flushes_backlog_first() -> None:
     async def main() -> None:
         client, server, link = joined(0.1)
         link.up.window = 2
@@ -228,7 +229,7 @@ def test_close_flushes_backlog_first():
     run(main)
 
 
-def test_bytes_to_a_closed_end_come_back_as_reset():
+def test_bytes_to_a_closed_end_come_back_as_reset() -> None:
     async def main() -> None:
         client, server, link = joined(0.1)
         link.up.stall()
@@ -242,7 +243,7 @@ def test_bytes_to_a_closed_end_come_back_as_reset():
     run(main)
 
 
-def test_reset_of_one_side_leaves_the_other_until_it_sends():
+def test_reset_of_one_side_leaves_the_other_until_it_sends() -> None:
     async def main() -> None:
         client, _, link = joined(0.1)
         link.reset("server")
@@ -255,7 +256,7 @@ def test_reset_of_one_side_leaves_the_other_until_it_sends():
     run(main)
 
 
-def test_spoil_and_inject_change_the_stream():
+def test_spoil_and_inject_change_the_stream() -> None:
     async def main() -> None:
         client, server, link = joined()
         link.down.spoil = {1: b"XY"}
@@ -269,7 +270,7 @@ def test_spoil_and_inject_change_the_stream():
     run(main)
 
 
-def test_buffer_changed_after_write_is_found():
+def test_buffer_changed_after_write_is_found() -> None:
     async def main() -> None:
         client, _, link = joined(0.1)
         data = bytearray(b"topic-a")
@@ -284,7 +285,7 @@ def test_buffer_changed_after_write_is_found():
         run(main)
 
 
-def test_write_refuses_text():
+def test_write_refuses_text() -> None:
     async def main() -> None:
         client, _, link = joined()
         with pytest.raises(TypeError):
@@ -295,7 +296,7 @@ def test_write_refuses_text():
     run(main)
 
 
-def test_open_client_transport_is_a_leak():
+def test_open_client_transport_is_a_leak() -> None:
     async def main() -> None:
         joined()
 
@@ -303,7 +304,7 @@ def test_open_client_transport_is_a_leak():
         run(main)
 
 
-def test_network_connects_and_refuses():
+def test_network_connects_and_refuses() -> None:
     async def main() -> None:
         network = MemoryNetwork(latency_s=0.5)
         server = Recorder()
@@ -324,7 +325,7 @@ def test_network_connects_and_refuses():
     run(main)
 
 
-def test_network_names_resolve_hang_and_fail():
+def test_network_names_resolve_hang_and_fail() -> None:
     async def main() -> None:
         network = MemoryNetwork()
         network.set_name("kafka", ["10.0.0.1", "10.0.0.2"])
@@ -338,7 +339,7 @@ def test_network_names_resolve_hang_and_fail():
     run(main)
 
 
-def test_network_hanging_connect_never_answers():
+def test_network_hanging_connect_never_answers() -> None:
     async def main() -> None:
         network = MemoryNetwork()
         network.listen("host", 1, lambda link: Recorder())
@@ -349,7 +350,7 @@ def test_network_hanging_connect_never_answers():
     run(main)
 
 
-def test_network_cancelled_connect_leaves_nothing():
+def test_network_cancelled_connect_leaves_nothing() -> None:
     async def main() -> None:
         network = MemoryNetwork(latency_s=1)
         network.listen("host", 1, lambda link: Recorder())
@@ -360,7 +361,7 @@ def test_network_cancelled_connect_leaves_nothing():
     run(main)
 
 
-def test_network_trace_is_equal_for_equal_runs():
+def test_network_trace_is_equal_for_equal_runs() -> None:
     def trace(data: bytes) -> int:
         async def main() -> int:
             network = MemoryNetwork()
@@ -394,7 +395,7 @@ class Buffered(asyncio.BufferedProtocol):
         self.ended = True
 
 
-def test_buffered_protocol_gets_bytes_through_its_buffer():
+def test_buffered_protocol_gets_bytes_through_its_buffer() -> None:
     async def main() -> None:
         client, server = Recorder(), Buffered()
         memory_pair(client, server)
@@ -411,7 +412,7 @@ def test_buffered_protocol_gets_bytes_through_its_buffer():
     run(main)
 
 
-def test_cut_with_eof_loses_what_is_sent_afterwards():
+def test_cut_with_eof_loses_what_is_sent_afterwards() -> None:
     async def main() -> None:
         client, server, link = joined()
         server.keep_open = True
@@ -429,7 +430,7 @@ def test_cut_with_eof_loses_what_is_sent_afterwards():
     run(main)
 
 
-def test_network_hanging_connect_goes_on_after_the_heal():
+def test_network_hanging_connect_goes_on_after_the_heal() -> None:
     async def main() -> None:
         network = MemoryNetwork()
         network.listen("host", 1, lambda link: Recorder())

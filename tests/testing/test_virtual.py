@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import threading
+import weakref
 
 import pytest
 
@@ -24,14 +25,14 @@ def loop() -> VirtualLoop:
     return running
 
 
-def test_run_returns_result_of_main():
+def test_run_returns_result_of_main() -> None:
     async def main() -> int:
         return 7
 
     assert run(main) == 7
 
 
-def test_clock_jumps_to_next_timer_exactly():
+def test_clock_jumps_to_next_timer_exactly() -> None:
     async def main() -> list[float]:
         seen = [loop().time()]
         await asyncio.sleep(3600.0)
@@ -43,7 +44,7 @@ def test_clock_jumps_to_next_timer_exactly():
     assert run(main) == [START_TIME, START_TIME + 3600.0, START_TIME + 3600.0 + 0.1]
 
 
-def test_sleep_beyond_a_day_ends_at_its_time():
+def test_sleep_beyond_a_day_ends_at_its_time() -> None:
     async def main() -> float:
         await asyncio.sleep(200_000.0)
         return loop().time()
@@ -51,7 +52,7 @@ def test_sleep_beyond_a_day_ends_at_its_time():
     assert run(main, limit_s=1e9) == START_TIME + 200_000.0
 
 
-def test_deadlock_raises_at_once_and_names_task_and_place():
+def test_deadlock_raises_at_once_and_names_task_and_place() -> None:
     async def stuck() -> None:
         await asyncio.get_running_loop().create_future()
 
@@ -62,7 +63,7 @@ def test_deadlock_raises_at_once_and_names_task_and_place():
         run(main)
 
 
-def test_endless_retry_ends_at_the_limit():
+def test_endless_retry_ends_at_the_limit() -> None:
     async def main() -> None:
         while True:  # noqa: ASYNC110
             await asyncio.sleep(1.0)
@@ -71,7 +72,7 @@ def test_endless_retry_ends_at_the_limit():
         run(main, limit_s=100.0)
 
 
-def test_busy_loop_without_clock_is_livelock():
+def test_busy_loop_without_clock_is_livelock() -> None:
     async def main() -> None:
         while True:  # noqa: ASYNC110
             await asyncio.sleep(0)
@@ -80,7 +81,7 @@ def test_busy_loop_without_clock_is_livelock():
         run(main)
 
 
-def test_pending_task_is_a_leak_and_gets_cancelled():
+def test_pending_task_is_a_leak_and_gets_cancelled() -> None:
     cancelled: list[str] = []
 
     async def background() -> None:
@@ -99,7 +100,7 @@ def test_pending_task_is_a_leak_and_gets_cancelled():
     assert cancelled == ["yes"]
 
 
-def test_pending_timer_is_a_leak():
+def test_pending_timer_is_a_leak() -> None:
     async def main() -> None:
         loop().call_later(5.0, print)
 
@@ -107,14 +108,37 @@ def test_pending_timer_is_a_leak():
         run(main)
 
 
-def test_cancelled_timer_is_no_leak():
+def test_timer_of_an_object_that_is_gone_is_no_leak() -> None:
+    class Gone:
+        pass
+
+    async def main() -> None:
+        asyncio.get_running_loop().call_later(60, repr, weakref.ref(Gone()))
+
+    run(main)
+
+
+def test_timer_of_an_object_that_is_alive_is_a_leak() -> None:
+    class Alive:
+        pass
+
+    alive = Alive()
+
+    async def main() -> None:
+        asyncio.get_running_loop().call_later(60, repr, weakref.ref(alive))
+
+    with pytest.raises(LeakError, match="timer"):
+        run(main)
+
+
+def test_cancelled_timer_is_no_leak() -> None:
     async def main() -> None:
         loop().call_later(5.0, print).cancel()
 
     run(main)
 
 
-def test_exception_never_retrieved_fails_the_run():
+def test_exception_never_retrieved_fails_the_run() -> None:
     async def bad() -> None:
         raise ValueError("lost")
 
@@ -127,7 +151,7 @@ def test_exception_never_retrieved_fails_the_run():
         run(main)
 
 
-def test_error_in_callback_fails_the_run():
+def test_error_in_callback_fails_the_run() -> None:
     def bad() -> None:
         raise ValueError("in callback")
 
@@ -139,7 +163,7 @@ def test_error_in_callback_fails_the_run():
         run(main)
 
 
-def test_error_of_main_wins_and_carries_unhandled_as_note():
+def test_error_of_main_wins_and_carries_unhandled_as_note() -> None:
     def bad() -> None:
         raise ValueError("in callback")
 
@@ -153,7 +177,7 @@ def test_error_of_main_wins_and_carries_unhandled_as_note():
     assert "in callback" in info.value.__notes__[0]
 
 
-def test_executor_runs_inline_and_settles_after_its_delay():
+def test_executor_runs_inline_and_settles_after_its_delay() -> None:
     async def main() -> tuple[bool, float]:
         loop().executor_delay_s = 2.0
         thread = await asyncio.to_thread(threading.current_thread)
@@ -162,7 +186,7 @@ def test_executor_runs_inline_and_settles_after_its_delay():
     assert run(main) == (True, 2.0)
 
 
-def test_executor_passes_errors_on():
+def test_executor_passes_errors_on() -> None:
     def bad() -> None:
         raise ValueError("job")
 
@@ -173,7 +197,7 @@ def test_executor_passes_errors_on():
     run(main)
 
 
-def test_world_event_comes_before_timer_due_in_the_same_pass():
+def test_world_event_comes_before_timer_due_in_the_same_pass() -> None:
     async def main() -> list[str]:
         seen: list[str] = []
         start = loop().time()
@@ -186,7 +210,7 @@ def test_world_event_comes_before_timer_due_in_the_same_pass():
     assert run(main) == ["bytes", "timer"]
 
 
-def test_cancelled_world_event_does_not_happen():
+def test_cancelled_world_event_does_not_happen() -> None:
     async def main() -> list[str]:
         seen: list[str] = []
         loop().world_at(loop().time() + 1.0, seen.append, "no").cancel()
@@ -212,7 +236,7 @@ def interleaving(seed: int | None) -> list[int]:
     return run(main, seed=seed)
 
 
-def test_seed_shuffles_tasks_and_repeats():
+def test_seed_shuffles_tasks_and_repeats() -> None:
     fifo = interleaving(None)
     assert fifo == [0, 1, 2, 3, 4, 5] * 3
     shuffled = {tuple(interleaving(seed)) for seed in range(8)}
@@ -220,7 +244,7 @@ def test_seed_shuffles_tasks_and_repeats():
     assert interleaving(3) == interleaving(3)
 
 
-def test_seed_keeps_order_of_plain_callbacks():
+def test_seed_keeps_order_of_plain_callbacks() -> None:
     async def main() -> list[int]:
         seen: list[int] = []
         for number in range(20):
@@ -231,7 +255,7 @@ def test_seed_keeps_order_of_plain_callbacks():
     assert run(main, seed=5) == list(range(20))
 
 
-def test_late_timers_overshoot_within_bound():
+def test_late_timers_overshoot_within_bound() -> None:
     async def main() -> float:
         await asyncio.sleep(1.0)
         return loop().time() - START_TIME
@@ -240,7 +264,7 @@ def test_late_timers_overshoot_within_bound():
     assert 1.0 < late <= 1.5
 
 
-def test_loop_without_network_refuses_connections():
+def test_loop_without_network_refuses_connections() -> None:
     async def main() -> None:
         with pytest.raises(OSError, match="no network"):
             await loop().create_connection(asyncio.Protocol, "host", 1)
@@ -250,7 +274,7 @@ def test_loop_without_network_refuses_connections():
     run(main)
 
 
-def test_pending_task_after_deadlock_does_not_warn_when_collected():
+def test_pending_task_after_deadlock_does_not_warn_when_collected() -> None:
     async def main() -> None:
         await asyncio.get_running_loop().create_future()
 

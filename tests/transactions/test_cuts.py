@@ -3,7 +3,7 @@ or aborted once, as requested, and the next transaction is not affected."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -63,7 +63,10 @@ async def test_end_broker_dies_around_it_verdict_stands(
 @pytest.mark.parametrize("commit", [True, False], ids=["commit", "abort"])
 @transactional(request_timeout_ms=2_000)
 async def test_end_request_cut_after_any_byte_verdict_stands(
-    cluster: FakeCluster, producer: Producer[Any, Any], commit: bool, cut_with: str
+    cluster: FakeCluster,
+    producer: Producer[Any, Any],
+    commit: bool,
+    cut_with: Literal["reset", "eof"],
 ) -> None:
     wanted: list[bytes] = []
     size, whole = 0, False

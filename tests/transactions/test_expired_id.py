@@ -1,5 +1,5 @@
 """A transactional id that the coordinator has forgotten (transactional.id.expiration.ms) while the
-producer was idle: the transaction that finds out is aborted, and the producer goes on with a new
+producer was idle: the transaction that finds out is aborted, and the producer continues with a new
 producer id. A producer that was replaced meanwhile is fenced all the same.
 
 Source: Java 3.x `TransactionManager.beginCompletingTransaction` (InvalidPidMappingException), Kafka

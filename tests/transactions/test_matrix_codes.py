@@ -1,23 +1,28 @@
 """Every error code at every request to a coordinator: ends in its class, and P7 holds.
 
-The classes are those of faults.md, section 3. `ErrorCode.retriable` must agree with what happens.
+`ErrorCode.retriable` must agree with what happens (docs/design/error-codes.md).
 """
 
 from __future__ import annotations
 
 import asyncio
+from functools import partial
+from typing import Any
 
 import pytest
 
 from aiokprod import AbortableTransactionError, FatalTransactionError, KafkaError
 from aiokprod.errors import error_code
+from aiokprod.producer import Producer
 from aiokprod.testing.fake_cluster import FakeCluster, refuse
 from aiokprod.testing.memory import MemoryNetwork
+from tests.reference.error_codes import RETRIED
 from tests.scenarios.scenario_helpers import TICK, make_producer, now, play, until
-from tests.scenarios.test_matrix_errors import CODES, RETRIED, RETRIED_BY_PROPOSAL
+from tests.scenarios.test_matrix_errors import CODES
 from tests.transactions.transaction_helpers import (
     ADD_OFFSETS,
     ADD_PARTITIONS,
+    APIS,
     COMMIT_OFFSETS,
     END,
     FIND,
@@ -31,10 +36,6 @@ from tests.transactions.transaction_helpers import (
 
 pytestmark = pytest.mark.matrix
 
-CALLS = {
-    "FindCoordinator": FIND, "InitProducerId": INIT, "AddPartitionsToTxn": ADD_PARTITIONS,
-    "AddOffsetsToTxn": ADD_OFFSETS, "TxnOffsetCommit": COMMIT_OFFSETS, "EndTxn": END,
-}  # fmt: skip
 FENCING = {47, 90}
 ABORTING = {120}
 RETRIED_BY_API = {(END, -1)}
@@ -76,7 +77,9 @@ def _class_of(error: KafkaError) -> str:
     return "abortable" if isinstance(error, AbortableTransactionError) else "failed"
 
 
-async def _check_effects(cluster: FakeCluster, producer, ended: str, *, in_doubt: bool) -> None:
+async def _check_effects(
+    cluster: FakeCluster, producer: Producer[Any, Any], ended: str, *, in_doubt: bool
+) -> None:
     """All or nothing (P7), and a producer without a fatal error can continue."""
     seen = committed(cluster)
     if ended == "committed":
@@ -95,12 +98,12 @@ async def _check_effects(cluster: FakeCluster, producer, ended: str, *, in_doubt
 
 
 @pytest.mark.parametrize("tv", [1, 2], ids=["TV1", "TV2"])
-@pytest.mark.parametrize("name", CALLS)
-def test_every_code_ends_in_its_class(name, tv):
-    api = CALLS[name]
+@pytest.mark.parametrize("name", APIS)
+def test_every_code_ends_in_its_class(name: str, tv: int) -> None:
+    api = APIS[name]
     for code in CODES:
         try:
-            ended = play(lambda c=code: one_case(api, c, tv))
+            ended = play(partial(one_case, api, code, tv))
         except BaseException as error:
             error.add_note(f"{name}, code {code}, protocol {tv}")
             raise
@@ -109,7 +112,7 @@ def test_every_code_ends_in_its_class(name, tv):
             continue
         committed_at_last = error_code(code).retriable or (api, code) in RETRIED_BY_API
         assert (ended == "committed") == committed_at_last, (code, ended)
-        if code in RETRIED | RETRIED_BY_PROPOSAL:
+        if code in RETRIED:
             assert ended == "committed", (code, ended)
         elif code in FENCING and api != FIND:
             assert ended == "fatal", (code, ended)
@@ -150,20 +153,20 @@ async def lasting_case(api: int, code: int, tv: int) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("tv", [1, 2], ids=["TV1", "TV2"])
-@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("name", APIS)
 def test_refusal_that_lasts_is_repeated_with_backoff(name: str, tv: int) -> None:
     """0.1, 0.2, 0.4, 0.8 s, then every second, each within 20 %: 13 requests in 10 s. With code 51
     the first pauses are 2, 4, 8 ms and so on, until they have reached the backoff; partitions
     of a new transaction are asked for every 20 ms (KAFKA-5477)."""
-    api = CALLS[name]
+    api = APIS[name]
     for code in () if tv == 2 and api in (ADD_PARTITIONS, ADD_OFFSETS) else LASTING[api]:
-        requests, finds = play(lambda c=code: lasting_case(api, c, tv))
+        requests, finds = play(partial(lasting_case, api, code, tv))
         if code != 51:
             assert 11 <= requests <= 17, (code, requests)
         elif api == ADD_PARTITIONS:
             assert 400 <= requests <= 520, requests
         else:
             assert 15 <= requests <= 24, requests
-        # The group has a coordinator of its own.
+        # The group has a separate coordinator.
         lookups = requests if api == FIND or code in (15, 16) or (code, api) == (7, 28) else 0
         assert lookups - 1 <= finds <= lookups + 2, (code, finds)

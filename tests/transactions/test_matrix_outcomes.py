@@ -11,6 +11,7 @@ import asyncio
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import pytest
@@ -26,11 +27,13 @@ from aiokprod import (
 from aiokprod.testing.fake_cluster import FakeCluster, cut, lose_answer, lose_request
 from aiokprod.testing.fake_cluster.control import Reaction
 from aiokprod.testing.memory import MemoryNetwork
+from tests.reference.error_codes import RETRIED
 from tests.scenarios.scenario_helpers import make_producer, play, until
 from tests.scenarios.test_matrix_errors import CODES
 from tests.transactions.transaction_helpers import (
     ADD_OFFSETS,
     ADD_PARTITIONS,
+    APIS,
     COMMIT_OFFSETS,
     END,
     FIND,
@@ -42,17 +45,8 @@ from tests.transactions.transaction_helpers import (
 
 pytestmark = pytest.mark.matrix
 
-APIS = {
-    "FindCoordinator": FIND, "InitProducerId": INIT, "AddPartitionsToTxn": ADD_PARTITIONS,
-    "AddOffsetsToTxn": ADD_OFFSETS, "TxnOffsetCommit": COMMIT_OFFSETS, "EndTxn": END,
-}  # fmt: skip
 TIMES = {"once": 1, "twice": 2, "for-ever": None}
 
-RETRIED = {
-    2, 3, 5, 6, 7, 8, 9, 13, 14, 15, 16, 19, 20, 51, 56, 72, 74, 75, 100, 103,
-    41, 70, 71, 78, 80, 83, 84, 88, 89, 106, 122, 123, 133,
-}  # fmt: skip
-"""Retriable in Kafka 4.x, and BROKER_NOT_AVAILABLE (8)."""
 FENCED = {47, 90}
 ABORTABLE = {29, 30, 120}
 UNMAPPED = 49
@@ -135,7 +129,7 @@ async def _error_of(handle: Any) -> KafkaError | None:
 
 def judge(cluster: FakeCluster, report: Report, *, commit: bool) -> None:
     """All or nothing, and as reported."""
-    seen = {value for value in committed(cluster) if value is not None and value[:2] == b"1/"}
+    seen = {value for value in committed(cluster) if value[:2] == b"1/"}
     stored = {value for value in cluster.values("t", 0) + cluster.values("t", 1) if value}
     offsets = cluster.transactions.committed_offsets.get("g", {})
     is_committed = bool(seen or offsets)
@@ -270,8 +264,8 @@ def test_code_ends_as_named_and_reported_is_what_the_log_holds(
         lies = lies or (code == UNMAPPED and api == END and not commit)
         reaction = Reaction(process=processed, error=code)
         try:
-            found = play(lambda r=reaction, li=lies: one_case(
-                api, r, times, tv=tv, commit=commit, lies=li
+            found = play(partial(
+                one_case, api, reaction, times, tv=tv, commit=commit, lies=lies
             ))  # fmt: skip
         except BaseException as error:
             wrong.append((code, processed, repr(error)[:300]))
@@ -353,8 +347,8 @@ def test_interrupted_before_the_repetition_reported_is_what_the_log_holds(
             if processed and api == END and code == CONCURRENT:
                 continue  # a lie, see CONCURRENT
             try:
-                report = play(lambda c=code, p=processed: interrupted_case(
-                    api, c, interruption, tv=tv, processed=p
+                report = play(partial(
+                    interrupted_case, api, code, interruption, tv=tv, processed=processed
                 ))  # fmt: skip
             except BaseException as error:
                 error.add_note(f"code {code}, carried out: {processed}")
@@ -383,9 +377,7 @@ def test_lost_connection_ends_as_named_and_reported_is_what_the_log_holds(
     for name, reaction in CUTS.items():
         for times in TIMES.values():
             try:
-                found = play(lambda r=reaction, t=times: one_case(
-                    api, r, t, tv=tv, commit=commit
-                ))  # fmt: skip
+                found = play(partial(one_case, api, reaction, times, tv=tv, commit=commit))
             except BaseException as error:
                 error.add_note(f"{name}, {times}")
                 raise

@@ -56,13 +56,13 @@ def silent_join(patch: pytest.MonkeyPatch) -> None:
 
 
 def partition_not_announced(patch: pytest.MonkeyPatch) -> None:
-    admit = TransactionManager.admit
+    admit = TransactionManager.maybe_add_partition
 
     def careless(self: TransactionManager, key: Any) -> None:
         admit(self, key)
         self.progress.partitions.add(key)
 
-    patch.setattr(TransactionManager, "admit", careless)
+    patch.setattr(TransactionManager, "maybe_add_partition", careless)
 
 
 def new_transaction_while_commit_is_unconfirmed(patch: pytest.MonkeyPatch) -> None:

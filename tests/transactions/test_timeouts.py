@@ -26,13 +26,9 @@ from aiokprod.testing.fake_cluster import (
 )
 from tests.scenarios.scenario_helpers import now
 from tests.transactions.transaction_helpers import (
-    ADD_OFFSETS,
-    ADD_PARTITIONS,
-    COMMIT_OFFSETS,
+    APIS,
     END,
-    FIND,
     ID,
-    INIT,
     PRODUCE,
     committed,
     one,
@@ -44,9 +40,7 @@ pytestmark = pytest.mark.matrix
 
 TICK = 0.001
 TIMEOUTS = [0.0, 3.0]
-APIS = {"FindCoordinator": FIND, "InitProducerId": INIT, "AddPartitionsToTxn": ADD_PARTITIONS,
-        "AddOffsetsToTxn": ADD_OFFSETS, "TxnOffsetCommit": COMMIT_OFFSETS, "EndTxn": END,
-        "Produce": PRODUCE}  # fmt: skip
+REQUESTS = APIS | {"Produce": PRODUCE}
 SILENT = {"request-lost": lose_request(), "answer-lost": lose_answer(), "late": delay(60.0),
           "answered-late": answer_late(60.0)}  # fmt: skip
 RUDE = {"closed": close(), "closed-after": close(process=True), "reset": cut(0), "cut": cut(7),
@@ -97,7 +91,7 @@ def check_truth(cluster: FakeCluster, error: KafkaError | None, verdict: str, va
 @pytest.mark.parametrize("timeout", TIMEOUTS)
 @pytest.mark.parametrize("verdict", ENDERS)
 @pytest.mark.parametrize("fault", FAULTS)
-@pytest.mark.parametrize("api", APIS)
+@pytest.mark.parametrize("api", REQUESTS)
 @transactional(linger_ms=0)
 async def test_end_any_request_troubled_returns_in_time_with_the_true_outcome(
     cluster: FakeCluster,
@@ -109,7 +103,7 @@ async def test_end_any_request_troubled_returns_in_time_with_the_true_outcome(
 ) -> None:
     await producer.warm(["t"])
     await producer.start()
-    cluster.control(APIS[api], FAULTS[fault])
+    cluster.control(REQUESTS[api], FAULTS[fault])
     await producer.begin_transaction()
     await producer.submit("t", b"v", partition=0)
     try:

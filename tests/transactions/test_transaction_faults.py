@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
@@ -428,10 +429,11 @@ async def test_f49_two_calls_at_once_second_is_refused_state_unharmed(
     await producer.send("t", b"v", partition=0)
     first = asyncio.ensure_future(producer.commit_transaction())
     await asyncio.sleep(0)
-    for call in (
+    calls: list[Callable[[], Coroutine[Any, Any, object]]] = [
         producer.commit_transaction, producer.abort_transaction, producer.begin_transaction,
         lambda: producer.send_offsets_to_transaction({("in", 0): 1}, "g"),
-    ):  # fmt: skip
+    ]  # fmt: skip
+    for call in calls:
         with pytest.raises(TransactionError, match="in progress"):
             await call()
     await first

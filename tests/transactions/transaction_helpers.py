@@ -16,6 +16,12 @@ from tests.scenarios.scenario_helpers import make_producer
 
 PRODUCE, FIND, INIT = 0, 10, 22
 ADD_PARTITIONS, ADD_OFFSETS, END, COMMIT_OFFSETS = 24, 25, 26, 28
+APIS = {
+    "FindCoordinator": FIND, "InitProducerId": INIT, "AddPartitionsToTxn": ADD_PARTITIONS,
+    "AddOffsetsToTxn": ADD_OFFSETS, "TxnOffsetCommit": COMMIT_OFFSETS, "EndTxn": END,
+}  # fmt: skip
+"""The requests to coordinators, by name."""
+
 ID = "transfers"
 LIMIT_S = 3600.0
 
@@ -74,16 +80,22 @@ def transactional(
         kept = [p for p in list(signature.parameters.values())[2:] if p.name != "tv"]
         kept.append(inspect.Parameter("tv", inspect.Parameter.KEYWORD_ONLY))
         test.__signature__ = signature.replace(parameters=kept)  # type: ignore[attr-defined]
-        del test.__wrapped__  # type: ignore[attr-defined]
-        return under(*protocols)(test)
+        del test.__wrapped__
+        typed: Callable[..., None] = under(*protocols)(test)
+        return typed
 
     return decorate
 
 
-def committed(cluster: FakeCluster, topic: str = "t") -> list[bytes | None]:
-    """What read_committed readers see, partition after partition."""
+def committed(cluster: FakeCluster, topic: str = "t") -> list[bytes]:
+    """What read_committed readers see, partition after partition. None of it is null."""
     count = len(cluster.topics[topic].partitions)
-    return [value for p in range(count) for value in cluster.committed_values(topic, p)]
+    found: list[bytes] = []
+    for partition in range(count):
+        for value in cluster.committed_values(topic, partition):
+            assert value is not None
+            found.append(value)
+    return found
 
 
 def stable(cluster: FakeCluster, topic: str = "t") -> bool:

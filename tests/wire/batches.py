@@ -54,6 +54,8 @@ def whole_batch(
 def as_read(records: Sequence[PlainRecord], base_offset: int = 0) -> list[Record]:
     """What `batch_reader` makes of the records."""
     return [
-        Record(base_offset + delta, record.timestamp, record.key, record.value, record.headers)
+        Record(
+            base_offset + delta, record.timestamp, record.key, record.value, tuple(record.headers)
+        )
         for delta, record in enumerate(records)
     ]

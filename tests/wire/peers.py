@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import warnings
+from types import ModuleType
 from typing import Any
 
 with warnings.catch_warnings():
@@ -31,12 +32,15 @@ KAFKA_PYTHON: dict[str, Any] = {
 }
 """By the name of the message; each speaks all versions."""
 
+
+def _classes_of(module: ModuleType) -> list[Any]:
+    return [value for value in vars(module).values() if isinstance(value, type)]
+
+
 AIOKAFKA: dict[tuple[bool, int, int], Any] = {
     (issubclass(value, Response), value.API_KEY, value.API_VERSION): value
     for module in _AIOKAFKA_MODULES
-    for value in vars(module).values()
-    if isinstance(value, type)
-    and issubclass(value, Response | RequestStruct)
-    and value.__module__ != "aiokafka.protocol.api"
+    for value in _classes_of(module)
+    if issubclass(value, Response | RequestStruct) and value.__module__ != "aiokafka.protocol.api"
 }
 """By (is a response, API key, version)."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from functools import cache
 from typing import Any
 
 from hypothesis import strategies as st
@@ -52,10 +51,14 @@ def _field(spec: FieldSpec) -> st.SearchStrategy[Any]:
     return value
 
 
-@cache
+_STRUCTS: dict[type[Struct], st.SearchStrategy[Any]] = {}
+
+
 def structs(cls: type[Struct]) -> st.SearchStrategy[Any]:
     """Instances with every field of every version set."""
-    return st.builds(cls, **{spec.name: _field(spec) for spec in fields_of(cls)})
+    if cls not in _STRUCTS:
+        _STRUCTS[cls] = st.builds(cls, **{spec.name: _field(spec) for spec in fields_of(cls)})
+    return _STRUCTS[cls]
 
 
 def _projected(spec: FieldSpec, value: Any, version: int) -> Any:

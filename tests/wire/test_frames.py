@@ -48,7 +48,7 @@ def test_frames_stay_valid_when_more_arrives() -> None:
     chunk[:] = bytes(len(chunk))
     (second,) = reader.feed(b"nd" + framed(b"third")[:3])
     list(reader.feed(b"\5third"))
-    assert (first, second) == (b"first", b"second")
+    assert [first, second] == [b"first", b"second"]
 
 
 def test_frame_in_one_piece_is_not_copied() -> None:

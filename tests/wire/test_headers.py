@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -24,11 +26,12 @@ from aiokprod._wire.messages.produce import (
     TopicProduceData,
 )
 from aiokprod._wire.messages.sasl_handshake import SaslHandshakeRequest
+from aiokprod._wire.primitives import BytesLike
 from aiokprod.errors import DecodeError, UnsupportedVersion
 from tests.wire.strategies import VERSIONED, filled, versioned_id
 
 
-def body_of(chunks: list[bytes]) -> bytes:
+def body_of(chunks: Sequence[BytesLike]) -> bytes:
     frame = b"".join(chunks)
     assert int.from_bytes(frame[:4], "big") == len(frame) - 4
     return frame[4:]
@@ -98,7 +101,7 @@ def test_encode_request_merges_header_and_leading_fields_only() -> None:
     assert len(chunks) == 4
     assert chunks[1] is header
     assert chunks[2] is payload
-    decoded, body = decode_request_header(body_of(chunks))  # type: ignore[arg-type]
+    decoded, body = decode_request_header(body_of(chunks))
     assert ProduceRequest.decode(body, decoded.request_api_version) != request  # chunks, not bytes
     assert b"".join(request.encode_chunks(12)) == body
 

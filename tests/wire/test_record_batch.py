@@ -13,7 +13,7 @@ from aiokprod._wire.record_batch import (
     checksum,
     increment_sequence,
     parse_header,
-    place,
+    with_offset,
 )
 from aiokprod.errors import DecodeError
 
@@ -111,9 +111,9 @@ def test_payload_may_be_any_buffer(payload: bytes) -> None:
     assert batch_header(payload, count=1, base_timestamp=0, max_timestamp=0) == plain
 
 
-def test_place_sets_what_the_leader_sets_and_keeps_the_crc() -> None:
+def test_with_offset_sets_what_the_leader_sets_and_keeps_the_crc() -> None:
     batch = batch_header(b"abc", count=3, base_timestamp=0, max_timestamp=0) + b"abc"
-    stored = place(memoryview(batch), 1000, 7)
+    stored = with_offset(memoryview(batch), 1000, 7)
     header = parse_header(stored)
     assert (header.base_offset, header.last_offset, header.leader_epoch) == (1000, 1002, 7)
     assert checksum(stored) == header.crc

@@ -33,7 +33,7 @@ from aiokprod.errors import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
 
-    from aiokprod._engine.ports import ClientResponse, Slot
+    from aiokprod._engine.ports import ClientResponse, ReadyConnection
     from aiokprod._wire.message import Message
     from aiokprod.cluster import ClusterSnapshot, TopicInfo
     from aiokprod.config import ProducerConfig
@@ -131,7 +131,7 @@ class ClusterClient:
                 snapshot: ClusterSnapshot = await self.metadata.wait_for_topic(
                     name, deadline=deadline
                 )
-            except AuthenticationError:  # by one broker; another one may answer
+            except AuthenticationError:  # by one broker; another one may respond
                 await self._connected(None, deadline)
             else:
                 return snapshot.topics[name]
@@ -169,7 +169,7 @@ class ClusterClient:
     async def _ask(
         self, where: int | Node | None, request: Message | VersionedRequest, deadline: float
     ) -> ClientResponse:
-        slot = await self._connected(where, deadline)
+        connection = await self._connected(where, deadline)
         done: asyncio.Future[ClientResponse] = self.loop.create_future()
 
         def on_done(response: ClientResponse) -> None:
@@ -179,13 +179,13 @@ class ClusterClient:
         now = self.loop.time()
         timeout = min(self._config.request_timeout_ms / 1000, max(0.001, deadline - now))
         cap = request.max_version if isinstance(request, VersionedRequest) else None
-        slot.send(request, on_done, now, timeout=timeout, max_version=cap)
+        connection.send(request, on_done, now, timeout=timeout, max_version=cap)
         response = await done
         if response.error is not None:
             raise response.error
         return response
 
-    async def _connected(self, where: int | Node | None, deadline: float) -> Slot:
+    async def _connected(self, where: int | Node | None, deadline: float) -> ReadyConnection:
         """Wait until a broker's connection can take a request, and return it."""
         node_id: int | None
         wakeup = WakeupEvent(self.loop)
@@ -197,16 +197,18 @@ class ClusterClient:
                 wakeup.clear()
                 now = self.loop.time()
                 if isinstance(where, Node):
-                    node_id = self.client.coordinator_id(where)  # changes once metadata list it
+                    node_id = self.client.coordinator_id(
+                        where
+                    )  # changes once the metadata lists it
                     ended = self._ended.get(node_id)
                     if isinstance(ended, NetworkError) and ended is not before.get(node_id):
                         raise ended.copy()  # another broker may be the coordinator by now
                 else:
                     node_id = where
                 node = self.client.least_loaded(now) if node_id is None else node_id
-                slot = None if node is None else self.client.ready(node, now)
-                if slot is not None:
-                    return slot
+                connection = None if node is None else self.client.ready(node, now)
+                if connection is not None:
+                    return connection
                 self._check_reachable(node_id, began, now, deadline)
                 if node is not None and node >= 0 and node not in self.metadata.snapshot.nodes:
                     self.refresh()
@@ -251,7 +253,7 @@ class ClusterClient:
             codes: the error code of a response body.
 
         Raises:
-            KafkaTimeout: no definite answer before `deadline`.
+            KafkaTimeout: no definite response before `deadline`.
             AuthenticationError: the coordinator, or every broker, refuses the credentials.
             KafkaError: the request could not be made.
         """

@@ -180,7 +180,7 @@ def _only_partition(topics: Iterable[Any]) -> Any:
 
 
 class GroupOffset(NamedTuple):
-    """A committed offset of a group, -1 for none."""
+    """A committed offset of a group; -1 if there is none."""
 
     topic: str
     partition: int

@@ -1,8 +1,8 @@
-"""`RecordAccumulator`: per-partition queues of batches, and when each may leave.
+"""`RecordAccumulator`: the queue of batches of each partition, and when a batch may be sent.
 
-Costs follow the batches, not the partitions: a queue sits in one set of its leader's
-`NodeQueues`, or waits in the deadline heap; nothing is scanned per pass. Knows no sockets and no
-error codes.
+The cost of a pass depends on the number of ready batches, not of partitions: each queue is in one
+set of its leader's `NodeQueues` or in the deadline heap, and no pass scans all queues. This module
+knows neither sockets nor error codes.
 
 Source: Java `RecordAccumulator`, `BuiltInPartitioner`.
 """
@@ -15,8 +15,8 @@ import math
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
-from aiokprod._core.append import TopicSlot
 from aiokprod._core.batch import BatchCore
+from aiokprod._core.slots import TopicSlot
 from aiokprod._engine.buffer.batch_growth import BatchGrowth
 from aiokprod._engine.buffer.batch_states import (
     COMPLETING,
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from aiokprod._engine.buffer.broker_memory_quota import BrokerMemoryQuota, QuotaWaiter
     from aiokprod._engine.buffer.buffer_memory import BufferMemory
     from aiokprod._engine.buffer.flush import FlushTracker
+    from aiokprod._engine.buffer.topic_settings import TopicSettingsTable
     from aiokprod.cluster import ClusterSnapshot
     from aiokprod.config import ProducerConfig
     from aiokprod.errors import KafkaError
@@ -56,14 +57,17 @@ class RecordAccumulator:
     Invariants: a batch is in `queue.batches` while its state is in `QUEUED`; `incomplete` holds all
     that have no outcome, in order of creation; a queue is in at most one set of one `NodeQueues`.
 
-    The append side (`open_new_batch`, `discard`) runs in users' calls, where a signal handler may
-    raise between any two steps, and a finalizer may call it again. So it only notes which queues it
-    changed, before it changes them, and a change is one step of compiled code (`PartitionSlot`).
-    The sender's pass does the rest (`advance`). Whatever a call leaves behind is a batch that is
-    known everywhere or nowhere; one without records is dropped when it would be sent.
+    The append side (`open_new_batch`, `discard`) runs in calls of the application, where a signal
+    handler may raise between any two steps. A signal handler or a finalizer may also call it in the
+    middle of a sender pass, or of itself. So it first notes what it is going to change, and each
+    change is one step of compiled code (`PartitionSlot`). The sender's next pass does the rest
+    (`drop_emptied`, `advance`); only the sender takes batches out of a queue. An interrupted call
+    leaves a batch that is either in all of these collections or in none; a batch without records is
+    dropped when it would be sent.
 
     Attributes:
-        expires_at: no delivery deadline passes before; `next_expiry` makes it exact.
+        emptied: batches all of whose records were withdrawn, for `drop_emptied`.
+        expires_at: a lower bound of the delivery deadlines; `next_expiry` makes it exact.
     """
 
     def __init__(
@@ -76,15 +80,12 @@ class RecordAccumulator:
         flushes: FlushTracker,
         quota: BrokerMemoryQuota,
         choose_partition: Callable[[TopicSlot], int],
-        admit: Callable[[TopicPartition], None],
+        maybe_add_partition: Callable[[TopicPartition], None],
         wakeup: Callable[[], None],
-        sticky_to_growth: bool = False,
+        settings: TopicSettingsTable,
     ) -> None:
-        self._batch_size = max(1, min(config.batch_size, config.max_request_size))
-        self.growth = BatchGrowth(config, self._batch_size)
-        self.sticky_limit = max(self._batch_size, self.growth.limit * sticky_to_growth)
-        self._linger = config.linger_ms / 1000
-        self._delivery_timeout = config.delivery_timeout_ms / 1000
+        self.settings = settings
+        self.growth = BatchGrowth(config)
         self._adaptive = config.adaptive_linger
         self._availability_timeout = config.partitioner_availability_timeout_ms / 1000
         self._loop = loop
@@ -93,7 +94,7 @@ class RecordAccumulator:
         self._flushes = flushes
         self._quota = quota
         self._choose_partition = choose_partition
-        self._admit = admit
+        self._maybe_add_partition = maybe_add_partition
         self._wakeup = wakeup
         self._orders = itertools.count()
         self._tickets = itertools.count()
@@ -105,6 +106,7 @@ class RecordAccumulator:
         self._due: list[tuple[float, int, PartitionQueue]] = []
         self._changed: dict[PartitionQueue, None] = {}
         self._sealed: list[ProducerBatch] = []
+        self.emptied: list[ProducerBatch] = []
         self._lingering_queues: list[PartitionQueue] = []
         self.incomplete: dict[ProducerBatch, None] = {}
         self.expires_at = math.inf
@@ -118,7 +120,7 @@ class RecordAccumulator:
         key = TopicPartition(topic, partition)
         queue = self._queues.get(key)
         if queue is None:
-            queue = PartitionQueue(self, topic, partition)
+            queue = PartitionQueue(self, topic, partition, self.settings.of(topic))
             queue.follow(self._quota.account(queue.node))
             queue = self._queues.setdefault(key, queue)
             self._partitions[topic] = max(partition + 1, self._partitions.get(topic, 0))
@@ -145,7 +147,7 @@ class RecordAccumulator:
             sticky = topic.sticky
             if (
                 sticky < 0
-                or topic.sticky_bytes >= self.sticky_limit
+                or topic.sticky_bytes >= topic.sticky_limit
                 or self._quota.exceeded(topic.slots[sticky].node)
             ):
                 topic.sticky = self._choose_partition(topic)
@@ -156,24 +158,32 @@ class RecordAccumulator:
             core = queue.core
             if core is not None:
                 if core.fits(size):
-                    return queue  # the sticky choice fell on a batch with room
-                if core.limit < self.growth.limit and self._grow(queue, core) and core.fits(size):
+                    return queue  # the newly chosen sticky partition has a batch with room
+                batch: ProducerBatch | None = core.owner
+                if batch is None:
+                    continue  # a signal handler or a finalizer has withdrawn its records
+                if (
+                    core.limit < queue.settings.growth_limit
+                    and self._grow(batch)
+                    and core.fits(size)
+                ):
                     return queue
-                self._seal(queue, core)
+                self._seal(batch)
             if self._quota.exceeded(queue.node) or (
                 self._quota.has_waiters(queue.node)
                 and not (permit is not None and permit.granted and permit.node == queue.node)
             ):
-                self._wakeup()  # the batch just sealed can leave
+                self._wakeup()  # the batch that was just sealed can be sent
                 return queue
             if self._open(queue):
                 return queue
 
-    def _grow(self, queue: PartitionQueue, core: BatchCore) -> bool:
+    def _grow(self, batch: ProducerBatch) -> bool:
         """Raise the limit of a full batch that has to wait behind another one (`BatchGrowth`)."""
+        queue, core = batch.queue, batch.core
         if len(queue.batches) < 2 or self._quota.exceeded(queue.node):
             return False
-        limit = self.growth.next_limit(core.owner, self._loop.time())
+        limit = self.growth.next_limit(batch, self._loop.time())
         if limit <= core.limit:
             return False
         queue.hold(core)
@@ -181,11 +191,12 @@ class RecordAccumulator:
         return True
 
     def _open(self, queue: PartitionQueue) -> bool:
-        """Give the queue an open batch; False if a call from within did so meanwhile."""
+        """Give the queue an open batch; False if a nested call (a finalizer) has done so."""
         opened = queue.opened
-        self._admit(queue.topic_partition)
+        self._maybe_add_partition(queue.topic_partition)
         now = self._loop.time()
-        limit = max(1, self._batch_size - HEADER_SIZE)
+        settings = queue.settings
+        limit = max(1, settings.batch_size - HEADER_SIZE)
         core = BatchCore(
             queue.topic,
             queue.partition,
@@ -195,17 +206,17 @@ class RecordAccumulator:
             min(limit, _MAX_FIRST_CAPACITY) if queue.last_full else 0,
         )
         order = (next(self._orders),)
-        batch = ProducerBatch(core, queue, order, now, now + self._delivery_timeout)
-        # What must follow from the batch comes before it: its deadline, its place, a pass of the
-        # sender. For a batch that does not come into being they are harmless.
+        batch = ProducerBatch(core, queue, order, now, now + settings.delivery_timeout)
+        # Everything that a new batch requires is noted before it exists: its deadline, the change
+        # of its queue, a pass of the sender. If the call is interrupted, these have no effect.
         self.expires_at = min(self.expires_at, batch.deadline)
         self._changed[queue] = None
         self._wakeup()
         return queue.open(core, opened, batch, queue.batches, self.incomplete)
 
-    def _seal(self, queue: PartitionQueue, core: BatchCore) -> None:
-        """The open batch is full. The next pass of the sender compresses it."""
-        batch: ProducerBatch = core.owner
+    def _seal(self, batch: ProducerBatch) -> None:
+        """Close a full batch to further records. The next pass of the sender compresses it."""
+        queue, core = batch.queue, batch.core
         self._changed[queue] = None
         self._sealed.append(batch)
         queue.last_full = True
@@ -216,19 +227,40 @@ class RecordAccumulator:
             batch.change_state(SEALED)
 
     def discard(self, batch: ProducerBatch) -> None:
-        """All records of an unsent batch were withdrawn: it never existed."""
-        self._changed[batch.queue] = None
-        self._wakeup()  # a transaction's end may have waited for this batch
-        self._drop(batch)
+        """Give back the memory of a batch all of whose records were withdrawn before it was sent.
+        The sender's next pass drops it."""
+        queue, core = batch.queue, batch.core
+        self.emptied.append(batch)
+        self._changed[queue] = None
+        self._wakeup()  # the end of a transaction may be waiting for this batch
+        if queue.core is core:
+            queue.core = None
+        if core.record_count:
+            return  # a signal handler or a finalizer has appended a record meanwhile
+        # The application may keep handles of withdrawn records; they must not keep the engine.
+        core.owner = None
+        if queue.let_go(core, self._memory):
+            self._quota.returned(queue.node)
+            self._memory.returned()
+
+    def drop_emptied(self, now: float) -> None:
+        """Drop the batches all of whose records were withdrawn since the last pass."""
+        emptied, self.emptied = self.emptied, []
+        for batch in emptied:
+            if not batch.core.record_count:
+                self._drop(batch)
+                self.reclassify(batch.queue, now)
 
     def _drop(self, batch: ProducerBatch) -> None:
-        """Forget a batch without records. It gets no outcome: no call may wait for one."""
+        """Forget a batch without records. It gets no outcome, since nothing can wait for one."""
         queue = batch.queue
         if queue.core is batch.core:
             queue.core = None
-        self.settle(batch)
         if batch in queue.batches:
             queue.batches.remove(batch)
+        if batch.state in QUEUED:
+            batch.change_state(COMPLETING)
+        self.deallocate(batch)
 
     # -- readiness ------------------------------------------------------------------------------
 
@@ -240,27 +272,30 @@ class RecordAccumulator:
             return
         head = queue.batches[0]
         if head.state is COMPRESSING:
-            return  # `Sender.on_batch_closed` puts it back
+            return  # `Sender.on_batch_compressed` puts it back
         if head.not_before > now:
             heapq.heappush(self._due, (head.not_before, next(self._tickets), queue))
         elif (
             len(queue.batches) > 1
-            or head.core is not queue.core  # it takes no more records; a retry never does
-            or head.created_at + self._linger <= now
+            or head.core is not queue.core  # not open: full, or a retry
+            or head.created_at + queue.settings.linger <= now
         ):
             node.ready[queue] = None
         else:
-            node.lingering[queue] = None
+            (node.held if queue.settings.own_linger else node.lingering)[queue] = None
             self._lingering_queues.append(queue)
 
     def advance(self, now: float) -> None:
-        """Take in what the append side has noted, and move queues whose time came into their ready
-        sets. Once per pass: what is appended during a pass wakes the sender for the next one."""
+        """Process what the append side has noted, and move queues that are due to the ready sets.
+
+        Called once per pass. Records that are appended during a pass wake the sender for the next
+        one.
+        """
         if self._sealed:
             sealed, self._sealed = self._sealed, []
             for batch in sealed:
                 if batch.state is SEALED:
-                    self._compressor.close(batch)
+                    self._compressor.compress(batch)
         if self._changed:
             changed, self._changed = self._changed, {}
             for queue in list(changed):
@@ -269,13 +304,14 @@ class RecordAccumulator:
         while due and due[0][0] <= now:
             self.reclassify(heapq.heappop(due)[2], now)
         for queue in self._lingering_queues:  # after a stall of the loop
-            if queue.batches and queue.batches[0].created_at + self._linger <= now:
+            if queue.batches and queue.batches[0].created_at + queue.settings.linger <= now:
                 self.reclassify(queue, now)
 
     def next_due(self) -> float:
-        """The next instant at which `advance` has something to do.
+        """The next time at which `advance` has something to do.
 
-        Only what lingers still is noted: most batches leave in the pass after they were opened.
+        Linger deadlines are put into the heap here, not when a batch is opened, because most
+        batches are sent in the pass after that.
         """
         due = self._due
         if self._lingering_queues:
@@ -284,58 +320,71 @@ class RecordAccumulator:
                     self._note_linger(queue)
             self._lingering_queues.clear()
         while due and not self._is_awaited(*due[0]):
-            queue = heapq.heappop(due)[2]  # its batch is not at the head: no wake-up is needed
-            queue.linger_at = -1.0  # once it is at the head, it must be noted again
+            # The batch is not the first of its queue: no wake-up is needed. Once it is the first,
+            # its deadline must be noted again.
+            queue = heapq.heappop(due)[2]
+            queue.linger_at = -1.0
         return due[0][0] if due else math.inf
 
     def _note_linger(self, queue: PartitionQueue) -> None:
-        if queue in self._nodes[queue.node].lingering:
-            linger_at = queue.batches[0].created_at + self._linger
+        node = self._nodes[queue.node]
+        if queue in node.lingering or queue in node.held:
+            linger_at = queue.batches[0].created_at + queue.settings.linger
             if queue.linger_at != linger_at:
                 queue.linger_at = linger_at
                 heapq.heappush(self._due, (linger_at, next(self._tickets), queue))
 
     def _is_awaited(self, at: float, _: int, queue: PartitionQueue) -> bool:
-        """True if something of the queue still becomes due at that instant."""
+        """True if the first batch of the queue becomes due at that time."""
         if not queue.batches:
             return False
         head = queue.batches[0]
-        return at in (head.not_before, head.created_at + self._linger)
+        return at in (head.not_before, head.created_at + queue.settings.linger)
 
     def due_nodes(self, busy: Container[int]) -> list[int]:
-        """Brokers something may leave for. `busy` are those with a Produce request in flight; with
-        adaptive linger, open batches wait for no other broker."""
+        """The brokers for which batches are due.
+
+        Args:
+            busy: brokers with a Produce request in flight. With adaptive linger, an open batch
+                waits only while its broker is one of them, except of topics whose profile has a
+                linger.
+        """
         found = []
-        for node_id, node in self._nodes.items():
+        for node_id, node in list(self._nodes.items()):
             if node_id is not None and (
                 node.ready
                 or (
                     node.lingering
                     and ((self._adaptive and node_id not in busy) or self.flush_pending)
                 )
+                or (node.held and self.flush_pending)
             ):
                 found.append(node_id)
         return found
 
     def has_ready(self, node_id: int) -> bool:
-        """True if something else must leave for this broker now."""
+        """True if more batches are due for this broker."""
         node = self._nodes.get(node_id)
         return node is not None and bool(node.ready)
 
     @property
     def flush_pending(self) -> bool:
-        """Linger is void: memory is short, a flush runs, a transaction or the producer ends."""
-        return self.closing or self.completing or self._memory.has_waiters or self._flushes.active
+        """True if batches do not wait for `linger_ms`: memory is short, a flush is in progress, or
+        the transaction or the producer is ending."""
+        memory = self._memory
+        short = memory.has_waiters or memory.refused
+        return self.closing or self.completing or short or self._flushes.active
 
     @property
     def leaderless(self) -> bool:
         """True if data are queued for partitions without a leader."""
-        return bool(self._leaderless.ready or self._leaderless.lingering)
+        node = self._leaderless
+        return bool(node.ready or node.lingering or node.held)
 
     def leaderless_topics(self) -> set[str]:
         """Topics with queued data for partitions without a leader."""
         node = self._leaderless
-        return {queue.topic for queue in itertools.chain(node.ready, node.lingering)}
+        return {queue.topic for queue in itertools.chain(node.ready, node.lingering, node.held)}
 
     # -- drain ----------------------------------------------------------------------------------
 
@@ -345,18 +394,22 @@ class RecordAccumulator:
         max_size: int,
         may_drain: Callable[[PartitionQueue, ProducerBatch], bool],
     ) -> list[ProducerBatch]:
-        """Take at most one batch per partition led by the node, up to `max_size` bytes in all
-        (one batch in any case). Open batches ride along: the request leaves anyway."""
+        """Take at most one batch of each partition led by the node, `max_size` bytes in total, but
+        at least one batch. Open batches are taken too, since a request is sent anyway; those of
+        topics whose profile has a linger only while `flush_pending`.
+        """
         node = self._nodes[node_id]
         node.undrained_since = math.inf
         taken: list[ProducerBatch] = []
-        closing: list[PartitionQueue] = []
+        unready: list[PartitionQueue] = []
         size = 0
-        for queue in itertools.chain(node.ready, node.lingering):
+        held = node.held if node.held and self.flush_pending else ()
+        for queue in itertools.chain(node.ready, node.lingering, held):
             while queue.batches and not queue.batches[0].core.record_count:
                 self._drop(queue.batches[0])
+                self._wakeup()  # the end of a transaction may be waiting for this batch
             if not queue.batches:
-                closing.append(queue)
+                unready.append(queue)
                 continue
             batch = queue.batches[0]
             if not may_drain(queue, batch):
@@ -369,12 +422,12 @@ class RecordAccumulator:
             if batch.state is OPEN:
                 batch.core.seal()
                 queue.hold(batch.core)
-            if self._compressor.close(batch):
+            if not self._compressor.compress(batch):
+                unready.append(queue)
+            elif batch.core.record_count:  # else its records were withdrawn after the check above
                 taken.append(batch)
                 size += batch.size
-            else:
-                closing.append(queue)
-        for queue in closing:
+        for queue in unready:
             node.remove(queue)
         now = self._loop.time()
         for batch in taken:
@@ -390,24 +443,27 @@ class RecordAccumulator:
     # -- after sending --------------------------------------------------------------------------
 
     def reenqueue(self, batch: ProducerBatch, now: float, not_before: float) -> None:
-        """Put a batch back for another attempt, at its place in the order of its partition."""
+        """Put a batch back into its queue for another attempt, in sequence order."""
         batch.not_before = not_before
         batch.change_state(READY)
         batch.queue.insert(batch)
         self.reclassify(batch.queue, now)
 
     def on_reordered(self, queue: PartitionQueue) -> None:
-        """Another batch is at the head of a queue, which is classified again before the next
-        drain."""
+        """Have a queue classified before the next drain, because its first batch has changed."""
         self._changed[queue] = None
 
     def split(
         self, batch: ProducerBatch, payload: bytes, limit: int, now: float
     ) -> list[ProducerBatch]:
-        """Replace a batch that is too large by smaller ones at the same place.
+        """Replace a batch that is too large by smaller ones at the same place in its queue.
 
-        `payload` is the plain records section. Parts inherit the deadline and what is known of
-        earlier attempts; the refused one does not count. Java `splitAndReenqueue`.
+        Args:
+            payload: the records section, not compressed.
+            limit: largest size of a part in bytes.
+
+        The parts inherit the deadline, the flags and the number of attempts, without the one that
+        was refused. Source: Java `RecordAccumulator.splitAndReenqueue`.
         """
         queue = batch.queue
         parts = []
@@ -418,7 +474,7 @@ class RecordAccumulator:
             part.attempts = batch.attempts - 1
             part.possibly_appended = batch.possibly_appended
             part.in_doubt = batch.in_doubt
-            part.seen = batch.seen
+            part.maybe_written = batch.maybe_written
             part.lost = batch.lost
             part.divided_in_doubt = batch.in_doubt
             parts.append(part)
@@ -432,17 +488,23 @@ class RecordAccumulator:
         batch.core.buffered_bytes = batch.core.reserved_bytes = 0
         self._flushes.replace(batch, parts)
         self._compressor.reset_ratio(queue.topic)
-        self.settle(batch)
+        self.deallocate(batch)
         for part in parts:
             queue.insert(part)
         self.reclassify(queue, now)
         return parts
 
-    def settle(self, batch: ProducerBatch) -> None:
-        """The batch has its outcome. Gives its memory back, unless it is in flight: then once more
-        after the response. Idempotent."""
+    def deallocate(self, batch: ProducerBatch) -> None:
+        """Forget a batch that has its outcome and give back its memory. The memory of a batch in
+        flight is kept until this is called again after the response. Idempotent.
+
+        Source: Java `RecordAccumulator.deallocate`.
+        """
         if batch in self.incomplete:
-            self._flushes.settled(batch)  # first: while it is incomplete, this can be repeated
+            if self._flushes.active:
+                # First: as long as the batch is in `incomplete`, an interrupted call can be
+                # repeated.
+                self._flushes.on_batch_done(batch)
             self.incomplete.pop(batch, None)
             if not self.incomplete:
                 self.expires_at = math.inf
@@ -458,25 +520,26 @@ class RecordAccumulator:
         queue = batch.queue
         if queue.let_go(batch.core, self._memory):
             self._quota.returned(queue.node)
-            self._memory.returned()
+            if self._memory.has_waiters or self._memory.refused:
+                self._memory.returned()
 
-    def refuse_waiters(
+    def fail_waiters(
         self, errors: Mapping[int, KafkaError], error_of_all: KafkaError | None
     ) -> None:
-        """Fail the calls that wait for memory that only a broker of `errors` can give back; all
-        calls, if there is an `error_of_all`."""
+        """Fail the calls that wait for a share of the buffer of a broker in `errors`. With
+        `error_of_all`, fail all calls that wait for memory."""
         for node_id, error in errors.items():
-            self._quota.refuse(node_id, error)
+            self._quota.fail_waiters(node_id, error)
         if error_of_all is not None:
-            self._quota.refuse(None, error_of_all)
-            self._memory.refuse(error_of_all)
+            self._quota.fail_waiters(None, error_of_all)
+            self._memory.fail_waiters(error_of_all)
 
     def remove(self, batch: ProducerBatch) -> bool:
         """Take a batch out of its queue; False if it is in none."""
         queue = batch.queue
         if batch.state not in QUEUED:
             return False
-        if batch in queue.batches:  # else an interrupted call has taken it out
+        if batch in queue.batches:  # else an interrupted call has removed it
             queue.batches.remove(batch)
         batch.change_state(COMPLETING)
         if queue.core is batch.core:
@@ -487,7 +550,8 @@ class RecordAccumulator:
     # -- time -----------------------------------------------------------------------------------
 
     def expired(self, now: float) -> list[ProducerBatch]:
-        """Batches past their delivery deadline and without an outcome, oldest first; O(batches)."""
+        """Batches without an outcome whose delivery deadline has passed, oldest first.
+        O(batches)."""
         found = [batch for batch in list(self.incomplete) if batch.deadline <= now]
         found.sort(key=lambda batch: (batch.deadline, batch.order))
         return found
@@ -501,11 +565,13 @@ class RecordAccumulator:
     # -- topology -------------------------------------------------------------------------------
 
     def on_snapshot(self, snapshot: ClusterSnapshot, now: float) -> None:
-        """Move queues to the current leaders of their partitions. The backoff of a batch ends if
-        another leader was elected since its last attempt, or if there was no leader in between. In
-        that case the topic may have been created again: epochs then start again, perhaps with the
-        epoch of the last attempt."""
-        lost: dict[int | None, None] = {}  # in order, so that equal runs stay equal
+        """Move queues to the current leaders of their partitions.
+
+        The backoff of a batch ends if another leader was elected since its last attempt. It also
+        ends if the partition had no leader in between: the topic may have been created again, and
+        then its epochs start again, possibly with the epoch of the last attempt.
+        """
+        lost: dict[int | None, None] = {}  # a dict, because the order must be deterministic
         for queue in self._queues.values():
             before = queue.node
             self.follow_leader(queue, snapshot, now)
@@ -514,7 +580,7 @@ class RecordAccumulator:
         self._quota.follow(lost)
 
     def follow_leader(self, queue: PartitionQueue, snapshot: ClusterSnapshot, now: float) -> None:
-        """Move one queue to its present leader."""
+        """Move one queue to its current leader."""
         key = queue.topic_partition
         leader = snapshot.leader_of(key)
         moved = leader != queue.node
@@ -538,16 +604,16 @@ class RecordAccumulator:
         """Drop the queues of a topic that is not in use any more.
 
         Returns:
-            How many partitions it had at most; None if something is still queued, on the wire or
-            without an outcome.
+            The highest number of partitions it had; None if a batch of it is still queued, in
+            flight or without an outcome.
         """
         partitions = self._partitions.get(topic, 0)
         keys = [TopicPartition(topic, partition) for partition in range(partitions)]
         queues = [self._queues[key] for key in keys if key in self._queues]
         if any(queue.load for queue in queues):
             return None
-        # A batch whose answer is being processed is neither queued nor on the wire, and the leaders
-        # that this answer names may be what leads here. It comes back to its queue for a retry.
+        # A batch whose response is being processed is neither queued nor in flight. It may return
+        # to its queue for a retry: new leaders in that response can be the reason for this call.
         if any(batch.queue.topic == topic for batch in list(self.incomplete)):
             return None
         for queue in queues:
@@ -557,17 +623,22 @@ class RecordAccumulator:
         self._quota.forget(queues)
         self.growth.forget(topic)
         self._compressor.forget(topic)
+        self.settings.forget(topic)
         return partitions
 
     def loads(self, topic: TopicSlot, partitions: Iterable[int]) -> list[int]:
-        """Queue sizes for the adaptive partitioner."""
+        """Number of queued and in-flight batches of each partition, for the adaptive
+        partitioner."""
         return [topic.slots[partition].load for partition in partitions]
 
     def usable(self, topic: TopicSlot, partitions: Iterable[int]) -> list[int]:
-        """Those of `partitions` whose broker has room for another batch. One that has something
-        queued is avoided while its broker has taken nothing for longer than
-        partitioner_availability_timeout_ms (0: no limit; KIP-794), so that such a broker gets one
-        batch for each of its partitions. Source: Java `RecordAccumulator.partitionReady`."""
+        """The partitions that may be chosen: the share of the buffer of their broker is not used
+        up.
+
+        With partitioner_availability_timeout_ms (KIP-794; 0: off), a partition with queued batches
+        is left out if its broker has accepted no request for longer than that. So each partition of
+        such a broker gets at most one batch. Source: Java `RecordAccumulator.partitionReady`.
+        """
         partitions = self._roomy(topic, partitions)
         if not self._availability_timeout:
             return partitions
@@ -580,8 +651,10 @@ class RecordAccumulator:
         ]
 
     def note_undrainable(self, node_id: int, now: float) -> None:
-        """Something is due for a broker that takes no request (Java `updateNodeLatencyStats`);
-        `drain` ends that."""
+        """Batches are due for a broker that accepts no request now; `drain` resets this.
+
+        Source: Java `RecordAccumulator.updateNodeLatencyStats`.
+        """
         node = self._nodes[node_id]
         node.undrained_since = min(node.undrained_since, now)
 

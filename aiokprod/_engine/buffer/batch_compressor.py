@@ -1,8 +1,8 @@
-"""Closing a batch for sending: its records become immutable, compressed bytes.
+"""Makes a batch ready to send: encodes and compresses its records into immutable bytes.
 
-Small payloads are compressed on the spot; larger ones in a worker thread, so that the loop never
-stalls (the codecs release the GIL). The ratio reached is remembered per topic, because batches
-fill by their estimated compressed size.
+Payloads of up to `INLINE_LIMIT` bytes are compressed at once, larger ones in a worker thread, so
+that they do not block the loop (the codecs release the GIL). The compression ratio is remembered
+per topic, because batches are filled by their estimated compressed size.
 
 Source: Java `MemoryRecordsBuilder.close`, `CompressionRatioEstimator`.
 """
@@ -13,7 +13,6 @@ import asyncio
 from typing import TYPE_CHECKING, Final
 
 from aiokprod._engine.buffer.batch_states import COMPRESSING, READY, SEALED
-from aiokprod._wire.compression import Codec
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,46 +27,47 @@ _ESTIMATE_MARGIN: Final = 1.05
 
 
 class BatchCompressor:
-    """Closes batches with one codec (None: no compression)."""
+    """Compresses batches with the codec of their topic.
+
+    Args:
+        on_compressed: called with the batch, and an error or None, for each batch for which
+            `compress` returned False.
+    """
 
     def __init__(
         self,
-        codec: Codec | None,
         executor: Executor | None,
         loop: asyncio.AbstractEventLoop,
-        on_closed: Callable[[ProducerBatch, BaseException | None], None],
+        on_compressed: Callable[[ProducerBatch, BaseException | None], None],
     ) -> None:
-        self._codec = codec
         self._executor = executor
         self._loop = loop
-        self._on_closed = on_closed
+        self._on_compressed = on_compressed
         self._ratios: dict[str, float] = {}
         self._jobs: set[asyncio.Future[bytes]] = set()
 
     def ratio(self, topic: str) -> float:
         """Estimated compressed / plain size of the next batch of `topic`, margin included."""
-        if self._codec is None:
-            return 1.0
         return min(1.0, self._ratios.get(topic, 1.0) * _ESTIMATE_MARGIN)
 
     def reset_ratio(self, topic: str) -> None:
-        """The estimate proved wrong (a batch was too large): assume no compression again."""
-        if self._codec is not None:
-            self._ratios[topic] = 1.0
-
-    def forget(self, topic: str) -> None:
-        """The topic is not in use any more."""
+        """Assume no compression again, because the estimate was wrong (a batch was too large)."""
         self._ratios.pop(topic, None)
 
-    def close(self, batch: ProducerBatch) -> bool:
-        """True if the batch can be sent now; otherwise `on_closed` follows."""
+    def forget(self, topic: str) -> None:
+        """Drop the ratio of a topic that is no longer in use."""
+        self._ratios.pop(topic, None)
+
+    def compress(self, batch: ProducerBatch) -> bool:
+        """Encode and compress a batch. True if it can be sent now; False if a worker thread
+        compresses it or the codec failed: `on_compressed` is called later."""
         if batch.state is READY:
             return True
         if batch.state is COMPRESSING:
             return False
         plain = batch.core.finish()
         batch.plain_size = len(plain)
-        codec = self._codec
+        codec = batch.queue.settings.codec
         if codec is None:
             batch.payload = plain
             batch.change_state(READY)
@@ -76,11 +76,12 @@ class BatchCompressor:
         batch.codec_id = codec.codec_id
         if len(plain) <= INLINE_LIMIT or self._executor is None:
             try:
-                self._closed(batch, codec.compress(plain))
+                payload = codec.compress(plain)
             except Exception as error:  # a codec or memory failure costs this batch only
                 batch.change_state(COMPRESSING)
-                self._loop.call_soon(self._on_closed, batch, error)
+                self._loop.call_soon(self._on_compressed, batch, error)
                 return False
+            self._set_payload(batch, payload)
             return True
         batch.change_state(COMPRESSING)
         job = self._loop.run_in_executor(self._executor, codec.compress, plain)
@@ -97,12 +98,12 @@ class BatchCompressor:
             error = job.exception()
         if batch.state is COMPRESSING:  # else it has expired meanwhile
             if error is None:
-                self._closed(batch, job.result())
+                self._set_payload(batch, job.result())
             else:
                 batch.change_state(SEALED)
-        self._on_closed(batch, error)
+        self._on_compressed(batch, error)
 
-    def _closed(self, batch: ProducerBatch, payload: bytes) -> None:
+    def _set_payload(self, batch: ProducerBatch, payload: bytes) -> None:
         batch.payload = payload
         batch.change_state(READY)
         batch.core.drop_payload()

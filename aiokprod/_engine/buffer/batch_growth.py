@@ -1,13 +1,15 @@
 """Elastic batches: a full batch that has to wait grows beyond `batch_size`.
 
-Under load one large batch is better than several small ones: the broker and this process pay for
-each of them, and a batch behind another one of its partition could not be sent earlier anyway.
+Each batch costs time on the broker and in this process, so under load one large batch is better
+than several small ones. A batch behind another one of its partition could not be sent earlier
+anyway.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from aiokprod._engine.buffer.topic_settings import buffered_limit
 from aiokprod._wire.record_batch import HEADER_SIZE
 
 if TYPE_CHECKING:
@@ -15,45 +17,42 @@ if TYPE_CHECKING:
     from aiokprod._engine.buffer.producer_batch import ProducerBatch
     from aiokprod.config import ProducerConfig
 
-_LEAST_BATCHES: Final = 16
-"""No batch grows so far that fewer would fill the buffer."""
 _GROWING_AGE: Final = 1 / 16
-"""Of the delivery timeout, which young records share with the oldest of their batch."""
+"""Fraction of the delivery timeout after which a batch no longer grows, because new records would
+expire together with its oldest one."""
 
 
 class BatchGrowth:
-    """Whether and how far a full batch may grow. Brokers are not known here: the accumulator asks
-    only while another batch waits before it and the broker is within its memory quota.
+    """Decides whether and how far a full batch may grow.
 
-    Args:
-        step: bytes by which a batch grows at a time.
+    The accumulator calls it only for a batch that has to wait behind another one, and only while
+    the broker is within its memory quota.
 
-    Attributes:
-        limit: bytes of the largest batch, header included (`elastic_batch_size`).
     """
 
-    def __init__(self, config: ProducerConfig, step: int) -> None:
-        self._step = step
-        self._buffered_limit = config.buffer_memory // _LEAST_BATCHES
-        self.limit = min(config.elastic_batch_size, config.max_request_size, self._buffered_limit)
-        self._age_limit = config.delivery_timeout_ms / 1000 * _GROWING_AGE
+    def __init__(self, config: ProducerConfig) -> None:
+        self._buffered_limit = buffered_limit(config)
         self._disabled: set[str] = set()
 
     def next_limit(self, batch: ProducerBatch, now: float) -> int:
-        """Bytes of records to which a full batch may grow; its present limit if it must not."""
+        """New limit of the records of a full batch in bytes, one `batch_size` more than its current
+        one; the current one if it may not grow."""
         core: BatchCore = batch.core
+        settings = batch.queue.settings
         if (
             batch.queue.topic in self._disabled
-            or now - batch.created_at > self._age_limit
+            or now - batch.created_at > settings.delivery_timeout * _GROWING_AGE
             or core.buffered_bytes > self._buffered_limit
         ):
             return core.limit
-        return max(core.limit, min(core.limit + self._step, self.limit - HEADER_SIZE))
+        return max(
+            core.limit, min(core.limit + settings.batch_size, settings.growth_limit - HEADER_SIZE)
+        )
 
     def disable(self, topic: str) -> None:
-        """A broker found a batch of the topic too large: its batches no longer grow."""
+        """Let batches of the topic no longer grow, because a broker found one too large."""
         self._disabled.add(topic)
 
     def forget(self, topic: str) -> None:
-        """The topic is no longer in use."""
+        """Allow growth again for a topic that is no longer in use."""
         self._disabled.discard(topic)

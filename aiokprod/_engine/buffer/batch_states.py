@@ -1,7 +1,7 @@
 """The states of a batch as a table of transitions. `ProducerBatch.change_state` is the only writer.
 
-What is known of earlier attempts (`possibly_appended`, `in_doubt`, ...) is no state: it stays true
-whatever happens to the batch later.
+What is known of earlier attempts (`possibly_appended`, `in_doubt`, ...) is not part of the state,
+because it does not change with it. docs/design/sender.md has a diagram.
 
 Source: Java `ProducerBatch`, `RecordAccumulator.drain`, `Sender.inFlightBatches`.
 """
@@ -21,12 +21,12 @@ class BatchState(enum.StrEnum):
 
     OPEN = "open"  # takes records
     SEALED = "sealed"  # takes no more records; they can still be withdrawn
-    COMPRESSING = "compressing"  # a worker thread compresses it
+    COMPRESSING = "compressing"  # a worker thread compresses it, or its codec has just failed
     READY = "ready"  # encoded; waits to be sent, for the first time or again
     DRAINED = "drained"  # taken out of the queue to be sent
-    IN_FLIGHT = "in flight"  # in a request that was neither answered nor lost
+    IN_FLIGHT = "in flight"  # in a request that has not ended: no response, no error
     IN_FLIGHT_FAILED = "in flight, failed"  # as IN_FLIGHT, but its records have failed meanwhile
-    COMPLETING = "completing"  # not queued, not in flight: its outcome is being decided
+    COMPLETING = "completing"  # neither queued nor in flight: its outcome is being decided
     DONE = "done"  # acknowledged, failed, split or without records; its memory is given back
 
 
@@ -43,8 +43,8 @@ DONE: Final = BatchState.DONE
 
 TRANSITIONS: Final[Mapping[BatchState, frozenset[BatchState]]] = MappingProxyType(
     {
-        OPEN: frozenset({SEALED, COMPRESSING, READY, COMPLETING, DONE}),
-        SEALED: frozenset({COMPRESSING, READY, COMPLETING, DONE}),
+        OPEN: frozenset({SEALED, COMPRESSING, READY, COMPLETING}),
+        SEALED: frozenset({COMPRESSING, READY, COMPLETING}),
         COMPRESSING: frozenset({READY, SEALED, COMPLETING}),
         READY: frozenset({DRAINED, COMPLETING}),
         DRAINED: frozenset({IN_FLIGHT, DONE}),

@@ -1,7 +1,8 @@
-"""How much of the buffer the records of each broker hold: a failing broker must not starve others.
+"""Limits the share of the buffer that one broker can fill, so that a failing broker does not block
+sends to the others.
 
-A broker may hold half of buffer_memory in closed batches; a caller that needs another batch for it
-waits until some of them are settled. Clusters of one broker have no limit.
+The closed batches of a broker may use half of buffer_memory. A caller that needs another batch for
+this broker waits until some of them have their outcome. Clusters of one broker have no limit.
 """
 
 from __future__ import annotations
@@ -9,11 +10,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import weakref
 from collections import OrderedDict
 from operator import attrgetter
 from typing import TYPE_CHECKING, Final, Protocol
 
-from aiokprod._core.batch import ByteCount
+from aiokprod._core.memory import ByteCount
 from aiokprod.errors import BufferTimeout, KafkaError, Outcome
 
 if TYPE_CHECKING:
@@ -23,7 +25,7 @@ SHARE: Final = 0.5
 
 
 class HasLeader(Protocol):
-    """The queue of a partition."""
+    """A partition and the broker id of its leader (`PartitionQueue`)."""
 
     @property
     def node(self) -> int | None: ...
@@ -37,14 +39,14 @@ class QuotaWaiter:
     would wait forever.
 
     Attributes:
-        queue: of the partition it wants to append to.
-        arrival: number by which the callers of a broker are served.
-        node: the broker that it waits for, or has a permit of.
-        granted: it has the permit; `release` was not called yet.
+        queue: the queue of the partition to which the caller wants to append.
+        arrival: callers that wait for the same broker are served in the order of this number.
+        node: the broker for whose share it waits, or of which it has the permit.
+        granted: it has the permit, and `release` was not called yet.
         future: done once the permit is granted, or the topic is no longer in use.
     """
 
-    __slots__ = ("_quota", "arrival", "future", "granted", "node", "queue")
+    __slots__ = ("__weakref__", "_quota", "arrival", "future", "granted", "node", "queue")
 
     def __init__(
         self,
@@ -61,7 +63,7 @@ class QuotaWaiter:
         self.granted = False
 
     def __del__(self) -> None:
-        if self.granted:
+        if getattr(self, "granted", False):  # no attribute: `__init__` was interrupted
             self._quota.on_dropped(self)
 
 
@@ -70,11 +72,12 @@ _by_arrival = attrgetter("arrival")
 
 
 class BrokerMemoryQuota:
-    """Bytes held per broker id (None: partitions without a leader), and callers that wait for room.
+    """The bytes in use by each broker id (None: partitions without a leader), and the callers that
+    wait for room.
 
-    Invariants: a broker has one permit, so that order is kept and no more callers are woken than
-    there is room for; no caller waits while there is room and the permit is free; callers are
-    served in order of arrival. Joining and leaving are O(1) but for `follow`.
+    Invariants: there is one permit per broker, so that order is kept and no more callers are woken
+    than there is room for; no caller waits while there is room and the permit is free; callers are
+    served in order of arrival. All operations but `follow` are O(1) per caller.
     """
 
     def __init__(self, buffer_memory: int, several_nodes: Callable[[], bool]) -> None:
@@ -87,26 +90,26 @@ class BrokerMemoryQuota:
         self._closed: KafkaError | None = None
 
     def account(self, node: int | None) -> ByteCount:
-        """The count of the bytes that a broker holds. The queues of its partitions change it
-        (`PartitionSlot`); `returned` must follow if it became less."""
+        """The count of the bytes in use by a broker. The queues of its partitions change it
+        (`PartitionSlot`); after a decrease, `returned` must be called."""
         count = self._held.get(node)
         if count is None:
             count = self._held.setdefault(node, ByteCount())
         return count
 
     def returned(self, node: int | None) -> None:
-        """A broker holds less than before."""
+        """The batches of a broker use fewer bytes than before."""
         if self._waiting:
             self.grant_next(node)
 
     def reserved_bytes(self, node: int | None) -> int:
-        """Bytes a broker holds."""
+        """Bytes in use by a broker."""
         count = self._held.get(node)
         return 0 if count is None else count.bytes
 
     @property
     def waiting(self) -> int:
-        """Callers that wait for a broker to give memory back."""
+        """Number of callers that wait for a broker's share."""
         return sum(map(len, self._waiting.values()))
 
     @property
@@ -133,7 +136,7 @@ class BrokerMemoryQuota:
             return
         while waiters:
             waiter, _ = waiters.popitem(last=False)
-            if not waiter.future.done():  # else cancelled in this very pass
+            if not waiter.future.done():  # else it was cancelled in this pass of the loop
                 waiter.granted = True
                 self._granted.add(node)
                 waiter.future.set_result(None)
@@ -142,13 +145,14 @@ class BrokerMemoryQuota:
             del self._waiting[node]
 
     def on_nodes_changed(self) -> None:
-        """The number of brokers changed, and with it what counts as room."""
+        """Grant permits again after the number of brokers changed, because the quota applies only
+        if there are several."""
         for node in list(self._waiting):
             self.grant_next(node)
 
     def follow(self, nodes: Iterable[int | None]) -> None:
-        """Brokers have lost partitions: callers that wait for these partitions now wait for the
-        current leaders, in order of arrival."""
+        """Let callers that wait for partitions which these brokers have lost wait for the current
+        leaders, in order of arrival."""
         joined: dict[int | None, list[QuotaWaiter]] = {}
         for node in nodes:
             waiters = self._waiting.get(node, ())
@@ -162,7 +166,7 @@ class BrokerMemoryQuota:
             self.grant_next(node)
 
     def forget(self, queues: Collection[HasLeader]) -> None:
-        """These queues are gone: callers that wait for one of them return from `wait` without the
+        """Let callers that wait for one of these removed queues return from `wait` without a
         permit."""
         for waiters in list(self._waiting.values()):
             for waiter in [waiter for waiter in waiters if waiter.queue in queues]:
@@ -171,15 +175,15 @@ class BrokerMemoryQuota:
                     waiter.future.set_result(None)
 
     def release(self, waiter: QuotaWaiter) -> None:
-        """Pass the permit on: its caller is done, or waits for something else. Idempotent."""
+        """Pass the permit to the next caller. Idempotent."""
         if waiter.granted:
             self._granted.discard(waiter.node)
             waiter.granted = False
             self.grant_next(waiter.node)
 
     def on_dropped(self, waiter: QuotaWaiter) -> None:
-        """A caller was interrupted while it had the permit: the next one gets it, in the loop's
-        next pass, because a finalizer may run in any thread and within any other call."""
+        """Pass the permit of an interrupted caller to the next one, in the next pass of the loop,
+        because a finalizer may run in any thread and within any other call."""
         node = waiter.node
         self._granted.discard(node)
         with contextlib.suppress(RuntimeError):  # the loop is closed: no caller waits
@@ -188,13 +192,13 @@ class BrokerMemoryQuota:
     async def wait(
         self, queue: HasLeader, deadline: float, waiter: QuotaWaiter | None = None
     ) -> QuotaWaiter:
-        """Wait for the permit to open a batch for the leader of `queue`'s partition, whichever
-        broker that is by then; `release` must follow.
+        """Wait for the permit to open a batch of a partition. If its leader changes, the wait
+        continues for the new one. The caller must call `release`.
 
         Args:
             deadline: loop time.
-            waiter: result of an earlier wait of the same caller, if there was no room after all.
-                Gives its permit up and keeps its arrival number.
+            waiter: result of an earlier wait of the same caller, if there still was no room. It
+                gives up its permit and keeps its arrival number.
 
         Raises:
             BufferTimeout: `deadline` passed.
@@ -217,9 +221,10 @@ class BrokerMemoryQuota:
             self._join(waiter)
             if was_granted:
                 self.grant_next(before)
-        timer = loop.call_at(deadline, self._expire, waiter)
-        self.grant_next(waiter.node)
+        # A call that is interrupted just here leaves its timer, which must not keep the permit.
+        timer = loop.call_at(deadline, self._expire, weakref.ref(waiter))
         try:
+            self.grant_next(waiter.node)
             await waiter.future
         except asyncio.CancelledError:
             if waiter.future.cancelled():
@@ -236,9 +241,9 @@ class BrokerMemoryQuota:
         """Fail all present and later waits with a copy of `error`."""
         self._closed = error
         for node in list(self._waiting):
-            self.refuse(node, error)
+            self.fail_waiters(node, error)
 
-    def refuse(self, node: int | None, error: KafkaError) -> None:
+    def fail_waiters(self, node: int | None, error: KafkaError) -> None:
         """Fail all present waits for this broker with a copy of `error`."""
         for waiter in self._waiting.pop(node, ()):
             if not waiter.future.done():
@@ -264,8 +269,9 @@ class BrokerMemoryQuota:
             del self._waiting[waiter.node]
         return True
 
-    def _expire(self, waiter: QuotaWaiter) -> None:
-        if not self._leave(waiter) or waiter.future.done():
+    def _expire(self, reference: weakref.ref[QuotaWaiter]) -> None:
+        waiter = reference()
+        if waiter is None or not self._leave(waiter) or waiter.future.done():
             return
         node = waiter.node
         where = "partitions without a leader hold" if node is None else f"broker {node} holds"
@@ -282,4 +288,4 @@ class BrokerMemoryQuota:
 
 def _fail(future: asyncio.Future[None], error: KafkaError) -> None:
     future.set_exception(error)
-    future.exception()  # counts as retrieved: the call that waited may have been interrupted
+    future.exception()  # mark it as retrieved: the call that waited may have been interrupted

@@ -1,17 +1,18 @@
-"""The byte budget of unsettled records: accounting with FIFO waiters, never a pool of buffers.
+"""`BufferMemory`: counts the bytes of records without an outcome; calls wait in a FIFO queue.
 
-Source: Java `BufferPool` without its reuse of buffers (CVE-2026-35554: a buffer given back while
-a request still used it put records into other topics).
+Source: Java `BufferPool`, but without its pool of buffers. In CVE-2026-35554 a buffer was reused
+while a request still referred to it, which wrote records to other topics.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import weakref
 from collections import OrderedDict
 from typing import TYPE_CHECKING
 
-from aiokprod._core.batch import MemoryBudget, Reservation
+from aiokprod._core.memory import MemoryBudget, Reservation
 from aiokprod.errors import BufferTimeout, KafkaError, Outcome
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class _Waiter:
-    __slots__ = ("future", "reservation", "size")
+    __slots__ = ("__weakref__", "future", "reservation", "size")
 
     def __init__(self, size: int, reservation: Reservation, future: asyncio.Future[None]) -> None:
         self.size = size
@@ -28,19 +29,24 @@ class _Waiter:
 
 
 class BufferMemory(MemoryBudget):
-    """Counts the bytes held; callers that find no room wait in order of arrival.
+    """Counts the bytes in use; callers for which there is no room wait in order of arrival.
 
-    Invariant: `used` is the sum of what was granted and not released; `has_waiters` sends the
-    append fast path to the end of the queue. Only the first waiter is considered, so that small
-    records do not starve a large one.
+    Only the first waiter is considered, so that small records do not starve a large one. While
+    `has_waiters` is true the fast path does not append, so that it overtakes no waiter.
+
+    Invariant: `used` is the sum of the bytes that were granted and not returned.
+
+    Attributes:
+        refused: since bytes were last returned, a call that does not wait found no room.
     """
 
     def __init__(self, limit: int, on_exhausted: Callable[[], None]) -> None:
         super().__init__(limit)
         self._waiters: OrderedDict[_Waiter, None] = OrderedDict()  # leaving is O(1)
         self._on_exhausted = on_exhausted
+        self.refused = False
         self._closed: KafkaError | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None  # of those who wait
+        self._loop: asyncio.AbstractEventLoop | None = None  # of the callers that wait
 
     @property
     def waiting(self) -> int:
@@ -73,31 +79,40 @@ class BufferMemory(MemoryBudget):
             return
         self._loop = loop = asyncio.get_running_loop()
         waiter = _Waiter(size, reservation, loop.create_future())
-        timer = loop.call_at(deadline, self._expire, waiter)
+        # A call that is interrupted just here leaves its timer, which must not keep the waiter.
+        timer = loop.call_at(deadline, self._expire, weakref.ref(waiter))
         try:
             self._waiters[waiter] = None
             self.has_waiters = True
-            self._grant()  # a reservation may have been dropped since we looked
+            self._grant()  # a reservation may have been dropped since the check above
             self._on_exhausted()
             await waiter.future
         finally:
             timer.cancel()
             self._leave(waiter)
 
+    def on_refused(self) -> None:
+        """A record was refused because there is no room and its caller does not wait. Until bytes
+        are returned, batches are sent as if it waited."""
+        if not self.refused:
+            self._on_exhausted()  # first: this call may be interrupted
+            self.refused = True
+
     def give_back(self, reservation: Reservation) -> None:
-        """Take back what a reservation still holds, and grant it to waiters."""
+        """Return the bytes that a reservation still has, and grant them to waiters."""
         if reservation.give_back():
             self.returned()
 
     def returned(self) -> None:
-        """Fewer bytes are used than before: wake as many waiters as now fit, in order."""
+        """Bytes were returned: grant the requests of the first waiters, as many as now fit."""
         assert self.used >= 0, "more bytes released than reserved"
+        self.refused = False
         if self._waiters:
             self._grant()
 
     def on_dropped(self) -> None:
-        """An interrupted caller dropped its reservation: wake waiters in the loop's next pass,
-        because a finalizer may run in any thread and within `_grant`."""
+        """Wake waiters after an interrupted caller dropped its reservation: in the next pass of the
+        loop, because a finalizer may run in any thread and within `_grant`."""
         assert self._loop is not None, "called only while a caller waits"
         with contextlib.suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(self.returned)
@@ -105,9 +120,9 @@ class BufferMemory(MemoryBudget):
     def close(self, error: KafkaError) -> None:
         """Fail all present and later waits with a copy of `error`."""
         self._closed = error
-        self.refuse(error)
+        self.fail_waiters(error)
 
-    def refuse(self, error: KafkaError) -> None:
+    def fail_waiters(self, error: KafkaError) -> None:
         """Fail all present waits with a copy of `error`."""
         waiters, self._waiters = self._waiters, OrderedDict()
         self.has_waiters = False
@@ -128,13 +143,14 @@ class BufferMemory(MemoryBudget):
         self.has_waiters = bool(waiters)
 
     def _leave(self, waiter: _Waiter) -> None:
-        """A waiter that was cancelled leaves the queue."""
+        """Remove a waiter whose wait was cancelled."""
         if waiter in self._waiters:
             del self._waiters[waiter]
             self._grant()
 
-    def _expire(self, waiter: _Waiter) -> None:
-        if waiter.future.done():
+    def _expire(self, reference: weakref.ref[_Waiter]) -> None:
+        waiter = reference()
+        if waiter is None or waiter.future.done():
             return
         self._waiters.pop(waiter, None)
         _fail(
@@ -151,4 +167,4 @@ class BufferMemory(MemoryBudget):
 
 def _fail(future: asyncio.Future[None], error: KafkaError) -> None:
     future.set_exception(error)
-    future.exception()  # counts as retrieved: the call that waited may have been interrupted
+    future.exception()  # mark it as retrieved: the call that waited may have been interrupted

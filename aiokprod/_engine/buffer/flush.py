@@ -13,46 +13,51 @@ if TYPE_CHECKING:
 
 class FlushTracker:
     """Flushes in progress. Each waits for the batches that were incomplete when it began; a batch
-    that is split is replaced by its parts. Source: Java `IncompleteBatches`."""
+    that is split is replaced by its parts. Source: Java `IncompleteBatches`.
+
+    Attributes:
+        active: True while a flush is in progress, which ignores `linger_ms`.
+    """
 
     def __init__(self) -> None:
-        self._flushes: list[tuple[set[ProducerBatch], asyncio.Future[None]]] = []
+        self.active = False
+        self._flushes: list[tuple[set[ProducerBatch], asyncio.Future[None], bool]] = []
 
-    @property
-    def active(self) -> bool:
-        """True while a flush is in progress, which ignores `linger_ms`."""
-        return bool(self._flushes)
-
-    def settled(self, batch: ProducerBatch) -> None:
-        """A batch has its outcome."""
-        for pending, future in list(self._flushes):
+    def on_batch_done(self, batch: ProducerBatch) -> None:
+        """End the waits whose last batch without an outcome was this one."""
+        for pending, future, _ in list(self._flushes):
             pending.discard(batch)
             if not pending and not future.done():
                 future.set_result(None)
 
     def replace(self, batch: ProducerBatch, parts: Iterable[ProducerBatch]) -> None:
-        """A batch was split: waits for it become waits for its parts."""
-        for pending, _ in self._flushes:
+        """Make waits for a batch that was split waits for its parts."""
+        for pending, _, _ in self._flushes:
             if batch in pending:
                 pending.update(parts)
 
     def give_up(self) -> None:
-        """End all waits as if their batches had outcomes."""
-        for _, future in self._flushes:
-            if not future.done():
+        """End the waits with `until_given_up` as if their batches had outcomes."""
+        for _, future, until_given_up in self._flushes:
+            if until_given_up and not future.done():
                 future.set_result(None)
 
-    async def wait(self, batches: Iterable[ProducerBatch]) -> None:
+    async def wait(self, batches: Iterable[ProducerBatch], *, until_given_up: bool = False) -> None:
         """Return once all of `batches` have an outcome, good or bad.
+
+        Args:
+            until_given_up: return at `give_up` too.
 
         Cancellation: only the wait ends.
         """
         pending = set(batches)
         if not pending:
             return
-        entry = (pending, asyncio.get_running_loop().create_future())
+        entry = (pending, asyncio.get_running_loop().create_future(), until_given_up)
         try:
             self._flushes.append(entry)
+            self.active = True
             await entry[1]
         finally:
             self._flushes.remove(entry)
+            self.active = bool(self._flushes)

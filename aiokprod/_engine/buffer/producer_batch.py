@@ -1,4 +1,4 @@
-"""`ProducerBatch`: one record batch on its way, with one owner and one final outcome."""
+"""`ProducerBatch`: a batch of records from its opening to its outcome."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ class ProducerBatch:
         order: position among all batches, (n,) or (n, part) after a split; equals sequence order
             within a partition.
         deadline: loop time at which its records fail if they have no outcome yet.
-        not_before: loop time before which a retry must not leave.
+        not_before: loop time before which a retry must not be sent.
         state: see `BatchState`; only `change_state` writes it.
-        possibly_appended: some attempt ended without telling whether the broker appended it. Never
+        possibly_appended: after some attempt it is unknown whether the broker appended it. Never
             cleared: a later rejection says nothing about that attempt.
-        in_doubt: as `possibly_appended`, until a sequence error proves that the log has it not.
-        lost: a request with it was not answered. A copy may still arrive at a broker, whatever
-            later attempts are answered.
+        in_doubt: as `possibly_appended`, until a sequence error proves that the log lacks it.
+        lost: a request with it got no response. A copy may still arrive at a broker, whatever the
+            responses to later attempts are.
         divided_in_doubt: part of a batch that was in doubt when it was divided. A sequence error
             proves nothing about it: brokers do not recognise parts of a batch that they have.
         proven_offset: its offset, if the response to a newer batch proves it; -1 if unknown.
-        seen: bytes of some attempt may have reached a broker, whatever it answered. From then on
-            its sequence belongs to these records alone.
+        maybe_written: bytes of some attempt may have reached a broker, whatever the response. From
+            then on its sequence may not be given to other records.
         payload: the records as they are sent; None before READY and once DONE.
         wire_node: the broker it was sent to last.
         last_failure: code name and error of the last attempt that failed.
@@ -55,6 +55,7 @@ class ProducerBatch:
         "last_failure",
         "leader_epoch",
         "lost",
+        "maybe_written",
         "not_before",
         "order",
         "payload",
@@ -64,7 +65,6 @@ class ProducerBatch:
         "producer_id",
         "proven_offset",
         "queue",
-        "seen",
         "sent_at",
         "sequence_reset",
         "state",
@@ -99,7 +99,7 @@ class ProducerBatch:
         self.lost = False
         self.divided_in_doubt = False
         self.proven_offset = -1
-        self.seen = False
+        self.maybe_written = False
         self.payload: bytes | None = None
         self.plain_size = 0
         self.codec_id = 0
@@ -118,7 +118,7 @@ class ProducerBatch:
 
     @property
     def in_flight(self) -> bool:
-        """True if it is in a request that was neither answered nor lost."""
+        """True if it is in a request that has not ended."""
         return self.state in IN_REQUEST
 
     @property
@@ -129,7 +129,7 @@ class ProducerBatch:
 
     @property
     def has_sequence(self) -> bool:
-        """True once it has a sequence: it may have been seen by a broker."""
+        """True once it has a sequence, which a broker may have seen."""
         return self.base_sequence != NO_SEQUENCE
 
     def leader_changed(self, leader_epoch: int) -> bool:
@@ -157,22 +157,21 @@ class ProducerBatch:
         return header, self.payload
 
     def note_unknown(self, *, lost: bool = False) -> None:
-        """An attempt ended without telling whether the broker appended the batch; `lost` if it was
-        not answered at all."""
-        self.seen = True
+        """Note that an attempt ended without saying whether the broker appended the batch; `lost`
+        if there was no response at all."""
+        self.maybe_written = True
         self.lost = self.lost or lost
         self.possibly_appended = True
         self.in_doubt = True
 
     def on_emptied(self) -> None:
-        """Every record was withdrawn before the batch was closed (called by `BatchCore`)."""
+        """Discard the batch. Called by `BatchCore` when all records were withdrawn before the batch
+        was encoded."""
         self.queue.accumulator.discard(self)
-        # The application may keep handles of withdrawn records: do not keep the engine with them.
-        self.core.owner = None
 
     def fail(self, error: KafkaError, record_errors: dict[int, KafkaError] | None = None) -> bool:
-        """All records failed. False if settled before."""
-        return self.core.fail(error, record_errors)
+        """Fail all records. False if they already have their outcome."""
+        return self.core.fail(error, record_errors, self)
 
     def __repr__(self) -> str:
         return (

@@ -1,4 +1,4 @@
-"""One partition's queue of batches, and the sets of queues that wait for one broker."""
+"""The queue of batches of one partition, and the queues of one broker by what they wait for."""
 
 from __future__ import annotations
 
@@ -6,24 +6,27 @@ import math
 from collections import deque
 from typing import TYPE_CHECKING
 
-from aiokprod._core.append import PartitionSlot
+from aiokprod._core.slots import PartitionSlot
 from aiokprod.records import TopicPartition
 
 if TYPE_CHECKING:
     from aiokprod._engine.buffer.accumulator import RecordAccumulator
     from aiokprod._engine.buffer.producer_batch import ProducerBatch
+    from aiokprod._engine.buffer.topic_settings import TopicSettings
 
 
 class PartitionQueue(PartitionSlot):
-    """Batches of one partition in the order they must be sent.
+    """The batches of one partition in the order in which they must be sent.
 
-    Only the last one may be open (it is `core`, which the append path fills). Batches on the wire
-    are not in the queue; a retry comes back to its place in order.
+    Only the last one may be open; its `BatchCore` is `core`, to which the append path writes.
+    Batches in flight are not in the queue; a retry returns to its place in sequence order.
 
     Attributes:
-        node: leader's broker id by the last metadata, None if there is no leader.
-        warn_at: instant from which a retry is worth a warning again.
-        wire_node: broker that holds the batches on the wire; meaningful while `in_flight` > 0.
+        settings: those of its topic.
+        node: broker id of the leader in the metadata, None if there is no leader.
+        warn_at: time from which the next retry is logged as a warning again.
+        wire_node: broker to which the batches in flight were sent; valid while `in_flight` > 0.
+        linger_at: linger deadline that was noted last (see `RecordAccumulator.next_due`).
     """
 
     __slots__ = (
@@ -33,14 +36,18 @@ class PartitionQueue(PartitionSlot):
         "last_full",
         "linger_at",
         "node",
+        "settings",
         "topic_partition",
         "warn_at",
         "wire_node",
     )
 
-    def __init__(self, accumulator: RecordAccumulator, topic: str, partition: int) -> None:
+    def __init__(
+        self, accumulator: RecordAccumulator, topic: str, partition: int, settings: TopicSettings
+    ) -> None:
         super().__init__(topic, partition)
         self.accumulator = accumulator
+        self.settings = settings
         self.topic_partition = TopicPartition(topic, partition)
         self.batches: deque[ProducerBatch] = deque()
         self.node: int | None = None
@@ -52,11 +59,12 @@ class PartitionQueue(PartitionSlot):
 
     @property
     def load(self) -> int:
-        """Batches waiting or on the wire (Java: queue size, for the adaptive partitioner)."""
+        """Number of batches queued or in flight (in Java the queue size of the adaptive
+        partitioner)."""
         return len(self.batches) + self.in_flight
 
     def insert(self, batch: ProducerBatch) -> None:
-        """Put a batch back at its place: retries lie before anything younger."""
+        """Put a batch back in sequence order: a retry before all newer batches."""
         batches = self.batches
         position = 0
         while position < len(batches) and batches[position].order < batch.order:
@@ -64,11 +72,14 @@ class PartitionQueue(PartitionSlot):
         batches.insert(position, batch)
 
     def put_first(self, batch: ProducerBatch | None) -> None:
-        """Put a batch before all others if it is queued, and the others in sequence order."""
-        batches = sorted(self.batches, key=lambda each: (each is not batch, each.order))
-        if batches != list(self.batches):
-            self.batches.clear()
-            self.batches.extend(batches)
+        """Sort the queue in sequence order, but with `batch` first if it is queued."""
+        queued = list(self.batches)
+        ordered = sorted(queued, key=lambda each: (each is not batch, each.order))
+        if ordered != queued:
+            for position, each in enumerate(ordered):
+                # One by one: a signal handler or a finalizer may have opened a batch meanwhile,
+                # which is at the end.
+                self.batches[position] = each
             self.accumulator.on_reordered(self)
 
     def __repr__(self) -> str:
@@ -76,22 +87,29 @@ class PartitionQueue(PartitionSlot):
 
 
 class NodeQueues:
-    """The queues led by one broker (or by none), by what they wait for.
+    """The queues of the partitions led by one broker, or of those without a leader.
 
-    `ready` queues can be sent now; `lingering` queues have one open batch that may still grow. Both
-    keep the order of entry: a queue that was served goes to the end, so that no partition starves.
-    `undrained_since`: since when the broker has taken nothing though something was due for it; inf
-    if it takes requests (loop time).
+    A queue that was drained goes to the end, so that no partition starves.
+
+    Attributes:
+        ready: queues with a batch that can be sent now.
+        lingering: queues with one open batch, which may still receive records.
+        held: as `lingering`, of topics whose profile has a linger. A pass does not look at them
+            until it is over, or until batches do not wait for their linger.
+        undrained_since: loop time since which the broker has accepted no request although batches
+            were due for it; inf if it accepts requests.
     """
 
-    __slots__ = ("lingering", "ready", "undrained_since")
+    __slots__ = ("held", "lingering", "ready", "undrained_since")
 
     def __init__(self) -> None:
         self.ready: dict[PartitionQueue, None] = {}
         self.lingering: dict[PartitionQueue, None] = {}
+        self.held: dict[PartitionQueue, None] = {}
         self.undrained_since = math.inf
 
     def remove(self, queue: PartitionQueue) -> None:
-        """Forget a queue, wherever it is."""
+        """Remove a queue from the set it is in."""
         self.ready.pop(queue, None)
         self.lingering.pop(queue, None)
+        self.held.pop(queue, None)

@@ -1,4 +1,4 @@
-"""Requests to coordinators: which broker it is, whether it is connected, what it answered.
+"""Finds the coordinators of transactions and groups, and sends requests to them.
 
 One attempt at a time. The callers decide whether to repeat it, since they know what a lost response
 means. Nothing here depends on the state of a transaction.
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from aiokprod._engine.metadata.cache import Metadata
-    from aiokprod._engine.ports import BrokerClient, ClientResponse, Slot
+    from aiokprod._engine.ports import BrokerClient, ClientResponse, ReadyConnection
     from aiokprod.cluster import ClusterSnapshot
     from aiokprod.errors import KafkaError
 
@@ -45,11 +45,11 @@ class CoordinatorKind(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """The end of one attempt: `body`, or `error`.
+    """The result of one attempt: the `body` of the response, or the `error`.
 
     Attributes:
-        version: of the request, -1 if none was sent.
-        maybe_written: without a body: the broker may have received the request.
+        version: API version of the request, -1 if none was sent.
+        maybe_written: True if there is no response but the broker may have received the request.
     """
 
     body: Any
@@ -86,7 +86,7 @@ class _Coordinator:
     """A coordinator from a FindCoordinator response.
 
     Attributes:
-        listed: the newest metadata contain this node with this address.
+        listed: the latest metadata contains this node with this address.
     """
 
     node: Node
@@ -100,8 +100,8 @@ class Coordinators:
     say about its node: they may be older, or never contain it (a proxy in front of the brokers).
 
     Attributes:
-        waiting_for: broker whose next free place in flight is reserved for a request from here: the
-            sender sends nothing to it until `on_free` is called. If authentication to it fails,
+        waiting_for: broker whose next free place in flight is reserved for a request of this class:
+            the sender sends nothing to it until `on_free` is called. If authentication to it fails,
             `on_refused` gets the error, and the request continues to wait.
     """
 
@@ -126,7 +126,8 @@ class Coordinators:
         self._known: dict[tuple[CoordinatorKind, str], _Coordinator] = {}
 
     def on_network(self) -> None:
-        """A connection changed, a response came, or a request may no longer be wanted."""
+        """Wake the waiting attempt: a connection changed, a response arrived, or a request may no
+        longer be wanted."""
         self._network.set()
 
     def on_snapshot(self, snapshot: ClusterSnapshot) -> None:
@@ -149,8 +150,8 @@ class Coordinators:
         self._known.pop((kind, key), None)
 
     def on_disconnect(self, node_id: int, error: KafkaError) -> None:
-        """A connection to a broker, or an attempt to connect, ended: the coordinator may have
-        moved."""
+        """Forget the coordinators at a broker whose connection, or connection attempt, ended: they
+        may have moved. Report refused credentials of the broker that an attempt waits for."""
         if node_id == self.waiting_for and isinstance(error, AuthenticationError):
             self._on_refused(error)
         for where, coordinator in list(self._known.items()):
@@ -171,10 +172,10 @@ class Coordinators:
             success or if the lookup is no longer wanted.
         """
         try:
-            slot = await self._any_node(wanted)
-            if slot is None:
+            connection = await self._any_node(wanted)
+            if connection is None:
                 return _NO_CODE, None
-            answer = self._send(slot, _find_request(kind, key))
+            answer = self._send(connection, _find_request(kind, key))
         finally:
             self.waiting_for = None
             self._on_free()
@@ -199,16 +200,16 @@ class Coordinators:
         self._client.set_coordinators([one.node for one in self._known.values()])
         return _NO_CODE, None
 
-    async def _any_node(self, wanted: Callable[[], bool]) -> Slot | None:
+    async def _any_node(self, wanted: Callable[[], bool]) -> ReadyConnection | None:
         while wanted():
             self._network.clear()
             now = self._loop.time()
             node_id = self._client.least_loaded(now)
             if node_id is None:  # all are busy or unreachable: wait for one of them
                 node_id = next(iter(self._metadata.snapshot.nodes), None)
-            slot = None if node_id is None else self._client.ready(node_id, now)
-            if slot is not None:
-                return slot
+            connection = None if node_id is None else self._client.ready(node_id, now)
+            if connection is not None:
+                return connection
             self.waiting_for = node_id
             # Without a known node, the next connection of the metadata updater wakes this task.
             again = math.inf if node_id is None else self._client.retry_at(node_id, now)
@@ -231,11 +232,11 @@ class Coordinators:
         Cancellation: a later response is ignored.
         """
         try:
-            slot = await self._connected(kind, key, wanted)
-            if slot is None:
+            connection = await self._connected(kind, key, wanted)
+            if connection is None:
                 self.forget(kind, key)
                 return None
-            answer = self._send(slot, request)
+            answer = self._send(connection, request)
         finally:
             self.waiting_for = None
             self._on_free()
@@ -246,7 +247,7 @@ class Coordinators:
 
     async def _connected(
         self, kind: CoordinatorKind, key: str, wanted: Callable[[], bool]
-    ) -> Slot | None:
+    ) -> ReadyConnection | None:
         """The connection of the coordinator once it accepts a request; None to look it up again.
 
         It may have moved if an attempt to connect failed (`on_disconnect` has forgotten it), if its
@@ -259,15 +260,15 @@ class Coordinators:
             self._network.clear()
             now = self._loop.time()
             node_id = self.waiting_for = self._client.coordinator_id(coordinator.node)
-            slot = self._client.ready(node_id, now)
-            if slot is not None:
-                return slot
+            connection = self._client.ready(node_id, now)
+            if connection is not None:
+                return connection
             if now >= give_up:
                 return None
             await self._network.wait(min(self._client.retry_at(node_id, now), give_up))
         return None
 
-    def _send(self, slot: Slot, request: VersionedRequest) -> Awaitable[Reply]:
+    def _send(self, connection: ReadyConnection, request: VersionedRequest) -> Awaitable[Reply]:
         """Send the request at once; the awaitable returns its reply."""
         done: asyncio.Future[ClientResponse] = self._loop.create_future()
 
@@ -276,7 +277,7 @@ class Coordinators:
                 done.set_result(response)
 
         request.sent = True
-        slot.send(
+        connection.send(
             request,
             on_done,
             self._loop.time(),

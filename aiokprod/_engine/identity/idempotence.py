@@ -1,6 +1,6 @@
 """Sequences of an idempotent producer without transactions, which bumps its epoch itself.
 
-Source: KIP-98, KIP-360; Java `TransactionManager` (its non-transactional half).
+Source: KIP-98, KIP-360; Java `TransactionManager` without a transactional id.
 """
 
 from __future__ import annotations
@@ -59,10 +59,14 @@ class IdempotentSequences:
         """See `classify_idempotent`."""
         return classify_idempotent(batch, code, log_start_offset, self.tracker.of(batch))
 
-    def on_success(self, batch: ProducerBatch, base_offset: int, *, repeated: bool) -> None:
+    def on_duplicate(self, batch: ProducerBatch, base_offset: int, log_start_offset: int) -> None:
+        """See `PartitionSequences.on_duplicate`."""
+        self.tracker.of(batch).on_duplicate(batch, base_offset, log_start_offset)
+
+    def on_success(self, batch: ProducerBatch, base_offset: int) -> None:
         """Advance the acknowledged sequence."""
         entry = self.tracker.of(batch)
-        entry.on_success(batch, base_offset, repeated=repeated)
+        entry.on_success(batch, base_offset)
         if entry.unresolved:
             self._resolve(batch.topic_partition, entry)
 
@@ -118,7 +122,8 @@ class IdempotentSequences:
                 self.tracker.request_epoch_bump(key)
 
     def bump_epochs(self) -> None:
-        """Bump epochs and put the batches that are sent out of order first."""
+        """Bump the epochs that are due. Then move the `probe` of each partition to the head of its
+        queue."""
         if self.tracker.planned or self._has_forgotten:
             self._bump_epochs()
         if self.tracker.probing:
@@ -135,7 +140,8 @@ class IdempotentSequences:
         ready = [key for key in tracker.planned if tracker.partitions[key].may_restart()]
         if not (ready or self._has_forgotten) or tracker.producer_id == NO_PRODUCER_ID:
             return
-        # A partition without a sequence under the present epoch can start at 0 under it.
+        # A partition whose sequences are of an older epoch can start at 0 in the current epoch. If
+        # this holds for all of them, no bump is needed.
         if self._has_forgotten or not all(
             tracker.is_stale(tracker.partitions[key]) for key in ready
         ):

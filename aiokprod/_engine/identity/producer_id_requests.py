@@ -24,6 +24,8 @@ class ProducerIdRequests:
 
     Attributes:
         fatal_error: why nothing can be sent any more.
+        failure: the error of a refused InitProducerId. It fails the pending batches; the request is
+            repeated for later records.
     """
 
     transactional_id: str | None = None
@@ -37,13 +39,13 @@ class ProducerIdRequests:
         on_ready: Callable[[], None],
     ) -> None:
         self.fatal_error: KafkaError | None = None
+        self.failure: KafkaError | None = None
         self._tracker = tracker
         self._backoff = backoff
         self._on_ready = on_ready
         self._attempts = 0
         self._request_at = 0.0
         self._requesting = False
-        self._failure: KafkaError | None = None
 
     def on_fatal(self, error: KafkaError) -> None:
         """Keep the first error."""
@@ -61,18 +63,12 @@ class ProducerIdRequests:
         return StateRequest(request, self._on_body, self._on_error)
 
     def next_request_at(self, now: float, pending: bool) -> float:
-        """Due while there is no id, after a failure only if records wait for it and once the
-        backoff is over; inf while one is in flight."""
+        """When to send the next InitProducerId; inf if there is an id or a request is in flight.
+        After a failure it is sent only if records wait for the id, once the backoff is over."""
         if self._tracker.producer_id != NO_PRODUCER_ID or self._requesting:
             return math.inf
         wanted = self.fatal_error is None and (pending or not self._attempts)
         return self._request_at if wanted else math.inf
-
-    def take_failure(self) -> KafkaError | None:
-        """The error of a refused InitProducerId, once. It fails what is pending; a later record may
-        try again."""
-        error, self._failure = self._failure, None
-        return error
 
     def _on_body(self, body: Any, now: float) -> None:
         code = error_code(body.error_code)
@@ -87,7 +83,7 @@ class ProducerIdRequests:
             self._retry_later(now)
         else:
             self._retry_later(now)
-            self._failure = broker_error(
+            self.failure = broker_error(
                 code.number,
                 "the broker refuses a producer id (idempotence needs one); grant IdempotentWrite "
                 "on the cluster or Write on a topic, or set enable_idempotence=False",

@@ -40,7 +40,7 @@ class SequencePolicy(Protocol):
     """Which batches may be sent, and their sequence numbers."""
 
     def may_drain(self, queue: PartitionQueue, batch: ProducerBatch) -> bool:
-        """True if the head batch of a queue may be sent now."""
+        """True if the first batch of a queue may be sent now."""
 
     def assign_sequence(self, batch: ProducerBatch) -> None:
         """Give id, epoch and sequence to a batch that is about to be sent, unless it has them."""
@@ -51,28 +51,33 @@ class SequencePolicy(Protocol):
     def apply(self, batch: ProducerBatch, action: SequenceAction) -> None:
         """Carry out what `classify` returned."""
 
-    def on_success(self, batch: ProducerBatch, base_offset: int, *, repeated: bool) -> None:
-        """The batch is in the log.
+    def on_success(self, batch: ProducerBatch, base_offset: int) -> None:
+        """Release the sequence of a batch that is in the log, at `base_offset` (-1 if unknown)."""
+
+    def on_duplicate(self, batch: ProducerBatch, base_offset: int, log_start_offset: int) -> None:
+        """Note what it proves about older batches that this one was certainly in the log before its
+        last attempt. `on_success` follows.
 
         Args:
-            base_offset: -1 if unknown.
-            repeated: it certainly was in the log before its last attempt.
+            log_start_offset: from the response, -1 if it has none.
         """
 
     def on_split(self, batch: ProducerBatch, parts: list[ProducerBatch]) -> None:
-        """The batch was refused as too large and is replaced by `parts`."""
+        """Give the sequences of a batch that was refused as too large to its `parts`."""
 
     def on_failure(self, batch: ProducerBatch, *, unknown: bool) -> None:
-        """The batch is given up and not in flight; `unknown`: it may be in the log."""
+        """Release the sequence of a batch that is given up and not in flight. `unknown`: it may be
+        in the log."""
 
     def bump_epochs(self) -> None:
-        """Called at the beginning of each pass of the sender: bump the epoch if it is due."""
+        """Bump the epoch if it is due. Called at the beginning of each pass of the sender."""
 
     def on_topic_forgotten(self, topic: str, partitions: int) -> None:
-        """The topic is no longer in use, and nothing of it is queued or in flight."""
+        """Drop the sequences of a topic that is no longer in use; nothing of it is queued or in
+        flight."""
 
     def on_topic_recreated(self, topic: str) -> None:
-        """The topic has a new id: its log contains none of our sequences."""
+        """Restart the sequences of a topic that has a new id: its log contains none of them."""
 
 
 class AdmissionGate(Protocol):
@@ -81,39 +86,46 @@ class AdmissionGate(Protocol):
     def check_open(self) -> None:
         """Raises if no records are accepted now, not even into an open batch."""
 
-    def admit(self, topic_partition: TopicPartition) -> None:
-        """A batch is opened; raises if records are not accepted now."""
+    def maybe_add_partition(self, topic_partition: TopicPartition) -> None:
+        """A batch is opened: add its partition to the transaction, if there is one.
+
+        Raises if records are not accepted now. Source: Java
+        `TransactionManager.maybeAddPartition`.
+        """
 
     def on_refused(self, error: KafkaError, *, raised: bool = True) -> None:
-        """A record was refused before it got into a batch; `raised` is False if the caller only
-        sees that in a result."""
+        """Decide whether a record that failed before it was in a batch ends the transaction.
+        `raised` is False if the error is not raised but returned in a result."""
 
     def on_records_failed(self, batch: ProducerBatch, error: KafkaError) -> None:
-        """The records of a batch failed with `error`; its sequence is settled separately."""
+        """Decide what the failure of the records of a batch with `error` means to the transaction.
+        The sequence of the batch is released separately."""
 
 
 class IdentitySource(Protocol):
     """The producer id: requests for it, errors that end it, and what it means for requests."""
 
+    failure: KafkaError | None
+    """An error that fails all pending batches without ending the producer. The sender sets it to
+    None."""
+
     @property
     def fatal_error(self) -> KafkaError | None:
-        """Set once nothing can be sent any more."""
+        """The error that ended the producer; None while it works."""
 
     def on_fatal(self, error: KafkaError) -> None:
-        """The sender found that nothing can be sent any more; every later call raises `error`."""
-
-    def take_failure(self) -> KafkaError | None:
-        """An error that fails all pending batches without ending the producer, once."""
+        """Make every later call raise `error`: the sender found that nothing can be sent any
+        more."""
 
     def next_request(self, now: float, pending: bool) -> StateRequest | None:
         """A request to send now, before any produce request. `pending`: records wait for it."""
 
     def next_request_at(self, now: float, pending: bool) -> float:
-        """Loop time at which `next_request` has one, inf if only an event can bring one."""
+        """Loop time at which `next_request` returns a request; inf if that needs an event first."""
 
     @property
     def transactional_id(self) -> str | None:
-        """For Produce requests; None without transactions."""
+        """The id in Produce requests; None without transactions."""
 
     @property
     def max_produce_version(self) -> int | None:
@@ -124,7 +136,7 @@ class IdentitySource(Protocol):
         """A broker whose next free place in flight is reserved for a coordinator request."""
 
     def close(self, error: KafkaError) -> None:
-        """The producer is closed or failed: end every wait for the identity with `error`."""
+        """End every wait for the identity with `error`: the producer is closed or failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,19 +155,19 @@ class FatalErrorGate:
         self._source = source
 
     def check_open(self) -> None:
-        """Always open: `admit` raises when the next batch is opened."""
+        """Always open: `maybe_add_partition` raises when the next batch is opened."""
 
-    def admit(self, topic_partition: TopicPartition) -> None:
+    def maybe_add_partition(self, topic_partition: TopicPartition) -> None:
         """Raises the fatal error, if there is one."""
         error = self._source.fatal_error
         if error is not None:
             raise error.copy()
 
     def on_refused(self, error: KafkaError, *, raised: bool = True) -> None:
-        """Concerns that record only."""
+        """Does nothing: the error concerns that record only."""
 
     def on_records_failed(self, batch: ProducerBatch, error: KafkaError) -> None:
-        """Concerns those records only."""
+        """Does nothing: the error concerns those records only."""
 
 
 def non_idempotent_state(*, guarantee_order: bool) -> ProducerState:
@@ -175,16 +187,20 @@ class NoSequences:
         self._guarantee_order = guarantee_order
 
     def may_drain(self, queue: PartitionQueue, batch: ProducerBatch) -> bool:
-        """One batch per partition in flight, if only that keeps the order (Java: mute)."""
+        """True unless `guarantee_order` is set and a batch of the partition is in flight (Java:
+        muted partitions)."""
         return not (self._guarantee_order and queue.in_flight)
 
     def classify(self, batch: ProducerBatch, code: int, log_start_offset: int) -> SequenceAction:
-        """The error code alone decides."""
+        """No action: the error code alone decides."""
         return NO_ACTION
 
     def assign_sequence(self, batch: ProducerBatch) -> None: ...
     def apply(self, batch: ProducerBatch, action: SequenceAction) -> None: ...
-    def on_success(self, batch: ProducerBatch, base_offset: int, *, repeated: bool) -> None: ...
+    def on_success(self, batch: ProducerBatch, base_offset: int) -> None: ...
+    def on_duplicate(
+        self, batch: ProducerBatch, base_offset: int, log_start_offset: int
+    ) -> None: ...
     def on_split(self, batch: ProducerBatch, parts: list[ProducerBatch]) -> None: ...
     def on_failure(self, batch: ProducerBatch, *, unknown: bool) -> None: ...
     def bump_epochs(self) -> None: ...
@@ -196,24 +212,21 @@ class NoProducerId:
     """The `IdentitySource` of a producer without a producer id: it sends no requests."""
 
     fatal_error: KafkaError | None = None
+    failure: KafkaError | None = None
     transactional_id: str | None = None
     max_produce_version: int | None = None
     reserved_node: int | None = None
 
     def on_fatal(self, error: KafkaError) -> None:
-        """What ends a producer id fails only the batch of a producer without one (Java
-        `TransactionManager.handleFailedBatch`)."""
-
-    def take_failure(self) -> KafkaError | None:
-        """None."""
-        return None
+        """Does nothing. An error that would end an idempotent producer fails only its batch here.
+        Source: Java `TransactionManager.handleFailedBatch`."""
 
     def next_request(self, now: float, pending: bool) -> StateRequest | None:
         """None."""
         return None
 
     def next_request_at(self, now: float, pending: bool) -> float:
-        """Never."""
+        """Returns inf: there is never a request."""
         return math.inf
 
     def close(self, error: KafkaError) -> None: ...

@@ -34,11 +34,12 @@ class SequenceAction:
     """The result of a classification.
 
     Attributes:
-        decision: what `retry_policy.decide` goes by.
+        decision: argument of `retry_policy.decide`.
         note_unknown: the error code does not tell whether the batch is in the log.
-        clear_doubt: no earlier attempt of the batch is in the log, the broker would know it.
+        clear_doubt: no earlier attempt of the batch is in the log; otherwise the broker would have
+            recognised it.
         bump_epoch: the partition needs a higher epoch before anything new is sent to it.
-        reset_sequences: the partition restarts at sequence 0 under the present epoch.
+        reset_sequences: the partition restarts at sequence 0 in the current epoch.
         probe: a newer batch that is sent first, because its response tells whether this one may be
             in the log.
     """
@@ -66,14 +67,15 @@ def classify_idempotent(
     if code == Code.DUPLICATE_SEQUENCE_NUMBER:
         return _classify_duplicate(entry, bump_epoch=True)
     if code == Code.INVALID_PRODUCER_EPOCH:
-        # A broker that knows a higher epoch does not look for duplicates under this one. It says
-        # nothing about earlier attempts, and a batch that is in the log must not get a new number.
+        # A broker that knows a higher epoch does not look for duplicates in this one. So the error
+        # says nothing about earlier attempts, and a batch that may be in the log must not get a new
+        # sequence.
         decision = SequenceDecision.NONE if batch.in_doubt else SequenceDecision.RETRY
         return SequenceAction(decision, bump_epoch=True)
     if code not in (Code.OUT_OF_ORDER_SEQUENCE_NUMBER, Code.UNKNOWN_PRODUCER_ID):
         return NO_ACTION
     if batch.divided_in_doubt:
-        # The log may contain the batch that was divided. Under a new number its part would be
+        # The log may contain the batch that was split. With a new sequence, its part would be
         # stored twice.
         return SequenceAction(SequenceDecision.NONE, bump_epoch=True)
     if code == Code.OUT_OF_ORDER_SEQUENCE_NUMBER and batch.in_doubt:
@@ -81,15 +83,16 @@ def classify_idempotent(
         if action is not None:
             return action
     if code == Code.UNKNOWN_PRODUCER_ID:
-        # After a bump the batch has sequence 0 already, a second bump would change nothing.
+        # After a bump the batch has sequence 0, and a second bump would change nothing.
         lost = log_start_offset != -1 and bool(batch.base_sequence or not batch.sequence_reset)
         return SequenceAction(SequenceDecision.RETRY, clear_doubt=True, bump_epoch=lost)
     if not entry.is_gap_before(batch):
         return SequenceAction(SequenceDecision.RETRY, clear_doubt=True)
-    # What is missing before this batch will not be sent again. But if requests with both were lost,
-    # their copies may still arrive from a connection that was given up, one behind the other: under
-    # a new number the batch would be stored twice. Attempts that were answered leave no copies. So
-    # the batch fails, with outcome UNKNOWN (`possibly_appended` stays), although the log lacks it.
+    # The batch that is missing before this one will not be sent again. If requests with both were
+    # lost, copies of both may still arrive, in order, from a connection that was given up. With a
+    # new sequence this batch would then be stored twice, so it fails. Its outcome is UNKNOWN
+    # (`possibly_appended` is still set), although the log lacks it now. Attempts that got a
+    # response leave no copies.
     both_lost = entry.lost and batch.lost
     decision = SequenceDecision.NONE if both_lost else SequenceDecision.RETRY
     return SequenceAction(decision, clear_doubt=True, bump_epoch=True)
@@ -121,7 +124,8 @@ def _classify_by_newer(batch: ProducerBatch, entry: PartitionSequences) -> Seque
     if newer is not None:
         return SequenceAction(SequenceDecision.RETRY, probe=newer)
     if batch.order < entry.newest_written:
-        return NO_ACTION  # the batches that could tell have their outcome: this one is UNKNOWN
+        # The newer batches that could prove it have their outcome, so this one is UNKNOWN.
+        return NO_ACTION
     return None
 
 

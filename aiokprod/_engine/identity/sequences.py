@@ -48,7 +48,8 @@ class PartitionSequences:
         bump_planned: the partition must restart at 0 under a higher epoch.
         probe: an open batch that is sent before all others, because its response tells whether the
             older ones may be in the log; None if batches are sent in sequence order.
-        floor: offset of a record in the log before all open batches, -1 if none is known.
+        floor, floor_sequence: offset and sequence of a record in the log before all open batches;
+            -1 if none is known.
         newest_written: order of the newest batch of this epoch that has its outcome and is, or may
             be, in the log.
         wrapped: the sequences of this epoch have passed their end and continued at 0.
@@ -56,9 +57,9 @@ class PartitionSequences:
             it is in the log.
     """
 
-    __slots__ = ("bump_planned", "epoch", "floor", "last_acked", "last_acked_offset", "lost",
-                 "newest_proven", "newest_written", "next", "open", "probe", "producer_id",
-                 "unresolved", "window", "wrapped")  # fmt: skip
+    __slots__ = ("bump_planned", "epoch", "floor", "floor_sequence", "last_acked",
+                 "last_acked_offset", "lost", "newest_proven", "newest_written", "next", "open",
+                 "probe", "producer_id", "unresolved", "window", "wrapped")  # fmt: skip
 
     def __init__(self, producer_id: int, epoch: int) -> None:
         self.open: list[ProducerBatch] = []
@@ -77,6 +78,7 @@ class PartitionSequences:
         self.bump_planned = False
         self.probe: ProducerBatch | None = None
         self.floor = -1
+        self.floor_sequence = NO_SEQUENCE
         self.wrapped = False
         self.newest_written: tuple[int, ...] = ()
         self.newest_proven: tuple[int, ...] = ()
@@ -96,13 +98,14 @@ class PartitionSequences:
         self.wrapped = self.wrapped or self.next < batch.base_sequence
 
     def is_next(self, sequence: int) -> bool:
-        """True if `sequence` follows the last acknowledged one."""
+        """True if `sequence` is the one after the last acknowledged one."""
         if self.last_acked == NO_SEQUENCE:
             return sequence == 0
         return sequence == increment_sequence(self.last_acked, 1)
 
     def is_gap_before(self, batch: ProducerBatch) -> bool:
-        """True if no open batch precedes this one, so that the broker waits for none before it."""
+        """True if no open batch precedes this one: what the broker misses before it will not be
+        sent."""
         oldest = bool(self.open) and self.open[0] is batch
         return oldest or self.is_next(batch.base_sequence)
 
@@ -121,31 +124,26 @@ class PartitionSequences:
         stored.
         """
         return (
-            not batch.seen
+            not batch.maybe_written
             and batch.producer_epoch == self.epoch
             and batch.producer_id == self.producer_id
             and increment_sequence(batch.base_sequence, batch.core.record_count) == self.next
         )
 
-    def on_success(self, batch: ProducerBatch, base_offset: int, *, repeated: bool) -> None:
-        """The batch is in the log.
-
-        Args:
-            base_offset: -1 if unknown.
-            repeated: it was in the log before its last attempt.
-        """
+    def on_success(self, batch: ProducerBatch, base_offset: int) -> None:
+        """Remove a batch that is in the log, at `base_offset` (-1 if unknown), and advance the
+        acknowledged sequence and offset."""
         count = batch.core.record_count
         last_offset = base_offset + count - 1
+        last_sequence = increment_sequence(batch.base_sequence, count - 1)
         current = batch.producer_epoch == self.epoch and batch.producer_id == self.producer_id
         if current:
             self.newest_written = max(self.newest_written, batch.order)
-            if repeated:
-                self._on_duplicate(batch, base_offset)
         if base_offset >= 0 and self.open and self.open[0] is batch:
-            self.floor = last_offset
+            self.floor, self.floor_sequence = last_offset, last_sequence
         self.remove(batch)
         if current:
-            self.acknowledge(increment_sequence(batch.base_sequence, count - 1))
+            self.acknowledge(last_sequence)
         if base_offset >= 0:
             self.last_acked_offset = last_offset
 
@@ -156,25 +154,31 @@ class PartitionSequences:
                 return batch
         return None
 
-    def _on_duplicate(self, batch: ProducerBatch, base_offset: int) -> None:
-        """A batch was in the log before it was sent again, so the open batches before it are too.
+    def on_duplicate(self, batch: ProducerBatch, base_offset: int, log_start_offset: int) -> None:
+        """Note that older open batches are in the log too, because this one was there before it was
+        sent again.
 
         A broker without state accepts any first sequence and may have accepted this one without
-        them. Then its offset leaves no room for them, and nothing is proven. If it leaves room for
-        them only, their offsets are known.
+        them. So nothing is proven unless the log still has the record at `floor`, with which the
+        broker has kept the producer's state, and has room for all records since then, acknowledged
+        ones included. If there is room for these only, their offsets are known.
         """
-        older = [each for each in self.open if each.order < batch.order]
-        records = sum(each.core.record_count for each in older)
-        offset = self.floor + 1
-        if self.floor < 0 or base_offset < offset + records:
+        if batch.producer_epoch != self.epoch or batch.producer_id != self.producer_id:
             return
+        if not 0 <= log_start_offset <= self.floor or base_offset < self._least_offset(batch):
+            return
+        older = [each for each in self.open if each.order < batch.order]
         if not all(each.in_doubt for each in older):
-            return  # one that was refused cannot precede it: the broker had no state
+            return  # an older batch was refused and is not in the log, so the broker had no state
         self.newest_proven = max(self.newest_proven, batch.order)
-        if base_offset == offset + records:
+        if base_offset == self._least_offset(batch):
             for each in older:
-                each.proven_offset = offset
-                offset += each.core.record_count
+                each.proven_offset = self._least_offset(each)
+
+    def _least_offset(self, batch: ProducerBatch) -> int:
+        """The offset of a batch if the log has every record between `floor` and it, and no other
+        record."""
+        return self.floor + ((batch.base_sequence - self.floor_sequence) & MAX_SEQUENCE)
 
     def acknowledge(self, sequence: int) -> None:
         """Everything up to `sequence` is in the log; an older one changes nothing."""
@@ -183,8 +187,8 @@ class PartitionSequences:
             self.last_acked = sequence
 
     def replace(self, batch: ProducerBatch, parts: list[ProducerBatch]) -> None:
-        """Divide the sequences of a batch among its parts: no gap, and each part can be sent by
-        itself."""
+        """Assign the sequences of a batch to its parts, without a gap, so that each part can be
+        sent separately."""
         if self.probe is batch:
             self.probe = None
         for batches in (self.open, self.window):
@@ -198,7 +202,7 @@ class PartitionSequences:
             sequence = increment_sequence(sequence, part.core.record_count)
 
     def remove(self, batch: ProducerBatch) -> None:
-        """The batch has its final outcome."""
+        """Remove a batch that has its final outcome from the open ones."""
         if self.probe is batch:
             self.probe = None
         if batch in self.open:
@@ -236,8 +240,8 @@ class SequenceTracker:
             self.retire(key)
 
     def may_drain(self, queue: PartitionQueue, batch: ProducerBatch) -> bool:
-        """True if the head batch of a queue may be sent now: in order, at most five open, and
-        nothing new while an older batch may be in the log or not.
+        """True if the first batch of a queue may be sent now. Batches are sent in order, at most
+        five are open, and no new one is sent while an older one may or may not be in the log.
 
         Source: Java `RecordAccumulator.shouldStopDrainBatchesForPartition`; waiting for the
         responses of the old leader as librdkafka does.
@@ -251,7 +255,7 @@ class SequenceTracker:
             return True
         if entry.probe is not None:
             return entry.probe is batch
-        if batch.has_sequence:
+        if batch.base_sequence != NO_SEQUENCE:
             # While a bump is planned, only a batch that may be in the log is sent again: under its
             # old sequence the broker recognises it.
             return entry.open[0] is batch and (batch.in_doubt or not entry.bump_planned)
@@ -262,8 +266,8 @@ class SequenceTracker:
             # batch were in flight and the first one refused, they would be stored in wrong order.
             return False
         if entry.open and entry.open[0].core.settled:
-            # It expired in flight. What is sent after it would share its doubt (see
-            # `classify_idempotent`).
+            # It expired in flight. A batch that is sent after it could not be renumbered either
+            # (see `classify_idempotent`).
             return False
         # Counted from the oldest open batch: if the broker had stored it and five more, it would
         # take a retry of it for a gap.
@@ -271,7 +275,7 @@ class SequenceTracker:
 
     def assign_sequence(self, batch: ProducerBatch) -> None:
         """Number a batch that is about to be sent for the first time."""
-        if batch.has_sequence:
+        if batch.base_sequence != NO_SEQUENCE:
             return
         key = batch.topic_partition
         entry = self.partitions.get(key)
@@ -284,7 +288,7 @@ class SequenceTracker:
         entry.window.append(batch)
 
     def apply(self, batch: ProducerBatch, action: SequenceAction) -> None:
-        """Carry out what the classification of a sequence error found."""
+        """Carry out the result of `classify_idempotent` or `classify_transactional`."""
         entry = self.of(batch)
         if action.note_unknown:
             batch.note_unknown()

@@ -90,7 +90,7 @@ class TransactionCalls:
         manager.ending = None
 
     def _resumed(self, *, commit: bool) -> PendingEndTxn | None:
-        """The end that an earlier call requested, None if a new one is to be requested."""
+        """The commit or abort that an earlier call requested; None if a new one is needed."""
         ending = self.manager.ending
         if ending is None:
             return None
@@ -120,8 +120,8 @@ class TransactionCalls:
         )  # fmt: skip
 
     def prepare(self) -> tuple[int, int, bool]:
-        """Leave the end of the open transaction to another process, which sends EndTxn. Nothing
-        more is accepted, and closing the producer aborts nothing.
+        """Prepare the open transaction so that another process can end it by EndTxn. No more
+        records are accepted, and closing the producer does not abort the transaction.
 
         Returns:
             Producer id, epoch, and True if the transaction follows the second protocol.
@@ -135,8 +135,8 @@ class TransactionCalls:
         return tracker.producer_id, tracker.epoch, self.manager.progress.tv2
 
     def refused(self, error: KafkaError) -> None:
-        """Authentication to the broker failed that a request waits for: fail the current waits. The
-        request stays queued."""
+        """Authentication failed to the broker for which a request waits: fail the calls that wait
+        for it now. The request stays queued."""
         refusal, self._refusal = self._refusal, self._loop.create_future()
         resolve(refusal, error)
 

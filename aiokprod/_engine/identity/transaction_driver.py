@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-# If a response has several error codes, the action that comes first here is taken.
+# If a response has several error codes, the first of their actions in this order is taken.
 _PRECEDENCE: Final = (
     ErrorAction.FENCED,
     ErrorAction.FATAL,
@@ -66,8 +66,8 @@ class _RequestResult:
         code: error code of the broker, from which `action` follows.
         error: error of the client, instead of a code.
         lost: an attempt without a response may have been carried out, or may still arrive.
-        in_doubt: an attempt may have been carried out, whether it was answered with an error or not
-            at all.
+        in_doubt: an attempt may have been carried out: it got no response, or an error code that
+            does not exclude that.
         version: of the last request sent, -1 if none was.
     """
 
@@ -139,7 +139,7 @@ class TransactionDriver:
         elif result.action is ErrorAction.ABORT:
             manager.init_refused(self._error(TxnApi.INIT, result))
         else:
-            self._settle(TxnApi.INIT, result)
+            self._apply_result(TxnApi.INIT, result)
 
     async def _await_markers(self) -> None:
         """See `TransactionPacing.wait_for_markers`."""
@@ -178,14 +178,14 @@ class TransactionDriver:
             manager.added([key for key in partitions if codes.get(key) == Code.NONE])
         if result.in_doubt:
             manager.progress.note(CoordinatorView.POSSIBLY_STARTED)
-        self._settle(TxnApi.ADD_PARTITIONS, result)
+        self._apply_result(TxnApi.ADD_PARTITIONS, result)
 
     async def _commit_offsets(self) -> None:
         manager, ids = self._manager, self._manager.tracker
         job = manager.offsets[0]
         tv2 = manager.progress.tv2
         if tv2:
-            # The broker opens the transaction for them.
+            # In the second protocol, TxnOffsetCommit opens the transaction itself.
             manager.progress.note(CoordinatorView.STARTED)
         elif not await self._add_offsets(job):
             return
@@ -199,7 +199,7 @@ class TransactionDriver:
             codes=requests.committed_codes,
             expected=list(job.offsets),
         )  # fmt: skip
-        if self._settle(TxnApi.COMMIT_OFFSETS, result):
+        if self._apply_result(TxnApi.COMMIT_OFFSETS, result):
             manager.offsets_accepted(job)
 
     async def _add_offsets(self, job: OffsetsJob) -> bool:
@@ -213,7 +213,7 @@ class TransactionDriver:
             manager.progress.note(CoordinatorView.STARTED)
         elif result.in_doubt:
             manager.progress.note(CoordinatorView.POSSIBLY_STARTED)
-        return self._settle(TxnApi.ADD_OFFSETS, result)
+        return self._apply_result(TxnApi.ADD_OFFSETS, result)
 
     async def _end(self) -> None:
         manager, ids = self._manager, self._manager.tracker
@@ -255,7 +255,7 @@ class TransactionDriver:
 
     def _end_refused(self, result: _RequestResult, *, commit: bool) -> None:
         if not result.in_doubt or (result.action is ErrorAction.ABORT and not commit):
-            self._settle(TxnApi.END, result)
+            self._apply_result(TxnApi.END, result)
             return
         # The coordinator may have executed this request, or an earlier copy of it.
         error = self._error(TxnApi.END, result)
@@ -329,8 +329,12 @@ class TransactionDriver:
     async def _find(
         self, target: tuple[CoordinatorKind, str], step: TxnStep
     ) -> _RequestResult | None:
-        """None once the coordinator is known; otherwise why it cannot be, or an empty result if the
-        step is no longer wanted."""
+        """Look the coordinator up until it is known.
+
+        Returns:
+            None if the coordinator is known; the definite error of the lookup; or an empty result
+            if the step is no longer wanted.
+        """
         attempts = 0
         while self._coordinators.known(*target) is None:
             if not self._manager.wants(step):
@@ -357,7 +361,7 @@ class TransactionDriver:
         codes: Callable[[Any], Mapping[TopicPartition, int]] | None,
         expected: list[TopicPartition],
     ) -> None:
-        """Enter the outcome of one attempt into `result`; `lost` and `in_doubt` stay set."""
+        """Store the outcome of one attempt in `result`; `lost` and `in_doubt` are never cleared."""
         result.body, result.error, result.code = None, None, 0
         if reply is None:
             result.action = ErrorAction.LOOKUP  # could not be reached
@@ -385,7 +389,7 @@ class TransactionDriver:
 
     # -- results --------------------------------------------------------------------------------
 
-    def _settle(self, call: TxnApi, result: _RequestResult) -> bool:
+    def _apply_result(self, call: TxnApi, result: _RequestResult) -> bool:
         """Apply a definite response to the transaction; True if the request succeeded."""
         if result.action is ErrorAction.OK:
             return True
@@ -411,8 +415,8 @@ class TransactionDriver:
 
 
 def _unsendable(reply: Reply) -> bool:
-    """True if the request cannot be encoded for this broker. Every other failure, damaged responses
-    included, ends a connection, and another attempt may succeed."""
+    """True if the request cannot be encoded for this broker. All other failures, also damaged
+    responses, end a connection, and another attempt may succeed."""
     error = reply.error
     passing = (
         error is None or error.retriable or isinstance(error, (NetworkError, AuthenticationError))

@@ -29,7 +29,7 @@ from aiokprod._engine.identity.transaction_progress import (
     misuse,
     resolve,
 )
-from aiokprod._engine.identity.transaction_states import ENDING, OPEN, TRANSITIONS, TxnState
+from aiokprod._engine.identity.transaction_states import ENDING, MAY_SEND, TRANSITIONS, TxnState
 from aiokprod.errors import (
     AbortableTransactionError,
     AuthenticationError,
@@ -55,7 +55,8 @@ logger = logging.getLogger(__name__)
 
 SECOND_PROTOCOL: Final = 2
 FORGOTTEN_PARTITIONS: Final = 1000
-"""Partitions no longer in use whose sequences are kept at most until a transaction ends."""
+"""Number of partitions no longer in use from which on the end of a transaction bumps the epoch, so
+that their sequences can be dropped."""
 _LAST_EXPLICIT_PRODUCE: Final = 11
 """From Produce v12 on the leader adds partitions to the transaction (KIP-890)."""
 # Errors of a record that was never appended to a batch: the transaction lacks it.
@@ -146,8 +147,9 @@ class TransactionManager:
                 "`async with producer.transaction()` or begin_transaction()"
             )
 
-    def admit(self, topic_partition: TopicPartition) -> None:
-        """A batch is opened; note a partition that the coordinator does not know."""
+    def maybe_add_partition(self, topic_partition: TopicPartition) -> None:
+        """A batch is opened: note its partition for AddPartitionsToTxn, unless the coordinator
+        knows it. Raises if no transaction is open."""
         self.check_open()
         self.pacing.on_batch_opened()
         progress = self.progress
@@ -156,15 +158,17 @@ class TransactionManager:
             self._engine.wake_driver()
 
     def on_refused(self, error: KafkaError, *, raised: bool = True) -> None:
-        """A record was refused before it got into a batch. `raised` is False if the caller only
-        sees that in a result, and may commit without having looked at it."""
+        """Let the transaction only be aborted if it lacks a record that failed before it was in a
+        batch. `raised` is False if the error is returned in a result, which the caller may not
+        check before the commit."""
         lost = not raised or isinstance(error, _LOST_RECORDS)
         if self.state is TxnState.IN_TRANSACTION and lost:
             self.abort_with(error)
 
     def on_records_failed(self, batch: ProducerBatch, error: KafkaError) -> None:
-        """A transaction that lacks records is never committed."""
-        if self.state not in OPEN:
+        """Let the transaction only be aborted, because it lacks the records that failed; or fail
+        the producer, if the error code is fatal."""
+        if self.state not in MAY_SEND:
             return
         if error.code is not None and error.code.fatal_transactional:
             self.fail(error)
@@ -177,7 +181,7 @@ class TransactionManager:
             raise self.fatal_error.copy()
 
     def abortable_error(self) -> AbortableTransactionError:
-        """What calls raise in ABORTABLE_ERROR."""
+        """The error that calls raise in ABORTABLE_ERROR."""
         error = self.progress.error
         assert error is not None, "an abortable error has its reason"
         return error.copy()
@@ -186,14 +190,15 @@ class TransactionManager:
 
     def may_send(self, topic_partition: TopicPartition) -> bool:
         """True if a batch of this partition may be sent for the first time now."""
-        if self.state not in OPEN or self.pacing.awaits_markers:
+        if self.state not in MAY_SEND or self.pacing.awaits_markers:
             return False
         if self.progress.tv2:
             return self.pacing.may_send(topic_partition)
         return topic_partition in self.progress.partitions
 
     def on_first_attempt(self, batch: ProducerBatch) -> None:
-        """A batch is about to be sent for the first time."""
+        """Note the partition of a batch that is about to be sent for the first time, and that the
+        transaction has started."""
         self.progress.touched.add(batch.topic_partition)
         # Second protocol: the broker may open the transaction for it, even if it then fails.
         self.progress.note(CoordinatorView.STARTED)
@@ -201,12 +206,13 @@ class TransactionManager:
             self.pacing.on_sent(batch)
 
     def on_acknowledged(self, batch: ProducerBatch) -> None:
-        """A batch was acknowledged."""
+        """Note that the coordinator has the transaction, since a batch of it was acknowledged."""
         self.pacing.on_acknowledged(batch)
         self.progress.note(CoordinatorView.CONFIRMED)
 
     def on_sender_pass(self) -> None:
-        """Drop what must not be sent any more, and end the transaction once all is settled."""
+        """Drop batches that must not be sent any more, and end the transaction once all batches
+        have their outcome."""
         error, self.progress.discard = self.progress.discard, None
         if error is not None:
             # Under the second protocol the abort fences whatever may still be in flight. Under the
@@ -268,7 +274,8 @@ class TransactionManager:
         return job.done
 
     def prepare(self) -> None:
-        """Leave the end of the open transaction to another process. Nothing more is accepted."""
+        """Prepare the open transaction so that another process can end it; no more records are
+        accepted."""
         self.check_open()
         if self.offsets or not self.settled():
             raise misuse("records or offsets of the transaction have no outcome yet: flush first")
@@ -278,14 +285,14 @@ class TransactionManager:
     # -- what the driver does and finds ---------------------------------------------------------
 
     def next_step(self) -> TxnStep | None:
-        """The next thing to do, None if there is nothing."""
+        """The next step of the driver, None if there is none."""
         if self.state is TxnState.INITIALIZING:
             return TxnStep.INIT
-        if self.state in OPEN and self.pacing.awaits_markers:
+        if self.state in MAY_SEND and self.pacing.awaits_markers:
             return TxnStep.MARKERS
-        if self.state in OPEN and self.progress.pending_partitions:
+        if self.state in MAY_SEND and self.progress.pending_partitions:
             return TxnStep.ADD
-        if self.state in OPEN and self.offsets:
+        if self.state in MAY_SEND and self.offsets:
             return TxnStep.OFFSETS
         return TxnStep.END if self.state in ENDING and self.settled() else None
 
@@ -293,7 +300,7 @@ class TransactionManager:
         """True while `step`, once begun, is still wanted."""
         if step is TxnStep.INIT:
             return self.state is TxnState.INITIALIZING
-        return self.state in (ENDING if step is TxnStep.END else OPEN)
+        return self.state in (ENDING if step is TxnStep.END else MAY_SEND)
 
     def initialised(self, producer_id: int, epoch: int) -> None:
         """The coordinator assigned id and epoch."""
@@ -324,7 +331,8 @@ class TransactionManager:
         resolve(job.done, None)
 
     def ended(self, producer_id: int = -1, epoch: int = -1) -> None:
-        """The transaction has ended; id and epoch of the next one, if the coordinator gave them."""
+        """End the transaction. `producer_id` and `epoch` are for the next one, -1 if the response
+        had none."""
         ending, progress = self.ending, self.progress
         assert ending is not None, "only an ending ends"
         if producer_id >= 0:
@@ -353,8 +361,8 @@ class TransactionManager:
     # -- errors ---------------------------------------------------------------------------------
 
     def abort_with(self, error: KafkaError) -> None:
-        """From now on the transaction can only be aborted."""
-        if self.state not in (*OPEN, TxnState.ABORTING):
+        """Set ABORTABLE_ERROR: the transaction can only be aborted."""
+        if self.state not in (*MAY_SEND, TxnState.ABORTING):
             return
         reason = AbortableTransactionError(
             "the transaction cannot be committed, abort it (the producer stays usable): "
@@ -375,7 +383,7 @@ class TransactionManager:
         self._engine.wake_sender()
 
     def fail(self, error: KafkaError, *, answered: bool = False) -> None:
-        """Nothing can be sent any more; the first reason is kept.
+        """Set FATAL_ERROR: no more requests are sent. The first error is kept.
 
         Args:
             answered: the coordinator gave a definite response, and the outcome of `error` is that
@@ -399,7 +407,7 @@ class TransactionManager:
         self._engine.wake_sender()
 
     def close(self, error: KafkaError) -> None:
-        """The driver has stopped: end all waits with `error`."""
+        """End all waits with `error`, because the driver has stopped."""
         self.pacing.reset()
         self._resolve_all(error)
 
@@ -418,7 +426,12 @@ class TransactionManager:
 
 
 class TransactionalIdentity:
-    """The `IdentitySource` of a transactional producer: the driver requests the producer id."""
+    """The `IdentitySource` of a transactional producer: the driver requests the producer id.
+
+    `failure` is always None: the call that waits for InitProducerId raises its error.
+    """
+
+    failure: KafkaError | None = None
 
     def __init__(self, manager: TransactionManager, coordinators: Coordinators) -> None:
         self._manager = manager
@@ -431,7 +444,7 @@ class TransactionalIdentity:
 
     @property
     def transactional_id(self) -> str:
-        """Named in every request of the transaction."""
+        """The id in every request of the transaction."""
         return self._manager.transactional_id
 
     @property
@@ -447,10 +460,6 @@ class TransactionalIdentity:
     def on_fatal(self, error: KafkaError) -> None:
         """See `TransactionManager.fail`."""
         self._manager.fail(error)
-
-    def take_failure(self) -> KafkaError | None:
-        """Returns None: the error of InitProducerId is raised by the call that waits for it."""
-        return None
 
     def next_request(self, now: float, pending: bool) -> StateRequest | None:
         """Returns None: the driver requests the producer id from the coordinator."""

@@ -31,36 +31,36 @@ if TYPE_CHECKING:
     from aiokprod.records import TopicPartition
 
 LEADER_PAUSE_S: Final = 0.02
-"""Seconds until a leader that was refused asks again. Where responses take longer, this is the time
-between two additions."""
-PATIENCE_S: Final = 0.1
-"""Seconds a batch waits for the response to the addition before it, where responses are quicker
+"""Seconds until a leader that was refused asks the coordinator again. If responses take longer,
+this is the time between two additions."""
+LONGEST_HOLD_S: Final = 0.1
+"""Longest wait in seconds for the response to the previous addition, if responses usually take less
 than LEADER_PAUSE_S: a broker may be busy or unresponsive."""
 _RESPONSE_TIMES: Final = 16
-"""Number of latest additions that are looked at for that."""
+"""Number of the latest additions from which the typical response time is determined."""
 
 BACK_TO_BACK_S: Final = 0.1
-"""A transaction that begins more seconds than this after the end of the previous one finds its
-markers written."""
+"""Seconds after the end of a transaction. The markers are written by then, so that a transaction
+that begins later does not have to wait."""
 REPEATED_S: Final = 0.018
-"""First batches acknowledged in fewer seconds did not wait for a repetition at their leader: its
-20 ms minus clock resolution."""
+"""If the first batch is acknowledged in less time, in seconds, its leader did not have to repeat
+its request to the coordinator: that takes 20 ms, minus the clock resolution."""
 WEIGHT: Final = 0.2
 """EWMA weight of the newest transaction."""
 OUTLIER: Final = 3.0
-"""A time of more than this many averages counts as this many."""
+"""Limit of a measured time, as a multiple of the average; a longer time counts as the limit."""
 TRY_OTHER: Final = 50
 """Transactions after which the slower way is tried once more."""
 
 MARKERS_SOON_S: Final = 0.002
 MARKERS_LATE_S: Final = 0.02
-"""Seconds until a request is repeated that came before the markers were written, at first and at
-most (Java waits 20 ms, KAFKA-5477). The wait doubles each time."""
+"""Seconds to wait before a request that arrived before the markers were written is repeated: the
+first time, and at most. The wait doubles each time. Java waits 20 ms (KAFKA-5477)."""
 _MARKERS_LIMIT_S: Final = 0.05
-"""Seconds; waiting for markers that take longer is left to the leader."""
+"""Longest wait for markers in seconds; after that, batches are sent and the leader waits."""
 _MARKERS_SHARE: Final = 0.5
-"""The first request comes after this share of the time that the last markers took. Not later:
-an idle coordinator continues only when asked, so polling later delays the markers themselves."""
+"""The first request is sent after this share of the time that the last markers took. A later one
+would delay the markers, because an idle coordinator continues only when it gets a request."""
 
 
 class MarkerWait:
@@ -79,23 +79,25 @@ class MarkerWait:
         self._opened_at: float | None = None
 
     def on_transaction_ended(self, now: float) -> None:
-        """The coordinator has answered EndTxn."""
+        """Note when the coordinator responded to EndTxn."""
         self._ended_at = now
 
     def should_wait(self, now: float) -> bool:
-        """A transaction begins; True if it should wait for the markers of the previous one."""
+        """Start timing a transaction that begins. True if it should wait for the markers of the
+        previous one."""
         self._timing = now - self._ended_at < BACK_TO_BACK_S
         self._opened_at = None
         self._waits = self._timing and self._choice()
         return self._waits
 
     def on_batch_opened(self, now: float) -> None:
-        """A batch was opened; only the first one of a transaction counts."""
+        """Note when the first batch of a transaction was opened; later batches do not count."""
         if self._timing and self._opened_at is None:
             self._opened_at = now
 
     def on_batch_acknowledged(self, now: float) -> None:
-        """A batch was acknowledged; only the first one of a transaction counts."""
+        """Add the time that the first batch of a transaction took to the average. Later batches do
+        not count."""
         if self._timing and self._opened_at is not None:
             self._timing = False
             self._note(now - self._opened_at)
@@ -119,9 +121,9 @@ class MarkerWait:
 
 
 class TransactionPacing:
-    """Holds back first batches of a transaction.
+    """Delays the first batches of a transaction.
 
-    `on_ready` is called when a batch that was held back may be sent; responses wake the sender
+    `on_ready` is called when a batch that was delayed may be sent; responses wake the sender
     anyway.
 
     Attributes:
@@ -138,20 +140,21 @@ class TransactionPacing:
         self._first: list[ProducerBatch] = []
         self._timer: asyncio.TimerHandle | None = None
         self._took: deque[float] = deque(maxlen=_RESPONSE_TIMES)
-        self._hold = PATIENCE_S
+        self._hold = LONGEST_HOLD_S
 
     def on_begin(self, *, tv2: bool) -> None:
-        """A transaction begins; `tv2`: under the second protocol."""
+        """Forget the previous transaction and decide whether to wait for its markers, which is done
+        only under the second protocol (`tv2`)."""
         self.reset()
         self.awaits_markers = self._marker_wait.should_wait(self._loop.time()) and tv2
 
     def on_end(self) -> None:
-        """The transaction has ended."""
+        """Forget the transaction and note when it ended."""
         self.reset()
         self._marker_wait.on_transaction_ended(self._loop.time())
 
     def reset(self) -> None:
-        """No transaction is open. Leaves no timer behind."""
+        """Forget the partitions of the transaction and cancel the timer."""
         self._added.clear()
         self._first.clear()
         if self._timer is not None:
@@ -159,13 +162,14 @@ class TransactionPacing:
             self._timer = None
 
     def on_batch_opened(self) -> None:
-        """A batch of the transaction was opened."""
+        """See `MarkerWait.on_batch_opened`."""
         self._marker_wait.on_batch_opened(self._loop.time())
 
     # -- one addition at a time -----------------------------------------------------------------
 
     def may_send(self, topic_partition: TopicPartition) -> bool:
-        """True if a batch of this partition may be sent now, markers aside."""
+        """True if a batch of this partition may be sent now. If not, `on_ready` is called once it
+        may. Does not check `awaits_markers`."""
         if topic_partition in self._added:
             return True
         until = self._held_until()
@@ -176,22 +180,25 @@ class TransactionPacing:
         return False
 
     def on_sent(self, batch: ProducerBatch) -> None:
-        """A batch is about to be sent for the first time, under the second protocol."""
+        """Note a batch that is about to be sent for the first time, under the second protocol: if
+        its partition is not added yet, further partitions wait for the response."""
         if batch.topic_partition not in self._added:
             self._first.append(batch)
 
     def on_acknowledged(self, batch: ProducerBatch) -> None:
-        """A batch is in the log: its partition belongs to the transaction."""
+        """Note that the partition of an acknowledged batch belongs to the transaction, and how long
+        adding it took."""
         now = self._loop.time()
         self._marker_wait.on_batch_acknowledged(now)
         if batch.topic_partition not in self._added:
             self._added.add(batch.topic_partition)
             self._took.append(now - batch.sent_at)
             quick = min(self._took) < LEADER_PAUSE_S
-            self._hold = PATIENCE_S if quick else LEADER_PAUSE_S
+            self._hold = LONGEST_HOLD_S if quick else LEADER_PAUSE_S
 
     def _held_until(self) -> float:
-        """By the latest batch in flight; those before it in the list were sent earlier."""
+        """Time until which the next batch waits: `_hold` seconds after the last batch that adds a
+        partition was sent; 0 if no such batch is in flight."""
         first = self._first
         while first and not first[-1].in_flight:
             first.pop()
@@ -206,11 +213,13 @@ class TransactionPacing:
     async def wait_for_markers(
         self, pending: Callable[[], Awaitable[bool]], wanted: Callable[[], bool]
     ) -> None:
-        """Ask at growing intervals until the markers are written, for _MARKERS_LIMIT_S at most.
+        """Poll the coordinator at growing intervals until the markers are written, for at most
+        _MARKERS_LIMIT_S.
 
         Args:
-            pending: asks the coordinator once; False if the markers are written or it cannot tell.
-            wanted: False ends the wait.
+            pending: sends one request; False if the markers are written or that cannot be found
+                out.
+            wanted: the wait ends when it returns False.
         """
         pause, began = MARKERS_SOON_S, self._loop.time()
         with contextlib.suppress(TimeoutError):

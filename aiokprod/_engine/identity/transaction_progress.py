@@ -1,5 +1,5 @@
-"""What belongs to one transaction: a `TxnProgress` is made when it begins and replaced by the next
-one, so that nothing has to be reset by hand.
+"""The state of one transaction: a `TxnProgress` is made when it begins, so that nothing has to be
+reset.
 
 The states of the producer itself are in `transaction_states`.
 """
@@ -34,7 +34,7 @@ class CoordinatorView(enum.IntEnum):
 
 
 class TxnStep(enum.Enum):
-    """What the driver has to do next."""
+    """A step of the driver."""
 
     INIT = "init"
     MARKERS = "wait for markers"
@@ -73,7 +73,7 @@ class PendingEndTxn:
 
     @property
     def name(self) -> str:
-        """The call to repeat."""
+        """Name of the public call, for error texts that say what to call again."""
         return "commit_transaction()" if self.commit else "abort_transaction()"
 
 
@@ -117,7 +117,8 @@ class TxnProgress:
 
     @property
     def started(self) -> bool:
-        """True if the coordinator has, or may get from a leader, something to end."""
+        """True if the coordinator has the transaction, or may get it from a leader, so that it must
+        be ended."""
         return self.view >= CoordinatorView.STARTED
 
 
@@ -127,6 +128,6 @@ def misuse(text: str) -> TransactionError:
 
 
 def resolve(result: Result, error: KafkaError | None) -> None:
-    """End the waits for `result`; without an effect if they have ended."""
+    """Set the result, which ends the waits for it; no effect if it is set already."""
     if not result.done():
         result.set_result(error)

@@ -1,5 +1,5 @@
-"""The states of a transactional producer, as a table of transitions. What an error code from a
-coordinator means for a request is in the table of error codes.
+"""The states of a transactional producer, as a table of transitions. What follows from an error
+code of a coordinator is in the rows of `_errors`.
 
 Pure data: no clock, no I/O. Source: Java `TransactionManager.State`, 4.x; KIP-98, KIP-360, KIP-890,
 KIP-1050.
@@ -48,15 +48,15 @@ TRANSITIONS: Final[Mapping[TxnState, frozenset[TxnState]]] = MappingProxyType(
 )
 """Allowed transitions; any other one is a bug in this package."""
 
-OPEN: Final = frozenset({TxnState.IN_TRANSACTION, TxnState.COMMITTING})
+MAY_SEND: Final = frozenset({TxnState.IN_TRANSACTION, TxnState.COMMITTING})
 """Batches of the transaction may be sent."""
 ENDING: Final = frozenset({TxnState.COMMITTING, TxnState.ABORTING})
 """The end of the transaction was requested."""
 
 
 def may_be_carried_out(number: int, *, earlier: bool) -> bool:
-    """True if a request that was answered with this error code, or an earlier copy of it, may have
-    changed the transaction.
+    """True if a request may have changed the transaction although the response has this error
+    code, or if an earlier copy of the request may have.
 
     Args:
         earlier: a copy sent before got no response, or one for which this function returned True.

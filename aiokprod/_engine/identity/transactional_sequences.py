@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from aiokprod._engine.identity.sequence_errors import SequenceAction, classify_transactional
-from aiokprod._engine.identity.transaction_states import OPEN
+from aiokprod._engine.identity.transaction_states import MAY_SEND
 from aiokprod.records import TopicPartition
 
 if TYPE_CHECKING:
@@ -43,27 +43,32 @@ class TransactionalSequences:
     def classify(self, batch: ProducerBatch, code: int, log_start_offset: int) -> SequenceAction:
         """See `classify_transactional`."""
         entry = self.tracker.of(batch)
-        is_open = self._manager.state in OPEN
+        is_open = self._manager.state in MAY_SEND
         return classify_transactional(batch, code, log_start_offset, entry, is_open=is_open)
 
     def apply(self, batch: ProducerBatch, action: SequenceAction) -> None:
         """See `SequenceTracker.apply`."""
         self.tracker.apply(batch, action)
 
-    def on_success(self, batch: ProducerBatch, base_offset: int, *, repeated: bool) -> None:
-        """Advance the acknowledged sequence; the coordinator knows of the transaction."""
+    def on_duplicate(self, batch: ProducerBatch, base_offset: int, log_start_offset: int) -> None:
+        """See `PartitionSequences.on_duplicate`."""
+        self.tracker.of(batch).on_duplicate(batch, base_offset, log_start_offset)
+
+    def on_success(self, batch: ProducerBatch, base_offset: int) -> None:
+        """Advance the acknowledged sequence, and note that the coordinator has the transaction."""
         self._manager.on_acknowledged(batch)
-        self.tracker.of(batch).on_success(batch, base_offset, repeated=repeated)
+        self.tracker.of(batch).on_success(batch, base_offset)
 
     def on_split(self, batch: ProducerBatch, parts: list[ProducerBatch]) -> None:
-        """The parts share the sequences of the batch and belong to the transaction too."""
+        """Distribute the sequences of the batch over its parts, and mark these as transactional."""
         self.tracker.of(batch).replace(batch, parts)
         for part in parts:
             part.transactional = True
 
     def on_failure(self, batch: ProducerBatch, *, unknown: bool) -> None:
-        """The gap ends with the transaction: its abort brings a new epoch, also if the abort was
-        requested before. A copy of the batch that is still in flight meets that epoch."""
+        """Remove the batch and require a new epoch. The sequence gap ends with the abort, which
+        bumps the epoch, also if it was requested before. The new epoch fences a copy of the batch
+        that is still in flight."""
         if batch.has_sequence:
             self.tracker.of(batch).remove(batch)
             self._manager.progress.needs_bump = True
@@ -78,4 +83,4 @@ class TransactionalSequences:
             self.tracker.retire(TopicPartition(topic, partition))
 
     def on_topic_recreated(self, topic: str) -> None:
-        """Nothing to restart within the transaction."""
+        """Does nothing: sequences cannot restart within a transaction."""

@@ -1,1 +1,1 @@
-"""The metadata cache: what it holds, when it is refreshed, and who waits for it."""
+"""The metadata cache and its updates."""

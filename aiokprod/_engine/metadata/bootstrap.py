@@ -1,4 +1,4 @@
-"""The check at start that the bootstrap servers can be found at all."""
+"""The check at start that at least one bootstrap server resolves."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ logger = logging.getLogger(__name__)
 
 
 class Resolver(Protocol):
-    """The part of a `Dialer` that looks names up."""
+    """The part of a `Dialer` that resolves host names."""
 
     async def resolve(self, host: str, port: int) -> list[tuple[str, int]]:
         """All addresses of a name. Raises DialError if it has none."""
@@ -24,13 +24,15 @@ async def check_bootstrap(
 ) -> None:
     """Return as soon as one of the names resolves.
 
-    Names that do not are logged and stay in use: each attempt to connect looks them up again.
+    Names that do not resolve are logged and stay in use: each attempt to connect looks them up
+    again.
 
     Args:
         timeout: seconds for all look-ups together.
 
     Raises:
-        ConfigError: none resolved in time; names all of them, the cause is one look-up's error.
+        ConfigError: no name resolved in time. The text has all names, the cause is the error of one
+            look-up.
 
     Cancellation cancels the look-ups.
 

@@ -1,8 +1,8 @@
-"""The metadata cache: the present view of the cluster, who waits for a newer one, and when the
-next fetch is due. It sends nothing itself (`updater.py`) and knows no sockets.
+"""The metadata cache: the current snapshot of the cluster, the calls that wait for a newer one, and
+when the next fetch is due. Requests are sent by `updater.py`; this module knows no sockets.
 
-Confined to one event loop. Every update swaps in a new immutable `ClusterSnapshot` and a fresh
-Event and sets the old Event: every waiter wakes once, and no set/clear race exists.
+Confined to one event loop. Every update replaces the immutable `ClusterSnapshot` and wakes each
+waiter once (`Broadcast`).
 
 Source: Java `Metadata`, `ProducerMetadata`, `KafkaProducer.waitOnMetadata`.
 """
@@ -22,7 +22,7 @@ from aiokprod._engine.metadata.merge import ResponseMerger, with_leaders, withou
 from aiokprod._engine.metadata.schedule import UpdateSchedule
 from aiokprod._engine.metadata.topics import TrackedTopics
 from aiokprod._wire.messages.metadata import MetadataResponse
-from aiokprod.cluster import ClusterSnapshot, Node
+from aiokprod.cluster import ZERO_TOPIC_ID, ClusterSnapshot, Node
 from aiokprod.config import ProducerConfig
 from aiokprod.errors import (
     Code,
@@ -42,12 +42,12 @@ Listener = Callable[[ClusterSnapshot], None]
 
 @dataclass(frozen=True, slots=True)
 class UpdatePlan:
-    """What the next request asks for; travels with it to `Metadata.update`.
+    """The content of the next request; its response goes to `Metadata.update` together with it.
 
     Attributes:
-        request_generation: tells whether topics were added after the request was built.
-        partial: asks for new topics only.
-        topics: names, each once.
+        request_generation: shows whether topics were added after the request was made.
+        partial: only new topics are requested.
+        topics: the names, without duplicates.
     """
 
     request_generation: int
@@ -56,14 +56,15 @@ class UpdatePlan:
 
 
 class Metadata:
-    """The cache. All instants are seconds of `loop.time()`.
+    """The cache. All times are seconds of `loop.time()`.
 
     Only topics in use are tracked: `mark_used` keeps a topic for metadata_max_idle_ms.
 
     Attributes:
-        snapshot: the present view; replaced by updates, so keep one reference per operation.
-        claimed: nodes whose next free slot belongs to a metadata request that another node has not
-            answered in time: data must leave it that slot. Set by the updater.
+        snapshot: the current view; replaced by updates, so keep one reference per operation.
+        claimed: nodes whose next free place in flight is reserved for a metadata request, because
+            another node has not responded to it in time: Produce requests are not sent to them.
+            Written by the updater.
     """
 
     def __init__(self, config: ProducerConfig, rng: random.Random) -> None:
@@ -85,7 +86,9 @@ class Metadata:
         self._closed_by: KafkaError | None = None
         self._refused_by: KafkaError | None = None
 
-        self._topics = TrackedTopics(config.metadata_max_idle_ms / 1000)
+        self._topics = TrackedTopics(config.metadata_max_idle_ms / 1000, self._request_partial)
+        self.mark_used = self._topics.mark_used
+        """Keep a topic; request a fetch if it is new. O(1)."""
         self.claimed: frozenset[int] = frozenset()
         self._asked: frozenset[str] | None = None  # topics in the request in flight
         self._ask_again = False  # after the response to the request in flight
@@ -114,7 +117,7 @@ class Metadata:
 
     @property
     def last_error(self) -> KafkaError | None:
-        """What went wrong last; None after a successful fetch."""
+        """The last error of a fetch or of the network; None after a successful fetch."""
         return self._last_error
 
     def topics(self) -> tuple[str, ...]:
@@ -122,15 +125,15 @@ class Metadata:
         return self._topics.names()
 
     def topic_error(self, topic: str) -> int:
-        """Error code of the last answer about the topic; 0 if none."""
+        """Error code of the topic in the last response that had it; 0 if none."""
         return self._topics.answer(topic)[1]
 
     def lookup(self, topic: str, partition: int | None = None) -> ClusterSnapshot | None:
-        """The view if it has the topic (and the partition); None if a caller must wait. O(1).
+        """The snapshot if it has the topic (and the partition); None if a caller must wait. O(1).
 
         Raises:
-            InvalidTopic: the last answer called the name invalid.
-            ProducerClosed: after `close` (or whatever error `close` was given).
+            InvalidTopic: according to the last response, the name is invalid.
+            ProducerClosed: after `close`, or the error that was given to it.
         """
         snapshot = self.snapshot
         count = snapshot.partition_count(topic)
@@ -148,18 +151,14 @@ class Metadata:
 
     # -- what callers want ------------------------------------------------------------------------
 
-    def mark_used(self, topic: str, now: float) -> None:
-        """Keep the topic; request a fetch if it is new. O(1)."""
-        if self._topics.mark_used(topic, now):
-            self._request_partial()
-
     def request_topic(self, topic: str, now: float) -> None:
-        """Keep the topic, and request it again even if it is already cached. O(1)."""
+        """Keep the topic in use, and request it again even if it is already cached. O(1)."""
         self.mark_used(topic, now)
         self.request_update()
 
     def request_update(self, seen_generation: int | None = None) -> int:
-        """Ask for a fetch of everything in use; sent when the backoff allows.
+        """Request a fetch of all topics in use, because the metadata proved wrong. It is sent when
+        the backoff is over.
 
         Args:
             seen_generation: generation of the snapshot that proved wrong. If the cache got a full
@@ -167,7 +166,7 @@ class Metadata:
                 old, so another one follows it.
 
         Returns:
-            The generation that a waiter must see exceeded.
+            The current generation; the requested metadata has a higher one.
         """
         if seen_generation is None and self._asked is not None:
             self._ask_again = True
@@ -177,8 +176,14 @@ class Metadata:
             self._request_full()
         return self.snapshot.generation
 
+    def refuse_topic_id(self, topic: str, topic_id: bytes) -> None:
+        """Note that a broker does not know this id. If it is still the known one, a response
+        without topic ids removes it. The caller must also call `request_update`."""
+        if ZERO_TOPIC_ID != topic_id == self.snapshot.topic_id(topic):
+            self._topics.refused_ids.add(topic)
+
     def request_refresh(self) -> None:
-        """Ask for a fetch of everything in use though nothing has proved the view wrong."""
+        """Request a fetch of all topics in use although the metadata has not proved wrong."""
         self._request_full()
 
     def _request_full(self) -> None:
@@ -189,18 +194,18 @@ class Metadata:
     async def wait_for_topic(
         self, topic: str, partition: int | None = None, *, deadline: float
     ) -> ClusterSnapshot:
-        """The first view that has the topic (and the partition). Waiters share one fetch.
+        """The first snapshot that has the topic (and the partition). Waiters share one fetch.
 
         Raises:
-            MetadataTimeout: the deadline passed; the cause is the last error about the topic or
-                the network.
-            InvalidTopic, AuthorizationError, BrokerError: an answer newer than the call refused
-                the topic.
-            AuthenticationError, UnsupportedVersion: no broker can be asked.
+            MetadataTimeout: the deadline passed; the cause is the last error of the topic or the
+                network.
+            InvalidTopic, AuthorizationError, BrokerError: a response newer than the call has such
+                an error for the topic.
+            AuthenticationError, UnsupportedVersion: no broker accepts a request.
             ProducerClosed: `close` was called.
-            KafkaError: the error given to `refuse`.
+            KafkaError: the error given to `fail_waits`.
 
-        Cancellation leaves the topic in use and nothing else behind.
+        Cancellation: the wait ends; the topic stays in use.
 
         Source: Java `KafkaProducer.waitOnMetadata`.
         """
@@ -224,7 +229,7 @@ class Metadata:
             now = loop.time()
 
     async def wait_newer(self, generation: int, *, deadline: float) -> ClusterSnapshot:
-        """The first view newer than `generation`; does not request one.
+        """The first snapshot newer than `generation`; does not request one.
 
         Raises:
             MetadataTimeout: the deadline passed.
@@ -245,11 +250,11 @@ class Metadata:
     # -- what the updater does --------------------------------------------------------------------
 
     def on_request(self, callback: Callable[[], None]) -> None:
-        """Who to wake when a fetch is wanted earlier than `next_update_at` said."""
+        """Set the callback for fetches that are needed earlier than `next_update_at` returned."""
         self._on_request = callback
 
     def next_update_at(self, now: float) -> float:
-        """When the next request should be sent; `now` or earlier means at once. inf if closed."""
+        """When to send the next request; `now` or earlier means at once, inf: closed."""
         if self._closed_by is not None:
             return math.inf
         if self._topics.fast_retry:
@@ -257,11 +262,12 @@ class Metadata:
         return self._schedule.next_at(now)
 
     def update_due(self, now: float) -> bool:
-        """A request should be on its way but is not: data must leave it the first slot."""
+        """True if a metadata request is due but not sent. Produce requests wait for it."""
         return self._asked is None and self.next_update_at(now) <= now
 
     def plan(self, now: float) -> UpdatePlan:
-        """What to ask for. Must be followed by `update`, `failed` or `fatal`."""
+        """The content of a request that is about to be sent. `update`, `failed` or `fatal` must
+        follow."""
         full = self._schedule.full_due(now)
         if full:
             topics = tuple(n for n in self._topics.names() if self._topics.retain(n, now))
@@ -281,11 +287,12 @@ class Metadata:
         *,
         reliable_epochs: bool = True,
     ) -> None:
-        """Take over an answer that names at least one broker.
+        """Merge a Metadata response with at least one broker into a new snapshot.
 
         Args:
-            request_generation, partial: as in the plan of the request.
-            reliable_epochs: the answer's version is 9 or later.
+            request_generation, partial: from the `UpdatePlan` of the request.
+            reliable_epochs: False for versions below 9, whose leader epochs may be older than the
+                leaders beside them.
 
         Raises:
             ProducerClosed: after `close`.
@@ -303,6 +310,7 @@ class Metadata:
             lower_epochs=self._topics.lower_epochs,
             reliable_epochs=reliable_epochs,
             complained=self._schedule.wrong,
+            refused_ids=self._topics.refused_ids,
         )
         merged = merger.merge(partial=partial, asked=self._asked or ())
         snapshot = merged.snapshot
@@ -311,8 +319,8 @@ class Metadata:
         self._topics.lower_epochs = merged.lower_epochs
         for name, code in merged.answered.items():
             self._topics.note_answer(name, code, snapshot.generation)
-        # Being sent back to the brokers that were given up is no news: otherwise dead brokers
-        # behind a living bootstrap address would be tried ten times a second.
+        # A response after a rebootstrap that lists the same unreachable brokers as before does not
+        # count as a change: without backoff they would be tried ten times a second.
         sent_back = self._bootstrapped and snapshot.nodes == self._given_up
         changed = snapshot.nodes is not old.nodes or snapshot.topics is not old.topics
         self._schedule.succeeded(
@@ -334,14 +342,14 @@ class Metadata:
         leaders: Mapping[TopicPartition, tuple[int, int]],
         endpoints: Iterable[Node] = (),
     ) -> frozenset[TopicPartition]:
-        """Apply leaders that a Produce answer named: (broker id, leader epoch) by partition.
+        """Apply the leaders in a Produce response: (broker id, leader epoch) by partition.
 
         Args:
-            endpoints: addresses that came with them.
+            endpoints: addresses of these leaders in the same response.
 
         Returns:
-            The partitions whose leader is newer than what was known; their batches need no
-            backoff. The rest is left to the next fetch.
+            The partitions whose leader epoch is newer than the known one; their batches need no
+            backoff. The other leaders are ignored.
         """
         snapshot, accepted = with_leaders(self.snapshot, leaders, endpoints)
         if accepted:
@@ -359,7 +367,8 @@ class Metadata:
         return bool(self.update_leaders({topic_partition: (leader_id, leader_epoch)}, endpoints))
 
     def failed(self, now: float, error: KafkaError | None = None) -> None:
-        """An attempt got no usable response. The update is still needed; no waiter is woken.
+        """Start the backoff after a fetch without a usable response. The fetch is still needed; no
+        waiter is woken.
 
         Source: Java `Metadata.failedUpdate`.
         """
@@ -370,12 +379,13 @@ class Metadata:
             self._last_error = error
 
     def fatal(self, now: float, error: KafkaError) -> None:
-        """An attempt failed in a way that waiting does not heal: present waiters raise it."""
+        """Make current waiters raise `error` after a fetch failed, if another attempt would fail
+        too."""
         self.failed(now, error)
         self._broadcast.notify_all(error)
 
     def note_error(self, error: KafkaError) -> None:
-        """Remember a network error as the cause of timeouts to come."""
+        """Remember a network error, to be the cause of later timeouts."""
         self._last_error = error
 
     def rebootstrap(self) -> None:
@@ -393,7 +403,7 @@ class Metadata:
         self._topics.lower_epochs = {}
         self._swap(without_leaders(self.snapshot, self._bootstrap_nodes))
 
-    def refuse(self, error: KafkaError) -> None:
+    def fail_waits(self, error: KafkaError) -> None:
         """Fail all current and later waits for a topic with a copy of `error`; fetches continue for
         the records that are still to be delivered."""
         self._refused_by = error

@@ -1,10 +1,12 @@
 """Merges Metadata responses into snapshots. Pure functions without clock or waiting.
 
-Unlike in Java, a single response that may be stale does not remove known metadata: a topic with no
-partitions, an omitted partition, an omitted topic and a retriable topic error leave the known view
-in place until they have been repeated `MISSES_BEFORE_FORGETTING` times in a row. A leader epoch
-lower than the known one is never believed of a topic that is known by its id; without ids it may
-belong to a new topic, and is believed after as many answers while the view is known to be wrong.
+Unlike in Java, a single response that may be stale does not remove known metadata. After a topic
+without partitions, an omitted partition, an omitted topic or a retriable topic error, the known
+metadata is kept until `MISSES_BEFORE_FORGETTING` consecutive responses had the same. A leader epoch
+lower than the known one is never accepted for a topic with the same id. Without topic ids, it may
+belong to a new topic of the same name; then it is accepted after as many responses, counted while
+the known metadata is known to be wrong. A response without topic ids does not remove a known id
+unless a broker refused that id.
 
 Source: Java `Metadata.handleMetadataResponse`, `updateLatestMetadata`, `updatePartitionLeadership`,
 `MetadataSnapshot.mergeWith`; KIP-951.
@@ -13,7 +15,7 @@ Source: Java `Metadata.handleMetadataResponse`, `updateLatestMetadata`, `updateP
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -29,8 +31,8 @@ from aiokprod.records import TopicPartition
 logger = logging.getLogger(__name__)
 
 MISSES_BEFORE_FORGETTING: Final = 5
-"""Answers in a row without a known topic or partition before it is believed to be gone: about two
-seconds with the default backoff, longer than the metadata of Kafka's brokers differ."""
+"""Number of consecutive responses without a known topic or partition after which it is removed:
+about two seconds with the default backoff, longer than the metadata of Kafka's brokers differ."""
 
 _UNKNOWN: Final = int(Code.UNKNOWN_TOPIC_OR_PARTITION)
 _SPARE_PARTITIONS: Final = 64
@@ -38,15 +40,17 @@ _SPARE_PARTITIONS: Final = 64
 
 @dataclass(slots=True)
 class Merged:
-    """What an answer led to.
+    """The result of merging a response.
 
     Attributes:
         snapshot: the new view.
-        answered: error code of each topic the answer was asked about, 0 if none.
-        misses: answers in a row that lacked something of the topic; absent = none.
-        lower_epochs: answers in a row without a topic id and with a leader epoch below the known
-            one, those apart that were asked for without a complaint; absent = none.
-        stale: something in the answer calls for another one.
+        answered: error code of each topic that was requested or is in the response, 0 if none.
+        misses: by topic, the number of consecutive responses that lacked the topic or a partition
+            of it; topics without any are absent.
+        lower_epochs: by partition, the number of consecutive responses with a leader epoch below
+            the known one and without a matching topic id. Only responses to requests that were made
+            because the metadata proved wrong are counted. Partitions without any are absent.
+        stale: the response shows that it is outdated or incomplete: request another one.
     """
 
     snapshot: ClusterSnapshot
@@ -57,16 +61,17 @@ class Merged:
 
 
 class ResponseMerger:
-    """Merges one answer; used once.
+    """Merges one response into a snapshot; used once.
 
     Args:
-        old: the present view.
-        response: an answer with at least one broker.
-        retain: whether a topic is still of interest.
-        misses, lower_epochs: as in `Merged`, from the answers before.
-        reliable_epochs: False for answers below version 9, whose leader epochs may be older than
+        old: the current snapshot.
+        response: a response with at least one broker.
+        retain: returns whether a topic is still in use.
+        misses, lower_epochs: as in `Merged`, from the responses before.
+        reliable_epochs: False for responses below version 9, whose leader epochs may be older than
             the leaders beside them.
-        complained: something, as a refused Produce request, has proved the present view wrong.
+        complained: the current metadata proved wrong, for example by a refused Produce request.
+        refused_ids: topics with an id that a broker does not know.
     """
 
     def __init__(
@@ -79,6 +84,7 @@ class ResponseMerger:
         lower_epochs: Mapping[TopicPartition, int],
         reliable_epochs: bool = True,
         complained: bool = True,
+        refused_ids: Collection[str] = (),
     ) -> None:
         self._old = old
         self._response = response
@@ -87,6 +93,7 @@ class ResponseMerger:
         self._lower_epochs = dict(lower_epochs)
         self._reliable_epochs = reliable_epochs
         self._complained = complained
+        self._refused_ids = refused_ids
         self._nodes = {b.node_id: Node(b.node_id, b.host, b.port, b.rack) for b in response.brokers}
         self._other_cluster = old.cluster_id is not None and response.cluster_id not in (
             None,
@@ -99,10 +106,10 @@ class ResponseMerger:
         self._result = Merged(old)
 
     def merge(self, *, partial: bool, asked: Iterable[str] = ()) -> Merged:
-        """The next view.
+        """The next snapshot.
 
-        A partial answer leaves topics alone that it was not asked about. A full one is the whole
-        truth about topics, but for the omissions named above.
+        A partial response changes only the topics that were requested. A full one replaces all
+        topics, with the exceptions in the docstring of this module.
         """
         result = self._result
         if self._other_cluster:
@@ -173,7 +180,8 @@ class ResponseMerger:
             self._result.answered[name] = code
             self._unauthorized.add(name)
         else:
-            # No error and no partitions means that the topic is being created or deleted (F55).
+            # No error and no partitions: the topic is being created or deleted (F55 in
+            # docs/faults.md).
             self._no_verdict(name, code or _UNKNOWN)
 
     def _no_verdict(self, name: str, code: int) -> None:
@@ -222,7 +230,15 @@ class ResponseMerger:
         return TopicInfo(name, topic_id, partitions, topic.is_internal)
 
     def _is_another(self, known: TopicInfo, topic: MetadataResponseTopic) -> bool:
-        """A new topic under a known name: what was known of its partitions does not count (F52)."""
+        """A new topic under a known name: what was known of its partitions does not count (F52).
+
+        If a broker refused the known id and the response has none, the topic gets none: Produce
+        requests then name it. Otherwise they would be refused until a broker that gives topic ids
+        happens to be asked for metadata. Java removes the id after every response without one.
+        """
+        if topic.topic_id == ZERO_TOPIC_ID and known.name in self._refused_ids:
+            logger.warning("topic %s: a broker refused its id, the metadata have none", known.name)
+            return True
         if topic.topic_id in (ZERO_TOPIC_ID, known.topic_id):
             return self._other_cluster
         if known.topic_id != ZERO_TOPIC_ID:
@@ -300,14 +316,18 @@ class ResponseMerger:
         )
 
     def _lags(self, known: PartitionInfo, epoch: int, *, same_id: bool) -> bool:
-        """True if the response is older than the known leader: a stale broker must not roll the
-        leader back (F56). -1 means no epoch: the leader is accepted (Java
-        `Metadata.updateLatestMetadata`, KIP-320). With `same_id` the topic is the known one, whose
-        epochs only increase, so a lower one is never accepted, as in Java: the broker may be cut
-        off from the controller. Such a broker leads nothing and is idle, so it may be the least
-        loaded one that gets every request. Without ids (Kafka below 2.8) epochs that stay lower may
-        belong to a topic that was deleted and created again. Then the known leader is wrong, and
-        requests to it fail."""
+        """True if the response is older than the known leader (F56 in docs/faults.md).
+
+        - An epoch of -1 means that there is none: the leader is accepted.
+        - With `same_id` the topic is the known one, and its epochs only increase, so a lower one is
+          never accepted, as in Java. It comes from a broker that is cut off from the controller.
+          Such a broker leads no partitions, so it may be the least loaded one, which gets every
+          metadata request.
+        - Without topic ids (Kafka below 2.8), epochs that stay lower may belong to a topic that was
+          deleted and created again. Then the known leader is wrong, and requests to it fail.
+
+        Source: Java `Metadata.updateLatestMetadata`, KIP-320.
+        """
         if not 0 <= epoch < known.leader_epoch:
             if self._lower_epochs:
                 self._lower_epochs.pop(known.topic_partition, None)
@@ -330,7 +350,8 @@ class ResponseMerger:
         return False
 
     def _live(self, info: PartitionInfo) -> PartitionInfo:
-        """The known partition, without its leader if that is no longer among the brokers (F57)."""
+        """The known partition, without its leader if that is no longer among the brokers (F57 in
+        docs/faults.md)."""
         if info.leader is not None and info.leader not in self._nodes:
             info = info._replace(leader=None)
         if info.leader is None:
@@ -353,7 +374,7 @@ def _is(left: object, right: object) -> bool:
 def without_leaders(old: ClusterSnapshot, nodes: Iterable[Node]) -> ClusterSnapshot:
     """The snapshot after a (re)bootstrap: new nodes, the same topics, no leaders.
 
-    Java drops the topics too, which blocks every send until the cluster answers; here records are
+    Java drops the topics too, which blocks every send until the cluster responds; here records are
     still buffered. Leader epochs are dropped, because the addresses may now belong to another
     cluster.
     """

@@ -73,12 +73,13 @@ class UpdateSchedule:
         return max(due, self._allowed_at)
 
     def failed(self, now: float) -> None:
-        """An attempt ended without a usable response; the update is still needed."""
+        """Start the backoff after an attempt without a usable response; the update is still
+        needed."""
         self._failures += 1
         self._ended(now, self._failures - 1)
 
     def succeeded(self, now: float, *, full: bool, changed: bool, doubtful: bool = False) -> None:
-        """An attempt ended with a response, which may contain no changes.
+        """Schedule the next update after an attempt with a response, which may contain no changes.
 
         Args:
             doubtful: the response contradicts the metadata for the first time, and the next

@@ -15,8 +15,8 @@ from functools import partial
 from typing import Final
 
 from aiokprod._engine.metadata.cache import Metadata, UpdatePlan
-from aiokprod._engine.ports import BrokerClient, ClientResponse, Slot
-from aiokprod._engine.sender.unresponsive_brokers import PATIENCE_S
+from aiokprod._engine.ports import BrokerClient, ClientResponse, ReadyConnection
+from aiokprod._engine.sender.unresponsive_brokers import OVERDUE_AFTER_S
 from aiokprod._wire.messages.metadata import (
     MetadataRequest,
     MetadataRequestTopic,
@@ -37,27 +37,28 @@ from aiokprod.errors import (
 logger = logging.getLogger(__name__)
 
 _RELIABLE_EPOCHS_SINCE: Final = 9
-"""Leader epochs of older answers may not belong to the leaders beside them (KAFKA-7984)."""
+"""Version of Metadata. In older responses, leader epochs may not belong to the leaders beside them
+(KAFKA-7984)."""
 
 _LEAST_WAIT_S: Final = 0.05
-"""A client that names no later instant although it cannot send must not make this loop spin."""
+"""Shortest wait while no request can be sent, so that this task cannot run in a busy loop."""
 
 
 _LEAST_TRIGGER_S: Final = 1.0
-"""Bootstrapping again drops the reconnect backoff, so it must not be done in quick succession."""
+"""Shortest time between two rebootstraps, since each resets the reconnect backoff."""
 
 
 @dataclass(slots=True)
 class _Fetch:
-    """A metadata request in flight, to one node or more.
+    """A metadata request in flight to one or more nodes.
 
     Attributes:
-        plan: what it asks for.
-        give_up_at: when it has failed, unless a node has answered.
-        ask_again_at: when another node gets it, unless a node has answered.
-        asked: nodes that got it.
-        unanswered: how many of these have not answered.
-        response: the one that counts, until `run_once` handles it.
+        plan: the topics to request.
+        give_up_at: time at which it fails if no node has responded.
+        ask_again_at: time at which it is sent to another node if none has responded.
+        asked: the nodes to which it was sent.
+        unanswered: number of these that have not responded.
+        response: the first response, until `run_once` handles it.
     """
 
     plan: UpdatePlan
@@ -79,11 +80,12 @@ class MetadataUpdater:
     must fail the producer.
 
     Attributes:
-        awaits_network: a due request cannot be sent: call `wake` when the client makes progress.
+        awaits_network: a request is due but no connection accepts one: call `wake` when the client
+            makes progress.
 
     Args:
         clock: `loop.time` of the loop that `run` will run on.
-        on_request_sent: called when a due request is on its way, because data waited for it
+        on_request_sent: called when a request was sent, because Produce requests waited for that
             (`Metadata.update_due`, `Metadata.claimed`).
     """
 
@@ -110,27 +112,29 @@ class MetadataUpdater:
         self._fetch: _Fetch | None = None
         self._trying_since: float | None = None
         self._nodes: dict[int, Node] = {}
-        self._suspects: set[int] = set()  # connections lost since the last answer
-        self._failed: set[int] = set()  # nodes not reached since the last answer
+        self._suspects: set[int] = set()  # nodes whose connection was lost since the last response
+        self._failed: set[int] = set()  # nodes that were not reached since the last response
         metadata.on_request(self.wake)
         metadata.on_change(self._follow)
         self._follow(metadata.snapshot)
 
     def wake(self) -> None:
-        """Something changed: a connection, a wish for metadata. Cheap; may be called in excess."""
-        self._wake.clear()  # an earlier `set` may have been interrupted before it woke anybody
+        """Run again, because a connection changed or metadata was requested. Cheap; superfluous
+        calls do no harm."""
+        self._wake.clear()  # an earlier `set` may have been interrupted before it woke the task
         self._wake.set()
 
     def on_disconnect(self, node_id: int, error: KafkaError) -> None:
-        """A connection or an attempt to connect ended, which may mean that metadata are stale.
+        """Request metadata after a connection or a connection attempt ended, because they may be
+        stale. Decide whether the node counts as failed and whether waiting calls fail.
 
         Source: Java `DefaultMetadataUpdater.handleServerDisconnect`.
         """
         now = self._clock()
         metadata = self._metadata
-        # A connection that was lost says little, one that cannot be made again says more.
+        # A lost connection alone does not mean that the node is gone; a failed reconnect does.
         if isinstance(error, AuthenticationError):
-            # It was reached. Bootstrapping again would only ask it sooner than its backoff allows.
+            # The node was reached. A rebootstrap would only contact it before its backoff is over.
             self._failed.discard(node_id)
             self._suspects.discard(node_id)
         else:
@@ -138,7 +142,7 @@ class MetadataUpdater:
                 self._failed.add(node_id)
             self._suspects.add(node_id)
         if isinstance(error, (AuthenticationError, UnsupportedVersion)):
-            # A request in flight, or a broker that has accepted us, decides for the waiters.
+            # Waiters fail only if no request is in flight and no other broker has accepted us.
             if self._fetch is not None or any(map(self._connected, self._nodes)):
                 metadata.note_error(error)
             else:
@@ -165,10 +169,10 @@ class MetadataUpdater:
                     await self._wake.wait()
 
     def run_once(self, now: float) -> float:
-        """Do what can be done now.
+        """Handle a response, and send a request if one is due.
 
         Returns:
-            When to run again at the latest; inf if only an event can bring anything new.
+            When to run again at the latest; inf if only an event can change anything.
         """
         self.awaits_network = False
         fetch = self._fetch
@@ -187,22 +191,23 @@ class MetadataUpdater:
         if self._trying_since is None:
             self._trying_since = now
         node_id = self._choose_node(now)
-        slot = self._askable(node_id, now)
-        if slot is not None:
+        connection = self._askable(node_id, now)
+        if connection is not None:
             fetch = self._fetch = _Fetch(
                 self._metadata.plan(now),
-                # Throttling moves the deadlines of requests by whatever a broker says.
+                # The timeout of the request alone is not enough: throttling extends it.
                 give_up_at=now + max(self._trigger, self._request_timeout),
-                # A slow node is asked together with the one that is being connected, once that is.
-                ask_again_at=now + PATIENCE_S if slot.node_id == node_id else now,
+                # If a slow node is used because the chosen one is still being connected, the chosen
+                # one gets the request too, as soon as it is connected.
+                ask_again_at=now + OVERDUE_AFTER_S if connection.node_id == node_id else now,
             )
-            self._send(fetch, slot, now)
+            self._send(fetch, connection, now)
             if self._on_request_sent is not None:
                 self._on_request_sent()
             return min(self._ask_another(fetch, now), fetch.give_up_at)
         self.awaits_network = True
         if any(self._throttled(node, now) for node in self._nodes):
-            self._trying_since = None  # not unanswered: nothing may be asked before that is over
+            self._trying_since = None  # throttled brokers are not unreachable: restart the timer
         return self._next_chance(now, node_id)
 
     # -- choosing ---------------------------------------------------------------------------------
@@ -218,16 +223,16 @@ class MetadataUpdater:
         return self._client.least_loaded(now)
 
     def _overdue_at(self) -> float:
-        """When to bootstrap again for want of an answer (KIP-1102)."""
+        """When to bootstrap again because there was no response (KIP-1102)."""
         if not self._may_rebootstrap or self._trying_since is None:
             return math.inf
         return self._trying_since + self._trigger
 
     def _all_lost(self) -> bool:
-        """Time to bootstrap again (KIP-899): no known broker was reached since the last answer.
+        """True if no known broker was reached since the last response: bootstrap again (KIP-899).
 
-        Java asks whether all of them are in backoff at this very moment, which brokers that take
-        long to refuse a connection never are.
+        Java checks whether all of them are in backoff at the same time. Brokers that take long to
+        refuse a connection never are.
         """
         return (
             self._may_rebootstrap
@@ -248,12 +253,12 @@ class MetadataUpdater:
         return self._connected(node_id) and now < self._client.retry_at(node_id, now) < math.inf
 
     def _next_chance(self, now: float, chosen: int | None) -> float:
-        # A chosen node that cannot send is being connected: that others could be dialled by now is
-        # no reason to look again before that has ended or takes too long.
+        # A chosen node that cannot send is being connected. Wait until that has ended or takes too
+        # long, even if another node could be dialled before.
         nodes = self._nodes if chosen is None else (chosen,)
         at = min((self._client.retry_at(node, now) for node in nodes), default=math.inf)
         if chosen is not None:
-            at = min(at, now + PATIENCE_S)
+            at = min(at, now + OVERDUE_AFTER_S)
         return max(min(at, self._overdue_at()), now + _LEAST_WAIT_S)
 
     def _rebootstrap(self, now: float) -> None:
@@ -269,45 +274,45 @@ class MetadataUpdater:
 
     # -- asking -----------------------------------------------------------------------------------
 
-    def _askable(self, chosen: int | None, now: float) -> Slot | None:
-        """The chosen node if it can take the request. While it is being connected, which may never
-        succeed, one that was not chosen because it is slow to answer. None if there is no such
-        node, or all have been asked already."""
+    def _askable(self, chosen: int | None, now: float) -> ReadyConnection | None:
+        """A connection for the request: to the chosen node, or, while that is being connected, to
+        another one that accepts requests, even if it is slow to respond. None if there is no such
+        node to which the request was not sent yet."""
         asked: Container[int] = () if self._fetch is None else self._fetch.asked
-        slot = None
+        connection = None
         if chosen is not None and chosen not in asked:
-            slot = self._client.ready(chosen, now)
-        if slot is None:
+            connection = self._client.ready(chosen, now)
+        if connection is None:
             client, others = self._client, (n for n in self._nodes if n not in asked)
             slow = next((n for n in others if client.can_send(n, now)), None)
-            slot = None if slow is None else client.ready(slow, now)
-        return slot
+            connection = None if slow is None else client.ready(slow, now)
+        return connection
 
-    def _send(self, fetch: _Fetch, slot: Slot, now: float) -> None:
+    def _send(self, fetch: _Fetch, connection: ReadyConnection, now: float) -> None:
         topics = fetch.plan.topics
         request = MetadataRequest(
             topics=[MetadataRequestTopic(name=name) for name in topics],
             allow_auto_topic_creation=self._auto_create,
         )
-        fetch.asked.add(slot.node_id)
+        fetch.asked.add(connection.node_id)
         fetch.unanswered += 1
-        logger.debug("asking node %d for metadata of %d topics", slot.node_id, len(topics))
-        slot.send(request, partial(self._on_done, fetch), now, timeout=self._request_timeout)
+        logger.debug("asking node %d for metadata of %d topics", connection.node_id, len(topics))
+        connection.send(request, partial(self._on_done, fetch), now, timeout=self._request_timeout)
 
     def _ask_another(self, fetch: _Fetch, now: float) -> float:
-        """No answer so far; when to run again."""
+        """Send the request to another node, if it is time for that; when to run again."""
         if now < fetch.ask_again_at:
             return fetch.ask_again_at
-        slot = self._askable(self._client.least_loaded(now), now)
-        if slot is not None:
-            self._send(fetch, slot, now)
+        connection = self._askable(self._client.least_loaded(now), now)
+        if connection is not None:
+            self._send(fetch, connection, now)
             fetch.ask_again_at = now + self._request_timeout
             self._claim(frozenset())
             return fetch.ask_again_at
-        # A connection that is made and a slot that becomes free are used at once.
+        # A connection that was opened, or that accepts a request again, is used at once.
         self.awaits_network = True
         self._claim(frozenset(n for n in self._nodes if n not in fetch.asked and self._full(n)))
-        return now + PATIENCE_S
+        return now + OVERDUE_AFTER_S
 
     def _full(self, node_id: int) -> bool:
         return self._client.in_flight_count(node_id) > 0 and self._connected(node_id)
@@ -320,13 +325,14 @@ class MetadataUpdater:
 
     def _on_done(self, fetch: _Fetch, response: ClientResponse) -> None:
         if fetch is not self._fetch or fetch.response is not None:
-            return  # another node was quicker
+            return  # the fetch has ended, or another node responded first
         fetch.unanswered -= 1
         if response.error is not None and fetch.unanswered:
-            fetch.ask_again_at = -math.inf  # the other one may still answer, and a third may, too
+            # The other node may still respond; send the request to a third one as well.
+            fetch.ask_again_at = -math.inf
             self._wake.set()
             return
-        # Only kept: a failure in handling it belongs to this coroutine, not to the connection.
+        # Handled in `run_once`: an exception must end this task, not the connection.
         fetch.response = response
         self._wake.set()
 
@@ -348,7 +354,7 @@ class MetadataUpdater:
         if isinstance(response.error, (AuthenticationError, UnsupportedVersion)):
             metadata.fatal(now, error)
             return
-        # An error code in an answer is one broker's word; the next one may know better.
+        # The error code may concern only this broker; the next one may respond without an error.
         metadata.failed(now, error)
         code = error.code
         if code is not None and code.number == Code.REBOOTSTRAP_REQUIRED and self._may_rebootstrap:
@@ -359,6 +365,6 @@ class MetadataUpdater:
         if body.error_code:
             return broker_error(body.error_code, f"metadata request to node {node_id}")
         if not body.brokers:
-            # A broker that is still starting knows no brokers yet (F54).
+            # A broker that is still starting knows no brokers yet (F54 in docs/faults.md).
             return BrokerError(f"node {node_id} answered with an empty list of brokers")
         return None

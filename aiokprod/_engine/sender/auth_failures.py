@@ -51,7 +51,7 @@ class AuthFailures:
         return None if refusal is None else refusal.error
 
     def lost(self, node_id: int, error: KafkaError, now: float) -> None:
-        """A connection or a connection attempt failed."""
+        """Note why a connection or a connection attempt failed."""
         self._inside.discard(node_id)
         if isinstance(error, AuthenticationError):
             self._by_node[node_id] = _continued(self._by_node.get(node_id), error, now)
@@ -63,26 +63,26 @@ class AuthFailures:
             self._by_node.pop(node_id, None)
 
     def connected(self, node_id: int) -> None:
-        """A broker accepted the credentials."""
+        """Forget the failures of a broker that has accepted the credentials."""
         self._by_node.pop(node_id, None)
         self._by_all = None
         self._inside.add(node_id)
 
     def closed(self, node_id: int) -> None:
-        """A connection ended, closed by either side."""
+        """Note that a connection ended, closed by either side."""
         self._inside.discard(node_id)
 
     def batches_to_fail(
         self, batches: Iterable[ProducerBatch], now: float
     ) -> list[tuple[ProducerBatch, AuthenticationError]]:
-        """The batches that waited long enough, with the error. Batches of partitions without a
-        leader fail only if no broker accepts the credentials."""
+        """The batches that have waited for the patience, with the error of their broker. Batches of
+        partitions without a leader fail only if no broker accepts the credentials."""
         found = []
         self.next_check_at = math.inf
         for refusal in (self._by_all, *self._by_node.values()):
             if refusal is not None:
                 final_at = refusal.since + self._patience
-                # Later batches are due later.
+                # Batches that are created later become due later.
                 self.next_check_at = min(
                     self.next_check_at, final_at if final_at > now else now + self._patience
                 )
@@ -113,7 +113,7 @@ class AuthFailures:
         return None if refusal is None or not self._is_final(refusal, now) else refusal.error
 
     def _is_final(self, refusal: AuthFailure, now: float) -> bool:
-        """True if a broker has rejected us for long enough, and its latest rejection is recent."""
+        """True if the first rejection is older than the patience, and the latest one is not."""
         return refusal.since + self._patience <= now <= refusal.last + self._patience
 
 

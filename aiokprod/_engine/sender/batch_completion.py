@@ -1,4 +1,4 @@
-"""What becomes of the batches of a Produce request: acknowledged, tried again, divided or failed.
+"""Completes the batches of a Produce request: each is acknowledged, sent again, split or failed.
 
 Source: Java `Sender.handleProduceResponse`, `completeBatch`.
 """
@@ -9,7 +9,8 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Any, Final
 
-from aiokprod._engine.sender.produce_request import ProduceCall, partition_answers
+from aiokprod._engine.buffer.batch_splitter import part_limit, plain_records
+from aiokprod._engine.sender.produce_request import ProduceCall, partition_responses
 from aiokprod._engine.sender.retry_policy import (
     Action,
     batch_error,
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from aiokprod._engine.buffer.accumulator import RecordAccumulator
-    from aiokprod._engine.buffer.batch_splitter import BatchSplitter
     from aiokprod._engine.buffer.producer_batch import ProducerBatch
     from aiokprod._engine.identity.producer_state import ProducerState
     from aiokprod._engine.metadata.cache import Metadata
@@ -50,8 +50,11 @@ _WARN_EVERY: Final = 30.0
 
 
 class BatchCompletion:
-    """Decides on batches and carries the decision out; `wakeup` is called when the sender has to
-    look again at once."""
+    """Acknowledges stored batches, and carries out what `retry_policy.decide` returns for others.
+
+    Args:
+        wakeup: called when the sender has to make another pass at once.
+    """
 
     def __init__(
         self,
@@ -62,7 +65,6 @@ class BatchCompletion:
         state: ProducerState,
         retries: int,
         backoff: Callable[[int], float],
-        splitter: BatchSplitter,
         observer: Observer,
         wakeup: Callable[[], None],
     ) -> None:
@@ -74,25 +76,25 @@ class BatchCompletion:
         self._source = state.source
         self._retries = retries
         self._backoff = backoff
-        self._splitter = splitter
         self._observer = observer
         self._wakeup = wakeup
 
     def on_done(
         self, node_id: int, call: ProduceCall, response: ClientResponse, now: float
     ) -> None:
-        """A request was answered, needs no answer, or was lost."""
+        """Complete the batches of a request that ended: with a response, without one because
+        acks=0, or with an error."""
         if response.error is not None:
             self._on_request_failed(node_id, call, response, response.error, now)
         elif response.body is None:
             for batch in call.batches.values():
-                self.acknowledge(batch, -1, -1)
+                self._acknowledge(batch, -1, -1)
         else:
-            answers = partition_answers(call, response.body, response.version)
+            answers = partition_responses(call, response.body, response.version)
             moved: frozenset[TopicPartition] | None = None
             for batch, answer in answers:
                 if answer is not None and answer.error_code == Code.NONE:
-                    self.acknowledge(batch, answer.base_offset, answer.log_append_time_ms)
+                    self._on_stored(batch, answer)
                     continue
                 if moved is None:
                     moved = self._apply_leader_hints(call, answers, response)
@@ -107,7 +109,7 @@ class BatchCompletion:
         error: KafkaError,
         now: float,
     ) -> None:
-        """No answer: a client-made code stands for the broker's.
+        """Complete the batches of a request that failed without a response, by a code made here.
 
         Source: Java `Sender.handleProduceResponse`.
         """
@@ -137,16 +139,23 @@ class BatchCompletion:
         *,
         moved: bool,
     ) -> None:
-        """The answer has an error for the batch, or leaves it out: then `answer` is None. `moved`:
-        it names a newer leader, which is known by now."""
+        """Complete a batch for which the response has an error, or whose partition it omits.
+
+        Args:
+            answer: the partition's part of the response; None if it is missing.
+            moved: the response names a newer leader, which the metadata already has.
+        """
         if answer is None:
-            batch.note_unknown()  # F64: the broker may have appended it or not
+            batch.note_unknown()  # the broker may have appended it (F64 in docs/faults.md)
             code = error_code(Code.NETWORK_EXCEPTION)
         else:
-            batch.seen = True
+            batch.maybe_written = True
             code = error_code(answer.error_code)
             if code.outcome is Outcome.UNKNOWN:
                 batch.note_unknown()
+        if code.number == Code.UNKNOWN_TOPIC_ID:
+            topic = batch.queue.topic
+            self._metadata.refuse_topic_id(topic, call.topic_ids[topic])
         if answer is None or (code.refresh_metadata and not moved):
             self._metadata.request_update(call.generation)
         self._conclude(batch, code, node_id, now, answer, at_once=moved)
@@ -157,8 +166,11 @@ class BatchCompletion:
         answers: Sequence[tuple[ProducerBatch, Any]],
         response: ClientResponse,
     ) -> frozenset[TopicPartition]:
-        """New leaders named by error answers (KIP-951), used without a metadata fetch. Those of a
-        topic that was deleted and created again meanwhile say nothing of the new one."""
+        """Use the new leaders that a response names beside errors, without a metadata fetch; the
+        partitions that have a new one (KIP-951).
+
+        Leaders of a topic that was deleted and created again since the request are ignored.
+        """
         leaders: dict[TopicPartition, tuple[int, int]] = {}
         for batch, answer in answers:
             if answer is None or not answer.error_code or response.version < _LEADER_HINT_VERSION:
@@ -173,15 +185,23 @@ class BatchCompletion:
         nodes = [Node(n.node_id, n.host, n.port, n.rack) for n in response.body.node_endpoints]
         return self._metadata.update_leaders(leaders, nodes)
 
-    def acknowledge(self, batch: ProducerBatch, base_offset: int, append_time_ms: int) -> None:
-        # Kafka returns the highest timestamp of a batch that was in the log already as its append
-        # time (Java `UnifiedLog.append`). If that is the producer's, the records keep theirs.
-        repeated = batch.in_doubt and append_time_ms == batch.core.max_timestamp
-        if repeated:
+    def _on_stored(self, batch: ProducerBatch, answer: Any) -> None:
+        """Acknowledge a batch that is in the log by the response for its partition."""
+        # For a batch that was already in the log, Kafka returns its highest timestamp as the append
+        # time (Java `UnifiedLog.append`). If that is the timestamp from the producer, the topic
+        # uses create time, and the records keep their own timestamps. A late copy may have been
+        # appended even after OUT_OF_ORDER_SEQUENCE_NUMBER, which ends the doubt.
+        append_time_ms = answer.log_append_time_ms
+        if batch.possibly_appended and append_time_ms == batch.core.max_timestamp:
             append_time_ms = -1
-        self._sequences.on_success(batch, base_offset, repeated=repeated)
-        first = batch.core.settle(base_offset, append_time_ms)
-        self._accumulator.settle(batch)
+            if batch.in_doubt:
+                self._sequences.on_duplicate(batch, answer.base_offset, answer.log_start_offset)
+        self._acknowledge(batch, answer.base_offset, append_time_ms)
+
+    def _acknowledge(self, batch: ProducerBatch, base_offset: int, append_time_ms: int) -> None:
+        self._sequences.on_success(batch, base_offset)
+        first = batch.core.acknowledge(base_offset, append_time_ms, batch)
+        self._accumulator.deallocate(batch)
         if first:
             self._observer.on_batch_acknowledged(batch, self._loop.time())
 
@@ -213,7 +233,7 @@ class BatchCompletion:
             expired=now >= batch.deadline,
         )
         if action is Action.ACKNOWLEDGE:
-            self.acknowledge(batch, batch.proven_offset, -1)
+            self._acknowledge(batch, batch.proven_offset, -1)
         elif action is Action.RETRY:
             self._retry(batch, code, node_id, now, at_once=at_once)
         elif action is Action.SPLIT:
@@ -222,7 +242,7 @@ class BatchCompletion:
             self.fail(batch, delivery_timeout_error(batch, now, None))
         elif action is Action.SETTLE_SEQUENCE:
             self._sequences.on_failure(batch, unknown=batch.possibly_appended)
-            self._accumulator.settle(batch)
+            self._accumulator.deallocate(batch)
             self._accumulator.reclassify(batch.queue, now)
         else:
             text = answer.error_message if answer is not None else None
@@ -236,7 +256,7 @@ class BatchCompletion:
     ) -> None:
         """Put the batch back, to be sent after a backoff."""
         if batch.attempts >= self._retries:
-            batch.leader_epoch = -1  # its last attempt does not skip the backoff
+            batch.leader_epoch = -1  # so that no new leader ends the backoff of its last attempt
         awaits_markers = code.number == Code.CONCURRENT_TRANSACTIONS
         delay = retry_delay(
             self._backoff(batch.attempts),
@@ -247,7 +267,7 @@ class BatchCompletion:
         )
         self._observer.on_batch_retry(batch, code)
         level = logging.DEBUG
-        # Java warns of each. Waiting for the markers of a transaction is no failure.
+        # Java logs a warning for each retry. Waiting for transaction markers is not a failure.
         if now >= batch.queue.warn_at and not awaits_markers:
             batch.queue.warn_at = now + _WARN_EVERY
             level = logging.WARNING
@@ -258,14 +278,15 @@ class BatchCompletion:
         self._accumulator.reenqueue(batch, now, now + delay)
 
     def _has_newer_leader(self, batch: ProducerBatch) -> bool:
-        """True if metadata have named another leader since the batch was sent: nothing to wait
-        for."""
+        """True if the metadata has a newer leader than the batch was sent to: a retry need not
+        wait."""
         snapshot, key = self._metadata.snapshot, batch.topic_partition
         newer = batch.leader_changed(snapshot.leader_epoch_of(key))
         return newer and snapshot.leader_of(key) is not None
 
     def _on_fatal(self, error: KafkaError) -> None:
-        """Every pending and later record fails; its error says that it is another one's fault."""
+        """End the producer: pending and later records fail with NOT_SENT and a text that has the
+        cause."""
         fatal = error.copy().with_(
             message=f"the producer cannot send any more since: {error.message}",
             outcome=Outcome.NOT_SENT,
@@ -274,8 +295,7 @@ class BatchCompletion:
         self._wakeup()
 
     def _split(self, batch: ProducerBatch, now: float) -> None:
-        payload = self._splitter.plain(batch)
-        limit = self._splitter.limit(batch)
+        payload, limit = plain_records(batch), part_limit(batch)
         self._observer.on_batch_split(batch)
         logger.info("%s: too large for the broker, splitting", batch)
         parts = self._accumulator.split(batch, payload, limit, now)
@@ -287,7 +307,8 @@ class BatchCompletion:
         error: KafkaError,
         record_errors: dict[int, KafkaError] | None = None,
     ) -> None:
-        """Its records fail with `error`; its sequence is settled once it is off the wire."""
+        """Fail the records of a batch. Its sequence is released now, or after the response if the
+        batch is in flight."""
         if not batch.in_flight:
             self._sequences.on_failure(batch, unknown=batch.possibly_appended)
         unwatched = batch.core.unwatched
@@ -300,5 +321,5 @@ class BatchCompletion:
                     "%d records to %s failed and no task was waiting for them: %s",
                     unwatched, batch.topic_partition, error,
                 )  # fmt: skip
-        self._accumulator.settle(batch)
+        self._accumulator.deallocate(batch)
         self._accumulator.reclassify(batch.queue, self._loop.time())

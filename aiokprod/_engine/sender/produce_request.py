@@ -1,4 +1,4 @@
-"""Produce requests out of batches, and answers back to batches."""
+"""Makes Produce requests from batches, and assigns the parts of the response to them."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _LAST_NAME_VERSION: Final = TOPIC_ID_VERSION - 1
 
 
 class ProduceCall:
-    """One Produce request for batches led by one node, at most one batch per partition.
+    """One Produce request to one broker, with at most one batch per partition.
 
-    Called with the negotiated version it makes the message. Topic ids (v13) are used if all of
-    its topics have one. Header bytes are made per call and never shared between attempts.
+    Calling it with the negotiated version returns the message. Topic ids (v13) are used if all of
+    its topics have one. Batch headers are made by each call, never shared between attempts.
     """
 
     __slots__ = ("_acks", "_by_topic", "_timeout_ms", "_transactional_id", "batches",
@@ -77,12 +77,12 @@ class ProduceCall:
         return ProduceRequest(self._transactional_id, self._acks, self._timeout_ms, topics)
 
 
-def partition_answers(
+def partition_responses(
     call: ProduceCall, body: Any, version: int
 ) -> list[tuple[ProducerBatch, Any]]:
-    """Each batch with its part of the answer, or None where the broker left it out.
+    """Each batch with its part of the response, or None if the response omits the partition.
 
-    A partition not asked for is ignored, and so is a second entry for the same one.
+    Partitions that were not in the request, and repeated entries, are ignored.
     """
     found: list[tuple[ProducerBatch, Any]] = []
     left = dict(call.batches)

@@ -1,6 +1,9 @@
-"""What becomes of a batch after an answer, and the errors of those that fail; no side effects.
+"""Decides what to do with a batch after a response, and makes the errors of failed batches.
 
-Source: Java `Sender.completeBatch`, `Sender.canRetry`; the codes are rows in `_errors`.
+The functions have no side effects; `BatchCompletion` carries the decision out. What an error code
+means is in its row in `_errors`.
+
+Source: Java `Sender.completeBatch`, `Sender.canRetry`.
 """
 
 from __future__ import annotations
@@ -24,17 +27,18 @@ if TYPE_CHECKING:
 
 
 _MARKERS_BACKOFF: Final = 0.02
-"""Seconds; the leader itself has waited for the transaction before, more of it is not needed."""
+"""Backoff in seconds while the markers of the previous transaction are being written. It is short
+because the leader waits for them too before it answers CONCURRENT_TRANSACTIONS."""
 
 _MARKERS_ATTEMPTS: Final = 5
-"""Attempts for which that holds: after those the markers hang, and the usual backoff applies."""
+"""Number of attempts with that backoff. After them the usual backoff applies."""
 
 
 class Action(enum.Enum):
     """What to do with the batch.
 
-    EXPIRE: fail it, because its delivery deadline has passed. SETTLE_SEQUENCE: its records have an
-    outcome already (it expired in flight), and only its sequence has none.
+    EXPIRE: fail it, because its delivery deadline has passed. SETTLE_SEQUENCE: only release its
+    sequence, because its records already have an outcome (it expired in flight).
     """
 
     ACKNOWLEDGE = "acknowledge"
@@ -62,8 +66,8 @@ def decide(
 
     Args:
         settled: its records have an outcome.
-        expired: its delivery deadline has passed. What would be sent again expires now, as it would
-            if the answer had come one pass later.
+        expired: its delivery deadline has passed. A batch that would be sent again expires now, as
+            it would if the response had arrived one pass later.
     """
     if settled and sequence is not SequenceDecision.DUPLICATE:
         return Action.SETTLE_SEQUENCE
@@ -92,8 +96,9 @@ def retry_delay(
 
     Args:
         backoff: the usual delay.
-        at_once: a newer leader is known. The last attempt keeps its backoff all the same: a leader
-            that was just elected may not be ready, and there is no further attempt.
+        at_once: a newer leader is known, so there is no need to wait. The last attempt still waits
+            for its backoff: a leader that was just elected may not be ready, and there is no
+            further attempt.
         awaits_markers: the leader waits for the markers of the previous transaction.
     """
     delay = 0.0 if at_once and attempts < retries else backoff
@@ -110,14 +115,17 @@ def batch_error(
     text: str | None,
     cause: KafkaError | None = None,
 ) -> KafkaError:
-    """The error for a batch that failed for good; says where, how often and what to do.
+    """The error of a batch that is not sent again. Its text has the broker, the number of attempts
+    and a hint.
 
-    `cause` is the client's own finding (connection lost, no answer); None if the broker answered.
+    Args:
+        text: the error message in the response, if any.
+        cause: the error of the request if there was no response; None if the broker responded.
     """
     outcome = outcome_of(batch)
     hint = code.hint
     if code.number == Code.CLUSTER_AUTHORIZATION_FAILED and not batch.has_sequence:
-        hint = ""  # it is not about idempotence
+        hint = ""  # the hint is about idempotence, which this producer does not use
     happened = f"broker {broker} answered {code.name} to" if cause is None else "no answer to"
     parts = [
         f"{batch.topic_partition}: {happened} attempt {batch.attempts} after "
@@ -140,8 +148,11 @@ def batch_error(
 def record_errors(
     batch: ProducerBatch, answer: Any, error: KafkaError
 ) -> dict[int, KafkaError] | None:
-    """Per-record errors (KIP-467): the named records get their text, the others one that says that
-    they failed with the batch. `answer` is the partition's part of the response, or None."""
+    """Errors of single records by position (KIP-467), None if the response has none.
+
+    Records that the response names get their own message, the others one that says that their batch
+    failed. `answer` is the partition's part of the response, or None.
+    """
     if answer is None or not answer.record_errors:
         return None
     named = {entry.batch_index: entry.batch_index_error_message for entry in answer.record_errors}
@@ -161,14 +172,19 @@ def record_errors(
 
 
 def given_up_error(batch: ProducerBatch, error: KafkaError) -> KafkaError:
-    """The batch's own copy of an error that says nothing of what became of its attempts."""
+    """A copy of `error` for one batch, with the outcome that its attempts so far allow."""
     return error.copy().with_(outcome=outcome_of(batch))
 
 
 def delivery_timeout_error(
     batch: ProducerBatch, now: float, network: KafkaError | None
 ) -> DeliveryTimeout:
-    """Its time is over. `network`: what keeps us from the cluster, for batches never sent."""
+    """The error of a batch whose delivery deadline has passed.
+
+    Args:
+        network: why the cluster cannot be reached, if known; the cause for a batch that was never
+            sent.
+    """
     reason, cause = batch.last_failure
     if not batch.attempts:
         cause = network
@@ -185,7 +201,7 @@ def delivery_timeout_error(
 
 
 def outcome_of(batch: ProducerBatch) -> Outcome:
-    """What the attempts so far say about a batch that is given up now."""
+    """Whether the records of a batch that is given up now can be in the log."""
     if batch.possibly_appended:
         return Outcome.UNKNOWN
-    return Outcome.REJECTED if batch.seen else Outcome.NOT_SENT
+    return Outcome.REJECTED if batch.maybe_written else Outcome.NOT_SENT

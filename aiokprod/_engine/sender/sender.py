@@ -1,7 +1,7 @@
-"""The sender coroutine: what is due leaves, what comes back is settled.
+"""The sender: sends batches that are due and hands responses to `BatchCompletion`.
 
-`run_once(now)` never suspends; between two passes `run` waits on one Event or the next deadline.
-Unlike Java, an unexpected exception ends the sender, and with it the producer, loudly.
+`run_once(now)` never suspends. Between two passes, `run` waits for a wake-up or the next deadline.
+Unlike in Java, an unexpected exception ends the sender and fails the producer.
 
 Source: Java `Sender`.
 """
@@ -14,7 +14,7 @@ import math
 from functools import partial
 from typing import TYPE_CHECKING
 
-from aiokprod._engine.buffer.batch_states import COMPLETING, IN_FLIGHT
+from aiokprod._engine.buffer.batch_states import COMPLETING, DRAINED, IN_FLIGHT
 from aiokprod._engine.sender.auth_failures import AuthFailures
 from aiokprod._engine.sender.batch_completion import BatchCompletion
 from aiokprod._engine.sender.produce_request import ProduceCall
@@ -34,11 +34,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from aiokprod._engine.buffer.accumulator import RecordAccumulator
-    from aiokprod._engine.buffer.batch_splitter import BatchSplitter
     from aiokprod._engine.buffer.producer_batch import ProducerBatch
     from aiokprod._engine.identity.producer_state import ProducerState
     from aiokprod._engine.metadata.cache import Metadata
-    from aiokprod._engine.ports import BrokerClient, ClientResponse, Slot
+    from aiokprod._engine.ports import BrokerClient, ClientResponse, ReadyConnection
     from aiokprod._engine.wakeup import WakeupEvent
     from aiokprod.config import ProducerConfig
     from aiokprod.observer import Observer
@@ -47,10 +46,11 @@ logger = logging.getLogger(__name__)
 
 
 class Sender:
-    """Drains the accumulator into Produce requests and settles the answers.
+    """Drains the accumulator into Produce requests.
 
     Attributes:
-        auth_failures: must be called for every connection that is made or ends.
+        auth_failures: authentication failures of brokers; the network layer reports every
+            connection that is opened or closed to it.
     """
 
     def __init__(
@@ -64,7 +64,6 @@ class Sender:
         state: ProducerState,
         wakeup: WakeupEvent,
         backoff: Callable[[int], float],
-        splitter: BatchSplitter,
         observer: Observer,
     ) -> None:
         self._acks = config.required_acks
@@ -79,17 +78,16 @@ class Sender:
         self._source = state.source
         self._observer = observer
         self.auth_failures = AuthFailures(config.socket_connection_setup_timeout_ms / 1000)
-        self._wakeup = wakeup
+        self._wakeup_event = wakeup
         self.wakeup = wakeup.set
-        """Make a pass in the next turn of the loop. Idempotent and cheap."""
-        self._settlement = BatchCompletion(
+        """Request a pass in the next iteration of the event loop. Idempotent and cheap."""
+        self._completion = BatchCompletion(
             loop=loop,
             accumulator=accumulator,
             metadata=metadata,
             state=state,
             retries=config.retries,
             backoff=backoff,
-            splitter=splitter,
             observer=observer,
             wakeup=self.wakeup,
         )
@@ -100,8 +98,8 @@ class Sender:
     # -- loop -----------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Pass after pass until cancelled."""
-        wakeup, clock = self._wakeup, self._loop.time
+        """Make passes until cancelled."""
+        wakeup, clock = self._wakeup_event, self._loop.time
         try:
             while True:
                 wakeup.clear()
@@ -111,19 +109,23 @@ class Sender:
             wakeup.close()
 
     def run_once(self, now: float) -> float:
-        """One pass; the loop time at which the next one is due without any event.
+        """Make one pass; returns the loop time at which the next one is due if no event comes
+        first.
 
-        Invariant: what a step leaves to be done is done by a later step of the same pass. Expiry
-        may plan an epoch bump, and a bump may ask for a producer id; nothing else would wake us.
+        The order of the steps matters: a step may leave work to a later one, never to an earlier
+        one, because nothing would wake the sender for it. Expiry may plan an epoch bump, and a bump
+        may request a producer id.
         """
         accumulator = self._accumulator
+        if accumulator.emptied:
+            accumulator.drop_emptied(now)
         if accumulator.expires_at > now:
             self._expiry_noticed = False
         elif self._expire(now) <= now:
-            return now  # what is about to expire must not leave any more
+            return now  # batches that are about to expire must not be sent
         unresponsive, refusals = self._unresponsive, self.auth_failures
         if self._leaders_changed or unresponsive.next_check_at <= now:
-            self._look_at_silent(now)
+            self._check_overdue(now)
         if refusals.next_check_at <= now:
             self._fail_refused(now)
         self._sequences.bump_epochs()
@@ -131,41 +133,42 @@ class Sender:
         accumulator.advance(now)
         if accumulator.leaderless:
             self._refresh_leaderless(now)
-        updating = self._metadata.update_due(now)  # then the updater goes first and wakes us
+        updating = self._metadata.update_due(now)  # the updater sends first, then wakes the sender
         stuck = []
         for node_id in accumulator.due_nodes(unresponsive.in_flight):
             if node_id == self._source.reserved_node:
                 continue
-            slot = self._client.ready(node_id, now)
-            if slot is not None:
+            connection = self._client.ready(node_id, now)
+            if connection is not None:
                 if not updating and node_id not in self._metadata.claimed:
-                    self._send_to(slot, now)
+                    self._send_to(connection, now)
                 continue
             accumulator.note_undrainable(node_id, now)
             retry_at = self._client.retry_at(node_id, now)
             next_at = min(next_at, retry_at)
             if retry_at == math.inf:
                 stuck.append(node_id)
-        unresponsive.connecting_to(stuck, now)
+        if stuck or unresponsive.connecting:
+            unresponsive.connecting_to(stuck, now)
         refused_at = refusals.next_check_at if accumulator.incomplete else math.inf
         deadline = min(next_at, accumulator.next_due(), accumulator.expires_at)
         return min(deadline, refused_at, unresponsive.next_check_at)
 
-    def _look_at_silent(self, now: float) -> None:
-        """Ask who leads the partitions of brokers that say nothing, and take back from them what
-        another one leads by now."""
+    def _check_overdue(self, now: float) -> None:
+        """Request metadata while brokers are unresponsive, and close the connections to those whose
+        partitions have another leader by now, so that their batches are sent there."""
         if self._unresponsive.next_check_at <= now and self._unresponsive.any_overdue(now):
             self._metadata.request_refresh()
         self._leaders_changed = False
-        silent = self._unresponsive.overdue_nodes(now)
-        if not silent:
+        overdue = self._unresponsive.overdue_nodes(now)
+        if not overdue:
             return
         leader_of = self._metadata.snapshot.leader_of
         lost, kept = set(), set()
-        for batch in self._accumulator.incomplete:
-            if batch.in_flight and batch.wire_node in silent:
+        for batch in list(self._accumulator.incomplete):
+            if batch.in_flight and batch.wire_node in overdue:
                 if batch.attempts > self._retries:
-                    kept.add(batch.wire_node)  # its batch would have no other attempt
+                    kept.add(batch.wire_node)  # it is the last attempt of the batch
                 elif leader_of(batch.topic_partition) not in (None, batch.wire_node):
                     lost.add(batch.wire_node)
         for node_id in lost - kept:
@@ -173,7 +176,7 @@ class Sender:
             self._client.give_up(node_id, RequestTimedOut(text))
 
     def on_snapshot(self) -> None:
-        """Metadata have changed."""
+        """Have the next pass check for changed leaders, and request that pass."""
         self._leaders_changed = True
         self.wakeup()
 
@@ -184,10 +187,12 @@ class Sender:
     # -- the producer state's own requests ------------------------------------------------------
 
     def _request_for_state(self, now: float) -> float:
-        """Send what the producer state wants sent; when to look again by time alone."""
+        """Send the next request of the producer state, if one is due. Returns when this is to be
+        called again if no event comes first."""
         source = self._source
-        failure = source.fatal_error or source.take_failure()
+        failure = source.fatal_error or source.failure
         if failure is not None:
+            source.failure = None
             self.fail_all(failure)
         pending = bool(self._accumulator.incomplete)
         due_at = source.next_request_at(now, pending)
@@ -195,9 +200,9 @@ class Sender:
             return due_at
         node_id = self._client.least_loaded(now)
         if node_id is None:
-            return math.inf  # a dial in progress or the metadata updater's next one wakes us
-        slot = self._client.ready(node_id, now)
-        if slot is None:
+            return math.inf  # a dial, in progress or by the metadata updater, wakes the sender
+        connection = self._client.ready(node_id, now)
+        if connection is None:
             return self._client.retry_at(node_id, now)
         request = source.next_request(now, pending)
         assert request is not None, "a request was due"
@@ -208,24 +213,26 @@ class Sender:
             else:
                 request.on_body(response.body, self._loop.time())
 
-        slot.send(request.request, on_done, now, timeout=self._request_timeout_ms / 1000)
+        connection.send(request.request, on_done, now, timeout=self._request_timeout_ms / 1000)
         return math.inf
 
     # -- sending --------------------------------------------------------------------------------
 
-    def _send_to(self, slot: Slot, now: float) -> None:
-        """Send to a broker that takes a request, until it takes no more or nothing must leave."""
-        accumulator, node_id = self._accumulator, slot.node_id
+    def _send_to(self, connection: ReadyConnection, now: float) -> None:
+        """Send requests to a broker until it accepts no more or nothing is due for it."""
+        accumulator, node_id = self._accumulator, connection.node_id
         while True:
             batches = accumulator.drain(node_id, self._max_request_size, self._sequences.may_drain)
             if not batches:
                 return
-            self._send_batches(slot, batches, now)
-            if not accumulator.has_ready(node_id) or not slot.can_send(now):
+            self._send_batches(connection, batches, now)
+            if not accumulator.has_ready(node_id) or not connection.can_send(now):
                 return
 
-    def _send_batches(self, slot: Slot, batches: list[ProducerBatch], now: float) -> None:
-        metadata, sequences, node_id = self._metadata, self._sequences, slot.node_id
+    def _send_batches(
+        self, connection: ReadyConnection, batches: list[ProducerBatch], now: float
+    ) -> None:
+        metadata, sequences, node_id = self._metadata, self._sequences, connection.node_id
         snapshot = metadata.snapshot
         for batch in batches:
             sequences.assign_sequence(batch)
@@ -235,7 +242,8 @@ class Sender:
             batch.change_state(IN_FLIGHT)
             batch.attempts += 1
             batch.sent_at = now
-            batch.leader_epoch = snapshot.leader_epoch_of(batch.topic_partition)
+            known = snapshot.partition(*batch.topic_partition)
+            batch.leader_epoch = -1 if known is None else known.leader_epoch
             metadata.mark_used(queue.topic, now)
         call = ProduceCall(
             batches,
@@ -247,7 +255,7 @@ class Sender:
         )
         self._unresponsive.request_sent(node_id, now)
         self._observer.on_batches_sent(node_id, batches)
-        slot.send(
+        connection.send(
             call,
             partial(self._on_produce_done, node_id, call),
             now,
@@ -265,13 +273,16 @@ class Sender:
             batch.change_state(COMPLETING)
             batch.queue.in_flight -= 1
         self._observer.on_produce_done(node_id, response.latency)
-        self._settlement.on_done(node_id, call, response, now)
+        self._completion.on_done(node_id, call, response, now)
 
     # -- giving up ------------------------------------------------------------------------------
 
     def _expire(self, now: float) -> float:
-        """Fail batches past their deadline, not before the sockets were read once more: after a
-        stall of the loop their answers may be waiting there. Returns when to look again."""
+        """Fail batches past their delivery deadline; returns when this is to be called again.
+
+        The first call that finds such a batch only requests another pass, so that sockets are read
+        first: after the loop was blocked, a response may be waiting there.
+        """
         accumulator = self._accumulator
         if accumulator.next_expiry() > now:
             self._expiry_noticed = False
@@ -284,30 +295,33 @@ class Sender:
             if batch.in_flight:
                 batch.note_unknown(lost=True)
             elif not accumulator.remove(batch) and batch.attempts:
-                batch.note_unknown(lost=True)  # the callback with its answer was interrupted
+                batch.note_unknown(lost=True)  # the callback with its response was interrupted
             error = delivery_timeout_error(batch, now, self._metadata.last_error)
-            self._settlement.fail(batch, error)
+            self._completion.fail(batch, error)
         return accumulator.next_expiry()
 
     def _fail_refused(self, now: float) -> None:
-        """Fail the batches, and the calls that wait for memory, that have waited long enough for a
-        broker that refuses the credentials."""
+        """Fail batches and calls waiting for memory whose broker has refused the credentials for
+        longer than the connection setup timeout."""
         failures = self.auth_failures
-        self._accumulator.refuse_waiters(failures.final_failures(now), failures.final_of_all(now))
+        self._accumulator.fail_waiters(failures.final_failures(now), failures.final_of_all(now))
         for batch, error in failures.batches_to_fail(list(self._accumulator.incomplete), now):
             if self._accumulator.remove(batch):
-                self._settlement.fail(batch, given_up_error(batch, error))
+                self._completion.fail(batch, given_up_error(batch, error))
 
     def fail_all(self, error: KafkaError) -> None:
-        """Fail everything without an outcome; each record's error says whether it may be in the
+        """Fail all batches without an outcome. The error of each says whether it may be in the
         log."""
+        self._accumulator.drop_emptied(self._loop.time())
         for batch in list(self._accumulator.incomplete):
             if batch.core.settled:
-                self._accumulator.settle(batch)  # the callback that settled it was interrupted
+                self._accumulator.deallocate(batch)  # its completion callback was interrupted
                 continue
-            if batch.in_flight or (not self._accumulator.remove(batch) and batch.attempts):
+            queued = self._accumulator.remove(batch)
+            if batch.attempts and not queued and batch.state is not DRAINED:
+                # It is in flight, or the callback with its response was interrupted.
                 batch.note_unknown(lost=True)
-            self._settlement.fail(batch, given_up_error(batch, error))
+            self._completion.fail(batch, given_up_error(batch, error))
 
     def fail_unsent(self, error: KafkaError, *, with_sequence: bool, in_doubt: bool) -> None:
         """Fail the batches that are not in flight and have no sequence.
@@ -323,10 +337,10 @@ class Sender:
             if batch.has_sequence and not (in_doubt if batch.in_doubt else with_sequence):
                 continue
             self._accumulator.remove(batch)
-            self._settlement.fail(batch, given_up_error(batch, error))
+            self._completion.fail(batch, given_up_error(batch, error))
 
-    def on_batch_closed(self, batch: ProducerBatch, error: BaseException | None) -> None:
-        """A worker thread has compressed a batch, or failed to."""
+    def on_batch_compressed(self, batch: ProducerBatch, error: BaseException | None) -> None:
+        """Have a compressed batch sent; fail it if compressing it failed with `error`."""
         if error is not None and not batch.core.settled:
             self._accumulator.remove(batch)
             failure = ProducerFailed(
@@ -335,6 +349,6 @@ class Sender:
                 outcome=Outcome.NOT_SENT,
             )
             failure.__cause__ = error
-            self._settlement.fail(batch, failure)
+            self._completion.fail(batch, failure)
         self._accumulator.reclassify(batch.queue, self._loop.time())
         self.wakeup()

@@ -1,8 +1,8 @@
-"""Unresponsive brokers: when to fetch metadata because a broker neither answers nor connects.
+"""Unresponsive brokers: when to fetch metadata because a broker or a connection does not respond.
 
-A broker that is frozen or cut off resets no connection. Until request_timeout_ms or the connection
-setup timeout is over, nothing else would fetch metadata, and its records would wait although
-another broker may have become the leader. So metadata are fetched every second while a broker does
+Connections to a broker that is frozen or cut off are not reset. Until request_timeout_ms or the
+connection setup timeout is over, nothing else would fetch metadata, and records would wait although
+another broker may have become the leader. So metadata is fetched every second while a broker does
 not respond. Java waits for the timeout.
 """
 
@@ -12,60 +12,62 @@ import math
 from collections.abc import Collection
 from typing import Final
 
-PATIENCE_S: Final = 1.0
-"""Seconds without a response that are nothing unusual, and the interval of the checks."""
+OVERDUE_AFTER_S: Final = 1.0
+"""Seconds without a response after which a broker is overdue, and the interval of the checks."""
 
 
 class UnresponsiveBrokers:
-    """Since when which broker has been awaited. Instants are `loop.time()`.
+    """The time since which each broker has not responded. Times are `loop.time()`.
 
     Attributes:
         in_flight: number of Produce requests in flight by broker; brokers without any are absent.
+        connecting: since when brokers that have data queued are being connected.
         next_check_at: when a broker may have become overdue; inf while none is awaited.
     """
 
-    __slots__ = ("_connecting", "_unanswered", "in_flight", "next_check_at")
+    __slots__ = ("_unanswered", "connecting", "in_flight", "next_check_at")
 
     def __init__(self) -> None:
         self.in_flight: dict[int, int] = {}
         self._unanswered: dict[int, float] = {}
-        self._connecting: dict[int, float] = {}
+        self.connecting: dict[int, float] = {}
         self.next_check_at = math.inf
 
     def request_sent(self, node_id: int, now: float) -> None:
-        """A request is in flight."""
+        """Count a request in flight, and note since when the broker has not responded."""
         self.in_flight[node_id] = self.in_flight.get(node_id, 0) + 1
         self._unanswered.setdefault(node_id, now)
-        self.next_check_at = min(self.next_check_at, now + PATIENCE_S)
+        self.next_check_at = min(self.next_check_at, now + OVERDUE_AFTER_S)
 
     def response_received(self, node_id: int, now: float) -> None:
-        """A request has ended. `now` may lie ahead: until then the broker throttles this client."""
+        """Count a request that has ended, and note the response. `now` may lie ahead: until then
+        the broker throttles this client."""
         self.in_flight[node_id] -= 1
         if self.in_flight[node_id]:
             self._unanswered[node_id] = now
             return
         del self.in_flight[node_id], self._unanswered[node_id]
-        if not self._unanswered and not self._connecting:
+        if not self._unanswered and not self.connecting:
             self.next_check_at = math.inf
 
     def connecting_to(self, node_ids: Collection[int], now: float) -> None:
-        """The brokers that have data queued and are being connected; all others can send."""
-        if not node_ids and not self._connecting:
-            return
-        self._connecting = {node_id: self._connecting.get(node_id, now) for node_id in node_ids}
-        if self._connecting:
-            self.next_check_at = min(self.next_check_at, now + PATIENCE_S)
+        """Note the brokers that have data queued and are being connected; all others can send."""
+        self.connecting = {node_id: self.connecting.get(node_id, now) for node_id in node_ids}
+        if self.connecting:
+            self.next_check_at = min(self.next_check_at, now + OVERDUE_AFTER_S)
         elif not self._unanswered:
             self.next_check_at = math.inf
 
     def any_overdue(self, now: float) -> bool:
         """True if a broker is overdue; sets the time of the next check."""
-        sinces = [*self._unanswered.values(), *self._connecting.values()]
-        late = any(since + PATIENCE_S <= now for since in sinces)
-        ends = [since + PATIENCE_S for since in sinces if since + PATIENCE_S > now]
-        self.next_check_at = min([*ends, now + PATIENCE_S] if sinces else [math.inf])
+        sinces = [*self._unanswered.values(), *self.connecting.values()]
+        late = any(since + OVERDUE_AFTER_S <= now for since in sinces)
+        ends = [since + OVERDUE_AFTER_S for since in sinces if since + OVERDUE_AFTER_S > now]
+        self.next_check_at = min([*ends, now + OVERDUE_AFTER_S] if sinces else [math.inf])
         return late
 
     def overdue_nodes(self, now: float) -> set[int]:
         """Brokers whose response is overdue."""
-        return {node_id for node_id, since in self._unanswered.items() if since + PATIENCE_S <= now}
+        return {
+            node_id for node_id, since in self._unanswered.items() if since + OVERDUE_AFTER_S <= now
+        }

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 
 _LONGEST_TEXT: Final = 300
 _SHORTEST_FORM: Final = 4
-"""Shorter encoded forms, those of secrets of one or two characters, occur in any text."""
+"""Shorter encoded forms, those of secrets of one or two characters, are not searched for, because
+they occur in any text."""
 
 
 class Mechanism(Protocol):
@@ -65,7 +66,7 @@ class SaslAuthenticator:
     """Authenticates one connection with exactly the mechanism configured.
 
     Args:
-        peer: how to name the broker in messages.
+        peer: name of the broker in messages.
         new_mechanism: makes a new exchange; called again for every re-authentication.
     """
 
@@ -78,7 +79,7 @@ class SaslAuthenticator:
         self._sent: tuple[str, ...] = ()  # secrets of the previous exchange
 
     def start(self, versions: VersionRanges) -> AuthenticationStep:
-        """Request the mechanism."""
+        """The first step: SaslHandshake with the name of the mechanism."""
         for message in (SaslHandshakeRequest, SaslAuthenticateRequest):
             if message.api_key not in versions:
                 raise self._error(
@@ -147,7 +148,7 @@ class SaslAuthenticator:
         raise self._error(f"refused {self._mechanism.name}: {text}", response.error_code)
 
     def _harmless(self, text: str) -> str:
-        """A text of the broker, which may contain what was sent to it."""
+        """A text from the broker, without the secrets that were sent to it."""
         return harmless(without_secrets(text, (*self._sent, *self._mechanism.secrets())))
 
     def _error(self, text: str, code: int | None = None) -> AuthenticationError:
@@ -180,7 +181,7 @@ def _encoded(secret: str) -> set[str]:
 
 
 def harmless(text: str) -> str:
-    """A broker's text without control characters and of limited length."""
+    """A text from a broker, without control characters and of limited length."""
     shown = "".join(char if char.isprintable() else "?" for char in text[:_LONGEST_TEXT])
     return shown + ("…" if len(text) > _LONGEST_TEXT else "")
 

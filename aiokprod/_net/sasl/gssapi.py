@@ -28,7 +28,7 @@ _NO_LAYER: Final = 1
 
 _MAX_MESSAGE: Final = 64 * 1024
 _UNSPECIFIED: Final = 13 << 16
-"""GSS_S_FAILURE: only the minor code has information."""
+"""The major status GSS_S_FAILURE, which gives no reason. The minor status gives it."""
 
 
 def _library() -> Any:
@@ -45,7 +45,8 @@ class KerberosLogin:
 
     Args:
         service: first part of the brokers' principals.
-        principal: of the client; None is the default of the cache or the first of the keytab.
+        principal: the client's principal; None is the default one of the cache, or the first of the
+            keytab.
         keytab: path; None for the credential cache.
     """
 
@@ -159,7 +160,8 @@ def _reason(error: Any) -> str:
 
 
 def mechanism(config: ProducerConfig, unix_ms: Callable[[], int]) -> Callable[[Node], Gssapi]:
-    """Makes the exchanges of a producer, which share its tickets."""
+    """A function that makes the exchange of one authentication. Called once per producer; all
+    exchanges share its `KerberosLogin`."""
     login = KerberosLogin(
         config.sasl_kerberos_service_name,
         config.sasl_kerberos_principal,

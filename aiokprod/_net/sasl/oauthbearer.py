@@ -57,7 +57,7 @@ class OAuthBearer:
         return b"\x01"
 
     def same_user(self) -> bool:
-        # The user of the provider's next token is not known in advance.
+        # Assumed, because the user of the next token is not known before it is fetched.
         return True
 
     def secrets(self) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""SASL PLAIN (RFC 4616): user name and password are sent as they are; only TLS protects them."""
+"""SASL PLAIN (RFC 4616): user name and password are sent in clear text; only TLS protects them."""
 
 from __future__ import annotations
 

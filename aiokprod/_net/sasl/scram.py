@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 MIN_ITERATIONS: Final = 4096
 MAX_ITERATIONS: Final = 1_000_000
-"""A broker that asks for more only wants to keep this client busy."""
+"""Largest number of PBKDF2 iterations that a broker may ask for; more would only cost CPU time."""
 
 _GS2: Final = "n,,"
 _HASHES: Final = {"SCRAM-SHA-256": "sha256", "SCRAM-SHA-512": "sha512"}
@@ -45,7 +45,7 @@ _MAX_MESSAGE: Final = 8192
 
 
 def random_nonce() -> str:
-    """144 random bits; base64 has no comma."""
+    """144 random bits in base64, which contains no comma (RFC 5802 does not allow one)."""
     return base64.b64encode(secrets.token_bytes(18)).decode()
 
 
@@ -56,9 +56,9 @@ class _Keys:
 
 
 class KeyCache:
-    """The keys derived last, so that reconnects and re-authentications need no new derivation.
+    """Caches the keys derived last, so that reconnects and re-authentications derive none.
 
-    The keys are worth as much as the password, which is in memory anyway.
+    The keys are as secret as the password, which is in memory anyway.
     """
 
     def __init__(self) -> None:
@@ -198,7 +198,8 @@ class Scram:
 
 
 def mechanism(config: ProducerConfig, unix_ms: Callable[[], int]) -> Callable[[Node], Scram]:
-    """Makes the exchanges of a producer, which share the derived keys."""
+    """A function that makes the exchange of one authentication. Called once per producer; all
+    exchanges share its `KeyCache`."""
     name, delegated = config.sasl_mechanism, config.sasl_delegation_token
     assert name is not None, "checked with the configuration"
     credentials, cache = configured_credentials(config), KeyCache()

@@ -82,8 +82,8 @@ class FetchRequest(Message):
     replica_id: int = int32("0-14", default=-1)  # -1 = not a follower
     replica_state: ReplicaState = struct(ReplicaState, "15+", tag=1)
     max_wait_ms: int = int32()  # ms
-    min_bytes: int = int32()  # bytes
-    max_bytes: int = int32("3+", default=2**31 - 1, ignorable=True)  # bytes
+    min_bytes: int = int32()
+    max_bytes: int = int32("3+", default=2**31 - 1, ignorable=True)
     isolation_level: int = int8("4+", ignorable=True)  # 0 = read_uncommitted, 1 = read_committed
     session_id: int = int32("7+", ignorable=True)  # 0 = no session
     session_epoch: int = int32("7+", default=-1, ignorable=True)  # -1 = no session

@@ -26,7 +26,7 @@ class SaslAuthenticateRequest(Message):
 
 @dataclass(frozen=True, slots=True)
 class SaslAuthenticateResponse(Message):
-    """The broker's answer to it."""
+    """The broker's response to it."""
 
     api_key = 36
     min_version = 0

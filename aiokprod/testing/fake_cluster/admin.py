@@ -238,7 +238,7 @@ class FakeClusterAdmin:
         self._rejoin(broker_id)
 
     def pause(self, broker_id: int, *, failover_s: float | None = None) -> None:
-        """Freeze a broker (SIGSTOP): it accepts connections and bytes, but does not answer.
+        """Freeze a broker (SIGSTOP): it accepts connections and bytes, but does not respond.
 
         Args:
             failover_s: seconds until the controller elects other leaders; None = never.

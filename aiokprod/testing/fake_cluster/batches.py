@@ -23,6 +23,9 @@ Header = tuple[str, bytes | None]
 HEADER: Final = struct.Struct(">qiibIhiqqqhii")
 CRC_START: Final = 21
 _CODECS: Final = {0: "none", 1: "gzip", 2: "snappy", 3: "lz4", 4: "zstd"}
+PRODUCE_SINCE: Final = {"zstd": 7}
+"""Lowest version of Produce with which brokers take a codec, of those that not all versions take
+(KIP-110)."""
 _XERIAL_MAGIC: Final = b"\x82SNAPPY\x00"
 
 
@@ -30,7 +33,7 @@ class BatchRefused(Exception):
     """A broker would reject the batch.
 
     Attributes:
-        code: error code in the broker's answer.
+        code: error code in the broker's response.
         record_errors: index in the batch and text, if single records are invalid.
     """
 
@@ -78,7 +81,7 @@ def read_batch(data: bytes, *, produce_version: int) -> Batch:
     since checks read the same batches again.
 
     Raises:
-        BatchRefused: the batch is invalid; has the error code of the broker's answer.
+        BatchRefused: the batch is invalid; has the error code of the broker's response.
     """
     if len(data) < HEADER.size:
         raise BatchRefused(Code.CORRUPT_MESSAGE, f"{len(data)} bytes are no record batch")
@@ -118,10 +121,12 @@ def _check_attributes(
         raise BatchRefused(Code.INVALID_RECORD, "a client may not write control batches")
     if attributes & 0xFF80 or attributes & 0x08:
         raise BatchRefused(Code.INVALID_RECORD, f"attributes {attributes:#06x}")
-    if attributes & 0x07 not in _CODECS:
+    codec = _CODECS.get(attributes & 0x07)
+    if codec is None:
         raise BatchRefused(Code.UNSUPPORTED_COMPRESSION_TYPE, f"codec {attributes & 0x07}")
-    if attributes & 0x07 == 4 and produce_version < 7:
-        raise BatchRefused(Code.UNSUPPORTED_COMPRESSION_TYPE, "zstd needs Produce v7")
+    lowest = PRODUCE_SINCE.get(codec, 0)
+    if produce_version < lowest:
+        raise BatchRefused(Code.UNSUPPORTED_COMPRESSION_TYPE, f"{codec} needs Produce v{lowest}")
     if producer_id >= 0 and (epoch < 0 or base_sequence < 0):
         text = f"producer id {producer_id} with epoch {epoch}, sequence {base_sequence}"
         raise BatchRefused(Code.INVALID_RECORD, text)

@@ -35,7 +35,7 @@ class FakeBroker:
         on_resume: callbacks for the end of the freeze.
         deaths: times it was killed; requests in process at that time are never finished.
         held: requests it has read but not processed yet.
-        stopped_at: ends of the logs of its partitions when it was last shut down in order.
+        stopped_at: end offsets of its partitions at its last controlled shutdown.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class FakeBroker:
         return self.stale_view.get((topic_id, partition.index), present)
 
     def duplicate_of(self, partition: Partition, batch: Batch) -> Remembered | None:
-        """What this broker knows of an earlier append of the batch, None if nothing."""
+        """The earlier append of the batch that this broker remembers; None if there is none."""
         return partition.log.ledger.duplicate_of(batch, self.stopped_at.get(partition.log, 0))
 
     def throttled(self, message: Message) -> Message:
@@ -92,11 +92,12 @@ class FakeBroker:
         return message
 
     def freeze(self) -> None:
-        """SIGSTOP."""
+        """Freeze the broker, as SIGSTOP does."""
         self.is_paused = True
 
     def thaw(self) -> None:
-        """SIGCONT: requests received meanwhile are processed now, in order."""
+        """Resume the broker, as SIGCONT does: the requests received meanwhile are processed in
+        order."""
         self.is_paused = False
         waiting, self.on_resume = self.on_resume, []
         for function in waiting:

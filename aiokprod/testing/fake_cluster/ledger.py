@@ -63,8 +63,8 @@ class Ledger:
         """The earlier append of this batch; None if it is not remembered.
 
         Args:
-            restarted_at: end of the log when this broker was last shut down in order. Of the
-                batches before it, its snapshot contains only the newest of each producer (Java
+            restarted_at: end offset at this broker's last controlled shutdown. Of the batches
+                before it, its snapshot contains only the newest of each producer (Java
                 `ProducerStateManager.writeSnapshot`).
         """
         entry = self._entries.get(batch.producer_id)
@@ -136,7 +136,8 @@ class Ledger:
 
 
 def remembered(batch: Batch, base_offset: int, append_time_ms: int | None) -> Remembered:
-    """What a ledger keeps of a batch; `append_time_ms` is None if its own timestamps stand."""
+    """The entry of a ledger for a batch; `append_time_ms` is None if the records keep their own
+    timestamps."""
     stamp = batch.max_timestamp_ms if append_time_ms is None else append_time_ms
     return Remembered(batch.epoch, batch.base_sequence, batch.last_sequence, base_offset, stamp)
 

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import itertools
 import math
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
-from aiokprod._core.append import DELIVERY_CHARGE
+from aiokprod._core.batch import Delivery
+from aiokprod._core.record_fields import DELIVERY_CHARGE
+from aiokprod._engine.buffer import accumulator
 from aiokprod._engine.buffer.batch_states import BatchState
 from aiokprod._engine.buffer.producer_batch import ProducerBatch
 from aiokprod._wire.compression import codec_for
 from aiokprod._wire.messages.produce import NodeEndpoint
-from aiokprod.errors import BrokerError, Code, Outcome
+from aiokprod.errors import BrokerError, Code, Outcome, ProducerFailed
 from aiokprod.records import TopicPartition
 from aiokprod.testing.virtual import VirtualLoop
 from tests.engine.engine_harness import (
@@ -20,12 +26,15 @@ from tests.engine.engine_harness import (
     EngineHarness,
     error_of,
     offset_of,
+    outcome_of,
     quiet,
     refusal,
     virtual,
 )
+from tests.simulation.call_interrupts import Injector, Interrupt
 
 T0 = TopicPartition("t", 0)
+BUFFER = str(Path(accumulator.__file__).parent)
 
 
 def drained(harness: EngineHarness, node: int = 1, size: int = 1 << 20) -> list[ProducerBatch]:
@@ -194,6 +203,23 @@ async def test_usable_partitions_leave_out_those_whose_broker_takes_nothing_for_
 
 
 @virtual
+async def test_partition_with_data_is_usable_as_soon_as_its_broker_has_taken_a_request() -> None:
+    harness = EngineHarness(partitioner_availability_timeout_ms=500)
+    slot = harness.appender.topics["t"]
+    harness.brokers.busy.add(1)
+    harness.append(b"v")
+    harness.step()
+    harness.later(0.6)
+    assert harness.accumulator.usable(slot, [0]) == []
+    harness.brokers.busy.clear()
+    harness.step()
+    harness.append(b"w")
+    harness.step()
+    assert len(harness.queued()) == 1, "the second batch waits for the first response"
+    assert harness.accumulator.usable(slot, [0]) == [0]
+
+
+@virtual
 async def test_usable_partitions_of_a_broker_that_takes_requests_are_all() -> None:
     """However long a batch lingers, or waits behind another one."""
     harness = EngineHarness(
@@ -243,7 +269,7 @@ async def test_passes_cost_nothing_for_partitions_without_data() -> None:
 
 @virtual
 async def test_linger_of_a_batch_behind_a_retry_is_not_forgotten() -> None:
-    """The retry leaves at once for the leader it was told; the open batch behind it must still
+    """The retry leaves at once for the leader in the response; the open batch behind it must still
     leave when its own linger is over."""
     harness = EngineHarness(linger_ms=100, adaptive_linger=False, brokers=2)
     harness.append(b"first")
@@ -387,6 +413,8 @@ async def test_batch_emptied_by_withdrawals_never_existed() -> None:
     for delivery in deliveries:
         assert delivery.cancel()
         assert delivery.withdrawn
+    assert harness.memory.used == 0, "at once"
+    harness.step()
     harness.check_idle()
     assert harness.later(0.1) == math.inf
     assert not harness.brokers.sent
@@ -449,7 +477,7 @@ async def test_expired_batches_come_in_order_until_they_have_an_outcome() -> Non
     assert harness.accumulator.expired(first.deadline - 0.001) == []
     assert harness.accumulator.expired(second.deadline) == [first, second]
     harness.accumulator.remove(first)
-    harness.accumulator.settle(first)
+    harness.accumulator.deallocate(first)
     assert harness.accumulator.expired(second.deadline) == [second]
 
 
@@ -664,7 +692,193 @@ async def test_order_is_kept_while_the_head_is_being_compressed() -> None:
     harness.check_idle()
 
 
+# -- signal handlers and finalizers ---------------------------------------------------------------
+
+
+def strike_everywhere(scene: Callable[[int], bool]) -> None:
+    """Run a scene with the strike at the first bytecode, the second and so on, until there is
+    none left: then the scene returns False."""
+    for step in itertools.count(1):
+        if not scene(step):
+            assert step > 50, "the tracer saw nothing"
+            return
+
+
+def raise_interrupt() -> None:
+    raise Interrupt
+
+
+def deliver_rest(harness: EngineHarness) -> None:
+    """Passes and acknowledgments until nothing is left."""
+    for _ in range(4):
+        harness.step()
+        for sent in harness.brokers.waiting:
+            sent.ack()
+    harness.step()
+    harness.check_idle()
+
+
+@pytest.mark.parametrize("sealed", [False, True])
+def test_withdrawal_that_is_interrupted_anywhere_leaves_nothing_behind(sealed: bool) -> None:
+    def interrupted(step: int) -> bool:
+        injector = Injector(step, raise_interrupt, BUFFER)
+
+        @virtual
+        async def scene() -> None:
+            harness = EngineHarness(batch_size=100)
+            delivery = harness.append(b"a" * 60)
+            later = harness.append(b"b" * 60) if sealed else None
+            with contextlib.suppress(Interrupt), injector.armed():
+                delivery.cancel()
+            deliver_rest(harness)
+            assert delivery.withdrawn
+            assert later is None or offset_of(later) == 0
+
+        scene()
+        return injector.has_struck
+
+    strike_everywhere(interrupted)
+
+
+@pytest.mark.parametrize(
+    ("within", "sealed"), [("append", False), ("pass", False), ("pass", True), ("expiry", False)]
+)
+def test_record_may_be_cancelled_anywhere_within_a_call_or_a_pass(
+    within: str, sealed: bool
+) -> None:
+    """As `asyncio.run` does on SIGINT: its signal handler cancels the main task, which may await a
+    record, between any two bytecodes."""
+
+    def cancelled(step: int) -> bool:
+        delivery: Delivery
+        injector = Injector(step, lambda: delivery.cancel(), BUFFER)
+
+        @virtual
+        async def scene() -> None:
+            nonlocal delivery
+            harness = EngineHarness(batch_size=100)
+            delivery = harness.append(b"a" * 60)
+            others = [harness.append(b"b" * 60)] if sealed else []
+            if within == "expiry":
+                harness.pass_time(200.0)
+            with injector.armed():
+                if within == "append":
+                    others.append(harness.append(b"b" * 60))
+                else:
+                    harness.step()
+            deliver_rest(harness)
+            assert delivery.cancelled() or outcome_of(delivery) is not None
+            sent = within != "expiry" and not delivery.withdrawn
+            first = [b"a" * 60] if sent else []
+            assert harness.brokers.stored(T0) == first + [b"b" * 60] * len(others)
+            assert [offset_of(other) for other in others] == [len(first)] * len(others)
+
+        scene()
+        return injector.has_struck
+
+    strike_everywhere(cancelled)
+
+
+def test_batch_whose_sealing_was_interrupted_anywhere_counts_for_its_broker_when_sent() -> None:
+    def interrupted(step: int) -> bool:
+        injector = Injector(step, raise_interrupt, BUFFER)
+
+        @virtual
+        async def scene() -> None:
+            harness = EngineHarness(batch_size=100, brokers=2)
+            harness.append(b"a" * 60)
+            (batch,) = harness.queued()
+            with contextlib.suppress(Interrupt), injector.armed():
+                harness.append(b"b" * 60)
+            harness.step()
+            assert batch.in_flight
+            assert batch.core.buffered_bytes > 60
+            assert harness.quota.reserved_bytes(1) == batch.core.buffered_bytes
+            deliver_rest(harness)
+
+        scene()
+        return injector.has_struck
+
+    strike_everywhere(interrupted)
+
+
+@pytest.mark.parametrize("refused", [False, True])
+def test_batch_taken_out_by_an_interrupted_drain_is_not_in_doubt(refused: bool) -> None:
+    """It was not sent, and an earlier attempt was refused. The interrupt ends the producer."""
+    states = set()
+
+    def interrupted(step: int) -> bool:
+        injector = Injector(step, raise_interrupt, BUFFER)
+
+        @virtual
+        async def scene() -> None:
+            harness = EngineHarness()
+            delivery = harness.append(b"v")
+            delivery.add_done_callback(lambda _: None)  # else the failure is logged
+            if refused:
+                harness.step()
+                harness.brokers.last.refuse(Code.NOT_ENOUGH_REPLICAS)
+                harness.pass_time(BACKOFF)
+            (batch,) = harness.queued()
+            with contextlib.suppress(Interrupt), injector.armed():
+                harness.drain()
+            states.add((batch.state, batch in batch.queue.batches))
+            harness.sender.fail_all(ProducerFailed("interrupted"))
+            expected = Outcome.REJECTED if refused else Outcome.NOT_SENT
+            assert error_of(delivery).outcome is expected
+            harness.check_idle()
+
+        scene()
+        return injector.has_struck
+
+    strike_everywhere(interrupted)
+    assert {(BatchState.READY, False), (BatchState.DRAINED, False)} <= states
+
+
+@virtual
+async def test_record_appended_while_the_last_one_is_being_withdrawn_is_sent() -> None:
+    """A finalizer appends it to the same batch before the batch is discarded."""
+    harness = EngineHarness()
+    delivery = harness.append(b"a")
+    (batch,) = harness.queued()
+    appended = []
+    discard = harness.accumulator.discard
+
+    def append_first(emptied: ProducerBatch) -> None:
+        appended.append(harness.append(b"b"))
+        discard(emptied)
+
+    harness.accumulator.discard = append_first  # type: ignore[assignment,method-assign]
+    delivery.cancel()
+    assert harness.queued() == [batch]
+    harness.step()
+    assert harness.brokers.last.values == [b"b"]
+    harness.brokers.last.ack()
+    assert offset_of(appended[0]) == 0
+    harness.step()
+    harness.check_idle()
+
+
 # -- what is not in use any more ------------------------------------------------------------------
+
+
+@virtual
+async def test_batch_without_records_that_a_pass_finds_wakes_the_sender_again() -> None:
+    """Its withdrawal was interrupted. The end of a transaction may wait for nothing else, and a
+    pass looks for that before it drains."""
+    harness = EngineHarness()
+    delivery = harness.append(b"v")
+
+    def discard(batch: ProducerBatch) -> None:
+        raise Interrupt
+
+    harness.accumulator.discard = discard  # type: ignore[method-assign]
+    with pytest.raises(Interrupt):
+        delivery.cancel()
+    before = harness.wakeups
+    harness.step()
+    assert harness.wakeups == before + 1
+    harness.check_idle()
 
 
 @virtual

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import itertools
 import os
+from pathlib import Path
 
 import pytest
 
+from aiokprod._engine.buffer import batch_compressor
 from aiokprod._engine.buffer.batch_compressor import INLINE_LIMIT
 from aiokprod._engine.buffer.batch_states import BatchState
-from aiokprod._wire.compression import Codec, NoCompression, codec_for
+from aiokprod._wire.compression import CODEC_NAMES, Codec, NoCompression, codec_for
 from aiokprod._wire.primitives import BytesLike
 from aiokprod.errors import Code, Outcome, ProducerFailed
 from aiokprod.records import TopicPartition
 from aiokprod.testing.virtual import VirtualLoop
+from tests.current import current
 from tests.engine.engine_harness import EngineHarness, error_of, offset_of, quiet, virtual
+from tests.simulation.call_interrupts import Injector
 
 T0 = TopicPartition("t", 0)
 WORKER = object()
@@ -40,7 +46,7 @@ def world_with(codec: Codec | None, *, worker: bool = False, **settings: object)
     )
 
 
-@pytest.mark.parametrize("name", ["gzip", "snappy", "lz4", "zstd"])
+@pytest.mark.parametrize("name", CODEC_NAMES[1:])
 @virtual
 async def test_every_codec_is_readable_for_a_broker(name: str) -> None:
     harness = world_with(codec_for(name))
@@ -79,7 +85,7 @@ async def test_large_batch_is_compressed_in_a_worker_and_sent_when_that_ends() -
     await asyncio.sleep(0.5)
     await quiet()
     assert len(harness.brokers.sent) == 1
-    assert batch.state is BatchState.IN_FLIGHT
+    assert current(batch.state) is BatchState.IN_FLIGHT
     harness.brokers.last.ack()
     assert (await delivery).offset == 0
     task.cancel()
@@ -96,10 +102,10 @@ async def test_batch_is_compressed_once_however_often_it_is_looked_at() -> None:
     for _ in range(3):
         harness.step()
     (batch,) = harness.queued()
-    assert not harness.accumulator._compressor.close(batch)
+    assert not harness.accumulator._compressor.compress(batch)
     await asyncio.sleep(1)
     await quiet()
-    assert harness.accumulator._compressor.close(batch)
+    assert harness.accumulator._compressor.compress(batch)
     harness.step()
     assert len(harness.brokers.sent) == 1
 
@@ -142,6 +148,34 @@ async def test_failing_codec_costs_its_batch_and_nothing_else(worker: bool) -> N
     harness.check_idle()
 
 
+def test_exception_of_a_signal_handler_within_compression_is_never_hidden() -> None:
+    """It fails the batch, as an exception of the codec does, or leaves the pass as it is."""
+
+    class SoftTimeLimit(Exception):
+        pass
+
+    def interrupted(step: int) -> bool:
+        def raise_limit() -> None:
+            raise SoftTimeLimit
+
+        injector = Injector(step, raise_limit, str(Path(batch_compressor.__file__).parent))
+
+        @virtual
+        async def scene() -> None:
+            harness = world_with(codec_for("gzip"))
+            harness.append(b"v")
+            (batch,) = harness.queued()
+            compressor = harness.accumulator._compressor
+            batch.core.seal()
+            with contextlib.suppress(SoftTimeLimit), injector.armed():
+                compressor.compress(batch)
+
+        scene()
+        return injector.has_struck
+
+    assert any(not interrupted(step) for step in itertools.count(1))
+
+
 @virtual
 async def test_cancelled_compression_fails_the_batch() -> None:
     harness = world_with(codec_for("gzip"), worker=True)
@@ -154,6 +188,37 @@ async def test_cancelled_compression_fails_the_batch() -> None:
     await quiet()
     assert error_of(delivery).outcome is Outcome.NOT_SENT
     harness.step()
+    harness.check_idle()
+
+
+@virtual
+async def test_payload_of_a_batch_that_expired_meanwhile_is_dropped_at_once() -> None:
+    harness = world_with(codec_for("gzip"), worker=True, delivery_timeout_ms=30_000)
+    assert isinstance(harness.loop, VirtualLoop)
+    harness.loop.executor_delay_s = 60.0
+    harness.append(b"x" * 50_000)
+    (batch,) = harness.queued()
+    harness.step()
+    harness.later(30.0)
+    assert harness.memory.used == 0
+    await asyncio.sleep(61)
+    assert batch.payload is None
+    assert not harness.accumulator._compressor._jobs
+    assert harness.memory.used == 0
+    harness.check_idle()
+
+
+@virtual
+async def test_payload_of_a_batch_that_expires_before_it_is_sent_is_dropped_at_once() -> None:
+    harness = world_with(codec_for("gzip"), delivery_timeout_ms=30_000)
+    harness.brokers.busy.add(1)
+    harness.append_all(b"a", b"b")
+    first, _ = harness.queued()
+    harness.step()
+    assert first.state is BatchState.READY
+    assert first.payload
+    harness.later(30.0)
+    assert current(first.payload) is None
     harness.check_idle()
 
 

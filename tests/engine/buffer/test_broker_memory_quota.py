@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 import threading
 from dataclasses import dataclass
 
 import pytest
 
-from aiokprod._core.append import PartitionSlot
-from aiokprod._core.batch import BatchCore, MemoryBudget
+from aiokprod._core.batch import BatchCore
+from aiokprod._core.memory import MemoryBudget
+from aiokprod._core.slots import PartitionSlot
 from aiokprod._engine.buffer.broker_memory_quota import BrokerMemoryQuota, QuotaWaiter
 from aiokprod.errors import BufferTimeout, Outcome, ProducerClosed
 from tests.core.core_harness import LOOPS
 from tests.engine.engine_harness import CROWD, crowd, quiet, virtual
+from tests.simulation.call_interrupts import Injector, Interrupt, stepped
 
 
 def two_brokers(memory: int = 100) -> BrokerMemoryQuota:
@@ -23,6 +26,10 @@ def two_brokers(memory: int = 100) -> BrokerMemoryQuota:
 
 def forever() -> float:
     return asyncio.get_running_loop().time() + 3600
+
+
+def interrupt() -> None:
+    raise Interrupt
 
 
 def add(quota: BrokerMemoryQuota, node: int | None, size: int) -> None:
@@ -116,6 +123,26 @@ def test_turn_dropped_in_another_thread_passes_to_the_next_one(kind: str) -> Non
 
     with asyncio.Runner(loop_factory=LOOPS[kind], debug=True) as runner:
         runner.run(main())
+
+
+@virtual
+async def test_wait_interrupted_at_any_bytecode_keeps_no_permit_and_no_place() -> None:
+    for step in itertools.count(1):
+        quota = two_brokers()
+        injector = Injector(step, interrupt)
+        try:
+            await stepped(quota.wait(Queue(1), forever()), injector)
+        except Interrupt:
+            pass
+        else:
+            assert not injector.has_struck
+            assert step > 50  # bytecodes of one wait
+            return
+        await quiet()
+        permit = await asyncio.wait_for(quota.wait(Queue(1), forever()), 1.0)
+        assert permit.granted
+        quota.release(permit)
+        assert not quota.has_waiters(1)
 
 
 @virtual

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 import sys
 import threading
@@ -12,11 +13,12 @@ from typing import Any, TypeVar
 
 import pytest
 
-from aiokprod._core.batch import Reservation
+from aiokprod._core.memory import Reservation
 from aiokprod._engine.buffer.buffer_memory import BufferMemory
 from aiokprod.errors import BufferTimeout, Outcome, ProducerClosed
 from tests.core.core_harness import LOOPS
 from tests.engine.engine_harness import CROWD, crowd, quiet, virtual
+from tests.simulation.call_interrupts import Injector, Interrupt, stepped
 
 T = TypeVar("T")
 
@@ -34,12 +36,16 @@ def budget(limit: int = 100) -> tuple[BufferMemory, Exhausted]:
     return BufferMemory(limit, exhausted), exhausted
 
 
+def interrupt() -> None:
+    raise Interrupt
+
+
 def forever() -> float:
     return asyncio.get_running_loop().time() + 3600
 
 
 def take(memory: BufferMemory, size: int) -> bool:
-    """Bytes that somebody holds until `release`."""
+    """Bytes that another caller holds until `release`."""
     reservation = Reservation(memory)
     taken = memory.try_reserve(size, reservation)
     _held.append(reservation)
@@ -49,6 +55,18 @@ def take(memory: BufferMemory, size: int) -> bool:
 def release(memory: BufferMemory, size: int) -> None:
     memory.used -= size
     memory.returned()
+
+
+def test_refusal_is_noted_until_bytes_are_returned() -> None:
+    memory, exhausted = budget()
+    assert take(memory, 90)
+    for _ in range(3):
+        memory.on_refused()
+    assert (memory.refused, exhausted.times) == (True, 1)  # the sender is not woken again
+    release(memory, 1)
+    assert (memory.refused, exhausted.times) == (False, 1)
+    memory.on_refused()
+    assert (memory.refused, exhausted.times) == (True, 2)
 
 
 async def reserve(memory: BufferMemory, size: int, deadline: float) -> None:
@@ -118,6 +136,29 @@ async def test_reservation_that_is_dropped_wakes_those_who_wait() -> None:
     assert all(waiter.done() for waiter in waiters)
     assert memory.used == 100
     assert not memory.has_waiters
+
+
+@virtual
+async def test_reserve_interrupted_at_any_bytecode_keeps_no_bytes_and_no_place() -> None:
+    for step in itertools.count(1):
+        memory, _ = budget()
+        held = Reservation(memory)
+        assert memory.try_reserve(100, held)
+        injector = Injector(step, interrupt)
+        call = stepped(memory.reserve(60, Reservation(memory), forever()), injector)
+        task = asyncio.ensure_future(call)
+        await quiet()
+        if not task.done():
+            assert not injector.has_struck
+            assert step > 50  # bytecodes until it waits
+            task.cancel()
+            return
+        with pytest.raises(Interrupt):
+            task.result()
+        del call, task, held
+        await quiet()
+        await asyncio.wait_for(memory.reserve(100, Reservation(memory), forever()), 1.0)
+        assert memory.used == memory.waiting == 0
 
 
 @pytest.mark.parametrize("kind", LOOPS)

@@ -89,6 +89,7 @@ async def test_flush_ends_when_the_last_record_is_withdrawn() -> None:
     await quiet()
     assert not waiting.done()
     deliveries[1].cancel()
+    harness.step()
     await quiet()
     assert waiting.done()
     harness.check_idle()
@@ -109,16 +110,25 @@ async def test_cancelled_flush_only_stops_waiting() -> None:
 
 
 @virtual
-async def test_give_up_ends_all_waits() -> None:
+async def test_give_up_ends_the_wait_of_close_and_no_other() -> None:
     harness = EngineHarness()
     harness.append(b"v")
-    waits = [flush(harness), flush(harness)]
+    user = flush(harness)
+    batches = list(harness.accumulator.incomplete)
+    closes = [
+        asyncio.ensure_future(harness.flushes.wait(batches, until_given_up=True)) for _ in range(2)
+    ]
     await quiet()
-    waits[0].cancel()
+    closes[0].cancel()
     harness.flushes.give_up()
     harness.flushes.give_up()
     await quiet()
-    assert waits[1].done()
+    assert closes[1].done()
+    assert not user.done()
+    harness.step()
+    harness.brokers.last.ack()
+    await quiet()
+    assert user.done()
     assert not harness.flushes.active
 
 

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import functools
-from collections.abc import Callable, Coroutine
-from typing import Any
 
 from aiokprod._engine.buffer.producer_batch import ProducerBatch
 from aiokprod._engine.identity.transaction_calls import TransactionCalls
@@ -13,7 +10,6 @@ from aiokprod._engine.identity.transaction_manager import TransactionManager
 from aiokprod._engine.identity.transaction_states import TxnState
 from aiokprod._engine.identity.transactional_sequences import TransactionalSequences
 from aiokprod.errors import KafkaError
-from aiokprod.testing.virtual import run
 from tests.engine.engine_harness import EngineHarness
 
 
@@ -82,13 +78,3 @@ def batches(count: int) -> list[ProducerBatch]:
         harness.append(b"v")
         found += harness.drain()
     return found
-
-
-def virtual(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    """Runs a test in virtual time."""
-
-    @functools.wraps(test)
-    def main(**parameters: Any) -> None:
-        run(lambda: test(**parameters))
-
-    return main

@@ -76,6 +76,44 @@ def three_in_flight(harness: EngineHarness) -> tuple[list[Delivery], list[Sent]]
     return deliveries, harness.brokers.waiting
 
 
+def expiring() -> EngineHarness:
+    """A harness whose records expire after 30 s, with one that is acknowledged."""
+    harness = EngineHarness(delivery_timeout_ms=30_000, request_timeout_ms=30_000)
+    acknowledged(harness)
+    return harness
+
+
+def expired_in_flight() -> tuple[EngineHarness, Delivery]:
+    """As `expiring`, and a record that has expired while its request is in flight."""
+    harness = expiring()
+    delivery = harness.append(b"expired")
+    harness.step()
+    harness.later(30.0)
+    return harness, delivery
+
+
+def expired_in_backoff(
+    value: bytes, *, stored: bool = False
+) -> tuple[EngineHarness, list[Delivery], Sent]:
+    """As `expiring`, and a record whose request was lost shortly before it expired, while that of
+    its successor `value` is in flight; `stored`: the broker has appended it.
+
+    Returns:
+        The harness, the handles of both and the successor's request.
+    """
+    harness = expiring()
+    deliveries = harness.append_all(b"expired")
+    harness.pass_time(10.0)
+    deliveries += harness.append_all(value)
+    harness.step()
+    first, second = harness.brokers.waiting
+    harness.pass_time(19.95)
+    first.lose(stored=stored)
+    harness.publish()
+    harness.later(0.06)
+    return harness, deliveries, second
+
+
 def deliver_all(harness: EngineHarness) -> None:
     """The brokers answer as they should until nothing is left."""
     for _ in range(50):
@@ -670,8 +708,7 @@ async def test_stored_batch_is_retried_while_the_broker_still_remembers_it() -> 
 
 @virtual
 async def test_expired_unsent_record_burns_no_sequence() -> None:
-    harness = EngineHarness(delivery_timeout_ms=30_000, request_timeout_ms=30_000)
-    acknowledged(harness)
+    harness = expiring()
     harness.brokers.busy.add(1)
     expired = harness.append(b"expired")
     harness.step()
@@ -687,11 +724,7 @@ async def test_expired_unsent_record_burns_no_sequence() -> None:
 
 @virtual
 async def test_expired_in_flight_then_acknowledged_leaves_no_gap() -> None:
-    harness = EngineHarness(delivery_timeout_ms=30_000, request_timeout_ms=30_000)
-    acknowledged(harness)
-    expired = harness.append(b"expired")
-    harness.step()
-    harness.later(30.0)
+    harness, expired = expired_in_flight()
     assert error_of(expired).outcome is Outcome.UNKNOWN
     harness.brokers.last.ack()
     harness.refresh()
@@ -703,11 +736,7 @@ async def test_expired_in_flight_then_acknowledged_leaves_no_gap() -> None:
 
 @virtual
 async def test_expired_in_flight_then_lost_bumps_before_anything_new() -> None:
-    harness = EngineHarness(delivery_timeout_ms=30_000, request_timeout_ms=30_000)
-    acknowledged(harness)
-    expired = harness.append(b"expired")
-    harness.step()
-    harness.later(30.0)
+    harness, expired = expired_in_flight()
     harness.brokers.last.lose(stored=True)
     harness.refresh()
     follower = harness.append(b"follower")
@@ -722,17 +751,7 @@ async def test_expired_in_flight_then_lost_bumps_before_anything_new() -> None:
 async def test_expired_in_backoff_with_successors_in_flight(stored: bool) -> None:
     """Java SenderTest.testExpiryOfFirstBatchShouldNotCauseUnresolvedSequencesIfFutureBatchesSucceed
     and …ShouldCauseEpochBumpIfFutureBatchesFail."""
-    harness = EngineHarness(delivery_timeout_ms=30_000, request_timeout_ms=30_000)
-    acknowledged(harness)
-    (expired,) = harness.append_all(b"expired")
-    harness.pass_time(10.0)
-    (follower,) = harness.append_all(b"follower")
-    harness.step()
-    first, second = harness.brokers.waiting
-    harness.pass_time(19.95)
-    first.lose(stored=stored)
-    harness.publish()
-    harness.later(0.06)
+    harness, (expired, follower), second = expired_in_backoff(b"follower", stored=stored)
     assert error_of(expired).outcome is Outcome.UNKNOWN
     new = harness.append(b"new")
     harness.step()
@@ -768,18 +787,8 @@ async def test_successor_waits_no_longer_than_the_pass_that_gives_its_predecesso
 
 @virtual
 async def test_batch_in_doubt_is_resolved_when_the_last_open_batch_is_refused() -> None:
-    """The partition was silent for ever: nothing was open that could resolve it."""
-    harness = EngineHarness(delivery_timeout_ms=30_000, request_timeout_ms=30_000)
-    acknowledged(harness)
-    (expired,) = harness.append_all(b"expired")
-    harness.pass_time(10.0)
-    (refused,) = harness.append_all(b"refused")
-    harness.step()
-    first, second = harness.brokers.waiting
-    harness.pass_time(19.95)
-    first.lose()
-    harness.publish()
-    harness.later(0.06)
+    """The partition was silent forever: nothing was open that could resolve it."""
+    harness, (expired, refused), second = expired_in_backoff(b"refused")
     second.refuse(Code.INVALID_RECORD)
     new = harness.append(b"new")
     deliver_all(harness)
@@ -791,11 +800,7 @@ async def test_batch_in_doubt_is_resolved_when_the_last_open_batch_is_refused() 
 
 @virtual
 async def test_late_duplicate_answer_of_an_expired_batch_settles_its_sequence() -> None:
-    harness = EngineHarness(delivery_timeout_ms=30_000, request_timeout_ms=30_000)
-    acknowledged(harness)
-    expired = harness.append(b"expired")
-    harness.step()
-    harness.later(30.0)
+    harness, expired = expired_in_flight()
     harness.brokers.last.refuse(Code.DUPLICATE_SEQUENCE_NUMBER)
     assert isinstance(error_of(expired), DeliveryTimeout)
     harness.refresh()
@@ -810,8 +815,7 @@ async def test_late_duplicate_answer_of_an_expired_batch_settles_its_sequence() 
 async def test_zombie_of_an_older_epoch_is_fenced() -> None:
     """A request whose connection died is appended by the broker after its batch was given up and
     the epoch bumped: it must not be stored behind newer records."""
-    harness = EngineHarness(delivery_timeout_ms=30_000, request_timeout_ms=30_000)
-    acknowledged(harness)
+    harness = expiring()
     expired = harness.append(b"zombie")
     harness.step()
     zombie = harness.brokers.last
@@ -993,7 +997,7 @@ async def test_copy_lost_under_an_older_epoch_is_no_doubt_behind_a_gap_of_the_ne
 async def test_records_of_split_parts_have_numbers_and_cannot_be_withdrawn(
     withdrawn: list[int],
 ) -> None:
-    """A part emptied by cancelling would keep its place among the open batches for ever."""
+    """A part emptied by cancelling would keep its place among the open batches forever."""
     harness = EngineHarness()
     acknowledged(harness)
     deliveries = [harness.append(b"%d" % i) for i in range(4)]
@@ -1332,6 +1336,107 @@ async def test_newest_batch_without_room_before_it_proves_nothing() -> None:
     assert harness.brokers.stored(T0) == [b"first", b"b"]
     assert error_of(deliveries[0]).outcome is Outcome.UNKNOWN
     assert offset_of(deliveries[1]) == 1
+
+
+@virtual
+async def test_records_of_a_copy_that_arrives_late_keep_their_timestamps() -> None:
+    """The batch was out of order, so that the log lacked it, and then the lost copies of it and of
+    the batch before it are appended after all."""
+    harness = EngineHarness()
+    acknowledged(harness)
+    harness.append_all(b"a")
+    deliveries = [harness.append(b"%d" % number, timestamp_ms=number) for number in (5, 7, 6)]
+    harness.close_open()
+    harness.step()
+    first, second = harness.brokers.waiting
+    for sent in (first, second):
+        sent.lose(stored=False)
+    harness.publish()
+    for _ in range(2):  # the older one, then the newer one
+        harness.later()
+        harness.brokers.last.refuse(Code.OUT_OF_ORDER_SEQUENCE_NUMBER)
+    first.store()
+    second.store()
+    deliver_all(harness)
+    assert harness.brokers.stored(T0) == [b"first", b"a", b"5", b"7", b"6"]
+    assert [delivery.result().timestamp_ms for delivery in deliveries] == [5, 7, 6]
+
+
+@virtual
+async def test_room_that_acknowledged_batches_take_proves_nothing() -> None:
+    """A broker that lost its state took the second batch and the third one without the first: the
+    offset of the third one leaves room for one record, and that is the second one."""
+    harness = EngineHarness()
+    acknowledged(harness)
+    deliveries = harness.append_all(b"a", b"b", b"c")
+    harness.step()
+    first, second, third = harness.brokers.waiting
+    harness.brokers.log(T0).ledger.forget()
+    second.ack()
+    first.lose(stored=False)
+    third.lose(stored=True)
+    harness.publish()
+    harness.later()
+    deliver_all(harness)
+    assert harness.brokers.stored(T0) == [b"first", b"b", b"c"]
+    assert error_of(deliveries[0]).outcome is Outcome.UNKNOWN
+    assert [offset_of(delivery) for delivery in deliveries[1:]] == [1, 2]
+
+
+@virtual
+async def test_room_of_a_batch_that_was_acknowledged_before_an_older_one_proves_nothing() -> None:
+    harness = EngineHarness()
+    acknowledged(harness)
+    deliveries = harness.append_all(b"a", b"b", b"c", b"d")
+    harness.step()
+    first, second, third, fourth = harness.brokers.waiting
+    answer = first.store()
+    second.ack()
+    first.answer(answer)
+    harness.brokers.log(T0).ledger.forget()
+    third.lose(stored=False)
+    fourth.lose(stored=True)
+    harness.publish()
+    harness.later()
+    deliver_all(harness)
+    assert harness.brokers.stored(T0) == [b"first", b"a", b"b", b"d"]
+    assert error_of(deliveries[2]).outcome is Outcome.UNKNOWN
+    assert [offset_of(deliveries[number]) for number in (0, 1, 3)] == [1, 2, 3]
+
+
+@virtual
+async def test_room_proves_nothing_once_retention_has_deleted_all_acknowledged_records() -> None:
+    """The broker forgot the producer with its records and took the second batch without the first.
+    The offset leaves room for the first one, but a record of another producer is there."""
+    harness = EngineHarness()
+    acknowledged(harness)
+    deliveries = harness.append_all(b"a", b"b")
+    harness.step()
+    first, second = harness.brokers.waiting
+    foreign = dataclasses.replace(first.batch, producer_id=PRODUCER_ID + 1, base_sequence=0)
+    harness.brokers.append(T0, foreign)
+    harness.brokers.log(T0).delete_before(1)
+    first.lose(stored=False)
+    second.lose(stored=True)
+    harness.publish()
+    harness.later()
+    deliver_all(harness)
+    assert harness.brokers.stored(T0) == [b"a", b"b"]  # the first one is the other producer's
+    assert error_of(deliveries[0]).outcome is Outcome.UNKNOWN
+    assert offset_of(deliveries[1]) == 2
+
+
+@virtual
+async def test_newest_batch_proves_nothing_in_a_response_without_log_start_offset() -> None:
+    """Produce before version 5 does not say whether retention has deleted records."""
+    harness = EngineHarness()
+    acknowledged(harness)
+    harness.brokers.log(T0).start_offset = -1
+    deliveries = lost(harness, b"a", b"b", stored=2, settled=False)
+    deliver_all(harness)
+    assert harness.brokers.stored(T0) == [b"first", b"a", b"b"]
+    assert error_of(deliveries[0]).outcome is Outcome.UNKNOWN
+    assert offset_of(deliveries[1]) == 2
 
 
 @virtual

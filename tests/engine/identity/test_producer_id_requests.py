@@ -9,7 +9,7 @@ import pytest
 
 from aiokprod._engine.identity.producer_id_requests import ProducerIdRequests
 from aiokprod._engine.identity.sequences import SequenceTracker
-from aiokprod._engine.sender.unresponsive_brokers import PATIENCE_S
+from aiokprod._engine.sender.unresponsive_brokers import OVERDUE_AFTER_S
 from aiokprod._wire.messages.init_producer_id import InitProducerIdResponse
 from aiokprod.errors import (
     AuthorizationError,
@@ -68,11 +68,11 @@ async def test_id_without_a_reachable_node_waits_for_an_event() -> None:
     harness = EngineHarness(known_producer=False)
     harness.brokers.down[1] = math.inf
     harness.append(b"v")
-    assert harness.step() == harness.now + PATIENCE_S
+    assert harness.step() == harness.now + OVERDUE_AFTER_S
     harness.brokers.down[1] = harness.now + 0.5
     assert harness.step() == harness.now + 0.5
     harness.brokers.set_nodes([])
-    assert harness.step() == harness.now + PATIENCE_S
+    assert harness.step() == harness.now + OVERDUE_AFTER_S
 
 
 @pytest.mark.parametrize(

@@ -33,15 +33,17 @@ async def test_plain_producer_keeps_and_requests_nothing() -> None:
     source, sequences = state.source, state.sequences
     assert source.next_request(0.0, True) is None
     assert source.next_request_at(0.0, True) == math.inf
-    assert source.take_failure() is None
-    assert source.transactional_id is source.max_produce_version is source.reserved_node is None
+    assert source.failure is None
+    assert source.transactional_id is None
+    assert source.max_produce_version is None
+    assert source.reserved_node is None
     batch, *parts = batches(3)
     sequences.assign_sequence(batch)
     assert not batch.has_sequence
     assert sequences.classify(batch, Code.OUT_OF_ORDER_SEQUENCE_NUMBER, -1) == NO_ACTION
     sequences.apply(batch, NO_ACTION)
     sequences.on_split(batch, parts)
-    sequences.on_success(parts[0], 0, repeated=False)
+    sequences.on_success(parts[0], 0)
     sequences.on_failure(parts[1], unknown=True)
     sequences.on_topic_recreated("t")
     sequences.on_topic_forgotten("t", 1)
@@ -68,12 +70,12 @@ def idempotent() -> ProducerState:
 def test_first_fatal_error_is_kept_and_raised_by_admit() -> None:
     state = idempotent()
     first = BrokerError("first")
-    state.gate.admit(T0)
+    state.gate.maybe_add_partition(T0)
     state.source.on_fatal(first)
     state.source.on_fatal(BrokerError("second"))
     assert state.source.fatal_error is first
     with pytest.raises(BrokerError, match="first") as caught:
-        state.gate.admit(T0)
+        state.gate.maybe_add_partition(T0)
     assert caught.value is not first, "each caller gets a copy"
     state.gate.check_open()  # records still get into batches that are open already
 
@@ -82,7 +84,7 @@ def test_nothing_is_fatal_to_a_producer_without_idempotence() -> None:
     state = non_idempotent_state(guarantee_order=True)
     state.source.on_fatal(BrokerError("of one batch"))
     assert state.source.fatal_error is None
-    state.gate.admit(T0)
+    state.gate.maybe_add_partition(T0)
 
 
 @virtual
@@ -92,4 +94,4 @@ async def test_failures_of_records_do_not_close_the_gate_without_transactions() 
     state.gate.on_refused(BrokerError("refused"))
     state.gate.on_refused(BrokerError("refused"), raised=False)
     state.gate.on_records_failed(batch, BrokerError("failed"))
-    state.gate.admit(T0)
+    state.gate.maybe_add_partition(T0)

@@ -41,7 +41,7 @@ def snapshot(entry: PartitionSequences, batches: list[ProducerBatch]) -> list[An
     return [slots, [list(one) if isinstance(one, list) else one for one in fields]]
 
 
-@pytest.mark.parametrize("code", range(-1, 134))
+@pytest.mark.parametrize("code", list(map(int, Code)))
 @virtual
 async def test_classification_changes_nothing(code: int) -> None:
     entry, batches = numbered(2)
@@ -127,7 +127,7 @@ async def test_idempotent_invalid_epoch_bumps_and_retries_unless_in_doubt() -> N
 async def test_transactional_classification_never_asks_for_a_bump() -> None:
     entry, batches = numbered(2)
     for batch in batches:
-        for code in range(-1, 134):
+        for code in map(int, Code):
             action = classify_transactional(batch, code, 9, entry, is_open=True)
             assert not action.bump_epoch
 

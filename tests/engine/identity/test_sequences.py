@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from aiokprod._engine.buffer.batch_states import BatchState
@@ -13,7 +15,8 @@ from aiokprod._engine.identity.sequences import (
 )
 from aiokprod._wire.record_batch import MAX_SEQUENCE
 from aiokprod.records import TopicPartition
-from tests.engine.identity.identity_helpers import batches, virtual
+from tests.engine.identity.identity_helpers import batches
+from tests.virtual_time import in_virtual_time
 
 T0 = TopicPartition("t", 0)
 
@@ -24,7 +27,7 @@ def tracker() -> SequenceTracker:
     return made
 
 
-@virtual
+@in_virtual_time
 async def test_nothing_is_drained_without_a_producer_id() -> None:
     made = SequenceTracker()
     (batch,) = batches(1)
@@ -33,13 +36,13 @@ async def test_nothing_is_drained_without_a_producer_id() -> None:
     assert made.may_drain(batch.queue, batch)
 
 
-@virtual
+@in_virtual_time
 async def test_second_batch_waits_for_the_first_acknowledgment_then_five_may_be_open() -> None:
     made = tracker()
     first, *others = batches(2 + MAX_OPEN_BATCHES)
     made.assign_sequence(first)
     assert not made.may_drain(others[0].queue, others[0])
-    made.of(first).on_success(first, 0, repeated=False)
+    made.of(first).on_success(first, 0)
     for batch in others[:MAX_OPEN_BATCHES]:
         assert made.may_drain(batch.queue, batch)
         made.assign_sequence(batch)
@@ -47,7 +50,7 @@ async def test_second_batch_waits_for_the_first_acknowledgment_then_five_may_be_
     assert [batch.base_sequence for batch in others[:-1]] == [1, 2, 3, 4, 5]
 
 
-@virtual
+@in_virtual_time
 async def test_batches_of_a_moved_partition_wait_for_the_old_leader() -> None:
     made = tracker()
     (batch,) = batches(1)
@@ -57,7 +60,7 @@ async def test_batches_of_a_moved_partition_wait_for_the_old_leader() -> None:
     assert made.may_drain(batch.queue, batch)
 
 
-@virtual
+@in_virtual_time
 async def test_sequence_is_assigned_once() -> None:
     made = tracker()
     (batch,) = batches(1)
@@ -67,35 +70,36 @@ async def test_sequence_is_assigned_once() -> None:
     assert made.of(batch).open == [batch]
 
 
-@virtual
+@in_virtual_time
 async def test_new_epoch_restarts_a_partition_without_open_batches_only() -> None:
     made = tracker()
     first, second, third = batches(3)
     made.assign_sequence(first)
-    made.of(first).on_success(first, 0, repeated=False)
+    made.of(first).on_success(first, 0)
     made.assign_sequence(second)
     made.set_producer_id(7, 1)
     assert made.is_stale(made.of(second))
-    made.of(second).on_success(second, 1, repeated=False)
+    made.of(second).on_success(second, 1)
     made.assign_sequence(third)
     assert (third.producer_epoch, third.base_sequence) == (1, 0)
 
 
 @pytest.mark.parametrize("field", ["clear_doubt", "bump_epoch", "reset_sequences"])
-@virtual
+@in_virtual_time
 async def test_apply_does_what_the_action_says_and_nothing_else(field: str) -> None:
     made = tracker()
     (batch,) = batches(1)
     made.assign_sequence(batch)
     batch.in_doubt = True
-    made.apply(batch, SequenceAction(SequenceDecision.RETRY, **{field: True}))
+    flag: dict[str, Any] = {field: True}
+    made.apply(batch, SequenceAction(SequenceDecision.RETRY, **flag))
     assert batch.in_doubt is (field != "clear_doubt")
     assert made.of(batch).bump_planned is (field == "bump_epoch")
     assert made.planned == ({T0} if field == "bump_epoch" else set())
     assert batch.sequence_reset is (field == "reset_sequences")
 
 
-@virtual
+@in_virtual_time
 async def test_retired_sequences_are_kept_while_they_must_continue() -> None:
     made = tracker()
     first, second = batches(2)
@@ -105,7 +109,7 @@ async def test_retired_sequences_are_kept_while_they_must_continue() -> None:
     made.set_producer_id(7, 1)
     assert made.retired == {T0}, "a batch is open"
     assert made.any_open([T0, TopicPartition("t", 5)])
-    made.of(first).on_success(first, 0, repeated=False)
+    made.of(first).on_success(first, 0)
     assert not made.any_open([T0])
     made.set_producer_id(7, 2)
     assert not made.partitions
@@ -114,7 +118,7 @@ async def test_retired_sequences_are_kept_while_they_must_continue() -> None:
     assert second.base_sequence == 0
 
 
-@virtual
+@in_virtual_time
 async def test_older_acknowledgment_changes_nothing_also_across_the_end_of_sequences() -> None:
     entry = PartitionSequences(7, 0)
     entry.next = MAX_SEQUENCE
@@ -123,13 +127,13 @@ async def test_older_acknowledgment_changes_nothing_also_across_the_end_of_seque
         entry.number(batch)
         entry.open.append(batch)
     assert (older.base_sequence, newer.base_sequence) == (MAX_SEQUENCE, 0)
-    entry.on_success(newer, 9, repeated=False)
-    entry.on_success(older, -1, repeated=False)
+    entry.on_success(newer, 9)
+    entry.on_success(older, -1)
     assert entry.last_acked == 0
     assert entry.last_acked_offset == 9
 
 
-@virtual
+@in_virtual_time
 async def test_sequences_are_reused_only_if_no_broker_saw_them() -> None:
     entry = PartitionSequences(7, 0)
     first, second = batches(2)
@@ -137,11 +141,11 @@ async def test_sequences_are_reused_only_if_no_broker_saw_them() -> None:
     entry.number(second)
     assert not entry.may_reuse(first), "a newer batch follows"
     assert entry.may_reuse(second)
-    second.seen = True
+    second.maybe_written = True
     assert not entry.may_reuse(second)
 
 
-@virtual
+@in_virtual_time
 async def test_restart_waits_for_what_is_in_flight_or_in_doubt() -> None:
     entry = PartitionSequences(7, 0)
     oldest, newest = batches(2)

@@ -13,11 +13,13 @@ from aiokprod._engine.identity.transaction_requests import end
 from aiokprod._engine.identity.transaction_states import TxnState
 from aiokprod._errors import Code
 from aiokprod.errors import KafkaError, broker_error
-from tests.engine.identity.identity_helpers import calls, manager, opened, virtual
+from tests.current import current
+from tests.engine.identity.identity_helpers import calls, manager, opened
+from tests.virtual_time import in_virtual_time
 
 
 @pytest.mark.parametrize("sent", [True, False])
-@virtual
+@in_virtual_time
 async def test_refusal_by_the_coordinator_fails_waiting_calls_only(
     sent: bool,
 ) -> None:
@@ -41,7 +43,7 @@ async def test_refusal_by_the_coordinator_fails_waiting_calls_only(
     assert state.state is TxnState.READY
 
 
-@virtual
+@in_virtual_time
 async def test_begin_after_a_transaction_that_ended_fatally_says_so() -> None:
     state = opened()
     user = calls(state)
@@ -57,7 +59,7 @@ async def test_begin_after_a_transaction_that_ended_fatally_says_so() -> None:
     assert type(caught.value) is type(state.fatal_error)
 
 
-@virtual
+@in_virtual_time
 async def test_end_that_timed_out_is_resumed_by_the_same_call_only() -> None:
     made = opened()
     user = calls(made)
@@ -72,7 +74,7 @@ async def test_end_that_timed_out_is_resumed_by_the_same_call_only() -> None:
     assert made.ending is None
 
 
-@virtual
+@in_virtual_time
 async def test_initialise_is_shared_by_all_calls_and_outlives_their_cancellation() -> None:
     made = manager()
     user = calls(made)
@@ -83,10 +85,10 @@ async def test_initialise_is_shared_by_all_calls_and_outlives_their_cancellation
     await asyncio.sleep(0)
     made.initialised(7, 0)
     await second
-    assert made.state is TxnState.READY
+    assert current(made.state) is TxnState.READY
 
 
-@virtual
+@in_virtual_time
 async def test_offsets_that_time_out_are_still_committed_with_the_transaction() -> None:
     made = opened()
     user = calls(made)

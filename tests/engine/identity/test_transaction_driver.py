@@ -19,7 +19,8 @@ from aiokprod.errors import (
     ProtocolError,
     UnsupportedVersion,
 )
-from tests.engine.identity.identity_helpers import manager, virtual
+from tests.engine.identity.identity_helpers import manager
+from tests.virtual_time import in_virtual_time
 
 REPLIES = {
     "written, connection lost": (Disconnected("x"), True, ErrorAction.LOOKUP, True),
@@ -65,7 +66,7 @@ class ScriptedCoordinators:
         return Reply(self.bodies.pop(0), None, 4, maybe_written=True)
 
 
-@virtual
+@in_virtual_time
 async def test_driver_repeats_init_until_the_response_is_definite() -> None:
     made = manager()
     later = InitProducerIdResponse(0, int(Code.CONCURRENT_TRANSACTIONS), -1, -1)

@@ -17,14 +17,15 @@ from aiokprod._errors import Code
 from aiokprod.errors import BrokerError, KafkaError, TransactionError
 from aiokprod.records import TopicPartition
 from aiokprod.testing.fake_cluster import FakeCluster
-from tests.engine.identity.identity_helpers import RecordingControl, opened, virtual
-from tests.scenarios.scenario_helpers import harness, play, until
+from tests.engine.identity.identity_helpers import RecordingControl, opened
+from tests.scenarios.scenario_helpers import harness, play, runtime_of, until
 from tests.transactions.transaction_helpers import INIT, PRODUCE, committed, one, transactional
+from tests.virtual_time import in_virtual_time
 
 KEY = TopicPartition("t", 0)
 
 
-@virtual
+@in_virtual_time
 async def test_first_fatal_reason_stands() -> None:
     state = opened()
     state.fail(BrokerError("first"))
@@ -106,7 +107,7 @@ def test_many_sequences_of_unused_topics_end_with_an_epoch_where_there_is_one(
             for topic, index in (("t", 0), ("s", 0), ("s", 1)):
                 async with producer.transaction():
                     await producer.send(topic, b"v", partition=index)
-            sequences = producer._lifecycle.runtime.state.sequences
+            sequences: Any = runtime_of(producer).state.sequences
             began = cluster.count(INIT)
             sequences.on_topic_forgotten("s", 1)
             await one(producer, b"1")
@@ -169,7 +170,7 @@ def ending(**facts: Any) -> TransactionManager:
         (CoordinatorView.CONFIRMED, {"unmapped": True}, False, True, True),
     ],
 )
-@virtual
+@in_virtual_time
 async def test_end_requests_a_new_epoch_if_a_copy_of_anything_may_still_arrive(
     view: CoordinatorView, facts: dict[str, bool], lost: bool, epoch_given: bool, bumps: bool
 ) -> None:
@@ -186,13 +187,13 @@ async def test_end_requests_a_new_epoch_if_a_copy_of_anything_may_still_arrive(
     assert made.ending.done.result() is None
 
 
-@virtual
+@in_virtual_time
 async def test_steps_come_in_order_and_the_end_waits_for_the_batches() -> None:
     control = RecordingControl()
     made = opened(control=control)
     assert made.next_step() is None
     made.pacing.awaits_markers = True
-    made.admit(KEY)
+    made.maybe_add_partition(KEY)
     assert made.next_step() is TxnStep.MARKERS
     made.pacing.awaits_markers = False
     assert made.next_step() is TxnStep.ADD
@@ -210,11 +211,11 @@ async def test_steps_come_in_order_and_the_end_waits_for_the_batches() -> None:
 
 
 @pytest.mark.parametrize("version", [1, 2])
-@virtual
+@in_virtual_time
 async def test_begin_starts_with_new_progress(version: int) -> None:
     control = RecordingControl()
     made = opened(control=control)
-    made.admit(KEY)
+    made.maybe_add_partition(KEY)
     made.start_end(commit=False)
     made.progress.needs_bump = made.progress.prepared = True
     made.ended()
@@ -231,7 +232,7 @@ async def test_begin_starts_with_new_progress(version: int) -> None:
     made.check_open()
 
 
-@virtual
+@in_virtual_time
 async def test_prepared_transaction_takes_nothing_and_can_be_ended() -> None:
     control = RecordingControl()
     made = opened(control=control)
@@ -252,7 +253,7 @@ async def test_prepared_transaction_takes_nothing_and_can_be_ended() -> None:
         (TransactionError("x"), True, False),
     ],
 )
-@virtual
+@in_virtual_time
 async def test_refused_record_aborts_if_the_transaction_lacks_it(
     error: KafkaError, raised: bool, aborts: bool
 ) -> None:

@@ -13,7 +13,7 @@ from aiokprod import KafkaTimeout, Producer
 from aiokprod._engine.identity.transaction_pacing import (
     BACK_TO_BACK_S,
     LEADER_PAUSE_S,
-    PATIENCE_S,
+    LONGEST_HOLD_S,
     REPEATED_S,
     TRY_OTHER,
     MarkerWait,
@@ -186,7 +186,7 @@ async def test_markers_abort_before_anything_was_taken_is_not_mistaken_for_a_fen
 
 
 @pytest.mark.parametrize("heal", ["answers", "close"])
-# The coordinator of TV1 knows nothing of an early transaction, and is not asked.
+# The coordinator of TV1 does not have an early transaction, and is not asked.
 @transactional(cluster={"marker_s": 3.0}, protocols=(2,), request_timeout_ms=500)
 async def test_markers_early_abort_without_an_answer_ends_in_time_and_resumes(
     cluster: FakeCluster, producer: Producer[Any, Any], heal: str
@@ -334,7 +334,7 @@ async def test_unresponsive_leader_delays_the_others_briefly(
         assert len(arrivals.first) == 3
         arrivals.stop()
     if tv == 2:
-        assert arrivals.distances == pytest.approx([PATIENCE_S] * 2, abs=0.002)
+        assert arrivals.distances == pytest.approx([LONGEST_HOLD_S] * 2, abs=0.002)
     assert len(committed(cluster)) == 6
 
 
@@ -361,7 +361,7 @@ async def test_retried_batch_delays_the_others_briefly(
         await again.wait()
         before = now()
         await producer.send("t", b"other", partition=home[2])
-        assert now() - before < PATIENCE_S + 0.02
+        assert now() - before < LONGEST_HOLD_S + 0.02
         await slow
     assert sorted(committed(cluster)) == [b"other", b"slow"]
 
@@ -407,6 +407,7 @@ async def test_topic_that_takes_no_grown_batch_costs_no_abort(
     """Also if each answer to a grown batch is lost: it is divided although it may be in the log."""
     cluster.create_topic("small", 1, config=TopicConfig(max_message_bytes=300_000))
     attempts = 0
+    give_up = 0.0
 
     def lose(request: Request) -> Reaction | None:
         sizes = [len(p.records) for t in request.body.topic_data for p in t.partition_data]
@@ -422,7 +423,6 @@ async def test_topic_that_takes_no_grown_batch_costs_no_abort(
     def lost() -> Reaction:
         return Reaction(process=False, silent=True, close=True)
 
-    give_up = 0.0
     await producer.warm(["small"])
     cluster.control(PRODUCE, lose)
     await producer.run_transaction(body, timeout=300)

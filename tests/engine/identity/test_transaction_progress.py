@@ -15,7 +15,8 @@ from aiokprod._engine.identity.transaction_progress import (
 )
 from aiokprod._engine.identity.transaction_requests import end
 from aiokprod.errors import KafkaError
-from tests.engine.identity.identity_helpers import virtual
+from tests.current import current
+from tests.virtual_time import in_virtual_time
 
 V = CoordinatorView
 
@@ -31,7 +32,7 @@ def test_view_never_falls(first: V, second: V) -> None:
     assert progress.possibly_started is (first is V.POSSIBLY_STARTED or before_it_started)
 
 
-@virtual
+@in_virtual_time
 async def test_result_is_set_once() -> None:
     result = asyncio.get_running_loop().create_future()
     error = KafkaError("first")
@@ -40,12 +41,12 @@ async def test_result_is_set_once() -> None:
     assert result.result() is error
 
 
-@virtual
+@in_virtual_time
 async def test_end_counts_as_sent_once_handed_to_a_connection() -> None:
     ending = PendingEndTxn(True, asyncio.get_running_loop().create_future())
     assert not ending.sent
     ending.request = end("id", 0, 0, commit=True, tv2=False)
     assert not ending.sent
     ending.request.sent = True
-    assert ending.sent
+    assert current(ending.sent)
     assert ending.name == "commit_transaction()"

@@ -7,6 +7,7 @@ import pytest
 from aiokprod import GroupMetadata, UnsupportedVersion
 from aiokprod._consumer_groups import Offset
 from aiokprod._engine.identity import transaction_requests as requests
+from aiokprod._engine.identity.coordinators import VersionedRequest
 from aiokprod._wire.messages.end_txn import EndTxnResponse
 from aiokprod._wire.messages.init_producer_id import InitProducerIdResponse
 from aiokprod.errors import Code
@@ -29,7 +30,7 @@ def test_epoch_bump_names_its_producer_id_and_needs_version_3(producer_id: int) 
         request(2)
 
 
-def offsets_request(*, tv2: bool) -> requests.VersionedRequest:
+def offsets_request(*, tv2: bool) -> VersionedRequest:
     offsets = {
         TopicPartition("a", 1): Offset(5, 3, "note"),
         TopicPartition("b", 0): Offset(6),

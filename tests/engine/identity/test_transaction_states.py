@@ -100,24 +100,24 @@ CALLS: dict[str, Callable[[TransactionManager], Awaitable[None] | None]] = {
     "begin": lambda made: calls(made).begin(0.1),
     "commit": lambda made: calls(made).end(commit=True, deadline=0.1),
     "abort": lambda made: calls(made).end(commit=False, deadline=0.1),
-    "admit": lambda made: made.admit(TopicPartition("t", 0)),
+    "maybe_add_partition": lambda made: made.maybe_add_partition(TopicPartition("t", 0)),
 }
 # None: allowed. KafkaTimeout: waits for the driver, which is absent here.
 EXPECTED: dict[TxnState, dict[str, type[KafkaError] | None]] = {
     S.UNINITIALIZED: {"begin": KafkaTimeout, "commit": TransactionError,
-                      "abort": TransactionError, "admit": TransactionError},
+                      "abort": TransactionError, "maybe_add_partition": TransactionError},
     S.INITIALIZING: {"begin": KafkaTimeout, "commit": TransactionError,
-                     "abort": TransactionError, "admit": TransactionError},
+                     "abort": TransactionError, "maybe_add_partition": TransactionError},
     S.READY: {"begin": None, "commit": TransactionError, "abort": TransactionError,
-              "admit": TransactionError},
+              "maybe_add_partition": TransactionError},
     S.IN_TRANSACTION: {"begin": TransactionError, "commit": KafkaTimeout, "abort": KafkaTimeout,
-                       "admit": None},
+                       "maybe_add_partition": None},
     S.COMMITTING: {"begin": KafkaTimeout, "commit": KafkaTimeout, "abort": TransactionError,
-                   "admit": TransactionError},
+                   "maybe_add_partition": TransactionError},
     S.ABORTING: {"begin": KafkaTimeout, "commit": TransactionError, "abort": KafkaTimeout,
-                 "admit": TransactionError},
+                 "maybe_add_partition": TransactionError},
     S.ABORTABLE_ERROR: {"begin": AbortableTransactionError, "commit": AbortableTransactionError,
-                        "abort": KafkaTimeout, "admit": AbortableTransactionError},
+                        "abort": KafkaTimeout, "maybe_add_partition": AbortableTransactionError},
     S.FATAL_ERROR: dict.fromkeys(CALLS, FatalTransactionError),
 }  # fmt: skip
 

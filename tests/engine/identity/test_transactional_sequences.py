@@ -13,14 +13,15 @@ from aiokprod._engine.sender.retry_policy import outcome_of
 from aiokprod._wire.record_batch import MAX_SEQUENCE
 from aiokprod.errors import BrokerError, Code, Outcome
 from aiokprod.records import TopicPartition
+from tests.current import current
 from tests.engine.identity.identity_helpers import (
     RecordingControl,
     batches,
     manager,
     opened,
     sequences,
-    virtual,
 )
+from tests.virtual_time import in_virtual_time
 
 KEY = TopicPartition("t", 0)
 
@@ -34,7 +35,7 @@ def decision(
     return action.decision
 
 
-@virtual
+@in_virtual_time
 async def test_duplicate_sequence_means_stored() -> None:
     state = sequences(opened())
     (batch,) = batches(1)
@@ -42,7 +43,7 @@ async def test_duplicate_sequence_means_stored() -> None:
     assert decision(state, batch, Code.DUPLICATE_SEQUENCE_NUMBER) is SequenceDecision.DUPLICATE
 
 
-@virtual
+@in_virtual_time
 async def test_duplicate_sequence_means_nothing_once_the_sequences_wrapped() -> None:
     """Kafka 1.0.0 and 1.0.1 answer it to batches that they did not append."""
     made = opened()
@@ -50,14 +51,14 @@ async def test_duplicate_sequence_means_nothing_once_the_sequences_wrapped() -> 
     first, second = batches(2)
     state.assign_sequence(first)
     made.tracker.of(first).next = MAX_SEQUENCE
-    state.on_success(first, 0, repeated=False)
+    state.on_success(first, 0)
     state.assign_sequence(second)
     assert decision(state, second, Code.DUPLICATE_SEQUENCE_NUMBER) is SequenceDecision.NONE
     assert outcome_of(second) is Outcome.UNKNOWN
     assert not made.tracker.planned, "the epoch changes with the transaction"
 
 
-@virtual
+@in_virtual_time
 async def test_out_of_order_waits_for_an_older_batch_and_aborts_if_there_is_none() -> None:
     state = sequences(opened())
     first, second = batches(2)
@@ -66,11 +67,11 @@ async def test_out_of_order_waits_for_an_older_batch_and_aborts_if_there_is_none
     code = Code.OUT_OF_ORDER_SEQUENCE_NUMBER
     assert decision(state, second, code) is SequenceDecision.RETRY
     assert decision(state, first, code) is SequenceDecision.NONE, "nothing older is open"
-    state.on_success(first, 0, repeated=False)
+    state.on_success(first, 0)
     assert decision(state, second, code) is SequenceDecision.NONE, "the log has what precedes it"
 
 
-@virtual
+@in_virtual_time
 async def test_unknown_producer_without_log_start_is_retried_once_renumbered_too() -> None:
     state = sequences(opened())
     (batch,) = batches(1)
@@ -80,7 +81,7 @@ async def test_unknown_producer_without_log_start_is_retried_once_renumbered_too
     assert decision(state, batch, Code.UNKNOWN_PRODUCER_ID, 9) is SequenceDecision.RETRY
 
 
-@virtual
+@in_virtual_time
 async def test_sequence_errors_are_not_retried_once_the_transaction_fails() -> None:
     made = opened()
     state = sequences(made)
@@ -93,7 +94,7 @@ async def test_sequence_errors_are_not_retried_once_the_transaction_fails() -> N
     assert "x" in made.abortable_error().message, "the first reason is kept"
 
 
-@virtual
+@in_virtual_time
 async def test_first_attempt_needs_an_open_transaction_and_an_added_partition() -> None:
     made = manager()
     state = sequences(made)
@@ -108,7 +109,7 @@ async def test_first_attempt_needs_an_open_transaction_and_an_added_partition() 
     assert not state.may_drain(batch.queue, batch)
 
 
-@virtual
+@in_virtual_time
 async def test_retry_is_sent_also_while_the_transaction_ends() -> None:
     made = opened()
     state = sequences(made)
@@ -120,7 +121,7 @@ async def test_retry_is_sent_also_while_the_transaction_ends() -> None:
         assert state.may_drain(batch.queue, batch)
 
 
-@virtual
+@in_virtual_time
 async def test_numbered_batch_is_part_of_the_transaction_and_its_outcome_is_awaited() -> None:
     made = opened()
     state = sequences(made)
@@ -129,12 +130,12 @@ async def test_numbered_batch_is_part_of_the_transaction_and_its_outcome_is_awai
     assert batch.transactional
     assert made.progress.view is CoordinatorView.STARTED
     assert not made.settled()
-    state.on_success(batch, 0, repeated=False)
+    state.on_success(batch, 0)
     assert made.settled()
-    assert made.progress.view is CoordinatorView.CONFIRMED
+    assert current(made.progress.view) is CoordinatorView.CONFIRMED
 
 
-@virtual
+@in_virtual_time
 async def test_given_up_batch_leaves_a_gap_that_needs_a_new_epoch() -> None:
     made = opened()
     state = sequences(made)
@@ -143,11 +144,11 @@ async def test_given_up_batch_leaves_a_gap_that_needs_a_new_epoch() -> None:
     assert not made.progress.needs_bump
     state.assign_sequence(numbered)
     state.on_failure(numbered, unknown=False)
-    assert made.progress.needs_bump
+    assert current(made.progress.needs_bump)
     assert made.settled()
 
 
-@virtual
+@in_virtual_time
 async def test_split_parts_belong_to_the_transaction() -> None:
     state = sequences(opened())
     batch, *parts = batches(3)
@@ -158,7 +159,7 @@ async def test_split_parts_belong_to_the_transaction() -> None:
 
 
 @pytest.mark.parametrize("again", [True, False])
-@virtual
+@in_virtual_time
 async def test_sequences_of_a_forgotten_topic_are_kept_until_there_is_a_newer_epoch(
     again: bool,
 ) -> None:
@@ -166,18 +167,18 @@ async def test_sequences_of_a_forgotten_topic_are_kept_until_there_is_a_newer_ep
     state = sequences(made)
     first, second = batches(2)
     state.assign_sequence(first)
-    state.on_success(first, 0, repeated=False)
+    state.on_success(first, 0)
     state.on_topic_forgotten("t", 3)
     if again:
         state.assign_sequence(second)
         assert second.base_sequence == 1, "it continues under the same epoch"
-        state.on_success(second, 1, repeated=False)
+        state.on_success(second, 1)
     made.tracker.set_producer_id(0, 1)
     assert not made.tracker.partitions
     assert not made.tracker.retired
 
 
-@virtual
+@in_virtual_time
 async def test_pass_of_the_sender_drops_what_must_not_be_sent_once() -> None:
     control = RecordingControl()
     made = opened(control=control)
@@ -196,7 +197,7 @@ async def test_pass_of_the_sender_drops_what_must_not_be_sent_once() -> None:
 
 
 def test_recreated_topic_needs_nothing_within_a_transaction() -> None:
-    @virtual
+    @in_virtual_time
     async def main() -> None:
         made = opened()
         sequences(made).on_topic_recreated("t")

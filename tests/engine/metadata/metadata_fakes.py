@@ -20,6 +20,7 @@ from aiokprod._wire.messages.metadata import (
 from aiokprod.cluster import Node
 from aiokprod.config import ProducerConfig
 from aiokprod.errors import KafkaError
+from tests.engine.fake_connection import FakeReadyConnection, NoCoordinators
 
 TOPIC_ID = bytes(range(16))
 OTHER_ID = bytes(range(16, 32))
@@ -114,27 +115,11 @@ class Sent:
         self.on_done(FakeResponse(self.node_id, self.version, error=error))
 
 
-class FakeSlot:
-    """A connection of the fake client that takes a request."""
-
-    def __init__(self, client: FakeClient, node_id: int) -> None:
-        self.node_id = node_id
-        self._client = client
-
-    def can_send(self, now: float) -> bool:
-        return self._client.can_send(self.node_id, now)
-
-    def send(
-        self, request: Any, on_done: Callable[[Any], None], now: float, **options: Any
-    ) -> None:
-        self._client.send(self.node_id, request, on_done, now, **options)
-
-
 @dataclass
-class FakeClient:
+class FakeClient(NoCoordinators):
     """Every known node is connected unless named in `down` (not connectable before the given
     instant), `dialling` or `busy` (connected, but cannot take a request). One that is `slow`
-    owes an answer for long: the client names nodes that may be connected before it."""
+    has not answered for long: the client names nodes that may be connected before it."""
 
     version: int = 13
     nodes: dict[int, Node] = field(default_factory=dict)
@@ -160,12 +145,12 @@ class FakeClient:
             node_id in self.down or node_id in self.dialling or node_id in self.busy
         )
 
-    def ready(self, node_id: int, now: float) -> FakeSlot | None:
+    def ready(self, node_id: int, now: float) -> FakeReadyConnection | None:
         if node_id in self.down and self.down[node_id] <= now:
             self.dialled.append(node_id)
             self.dialling.add(node_id)
             del self.down[node_id]
-        return FakeSlot(self, node_id) if self.can_send(node_id, now) else None
+        return FakeReadyConnection(self, node_id) if self.can_send(node_id, now) else None
 
     def retry_at(self, node_id: int, now: float) -> float:
         return self.down.get(node_id, math.inf)

@@ -30,7 +30,14 @@ from aiokprod.errors import (
 )
 from aiokprod.records import TopicPartition
 from aiokprod.testing.virtual import run
-from tests.engine.metadata.metadata_fakes import answer, metadata, partition, topic
+from tests.engine.metadata.metadata_fakes import (
+    OTHER_ID,
+    TOPIC_ID,
+    answer,
+    metadata,
+    partition,
+    topic,
+)
 
 NOW = 500.0
 T0 = TopicPartition("t", 0)
@@ -313,6 +320,44 @@ def test_answers_that_change_nothing_back_off_too() -> None:
 
 def without_ids(epoch: int) -> MetadataResponse:
     return answer(topic("t", [partition(0, 1, epoch)], topic_id=ZERO_TOPIC_ID))
+
+
+def test_refused_topic_id_is_removed_by_a_response_without_ids() -> None:
+    cache = known()
+    cache.refuse_topic_id("t", TOPIC_ID)
+    refresh(cache, answer(topic("t", 2, topic_id=ZERO_TOPIC_ID)))
+    assert cache.snapshot.topic_id("t") == ZERO_TOPIC_ID
+
+
+def test_topic_id_is_kept_if_another_one_was_refused() -> None:
+    cache = known()
+    cache.refuse_topic_id("t", OTHER_ID)
+    refresh(cache, answer(topic("t", 2, topic_id=ZERO_TOPIC_ID)))
+    assert cache.snapshot.topic_id("t") == TOPIC_ID
+
+
+def test_topic_id_is_kept_if_a_response_has_confirmed_it_since_it_was_refused() -> None:
+    cache = known()
+    cache.refuse_topic_id("t", TOPIC_ID)
+    refresh(cache, answer(topic("t", error=Code.LEADER_NOT_AVAILABLE)))
+    refresh(cache, answer(topic("t", 2)))
+    refresh(cache, answer(topic("t", 2, topic_id=ZERO_TOPIC_ID)))
+    assert cache.snapshot.topic_id("t") == TOPIC_ID
+
+
+def test_topic_id_is_still_refused_after_an_answer_that_has_only_an_error() -> None:
+    cache = known()
+    cache.refuse_topic_id("t", TOPIC_ID)
+    refresh(cache, answer(topic("t", error=Code.LEADER_NOT_AVAILABLE)))
+    refresh(cache, without_ids(0))
+    assert cache.snapshot.topic_id("t") == ZERO_TOPIC_ID
+
+
+def test_topic_named_in_the_request_has_no_id_to_refuse() -> None:
+    cache, now = backed_off()
+    cache.refuse_topic_id("t", ZERO_TOPIC_ID)
+    refresh(cache, without_ids(0), now)
+    assert cache.snapshot.leader_epoch_of(T0) == 5
 
 
 def backed_off() -> tuple[Metadata, float]:

@@ -39,6 +39,7 @@ def merge(
     retain: Callable[[str], bool] = everything,
     reliable_epochs: bool = True,
     complained: bool = True,
+    refused_ids: Collection[str] = (),
 ) -> Merged:
     merger = ResponseMerger(
         old,
@@ -48,6 +49,7 @@ def merge(
         lower_epochs=lower_epochs or {},
         reliable_epochs=reliable_epochs,
         complained=complained,
+        refused_ids=refused_ids,
     )
     return merger.merge(partial=partial, asked=asked)
 
@@ -119,6 +121,30 @@ def test_internal_flag_and_topic_id_count_as_change() -> None:
     assert merge(old, answer(topic("t", 1, internal=True))).snapshot.topics["t"].internal
     idless = view(topic("t", 1, topic_id=ZERO_TOPIC_ID))
     assert merge(idless, answer(topic("t", 1))).snapshot.topic_id("t") == TOPIC_ID
+
+
+def test_answer_without_topic_ids_keeps_the_known_id() -> None:
+    old = view(topic("t", 1))
+    kept = merge(old, answer(topic("t", 1, topic_id=ZERO_TOPIC_ID)), refused_ids=["other"])
+    assert kept.snapshot.topics["t"] is old.topics["t"]
+
+
+def test_answer_without_topic_ids_removes_an_id_that_a_broker_refused() -> None:
+    """What was known of the partitions may be about a topic that was deleted."""
+    old = view(topic("t", [partition(0, 1, 5), partition(1, 1, 5)]))
+    without = answer(topic("t", [partition(0, 2, 0)], topic_id=ZERO_TOPIC_ID))
+    merged = merge(old, without, refused_ids=["t"])
+    assert merged.snapshot.topic_id("t") == ZERO_TOPIC_ID
+    assert merged.snapshot.partition_count("t") == 1
+    assert merged.snapshot.leader_of(T0) == 2
+    assert not merged.stale
+    assert merge(merged.snapshot, answer(topic("t", 1))).snapshot.topic_id("t") == TOPIC_ID
+
+
+def test_refused_id_that_the_answer_confirms_is_kept() -> None:
+    old = view(topic("t", [partition(0, 1, 5)]))
+    lower = answer(topic("t", [partition(0, 2, 4)]))
+    assert merge(old, lower, refused_ids=["t"]).snapshot.topics["t"] is old.topics["t"]
 
 
 def test_topics_not_retained_are_not_kept_and_not_answered() -> None:

@@ -1,4 +1,4 @@
-"""A topic that is deleted and created anew: epochs begin again, and nothing waits for long."""
+"""A topic that is deleted and created again: epochs restart, and nothing waits for long."""
 
 from __future__ import annotations
 

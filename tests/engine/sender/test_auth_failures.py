@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,7 +23,7 @@ def batch(node: int | None, created_at: float, *, on_wire: bool = False) -> Any:
     )
 
 
-def test_nobody_refuses_and_nothing_is_looked_at():
+def test_nobody_refuses_and_nothing_is_looked_at() -> None:
     refusals = AuthFailures(10.0)
     assert refusals.next_check_at == math.inf
     refusals.lost(1, DialError("away"), 5.0)
@@ -33,7 +34,7 @@ def test_nobody_refuses_and_nothing_is_looked_at():
     assert refusals.final_of_all(100.0) is None
 
 
-def test_records_wait_for_the_patience_from_their_batch_on():
+def test_records_wait_for_the_patience_from_their_batch_on() -> None:
     refusals = AuthFailures(10.0)
     old, young, elsewhere = batch(1, 100.0), batch(1, 104.0), batch(2, 0.0)
     sent = batch(1, 0.0, on_wire=True)
@@ -49,7 +50,7 @@ def test_records_wait_for_the_patience_from_their_batch_on():
     assert refusals.next_check_at == 125.0
 
 
-def test_after_the_patience_every_refusal_fails_what_waits():
+def test_after_the_patience_every_refusal_fails_what_waits() -> None:
     refusals = AuthFailures(10.0)
     for at in (0.0, 4.0, 9.0):
         refusals.lost(1, NO, at)
@@ -68,7 +69,7 @@ def test_after_the_patience_every_refusal_fails_what_waits():
     assert refusals.batches_to_fail([after], 11.0) == [(after, NO)]
 
 
-def test_partitions_without_a_leader_wait_for_any_broker():
+def test_partitions_without_a_leader_wait_for_any_broker() -> None:
     refusals = AuthFailures(10.0)
     refusals.lost(1, NO, 0.0)
     assert refusals.batches_to_fail([batch(None, 0.0)], 10.0)
@@ -77,7 +78,7 @@ def test_partitions_without_a_leader_wait_for_any_broker():
     assert refusals.batches_to_fail([batch(1, 0.0)], 10.0)
 
 
-def test_while_one_broker_has_let_us_in_another_refuses_for_itself_only():
+def test_while_one_broker_has_let_us_in_another_refuses_for_itself_only() -> None:
     refusals = AuthFailures(10.0)
     refusals.connected(2)
     for at in (0.0, 10.0, 20.0):
@@ -93,12 +94,13 @@ def test_while_one_broker_has_let_us_in_another_refuses_for_itself_only():
     assert refusals.batches_to_fail([batch(None, 0.0)], 31.0)
 
 
-def test_a_broker_that_lets_us_in_or_goes_away_is_forgotten():
+def test_a_broker_that_lets_us_in_or_goes_away_is_forgotten() -> None:
     refusals = AuthFailures(10.0)
-    for forget in (
+    forgets: tuple[Callable[[], object], ...] = (
         lambda: refusals.connected(1),
         lambda: refusals.lost(1, DialError("away"), 20.0),
-    ):
+    )
+    for forget in forgets:
         refusals.lost(1, NO, 0.0)
         forget()
         assert refusals.reason(1) is None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from aiokprod._engine.sender.produce_request import ProduceCall, partition_answers
+from aiokprod._engine.sender.produce_request import ProduceCall, partition_responses
 from aiokprod._wire.messages.produce import (
     PartitionProduceResponse,
     ProduceRequest,
@@ -73,7 +73,7 @@ async def test_answers_find_their_batches(version: int) -> None:
     body = response(version, {B0: 3, A1: 2, A0: 1})
     found = {
         batch.topic_partition: answer.base_offset
-        for batch, answer in partition_answers(call, body, version)
+        for batch, answer in partition_responses(call, body, version)
     }
     assert found == {A0: 1, A1: 2, B0: 3}
 
@@ -86,7 +86,7 @@ async def test_every_batch_gets_an_answer_or_none(version: int) -> None:
     body = response(version, {A0: 1, TopicPartition("a", 9): 5, strange: 6})
     found = {
         batch.topic_partition: answer and answer.base_offset
-        for batch, answer in partition_answers(call, body, version)
+        for batch, answer in partition_responses(call, body, version)
     }
     assert found == {A0: 1, A1: None, B0: None}
 

@@ -1,4 +1,4 @@
-"""The fate of a batch by error code: one row per code of the protocol, through
+"""The outcome of a batch by error code: one row per code of the protocol, through
 `decide` and through the sender, with and without idempotence."""
 
 from __future__ import annotations
@@ -22,27 +22,18 @@ from aiokprod.errors import (
 )
 from aiokprod.records import TopicPartition
 from tests.engine.engine_harness import EngineHarness, error_of, offset_of, virtual
+from tests.reference.error_codes import CHECKED_BEFORE_THE_APPEND, RETRIED
 
 T0 = TopicPartition("t", 0)
 
 # Written down from the Java 4.x exception classes and `Sender`, not from the code under test.
-RETRIED = {
-    *(2, 3, 5, 6, 7, 8, 9, 13, 14, 15, 16, 19, 20, 51, 56, 72, 74, 75, 100, 103),
-    *(41, 70, 71, 78, 80, 83, 84, 88, 89, 106, 122, 123, 133),  # not a producer's
-}
 FETCHES_METADATA = {3, 5, 6, 9, 13, 56, 72, 74, 80, 83, 84, 100, 103}
 SPLIT = {10, 18}
 ENDS_THE_PRODUCER = {31, 35}
 RETRIED_IF_IDEMPOTENT = {45, 47, 59}
 SUCCESS_IF_IDEMPOTENT = {46}
-# Checked before the append by every version of `ReplicaManager`, `Partition` and `UnifiedLog` that
-# answers them to Produce (44: by gateways); all others may follow it, or come from who knows where.
-CHECKED_BEFORE_THE_APPEND = {
-    *(2, 10, 17, 18, 19, 21, 29, 31, 32, 35, 42, 43, 44, 45, 47, 48, 49, 51, 53, 55, 59, 76, 87),
-    *(90, 100, 103, 120),
-}
-UNKNOWN_CODES = [134, 999, 32767, -2]
-ALL = [*range(-1, 134), *UNKNOWN_CODES]
+UNKNOWN_CODES = [max(Code) + 1, 999, 32767, -2]
+ALL = [*map(int, Code), *UNKNOWN_CODES]
 ERRORS = [code for code in ALL if code != 0]
 CLASSES: dict[int, type[KafkaError]] = {
     Code.MESSAGE_TOO_LARGE: RecordTooLarge,

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import math
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
 
 import pytest
 
-from aiokprod._core.batch import Reservation
+from aiokprod._core.batch import Delivery
+from aiokprod._core.memory import Reservation
+from aiokprod._engine.buffer import accumulator
 from aiokprod._engine.buffer.accumulator import RecordAccumulator
+from aiokprod._engine.sender import sender
 from aiokprod._engine.sender.sender import Sender
-from aiokprod._engine.sender.unresponsive_brokers import PATIENCE_S
+from aiokprod._engine.sender.unresponsive_brokers import OVERDUE_AFTER_S
 from aiokprod._wire.messages.produce import (
     NodeEndpoint,
     PartitionProduceResponse,
@@ -44,6 +51,7 @@ from tests.engine.engine_harness import (
     virtual,
 )
 from tests.liveness_check import check_passes
+from tests.simulation.call_interrupts import Injector
 
 T0 = TopicPartition("t", 0)
 T1 = TopicPartition("t", 1)
@@ -316,7 +324,7 @@ async def test_busy_node_does_not_hold_up_another() -> None:
     harness.brokers.busy.add(1)
     harness.append(b"a", 0)
     harness.append(b"b", 1)
-    assert harness.step() == harness.now + PATIENCE_S
+    assert harness.step() == harness.now + OVERDUE_AFTER_S
     assert [sent.node_id for sent in harness.brokers.sent] == [2]
 
 
@@ -331,7 +339,7 @@ async def test_silent_broker_is_asked_after_every_second() -> None:
     delivery = harness.append(b"v")
     harness.step()
     for turn in range(3):
-        harness.later(PATIENCE_S - 0.01)
+        harness.later(OVERDUE_AFTER_S - 0.01)
         assert not harness.metadata.update_due(harness.now), turn
         harness.later(0.01)
         assert harness.metadata.update_due(harness.now), turn
@@ -347,7 +355,7 @@ async def test_looking_after_a_silent_broker_delays_no_fetch_that_is_needed() ->
     harness.append(b"a", 0)
     harness.step()
     for _ in range(8):
-        harness.later(PATIENCE_S)
+        harness.later(OVERDUE_AFTER_S)
         harness.refresh()
     harness.append(b"b", 1)
     harness.step()
@@ -360,7 +368,7 @@ async def test_silent_broker_loses_what_another_one_leads() -> None:
     harness = EngineHarness(partitions=2, brokers=2)
     moved, stays = harness.append(b"a", 0), harness.append(b"b", 1)
     harness.step()
-    harness.later(PATIENCE_S)
+    harness.later(OVERDUE_AFTER_S)
     last_to(harness, 2).ack()
     harness.leaders[T0] = 2
     harness.publish()
@@ -378,7 +386,7 @@ async def test_silent_broker_keeps_what_has_no_attempt_left() -> None:
     harness.append(b"a", 0)
     harness.append(b"c", 2)
     harness.step()
-    harness.later(PATIENCE_S)
+    harness.later(OVERDUE_AFTER_S)
     harness.leaders[T0] = 2
     harness.publish()
     harness.step()
@@ -396,8 +404,53 @@ async def test_broker_that_throttles_is_not_silent() -> None:
     first.ack()
     harness.later(5.0)
     assert not harness.metadata.update_due(harness.now)
-    harness.later(PATIENCE_S)
+    harness.later(OVERDUE_AFTER_S)
     assert harness.metadata.update_due(harness.now)
+
+
+@pytest.mark.parametrize(("module", "silent"), [(accumulator, False), (sender, True)])
+def test_record_may_be_appended_anywhere_within_a_pass(module: ModuleType, silent: bool) -> None:
+    """By a finalizer or a signal handler, to a partition whose broker was not looked at before."""
+    folder = str(Path(str(module.__file__)).parent)
+
+    def appended(step: int) -> bool:
+        harness: EngineHarness
+        new: list[Delivery] = []
+
+        def append_twice() -> None:
+            new.extend(harness.append(b"x" * 100, None) for _ in range(2))
+
+        injector = Injector(step, append_twice, folder)
+
+        @virtual
+        async def scene() -> None:
+            nonlocal harness
+            harness = EngineHarness(
+                partitions=3, brokers=3, batch_size=100, partitioner_availability_timeout_ms=100
+            )
+            slot = harness.appender.topics["t"]
+            harness.accumulator._choose_partition = lambda _: harness.accumulator.usable(slot, [2])[
+                0
+            ]
+            deliveries = [harness.append(b"a", 0), harness.append(b"b", 1)]
+            if silent:
+                harness.step()
+                harness.pass_time(OVERDUE_AFTER_S)
+            with injector.armed():
+                harness.step()
+            for _ in range(3):
+                for sent in harness.brokers.waiting:
+                    sent.ack()
+                harness.refresh()
+                harness.later()
+            assert [offset_of(delivery) for delivery in deliveries] == [0, 0]
+            assert [offset_of(delivery) for delivery in new] == list(range(len(new)))
+            harness.check_idle()
+
+        scene()
+        return injector.has_struck
+
+    assert any(not appended(step) for step in itertools.count(1))
 
 
 @virtual
@@ -409,7 +462,7 @@ async def test_each_batch_is_taken_back_from_the_broker_it_was_sent_to() -> None
     harness.append(b"b")
     harness.step()
     assert [sent.node_id for sent in harness.brokers.waiting] == [1, 2]
-    harness.later(PATIENCE_S)
+    harness.later(OVERDUE_AFTER_S)
     assert last_to(harness, 1).done
 
 
@@ -418,7 +471,7 @@ async def test_broker_that_is_slow_but_still_leads_keeps_what_it_has() -> None:
     harness = EngineHarness(partitions=2, brokers=2)
     harness.append(b"a", 0)
     harness.step()
-    harness.later(PATIENCE_S)
+    harness.later(OVERDUE_AFTER_S)
     harness.leaders[T1] = 1
     harness.publish()
     harness.step()
@@ -430,7 +483,7 @@ async def test_broker_that_may_still_answer_keeps_what_another_one_leads() -> No
     harness = EngineHarness(partitions=2, brokers=2)
     harness.append(b"a", 0)
     harness.step()
-    harness.later(PATIENCE_S - 0.1)
+    harness.later(OVERDUE_AFTER_S - 0.1)
     harness.leaders[T0] = 2
     harness.publish()
     harness.step()
@@ -443,7 +496,7 @@ async def test_broker_without_connection_is_asked_after_until_its_data_are_elsew
     harness.brokers.busy.add(1)
     delivery = harness.append(b"a", 0)
     harness.step()
-    harness.later(PATIENCE_S)
+    harness.later(OVERDUE_AFTER_S)
     assert harness.metadata.update_due(harness.now)
     harness.leaders[T0] = 2
     harness.publish()
@@ -524,6 +577,37 @@ async def test_task_sleeps_without_work_and_sends_records_of_one_turn_together()
     task.cancel()
     await quiet()
     assert task.cancelled()
+
+
+@pytest.mark.parametrize("by", ["observer", "finalizer"])
+@virtual
+async def test_record_appended_within_a_pass_is_taken_in_by_the_next_one(by: str) -> None:
+    """No event and no deadline comes in between: the appended batch itself wakes the sender."""
+    harness = EngineHarness(partitions=2, brokers=2)
+    task = asyncio.ensure_future(harness.sender.run())
+    await quiet()
+    start = harness.now
+
+    class Finalized:
+        def __del__(self) -> None:
+            harness.append(b"within", 1)
+
+    held = [Finalized()] if by == "finalizer" else []
+
+    def on_batches_sent(node_id: int, batches: Sequence[object]) -> None:
+        if node_id == 1 and by == "observer":
+            harness.append(b"within", 1)
+        held.clear()
+
+    harness.observer.on_batches_sent = on_batches_sent  # type: ignore[method-assign]
+    harness.append(b"first", 0)
+    await quiet()
+    assert sent_values(harness) == [[b"first"], [b"within"]]
+    assert harness.now == start
+    for sent in harness.brokers.waiting:
+        sent.ack()
+    task.cancel()
+    await quiet()
 
 
 @virtual
@@ -741,6 +825,23 @@ async def test_new_leader_in_the_answer_is_used_at_once(code: Code) -> None:
     assert not harness.metadata.update_due(harness.now + 10)
     harness.brokers.last.ack()
     assert offset_of(delivery) == 0
+
+
+@virtual
+async def test_results_before_the_first_error_are_settled_before_new_leaders_are_applied() -> None:
+    harness = EngineHarness(partitions=2, brokers=2)
+    harness.move(1, 1)
+    good, moved = harness.append(b"a", 0), harness.append(b"b", 1)
+    harness.step()
+    sent = harness.brokers.last
+    answers = sent.store()
+    answers[T1] = refusal(T1, Code.NOT_LEADER_OR_FOLLOWER, leader=(2, 50))
+    settled: list[bool] = []
+    harness.metadata.on_change(lambda snapshot: settled.append(good.done()))
+    sent.answer(answers, endpoints=[NodeEndpoint(2, "host-2", 9092, None)])
+    assert settled == [True]
+    assert not moved.done()
+    assert harness.metadata.snapshot.leader_of(T1) == 2
 
 
 @virtual
@@ -1307,6 +1408,15 @@ async def test_fail_all_tells_each_record_whether_it_may_be_in_the_log() -> None
 
 
 @virtual
+async def test_fail_all_reports_no_failure_of_a_batch_without_records() -> None:
+    harness = EngineHarness()
+    assert harness.append(b"v").cancel()
+    harness.sender.fail_all(ProducerClosed("closed"))
+    assert not harness.observer.failed
+    harness.check_idle()
+
+
+@virtual
 async def test_fail_all_keeps_the_memory_of_what_is_on_the_wire() -> None:
     harness = EngineHarness()
     delivery = harness.append(b"v")
@@ -1494,7 +1604,9 @@ async def test_pass_that_leaves_a_batch_behind_is_noticed(monkeypatch: pytest.Mo
 
 
 @virtual
-async def test_retries_are_warned_of_once_per_partition_and_half_minute(caplog):
+async def test_retries_are_warned_of_once_per_partition_and_half_minute(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     harness = EngineHarness(partitions=2, delivery_timeout_ms=300_000)
     delivery = harness.append(b"v")
     with caplog.at_level(logging.DEBUG, "aiokprod._engine.sender.batch_completion"):

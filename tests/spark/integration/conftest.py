@@ -117,7 +117,7 @@ def spark() -> Iterator[Any]:
 
 @pytest.fixture
 def topic() -> str:
-    """A name nobody used yet."""
+    """A name that is not used yet."""
     return f"s-{uuid.uuid4().hex[:10]}"
 
 

@@ -17,7 +17,7 @@ class DyingWriter(AiokprodWriter):
     """Writes everything; then, in the first attempt, its process is gone."""
 
     def write(self, iterator: Iterator[Any]) -> Any:
-        """As the sink's, but nobody hears of the first attempt."""
+        """As the sink's, but the result of the first attempt is lost."""
         message = super().write(iterator)
         context = TaskContext.get()
         assert context is not None, "in a task"

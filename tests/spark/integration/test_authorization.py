@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -69,9 +70,12 @@ def bind(
 @pytest.fixture
 def deny(guarded: KafkaCluster) -> Deny:
     """deny(kind, name, operation) for everyone, who may still see it."""
-    return lambda kind, name, operation: bind(
-        guarded, kind, name, **{operation: "DENY", "DESCRIBE": "ALLOW"}
-    )
+
+    def deny(kind: str, name: str, operation: str) -> None:
+        permissions: dict[str, Any] = {operation: "DENY", "DESCRIBE": "ALLOW"}
+        bind(guarded, kind, name, **permissions)
+
+    return deny
 
 
 def write(guarded: KafkaCluster, topic: str, **options: str) -> object:
@@ -125,8 +129,8 @@ def test_documented_permissions_suffice_for_exactly_once_and_none_is_idle(
     """The table of docs/spark.md. What has ACLs allows nothing else."""
     prefix = f"once-{topic}"
     asyncio.run(guarded.create_topic(topic, 1))
-    more = {"READ": "ALLOW"} if may_read else {}
-    both = {"WRITE": "ALLOW", "DESCRIBE": "ALLOW"}
+    more: dict[str, Any] = {"READ": "ALLOW"} if may_read else {}
+    both: dict[str, Any] = {"WRITE": "ALLOW", "DESCRIBE": "ALLOW"}
     bind(guarded, "TOPIC", topic, **both, **more)
     bind(guarded, "TRANSACTIONAL_ID", f"{prefix}.", prefix=True, **both)
     bind(guarded, "GROUP", f"{prefix}.", prefix=True, READ="ALLOW")

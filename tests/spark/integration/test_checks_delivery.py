@@ -36,7 +36,7 @@ ATTEMPTS = 2
 def fails_once(flag: Path, at: int, how: str) -> Any:
     """A column that breaks its task the first time it meets row `at`."""
 
-    @f.udf("string")
+    @f.udf("string")  # type: ignore[untyped-decorator]
     def column(value: str) -> str:
         import os
 

@@ -56,7 +56,7 @@ def test_check_17_no_fault_each_row_once(
 def failing_once(flag: Path, where: str) -> Any:
     """A column that kills its task the first time it sees row 700."""
 
-    @f.udf("string")
+    @f.udf("string")  # type: ignore[untyped-decorator]
     def column(value: str) -> str:
         import os
 
@@ -120,7 +120,8 @@ def crash(
         .start()
     )
     wait_for(lambda: not query.isActive, "the crash", 90)
-    return query.exception()
+    error: BaseException | None = query.exception()
+    return error
 
 
 @pytest.mark.slow
@@ -150,7 +151,7 @@ def test_check_20_transaction_timeout_before_commit_fails_the_batch_and_replays(
     run_until(spark, broker.bootstrap_servers, topic, folder, 1)
     done = commits(folder)
 
-    @f.udf("string")
+    @f.udf("string")  # type: ignore[untyped-decorator]
     def slow(value: str) -> str:
         if int(value) % ROWS == ROWS - 1 and not (folder / "slow").exists():
             (folder / "slow").write_text("")

@@ -36,7 +36,7 @@ pytestmark = pytest.mark.slow
 def test_check_25_loops_and_worker_reuse(
     broker: KafkaCluster, topic: str, loop: str, reuse: str
 ) -> None:
-    """In a JVM of its own, as worker reuse is a setting of the application."""
+    """In a separate JVM, as worker reuse is a setting of the application."""
     program = textwrap.dedent(
         f"""
         from tests.spark.integration.conftest import session_of

@@ -71,7 +71,7 @@ def test_transaction_timeout_of_one_task_leaves_the_whole_job_invisible(
     make_topic(topic)
     servers = broker.bootstrap_servers
 
-    @f.udf("binary")
+    @f.udf("binary")  # type: ignore[untyped-decorator]
     def slow(key: bytes) -> bytes:
         give_up = time.monotonic() + 90
         while int(key) == 0 and not (folder / "aborted").exists() and time.monotonic() < give_up:

@@ -191,7 +191,7 @@ def test_check_17_driver_dies_around_end_txn(query: Query, ended: int | None) ->
 def test_check_17_driver_dies_while_it_writes_its_decision(
     query: Query, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its transaction stays open, for a quarter of an hour if nobody ends it."""
+    """Its transaction stays open, for a quarter of an hour unless a client ends it."""
 
     async def die(
         ender: TransactionEnder, ours: Producer[Any, Any], topics: set[str], decision: Marker,
@@ -307,7 +307,7 @@ def test_check_19_other_number_of_tasks_in_the_replay(query: Query, tasks: int) 
     ("number", "change"), [(1, {"cut": -1}), (0, {"shift": 1}), (1, {"shift": 1})]
 )
 def test_check_19_other_rows_in_the_replay(
-    query: Query, number: int, change: dict[str, int]
+    query: Query, number: int, change: dict[str, Any]
 ) -> None:
     """The same number of tasks, but of a task, committed or not, not the same rows."""
     messages = [query.task(0, number, 2) for number in range(2)]
@@ -333,7 +333,7 @@ def test_check_19_rows_for_another_topic(query: Query) -> None:
 
 
 def test_check_17_fewer_tasks_leave_no_orphan(query: Query) -> None:
-    """An attempt of three tasks dies with its driver; the query goes on with two."""
+    """An attempt of three tasks dies with its driver; the query continues with two."""
     query.run(0)
     for number in range(3):
         query.task(1, number, 3)

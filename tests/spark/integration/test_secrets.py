@@ -41,8 +41,8 @@ PROGRAM = textwrap.dedent(
     from tests.spark.integration.conftest import session_of
     from tests.spark.integration.spark_helpers import numbers, rate, sink
 
-    told = json.loads(Path(sys.argv[1]).read_text())
-    options, topic, folder = told["options"], told["topic"], Path(told["folder"])
+    given = json.loads(Path(sys.argv[1]).read_text())
+    options, topic, folder = given["options"], given["topic"], Path(given["folder"])
     spark = session_of(**{
         "spark__eventLog__enabled": "true",
         "spark__eventLog__dir": (folder / "events").as_uri(),
@@ -69,10 +69,10 @@ PROGRAM = textwrap.dedent(
 
     # What cannot be planned, and what fails in a task: of a row, of the settings there, of a login.
     fails(sink(frame, servers, topic, **options | {"kafka.linger.sm": "1"}).save)
-    fails(sink(frame, servers, topic, **options | {"kafka.sasl.password": told["wrong"]}).save)
+    fails(sink(frame, servers, topic, **options | {"kafka.sasl.password": given["wrong"]}).save)
     fails(sink(frame, servers, topic, preflight="false",
-               **options | {"kafka.sasl.password": told["wrong"]}).save)
-    fails(sink(frame, servers, topic, **options | {"kafka.ssl.key.password": told["wrong"]}).save)
+               **options | {"kafka.sasl.password": given["wrong"]}).save)
+    fails(sink(frame, servers, topic, **options | {"kafka.ssl.key.password": given["wrong"]}).save)
     word = f.concat(f.translate((f.col("id") * 0).cast("string"), "0", "can"), f.lit("ary-payload"))
     large = spark.range(0, 4, 1, 2).select(f.repeat(word, 200_000).alias("value"))
     fails(sink(large, servers, topic, **options).save)
@@ -89,7 +89,7 @@ PROGRAM = textwrap.dedent(
     print(spark.sql("EXPLAIN FORMATTED SELECT count(*) FROM log").first()[0])
     # Spark takes the key of a write for a secret it hides; of the records, nothing is.
     print("COUNT", log.select("offset").count())
-    wrong = audit.option("secret.kafka.sasl.password", told["wrong"])
+    wrong = audit.option("secret.kafka.sasl.password", given["wrong"])
     fails(lambda: wrong.option("kafka.bootstrap.servers", servers).load().count())
 
     def stream(name, **more):
@@ -107,7 +107,7 @@ PROGRAM = textwrap.dedent(
     print(query.lastProgress, query.status)
     query = stream("once", delivery="exactly_once", transactionalIdPrefix="t")
     query.awaitTermination(60)
-    fails(lambda: stream("failing", **{"kafka.sasl.password": told["wrong"]}).awaitTermination(60))
+    fails(lambda: stream("failing", **{"kafka.sasl.password": given["wrong"]}).awaitTermination(60))
 
     if spark.version >= "4.1":  # 4.0 shows it in the error that tells of the refusal
         fails(lambda: stream("plainly named").awaitTermination(60))
@@ -182,14 +182,14 @@ def test_check_05_what_spark_writes_shows_no_secret(
     for name in ("events", "site", "reports", "cluster"):
         (folder / name).mkdir()
     (folder / "site" / "sitecustomize.py").write_text(LOUD)
-    told = {
+    given = {
         "options": options_of(secure),
         "topic": topic,
         "folder": str(folder),
         "wrong": "canary-wrong-secret",
     }
     arguments = folder / "arguments"
-    arguments.write_text(json.dumps(told))
+    arguments.write_text(json.dumps(given))
     path = os.pathsep.join([str(ROOT), str(folder / "site")])
     environment = dict(os.environ, PYTHONPATH=path)
 

@@ -1,20 +1,19 @@
-# One record into an open batch, as inline C on borrowed batches. A call, a column and a table
-# (`Appender.append_slot`, `append_rows`, `TableAppender.run`) each describe their record by a
-# `Record` and write its headers; all else is here and in `append.pxd`.
+# Writes one record to an open batch: inline C functions on borrowed references to the batch. A
+# call, a column and a table (`Appender.append_slot`, `append_rows`, `TableAppender.run`) describe
+# their record by a `Record` and write its headers; the other steps are here and in `append.pxd`.
 #
 # Source: Kafka protocol guide, "Record"; Java `DefaultRecord.writeTo`.
 
 from cpython.ref cimport PyObject
 from libc.string cimport memmove
 
-from aiokprod._core.batch cimport BatchCore
+from aiokprod._core.batch cimport S_OPEN, BatchCore
 from aiokprod._core.varint cimport (
     aiokprod_copy, int32_t, int64_t, murmur2_bytes, uint8_t, uint32_t, varint_size, write_varint,
 )
 
 cdef enum:
     MIN_BODY = 6           # attributes, two deltas, three lengths
-    OPEN = 0
     # Largest encoding of a record apart from key, value and headers: Java DefaultRecord
     # MAX_RECORD_OVERHEAD (21: record length 5, attributes 1, timestamp delta 10, offset delta 5)
     # and the lengths of key and value and the header count, 5 each.
@@ -35,7 +34,8 @@ cdef struct Record:
 
 
 cdef inline uint32_t key_hash(const char* key, Py_ssize_t size) noexcept nogil:
-    """Modulo the number of partitions, the partition of a key (Java `BuiltInPartitioner`)."""
+    """The hash of a key; modulo the number of partitions it is the partition (Java
+    `BuiltInPartitioner`)."""
     return murmur2_bytes(<const uint8_t*>key, size) & 0x7FFFFFFF
 
 
@@ -46,7 +46,7 @@ cdef inline int64_t size_bound(const Record* record) noexcept:
 
 
 cdef inline int least_prefix(int64_t bound) noexcept:
-    """Bytes of the length of a record with this `size_bound`, or one less."""
+    """Number of bytes of the length prefix of a record with this `size_bound`, or one less."""
     return varint_size(bound - OVERHEAD + MIN_BODY)
 
 
@@ -56,13 +56,13 @@ cdef inline int64_t field_size(int64_t size) noexcept:
 
 
 cdef inline int64_t fields_size(const Record* record) noexcept:
-    """Encoded bytes of what follows the deltas of a record."""
+    """Encoded bytes of key, value and headers of a record, which follow its deltas."""
     return (field_size(record.key_size) + field_size(record.value_size)
             + varint_size(record.header_count) + record.headers_size)
 
 
 cdef inline int64_t encoded_size(PyObject* held, int64_t timestamp, int64_t fields) noexcept:
-    """Encoded bytes of a record as the next one of the batch; `fields` is its `fields_size`."""
+    """Encoded bytes of a record if it is appended next; `fields` is its `fields_size`."""
     cdef int32_t count = (<BatchCore>held).count
     cdef int64_t delta = timestamp - (<BatchCore>held).base_timestamp if count else 0
     cdef int64_t body = 1 + varint_size(delta) + varint_size(count) + fields
@@ -70,10 +70,10 @@ cdef inline int64_t encoded_size(PyObject* held, int64_t timestamp, int64_t fiel
 
 
 cdef inline bint has_ample_room(PyObject* held, int64_t bound) noexcept:
-    """True if a record of at most `bound` bytes fits without a closer look."""
+    """True if a record of at most `bound` bytes certainly fits."""
     cdef Py_ssize_t length = (<BatchCore>held).length + bound
     return (length <= (<BatchCore>held).capacity and length <= (<BatchCore>held).limit
-            and (<BatchCore>held).ratio <= 1.0 and (<BatchCore>held).state == OPEN)
+            and (<BatchCore>held).ratio <= 1.0 and (<BatchCore>held).state == S_OPEN)
 
 
 cdef inline char* write_field(char* p, const char* data, int64_t size) noexcept:
@@ -86,7 +86,8 @@ cdef inline char* write_field(char* p, const char* data, int64_t size) noexcept:
 
 
 cdef inline char* write_deltas(PyObject* held, int64_t timestamp, int prefix) noexcept:
-    """Write attributes and deltas after a length of `prefix` bytes; where the key goes."""
+    """Write attributes and deltas after a length prefix of `prefix` bytes; returns the position of
+    the key."""
     cdef char* p = (<BatchCore>held).data + (<BatchCore>held).length + prefix
     if (<BatchCore>held).count == 0:
         (<BatchCore>held).base_timestamp = (<BatchCore>held).max_timestamp = timestamp
@@ -96,15 +97,15 @@ cdef inline char* write_deltas(PyObject* held, int64_t timestamp, int prefix) no
 
 
 cdef inline char* begin_record(PyObject* held, const Record* record, int prefix) noexcept:
-    """Write a record up to its value into room that is there; where the headers go. The record is
-    not in the batch before `end_record`."""
+    """Write a record up to its value; returns the position of the headers. There must be room. The
+    record is not part of the batch before `end_record`."""
     cdef char* p = write_deltas(held, record.timestamp, prefix)
     p = write_field(p, record.key, record.key_size)
     return write_field(p, record.value, record.value_size)
 
 
 cdef inline Py_ssize_t end_record(PyObject* held, char* p, int64_t timestamp, int prefix) noexcept:
-    """Write the length of the record that ends at `p`, and count it to the batch; its size."""
+    """Write the length of the record that ends at `p` and add it to the batch; its size."""
     cdef char* start = (<BatchCore>held).data + (<BatchCore>held).length
     cdef Py_ssize_t body = p - start - prefix
     if body >> (7 * prefix - 1):  # `prefix` is one less than it takes

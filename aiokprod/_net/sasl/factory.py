@@ -1,4 +1,4 @@
-"""Makes the authenticator of a connection, for the mechanism that the configuration names."""
+"""Makes the authenticators of connections, for the configured mechanism."""
 
 from __future__ import annotations
 

@@ -1,0 +1,113 @@
+"""Reports single records to interceptors, plug-ins and the observer: what the compiled
+`RecordHooks` leave to Python."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from typing import TYPE_CHECKING
+
+from aiokprod._core.hooks import RecordHooks as CompiledHooks
+from aiokprod._core.record_fields import record_size_bound
+from aiokprod.errors import KafkaError, Outcome
+
+if TYPE_CHECKING:
+    from aiokprod._core.hooks import HookedRecord
+    from aiokprod._core.serialization import SerializedRecord
+    from aiokprod.interceptors import InterceptorChain
+    from aiokprod.observer import Observer
+    from aiokprod.plugins import RecordPlugin
+    from aiokprod.records import Header
+
+logger = logging.getLogger(__name__)
+
+
+class RecordHooks(CompiledHooks):
+    """The interceptors and plug-ins of one producer, and its observer for refused records."""
+
+    def __init__(
+        self,
+        interceptors: InterceptorChain | None,
+        plugins: tuple[RecordPlugin, ...],
+        observer: Observer,
+    ) -> None:
+        super().__init__(interceptors, plugins)
+        self._observer = observer
+        self._failed: set[tuple[int, str]] = set()
+
+    def refused(
+        self,
+        topic: str,
+        partition: int | None,
+        record: SerializedRecord | None,
+        error: BaseException,
+    ) -> None:
+        """Report a record that failed before it was in a batch.
+
+        Args:
+            record: as far as it was prepared.
+        """
+        own = located(_as_kafka_error(error), topic, partition)
+        self._observer.on_record_refused(own)
+        if record is not None and record.hooked is not None:
+            self.end(record.hooked, topic, partition, own)
+
+    def given_up(self, hooked: HookedRecord, error: BaseException) -> None:
+        """Report a record whose interceptor has raised something that is no `Exception`."""
+        self._end_given_up(hooked, located(_as_kafka_error(error), hooked.topic, hooked.partition))
+
+    def dropped(self, hooked: HookedRecord) -> None:
+        """The call of a record was deleted before it ended, for example a coroutine that was
+        cancelled before it ran. May be called from any thread."""
+        if self.loop is None:
+            return
+        error = KafkaError("the send was given up before it ran", outcome=Outcome.NOT_SENT)
+        error = located(error, hooked.topic, hooked.partition)
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            self.loop.call_soon_threadsafe(self._end_given_up, hooked, error)
+
+    def _end_given_up(self, hooked: HookedRecord, error: KafkaError) -> None:
+        self._observer.on_record_refused(error)
+        self.end(hooked, hooked.topic, hooked.partition, error)
+
+    def withdrawn_error(self, topic: str, partition: int) -> KafkaError:
+        """The error of a record that was withdrawn from its batch."""
+        return located(_as_kafka_error(asyncio.CancelledError()), topic, partition)
+
+    def failed(self, plugin: object, method: str, error: Exception) -> None:
+        """Log the exception of a plug-in, which is otherwise ignored."""
+        key = (id(plugin), method)
+        if key in self._failed:
+            logger.debug("plug-in %s failed in %s again", type(plugin).__name__, method)
+            return
+        self._failed.add(key)
+        logger.warning(
+            "plug-in %s failed in %s; further failures of it are logged at DEBUG only",
+            type(plugin).__name__,
+            method,
+            exc_info=error,
+        )
+
+    def check_headers(self, headers: tuple[Header, ...]) -> None:
+        """Raise ValueError if headers of a plug-in cannot be sent."""
+        record_size_bound(None, None, headers)
+
+
+def located(error: KafkaError, topic: str, partition: int | None) -> KafkaError:
+    """The error with topic and partition of its record, unless it has them already."""
+    return error if error.topic is not None else error.with_(topic=topic, partition=partition)
+
+
+def _as_kafka_error(error: BaseException) -> KafkaError:
+    """The error to report; an exception other than `KafkaError` becomes one, NOT_SENT."""
+    if isinstance(error, KafkaError):
+        return error
+    what = (
+        "the send was cancelled before the record left"
+        if isinstance(error, asyncio.CancelledError)
+        else f"{type(error).__name__} while the record was being prepared"
+    )
+    own = KafkaError(what, outcome=Outcome.NOT_SENT)
+    own.__cause__ = error
+    return own

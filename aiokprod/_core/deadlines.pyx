@@ -1,0 +1,169 @@
+# cython: language_level=3
+"""Limits of waits for records, `send(timeout=...)`: records with near deadlines share a timer.
+
+A timer of the loop for each record, which is cancelled when the record has its outcome, costs more
+than the record. Deadlines are rounded up to a multiple of a step, a power of two of at most 1/128
+of the timeout, and all records of one multiple share a timer. So a wait ends at most 0.8 % of its
+timeout too late and never too early. Records that have their outcome are removed from time to time,
+so that at most twice as many are kept as are waited for.
+"""
+
+cimport cython
+
+from asyncio import current_task
+
+from libc.math cimport INFINITY, ceil, frexp, ldexp
+
+from aiokprod._core.batch cimport Delivery
+
+cdef enum:
+    STEPS_LOG2 = 8         # a timeout has between 128 and 256 steps
+    FEWEST = 64            # handles of a timer before the first removal
+    SLICE = 1024           # records that expire in one pass of the loop
+
+
+cdef class _Timer:
+    """The deliveries whose wait ends at `time`."""
+    cdef Deadlines owner
+    cdef double time
+    cdef list deliveries
+    cdef Py_ssize_t limit      # of the list's length before handles are removed from it
+    cdef Py_ssize_t next       # to expire
+    cdef object handle
+
+    cdef int add(self, Delivery delivery) except -1:
+        cdef Delivery each
+        if len(self.deliveries) >= self.limit:
+            self.deliveries = [each for each in self.deliveries if not each.is_done()]
+            self.limit = max(FEWEST, 2 * len(self.deliveries))
+        self.deliveries.append(delivery)
+        return 0
+
+    def __call__(self):
+        """End the waits. If a signal handler raises, the others end in the next pass."""
+        cdef Delivery delivery
+        cdef Py_ssize_t stop
+        if self.owner is None:  # made without `Deadlines`
+            return
+        self.handle = None  # it refers to this object
+        self.owner.forget(self)
+        stop = min(self.next + SLICE, <Py_ssize_t>len(self.deliveries))
+        try:
+            while self.next < stop:
+                delivery = self.deliveries[self.next]
+                self.next += 1
+                delivery.expire()
+        finally:
+            if self.next < <Py_ssize_t>len(self.deliveries):
+                self.handle = self.owner.loop.call_soon(self)
+            else:
+                self.deliveries = []
+
+
+@cython.freelist(64)
+@cython.no_gc
+cdef class TimeLimit:
+    """The limit of one call, from `Deadlines.begin`.
+
+    Attributes:
+        timeout: in seconds, as the caller gave it.
+    """
+    cdef Deadlines owner
+    cdef readonly object timeout
+    cdef double deadline
+    cdef Py_ssize_t cancelling     # `cancelling()` of the task when the call began
+
+    def watch(self, Delivery delivery not None):
+        """Let the wait for a record expire at the deadline. Then the record is withdrawn or, if
+        that is too late, only the wait ends."""
+        if self.owner is not None:
+            self.owner.watch(delivery, self.deadline, self.timeout)
+
+    def has_ended(self, Delivery delivery not None):
+        """True if the wait for this record was ended by the deadline, and not by a cancellation of
+        the task, which comes first if there were both."""
+        return (self.owner is not None and bool(delivery.is_expired)
+                and self.owner.count_cancelling() <= self.cancelling)
+
+
+cdef class Deadlines:
+    """The timers of one producer.
+
+    Args:
+        check: raises an error for an invalid timeout.
+    """
+
+    cdef object loop
+    cdef object clock
+    cdef object check
+    cdef dict timers
+    cdef _Timer latest
+
+    def __cinit__(self, loop not None, check not None):
+        self.loop = loop
+        self.clock = loop.time
+        self.check = check
+        self.timers = {}
+
+    def begin(self, timeout):
+        """The `TimeLimit` of a call that begins now."""
+        cdef TimeLimit limit
+        if not ((type(timeout) is float or type(timeout) is int) and timeout > 0):
+            self.check(timeout)
+        limit = TimeLimit.__new__(TimeLimit)
+        limit.timeout = timeout
+        limit.deadline = <double>self.clock() + <double>timeout
+        limit.cancelling = self.count_cancelling()
+        limit.owner = self
+        return limit
+
+    cdef Py_ssize_t count_cancelling(self) except -1:
+        task = current_task(self.loop)
+        return 0 if task is None else task.cancelling()
+
+    @property
+    def timer_count(self):
+        """Number of timers that have not fired."""
+        return len(self.timers)
+
+    cdef int watch(self, Delivery delivery, double deadline, double timeout) except -1:
+        cdef int exponent
+        cdef double step, time
+        cdef _Timer timer = self.latest
+        if not 0 < timeout < INFINITY:
+            return 0
+        frexp(timeout, &exponent)
+        step = ldexp(1.0, exponent - STEPS_LOG2)
+        time = ceil(deadline / step) * step
+        if timer is None or timer.time != time:
+            timer = self.timers.get(time)
+            if timer is None:
+                timer = self.start(time)
+            self.latest = timer
+        timer.add(delivery)
+        return 0
+
+    cdef _Timer start(self, double time):
+        cdef _Timer timer = _Timer.__new__(_Timer)
+        timer.owner = self
+        timer.time = time
+        timer.deliveries = []
+        timer.limit = FEWEST
+        timer.handle = self.loop.call_at(time, timer)
+        self.timers[time] = timer
+        return timer
+
+    cdef int forget(self, _Timer timer) except -1:
+        if self.latest is timer:
+            self.latest = None
+        if self.timers.get(timer.time) is timer:
+            del self.timers[timer.time]
+        return 0
+
+    def close(self):
+        """Cancel all timers: every record has its outcome."""
+        cdef _Timer timer
+        self.latest = None
+        while self.timers:
+            _, timer = self.timers.popitem()
+            timer.handle.cancel()

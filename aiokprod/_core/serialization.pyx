@@ -1,0 +1,162 @@
+# cython: language_level=3
+"""Calls a producer's serializers, for the fast path and the slow path alike.
+
+A serializer is called once for each key or value. If it returns an awaitable, or if the record
+cannot be appended at once, the slow path continues with the results in `SerializedRecord`.
+
+Source: Java `KafkaProducer.doSend`: the key is serialized before the value.
+"""
+
+cimport cython
+
+from cpython.ref cimport PyObject, Py_DECREF
+
+cdef extern from "Python.h":
+    size_t PY_VECTORCALL_ARGUMENTS_OFFSET
+    PyObject* PyObject_Vectorcall(PyObject*, PyObject**, size_t, PyObject*) noexcept
+    PyObject* PyBytes_FromObject(PyObject*) noexcept
+
+
+cdef int raise_present() except -1:
+    """Raise the exception that a function of the C API has set."""
+    return -1
+
+
+cdef class FieldSerializer:
+    """A user's serializer for keys or values.
+
+    Derived classes define the methods that need no compiled code: `recover(topic, data, error)`,
+    which raises the error for an exception of the serializer or returns another result, and
+    `checked(topic, data, result)`, which converts a result that is neither bytes nor None to bytes,
+    returns it if it is an awaitable, and raises for anything else.
+
+    Args:
+        call: the user's function.
+        takes_topic: it is called with (topic, headers, data), else with the data alone.
+        second, third: further arguments of the call, unless `second` is None; a `functools.partial`
+            costs more.
+        passthrough: it returns bytes unchanged and copies bytearray and memoryview, so that it need
+            not be called for them.
+    """
+
+    def __init__(self, call, *, bint takes_topic, bint passthrough, second=None, third=None):
+        self.call = call
+        self.second = second
+        self.third = third
+        self.takes_topic = takes_topic
+        self.passthrough = passthrough
+
+    def __call__(self, str topic not None, headers, data):
+        """Bytes or None, or an awaitable if the serializer is asynchronous; None for None.
+
+        Raises:
+            SerializationError: the serializer failed (chained) or returned something else.
+        """
+        return self.convert(topic, headers, data)
+
+    cdef object serialize(self, str topic, object headers, object data):
+        """As `convert`, for data that do not pass through."""
+        # [0] is for the function that is called, which may put another argument there.
+        cdef PyObject* arguments[4]
+        cdef size_t count = 3
+        cdef PyObject* found
+        cdef object result
+        # The exceptions of these two calls are not caught by `try`, which is slower if there are
+        # none.
+        if self.passthrough and (type(data) is bytearray or type(data) is memoryview):
+            found = PyBytes_FromObject(<PyObject*>data)
+        else:
+            arguments[1] = <PyObject*>data
+            if self.takes_topic:
+                arguments[1] = <PyObject*>topic
+                arguments[2] = <PyObject*>headers
+                arguments[3] = <PyObject*>data
+            elif self.second is not None:
+                arguments[2] = <PyObject*>self.second
+                arguments[3] = <PyObject*>self.third
+            else:
+                count = 1
+            found = PyObject_Vectorcall(<PyObject*>self.call, &arguments[1],
+                                        count | PY_VECTORCALL_ARGUMENTS_OFFSET, NULL)
+        if found is NULL:
+            result = self.recovered(topic, data)
+        else:
+            result = <object>found
+            Py_DECREF(result)
+        return result if is_payload(result) else self.checked(topic, data, result)
+
+    cdef object recovered(self, str topic, object data):
+        """The result of `recover` for the exception that is set."""
+        try:
+            raise_present()
+        except Exception as error:
+            return self.recover(topic, data, error)
+
+
+@cython.freelist(8)
+cdef class SerializedRecord:
+    """Key and value of one record, as far as they are serialized.
+
+    Attributes:
+        key: bytes or None; the awaitable that the serializer returned, if it is asynchronous.
+        value: the same for the value, if `has_value`.
+        headers: the list that the serializers were given, and may have appended to; the argument
+            of the call if none takes headers.
+        has_value: the value's serializer was called. It is not called while the key is awaitable.
+        is_started: the serializers were called. They are not if an interceptor has changed the
+            record to one that needs the slow path.
+        hooked: the `HookedRecord` of a producer with interceptors, None without.
+    """
+
+    cdef bint is_complete(self) noexcept:
+        """True if key and value are bytes or None."""
+        return self.has_value and is_payload(self.key) and is_payload(self.value)
+
+    def take_failure(self):
+        """The error of a serializer, None if none failed. Returned once, so that the object is not
+        part of a reference cycle with the error's traceback."""
+        failure, self.failure = self.failure, None
+        return failure
+
+
+cdef class SerializerPair:
+    """The two serializers of a producer.
+
+    Attributes:
+        plain: both pass bytes through.
+        takes_headers: one of them is called with the headers, and may append to them.
+    """
+
+    def __init__(self, FieldSerializer key not None, FieldSerializer value not None):
+        self.key = key
+        self.value = value
+        self.plain = key.passthrough and value.passthrough
+        self.takes_headers = ((key.takes_topic and not key.passthrough)
+                              or (value.takes_topic and not value.passthrough))
+
+    @cython.nonecheck(True)  # the serializers are None if `__init__` was not called
+    cpdef SerializedRecord serialize(self, str topic, object headers, object key, object value,
+                                     SerializedRecord record=None):
+        """Serialize key and value as far as possible without waiting.
+
+        Args:
+            headers: list or tuple of (str, bytes or None) pairs, or None; serializers get a copy as
+                a list.
+            record: receives the results; None makes a new one.
+
+        Errors of serializers are not raised, but kept for `take_failure`.
+        """
+        if record is None:
+            record = SerializedRecord.__new__(SerializedRecord)
+        record.headers = headers
+        if self.takes_headers:
+            record.headers = [] if headers is None else list(headers)
+        record.is_started = True  # not before: there may be no memory for the list
+        try:
+            record.key = self.key.convert(topic, record.headers, key)
+            if is_payload(record.key):
+                record.value = self.value.convert(topic, record.headers, value)
+                record.has_value = True
+        except Exception as error:
+            record.failure = error
+        return record

@@ -1,0 +1,83 @@
+# cython: language_level=3, boundscheck=False, cdivision=True
+"""What the append path knows of a partition and of a topic."""
+
+from libc.stdint cimport int32_t, int64_t
+
+from aiokprod._core.batch cimport BatchCore
+from aiokprod._core.memory cimport ByteCount, MemoryBudget
+
+
+cdef class PartitionSlot:
+    """The open batch of one partition, if any; the base class of `PartitionQueue`.
+
+    Each method is a single step: no signal handler can raise, and no finalizer can send a record,
+    while a change is incomplete.
+
+    Attributes:
+        core: the open batch, None if there is none.
+        reserved_bytes: bytes of the partition's closed batches. They are also counted for the
+            broker that leads the partition (`follow`).
+        opened: number of batches opened so far.
+    """
+
+    def __init__(self, str topic not None, int32_t partition):
+        self.topic = topic
+        self.partition = partition
+
+    def open(self, BatchCore core not None, int64_t opened, batch, batches,
+             dict incomplete not None):
+        """Make `core` the open batch and add its `batch` to `batches` and `incomplete`. False if
+        another batch was opened since `opened` was read."""
+        if self.core is not None or self.opened != opened:
+            return False
+        incomplete[batch] = None
+        try:
+            batches.append(batch)
+        except BaseException:
+            del incomplete[batch]
+            raise
+        self.opened += 1
+        self.core = core
+        return True
+
+    def follow(self, ByteCount account not None):
+        """Count the reserved bytes for another broker from now on."""
+        if self.account is not None:
+            self.account.bytes -= self.reserved_bytes
+        account.bytes += self.reserved_bytes
+        self.account = account
+
+    def hold(self, BatchCore core not None):
+        """Count the bytes of a batch for its broker, except those that are counted already."""
+        cdef int64_t more = core.buffered_bytes - core.reserved_bytes
+        if self.account is None:
+            raise ValueError("the partition has no account yet")
+        core.reserved_bytes += more
+        self.reserved_bytes += more
+        self.account.bytes += more
+
+    def let_go(self, BatchCore core not None, MemoryBudget memory not None):
+        """Return the bytes of a batch to its broker's share and to the memory; their number."""
+        cdef int64_t charged = core.buffered_bytes
+        if (self.account is None or self.reserved_bytes < core.reserved_bytes
+                or self.account.bytes < core.reserved_bytes or memory.used < charged):
+            raise AssertionError(f"{core!r} gives back more than is held")
+        self.reserved_bytes -= core.reserved_bytes
+        self.account.bytes -= core.reserved_bytes
+        memory.used -= charged
+        core.reserved_bytes = core.buffered_bytes = 0
+        return charged
+
+
+cdef class TopicSlot:
+    """The partitions of one topic and its sticky choice (-1: none yet).
+
+    Args:
+        sticky_limit: bytes after which another sticky partition is chosen.
+    """
+
+    def __init__(self, str topic not None, int64_t sticky_limit):
+        self.topic = topic
+        self.slots = []
+        self.sticky = -1
+        self.sticky_limit = sticky_limit

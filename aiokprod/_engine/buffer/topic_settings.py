@@ -1,0 +1,100 @@
+"""The settings of the batches of each topic: those of its profile, else those of the producer."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from aiokprod._config.profiles import NO_PROFILE, TopicConfig, compiled, profiles_of
+from aiokprod._wire.compression import configured_codec
+
+if TYPE_CHECKING:
+    from aiokprod._wire.compression import Codec
+    from aiokprod.config import ProducerConfig
+    from aiokprod.topic_profiles import TopicProfile
+
+_LEAST_BATCHES: Final = 16
+"""The buffer has room for at least this number of batches of the largest size."""
+
+
+class TopicSettings:
+    """The settings of the topics of one profile, in seconds and bytes.
+
+    Attributes:
+        linger: maximum time that a batch waits for more records.
+        own_linger: its batches wait for `linger` even if other batches are sent to their broker, or
+            none.
+        batch_size: target size of a batch, header included.
+        growth_limit: size of the largest batch, header included (`elastic_batch_size`).
+        sticky_limit: bytes after which another sticky partition is chosen (KIP-794).
+        delivery_timeout: from the opening of a batch to its outcome.
+        codec: None for no compression.
+    """
+
+    __slots__ = (
+        "batch_size",
+        "codec",
+        "delivery_timeout",
+        "growth_limit",
+        "linger",
+        "own_linger",
+        "sticky_limit",
+    )
+
+    def __init__(self, config: ProducerConfig, profile: TopicProfile, codec: Codec | None) -> None:
+        topic = TopicConfig.of(config, profile)
+        self.linger = topic.linger_ms / 1000
+        self.own_linger = topic.own_linger
+        self.batch_size = max(1, min(topic.batch_size, config.max_request_size))
+        self.growth_limit = min(
+            topic.elastic_batch_size, config.max_request_size, buffered_limit(config)
+        )
+        # Each further partition costs a transaction an AddPartitionsToTxn and a marker.
+        transactional = config.transactional_id is not None
+        self.sticky_limit = max(self.batch_size, self.growth_limit * transactional)
+        self.delivery_timeout = topic.delivery_timeout_ms / 1000
+        self.codec = codec
+
+
+class TopicSettingsTable:
+    """Finds the settings of a topic. The result is kept until the topic is forgotten, because it is
+    needed for each of its partitions.
+
+    Args:
+        codec: the producer's codec, which the topics without one of their own have too.
+    """
+
+    def __init__(self, config: ProducerConfig, codec: Codec | None) -> None:
+        self._default = TopicSettings(config, NO_PROFILE, codec)
+        self._profiles = []
+        for pattern, profile in profiles_of(config):
+            own = codec
+            if profile.compression_type is not None or profile.compression_level is not None:
+                own = configured_codec(config, profile)
+            settings = TopicSettings(config, profile, own)
+            self._profiles.append((compiled(pattern).fullmatch, settings))
+        self._by_topic: dict[str, TopicSettings] = {}
+
+    @property
+    def compresses(self) -> bool:
+        """True if batches of some topics are compressed."""
+        every = [self._default, *(settings for _, settings in self._profiles)]
+        return any(settings.codec is not None for settings in every)
+
+    def of(self, topic: str) -> TopicSettings:
+        """The settings of a topic: those of the first pattern that matches it."""
+        if not self._profiles:
+            return self._default
+        settings = self._by_topic.get(topic)
+        if settings is None:
+            found = (settings for matches, settings in self._profiles if matches(topic))
+            settings = self._by_topic[topic] = next(found, self._default)
+        return settings
+
+    def forget(self, topic: str) -> None:
+        """Drop what is kept of a topic that is no longer in use."""
+        self._by_topic.pop(topic, None)
+
+
+def buffered_limit(config: ProducerConfig) -> int:
+    """Bytes above which a batch no longer grows, in the buffer or in a request."""
+    return config.buffer_memory // _LEAST_BATCHES

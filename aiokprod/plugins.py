@@ -1,0 +1,73 @@
+"""Plug-ins: tracing, metrics and dead letters, which pair a record with its outcome.
+
+A plug-in returns a token for a record of interest and gets it back once, with the outcome, in one
+call per batch. A record without a token costs no memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final, Protocol
+
+from aiokprod.errors import KafkaError
+from aiokprod.observer import BatchView
+from aiokprod.records import Header
+
+
+class RecordPlugin(Protocol):
+    """Is called for every record of a producer, and when records have their outcome.
+
+    Methods are synchronous and must not block. What they raise is logged and otherwise ignored;
+    results that are not valid are treated in the same way. Exceptions that are no `Exception`
+    (KeyboardInterrupt) are raised to the caller by `on_append`, whose record is then not sent;
+    those of the other methods are passed to the loop's exception handler. They may send records
+    themselves. A
+    plug-in may also have hooks of `Observer`, `configure(config)` and `close()`.
+    """
+
+    def on_append(
+        self, topic: str, key: bytes | None, value: bytes | None, headers: tuple[Header, ...]
+    ) -> tuple[Sequence[Header], object | None] | None:
+        """Called once for each record, after its serializers and before its partition is chosen.
+
+        Returns:
+            The headers to send, and a token, or None if the outcome of the record is of no
+            interest. None instead of both means: the same headers, no token.
+        """
+
+    def on_batch_settled(
+        self,
+        batch: BatchView,
+        tokens: Sequence[tuple[int, Any]],
+        base_offset: int | None,
+        error: KafkaError | None,
+    ) -> None:
+        """Records of a batch have their outcome.
+
+        Called once for each batch that has tokens of this plug-in, and separately for each record
+        that the broker has rejected with a separate error. If a batch is split, its parts are
+        batches.
+
+        Args:
+            tokens: (index of the record in the batch, token), by index.
+            base_offset: of the batch; the offset of a record is base_offset + index. None if the
+                records failed or the broker did not return it.
+            error: None if the records were acknowledged. `error.outcome` says whether they can be
+                in the log.
+        """
+
+    def on_record_unsent(
+        self, topic: str, partition: int | None, token: object | None, error: KafkaError
+    ) -> None:
+        """A record ended without a batch: it was refused before it was in one (no metadata, no
+        memory, too large, not serialized, the call was cancelled), or withdrawn from it.
+
+        Args:
+            partition: None if none was chosen.
+            token: None if the record failed before `on_append`. Not called for records for which
+                `on_append` has returned no token.
+        """
+
+
+METHODS: Final = ("on_append", "on_batch_settled", "on_record_unsent")
+"""The methods of a `RecordPlugin`."""

@@ -1,0 +1,168 @@
+"""Exceptions of signal handlers, and MemoryError, between an append and what belongs to it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import Any
+
+import pytest
+
+from aiokprod import BulkProgress, ProducerRecord
+from aiokprod._client.send_many import BulkSender
+from aiokprod._core.batch import Delivery
+from aiokprod._core.bulk_append import RecordSource, append_records
+from aiokprod._core.serialization import SerializedRecord
+from aiokprod.errors import KafkaError, Outcome
+from aiokprod.testing.virtual import run
+from tests.client.test_misbehaving_hooks import Interceptor, producing
+from tests.scenarios.scenario_helpers import runtime_of
+from tests.simulation.call_interrupts import Injector, Interrupt, TimeUp, stepped
+
+pytestmark = pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")
+
+MOST = 4_000
+"""More bytecodes than a call takes."""
+STRIDE = 5
+"""Bytecodes from one exception to the next; what is between two appends takes more."""
+
+
+def striking(step: int, error: type[BaseException]) -> Injector:
+    """Raises at that bytecode."""
+
+    def strike() -> None:
+        raise error
+
+    return Injector(step, strike)
+
+
+async def submitted_at(step: int, call: str) -> bool:
+    """Interrupt a call with `on_delivery`; False if it took fewer bytecodes."""
+    cluster, producer = await producing(fast=False)
+    seen: list[Any] = []
+    options: dict[str, Any] = {
+        "on_delivery": lambda metadata, error: seen.append((metadata, error))
+    }
+    injector = striking(step, TimeUp)
+
+    async def send() -> None:
+        with contextlib.suppress(TimeUp, KafkaError):
+            if call == "try_submit":
+                with injector.armed():
+                    producer.try_submit("t", b"v", **options)
+            else:
+                await stepped(producer.submit("t", b"v", **options), injector)
+
+    await asyncio.create_task(send())
+    await producer.close()
+    await asyncio.sleep(0)
+    if cluster.values("t", 0):
+        [(metadata, error)] = seen
+        assert (metadata.offset, error) == (0, None)
+    else:
+        assert [error.outcome for _, error in seen] in ([], [Outcome.NOT_SENT])
+    return injector.has_struck
+
+
+@pytest.mark.parametrize("call", ["try_submit", "submit"])
+def test_on_delivery_is_called_for_each_record_in_a_batch(call: str) -> None:
+    async def main() -> None:
+        for step in range(1, MOST, STRIDE):
+            if not await submitted_at(step, call):
+                assert step > 100, "the tracer saw the call"
+                return
+        raise AssertionError("the call never ends")
+
+    run(main, debug=False)
+
+
+async def bulk_at(step: int) -> bool:
+    """Interrupt a `send_many`; False if it took fewer bytecodes."""
+    cluster, producer = await producing(fast=False)
+    progress = BulkProgress()
+    injector = striking(step, Interrupt)
+
+    async def send() -> None:
+        with contextlib.suppress(Interrupt):
+            sending = producer.send_many("t", [b"0", b"1"], progress=progress)
+            await stepped(sending, injector)
+
+    await asyncio.create_task(send())
+    if progress._call is not None and not progress._call.is_running:
+        result = await progress.result()
+        good = [offset for offset in result.offsets if offset is not None]
+        assert len(good) == len(cluster.values("t", 0)), step
+        assert result.interrupted is not None or len(result) == 2
+    await producer.close()
+    return injector.has_struck
+
+
+def test_progress_has_each_record_that_is_in_a_batch() -> None:
+    async def main() -> None:
+        for step in range(1, MOST, STRIDE):
+            if not await bulk_at(step):
+                assert step > 100, "the tracer saw the call"
+                return
+        raise AssertionError("the call never ends")
+
+    run(main, debug=False)
+
+
+def test_record_that_hooks_have_seen_is_not_sent_again_if_it_cannot_be_tracked() -> None:
+    """There was no memory to note it after the append."""
+    testcapi = pytest.importorskip("_testcapi")
+
+    async def main() -> None:
+        for start in range(1_000):
+            interceptor = Interceptor()
+            cluster, producer = await producing(fast=True, interceptors=[interceptor])
+            await producer.send("t", b"first")
+            runtime = runtime_of(producer)
+            sender = BulkSender(runtime, producer._slow_path, lambda: None, 0.1)
+            source = RecordSource(iter([ProducerRecord("t", b"v")]), ProducerRecord)
+            found: Any = None
+            testcapi.set_nomemory(start, start + 1)
+            try:
+                found = append_records(runtime.appender, sender.tracker, source)
+            except MemoryError:
+                pass
+            finally:
+                testcapi.remove_mem_hooks()
+            with sender.awaiting():
+                if source.has_record:
+                    await sender._record(0, source.take(), found)
+                elif not source.ended:
+                    await sender._advance_records(source)
+                result = await sender._finish()
+            await producer.close()
+            if source.failure is None:  # else the record was not read
+                assert len(interceptor.sent) <= len(interceptor.ended) == 2
+                assert len(cluster.values("t", 0)) == 2
+                assert result.ok
+            if isinstance(found, Delivery):  # the last allocation of the call
+                return
+        raise AssertionError("no allocation after the append failed")
+
+    run(main, debug=False)
+
+
+def test_row_that_cannot_be_read_again_is_reported_to_the_hooks_that_have_seen_it() -> None:
+    class Chunk:
+        """A row for which there is no memory."""
+
+        def row(self, index: int) -> Any:
+            raise MemoryError
+
+    async def main() -> None:
+        interceptor = Interceptor()
+        _, producer = await producing(fast=True, interceptors=[interceptor])
+        async with producer:
+            serialized = SerializedRecord()
+            serialized.hooked = producer._hooks.start(ProducerRecord("t", b"v"))
+            sender: Any = producer.table_sender()
+            await sender._row(Chunk(), "t", 0, serialized)
+            [(_, error, _)] = interceptor.ended
+            assert error.outcome is sender.refused[0].outcome is Outcome.NOT_SENT
+            assert error.topic == "t"
+
+    run(main)
