@@ -305,6 +305,16 @@ def test_interrupt_in_a_report_after_the_end_of_the_loop_is_logged(
     assert "a plug-in was interrupted" in caplog.text
 
 
+def test_record_dropped_before_there_is_a_loop_is_not_reported() -> None:
+    plugin = Plugin()
+    hooks = RecordHooks(None, (plugin,), Observer())
+    hooked = hooks.start(ProducerRecord("t", b"v"))
+    assert hooked is not None
+    del hooked
+    gc.collect()
+    assert plugin.ended == []
+
+
 async def refused_at(step: int) -> bool:
     """A signal handler raises in a call that is refused; False if the call took fewer bytecodes."""
     interceptor = Interceptor()

@@ -91,6 +91,27 @@ def test_every_interceptor_hears_of_the_end(
     assert len(caplog.messages) == 2
 
 
+def test_method_without_a_readable_signature_gets_no_headers() -> None:
+    class Opaque(Adding):
+        class Method:
+            __signature__ = "none"
+
+            def __init__(self, log: list[str]) -> None:
+                self.log = log
+
+            def __call__(self, *arguments: object, **named: object) -> None:
+                self.log.append(f"{len(arguments)} {sorted(named)}")
+
+        def __init__(self, name: str, log: list[str]) -> None:
+            super().__init__(name, log)
+            self.on_acknowledgement = self.Method(log)  # type: ignore[method-assign]
+
+    log: list[str] = []
+    chain = InterceptorChain([Opaque("a", log)])
+    chain.on_acknowledgement(None, ProducerClosed("closed"), headers=(("k", b"v"),))
+    assert log == ["2 []"]
+
+
 def test_empty_chain_is_false_and_changes_nothing() -> None:
     assert not InterceptorChain()
     assert InterceptorChain([Adding("a", [])])
