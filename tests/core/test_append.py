@@ -439,7 +439,7 @@ def test_submit_without_memory_for_its_awaitable_appends_no_record() -> None:
     testcapi = pytest.importorskip("_testcapi")
     harness = idle_harness()
     submit: Any = harness.appender.submit
-    made = [submit("t", b"v", partition=0) for _ in range(300)]  # more than are kept for reuse
+    made = [submit("t", b"v", partition=0) for _ in range(1_100)]  # more than are kept for reuse
     failed = 0
     for start in range(10):
         before = harness.core.count

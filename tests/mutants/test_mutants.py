@@ -311,7 +311,7 @@ def test_flaky():
         raise AssertionError("another reason")
 
 def test_behind_it():
-    sum(range(3_000_000))
+    sum(range(30_000_000))  # more than the set-up of the first test takes: the quickest runs first
     assert taken(3, 9)
 """
 
