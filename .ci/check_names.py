@@ -8,6 +8,8 @@
   that module must contain the next part of the name.
 - A path in backticks (`_net/tls_transport`, `tests/test_layers.py`) must exist; the suffix may be
   missing, and `*`, `<name>` and `{name}` stand for anything.
+- A class name stands for one class. A leading underscore makes no difference. The structures of
+  messages have the names of Kafka's schemas, of which some occur in two messages.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ _ENTRY: Final = re.compile(r"^    ([a-z_]\w*(?:, [a-z_]\w*)*):", re.MULTILINE)
 _LISTED: Final = re.compile(
     r"^([a-z_]\w*(?:\.\w+)?(?:, [a-z_]\w*(?:\.\w+)?)*) {2,}\S", re.MULTILINE
 )
+_CLASS: Final = re.compile(r"^(?:cdef )?class _?(\w+)", re.MULTILINE)
 _CODE: Final = re.compile(r"`([^`\n]+)`")
 _DOTTED: Final = re.compile(r"[a-z_]\w*(?:\.\w+)+")
 _PATH: Final = re.compile(r"[\w.<>{}*-]+(?:/[\w.<>{}*-]+)+/?")
@@ -74,6 +77,23 @@ def missing_attributes(text: str, inherited: dict[str, tuple[set[str], list[str]
                 if name not in known
             ]
     return found
+
+
+def repeated_classes(texts: dict[Path, str]) -> Iterator[str]:
+    """One line for each class whose name an earlier class has, except in messages.
+
+    Args:
+        texts: modules by path; stubs repeat the classes of their modules and are left out.
+    """
+    first: dict[str, str] = {}
+    for path, text in texts.items():
+        if path.suffix not in (".py", ".pyx") or path.parent.name == "messages":
+            continue
+        for match in _CLASS.finditer(text):
+            place = f"{path.relative_to(ROOT)}:{text.count(chr(10), 0, match.start(1)) + 1}"
+            earlier = first.setdefault(match[1], place)
+            if earlier != place:
+                yield f"{place}: {earlier} has a class {match[1]} too"
 
 
 def is_module(path: Path) -> bool:
@@ -156,9 +176,12 @@ def main() -> int:
         for node in ast.walk(ast.parse(text))
         if isinstance(node, ast.ClassDef)
     }
+    repeated = list(repeated_classes(texts))
+    for finding in repeated:
+        print(finding)
     for pattern in DOCUMENTS:
         texts |= {path: path.read_text(encoding="utf-8") for path in sorted(ROOT.glob(pattern))}
-    status = 0
+    status = 1 if repeated else 0
     for path, text in texts.items():
         found = list(wrong_names(text))
         if path.suffix == ".py":

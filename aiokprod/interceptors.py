@@ -55,7 +55,7 @@ class ProducerInterceptor(Protocol):
         """
 
     def close(self) -> None:
-        """The producer was closed; called once, see `aiokprod._client.hooks`."""
+        """The producer was closed; called once, see `aiokprod._client.user_hooks`."""
 
 
 class InterceptorChain(InterceptorCalls):

@@ -9,17 +9,17 @@ import sys
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, overload
 
 from aiokprod._client.bulk_result import BulkProgress, BulkResult, check_progress
-from aiokprod._client.hooks import UserHooks
 from aiokprod._client.lifecycle import Lifecycle
 from aiokprod._client.record_hooks import RecordHooks
+from aiokprod._client.record_serializers import RecordSerializers
 from aiokprod._client.runtime import Runtime
 from aiokprod._client.send import RecordSubmitter
 from aiokprod._client.send_many import BulkSender
 from aiokprod._client.send_table import TableSender
-from aiokprod._client.serialization import RecordSerializers
 from aiokprod._client.slow_path import SlowPath
 from aiokprod._client.status import Health, explain, health
 from aiokprod._client.transactions import Transaction, Transactions, run_transaction
+from aiokprod._client.user_hooks import UserHooks
 from aiokprod._client.validation import (
     check_on_delivery,
     check_plugins,

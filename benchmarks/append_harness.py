@@ -10,7 +10,7 @@ from aiokprod._core.append import Appender
 from aiokprod._core.batch import BatchCore, Delivery
 from aiokprod._core.bulk_append import RecordSource, append_column, append_objects, append_records
 from aiokprod._core.bulk_tracker import BulkTracker
-from aiokprod._core.hooks import RecordHooks
+from aiokprod._core.hooks import HookCalls
 from aiokprod._core.memory import MemoryBudget
 from aiokprod._core.serialization import SerializerPair
 from aiokprod._core.slots import PartitionSlot, TopicSlot
@@ -51,7 +51,7 @@ class AppendHarness:
         *,
         keep: bool = False,
         serializers: SerializerPair | None = None,
-        hooks: RecordHooks | None = None,
+        hooks: HookCalls | None = None,
         partitioner: Callable[..., int] | None = None,
     ) -> None:
         # Of the loop only the methods of StillLoop are used.

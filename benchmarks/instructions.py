@@ -59,7 +59,7 @@ def keyed_column(count: int) -> None:
 
 def bytearray_column(count: int) -> None:
     """Append a column of bytearrays; the same object, so that making them is not measured."""
-    from aiokprod._client.serialization import RecordSerializers
+    from aiokprod._client.record_serializers import RecordSerializers
     from benchmarks.append_harness import AppendHarness
 
     harness = AppendHarness(3, serializers=RecordSerializers(None, None))
@@ -68,7 +68,7 @@ def bytearray_column(count: int) -> None:
 
 def serialized_column(count: int) -> None:
     """Append a column with a compiled serializer that does nothing but return its bytes."""
-    from aiokprod._client.serialization import RecordSerializers
+    from aiokprod._client.record_serializers import RecordSerializers
     from benchmarks.append_harness import AppendHarness
 
     harness = AppendHarness(3, serializers=RecordSerializers(None, VALUE.__getitem__))
@@ -148,7 +148,7 @@ def _submit_json(count: int, backend: Literal["json", "orjson", "msgspec"]) -> N
 
 
 def _submit_serialized(count: int, value: object, serializer: AnySerializer) -> None:
-    from aiokprod._client.serialization import RecordSerializers
+    from aiokprod._client.record_serializers import RecordSerializers
     from benchmarks.append_harness import TOPIC, AppendHarness
 
     call = AppendHarness(3, serializers=RecordSerializers(None, serializer)).appender.submit
@@ -193,7 +193,7 @@ class _Idle:
 def _with_hooks(count: int, *, intercepted: bool = False, **options: Any) -> None:
     """`try_submit`'s append with objects of the user, and the batches' acknowledgment."""
     from aiokprod._client.record_hooks import RecordHooks
-    from aiokprod._client.serialization import RecordSerializers
+    from aiokprod._client.record_serializers import RecordSerializers
     from aiokprod.interceptors import InterceptorChain
     from aiokprod.observer import Observer
     from benchmarks.append_harness import TOPIC, AppendHarness

@@ -19,8 +19,8 @@ from aiokprod.records import DrainReport
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from aiokprod._client.hooks import UserHooks
     from aiokprod._client.runtime import Runtime
+    from aiokprod._client.user_hooks import UserHooks
     from aiokprod.config import ProducerConfig
     from aiokprod.environment import Environment
     from aiokprod.observer import Metrics

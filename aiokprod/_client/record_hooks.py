@@ -1,5 +1,5 @@
 """Reports single records to interceptors, plug-ins and the observer: what the compiled
-`RecordHooks` leave to Python."""
+`HookCalls` leave to Python."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import contextlib
 import logging
 from typing import TYPE_CHECKING
 
-from aiokprod._core.hooks import RecordHooks as CompiledHooks
+from aiokprod._core.hooks import HookCalls
 from aiokprod._core.record_fields import record_size_bound
 from aiokprod.errors import KafkaError, Outcome
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-class RecordHooks(CompiledHooks):
+class RecordHooks(HookCalls):
     """The interceptors and plug-ins of one producer, and its observer for refused records."""
 
     def __init__(

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
 
     from aiokprod._client.record_hooks import RecordHooks
-    from aiokprod._client.serialization import RecordSerializers
+    from aiokprod._client.record_serializers import RecordSerializers
     from aiokprod._core.slots import TopicSlot
     from aiokprod._engine.buffer.producer_batch import ProducerBatch
     from aiokprod._engine.identity.coordinators import Coordinators

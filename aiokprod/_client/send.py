@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from aiokprod._client.serialization import close_coroutines
+from aiokprod._client.record_serializers import close_coroutines
 from aiokprod._client.validation import check_on_delivery, checked_record
 from aiokprod._core.batch import report_withdrawals_with
 from aiokprod._core.memory import Reservation

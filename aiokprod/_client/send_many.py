@@ -7,7 +7,7 @@ import contextlib
 from typing import TYPE_CHECKING, Any
 
 from aiokprod._client.bulk_result import BulkResult, Columns, wait_settled
-from aiokprod._client.serialization import close_coroutines
+from aiokprod._client.record_serializers import close_coroutines
 from aiokprod._client.validation import checked_record
 from aiokprod._core.batch import Delivery
 from aiokprod._core.bulk_append import RecordSource, append_column, append_objects, append_records

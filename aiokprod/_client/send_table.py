@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from aiokprod._arrow.c_data import ArrowImportError, InvalidRow, Stream, exports_array, open_table
 from aiokprod._arrow.table_appender import TableAppender
+from aiokprod._client.record_serializers import close_coroutines
 from aiokprod._client.send_many import BulkSender, unreadable
-from aiokprod._client.serialization import close_coroutines
 from aiokprod._client.table_schema import layout_of
 from aiokprod._core.batch import Delivery
 from aiokprod.errors import ConfigError, KafkaError, Outcome

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from aiokprod._client.record_hooks import RecordHooks
+    from aiokprod._client.record_serializers import RecordSerializers
     from aiokprod._client.runtime import Runtime
-    from aiokprod._client.serialization import RecordSerializers
     from aiokprod._core.append import AppendResult
     from aiokprod._core.batch import Delivery
     from aiokprod._core.hooks import HookedRecord

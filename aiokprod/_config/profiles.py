@@ -119,7 +119,7 @@ def default_elastic_batch_size(
 
 
 @dataclass(frozen=True, slots=True)
-class TopicConfig:
+class EffectiveSettings:
     """The settings that apply to a topic: those of its profile, else those of the producer.
 
     Attributes: as in `ProducerConfig`.
@@ -135,7 +135,7 @@ class TopicConfig:
     compression_level: int | None
 
     @classmethod
-    def of(cls, config: ProducerConfig, profile: TopicProfile) -> TopicConfig:
+    def of(cls, config: ProducerConfig, profile: TopicProfile) -> EffectiveSettings:
         """Combine a profile with the settings of its producer."""
         linger_ms = config.linger_ms if profile.linger_ms is None else profile.linger_ms
         batch_size, elastic = config.batch_size, config.elastic_batch_size
@@ -178,7 +178,7 @@ def check_profiles(config: ProducerConfig) -> None:
     """
     for pattern, profile in profiles_of(config):
         where = f"{_NAME}[{pattern!r}]"
-        topic = TopicConfig.of(config, profile)
+        topic = EffectiveSettings.of(config, profile)
         try:
             check_level(topic.compression_type, profile.compression_level)
         except ConfigError as error:
@@ -194,7 +194,7 @@ def check_profiles(config: ProducerConfig) -> None:
 
 
 def _check_delivery_timeout(
-    config: ProducerConfig, profile: TopicProfile, topic: TopicConfig, where: str
+    config: ProducerConfig, profile: TopicProfile, topic: EffectiveSettings, where: str
 ) -> None:
     least = topic.linger_ms + config.request_timeout_ms
     if topic.delivery_timeout_ms < least:

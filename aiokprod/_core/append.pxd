@@ -5,7 +5,7 @@ from libc.stdint cimport int32_t, int64_t, uint32_t
 
 from aiokprod._core.batch cimport BatchCore, Delivery, make_room
 from aiokprod._core.record_writer cimport BATCH_HEADER, Record, fields_size, has_ample_room
-from aiokprod._core.hooks cimport HookedRecord, RecordHooks
+from aiokprod._core.hooks cimport HookedRecord, HookCalls
 from aiokprod._core.memory cimport MemoryBudget
 from aiokprod._core.serialization cimport SerializedRecord, SerializerPair
 from aiokprod._core.slots cimport PartitionSlot, TopicSlot
@@ -36,8 +36,8 @@ cdef class Appender:
     cdef object slow_submit
     cdef object unix_ms
     cdef SerializerPair serializers
-    cdef RecordHooks hooks     # None if there are none
-    cdef RecordHooks reporter  # the same object, also without interceptors
+    cdef HookCalls hooks     # None if there are none
+    cdef HookCalls reporter  # the same object, also without interceptors
     cdef object partitioner
     cdef object check_partition
     cdef public object snapshot  # written by `Runtime`

@@ -2,7 +2,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, final
 
 from aiokprod._core.batch import Delivery
-from aiokprod._core.hooks import HookedRecord, RecordHooks
+from aiokprod._core.hooks import HookCalls, HookedRecord
 from aiokprod._core.memory import MemoryBudget, Reservation
 from aiokprod._core.serialization import SerializedRecord, SerializerPair
 from aiokprod._core.slots import PartitionSlot, TopicSlot
@@ -28,7 +28,7 @@ class Appender:
         max_request_size: int,
         ignore_keys: bool = False,
         serializers: SerializerPair | None = None,
-        hooks: RecordHooks | None = None,
+        hooks: HookCalls | None = None,
         partitioner: Callable[..., Any] | None = None,
         check_partition: Callable[[Any, str, Any], int] | None = None,
     ) -> None: ...

@@ -17,7 +17,7 @@ from cpython.ref cimport PyObject, Py_INCREF
 
 from aiokprod._core.batch cimport BatchCore, Delivery, make_room, new_delivery
 from aiokprod._core.callbacks cimport is_plain_callable
-from aiokprod._core.hooks cimport HookedRecord, RecordHooks
+from aiokprod._core.hooks cimport HookedRecord, HookCalls
 from aiokprod._core.memory cimport MemoryBudget, Reservation
 from aiokprod._core.record_fields cimport data_of, headers_encoded_size, size_of, write_headers
 from aiokprod._core.record_writer cimport (
@@ -177,7 +177,7 @@ cdef class Appender:
 
     def __init__(self, *, MemoryBudget memory not None, open_new_batch, slow_submit, unix_ms,
                  YieldQueue yield_queue not None, int64_t max_request_size,
-                 bint ignore_keys=False, SerializerPair serializers=None, RecordHooks hooks=None,
+                 bint ignore_keys=False, SerializerPair serializers=None, HookCalls hooks=None,
                  partitioner=None, check_partition=None):
         self.enabled = False
         self.topics = {}

@@ -16,7 +16,7 @@ cdef class InterceptorCalls:
                          object loop) except -1
 
 
-cdef class RecordHooks:
+cdef class HookCalls:
     cdef readonly InterceptorCalls interceptors
     cdef readonly tuple plugins
     cdef readonly bint called
@@ -38,7 +38,7 @@ cdef class RecordHooks:
 
 
 cdef class HookedRecord:
-    cdef RecordHooks hooks    # None once the outcome is reported, or a batch will report it
+    cdef HookCalls hooks    # None once the outcome is reported, or a batch will report it
     cdef readonly object record
     cdef readonly object topic
     cdef readonly object partition

@@ -19,7 +19,7 @@ class InterceptorCalls:
         headers: Sequence[tuple[str, bytes | None]] = ...,
     ) -> None: ...
 
-class RecordHooks:
+class HookCalls:
     loop: asyncio.AbstractEventLoop | None
     @property
     def interceptors(self) -> InterceptorCalls | None: ...

@@ -110,7 +110,7 @@ cdef int interrupted(object loop, str what, object error) except -1:
     return 0
 
 
-cdef class RecordHooks:
+cdef class HookCalls:
     """What a producer reports about single records, and to whom.
 
     Derived classes define `refused(topic, partition, record, error)`, for a `SerializedRecord` that

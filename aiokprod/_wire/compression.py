@@ -13,7 +13,7 @@ from struct import pack
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from aiokprod._config.fields import LEVELS
-from aiokprod._config.profiles import NO_PROFILE, TopicConfig
+from aiokprod._config.profiles import NO_PROFILE, EffectiveSettings
 from aiokprod._wire.primitives import BytesLike, Reader
 from aiokprod.errors import ConfigError, DecodeError
 
@@ -299,7 +299,7 @@ def configured_codec(config: ProducerConfig, profile: TopicProfile = NO_PROFILE)
     Raises:
         ConfigError: the level is out of range, or the codec's package is missing.
     """
-    topic = TopicConfig.of(config, profile)
+    topic = EffectiveSettings.of(config, profile)
     if topic.compression_type == NoCompression.name:
         return None
     return codec_for(topic.compression_type, topic.compression_level)

@@ -22,7 +22,7 @@ _NAMES: Final = {name: name for name in ALLOWED}
 """Column by part of a record, as `Producer.send_table` takes them."""
 
 
-class Batch(Protocol):
+class SinkBatch(Protocol):
     """The attributes of the producer's batches that the sink reads.
 
     Attributes:
@@ -41,21 +41,21 @@ class Batch(Protocol):
     @property
     def error(self) -> KafkaError | None: ...
     @property
-    def parts(self) -> Sequence[Batch] | None: ...
+    def parts(self) -> Sequence[SinkBatch] | None: ...
 
 
 class Tracker(Protocol):
     """Which batches hold the rows of a table."""
 
     @property
-    def cores(self) -> Sequence[Batch]: ...
+    def cores(self) -> Sequence[SinkBatch]: ...
     @property
     def count(self) -> int: ...
     def failed(self) -> list[int]: ...
     def position(self, record: int, /) -> tuple[int, int | None, KafkaError | None]: ...
 
 
-class Sender(Protocol):
+class SubmittedTable(Protocol):
     """What `Producer.table_sender` returns.
 
     Attributes:
@@ -87,7 +87,7 @@ class TableHandoff:
 
     def __init__(self) -> None:
         self.complete = False
-        self.sender: Sender | None = None
+        self.sender: SubmittedTable | None = None
 
     @property
     def tracker(self) -> Tracker | None:
@@ -100,7 +100,7 @@ class TableHandoff:
         return {} if self.sender is None else self.sender.refused
 
     @property
-    def cores(self) -> Sequence[Batch]:
+    def cores(self) -> Sequence[SinkBatch]:
         """The batches that hold its rows; the tables before and after may share some."""
         return [] if self.tracker is None else self.tracker.cores
 
@@ -141,7 +141,7 @@ class TableHandoff:
         counts.acknowledged += tracker.count - len(failed)
 
 
-def _has_failed(core: Batch) -> bool:
+def _has_failed(core: SinkBatch) -> bool:
     return core.error is not None or any(map(_has_failed, core.parts or ()))
 
 

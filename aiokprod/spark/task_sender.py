@@ -19,7 +19,7 @@ from aiokprod.spark.table_handoff import TableHandoff, submit_table
 
 if TYPE_CHECKING:
     from aiokprod.producer import Producer
-    from aiokprod.spark.table_handoff import Batch
+    from aiokprod.spark.table_handoff import SinkBatch
 
 _FORGET_EVERY: Final = 1024
 """Number of counted batches after which batches without rows of a pending table are dropped."""
@@ -65,7 +65,7 @@ class TaskSender:
         self._transactional = transactional
         self._turn = asyncio.Lock()
         self._live: deque[TableHandoff] = deque()
-        self._counted: dict[int, Batch] = {}
+        self._counted: dict[int, SinkBatch] = {}
         self._partition_counts: dict[str, int] = {}
         self._settling: asyncio.Task[None] | None = None
         self._failure: BaseException | None = None
@@ -177,7 +177,7 @@ class TaskSender:
             self._live.popleft()
             self._forget()
 
-    def _count(self, core: Batch) -> None:
+    def _count(self, core: SinkBatch) -> None:
         if core.parts is not None:
             for part in core.parts:
                 self._count(part)

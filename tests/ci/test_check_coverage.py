@@ -55,7 +55,7 @@ def test_every_module_of_client_engine_and_network_is_measured(
     found = coverage.modules()
     for module in (
         "producer", "_client/runtime", "_client/slow_path", "_client/send_many",
-        "_client/send_table", "_client/hooks", "_client/transactions", "_security/oidc",
+        "_client/send_table", "_client/user_hooks", "_client/transactions", "_security/oidc",
         "_engine/identity/transaction_manager", "_engine/identity/coordinators", "_net/client",
         "_net/tls", "_net/sasl/scram", "_config/fields",
     ):  # fmt: skip

@@ -56,3 +56,16 @@ def test_attributes_are_looked_up_in_the_class_and_its_bases() -> None:
 '''
     found = CHECK["missing_attributes"](text, {"B": ({"inherited"}, [])})
     assert found == ["1: class A has no attribute stale"]
+
+
+def test_a_class_name_that_occurs_twice_is_found() -> None:
+    package = CHECK["PACKAGE"]
+    texts = {
+        package / "a.py": "class Batch:\n    pass\n",
+        package / "a.pyi": "class Batch: ...\n",
+        package / "b.pyx": "\ncdef class _Batch:\n    pass\n",
+        package / "_wire" / "messages" / "c.py": "class Batch(Struct):\n    pass\n",
+    }
+    assert list(CHECK["repeated_classes"](texts)) == [
+        "aiokprod/b.pyx:2: aiokprod/a.py:1 has a class Batch too"
+    ]

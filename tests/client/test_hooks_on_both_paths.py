@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from aiokprod import Observer, Producer, ProducerRecord, RecordMetadata
 from aiokprod._client.record_hooks import RecordHooks
-from aiokprod._client.serialization import RecordSerializers
+from aiokprod._client.record_serializers import RecordSerializers
 from aiokprod._core.append import Appender
 from aiokprod._core.batch import BatchCore
 from aiokprod._core.memory import MemoryBudget

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aiokprod._client.serialization import RecordSerializers
+from aiokprod._client.record_serializers import RecordSerializers
 from aiokprod._core.bulk_append import RecordSource, append_column, append_objects, append_records
 from aiokprod._core.bulk_tracker import BulkTracker
 from aiokprod._core.record_fields import (

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from aiokprod._client.record_hooks import RecordHooks
-from aiokprod._client.serialization import RecordSerializers
+from aiokprod._client.record_serializers import RecordSerializers
 from aiokprod._client.slow_path import SlowPath
 from aiokprod._core.batch import Delivery
 from aiokprod._engine.buffer.batch_states import QUEUED

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aiokprod import ConfigError, Producer, ProducerConfig, TopicProfile
-from aiokprod._config.profiles import TopicConfig, compiled, covers
+from aiokprod._config.profiles import EffectiveSettings, compiled, covers
 from aiokprod._engine.buffer.topic_settings import TopicSettingsTable
 from aiokprod._wire.compression import CODEC_NAMES, configured_codec
 
@@ -337,7 +337,7 @@ def test_package_of_a_codec_is_imported_by_the_constructor(monkeypatch: pytest.M
     wanted = []
 
     def note(config: ProducerConfig, profile: TopicProfile) -> None:
-        wanted.append(TopicConfig.of(config, profile).compression_type)
+        wanted.append(EffectiveSettings.of(config, profile).compression_type)
 
     monkeypatch.setattr("aiokprod.producer.configured_codec", note)
     Producer(bootstrap_servers="b:1", topic_profiles={"a": TopicProfile(compression_type="lz4")})

@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 
 from aiokprod._client.record_hooks import RecordHooks
-from aiokprod._core.hooks import RecordHooks as CompiledHooks
+from aiokprod._core.hooks import HookCalls
 from aiokprod._engine.sender import batch_completion, retry_policy
 from aiokprod.errors import (
     Code,
@@ -140,7 +140,7 @@ def test_report_that_is_not_made_is_found(
 def test_report_that_is_made_twice_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     def settled(self: RecordHooks, core: Any, tokens: Any, view: Any) -> None:
         for _ in range(2):
-            CompiledHooks.settled(self, core, tokens, view)
+            HookCalls.settled(self, core, tokens, view)
 
     monkeypatch.setattr(RecordHooks, "settled", settled)
     for kind in ("interceptor", "plugin"):
@@ -150,7 +150,7 @@ def test_report_that_is_made_twice_is_found(monkeypatch: pytest.MonkeyPatch) -> 
 def test_report_of_another_record_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     def settled(self: RecordHooks, core: Any, tokens: Any, view: Any) -> None:
         moved = [[(index + 1, token) for index, token in pairs] for pairs in tokens]
-        CompiledHooks.settled(self, core, moved, view)
+        HookCalls.settled(self, core, moved, view)
 
     monkeypatch.setattr(RecordHooks, "settled", settled)
     for kind in ("interceptor", "plugin"):

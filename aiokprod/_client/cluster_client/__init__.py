@@ -4,7 +4,7 @@ Used by the Spark sink on the driver and in its tasks. Not public; `aiokprod.spa
 package and no other private one.
 """
 
-from aiokprod._client.cluster_client.client import ClusterClient
+from aiokprod._client.cluster_client.cluster_client import ClusterClient
 from aiokprod._client.cluster_client.requests import (
     EndTransaction,
     FetchedPartition,

@@ -28,7 +28,7 @@ from aiokprod._wire.messages.metadata import MetadataRequest, MetadataRequestTop
 from aiokprod._wire.messages.offset_fetch import OffsetFetchRequest, OffsetFetchRequestGroup
 
 if TYPE_CHECKING:
-    from aiokprod._client.cluster_client.client import ClusterClient
+    from aiokprod._client.cluster_client.cluster_client import ClusterClient
 
 _METADATA_MAX: Final = 12
 _PERMISSIONS_FROM: Final = 8

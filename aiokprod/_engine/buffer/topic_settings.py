@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from aiokprod._config.profiles import NO_PROFILE, TopicConfig, compiled, profiles_of
+from aiokprod._config.profiles import NO_PROFILE, EffectiveSettings, compiled, profiles_of
 from aiokprod._wire.compression import configured_codec
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class TopicSettings:
     )
 
     def __init__(self, config: ProducerConfig, profile: TopicProfile, codec: Codec | None) -> None:
-        topic = TopicConfig.of(config, profile)
+        topic = EffectiveSettings.of(config, profile)
         self.linger = topic.linger_ms / 1000
         self.own_linger = topic.own_linger
         self.batch_size = max(1, min(topic.batch_size, config.max_request_size))

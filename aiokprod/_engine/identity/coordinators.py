@@ -82,7 +82,7 @@ class VersionedRequest:
 
 
 @dataclass(slots=True)
-class _Coordinator:
+class _KnownCoordinator:
     """A coordinator from a FindCoordinator response.
 
     Attributes:
@@ -123,7 +123,7 @@ class Coordinators:
         self._on_refused = on_refused
         self.waiting_for: int | None = None
         self._network = WakeupEvent(loop)
-        self._known: dict[tuple[CoordinatorKind, str], _Coordinator] = {}
+        self._known: dict[tuple[CoordinatorKind, str], _KnownCoordinator] = {}
 
     def on_network(self) -> None:
         """Wake the waiting attempt: a connection changed, a response arrived, or a request may no
@@ -196,7 +196,7 @@ class Coordinators:
             return int(Code.COORDINATOR_NOT_AVAILABLE), None
         node = Node(entry.node_id, entry.host, entry.port)
         logger.info("coordinator of %s %s is broker %s", kind.name, key, node)
-        self._known[kind, key] = _Coordinator(node, _lists(self._metadata.snapshot, node))
+        self._known[kind, key] = _KnownCoordinator(node, _lists(self._metadata.snapshot, node))
         self._client.set_coordinators([one.node for one in self._known.values()])
         return _NO_CODE, None
 

@@ -184,7 +184,7 @@ def _unsnappy(data: bytes) -> bytes:
     return b"".join(parts)
 
 
-class _Cursor:
+class _ByteReader:
     """Reads the fields of records; reading past the end raises CORRUPT_MESSAGE."""
 
     __slots__ = ("at", "data")
@@ -220,7 +220,7 @@ class _Cursor:
 
 
 def _read_records(data: bytes, count: int, base_timestamp: int) -> tuple[BatchRecord, ...]:
-    cursor = _Cursor(data)
+    cursor = _ByteReader(data)
     records = tuple(_read_record(cursor, index, base_timestamp) for index in range(count))
     if cursor.at != len(data):
         text = f"{len(data) - cursor.at} bytes after the last record"
@@ -228,7 +228,7 @@ def _read_records(data: bytes, count: int, base_timestamp: int) -> tuple[BatchRe
     return records
 
 
-def _read_record(cursor: _Cursor, index: int, base_timestamp: int) -> BatchRecord:
+def _read_record(cursor: _ByteReader, index: int, base_timestamp: int) -> BatchRecord:
     size = cursor.varint()
     end = cursor.at + size
     cursor.take(1)

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from aiokprod._client.hooks import UserHooks
+from aiokprod._client.user_hooks import UserHooks
 from aiokprod.config import ProducerConfig
 from aiokprod.errors import ConfigError
 

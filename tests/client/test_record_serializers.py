@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from aiokprod._client.serialization import RecordSerializers
+from aiokprod._client.record_serializers import RecordSerializers
 from aiokprod.errors import ConfigError, SerializationError
 from aiokprod.records import Header, ProducerRecord
 
