@@ -97,10 +97,6 @@ class ClusterSnapshot:
     topics: Mapping[str, TopicInfo] = field(default_factory=dict)
     unauthorized_topics: frozenset[str] = frozenset()
     invalid_topics: frozenset[str] = frozenset()
-    # Cache of an index derived from the other fields: partitions by leader, or empty.
-    _led: list[dict[int, tuple[TopicPartition, ...]]] = field(
-        default_factory=list, init=False, repr=False, compare=False
-    )
 
     def __post_init__(self) -> None:
         # Read-only copies: partitioners and observers get the snapshot and must not change it.
@@ -140,14 +136,3 @@ class ClusterSnapshot:
         """The topic id: 16 bytes, all zero if topic or id is unknown. O(1)."""
         info = self.topics.get(topic)
         return ZERO_TOPIC_ID if info is None else info.topic_id
-
-    def partitions_led_by(self, node_id: int) -> tuple[TopicPartition, ...]:
-        """The partitions this node leads. The first call per snapshot is O(partitions)."""
-        if not self._led:
-            led: dict[int, list[TopicPartition]] = {}
-            for info in self.topics.values():
-                for p in info.partitions:
-                    if p.leader is not None:
-                        led.setdefault(p.leader, []).append(TopicPartition(info.name, p.partition))
-            self._led.append({node: tuple(tps) for node, tps in led.items()})
-        return self._led[0].get(node_id, ())

@@ -82,7 +82,7 @@ class KafkaChannel:
         state: changed by `_advance` only.
         versions: versions of each API that both sides support; empty before ApiVersions.
         features: finalized levels of cluster features, from this broker (KIP-584).
-        close_reason, close_error: set once CLOSED.
+        close_reason: set once CLOSED.
         events: what happened, in order. The owner of the channel takes them from the left.
         session_lifetime_s: lifetime of the authenticated session, 0 = no limit.
     """
@@ -103,7 +103,6 @@ class KafkaChannel:
         self.features = NO_FEATURES
         self.in_flight = InFlightRequests(max_in_flight)
         self.close_reason: CloseReason | None = None
-        self.close_error: KafkaError | None = None
         self.events: deque[ChannelEvent] = deque()
         self.session_lifetime_s = 0.0
         self._broker_ranges: VersionRanges = _NO_VERSIONS
@@ -243,7 +242,6 @@ class KafkaChannel:
             return
         self._advance(Event.LOST)
         self.close_reason = reason
-        self.close_error = error
         for request in self.in_flight.clear():
             if request.on_done is not None:
                 self.events.append(Completed(request, None, _error_for(request, error)))

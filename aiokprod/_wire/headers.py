@@ -1,8 +1,8 @@
 """Request and response headers, and complete frames built from header and body.
 
-Serves both sides: a client encodes requests and decodes response headers, a broker (the fake
-cluster in `testing`) does the reverse. Source: KIP-482 (header versions), KIP-511 (ApiVersions
-responses keep header version 0), Java `ApiMessageType`.
+Serves both sides: a client encodes requests and decodes response headers, the brokers of tests and
+benchmarks do the reverse (`FakeCluster` has an implementation of its own). Source: KIP-482 (header
+versions), KIP-511 (ApiVersions responses keep header version 0), Java `ApiMessageType`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from aiokprod._wire.message import Message
 from aiokprod._wire.message_schema import int16, int32, memoised, nullable_string
 from aiokprod._wire.messages import REQUESTS, RESPONSES
 from aiokprod._wire.primitives import INT32, BytesLike, Reader
-from aiokprod.errors import DecodeError, UnsupportedVersion
+from aiokprod.errors import UnsupportedVersion
 
 API_VERSIONS: Final = 18
 
@@ -152,14 +152,3 @@ def decode_response_header(frame: BytesLike, api_key: int, version: int) -> tupl
         return header.correlation_id, memoryview(frame)[end:]
     correlation_id: int = INT32.unpack_from(frame)[0]
     return correlation_id, memoryview(frame)[end:]
-
-
-def peek_correlation_id(frame: BytesLike) -> int:
-    """The correlation id of a response frame, to find its request.
-
-    Raises:
-        DecodeError: fewer than four bytes.
-    """
-    if len(frame) < INT32.size:
-        raise DecodeError(f"response frame of {len(frame)} bytes is too short")
-    return Reader(frame).int32()

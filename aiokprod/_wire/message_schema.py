@@ -297,12 +297,6 @@ def nullable_array(
     )
 
 
-def int8_array(versions: str = "0+", *, ignorable: bool = False) -> Sequence[int]:
-    """Declare an array of int8, not null; decoded as a tuple."""
-    none: Sequence[int] = ()
-    return _declare(none, WireType.INT8, versions, array=True, ignorable=ignorable)
-
-
 def int32_array(versions: str = "0+", *, ignorable: bool = False) -> Sequence[int]:
     """Declare an array of int32, not null; decoded as a tuple."""
     none: Sequence[int] = ()
@@ -319,9 +313,3 @@ def string_array(versions: str = "0+", *, ignorable: bool = False) -> Sequence[s
     """Declare an array of strings; neither array nor strings may be null. Decoded as a tuple."""
     none: Sequence[str] = ()
     return _declare(none, WireType.STRING, versions, array=True, ignorable=ignorable)
-
-
-def nullable_string_array(versions: str = "0+") -> Sequence[str] | None:
-    """Declare a nullable array of strings, which are not null; None = null."""
-    none: Sequence[str] | None = ()
-    return _declare(none, WireType.STRING, versions, array=True, nullable=versions)

@@ -33,8 +33,6 @@ MAX_SEQUENCE: Final = 2**31 - 1
 # count.
 _HEAD: Final = Layout(">qiibI")
 _TAIL: Final = Layout(">hiqqqhii")
-_OFFSET: Final = Layout(">q")
-_EPOCH: Final = Layout(">i")
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,17 +166,6 @@ def parse_header(data: BytesLike) -> BatchHeader:
 def checksum(batch: BytesLike) -> int:
     """The CRC-32C of a complete batch, over the bytes after the CRC field."""
     return crc32c(memoryview(batch)[_HEAD.size :])
-
-
-def with_offset(batch: BytesLike, base_offset: int, leader_epoch: int) -> bytes:
-    """A copy of a batch with base offset and leader epoch set, as a leader stores it.
-
-    The CRC stays valid, as it covers neither of the two values.
-    """
-    stored = bytearray(batch)
-    _OFFSET.pack_into(stored, 0, base_offset)
-    _EPOCH.pack_into(stored, LENGTH_OVERHEAD, leader_epoch)
-    return bytes(stored)
 
 
 def increment_sequence(sequence: int, increment: int) -> int:

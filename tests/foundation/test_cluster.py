@@ -56,21 +56,11 @@ def test_snapshot_unknown_topic_is_none_never_zero() -> None:
     assert SNAPSHOT.topic_id("x") == ZERO_TOPIC_ID
 
 
-def test_partitions_led_by_lists_every_partition_of_a_node_once() -> None:
-    for _ in range(2):
-        assert SNAPSHOT.partitions_led_by(1) == (TopicPartition("t", 0), TopicPartition("t", 3))
-        assert SNAPSHOT.partitions_led_by(2) == (TopicPartition("t", 2), TopicPartition("u", 0))
-        assert SNAPSHOT.partitions_led_by(9) == ()
-
-
-def test_snapshot_is_frozen_and_its_index_is_no_part_of_its_value() -> None:
+def test_snapshot_is_frozen_and_compared_by_value() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         SNAPSHOT.generation = 4  # type: ignore[misc]
-    other = dataclasses.replace(SNAPSHOT)
-    other.partitions_led_by(1)
-    assert other == SNAPSHOT
+    assert dataclasses.replace(SNAPSHOT) == SNAPSHOT
     assert ClusterSnapshot() == ClusterSnapshot()
-    assert ClusterSnapshot().partitions_led_by(1) == ()
 
 
 def test_node_reads_as_address_and_id() -> None:

@@ -5,6 +5,7 @@ Slow and obvious on purpose. Source: Kafka protocol guide, "Record"; Java `Defau
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -53,4 +54,11 @@ def encode_records(records: Iterable[PlainRecord], base_timestamp: int) -> bytes
     """The records of a batch, offsets counted from 0."""
     return b"".join(
         encode_record(record, delta, base_timestamp) for delta, record in enumerate(records)
+    )
+
+
+def with_offset(batch: bytes, base_offset: int, leader_epoch: int) -> bytes:
+    """A batch with the two fields that the leader of its partition sets."""
+    return (
+        struct.pack(">q", base_offset) + batch[8:12] + struct.pack(">i", leader_epoch) + batch[16:]
     )

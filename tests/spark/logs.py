@@ -25,11 +25,11 @@ from aiokprod._wire.messages.list_offsets import (
     ListOffsetsResponse,
     ListOffsetsTopicResponse,
 )
-from aiokprod._wire.record_batch import batch_header, with_offset
+from aiokprod._wire.record_batch import batch_header
 from aiokprod.errors import Code
 from aiokprod.testing.fake_cluster.control import Reaction
 from aiokprod.testing.fake_cluster.framing import Request
-from tests.reference.records import PlainRecord, encode_records
+from tests.reference.records import PlainRecord, encode_records, with_offset
 from tests.spark.cluster import SparkCluster
 
 FETCH, LIST_OFFSETS = 1, 2

@@ -11,10 +11,9 @@ from aiokprod._wire.record_batch import (
     batch_header,
     checksum,
     parse_header,
-    with_offset,
 )
 from aiokprod.errors import DecodeError
-from tests.reference.records import PlainRecord, encode_records, zigzag_varint
+from tests.reference.records import PlainRecord, encode_records, with_offset, zigzag_varint
 from tests.wire.batches import RECORDS, as_read, whole_batch
 
 

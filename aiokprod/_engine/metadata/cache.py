@@ -111,11 +111,6 @@ class Metadata:
         return self._bootstrapped
 
     @property
-    def bootstrap_nodes(self) -> tuple[Node, ...]:
-        """The configured addresses as nodes -1, -2, …"""
-        return self._bootstrap_nodes
-
-    @property
     def last_error(self) -> KafkaError | None:
         """The last error of a fetch or of the network; None after a successful fetch."""
         return self._last_error
@@ -355,16 +350,6 @@ class Metadata:
         if accepted:
             self._swap(snapshot)
         return accepted
-
-    def update_leader(
-        self,
-        topic_partition: TopicPartition,
-        leader_id: int,
-        leader_epoch: int,
-        endpoints: Iterable[Node] = (),
-    ) -> bool:
-        """`update_leaders` for one partition; True if it was applied."""
-        return bool(self.update_leaders({topic_partition: (leader_id, leader_epoch)}, endpoints))
 
     def failed(self, now: float, error: KafkaError | None = None) -> None:
         """Start the backoff after a fetch without a usable response. The fetch is still needed; no

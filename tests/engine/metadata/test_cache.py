@@ -72,7 +72,6 @@ def pause(cache: Metadata, now: float = NOW) -> float:
 def test_new_cache_holds_the_bootstrap_addresses_and_wants_an_update() -> None:
     cache = metadata()
     assert cache.snapshot.nodes == {-1: Node(-1, "boot-a", 9092), -2: Node(-2, "boot-b", 9093)}
-    assert cache.bootstrap_nodes == tuple(cache.snapshot.nodes.values())
     assert cache.bootstrapped
     assert cache.snapshot.generation == 1
     assert cache.update_due(NOW)
@@ -108,7 +107,7 @@ def test_every_swap_raises_the_generation_and_tells_listeners() -> None:
     cache.mark_used("t", NOW)
     refresh(cache, answer(topic("t", 1)))
     refresh(cache, answer(topic("t", 1)), NOW + 1)
-    cache.update_leader(T0, 2, 9)
+    cache.update_leaders({T0: (2, 9)})
     cache.rebootstrap()
     assert [snapshot.generation for snapshot in seen] == [2, 3, 4, 5]
     assert seen[-1] is cache.snapshot
@@ -200,7 +199,7 @@ def test_request_update_is_not_silenced_by_news_about_something_else(swap: str) 
         cache.mark_used("u", NOW)
         refresh(cache, answer(topic("u", 1)))
     else:
-        cache.update_leader(T0, 2, 9)
+        cache.update_leaders({T0: (2, 9)})
     assert cache.snapshot.generation > seen
     cache.request_update(seen)
     assert cache.update_due(NOW + 2)
@@ -440,8 +439,8 @@ def test_request_under_way_is_not_due_again() -> None:
 def test_leader_hint_is_applied_and_not_rolled_back_by_an_older_answer() -> None:
     cache = known()
     node = Node(7, "host-7", 9092)
-    assert cache.update_leader(T0, 7, 6, [node])
-    assert not cache.update_leader(T0, 1, 6)
+    assert cache.update_leaders({T0: (7, 6)}, [node]) == {T0}
+    assert not cache.update_leaders({T0: (1, 6)})
     assert cache.update_leaders({T0: (7, 6)}) == frozenset()
     assert cache.snapshot.leader_of(T0) == 7
     stale = answer(topic("t", [partition(0, 1, 5), partition(1)]), brokers=[1, 2, 7])
