@@ -72,7 +72,7 @@ cdef class Histogram:
 
     def quantile(self, double q):
         """The geometric middle of the bucket that holds the q-quantile (0 to 1), at most the
-        maximum; 0.0 without values."""
+        maximum; 0.0 if there are none."""
         cdef double left = q * self.count - self.zeros
         cdef int bucket
         if left <= 0 and self.zeros:

@@ -63,8 +63,8 @@ def encoder(
             f"JsonSerializer(backend={backend!r}) needs the package {backend}: "
             "pip install 'aiokprod[json]'"
         ) from None
-    # Its own form of dataclasses lacks the fields that begin with an underscore, and that of `time`
-    # loses zeros of the microseconds (3.13: 10 ms is written as .10000).
+    # orjson itself leaves out fields of dataclasses that begin with an underscore, and zeros in the
+    # microseconds of `time` (3.13 writes 10 ms as .10000).
     option = orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DATETIME
     if sort_keys:
         option |= orjson.OPT_SORT_KEYS

@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 
 class ProducerInterceptor(Protocol):
-    """Is called for every record of a producer. Methods are synchronous and must not block.
+    """Called for every record of a producer. Methods are synchronous and must not block.
 
     They may send records themselves, with `try_submit` and `submit`.
 

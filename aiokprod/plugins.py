@@ -15,14 +15,13 @@ from aiokprod.records import Header
 
 
 class RecordPlugin(Protocol):
-    """Is called for every record of a producer, and when records have their outcome.
+    """Called for every record of a producer, and when records have their outcome.
 
     Methods are synchronous and must not block. What they raise is logged and otherwise ignored;
     results that are not valid are treated in the same way. Exceptions that are no `Exception`
     (KeyboardInterrupt) are raised to the caller by `on_append`, whose record is then not sent;
     those of the other methods are passed to the loop's exception handler. They may send records
-    themselves. A
-    plug-in may also have hooks of `Observer`, `configure(config)` and `close()`.
+    themselves. A plug-in may also have hooks of `Observer`, `configure(config)` and `close()`.
     """
 
     def on_append(

@@ -119,7 +119,8 @@ class JsonSerializer:
         default: called with an object of any other type; returns one that can be encoded. May be
             called twice for the same object.
         sort_keys: sort the keys of objects.
-        ensure_ascii: escape characters that are not ASCII. Only with "json", like the rest.
+        ensure_ascii: escape characters that are not ASCII. This and the arguments below need
+            "json".
         indent: as in `json.dumps`.
         separators: as in `json.dumps`, by default without spaces.
         allow_nan: write NaN and infinite numbers as `json.dumps` does (True), which is not JSON,
@@ -192,7 +193,8 @@ class JsonSerializer:
             return self._encode_plain(data)
 
     def _bind(self, field: Field) -> BoundSerializer:
-        """What the core calls: the backend itself, and this object for what that refuses."""
+        """A serializer for the core that calls the backend directly, and this object only for
+        documents that the backend refuses."""
         encode, arguments = self._encode
         return BoundSerializer(
             self,

@@ -60,7 +60,7 @@ cdef struct IntColumn:
 
 cdef struct BytesColumn:
     int kind
-    const char* plain           # offsets of row 0 if they are 32-bit and that is all, else NULL
+    const char* plain           # offsets from row 0 on; NULL unless 32-bit, without nulls
     const uint8_t* validity
     int64_t offset              # of row 0, in cells
     const char* offsets         # or the views

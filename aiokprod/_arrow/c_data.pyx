@@ -572,7 +572,8 @@ cdef class Stream:
 
 
 cdef PyObject* refuse_new(PyTypeObject* kind, PyObject* args, PyObject* kwargs) noexcept:
-    """`tp_new` for all other callers and for subclasses; this module calls Cython's function."""
+    """Refuse to make an instance. It is the `tp_new` that other modules and subclasses find; this
+    module calls Cython's function directly."""
     PyErr_SetObject(TypeError, "chunks and streams come from open_table")
     return NULL
 

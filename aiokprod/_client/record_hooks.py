@@ -1,5 +1,5 @@
-"""Reports single records to interceptors, plug-ins and the observer: what the compiled
-`HookCalls` leave to Python."""
+"""Reports single records to interceptors, plug-ins and the observer. The parts that run once per
+record are compiled (`HookCalls`)."""
 
 from __future__ import annotations
 
@@ -100,7 +100,8 @@ def located(error: KafkaError, topic: str, partition: int | None) -> KafkaError:
 
 
 def _as_kafka_error(error: BaseException) -> KafkaError:
-    """The error to report; an exception other than `KafkaError` becomes one, NOT_SENT."""
+    """The error to report. Any other exception becomes the cause of a `KafkaError` with outcome
+    NOT_SENT."""
     if isinstance(error, KafkaError):
         return error
     what = (

@@ -1,4 +1,5 @@
-"""Key and value of a record to bytes: what the compiled `SerializerPair` leaves to Python."""
+"""Serializes key and value of a record on the slow path. The fast path uses the compiled base
+class, `SerializerPair`, alone."""
 
 from __future__ import annotations
 

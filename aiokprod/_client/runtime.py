@@ -367,7 +367,7 @@ class Runtime:
         self.sender.on_snapshot()
         if self._coordinators is not None:
             self._coordinators.on_snapshot(snapshot)
-        self.observer.on_metadata_updated(snapshot)  # last: it may send
+        self.observer.on_metadata_updated(snapshot)  # last, because an observer may send records
 
     def _several_nodes(self) -> bool:
         return len(self.metadata.snapshot.nodes) > 1

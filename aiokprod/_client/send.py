@@ -77,7 +77,8 @@ class RecordSubmitter:
         batch.
 
         Args:
-            serialized: what the fast path has done, if it has called anything of the user.
+            serialized: the results of the user code that the fast path has called; None if it has
+                called none.
 
         Cancellation: the record is not sent.
         """
@@ -96,8 +97,8 @@ class RecordSubmitter:
     def _accepting(
         self, topic: Any, partition: Any, serialized: SerializedRecord | None
     ) -> Runtime:
-        """As `Lifecycle.accepting`. Something of the user that the fast path has called may have
-        ended the producer; then the record is reported as refused."""
+        """As `Lifecycle.accepting`. User code that the fast path has called may have ended the
+        producer; then the record is reported as refused."""
         try:
             return self._lifecycle.accepting()
         except KafkaError as error:

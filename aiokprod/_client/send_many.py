@@ -113,8 +113,8 @@ class BulkSender:
 
     @contextlib.contextmanager
     def awaiting(self) -> Iterator[None]:
-        """Failures of the records are not logged within: the caller gets them in the result, or
-        from its `BulkProgress` if this raises."""
+        """Inside this context failures of the records are not logged: the caller gets them in the
+        result or, if the call raises, from its `BulkProgress`."""
         progress, self._progress = self._progress, None
         if progress is not None:
             progress.begin(self)
@@ -135,14 +135,15 @@ class BulkSender:
             self.is_running = False
 
     def abandon(self) -> None:
-        """The caller will not retrieve the outcomes of a call that has raised: failures that are
-        known are logged now, others when they occur."""
-        BulkResult(self.tracker, self.refused, None, self._runtime.on_unretrieved_bulk)  # unread
+        """Log the failures of a call that has raised, because its caller will not retrieve the
+        outcomes: those that are known now, others when they occur."""
+        # The result is dropped unread, which reports the failures that are known.
+        BulkResult(self.tracker, self.refused, None, self._runtime.on_unretrieved_bulk)
         self.tracker.abandon()
 
     @property
     def position(self) -> int:
-        """How many records have been admitted or refused so far."""
+        """Number of records that have been appended or refused so far."""
         return self.tracker.count + len(self.refused)
 
     async def _advance(self, topic: str, partition: int | None, columns: Columns) -> None:
@@ -165,7 +166,8 @@ class BulkSender:
                         columns.timestamps, columns.headers,
                         -1 if partition is None else partition, i,
                     )  # fmt: skip
-        # A record for which something of the user was called comes first: the results are not kept.
+        # Not if user code was called for this record: its results are not kept, so the record is
+        # appended now.
         if serialized is None and self.position > i and self._runtime.yield_queue.slice_is_over():
             await asyncio.sleep(0)
         elif self.position < len(columns.values):
@@ -352,9 +354,9 @@ class BulkSender:
             return True
 
     def _known_missing(self, topic: str, partition: int | None) -> KafkaError | None:
-        """The error of a record whose topic or partition an earlier record has waited for until a
-        timeout, or which no broker can take because all refuse the credentials: otherwise each
-        record would take max_block_ms."""
+        """The error of a record that must not wait: an earlier record has waited for the same topic
+        or partition until the timeout, or all brokers refuse the credentials. Otherwise each record
+        would take max_block_ms."""
         runtime = self._runtime
         shut_out = runtime.shut_out()
         if (shut_out is None and topic not in self._missing) or not self._lacks(topic, partition):

@@ -36,8 +36,8 @@ _SLOW_RUN: Final = 64
 class TableReader:
     """Reads the record batches of a table without blocking the loop.
 
-    A single batch is available at once. Reading a stream may run a query.
-    So a worker thread reads it, one batch ahead; it also releases the batches that were sent.
+    A single batch is available at once. Reading a stream may run a query, so a worker thread reads
+    it, one batch ahead. The thread also releases the batches that were sent.
     """
 
     def __init__(self, stream: Stream, loop: asyncio.AbstractEventLoop) -> None:
@@ -220,7 +220,8 @@ class TableSender(BulkSender):
                     serialized = appender.append_objects(chunk, topic, before - base)
                 else:
                     appender.append(chunk, slot, before - base)
-        # A row for which something of the user was called comes first: the results are not kept.
+        # Not if user code was called for this row: its results are not kept, so the row is appended
+        # now.
         if (
             serialized is None
             and self.position > before
@@ -237,8 +238,8 @@ class TableSender(BulkSender):
         base: int,
         serialized: Delivery | SerializedRecord | None,
     ) -> None:
-        """Read a row again, as Python objects, and append or refuse it. Objects of the user that
-        have seen it are not called again."""
+        """Read a row again, as Python objects, and append or refuse it. User code that was already
+        called for it is not called again."""
         position = self.position
         if isinstance(serialized, Delivery):
             self._note(position, serialized)

@@ -97,7 +97,8 @@ class SlowPath:
         batch and could not be withdrawn. Then `reservation`, if given, has its handle.
 
         Args:
-            serialized: what the fast path has done, if it has called anything of the user.
+            serialized: the results of the user code that the fast path has called; None if it has
+                called none.
 
         Raises:
             ConfigError, SerializationError, RecordTooLarge: the record cannot be sent at all.
@@ -131,7 +132,8 @@ class SlowPath:
         reservation: Reservation,
         error: BaseException,
     ) -> None:
-        """The call failed, possibly by a signal handler that raised after the append."""
+        """Undo a call that failed. A record that was appended before a signal handler raised is
+        withdrawn; any other record is reported as refused."""
         if reservation.delivery is not None:
             reservation.delivery.cancel()  # this, or its batch, is reported to the hooks
         else:
@@ -144,7 +146,7 @@ class SlowPath:
         serialized: SerializedRecord,
         error: BaseException,
     ) -> None:
-        """Report a record that failed after the fast path had called something of the user."""
+        """Report a record that failed after the fast path had called user code for it."""
         if serialized.hooked is not None:
             topic, partition = serialized.hooked.topic, serialized.hooked.partition
         self._hooks.refused(topic, partition, serialized, error)

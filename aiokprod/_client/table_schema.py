@@ -98,12 +98,13 @@ def layout_of(
     """The columns of a table, checked.
 
     Args:
-        names: column per role. One that has the role's own name may be missing; None is no column.
-        topic: of all rows; then the topic column is not looked at.
-        serialized: which of key and value are given to serializers: text as str.
+        names: the column of each role; None if the role has none. A column whose name is that of
+            its role may be missing.
+        topic: the topic of all rows; the topic column is then ignored.
+        serialized: which of key and value are passed to serializers, which get text as str.
 
     Raises:
-        ConfigError: a column is missing, there twice or of the wrong type.
+        ConfigError: a column is missing, occurs twice or has the wrong type.
     """
     if not schema.is_struct:
         raise ConfigError(

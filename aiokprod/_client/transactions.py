@@ -126,9 +126,8 @@ class Transaction:
 
     An exception of the body is raised again after the abort, even if the abort fails, which is then
     logged. If a commit fails with AbortableTransactionError, the transaction is aborted before the
-    error is raised. A commit without a
-    definite response raises KafkaTimeout: the outcome is unknown, and
-    ``await producer.commit_transaction()`` continues to wait for it.
+    error is raised. A commit without a definite response raises KafkaTimeout: the outcome is
+    unknown, and ``await producer.commit_transaction()`` continues to wait for it.
 
     Cancellation: aborts. A second cancellation ends only the wait, and the next transaction waits
     until the abort has ended.

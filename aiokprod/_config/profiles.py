@@ -83,16 +83,16 @@ def compiled(pattern: str) -> re.Pattern[str]:
 
 def covers(earlier: str, later: str) -> bool:
     """True only if each topic of the pattern `later` is also one of `earlier`."""
-    # The text of `later` stands for its topics: its "*" can only be matched by a "*", since it
-    # stands for texts of any length. In a run of wildcards that has a "*", it may also be before
-    # the character for a "?".
+    # The pattern `later` itself is matched, as if it were a topic. No wildcard but "*" may accept
+    # its "*", which stands for text of any length. Next to a "*" of `earlier`, a "?" may therefore
+    # skip any number of "*" before the one character that it accepts.
     expression = _expression(earlier, one="[^*]", one_of_run=r"\**+[^*]")
     return re.fullmatch(expression, later) is not None
 
 
 def _expression(pattern: str, *, one: str, one_of_run: str) -> str:
-    """A regular expression for a pattern that takes no exponential time: the text between two ``*``
-    is matched where it occurs first, and never elsewhere.
+    """A regular expression for a pattern. It takes no exponential time, because the text between
+    two ``*`` is matched where it occurs first, and never elsewhere.
 
     Args:
         one: expression for a ``?``.

@@ -37,7 +37,7 @@ cdef class Appender:
     cdef object unix_ms
     cdef SerializerPair serializers
     cdef HookCalls hooks     # None if there are none
-    cdef HookCalls reporter  # the same object, also without interceptors
+    cdef HookCalls reporter  # the same object; set also if `hooks` is None
     cdef object partitioner
     cdef object check_partition
     cdef public object snapshot  # written by `Runtime`

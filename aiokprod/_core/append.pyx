@@ -165,7 +165,7 @@ cdef class Appender:
 
     Attributes:
         enabled: while it is false, the fast path accepts no record.
-        calls_user: a record needs objects of the user: serializers, interceptors, plug-ins or a
+        calls_user: user code is called for each record: serializers, interceptors, plug-ins or a
             partitioner.
         topics: the topics that the fast path knows.
         snapshot: the metadata that a partitioner gets, those of `topics`.
@@ -186,8 +186,8 @@ cdef class Appender:
         self.open_new_batch = open_new_batch
         self.slow_submit = slow_submit
         self.unix_ms = unix_ms
-        # A record that the memory could never hold with its `Delivery` is too large in bulk calls
-        # too: whether they take it must not depend on how much is in use.
+        # A record that does not fit into the whole memory together with a `Delivery` is too large
+        # for bulk calls too, so that they accept or refuse it however much memory is in use.
         self.max_request_size = min(max_request_size, memory.limit - CHARGE + BATCH_HEADER)
         self.ignore_keys = ignore_keys
         self.serializers = serializers
@@ -241,8 +241,8 @@ cdef class Appender:
 
     def try_append(self, topic, value=None, key=None, partition=None, timestamp_ms=None,
                    headers=None, on_delivery=None):
-        """The record's `Delivery`. If it needs the slow path: the `SerializedRecord` with which
-        that continues, or None if nothing of the user was called."""
+        """Append a record and return its `Delivery`. If it needs the slow path, return the
+        `SerializedRecord` with which that continues, or None if no user code was called."""
         cdef Delivery delivery = None
         cdef object result
         if not self.calls_user:
@@ -294,7 +294,7 @@ cdef class Appender:
     cdef object prepare(self, object topic, object value, object key, object partition,
                         object timestamp_ms, object headers):
         """As `try_append`, for a record that `fast` has not appended."""
-        # What the slow path refuses comes before anything of the user is called.
+        # Arguments that the slow path refuses must be found before user code is called.
         if not self.accepts(topic, partition, timestamp_ms, headers):
             return None
         if not self.calls_user and is_payload(value) and is_payload(key):
@@ -332,7 +332,7 @@ cdef class Appender:
                 has_value = True
                 if is_payload(sent_value):
                     is_serialized = True
-                    # Evaluate all again: serializers are Python code.
+                    # Check all conditions again, because serializers are Python code.
                     self.yield_queue.check_slice()
                     delivery = self.fast(topic, sent_value, sent_key, partition, timestamp_ms,
                                          headers)
@@ -405,7 +405,7 @@ cdef class Appender:
             partition = self.choose(record, topic, value, key, final_headers)
             if partition is None:
                 return record
-        # Evaluate all again: all of these are Python code.
+        # Check all conditions again, because all of these are Python code.
         self.yield_queue.check_slice()
         try:
             delivery = self.fast(topic, record.value, record.key, partition, timestamp_ms,
@@ -420,8 +420,8 @@ cdef class Appender:
 
     cdef object choose(self, SerializedRecord record, str topic, object value, object key,
                        object headers):
-        """Call the partitioner. None if the record needs the slow path: it does not call the
-        partitioner for a record that is too large or has to wait, and it raises the errors."""
+        """Call the partitioner. None if the record needs the slow path, which raises the errors,
+        and calls no partitioner for a record that is too large or has to wait."""
         cdef PyObject* found = PyDict_GetItem(self.topics, topic)
         cdef TopicSlot slot
         cdef int64_t count, size

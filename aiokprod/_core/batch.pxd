@@ -49,7 +49,7 @@ cdef class BatchCore:
     cdef list part_starts
     cdef list waiters
     cdef bint waiters_sorted
-    cdef object context              # of the newest callback; shared by those with the same content
+    cdef object context              # of the newest callback; shared by equal contexts
     cdef bint tokens_sorted
     cdef list tokens                 # lists of (index, token) pairs, None without tokens
     cdef object hooks                # what gets the tokens back, None without tokens

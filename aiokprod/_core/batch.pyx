@@ -553,8 +553,8 @@ cdef class BatchCore:
 
 
 def report_withdrawals_with(make):
-    """Set what makes the error of a withdrawn record for `on_delivery`, from a message, topic and
-    partition: the errors of the package are not known here."""
+    """Set the function that makes the error of a withdrawn record for `on_delivery` from a message,
+    topic and partition. The core does not import the errors of the package."""
     global _withdrawn_error
     _withdrawn_error = make
 
@@ -573,7 +573,8 @@ def _index(tuple pair not None):
 @cython.freelist(8)
 @cython.no_gc
 cdef class Extras:
-    """What few handles have: callbacks after the first one (function, context and kind of each)."""
+    """Callbacks after the first one (function, context and kind of each), which few handles
+    have."""
 
 
 @cython.freelist(1024)
@@ -715,7 +716,7 @@ cdef class Delivery:
         for i in range(0, len(entries), 3):
             if entries[i + 2] == ON_DELIVERY or entries[i] != fn:
                 kept += entries[i:i + 3]
-        if self.is_done():  # since a comparison: the callbacks are called
+        if self.is_done():  # ended by a comparison above: the callbacks are called
             return 0
         self.drop_callbacks()
         for i in range(0, len(kept), 3):
@@ -760,7 +761,7 @@ cdef class Delivery:
         if self.has_more() and not self.extras.draining:
             self.extras.callbacks.reverse()
             self.extras.draining = True
-        if kind == ON_DELIVERY and not self.has_outcome():  # stays, and the others run
+        if kind == ON_DELIVERY and not self.has_outcome():  # it stays; those after it run
             if not self.has_more():
                 return False
             call.fn = self.extras.callbacks.pop()
@@ -911,7 +912,7 @@ cdef class DeliveryCallbacks(Callbacks):
         self.loop = loop
 
     def __del__(self):
-        """The loop was closed before the callbacks could run, or has not accepted them."""
+        """Drop the callbacks that can never run: the loop was closed, or has not accepted them."""
         cdef Delivery delivery
         if self.deliveries is not None:
             for delivery in self.deliveries[self.next:]:
@@ -969,7 +970,8 @@ cdef bint make_room(PyObject* held, int64_t timestamp, int64_t fields) except -1
 
 
 cdef PyObject* refuse_new(PyTypeObject* kind, PyObject* args, PyObject* kwargs) noexcept:
-    """`tp_new` for all other callers and for subclasses; this module calls Cython's function."""
+    """Refuse to make an instance. It is the `tp_new` that other modules and subclasses find; this
+    module calls Cython's function directly."""
     PyErr_SetObject(TypeError, "deliveries are made by producer.submit and try_submit")
     return NULL
 

@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, cdivision=True
-"""Appends the records of bulk calls: columns, rows that need objects of the user, and iterables.
+"""Appends the records of bulk calls: columns, rows that need user code, and iterables.
 
 The records get no handles; a `BulkTracker` notes where each of them is.
 """
@@ -304,8 +304,8 @@ def append_records(Appender appender not None, BulkTracker tracker not None,
 cdef object append_row(Appender appender, BulkTracker tracker, object topic, object value,
                        object key, object partition, object timestamp_ms, object headers):
     """Append a record of a bulk call and note it in one step. True if that was done, else the
-    result of `Appender.try_append`: a `Delivery` if there was no memory to note it, but objects of
-    the user have seen it, which must not be called again."""
+    result of `Appender.try_append`. That is a `Delivery` if there was no memory to note a record
+    for which user code was called, because it must not be called twice."""
     cdef Delivery delivery = None
     cdef object result
     tracker.prepare(1)  # first: there may be no memory for it

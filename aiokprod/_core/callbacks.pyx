@@ -101,8 +101,8 @@ cdef class Callbacks:
     """Calls with their contexts. Exceptions go to the loop's exception handler, as with
     `loop.call_soon`.
 
-    Derived classes say which calls: `take` removes the next one and stores it in `fn`, `context`,
-    `first` and, for two arguments, `second`.
+    Derived classes have the calls. Their `take` removes the next one and stores it in `fn`,
+    `context`, `first` and, for two arguments, `second`.
     """
 
     def __init__(self, loop not None):

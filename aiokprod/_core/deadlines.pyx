@@ -27,8 +27,8 @@ cdef class _Timer:
     cdef Deadlines owner
     cdef double time
     cdef list deliveries
-    cdef Py_ssize_t limit      # of the list's length before handles are removed from it
-    cdef Py_ssize_t next       # to expire
+    cdef Py_ssize_t limit      # length of `deliveries` at which those with an outcome are removed
+    cdef Py_ssize_t next       # index of the next one to expire
     cdef object handle
 
     cdef int add(self, Delivery delivery) except -1:

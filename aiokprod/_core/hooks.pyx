@@ -15,8 +15,8 @@ cdef extern from "Python.h":
     int PyObject_GenericSetAttr(object, object, object) except -1
 
 cdef enum:
-    OF_INTERCEPTORS = 0    # numbers of the lists of tokens: that of the interceptors,
-    FIRST_PLUGIN = 1       # and those of the plug-ins
+    OF_INTERCEPTORS = 0    # numbers of the lists of tokens: the interceptors' list,
+    FIRST_PLUGIN = 1       # then one list for each plug-in
 
 cdef object new_object = object.__new__
 
@@ -96,9 +96,8 @@ cdef class InterceptorCalls:
 
 
 cdef int interrupted(object loop, str what, object error) except -1:
-    """Pass an exception that a report of an outcome has raised, and that is no `Exception`, to the
-    loop: the other reports must be made whatever one of them raises. Without a loop it is
-    raised."""
+    """Pass an exception that is no `Exception` from a report of an outcome to the loop's exception
+    handler, so that the other reports are made. Without a loop it is raised."""
     if loop is None:
         raise error
     context = {"message": f"aiokprod: {what} was interrupted", "exception": error}
@@ -111,14 +110,17 @@ cdef int interrupted(object loop, str what, object error) except -1:
 
 
 cdef class HookCalls:
-    """What a producer reports about single records, and to whom.
+    """Calls the interceptors and plug-ins of a producer.
 
-    Derived classes define `refused(topic, partition, record, error)`, for a `SerializedRecord` that
-    failed before it was in a batch; `given_up(hooked, error)`, the same for one that an interceptor
-    has interrupted; `dropped(hooked)`, for one whose call was never run to its end;
-    `withdrawn_error(topic, partition)`, the error of a withdrawn record; `failed(plugin, method,
-    error)`, which logs an exception; and `check_headers(headers)`, which raises if they are not
-    valid.
+    Derived classes define:
+
+    - `refused(topic, partition, record, error)`: a `SerializedRecord` failed before it was in a
+      batch;
+    - `given_up(hooked, error)`: an interceptor of the record raised KeyboardInterrupt or the like;
+    - `dropped(hooked)`: the call for the record was deleted before it ended;
+    - `withdrawn_error(topic, partition)`: returns the error of a withdrawn record;
+    - `failed(plugin, method, error)`: logs an exception;
+    - `check_headers(headers)`: raises if they are not valid.
 
     Exceptions of hooks that are no `Exception` (KeyboardInterrupt) are raised to the caller by
     `on_send` and `on_append`, and the record is refused. From methods that get an outcome they are

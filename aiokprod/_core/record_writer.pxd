@@ -108,7 +108,7 @@ cdef inline Py_ssize_t end_record(PyObject* held, char* p, int64_t timestamp, in
     """Write the length of the record that ends at `p` and add it to the batch; its size."""
     cdef char* start = (<BatchCore>held).data + (<BatchCore>held).length
     cdef Py_ssize_t body = p - start - prefix
-    if body >> (7 * prefix - 1):  # `prefix` is one less than it takes
+    if body >> (7 * prefix - 1):  # the length takes one byte more than `prefix`
         memmove(start + prefix + 1, start + prefix, body)
     p = write_varint(start, body) + body
     if timestamp > (<BatchCore>held).max_timestamp:

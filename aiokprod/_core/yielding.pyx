@@ -96,7 +96,7 @@ cdef class YieldQueue:
 
     cdef double now(self) except? -1:
         """The loop's time; only its differences are used."""
-        # A call of the loop's method would be a tenth of `submit` with a serializer.
+        # To call the loop's method would take a tenth of the time of `submit` with a serializer.
         return monotonic() if self.is_monotonic else self.clock()
 
     cdef bint slice_over(self) except -1:
@@ -113,8 +113,8 @@ cdef class YieldQueue:
         return self.read_clock()
 
     cdef int check_slice(self) except -1:
-        """Called for each record after code of the user, before the append. Its time is not known,
-        so neither 64 records nor the allowance of a resumed task are a limit."""
+        """Called for each record after user code has run, before the append. User code may take any
+        time, so the clock is read for every record, also of a resumed task."""
         if self.pass_open and self.slice_over():
             self.overrun = True
             self.allowance = 0

@@ -162,7 +162,7 @@ class KafkaChannel:
                 return newest
             if max_version >= oldest:
                 return max_version
-        # Raises: its error has the version ranges of both sides.
+        # Raises UnsupportedVersion with the version ranges of both sides.
         return negotiate(api_key, self._broker_ranges, max_version=max_version)
 
     # -- what the local side does ---------------------------------------------------------------

@@ -1,7 +1,7 @@
 """Request and response headers, and complete frames built from header and body.
 
 Serves both sides: a client encodes requests and decodes response headers, the brokers of tests and
-benchmarks do the reverse (`FakeCluster` has an implementation of its own). Source: KIP-482 (header
+benchmarks do the reverse (`FakeCluster` has a separate implementation). Source: KIP-482 (header
 versions), KIP-511 (ApiVersions responses keep header version 0), Java `ApiMessageType`.
 """
 

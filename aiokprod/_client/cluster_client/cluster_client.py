@@ -94,7 +94,8 @@ class ClusterClient:
         self._updater = MetadataUpdater(
             self.metadata, self.client, config, self.loop.time, on_request_sent=self._on_network
         )
-        self.metadata.on_change(lambda _: self._on_network())  # after the update of the client
+        # Registered last, so that it runs after the client was updated.
+        self.metadata.on_change(lambda _: self._on_network())
         self._task = self.loop.create_task(self._updater.run(), name="aiokprod-cluster-client")
 
     def _on_network(self) -> None:

@@ -651,7 +651,7 @@ class RecordAccumulator:
         ]
 
     def note_undrainable(self, node_id: int, now: float) -> None:
-        """Batches are due for a broker that accepts no request now; `drain` resets this.
+        """Note that batches are due for a broker that accepts no request now; `drain` resets this.
 
         Source: Java `RecordAccumulator.updateNodeLatencyStats`.
         """

@@ -256,7 +256,7 @@ class BrokerMemoryQuota:
         if last is not None and last.arrival > waiter.arrival:
             waiters.move_to_end(waiter, last=False)
             second = next(itertools.islice(waiters, 1, None))
-            if second.arrival < waiter.arrival:  # not before all others
+            if second.arrival < waiter.arrival:  # it is not the first one
                 self._waiting[waiter.node] = OrderedDict.fromkeys(sorted(waiters, key=_by_arrival))
 
     def _leave(self, waiter: QuotaWaiter) -> bool:

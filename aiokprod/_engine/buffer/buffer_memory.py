@@ -92,8 +92,8 @@ class BufferMemory(MemoryBudget):
             self._leave(waiter)
 
     def on_refused(self) -> None:
-        """A record was refused because there is no room and its caller does not wait. Until bytes
-        are returned, batches are sent as if it waited."""
+        """Note that a record was refused because there is no room and its caller does not wait.
+        Until bytes are returned, batches are sent as if it waited."""
         if not self.refused:
             self._on_exhausted()  # first: this call may be interrupted
             self.refused = True
@@ -104,7 +104,7 @@ class BufferMemory(MemoryBudget):
             self.returned()
 
     def returned(self) -> None:
-        """Bytes were returned: grant the requests of the first waiters, as many as now fit."""
+        """Grant the requests of the first waiters, as many as fit, because bytes were returned."""
         assert self.used >= 0, "more bytes released than reserved"
         self.refused = False
         if self._waiters:

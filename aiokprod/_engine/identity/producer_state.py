@@ -55,8 +55,8 @@ class SequencePolicy(Protocol):
         """Release the sequence of a batch that is in the log, at `base_offset` (-1 if unknown)."""
 
     def on_duplicate(self, batch: ProducerBatch, base_offset: int, log_start_offset: int) -> None:
-        """Note what it proves about older batches that this one was certainly in the log before its
-        last attempt. `on_success` follows.
+        """Note what follows for older batches if this one was certainly in the log before its last
+        attempt. `on_success` is called next.
 
         Args:
             log_start_offset: from the response, -1 if it has none.

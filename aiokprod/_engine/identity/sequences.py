@@ -158,10 +158,11 @@ class PartitionSequences:
         """Note that older open batches are in the log too, because this one was there before it was
         sent again.
 
-        A broker without state accepts any first sequence and may have accepted this one without
-        them. So nothing is proven unless the log still has the record at `floor`, with which the
-        broker has kept the producer's state, and has room for all records since then, acknowledged
-        ones included. If there is room for these only, their offsets are known.
+        A broker without state of the producer accepts any first sequence, so it may have accepted
+        this batch without the older ones. They are proven only under two conditions: the log still
+        contains the record at `floor`, so that the broker has kept its state, and between that
+        record and this batch it has room for all records since, acknowledged ones included. If
+        there is room for no other records, the offsets of the older batches are known too.
         """
         if batch.producer_epoch != self.epoch or batch.producer_id != self.producer_id:
             return
@@ -181,7 +182,7 @@ class PartitionSequences:
         return self.floor + ((batch.base_sequence - self.floor_sequence) & MAX_SEQUENCE)
 
     def acknowledge(self, sequence: int) -> None:
-        """Everything up to `sequence` is in the log; an older one changes nothing."""
+        """Note that everything up to `sequence` is in the log. A lower sequence changes nothing."""
         ahead = (sequence - self.last_acked) & MAX_SEQUENCE
         if self.last_acked == NO_SEQUENCE or ahead <= MAX_SEQUENCE // 2:
             self.last_acked = sequence
@@ -323,7 +324,7 @@ class SequenceTracker:
         return entry.producer_id != self.producer_id or entry.epoch != self.epoch
 
     def request_epoch_bump(self, key: TopicPartition) -> None:
-        """The partition must restart under a higher epoch."""
+        """Note that the partition must restart under a higher epoch."""
         self.partitions[key].bump_planned = True
         self.planned.add(key)
 

@@ -303,18 +303,18 @@ class TransactionManager:
         return self.state in (ENDING if step is TxnStep.END else MAY_SEND)
 
     def initialised(self, producer_id: int, epoch: int) -> None:
-        """The coordinator assigned id and epoch."""
+        """Note the id and epoch that the coordinator assigned."""
         self.tracker.set_producer_id(producer_id, epoch)
         self._become(TxnState.READY)
         resolve(self.init_result, None)
 
     def init_refused(self, error: KafkaError) -> None:
-        """InitProducerId was refused; a later call sends it again."""
+        """Note that InitProducerId was refused; a later call sends it again."""
         self._become(TxnState.UNINITIALIZED)
         resolve(self.init_result, error)
 
     def added(self, partitions: list[TopicPartition]) -> None:
-        """The coordinator added these partitions."""
+        """Note the partitions that the coordinator has added."""
         progress = self.progress
         for partition in partitions:
             progress.pending_partitions.pop(partition, None)
@@ -324,7 +324,7 @@ class TransactionManager:
         self._engine.wake_sender()
 
     def offsets_accepted(self, job: OffsetsJob) -> None:
-        """The group coordinator accepted the offsets."""
+        """Note that the group coordinator accepted the offsets."""
         self.progress.note(CoordinatorView.CONFIRMED)
         if self.offsets and self.offsets[0] is job:
             self.offsets.popleft()

@@ -71,7 +71,7 @@ class MarkerWait:
     """
 
     def __init__(self) -> None:
-        self._average: dict[bool, float] = {}  # seconds, with and without waiting
+        self._average: dict[bool, float] = {}  # seconds, by whether it waited
         self._since_other = 0
         self._ended_at = -math.inf
         self._waits: bool  # set by `should_wait`, before anything is timed

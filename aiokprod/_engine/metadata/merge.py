@@ -232,9 +232,9 @@ class ResponseMerger:
     def _is_another(self, known: TopicInfo, topic: MetadataResponseTopic) -> bool:
         """A new topic under a known name: what was known of its partitions does not count (F52).
 
-        If a broker refused the known id and the response has none, the topic gets none: Produce
-        requests then name it. Otherwise they would be refused until a broker that gives topic ids
-        happens to be asked for metadata. Java removes the id after every response without one.
+        If a broker refused the known id and the response has none, the topic gets none, and Produce
+        requests use its name. Otherwise they would be refused until a broker that supports topic
+        ids happens to be asked for metadata. Java removes the id after every response without one.
         """
         if topic.topic_id == ZERO_TOPIC_ID and known.name in self._refused_ids:
             logger.warning("topic %s: a broker refused its id, the metadata have none", known.name)

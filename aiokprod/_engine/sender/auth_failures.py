@@ -75,8 +75,8 @@ class AuthFailures:
     def batches_to_fail(
         self, batches: Iterable[ProducerBatch], now: float
     ) -> list[tuple[ProducerBatch, AuthenticationError]]:
-        """The batches that have waited for the patience, with the error of their broker. Batches of
-        partitions without a leader fail only if no broker accepts the credentials."""
+        """The batches that have waited for `patience` seconds, with the error of their broker.
+        Batches of partitions without a leader fail only if no broker accepts the credentials."""
         found = []
         self.next_check_at = math.inf
         for refusal in (self._by_all, *self._by_node.values()):

@@ -200,7 +200,7 @@ class Sender:
             return due_at
         node_id = self._client.least_loaded(now)
         if node_id is None:
-            return math.inf  # a dial, in progress or by the metadata updater, wakes the sender
+            return math.inf  # the end of a dial, also one by the metadata updater, wakes the sender
         connection = self._client.ready(node_id, now)
         if connection is None:
             return self._client.retry_at(node_id, now)

@@ -145,7 +145,8 @@ class Gssapi:
             raise AuthenticationError(
                 "GSSAPI: the broker insists on a security layer, which Kafka does not have"
             )
-        # No layer, so no message size; an empty authorization id is that of the principal.
+        # No security layer, so the message size is 0. An empty authorization id stands for the
+        # principal.
         answer: bytes = self._context.wrap(bytes((_NO_LAYER, 0, 0, 0)), False).message
         return answer
 
