@@ -44,12 +44,12 @@ _UNREACHABLE: Final = re.compile(
 
 
 class Broken(Exception):
-    """pip-audit itself does not work: no reason to wait for better times."""
+    """pip-audit itself does not work, which later runs would not change."""
 
 
 @dataclass
 class Result:
-    """What became of the packages.
+    """The result of the look-up.
 
     Attributes:
         asked: names that were looked up.
@@ -174,7 +174,7 @@ def look_up(pins: dict[str, str], asking: Callable[[dict[str, str], str], Result
 
 
 def judge(result: Result, *, strict: bool, today: datetime.date, since: datetime.date) -> int:
-    """Say what was found; the exit status.
+    """Print what was found; returns the exit status.
 
     Args:
         since: day from which a look-up that cannot be made is tolerated for a while.

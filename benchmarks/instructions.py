@@ -191,7 +191,7 @@ class _Idle:
 
 
 def _with_hooks(count: int, *, intercepted: bool = False, **options: Any) -> None:
-    """`try_submit`'s append with objects of the user, and the batches' acknowledgment."""
+    """`try_submit`'s append with user code, and the batches' acknowledgment."""
     from aiokprod._client.record_hooks import RecordHooks
     from aiokprod._client.record_serializers import RecordSerializers
     from aiokprod.interceptors import InterceptorChain

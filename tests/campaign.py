@@ -15,7 +15,7 @@ Result = TypeVar("Result")
 
 
 class Journal(Generic[Result]):
-    """Slices that were run to their end without a finding, one line of JSON each.
+    """Slices that were run completely and without a finding, one line of JSON each.
 
     Lines of another compiled core (sources of aiokprod/_core) are ignored.
     """
@@ -60,7 +60,8 @@ def results(
     journal: Journal[Result] | None,
     encode: Callable[[Result], dict[str, Any]],
 ) -> Generator[Result, None, None]:
-    """The results of all slices, as they come; of those in the journal at once.
+    """The results of all slices in the order in which they finish; those in the journal come at
+    once.
 
     At most `jobs` slices are begun and not ended, so that a stop loses little.
 

@@ -1,5 +1,5 @@
-"""Waits in real time. Their bound tells a hang from progress and measures nothing: on a loaded
-machine every step may take seconds. What is about durations is tested in virtual time."""
+"""Waits in real time. Their limits only tell a hang from progress: on a loaded machine every step
+may take seconds. Durations are tested in virtual time."""
 
 from __future__ import annotations
 

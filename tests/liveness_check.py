@@ -1,4 +1,4 @@
-"""Checks after each pass of a sender that every queued batch has a next look.
+"""Checks after each pass of a sender that an event or a deadline will process every queued batch.
 
 Whatever waits has an event or a deadline that ends the wait. `watch_passes` wraps `Sender.run_once`
 for the whole process; the tests' worlds call it. A pass that leaves a batch to which nothing will
@@ -26,7 +26,7 @@ _found: list[str] = []
 
 
 def watch_passes() -> None:
-    """From now on every pass of every sender is looked at. Idempotent."""
+    """Check every pass of every sender from now on. Idempotent."""
     original = Sender.run_once
     if hasattr(original, "__wrapped__"):
         return
@@ -50,10 +50,10 @@ def check_passes() -> None:
 
 
 def overlooked_by(sender: Sender, now: float, deadline: float) -> str | None:
-    """A queued batch that nothing will look at after a pass that says `deadline`; None if all have
-    their next look."""
+    """A queued batch that nothing will process after a pass that returned `deadline`; None if there
+    is none."""
     if deadline <= now or sender._accumulator._changed:
-        return None  # another pass follows at once: what a call within this one noted, it woke for
+        return None  # another pass follows: a call within this one has woken the sender
     seen = set()
     for batch in list(sender._accumulator.incomplete):
         if deadline > batch.deadline:
@@ -100,7 +100,7 @@ def _lacks(sender: Sender, head: ProducerBatch, now: float, deadline: float) -> 
     if client.can_send(node_id, now):
         claimed = node_id in metadata.claimed
         if metadata.update_due(now) or claimed or node_id in sender._unresponsive.in_flight:
-            return None  # the fetch, or an answer, brings the next pass
+            return None  # the fetch, or a response, wakes the sender
         return "left behind though its broker takes requests"
     retry_at = client.retry_at(node_id, now)
     if retry_at < math.inf and deadline <= retry_at:
@@ -110,10 +110,10 @@ def _lacks(sender: Sender, head: ProducerBatch, now: float, deadline: float) -> 
 
 
 def _muted(sender: Sender, head: ProducerBatch, deadline: float) -> str | None:
-    """Why nothing ends the wait of a batch that may not leave."""
+    """Why nothing ends the wait of a batch that may not be sent."""
     source = sender._source
     if head.queue.in_flight:
-        return None  # an answer comes
+        return None  # a response is awaited
     if isinstance(source, ProducerIdRequests) and source._tracker.producer_id < 0:
         client, now = sender._client, sender._loop.time()
         node_id = client.least_loaded(now)

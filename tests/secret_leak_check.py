@@ -1,4 +1,4 @@
-"""The canary: a pytest plugin that fails a test in which a secret or a payload shows itself.
+"""The canary: a pytest plugin that fails a test if a secret or a payload becomes visible.
 
 Credentials and records of the tests contain the word "canary". During the whole run it is looked
 for in every log record of every logger (with those of `aiokprod` at DEBUG, whatever level is set),
@@ -465,7 +465,7 @@ class CanaryPlugin:
         self.uninstall()
         output = getattr(session.config, "workeroutput", None)
         if output is not None:
-            # A worker's exit status is lost: the controller judges.
+            # A worker's exit status is lost, so the controller decides.
             output["canary"] = {
                 "looked": self.guard.looked, "failures": self.failures, "ran": self._ran,
             }  # fmt: skip

@@ -1,4 +1,4 @@
-"""The rules of the house that a reader cannot see in one file: layers, clocks, randomness."""
+"""Rules that no single file shows: layers, clocks, randomness."""
 
 from __future__ import annotations
 

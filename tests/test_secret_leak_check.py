@@ -1,4 +1,4 @@
-"""The canary sees what it is there for, and only that."""
+"""The canary finds what it is for, and nothing else."""
 
 from __future__ import annotations
 

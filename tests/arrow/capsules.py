@@ -1,4 +1,5 @@
-"""Tables made byte by byte with ctypes: what no library would export, and who released what."""
+"""Tables made byte by byte with ctypes, including ones that no library would export, and a record
+of what was released."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Taking tables over: everything is released exactly once, nothing wrong is believed."""
+"""Import of tables: everything is released exactly once, and invalid structures are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Tables that lie, or change while they are read: refused or a bad row, never memory of others.
+"""Tables with false sizes, or that change while they are read: an error or a bad row, never a read
+of foreign memory.
 
 What matters here is what AddressSanitizer would see (`make sanitize`)."""
 
@@ -147,7 +148,8 @@ def row_whose_header_can_grow() -> tuple[Column, Callable[[], None]]:
 
 
 def test_headers_that_grow_while_a_batch_is_opened_are_a_bad_row() -> None:
-    """Another thread may write to the memory of a table: what is measured is measured again."""
+    """Another thread may write to the memory of a table, so sizes that were measured are measured
+    again."""
     exported, grow = row_whose_header_can_grow()
     harness = idle_harness(limit=200)
     harness.on_roll = grow
@@ -161,8 +163,8 @@ def test_headers_that_grow_while_a_batch_is_opened_are_a_bad_row() -> None:
 def test_row_that_changes_while_it_is_written_does_not_wait_for_a_batch_of_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Another caller's record comes into the batch that is opened for the row. When it is withdrawn
-    the batch is dropped, without an outcome that the table's call could wait for."""
+    """A record of another caller gets into the batch that is opened for the row. When it is
+    withdrawn, the batch is dropped without an outcome, so the table's call must not wait for it."""
     exported, grow = row_whose_header_can_grow()
     others: list[Any] = []
 
@@ -193,7 +195,7 @@ def test_row_that_changes_while_it_is_written_leaves_the_records_of_others_as_th
     exported, grow = row_whose_header_can_grow()
 
     class RacingHarness(CoreHarness):
-        """Another caller's record comes into the batch that is opened for the row."""
+        """Appends another caller's record to the batch that is opened for the row."""
 
         def open_new_batch(self, *arguments: Any) -> PartitionSlot:
             slot = super().open_new_batch(*arguments)

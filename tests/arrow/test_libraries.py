@@ -1,4 +1,4 @@
-"""Tables of other libraries arrive whole, by whatever layout and method they export."""
+"""Tables of other libraries are sent completely, whatever layout and method they export."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Rows to bytes: what `TableAppender` writes is what the slow and obvious encoder writes, and its
-choices of batch and partition are those of `append_column`."""
+"""Rows to bytes: `TableAppender` writes what the plain reference encoder writes, and chooses
+batches and partitions as `append_column` does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""`python -m benchmarks core`: what it measures, and what it calls kept or broken."""
+"""`python -m benchmarks core`: what it measures, and which targets it reports as reached or
+missed."""
 
 from __future__ import annotations
 

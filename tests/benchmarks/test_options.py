@@ -1,4 +1,5 @@
-"""Cases, their options and the catalogue: what can be asked for, and what is refused in words."""
+"""Cases, their options and the catalogue: what can be selected, and which errors invalid choices
+give."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Short runs on the mock cluster: what is sent is counted, and a missing record is found out."""
+"""Short runs on the mock cluster: records are counted, and a missing record is detected."""
 
 from __future__ import annotations
 

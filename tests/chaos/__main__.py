@@ -76,8 +76,8 @@ async def campaign(chosen: argparse.Namespace) -> bool:
 
 
 def _plans(faults: Sequence[str], turn: int, replicas: bool) -> list[Plan]:
-    """What is played in one series: faults that need the same way to the brokers, at most
-    `LONGEST` of them, so that the audit stays quick."""
+    """The series of faults. The faults of a series need the same connections to the brokers, and
+    are at most `LONGEST`, so that the audit stays quick."""
     mine = [name for name in faults if CATALOGUE[name].replicas == replicas]
     plans: list[Plan] = [[(name, turn)] for name in mine if CATALOGUE[name].alone]
     for network in (False, True):
@@ -101,7 +101,7 @@ async def _series(
         began = time.monotonic()
         try:
             results = await play(cluster, plan, chosen.rate, chosen.out.parent)
-        except Exception as error:  # the next one may well be played
+        except Exception as error:  # the next one can still be run
             print(f"{names} #{plan[0][1]} were not played to their end: {error!r}", flush=True)
             with chosen.out.open("a") as out:
                 for name, turn in plan:

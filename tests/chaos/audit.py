@@ -1,4 +1,4 @@
-"""What the log holds against what was promised, for millions of records.
+"""Compares the log with what was reported, for millions of records.
 
 Read with confluent-kafka (CRCs checked), compared in arrays. One topic, any number of producers.
 """
@@ -70,7 +70,9 @@ class Log:
 
 
 def read_log(servers: str, topic: str, *, bare: bool = False) -> Log:
-    """All records of a topic that begins at offset 0, without those of aborted transactions.
+    """All records of a topic that begins at offset 0, without those of aborted transactions. Raises
+    AssertionError if a partition cannot be read to its end, for example because a transaction was
+    left open.
 
     An AssertionError tells that a partition cannot be read to its end, for example because a
     transaction was left open.
@@ -184,13 +186,13 @@ class _Reader:
 
 
 def _keys_of(rows: Array) -> list[bytes | None]:
-    """Those the worker gives to records that ask for no partition."""
+    """The keys that the worker gives to records without a requested partition."""
     numbers = zip((rows["sequence"] % len(KEYS)).tolist(), rows["asked"].tolist(), strict=True)
     return [KEYS[number] if asked < 0 else None for number, asked in numbers]
 
 
 def _headers_of(rows: Array) -> list[list[tuple[str, bytes]]]:
-    """Those the worker gives to its records."""
+    """The headers that the worker gives to its records."""
     return [list(headers_of(number)) for number in rows["sequence"].tolist()]
 
 
@@ -298,8 +300,8 @@ def _example(verdict: Verdict, name: str, found: Array) -> None:
 
 
 def _torn(transaction: Array, copies: Array) -> Array:
-    """Numbers of the transactions of which some records are in the log and some are not, however
-    they ended."""
+    """Numbers of the transactions of which only a part of the records is in the log, however they
+    ended."""
     present = np.unique(transaction[copies > 0])
     both = np.intersect1d(present, transaction[copies == 0])
     torn: Array = both[both != NO_TRANSACTION]
@@ -307,8 +309,8 @@ def _torn(transaction: Array, copies: Array) -> Array:
 
 
 def _strayed_keys(where: Array, sequence: Array, counts: tuple[int, ...]) -> int:
-    """Records that do not lie where their key belongs, whichever of these numbers of partitions the
-    producer knew."""
+    """Records in another partition than that of their key, for each number of partitions that the
+    producer may have known."""
     hashes = np.array([murmur2(key) & 0x7FFFFFFF for key in KEYS], np.int64)[sequence % len(KEYS)]
     fits: Array = np.zeros(len(where), bool)
     for count in counts:
@@ -319,8 +321,8 @@ def _strayed_keys(where: Array, sequence: Array, counts: tuple[int, ...]) -> int
 def _offsets(
     verdict: Verdict, told: dict[str, Array], present: Array, log: tuple[Array, Array, Array]
 ) -> None:
-    """A copy of each acknowledged record lies where its metadata said; in that partition, if they
-    say no more."""
+    """Check that a copy of each acknowledged record is where its metadata says: at the offset, or
+    in the partition if there is no offset."""
     where, offset, sequence = log
     claims = np.flatnonzero(present & (told["offset"] >= 0))
     vague = present & (told["offset"] < 0)
@@ -340,7 +342,8 @@ def _offsets(
 
 
 def _order(verdict: Verdict, acked: Array, where: Array, sequence: Array) -> None:
-    """First copies of acknowledged records, per partition, in the order of submission."""
+    """Check that the first copies of acknowledged records are in the order of submission in each
+    partition."""
     for partition in np.unique(where):
         of_partition = sequence[where == partition]
         of_partition = of_partition[acked[of_partition]]

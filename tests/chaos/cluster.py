@@ -1,4 +1,4 @@
-"""Three real nodes whose clients (and, on demand, replicas) talk through the faulty network."""
+"""Three real nodes. Clients and, on request, replicas connect through the faulty network."""
 
 from __future__ import annotations
 

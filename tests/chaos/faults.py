@@ -1,4 +1,4 @@
-"""What is done to the cluster: each fault a coroutine that returns when all is well again."""
+"""The faults of the cluster. Each is a coroutine that returns when the cluster has recovered."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ METADATA_MAX_AGE_MS = 1_000
 
 @dataclass
 class Scene:
-    """Where a fault plays.
+    """The cluster and the topic that a fault acts on, and what it notes.
 
     Attributes:
         outages: (from, to) during which the network was dead, instants of `time.monotonic()`, and
@@ -56,7 +56,8 @@ class Scene:
 
     @asynccontextmanager
     async def weather(self, *links: str, dead: bool = False, **weather: Any) -> AsyncIterator[None]:
-        """Bad weather on these links for a while; `dead`: nothing useful gets through."""
+        """Let these links misbehave for a while; `dead`: nothing gets through that a client can
+        use."""
         network = self.cluster.network
         began = time.monotonic()
         network.set(*links, **weather)
@@ -234,7 +235,7 @@ async def client_cut_off(scene: Scene) -> None:
 
 
 async def resets(scene: Scene) -> None:
-    """No connection lives for longer than 0.4 s: what gets through meanwhile is luck."""
+    """No connection lives for longer than 0.4 s, so that only some of the requests succeed."""
     async with scene.weather(*scene.links()):
         for _ in range(12):
             scene.cluster.network.reset(*scene.links())
@@ -242,7 +243,7 @@ async def resets(scene: Scene) -> None:
 
 
 async def cuts(scene: Scene) -> None:
-    """Connections break in the middle of requests and answers, wherever that may be."""
+    """Connections break at random positions of requests and responses."""
     async with scene.weather(*scene.links(), cut_after=600_000):
         await asyncio.sleep(5.0)
 

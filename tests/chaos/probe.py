@@ -1,4 +1,4 @@
-"""When could the cluster itself take records? Measured by the simplest possible client.
+"""Measures when the cluster itself could take records, with the simplest possible client.
 
 Per partition, one small Produce request (acks=all) after the other to its current leader, over
 direct connections, in threads: no batching, no backoff, no state that could be wrong. The longest
@@ -66,12 +66,14 @@ class Availability:
                 thread.join(10)
 
     def closed(self, partition: int, window: Span) -> list[Span]:
-        """When the brokers took no probe of the partition for longer than `USUAL`."""
+        """The times during which the brokers accepted no probe of the partition for longer than
+        `USUAL`."""
         pairs = itertools.pairwise(self.successes[partition])
         return common([(a, b) for a, b in pairs if b - a > USUAL], [window])
 
     def shared(self, partition: int, window: Span) -> list[Span]:
-        """When the leader of the partition also led another one that could not be written.
+        """The times during which the leader of the partition also led another partition that could
+        not be written.
 
         A leader answers a request when all its partitions are done, and takes the next one of the
         connection only then: who sends several partitions at once waits for the slowest. The
@@ -88,7 +90,8 @@ class Availability:
         return found
 
     def led(self, partition: int, nodes: set[int], window: Span) -> list[Span]:
-        """When one of the nodes led the partition, and `LEARNT` before and after."""
+        """The times during which one of the nodes led the partition, extended by `LEARNT` at both
+        ends."""
         terms = self._terms[partition]
         ends = [since for since, _ in terms[1:]] + [float("inf")]
         mine = [

@@ -97,7 +97,7 @@ class FaultyNetwork:
         self._say({"do": "reset", "links": list(names or self.links)})
 
     def heal(self, *names: str) -> None:
-        """Fair weather; what was held up is delivered."""
+        """End all faults; bytes that were held back are delivered."""
         self.set(*names)
 
     def _say(self, command: dict[str, Any]) -> None:
@@ -113,7 +113,7 @@ class _Link:
         self.rng = rng
         self.weather = Weather()
         self.connections: set[_Connection] = set()
-        self.free_at = {True: 0.0, False: 0.0}  # to broker? -> when the line is free again
+        self.free_at = {True: 0.0, False: 0.0}  # by direction, True: to the broker
 
     def change(self, weather: Weather) -> None:
         self.weather = weather
@@ -125,12 +125,12 @@ class _Link:
 
 
 class _Connection:
-    """Two sockets and what is on its way between them."""
+    """Two sockets, and the bytes that were read from one and not yet written to the other."""
 
     def __init__(self, link: _Link) -> None:
         self.link = link
         self.pipes = {True: _Pipe(self, True), False: _Pipe(self, False)}
-        self.sides: dict[bool, asyncio.Transport] = {}  # reads what goes to the broker?
+        self.sides: dict[bool, asyncio.Transport] = {}  # by direction (True: reads from the client)
         self.budget = 0
         self.ended = False
         self.task: asyncio.Task[None] | None = None
@@ -263,7 +263,7 @@ class _Pipe:
 
 
 class _Side(asyncio.Protocol):
-    """`to_broker`: reads from the client what goes to the broker."""
+    """One of the two sockets; `to_broker`: it reads what the client sends to the broker."""
 
     def __init__(self, connection: _Connection, *, to_broker: bool) -> None:
         self.connection = connection

@@ -50,7 +50,7 @@ WORKLOADS: dict[str, dict[str, Any]] = {
     "idempotent": {"enable_idempotence": True},
     # In order without idempotence: one request in flight per connection.
     "plain": {"enable_idempotence": False, "max_in_flight_requests_per_connection": 1},
-    # Gets a `transactional_id` of its own in each run.
+    # Gets another `transactional_id` in each run.
     "transactional": {},
 }
 TRANSACTIONS_PER_SECOND = 10
@@ -202,7 +202,8 @@ def _wrong(
     gaps: dict[str, float],
     recovered: float | None,
 ) -> list[str]:
-    """What this fault broke; what only the whole series shows is held against every fault.
+    """Names of the promises that this fault broke. What only the whole series shows counts for
+    every fault.
 
     Args:
         recovered: seconds to the first commit after the fault; None without transactions. Their
@@ -222,7 +223,7 @@ def _wrong(
 
 
 def _strange(stats: dict[str, Any]) -> list[str]:
-    """What a producer did that no record shows."""
+    """Violations that no record shows."""
     names = {
         "close_hung": "close hung",
         "changed_its_mind": "another outcome later",

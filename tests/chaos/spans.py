@@ -8,14 +8,14 @@ Span = tuple[float, float]
 
 
 def common(ones: Iterable[Span], others: Iterable[Span]) -> list[Span]:
-    """What both have."""
+    """The times that both sets contain."""
     others = list(others)
     pairs = [(max(a, c), min(b, d)) for a, b in ones for c, d in others]
     return [(begin, end) for begin, end in pairs if begin < end]
 
 
 def length(spans: Iterable[Span]) -> float:
-    """Seconds in one span at least."""
+    """Total seconds, each counted once."""
     total, until = 0.0, float("-inf")
     for begin, end in sorted(spans):
         total += max(0.0, end - max(begin, until))

@@ -1,4 +1,4 @@
-"""The judge of chaos runs finds what is wrong, and nothing else."""
+"""The audit of chaos runs finds every kind of violation, and reports nothing else."""
 
 from __future__ import annotations
 
@@ -48,7 +48,8 @@ PARTITIONS = 6
 
 
 class AuditHarness:
-    """A log without a fault and the promises about it, to be spoilt; one row per record."""
+    """A correct log and the ledger of its producer, one row per record, to be changed by the
+    tests."""
 
     def __init__(self) -> None:
         numbers = np.arange(COUNT)

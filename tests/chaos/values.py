@@ -1,4 +1,4 @@
-"""Record values that say who they are, made and checked a million at a time.
+"""Record values that identify their records, made and checked a million at a time.
 
 100 bytes, little endian: magic, producer, partition asked (-1: none), topic, sequence, a digest
 over all these, and filler derived from the digest. So a value that was cut, mixed up or written
@@ -48,7 +48,7 @@ def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 def _seal(rows: NDArray[Any]) -> None:
-    """Digest and filler from the other fields."""
+    """Digest and filler, derived from the other fields."""
     who = (rows["producer"].astype(np.uint64) << np.uint64(16)) | rows["asked"].astype(
         np.int64
     ).view(np.uint64) & np.uint64(0xFFFF)
@@ -72,7 +72,7 @@ def make(topic: str, producer: int, first: int, asked: NDArray[np.int16]) -> lis
 
 
 def read(topic: str, values: Sequence[bytes]) -> tuple[NDArray[Any], NDArray[np.bool_]]:
-    """The fields of values that are all `SIZE` long, and which of them are true."""
+    """The fields of values that are all `SIZE` long, and which of them have a valid digest."""
     rows = np.frombuffer(b"".join(values), LAYOUT)
     wanted = rows.copy()
     wanted["magic"] = MAGIC

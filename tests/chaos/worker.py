@@ -61,14 +61,15 @@ def headers_of(sequence: int) -> tuple[tuple[str, bytes], ...]:
 
 
 def timestamp_of(sequence: int) -> int:
-    """Asked for, ms: its last digits are those of the sequence, so that a reader can tell; the
-    others are today's, because brokers refuse what is far ahead and delete what is old."""
+    """The requested timestamp in ms: its last digits are those of the sequence, so that a reader
+    can check it. The others are those of today, because brokers refuse timestamps far in the future
+    and delete old ones."""
     return time.time_ns() // 1_000_000 // STAMPS * STAMPS + sequence % STAMPS
 
 
 @dataclass
 class Orders:
-    """What a worker does.
+    """The parameters of a worker.
 
     Attributes:
         number: tells the records of this producer from others'.
@@ -90,7 +91,7 @@ class Orders:
 
 
 class Ledger:
-    """What was submitted and what was promised, by sequence.
+    """What was submitted and what was reported, by sequence.
 
     With transactions the promise is the commit: acknowledged records stay OPEN until
     `end_transaction`.
@@ -141,7 +142,7 @@ class Ledger:
         self.note(error)
 
     def end_transaction(self, first: int, state: int) -> None:
-        """The open transaction, whose first record is `first`, ended in this state.
+        """Note the end of the open transaction, whose first record is `first`, in this state.
 
         A commit promises the records that were acknowledged; one that was not stays OPEN or failed,
         which the audit holds against the producer. An abort promises the absence of all.
@@ -160,7 +161,7 @@ class Ledger:
             self.errors[text] = self.errors.get(text, 0) + 1
 
     def changed(self) -> int:
-        """Records whose handle tells something else now than it did when it settled."""
+        """Records whose handle reports another result now than when it settled."""
         wrong = 0
         for sequence, delivery in self.kept:
             # A record that settled without an error has its partition here, committed or not.
@@ -281,7 +282,7 @@ class _Load:
         before, worked = loop.time(), time.thread_time()
         await asyncio.sleep(pause)
         self.lag = max(self.lag, loop.time() - before - pause)
-        # What of it is the producer's doing: others take no time of this thread.
+        # Only the producer's part: other processes use no CPU time of this thread.
         self.own_lag = max(self.own_lag, time.thread_time() - worked - pause)
 
     async def _hand_over(self) -> None:

@@ -1,4 +1,4 @@
-"""`.ci/audit.py` does not pass when it did not look."""
+"""`.ci/audit.py` does not pass if it could not check anything."""
 
 from __future__ import annotations
 

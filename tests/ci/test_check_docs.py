@@ -1,4 +1,4 @@
-"""The check of the Markdown files finds what it is for, and the repository passes it."""
+"""The check of the Markdown files finds each kind of error, and the repository passes it."""
 
 from __future__ import annotations
 

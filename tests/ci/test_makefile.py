@@ -1,4 +1,4 @@
-"""What a release needs is in one target, and nothing is left out of it by a marker."""
+"""One target runs everything that a release needs, including what markers exclude elsewhere."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ async def test_preflight_tells_a_wrong_credential_at_once() -> None:
         with pytest.raises(AuthenticationError):
             await harness.ask()
         assert harness.loop.time() - started < 2.0
-        # Each was asked: one that refuses us says nothing of the others.
+        # All were tried, because a refusal by one says nothing about the others.
         assert {broker for _, broker in harness.cluster.attempts} == {1, 2, 3}
 
 
@@ -156,7 +156,7 @@ async def test_refusal_of_one_broker_ends_only_calls_that_need_it() -> None:
         assert (await harness.ask(2)).node_id == 2
         for _ in range(5):
             assert (await harness.ask()).node_id != 1
-        harness.admit(1)  # what was said in earlier calls does not count
+        harness.admit(1)  # rejections before the call do not count
         assert (await harness.ask(1)).node_id == 1
 
 
@@ -188,7 +188,7 @@ async def test_coordinator_that_refuses_us_for_long_fails_the_commit() -> None:
 def test_coordinator_without_an_address_is_looked_for_again(
     version: int, place: dict[str, Any]
 ) -> None:
-    """As gateways name one while they have none, with no error code."""
+    """Gateways answer so, without an error code, while they have no coordinator."""
 
     async def main() -> None:
         cluster = FakeCluster()

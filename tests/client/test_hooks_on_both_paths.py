@@ -55,7 +55,7 @@ class Number(enum.IntEnum):
 
 @dataclass(frozen=True)
 class Case:
-    """One record, the call that sends it, and what is done with it on the way."""
+    """One record, the call that sends it, and what user code does with it."""
 
     call: str
     partitioner: str
@@ -282,7 +282,7 @@ async def send(producer: Producer[Any, Any], case: Case) -> Any:
 
 
 def told(outcome: Any) -> Any:
-    """An outcome without what differs between two runs."""
+    """An outcome without the parts that differ between two runs."""
     if isinstance(outcome, Exception) and not isinstance(outcome, KafkaError):
         return type(outcome), str(outcome)
     if isinstance(outcome, KafkaError):
@@ -338,7 +338,7 @@ def test_every_behaviour_of_hooks_is_the_same_on_both_paths(script: list[Case]) 
 
 
 def comparable(played: tuple[Any, ...]) -> list[Any]:
-    """What a script has done, without times."""
+    """The calls that a script has noted, without times."""
     outcomes, inner, log, calls, refused = played
     plain = []
     for call in calls:

@@ -1,4 +1,5 @@
-"""Exceptions of signal handlers, and MemoryError, between an append and what belongs to it."""
+"""Exceptions of signal handlers, and MemoryError, between an append and the steps that belong to
+it."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ STRIDE = 5
 
 
 def striking(step: int, error: type[BaseException]) -> Injector:
-    """Raises at that bytecode."""
+    """Raises at the bytecode with this number."""
 
     def strike() -> None:
         raise error

@@ -40,7 +40,7 @@ class Interceptor:
 
 
 class Changing(Interceptor):
-    """Returns what a function makes of the record."""
+    """Returns the result of a function of the record."""
 
     def __init__(self, change: Callable[[Any], Any]) -> None:
         super().__init__()
@@ -331,8 +331,8 @@ async def refused_at(step: int) -> bool:
 
     # In a task: a tracer that raises between two handlers leaves the exception to its coroutine.
     await asyncio.create_task(call())
-    # A record whose report was interrupted is reported when it is deleted. What has looked at the
-    # frames of its exception, such as the canary, may have made a cycle of them.
+    # A record whose report was interrupted is reported when it is deleted. The canary, which reads
+    # the frames of its exception, may have put it into a reference cycle.
     if len(interceptor.sent) != len(interceptor.ended):
         gc.collect()
     for _ in range(3):  # until the loop runs what a finalizer has scheduled

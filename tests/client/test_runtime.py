@@ -13,7 +13,7 @@ from tests.scenarios.scenario_helpers import TICK, harness, now, play, runtime_o
 
 @pytest.mark.parametrize("task", ["sender", "metadata", "transactions"])
 def test_task_of_the_engine_that_somebody_cancels_ends_the_producer(task: str) -> None:
-    """Else every record would wait for its delivery deadline."""
+    """Otherwise every record would wait for its delivery deadline."""
 
     async def main() -> None:
         async with harness(transactional_id="x") as (cluster, producer, _):
@@ -57,7 +57,7 @@ def test_keyless_batches_of_a_wide_topic_look_at_a_sample(
             assert set(looked_at) == {sample}
             assert len(set(chosen)) > 0.9 * width
             assert max(map(chosen.count, set(chosen))) < 30
-            # Where the whole sample is in the way, everything is looked at.
+            # If no partition of the sample is usable, all partitions are considered.
             last = width - 1
             monkeypatch.setattr(accumulator, "usable", lambda _, all_: [last] * (last in all_))
             assert {runtime._choose_sticky(slot) for _ in range(50)} == {last}

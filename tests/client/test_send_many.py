@@ -1,4 +1,5 @@
-"""`send_many` with serializers, with `ProducerRecord`s and with values that are not quite bytes."""
+"""`send_many` with serializers, with `ProducerRecord`s and with values that are not exactly
+bytes."""
 
 from __future__ import annotations
 
@@ -599,7 +600,7 @@ def test_entries_of_other_types_and_subclasses_of_records() -> None:
 
 
 def test_slow_generator_does_not_hold_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its own code may take long: the clock is read after each record."""
+    """The generator's code may take long, so the clock is read after each record."""
     monkeypatch.setattr(
         "aiokprod._client.runtime.YieldQueue", functools.partial(YieldQueue, slice_length=-1.0)
     )

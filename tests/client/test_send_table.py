@@ -1,4 +1,4 @@
-"""`send_table` through a cluster of bytes: what arrives is what `send_many` would have sent.
+"""`send_table` through a fake cluster: what arrives is what `send_many` would have sent.
 
 The tables are made by Hypothesis: every layout Arrow has for a column, nulls, slices, batches of
 any size, empty ones too.

@@ -1,4 +1,4 @@
-"""The same faults played to aiokprod, aiokafka and confluent-kafka: what each one does.
+"""The same faults for aiokprod, aiokafka and confluent-kafka, and the behaviour of each.
 
 python -m tests.contrast                                    all scenarios, all clients
 python -m tests.contrast --scenarios too-large --clients aiokafka
@@ -165,7 +165,7 @@ async def contrast(chosen: argparse.Namespace) -> None:
             for client in chosen.clients:
                 try:
                     result = await play(scenario, client, cluster if scenario.real else None)
-                except Exception as error:  # the others may well be played
+                except Exception as error:  # the others can still be run
                     print(f"{name} was not played to {client}: {error!r}", flush=True)
                     continue
                 result |= {"scenario": name, "nodes": chosen.nodes if scenario.real else 0}

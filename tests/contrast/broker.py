@@ -104,7 +104,8 @@ class ScriptedBroker:
 
 
 def _pretend(cluster: FakeCluster) -> None:
-    """librdkafka writes today's record batches only to brokers that can also fetch them."""
+    """Offer Fetch, because librdkafka writes batches of format 2 only to brokers that can also
+    fetch them."""
 
     def with_fetch(response: ApiVersionsResponse) -> ApiVersionsResponse:
         return replace(response, api_keys=[*response.api_keys, ApiVersion(FETCH, 4, 11)])

@@ -15,7 +15,7 @@ ACKNOWLEDGED, ABSENT, UNKNOWN = 1, 2, 3
 
 @dataclass(frozen=True)
 class Told:
-    """What a client said of a record.
+    """What a client reported about a record.
 
     Attributes:
         state: ACKNOWLEDGED; ABSENT if it said that the record is not in the log; UNKNOWN if it

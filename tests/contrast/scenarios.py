@@ -1,4 +1,4 @@
-"""The faults that all clients meet, on real brokers where they can be made there."""
+"""The faults that all clients meet; on real brokers where these can produce them."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ async def not_enough_replicas_after_append(stage: Stage) -> None:
 
 
 async def out_of_order(stage: Stage) -> None:
-    """One refusal out of nowhere, as after an outage (aiokafka #1017)."""
+    """One OUT_OF_ORDER_SEQUENCE_NUMBER without a cause, as after an outage (aiokafka #1017)."""
     stage.fake.fail(OUT_OF_ORDER_SEQUENCE_NUMBER, 1)
     await asyncio.sleep(4.0)
 
@@ -144,13 +144,14 @@ async def tasks_cancelled(stage: Stage) -> None:
 
 
 async def everything_cancelled(stage: Stage) -> None:
-    """A stranger cancels every task of the loop but its own (aiokafka #1039)."""
+    """Other code cancels every task of the loop except its own (aiokafka #1039)."""
     stage.tell("cancel-all")
     await asyncio.sleep(2.0)
 
 
 async def timed_out_on_the_wire(stage: Stage) -> None:
-    """Written, never answered, for longer than the delivery timeout; then all is well again."""
+    """Requests are written and not answered for longer than the delivery timeout; then the cluster
+    recovers."""
     stage.fake.react("lose-answer")
     await asyncio.sleep(9.0)
     stage.fake.heal()

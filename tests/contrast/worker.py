@@ -172,7 +172,7 @@ async def work(orders: dict[str, Any]) -> None:
     print(json.dumps(load.ledger.statistics()), flush=True)
     with contextlib.suppress(Exception):
         await asyncio.wait_for(client.stop(), 8)
-    os._exit(0)  # a client that hangs must not take the harness with it
+    os._exit(0)  # a client that hangs must not make the harness hang
 
 
 if __name__ == "__main__":

@@ -1,5 +1,4 @@
-"""The append path: what is fast and what needs a decision, exact accounting, partition choice.
-Partition numbers are C array indices inside: bounds are tested."""
+"""The append path: which records take the fast path, exact accounting, choice of the partition."""
 
 from __future__ import annotations
 
@@ -248,7 +247,7 @@ def test_roll_without_a_batch_counts_nothing() -> None:
 
 
 def test_headers_changed_by_someone_else_while_a_batch_is_rolled_do_no_harm() -> None:
-    """Rolling compresses, and that lets other threads run."""
+    """Opening a batch may compress the previous one, during which other threads run."""
     harness = idle_harness()
     headers: list[tuple[str, bytes | None]] = [("h", b"x")]
 

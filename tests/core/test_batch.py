@@ -142,7 +142,8 @@ def test_finished_batch_of_nothing_is_empty() -> None:
 
 
 def test_memory_error_leaves_what_is_in_the_batch() -> None:
-    """Run apart: the limit of the address space is for the whole process."""
+    """In a separate process, because the limit of the address space applies to the whole
+    process."""
     code = """
         import resource
         from tests.core.core_harness import idle_harness
@@ -812,7 +813,7 @@ class FailingLoop(IdleLoop):
 def test_batch_is_settled_although_call_soon_fails(
     error: type[BaseException], failures: int
 ) -> None:
-    """Once it does not matter; twice, and the waiter is lost, but no other one."""
+    """After one failure nothing is lost. After two, only that waiter is."""
     loop = FailingLoop(error, 0)
     harness = CoreHarness(loop=loop)  # type: ignore[arg-type]
     delivery = harness.append()
@@ -828,7 +829,7 @@ def test_batch_is_settled_although_call_soon_fails(
 
 
 def test_nested_run_of_the_loop_sees_the_rest_of_the_batch() -> None:
-    """A callback that runs the loop, as nest_asyncio has it do in notebooks."""
+    """A callback runs the loop, as nest_asyncio does in notebooks."""
     seen: list[str] = []
 
     async def main() -> None:

@@ -1,4 +1,4 @@
-"""Where the records of a bulk call are, through splits, withdrawals and failures."""
+"""The positions of the records of a bulk call after splits, withdrawals and failures."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_trackers_may_take_turns_on_one_batch() -> None:
 
 
 def test_records_of_an_abandoned_tracker_are_unwatched_and_those_of_others_are_not() -> None:
-    """What is unwatched when it fails is logged and counted: its caller was cancelled."""
+    """Failures of unwatched records are logged and counted, because their caller was cancelled."""
     harness = idle_harness()
     given_up, waiting = BulkTracker(), BulkTracker()
     for tracker, count in ((given_up, 2), (waiting, 3)):

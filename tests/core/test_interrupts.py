@@ -261,7 +261,8 @@ def test_exception_in_the_settlement_ends_the_producer_definitely(
 
 
 def test_batch_that_an_interrupted_callback_lost_expires() -> None:
-    """Neither on the wire nor queued: its deadline ends it all the same, in doubt."""
+    """It is neither in flight nor queued; its deadline ends it nevertheless, with outcome
+    UNKNOWN."""
 
     async def main() -> None:
         harness = InterruptHarness({}, 1)
@@ -284,7 +285,7 @@ def test_batch_that_an_interrupted_callback_lost_expires() -> None:
 
 @pytest.mark.parametrize("target", [0, 1], ids=["counts", "raises"])
 def test_injector_leaves_the_tracer_that_was_there(target: int) -> None:
-    """Without it, coverage measures nothing more in the process."""
+    """Otherwise coverage would measure nothing more in the process."""
 
     def tracer(frame: object, event: str, argument: object) -> None:
         return None

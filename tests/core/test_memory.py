@@ -1,4 +1,4 @@
-"""`MemoryBudget` and `Reservation` as objects; what they count is in tests/engine/buffer."""
+"""`MemoryBudget` and `Reservation` alone; their accounting is tested in tests/engine/buffer."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ def test_finalizers_that_send_lose_no_record_of_either(threshold: int) -> None:
 
 
 def test_finalizer_that_uses_up_the_batch_being_opened_is_no_crash() -> None:
-    """In a separate process: the batch that the outer call is given is gone."""
+    """In a separate process: the batch that the outer call gets is no longer open."""
     script = """
         import asyncio, gc, random
         from tests.interrupts.scenes import InterruptHarness

@@ -1,4 +1,4 @@
-"""`PartitionSlot` and `TopicSlot` as objects; what they count is in tests/engine/buffer."""
+"""`PartitionSlot` and `TopicSlot` alone; their accounting is tested in tests/engine/buffer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bugs that real clients had, each put back into this one by patching the engine from outside.
+"""Bugs that real clients had. Each is put back into this producer by patching the engine.
 
 Every function takes a `pytest.MonkeyPatch` and breaks one thing; its docstring names where the bug
 was seen. Nothing in the package knows of this.
@@ -183,7 +183,7 @@ def expired_in_flight_batch_gives_its_sequence_back(patch: Patch) -> None:
 
 @bug
 def retry_takes_a_new_sequence(patch: Patch) -> None:
-    """kafka-python's early idempotence: a retried batch is another batch to the broker."""
+    """kafka-python's early idempotence: brokers took a retried batch for a new one."""
     assign = SequenceTracker.assign_sequence
 
     def again(self: Any, batch: Any) -> None:
@@ -334,7 +334,8 @@ def rated(patch: Patch, codes: set[int]) -> None:
 
 @bug
 def appended_yet_called_definite(patch: Patch) -> None:
-    """KAFKA-13574, NOT_ENOUGH_REPLICAS_AFTER_APPEND: "failed" records are in the log."""
+    """KAFKA-13574, NOT_ENOUGH_REPLICAS_AFTER_APPEND: records reported as not stored are in the
+    log."""
     rated(patch, {6, 7, 13, 20})
 
 
@@ -346,7 +347,7 @@ def server_error_called_definite(patch: Patch) -> None:
 
 @bug
 def disconnect_called_definite(patch: Patch) -> None:
-    """The request was written, the answer lost, and the record "failed"."""
+    """The request was written, its response was lost, and the record was reported as not stored."""
 
     def note(self: Any, *, lost: bool = False) -> None:
         self.in_doubt = True
@@ -356,7 +357,7 @@ def disconnect_called_definite(patch: Patch) -> None:
 
 @bug
 def missing_partition_hangs(patch: Patch) -> None:
-    """aiokafka 0.14: a partition left out of the answer leaves its batch without an owner."""
+    """aiokafka 0.14: a batch whose partition the response omits never got an outcome."""
     answers = produce_request.partition_responses
 
     def only_present(call: Any, body: Any, version: int) -> Any:
@@ -530,7 +531,7 @@ def linger_timer_lost(patch: Patch) -> None:
 
 @bug
 def wall_clock_judges_deadlines(patch: Patch) -> None:
-    """Java reads the wall clock: a jump of an hour expires everything (F76)."""
+    """Deadlines by the wall clock, as in Java: a jump of an hour expires everything (F76)."""
     init, expire = Runtime.__init__, Sender._expire
 
     def with_wall(self: Any, config: Any, environment: Any, loop: Any, **rest: Any) -> None:
@@ -556,7 +557,7 @@ def retries_without_backoff(patch: Patch) -> None:
 
 @bug
 def metadata_without_backoff(patch: Patch) -> None:
-    """F51: a deleted topic is asked for in a hot loop."""
+    """F51: metadata of a deleted topic are requested without a pause."""
     ended = UpdateSchedule._ended
 
     def at_once(self: Any, now: float, steps: int) -> None:
@@ -568,7 +569,7 @@ def metadata_without_backoff(patch: Patch) -> None:
 
 @bug
 def reconnects_without_backoff(patch: Patch) -> None:
-    """franz-go, Java ClusterConnectionStatesTest: a dead broker is dialled in a hot loop."""
+    """franz-go, Java ClusterConnectionStatesTest: a dead broker is dialled without a pause."""
     disconnected = ClusterConnectionStates.disconnected
 
     def at_once(self: Any, node_id: int, now: float, *, was_up: bool, was_ready: bool) -> None:
@@ -580,7 +581,8 @@ def reconnects_without_backoff(patch: Patch) -> None:
 
 @bug
 def throttle_ignored(patch: Patch) -> None:
-    """KIP-219, NetworkClientTest.testConnectionThrottling: sends while it should be quiet (F9)."""
+    """KIP-219, NetworkClientTest.testConnectionThrottling: requests are sent during a throttle time
+    (F9)."""
     patch.setattr(NetworkClient, "connection_throttled", lambda self, connection, seconds: None)
 
 

@@ -1,4 +1,5 @@
-"""Faults that a milder judge excused, put back one at a time: each proves one excuse gone.
+"""Faults that the oracle once excused, put back one at a time: each shows that an exemption is
+gone.
 
 No client is known to have them; they do what the exemption would have accepted.
 """
@@ -23,7 +24,7 @@ from tests.detection.bugs import TRANSACTIONS, Patch, bug, found_by
 
 @bug
 def batch_that_is_too_large_is_not_divided(patch: Patch) -> None:
-    """MESSAGE_TOO_LARGE was a code that may end a record."""
+    """The oracle accepted MESSAGE_TOO_LARGE as the end of any record."""
     decide = retry_policy.decide
 
     def whole(code: Any, **options: Any) -> Action:
@@ -35,13 +36,13 @@ def batch_that_is_too_large_is_not_divided(patch: Patch) -> None:
 
 @bug
 def every_failure_called_unknown(patch: Patch) -> None:
-    """UNKNOWN was never questioned."""
+    """The oracle accepted outcome UNKNOWN for every failure."""
     patch.setattr(retry_policy, "outcome_of", lambda batch: Outcome.UNKNOWN)
 
 
 @bug
 def failure_has_the_code_of_another(patch: Patch) -> None:
-    """A code that ends records was believed whatever the broker had answered."""
+    """The oracle accepted any final error code, whatever the broker had answered."""
     batch_error = retry_policy.batch_error
 
     def wrong(code: Any, *args: Any) -> Any:
@@ -54,7 +55,7 @@ def failure_has_the_code_of_another(patch: Patch) -> None:
 
 @bug
 def timestamps_are_a_second_late(patch: Patch) -> None:
-    """Timestamps were not judged."""
+    """The oracle did not check timestamps."""
     header = record_batch.batch_header
 
     def late(payload: Any, **fields: Any) -> bytes:
@@ -78,7 +79,7 @@ def close_takes_three_seconds_more(patch: Patch) -> None:
 
 @bug
 def metadata_at_twice_their_rate(patch: Patch) -> None:
-    """20 metadata requests a second were within the limit."""
+    """The oracle allowed 20 Metadata requests a second."""
     ended = UpdateSchedule._ended
 
     def sooner(self: Any, now: float, steps: int) -> None:
@@ -90,14 +91,15 @@ def metadata_at_twice_their_rate(patch: Patch) -> None:
 
 @bug
 def producer_ids_asked_for_without_backoff(patch: Patch) -> None:
-    """12 InitProducerId requests a second were within the limit."""
+    """The oracle allowed 12 InitProducerId requests a second."""
     after = Runtime._backoff
     patch.setattr(Runtime, "_backoff", lambda self, attempts: after(self, attempts) / 20)
 
 
 @bug
 def producer_id_given_up_unused(patch: Patch) -> None:
-    """A producer id that was given was no reason to wait where ids have few epochs."""
+    """The oracle ignored producer ids that were assigned and not used, where ids have few
+    epochs."""
     on_body = ProducerIdRequests._on_body
     given = 0
 
@@ -142,7 +144,8 @@ def expired_record_called_unknown(patch: Patch) -> None:
 
 @bug
 def failed_record_kept_none_of_its_retries(patch: Patch) -> None:
-    """With few `retries` a fresh record could fail as often as it liked."""
+    """With few `retries` the oracle let a record that is sent after recovery fail any number of
+    times."""
     decide = retry_policy.decide
 
     def impatient(code: Any, *, attempts: int, retries: int, **options: Any) -> Action:
@@ -154,8 +157,8 @@ def failed_record_kept_none_of_its_retries(patch: Patch) -> None:
 
 @bug
 def attempt_without_an_answer_counts_twice(patch: Patch) -> None:
-    """Each connection that broke while a record was in flight excused an attempt that no request
-    held."""
+    """Each connection that broke while a record was in flight excused an attempt, even if no
+    request contained the record."""
     failed = batch_completion.BatchCompletion._on_request_failed
 
     def hasty(self: Any, node_id: int, call: Any, response: Any, error: Any, now: float) -> None:
@@ -168,8 +171,8 @@ def attempt_without_an_answer_counts_twice(patch: Patch) -> None:
 
 @bug
 def one_attempt_more_than_retries_allow(patch: Patch) -> None:
-    """The attempts were only counted for records that failed, and any number above `retries` was
-    enough."""
+    """The oracle counted attempts only for records that failed, and accepted any number above
+    `retries`."""
     decide = retry_policy.decide
 
     def stubborn(code: Any, *, retries: int, **options: Any) -> Action:
@@ -180,7 +183,7 @@ def one_attempt_more_than_retries_allow(patch: Patch) -> None:
 
 @bug
 def metadata_asked_for_again_at_once_after_a_failure(patch: Patch) -> None:
-    """Any three Metadata requests could leave in haste."""
+    """The oracle allowed any three Metadata requests without a pause."""
     failed = UpdateSchedule.failed
 
     def at_once(self: Any, now: float) -> None:

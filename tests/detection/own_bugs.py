@@ -75,8 +75,8 @@ def fenced_epoch_fails_the_batch(patch: Patch) -> None:
 
 @bug
 def out_of_order_taken_for_absence(patch: Patch) -> None:
-    """A broker that was restarted knows only the newest batch of a producer: those before it were
-    renumbered and stored twice."""
+    """A restarted broker recognises only the newest batch of a producer; older ones were renumbered
+    and stored twice."""
     patch.setattr(sequence_errors, "_classify_by_newer", lambda batch, entry: None)
 
 
@@ -140,7 +140,7 @@ def waiter_stays_in_the_line_of_the_old_leader(patch: Patch) -> None:
 
 @bug
 def missing_epoch_is_older(patch: Patch) -> None:
-    """D6: epoch -1 counted as older than any other: the old leader stays forever."""
+    """D6: epoch -1 counted as older than any other, so the old leader was kept forever."""
     lags = ResponseMerger._lags
 
     def older(self: Any, known: Any, epoch: int, *, same_id: bool) -> bool:
@@ -153,7 +153,8 @@ def missing_epoch_is_older(patch: Patch) -> None:
 
 @bug
 def lower_epochs_never_believed(patch: Patch) -> None:
-    """D9: a topic without an id was created again, its epochs begin at 0: the old leader stays."""
+    """D9: the epochs of a topic that was created again without an id begin at 0, so the old leader
+    was kept forever."""
     patch.setattr(
         ResponseMerger,
         "_lags",
@@ -175,7 +176,7 @@ def old_epochs_believed_while_anything_is_wrong(patch: Patch) -> None:
 
 @bug
 def slow_broker_is_not_asked_for_metadata(patch: Patch) -> None:
-    """D8: brokers that cannot be reached were waited for rather than a slow one asked."""
+    """D8: the producer waited for unreachable brokers instead of asking a slow one."""
 
     def chosen_only(self: Any, chosen: int | None, now: float) -> Any:
         fetch = self._fetch

@@ -57,7 +57,7 @@ def search(name: str, first: int, most: int, sample: int) -> Finding:
         with pytest.MonkeyPatch.context() as patch:
             put_back(name, patch)
             verdict = verdict_on(seed, where)
-        # What is wrong without the bug, too, is another one's.
+        # A failure that also occurs without the bug does not count.
         if verdict is not None and verdict_on(seed, where) is None:
             hits += 1
             found = found or (seed, verdict)
@@ -71,8 +71,8 @@ def search(name: str, first: int, most: int, sample: int) -> Finding:
 
 
 class _FittingPatch:
-    """A `MonkeyPatch` that refuses a function its callers could not call: a bug must be found by
-    what it does to records, not because it raises TypeError."""
+    """A `MonkeyPatch` that refuses functions with another signature than the original: a bug must
+    be found by its effect on records, not by a TypeError."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self._patch = patch
@@ -123,7 +123,8 @@ def searched(task: tuple[str, int, int, int]) -> Finding:
 
 
 def verdict_on(seed: int, where: str = SIMULATION) -> str | None:
-    """What is wrong with a seed, None if nothing. Any other error is one of the bench."""
+    """What is wrong with a seed, None if nothing is. Raises any error that is not a broken
+    promise."""
     try:
         if where == TRANSACTIONS:
             transactions.play(seed)
@@ -135,7 +136,7 @@ def verdict_on(seed: int, where: str = SIMULATION) -> str | None:
         return f"AssertionError: {str(error) or 'promise broken'}".splitlines()[0]
     finally:
         with contextlib.suppress(AssertionError):
-            check_passes()  # what a bug left behind is no other test's
+            check_passes()  # drop what the bug left, so that no other test reports it
     return None
 
 

@@ -1,5 +1,5 @@
-"""Runs many scripts side by side and judges each; repeats those with findings before it counts
-them."""
+"""Runs many scripts concurrently and judges each; scripts with findings are repeated before the
+findings count."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ _MOST_SPOILT: Final = 5
 
 @dataclass
 class Result:
-    """What came of a script.
+    """The result of a script.
 
     Attributes:
         explained: findings with the row of docs/differences.md that explains them.
@@ -121,7 +121,7 @@ class Campaign:
                     self._room.set()
                 matched.update({row.id for _, row in result.explained})
                 done(result)
-                await asyncio.sleep(0)  # results from the journal take no turn of the loop
+                await asyncio.sleep(0)  # results from the journal do not suspend this task
 
         adapting = asyncio.create_task(self._adapt())
         try:
@@ -156,7 +156,7 @@ class Campaign:
                 self._room.set()
 
     async def judged(self, script: Script) -> Result:
-        """Play a script; what cannot be explained must be seen twice in three times."""
+        """Run a script. A finding that cannot be explained must occur in two of three runs."""
         evidence = await self.played(script)
         result = Result(script, evidence)
         open_findings = _sort(result, evidence)
@@ -167,7 +167,7 @@ class Campaign:
             again = Result(script, await self.played(script, number))
             seen.update({_key(one) for one in _sort(again, again.evidence)})
         for finding in open_findings:
-            # A rule that was broken once is broken.
+            # One violation of a rule is enough.
             certain = finding.hard or seen[_key(finding)] > self._repeats // 2
             (result.unexplained if certain else result.unsteady).append(finding)
         return result
@@ -198,7 +198,7 @@ class Campaign:
         return evidence
 
     async def _unspoilt(self, script: Script, name: str) -> Evidence:
-        """Play a script to one client, again if the machine was busy meanwhile."""
+        """Run a script with one client, and again if the machine was busy during the run."""
         for _ in range(_MOST_SPOILT):
             before = self._lateness
             evidence = await self._attempted(script, name)
@@ -223,7 +223,7 @@ class Campaign:
 
 
 def _second_opinion(script: Script) -> bool:
-    """Does librdkafka play this script?"""
+    """True if librdkafka runs this script too."""
     if script.family != GENERATED:
         return True
     return int(script.name.rpartition("/")[2]) % SECOND_OPINION == 0
@@ -255,8 +255,8 @@ def _sort(result: Result, evidence: dict[str, Evidence]) -> list[Finding]:
 
 
 def can_follow(finding: Finding, cause: Finding) -> bool:
-    """Can a difference follow from another one of the same script? Ours fails where Java's does
-    not only in the transaction of the first difference and those after it."""
+    """True if a difference may be a consequence of another one of the same script. A failure of
+    ours where Java succeeds is one only in the same transaction and later ones."""
     if finding.hard:
         return False
     return finding.kind not in AGAINST_US or 0 <= cause.transaction <= finding.transaction

@@ -1,4 +1,5 @@
-"""The scripts: every error code that an answer can carry, cuts, throttles, moves, odd answers."""
+"""The scripts: error codes of every response, broken connections, throttling, leader changes,
+invalid responses."""
 
 from __future__ import annotations
 
@@ -68,7 +69,7 @@ def story(mode: Mode, *faults: Step, count: int = 2) -> tuple[Step, ...]:
 
 
 def from_start(mode: Mode, *faults: Step, offsets: bool = False) -> tuple[Step, ...]:
-    """The faults are there before the producer asks for anything."""
+    """The faults exist before the producer sends its first request."""
     if mode in TXN_MODES:
         more = (OFFSETS,) if offsets else ()
         return (*faults, INIT, BEGIN, Send(0), Wait(), *more, Send(0, 2), END)
@@ -103,7 +104,7 @@ def scripts() -> list[Script]:
 
 
 def produce_codes() -> Iterator[Script]:
-    """Produce answered with each code that some client treats in its own way."""
+    """Produce answered with each code for which some client has a special case."""
     for code in (*RETRIABLE, *SPECIAL):
         for append in (False, True):
             for times in TIMES:
@@ -277,7 +278,8 @@ CORE_CODES: Final = (
 
 
 def api_codes() -> Iterator[Script]:
-    """Requests about producer ids and transactions, refused, carried out or not."""
+    """Error codes for requests about producer ids and transactions, which the broker has or has not
+    executed."""
     apis = (
         FIND_COORDINATOR,
         INIT_PRODUCER_ID,
@@ -316,7 +318,7 @@ def api_codes() -> Iterator[Script]:
 
 
 def metadata_codes() -> Iterator[Script]:
-    """Metadata answers with codes: at the topic, at partitions, at the top."""
+    """Metadata responses with error codes: of a topic, of partitions, of the whole response."""
     for code in ALL_CODES:
         for times in (1, None):
             yield Script(
@@ -325,7 +327,7 @@ def metadata_codes() -> Iterator[Script]:
                 "idempotent",
                 from_start("idempotent", ApiCode(METADATA, code, times)),
                 _limits(times),
-                # One odd answer is one broker's word, unless it is about the topic itself.
+                # A single odd response is not accepted, unless it concerns the topic itself.
                 delivers=times is not None and code not in (17, 29),
             )
     for what in (
@@ -346,7 +348,7 @@ def metadata_codes() -> Iterator[Script]:
                     )
     for code in (3, 5, 6, 9, 72):
         for times in (1, None):
-            # What was known is asked for again after a leader error.
+            # Known metadata are requested again after a leader error.
             yield Script(
                 f"metadata-later/{code}/{_count(times)}",
                 "metadata-codes",
@@ -407,7 +409,7 @@ def breaks() -> Iterator[Script]:
 
 
 def throttles() -> Iterator[Script]:
-    """Answers that tell the client to wait."""
+    """Responses with a throttle time."""
     for milliseconds in (1, 20, 60):
         for mode in MODES:
             for api in (None, PRODUCE, METADATA, INIT_PRODUCER_ID, FIND_COORDINATOR, END_TXN):
@@ -437,7 +439,7 @@ def story_tail(mode: Mode) -> tuple[Step, ...]:
 
 
 def moves() -> Iterator[Script]:
-    """Leaders that move, brokers that die, topics that are created again."""
+    """Leader changes, dead brokers, topics that are created again."""
     events = (
         "move-leader",
         "move-leader-quietly",
@@ -547,7 +549,7 @@ METADATA_EDITS: Final = (
 
 
 def odd_metadata() -> Iterator[Script]:
-    """Stale and strange metadata, first and later."""
+    """Stale and invalid metadata, at the beginning and later."""
     for what in METADATA_EDITS:
         for times in (1, 2, None):
             racy = ""
@@ -601,12 +603,12 @@ def odd_metadata() -> Iterator[Script]:
                             Wait(),
                         ),
                         (("delivery.timeout.ms", "2500"), ("request.timeout.ms", "800")),
-                        # Lower epochs of one topic id are not believed, by Java neither; those of
-                        # topics without ids are played in `moves`.
+                        # Neither client accepts lower epochs of the same topic id; `moves` has
+                        # those of topics without ids.
                         delivers=epoch != 0 or event == "recreate-elsewhere",
                     )
     for times in (1, 2):
-        # Epochs that one answer counts higher than those after it: not believed either.
+        # Epochs that are higher in one response than in later ones are not accepted either.
         yield Script(
             f"epochs/higher/{_count(times)}",
             "odd-metadata",
@@ -626,7 +628,7 @@ def odd_metadata() -> Iterator[Script]:
 
 
 def odd_answers() -> Iterator[Script]:
-    """Answers without what they are about."""
+    """Responses that lack the data that was requested."""
     produce = (
         "produce-empty",
         "produce-no-partitions",
@@ -692,7 +694,7 @@ def odd_answers() -> Iterator[Script]:
 
 
 def producer_state() -> Iterator[Script]:
-    """Brokers that forget producers, transactions that others end."""
+    """Brokers that lose the state of producers, and transactions that other producers end."""
     for event in ("fence", "expire-transaction", "forget-transactions"):
         for mode in TXN_MODES:
             for api, number in ((PRODUCE, 2), (PRODUCE, 3), (END_TXN, 2), (TXN_OFFSET_COMMIT, 1)):
@@ -750,7 +752,7 @@ def producer_state() -> Iterator[Script]:
 
 
 def coordinators() -> Iterator[Script]:
-    """Coordinators that are not in the metadata, that die, that lie."""
+    """Coordinators that are missing in the metadata, that die, or that give wrong responses."""
     for mode in TXN_MODES:
         for times in (1, 2, None):
             yield Script(
@@ -859,7 +861,7 @@ def coordinators() -> Iterator[Script]:
 
 
 def backoffs() -> Iterator[Script]:
-    """Refusals for long enough to see how clients pause between their attempts."""
+    """Error responses for long enough to see the pauses between the attempts of a client."""
     both: tuple[Mode, ...] = ("idempotent", "plain")
     for code in (6, 7, 19, 20):
         for mode in both:
@@ -878,7 +880,7 @@ def backoffs() -> Iterator[Script]:
 
 
 def found_by_the_generator() -> Iterator[Script]:
-    """Random scripts that showed what no other one does, without what is of no account."""
+    """Random scripts that found what no other script finds, reduced to what matters."""
 
     def named(
         name: str,

@@ -1,4 +1,5 @@
-"""What must hold for every client, whatever the others do, and where ours differs from Java's."""
+"""The rules that every client must keep, whatever the others do, and the differences between ours
+and Java's."""
 
 from __future__ import annotations
 
@@ -81,23 +82,23 @@ class Finding:
 
 
 def deeds(script: Script) -> set[str]:
-    """Names of what happens to the cluster."""
+    """Names of the actions on the cluster."""
     steps = [step.do if isinstance(step, When) else step for step in script.steps]
     return {step.what for step in steps if isinstance(step, Do)}
 
 
 def endless(script: Script) -> bool:
-    """Some fault lasts until the deadline of what it concerns."""
+    """True if a fault lasts until the deadline of the records or calls that it affects."""
     return any(getattr(fault, "times", 1) is None for fault in script.faults)
 
 
 def lies_about_append(script: Script) -> bool:
-    """Brokers append a batch and say that they did not."""
+    """True if brokers append a batch and answer that they did not."""
     return any(is_false_refusal(fault) for fault in script.faults)
 
 
 def is_false_refusal(fault: Fault) -> bool:
-    """A batch is appended and answered with a code that brokers check before the append."""
+    """True if a batch is appended and answered with a code that brokers check before the append."""
     if isinstance(fault, ProduceCode):
         return fault.append and fault.code in CHECKED_BEFORE_APPEND
     if isinstance(fault, ApiCode) and fault.api == PRODUCE:
@@ -106,13 +107,13 @@ def is_false_refusal(fault: Fault) -> bool:
 
 
 def met_by(evidence: Evidence, chosen: Callable[[Fault], bool]) -> set[str]:
-    """Values of the records that some of these faults met."""
+    """Values of the records that some of these faults affected."""
     faults = evidence.script.faults
     return {value for number, values in evidence.met if chosen(faults[number]) for value in values}
 
 
 def met_differently(ours: Evidence, java: Evidence) -> set[str]:
-    """Values of records that faults met at one client and not, or later, at the other.
+    """Values of records that faults affected at one client and not, or later, at the other.
 
     A fault is for the n-th request or batch; clients share records out in other ways. Only faults
     that end are looked at: one that lasts meets everybody.
@@ -130,8 +131,8 @@ def met_differently(ours: Evidence, java: Evidence) -> set[str]:
 
 
 def lies_about_transaction(script: Script, *apis: int) -> bool:
-    """A coordinator carries out a request and answers what says that it did not, or denies the
-    producer id of a transaction that is open."""
+    """True if a coordinator executes a request and answers that it did not, or denies the producer
+    id of a transaction that is open."""
     return any(
         isinstance(fault, ApiCode)
         and fault.api in apis
@@ -142,7 +143,7 @@ def lies_about_transaction(script: Script, *apis: int) -> bool:
 
 
 def lies_about_duplicate(script: Script) -> bool:
-    """Brokers say that they have a batch which they have not."""
+    """True if brokers answer that they have a batch that they do not have."""
     return any(
         isinstance(fault, ProduceCode) and fault.code == DUPLICATE_SEQUENCE and not fault.append
         for fault in script.faults
@@ -174,7 +175,7 @@ def _report(sent: Sent) -> Report:
 
 
 def _places(evidence: Evidence, sent: Sent) -> list[tuple[int, int, int]]:
-    """(number of the log, partition, offset) of a record wherever it stands."""
+    """(number of the log, partition, offset) of each copy of a record."""
     return [
         (number, partition, offset)
         for number, (_, partition, values) in enumerate(evidence.logs)
@@ -247,7 +248,7 @@ def _ordered(evidence: Evidence) -> Found:
 
 
 def _transactions(evidence: Evidence) -> Found:
-    """What commit and abort were said to have done is what readers see."""
+    """Readers see exactly the transactions whose commit was reported."""
     if not evidence.script.transactional:
         return
     if deeds(evidence.script) & {*FORGETFUL, "forget-transactions"}:
@@ -290,7 +291,7 @@ def _jitter(evidence: Evidence) -> Found:
 
 
 def _tidy(evidence: Evidence) -> Found:
-    """Close ends in order; no client writes what careful ones do not."""
+    """Connections are closed properly, and no client sends what a careful client would not."""
     close = evidence.calls[-1]
     if close.name != "close" or not close.report.ok:
         yield "close", str(close.report)
@@ -309,8 +310,9 @@ _BEGINS: Final = re.compile(r"\('t', (\d+)\): producer \d+ begins at \d+")
 
 
 def _begins_rightly(violation: str, evidence: Evidence) -> bool:
-    """A producer begins above sequence 0 at a broker that has forgotten it, or behind records that
-    it has given up: those that may be in the log keep their sequences, and so does what follows."""
+    """True if a producer may begin above sequence 0: at a broker that has lost its state, or after
+    records that it has given up. Those may be in the log and keep their sequences, and so do the
+    records after them."""
     found = _BEGINS.fullmatch(violation)
     if found is None:
         return False

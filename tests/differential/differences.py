@@ -1,4 +1,5 @@
-"""Where clients rightly differ: each row of docs/differences.md and what recognises it."""
+"""The documented differences between clients: each row of docs/differences.md and the function that
+recognises it."""
 
 from __future__ import annotations
 
@@ -115,7 +116,8 @@ def _error_without_code(finding: Finding, evidence: dict[str, Evidence]) -> bool
 
 @row("error-in-transaction")
 def _error_in_transaction(finding: Finding, evidence: dict[str, Evidence]) -> bool:
-    """Other words for the same end: what can be done next is compared by the next calls."""
+    """The same result with another error class; what can be done next is compared by the following
+    calls."""
     errors = _errors(finding)
     if errors is None or not _script(evidence).transactional:
         return False
@@ -125,7 +127,8 @@ def _error_in_transaction(finding: Finding, evidence: dict[str, Evidence]) -> bo
 
 @row("timeout-or-last-response")
 def _timeout_or_last_answer(finding: Finding, evidence: dict[str, Evidence]) -> bool:
-    """At the deadline: what ended it, the deadline or the answer that came with it."""
+    """A call that ends at its deadline has the error of the deadline or that of the last
+    response."""
     errors = _errors(finding)
     if errors is None:
         return False
@@ -164,7 +167,7 @@ JAVA_IS_IN_AN_ERROR_STATE: Final = (
 
 @row("java-fatal", follows=True)
 def _java_is_dead(finding: Finding, evidence: dict[str, Evidence]) -> bool:
-    """A code that Java does not expect ends its producer, or an answer its partition."""
+    """A code that Java does not expect, or a response without the partition, ends its producer."""
     if finding.kind != "alive":
         return False
     script, java = _script(evidence), evidence[JAVA]
@@ -292,7 +295,8 @@ def _java_waits(finding: Finding, evidence: dict[str, Evidence]) -> bool:
 
 @row("java-repeats-until-timeout", follows=True)
 def _java_in_vain(finding: Finding, evidence: dict[str, Evidence]) -> bool:
-    """Answers that Java asks for again until its deadline, and that ours reads or works around."""
+    """Responses after which Java repeats the request until its deadline, and which ours reads or
+    works around."""
     java = finding.java
     return (
         finding.kind in ("record-acked", "call-ok")
@@ -340,7 +344,7 @@ def _in_order(evidence: Evidence, partition: int, *, committed: bool) -> bool:
 
 @row("java-drops-unexpected-partitions")
 def _java_drops_answers(finding: Finding, evidence: dict[str, Evidence]) -> bool:
-    """An answer that Java's sender does not survive had an error code for the record."""
+    """A response that ends Java's sender had an error code for the record."""
 
     def ends_the_pass(fault: Fault) -> bool:
         return isinstance(fault, Odd) and fault.what in JAVA_STOPS_SENDING
@@ -357,7 +361,8 @@ def _java_drops_answers(finding: Finding, evidence: dict[str, Evidence]) -> bool
 
 @row("java-hangs-on-invalid-frames", follows=True)
 def _java_garbage(finding: Finding, evidence: dict[str, Evidence]) -> bool:
-    """Bytes that are no answer end Java's sender, or are waited for until memory runs out."""
+    """Invalid bytes end Java's sender, or it waits for the rest of a huge frame until memory runs
+    out."""
     broken = {fault.how for fault in _script(evidence).faults if isinstance(fault, Break)}
     if not broken & {"garbage", "correlation"}:
         return False
@@ -370,7 +375,7 @@ def _java_garbage(finding: Finding, evidence: dict[str, Evidence]) -> bool:
 
 @row("java-waits-in-commit", follows=True)
 def _java_waits_in_commit(finding: Finding, evidence: dict[str, Evidence]) -> bool:
-    """A commit that cannot succeed any more: ours says so at once, Java's call times out first."""
+    """A commit that cannot succeed any more: ours fails at once, Java's call times out first."""
     mine, others = (
         [one.report for one in evidence[client].calls if one.name == "commit" and not one.fresh]
         for client in (OURS, JAVA)
@@ -378,7 +383,7 @@ def _java_waits_in_commit(finding: Finding, evidence: dict[str, Evidence]) -> bo
     return (
         finding.kind == "call-order"
         and TIMEOUT in {report.label for report in others}
-        # A producer that is of no more use is another matter.
+        # Producers that must be closed are in another row.
         and all(one.ok or one.error == "AbortableTransactionError" for one in mine)
         and not any(
             ours == "committed" and evidence[JAVA].verdicts.get(number) != "committed"
@@ -440,13 +445,14 @@ def _bumped(finding: Finding, evidence: dict[str, Evidence]) -> bool:
 
 @row("transaction-must-be-aborted")
 def _lost_anyway(finding: Finding, evidence: dict[str, Evidence]) -> bool:
-    """The rest of a transaction that can only be aborted is not sent, or fails with it."""
+    """The remaining records of a transaction that can only be aborted are not sent, or fail with
+    it."""
     if not _script(evidence).transactional:
         return False
     if finding.kind == "record-failed":
         numbers = {s.transaction for s in evidence[OURS].sent if s.value == finding.what}
     elif finding.kind == "record-acked" and finding.java is not None:
-        # It left before another record failed; in Java that one's error is its own.
+        # It was sent before another record failed, which has a separate error in Java.
         failed = [
             sent
             for sent in evidence[JAVA].sent
@@ -633,8 +639,8 @@ def _kills(fault: Fault) -> bool:
 
 @row("after-a-false-error", follows=True)
 def _after_a_lie(finding: Finding, evidence: dict[str, Evidence]) -> bool:
-    """A broker that appended a batch answered with a code that brokers check before the append:
-    whatever follows from the second copy, for the records of its partition."""
+    """A broker appended a batch and answered with a code that brokers check before the append: the
+    consequences of the second copy, for records of its partition."""
     if _script(evidence).mode == "plain":
         return False
     kinds = ("call-failed", "call-order", "call-ok", "record-failed", "record-acked")
@@ -647,7 +653,7 @@ def _after_a_lie(finding: Finding, evidence: dict[str, Evidence]) -> bool:
 
 @row("fault-hit-other-records")
 def _met_others(finding: Finding, evidence: dict[str, Evidence]) -> bool:
-    """The n-th batch or request that a fault waits for has other records at each client."""
+    """The n-th batch or request, to which a fault applies, has other records at each client."""
     if finding.kind == "dead":
         return _ended_by_fault_that_missed_java(evidence)
     others = met_differently(evidence[OURS], evidence[JAVA])
@@ -758,7 +764,7 @@ def _restarts_below_the_log(java: Evidence) -> bool:
 
 @row("java-trusts-unexpected-codes")
 def _java_trusts(finding: Finding, evidence: dict[str, Evidence]) -> bool:
-    """Coordinator requests that were carried out but answered with a code that Java takes for a
+    """Coordinator requests that were executed and answered with a code that Java takes for a
     refusal: an abort after the commit counts as done, an open transaction stays open."""
     return finding.client == JAVA and finding.kind in ("left-ongoing", "abort-denied")
 

@@ -1,5 +1,5 @@
-"""What clients did in scripts, kept in a file: an interrupted campaign resumes, and a change of the
-judge or of the table of differences is tried on what was played before."""
+"""The evidence of clients in a file: an interrupted campaign resumes, and a change of the rules or
+of the table of differences is applied to earlier runs."""
 
 from __future__ import annotations
 

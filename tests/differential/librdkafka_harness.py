@@ -87,7 +87,7 @@ class Client(threading.Thread):
             try:
                 self._producer.poll(0.5)
             except KafkaException:
-                # A fatal error: calls and deliveries tell it as well.
+                # A fatal error, which calls and deliveries report as well.
                 time.sleep(0.01)
 
     # -- commands: truth means that the answer comes later --------------------------------------

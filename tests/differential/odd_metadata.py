@@ -1,5 +1,5 @@
-"""Answers that brokers and gateways give besides the ones a model thinks of, and what happens to
-clusters. Every entry is one function, named as scripts name it."""
+"""Responses that brokers and gateways have been seen to give, and actions on the cluster. Every
+entry is one function, whose name scripts use."""
 
 from __future__ import annotations
 
@@ -75,14 +75,14 @@ def _leader_unknown(cluster: FakeCluster, request: Request, message: Any, value:
 
 @_edit(METADATA, "leader-other")
 def _leader_other(cluster: FakeCluster, request: Request, message: Any, value: int) -> Any:
-    """The answer names a broker that does not lead."""
+    """The response names a broker that is not the leader."""
     others = {b: next(o for o in cluster.brokers if o != b) for b in cluster.brokers}
     return _each_partition(message, lambda p: replace(p, leader_id=others.get(p.leader_id, -1)))
 
 
 @_edit(METADATA, "epoch")
 def _epoch(cluster: FakeCluster, request: Request, message: Any, value: int) -> Any:
-    """Leader epochs are `value`: -1 without KIP-320, 0 where the brokers do not count."""
+    """Leader epochs are `value`: -1 without KIP-320, 0 from brokers that do not maintain epochs."""
     return _each_partition(message, lambda p: replace(p, leader_epoch=value))
 
 
@@ -178,7 +178,7 @@ def _no_replicas(cluster: FakeCluster, request: Request, message: Any, value: in
 
 @_edit(METADATA, "no-topic-ids")
 def _no_topic_ids(cluster: FakeCluster, request: Request, message: Any, value: int) -> Any:
-    """For profiles whose Produce requests carry names."""
+    """No topic ids; for profiles whose Produce requests have topic names."""
     return replace(message, topics=[replace(t, topic_id=bytes(16)) for t in message.topics])
 
 
@@ -423,7 +423,7 @@ def _move_leader(cluster: FakeCluster, do: Do) -> None:
 
 @_action("move-leader-quietly")
 def _move_leader_quietly(cluster: FakeCluster, do: Do) -> None:
-    """The leader moves without a new epoch, as where epochs are not counted."""
+    """The leader changes without a new epoch, as with brokers that do not maintain epochs."""
     partition = cluster.topics[TOPIC].partitions[do.partition]
     old = partition.leader
     partition.leader = next((node for node in partition.isr if node != old), old)
@@ -556,7 +556,7 @@ def _rebalance(cluster: FakeCluster, do: Do) -> None:
 
 
 def every_log(cluster: FakeCluster) -> list[tuple[str, int, PartitionLog]]:
-    """(topic, partition, log) of the topics that are there, and of those deleted meanwhile."""
+    """(topic, partition, log) of all topics, including those that were deleted."""
     return [
         (topic.name, partition.index, partition.log)
         for topic in [*cluster.topics.values(), *cluster.deleted]

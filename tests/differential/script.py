@@ -67,7 +67,7 @@ class ApiCode:
 
 @dataclass(frozen=True)
 class Break:
-    """Break connections instead of answering.
+    """Break connections instead of responding.
 
     Attributes:
         how: "reset" before a byte of the answer, "half" after eight bytes of it, "close" in order,
@@ -94,7 +94,7 @@ class Throttle:
 
 @dataclass(frozen=True)
 class Odd:
-    """Edit answers into something that a broker or a gateway has answered.
+    """Change responses to something that a broker or a gateway has been seen to send.
 
     Attributes:
         what: name of an edit in `oddities.EDITS`; `value` is its parameter.
@@ -149,7 +149,7 @@ class Pause:
 
 @dataclass(frozen=True)
 class Clear:
-    """The cluster stops misbehaving."""
+    """End all faults."""
 
 
 @dataclass(frozen=True)
@@ -164,7 +164,7 @@ Step = Send | Wait | Pause | Clear | Call | Do | Fault
 
 @dataclass(frozen=True)
 class Script:
-    """A story that every client plays.
+    """A scenario that every client runs.
 
     Attributes:
         name: unique; `--script NAME` plays it alone.

@@ -1,4 +1,4 @@
-"""Plays a script to one client and writes down what happened."""
+"""Runs a script with one client and records what happened."""
 
 from __future__ import annotations
 
@@ -171,8 +171,8 @@ async def play(script: Script, name: str, client: Client) -> Evidence:
 
 
 def play_in_memory(script: Script, seed: int) -> Evidence:
-    """Play a script to aiokprod in virtual time: no deadline comes near because the machine is
-    busy, and none is waited for.
+    """Run a script with aiokprod in virtual time, so that no deadline passes because the machine is
+    busy, and no time is spent waiting.
 
     Args:
         seed: of the jitter, and of the order of tasks that are ready at the same time.
@@ -381,14 +381,14 @@ class _Play:
     # -- after the script -----------------------------------------------------------------------
 
     async def _epilogue(self) -> None:
-        """The cluster is well: does a fresh record arrive?"""
+        """After all faults: check whether one more record is acknowledged."""
         self._fresh = True
         evidence = self._evidence
         for evidence.fresh_tries in range(1, FRESH_TRIES + 1):
             if any(one.report.label == HUNG for one in evidence.calls):
                 return
             if any(one.fresh and one.report.label == TIMEOUT for one in evidence.calls):
-                return  # of a cluster that is well
+                return  # the cluster works, so the client is stuck
             if self._script.transactional:
                 evidence.alive = await self._fresh_transaction()
             else:
@@ -397,7 +397,7 @@ class _Play:
                 evidence.alive = sent.report is not None and sent.report.ok
             if evidence.alive:
                 return
-            await asyncio.sleep(0.1)  # what a client has asked for may be on its way
+            await asyncio.sleep(0.1)  # a response to the client may still be in flight
 
     async def _fresh_transaction(self) -> bool:
         ready = any(one.name == "init" and one.report.ok for one in self._evidence.calls)
@@ -557,7 +557,8 @@ def _breaking(fault: Break) -> Reaction:
 
 
 def _padded(value: str) -> str:
-    """With batch.size=0 Java still gives very small records a common batch."""
+    """A value long enough for a separate batch: with batch.size=0 Java still puts very small
+    records into one batch."""
     return value.ljust(100, ".")
 
 

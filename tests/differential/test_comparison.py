@@ -1,4 +1,4 @@
-"""The judge of the differential oracle finds what it is there for."""
+"""The comparison of the differential tests finds each kind of violation."""
 
 from __future__ import annotations
 

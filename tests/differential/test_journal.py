@@ -1,4 +1,4 @@
-"""The journal keeps evidence for exactly what it was gathered with."""
+"""Evidence is reused only for the sources it was recorded with."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The engine joined to brokers that exist only as logs: no network, every byte real.
+"""The engine with brokers that consist of logs only: no network, but real bytes.
 
 `Brokers` satisfies the engine's port; requests are encoded, read by a broker's own reader
 (`testing.fake_cluster`) and answered by order of the test. `EngineHarness` wires the engine as
@@ -85,7 +85,7 @@ def virtual(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., Non
 
 
 async def quiet() -> None:
-    """Let everything happen that is ready now; the clock stands still."""
+    """Run everything that is ready now, without advancing the clock."""
     for _ in range(6):
         await asyncio.sleep(0)
 
@@ -124,7 +124,7 @@ class FakeResponse:
 
 @dataclass
 class Sent:
-    """A request on its way. Exactly one of the ending methods is called on it."""
+    """A request in flight. Exactly one of the methods that end it is called."""
 
     brokers: Brokers
     node_id: int
@@ -138,7 +138,7 @@ class Sent:
     raw: dict[TopicPartition, bytes] = field(default_factory=dict)
     handed_over: list[tuple[bytes, bytes]] = field(default_factory=list)  # chunks and a copy
     done: bool = False
-    throttle_ms: int = 0  # of the answer
+    throttle_ms: int = 0  # in the response
 
     @property
     def batch(self) -> Batch:
@@ -167,7 +167,7 @@ class Sent:
     # -- what the broker did with it ------------------------------------------------------------
 
     def store(self) -> dict[TopicPartition, PartitionProduceResponse]:
-        """Append all batches as a broker does; what it says about each."""
+        """Append all batches as a broker does; returns its result for each."""
         return {tp: self.brokers.append(tp, batch) for tp, batch in self.batches.items()}
 
     # -- ends -----------------------------------------------------------------------------------
@@ -205,19 +205,19 @@ class Sent:
         )
 
     def respond(self, response: Message) -> None:
-        """An answer, through real bytes."""
+        """Send a response, encoded and decoded again."""
         body = type(response).decode(response.encode(self.version), self.version)
         throttle_ms = self.throttle_ms
         self._end(FakeResponse(self.node_id, self.version, body, throttle_ms=throttle_ms))
 
     def written(self) -> None:
-        """acks=0: the bytes left."""
+        """acks=0: the bytes were written."""
         assert not self.expect_response
         self.store()
         self._end(FakeResponse(self.node_id, self.version))
 
     def lose(self, *, stored: bool = False, maybe_written: bool = True) -> None:
-        """The connection ends without an answer."""
+        """The connection ends without a response."""
         if stored:
             self.store()
         self.fail(Disconnected("gone"), maybe_written=maybe_written)
@@ -256,13 +256,13 @@ def refusal(
 
 
 class Brokers(NoCoordinators):
-    """The engine's `BrokerClient`: nodes are up, down or busy by order of the test."""
+    """The engine's `BrokerClient`. Tests set which nodes are up, down or busy."""
 
     def __init__(self, *, version: int = 13, max_in_flight: int = 5, strict: bool = False) -> None:
         self.version = version
         self.max_in_flight = max_in_flight
         self.nodes: dict[int, Node] = {}
-        self.down: dict[int, float] = {}  # not connectable before
+        self.down: dict[int, float] = {}  # node id -> time before which it cannot be connected
         self.busy: set[int] = set()
         self.sent: list[Sent] = []
         self.logs: dict[TopicPartition, PartitionLog] = {}
@@ -270,7 +270,7 @@ class Brokers(NoCoordinators):
         self.ready_calls: list[int] = []
         self.strict = strict
         self.restarted_at: dict[TopicPartition, int] = {}
-        self.append_time_ms: int | None = None  # of brokers that stamp the records
+        self.append_time_ms: int | None = None  # set by brokers with LogAppendTime
         self.on_wakeup: Callable[[], None] = lambda: None
 
     # -- the port -------------------------------------------------------------------------------
@@ -402,17 +402,17 @@ class Brokers(NoCoordinators):
 
     @property
     def open(self) -> list[Sent]:
-        """Requests without an end."""
+        """Requests that have not ended."""
         return [sent for sent in self.sent if not sent.done]
 
     @property
     def produce(self) -> list[Sent]:
-        """Produce requests, all."""
+        """All Produce requests."""
         return [sent for sent in self.sent if isinstance(sent.request, ProduceRequest)]
 
     @property
     def waiting(self) -> list[Sent]:
-        """Produce requests without an end."""
+        """Produce requests that have not ended."""
         return [sent for sent in self.open if isinstance(sent.request, ProduceRequest)]
 
     @property
@@ -422,7 +422,7 @@ class Brokers(NoCoordinators):
 
     @property
     def init_requests(self) -> list[Sent]:
-        """InitProducerId requests, all."""
+        """All InitProducerId requests."""
         return [sent for sent in self.sent if isinstance(sent.request, InitProducerIdRequest)]
 
 
@@ -650,7 +650,7 @@ class EngineHarness:
             self.publish()
 
     async def run_for(self, seconds: float, every: float = 0.01) -> None:
-        """Time passes with a sender task running and metadata coming in when wanted."""
+        """Let time pass with a running sender task, and fetch metadata when they are requested."""
         end = self.now + seconds
         while self.now < end:
             await quiet()
@@ -660,7 +660,7 @@ class EngineHarness:
         await quiet()
 
     def move(self, partition: int, leader: int | None, topic: str = "t") -> None:
-        """A new leader, known at once."""
+        """Change the leader; the metadata are updated at once."""
         self.leaders[TopicPartition(topic, partition)] = leader
         self.publish()
 
@@ -693,7 +693,7 @@ class EngineHarness:
         return self.accumulator.drain(node_id, max_size, may_drain)
 
     def append_all(self, *values: bytes, partition: int = 0) -> list[Delivery]:
-        """One batch each."""
+        """Append the records, each to a separate batch."""
         deliveries = []
         for value in values:
             deliveries.append(self.append(value, partition))
@@ -709,7 +709,8 @@ class EngineHarness:
     # -- time and passes ------------------------------------------------------------------------
 
     def step(self) -> float:
-        """One pass of the sender, or as many as it asks for at once (expiry takes two)."""
+        """Make one pass of the sender, or as many as it requests without a delay (expiry takes
+        two)."""
         for _ in range(3):
             at = self.sender.run_once(self.now)
             if at > self.now:
@@ -717,7 +718,7 @@ class EngineHarness:
         raise AssertionError("the sender would spin")
 
     def pass_time(self, seconds: float) -> None:
-        """Move the clock without a turn of the loop."""
+        """Advance the clock without running the loop."""
         assert isinstance(self.loop, VirtualLoop)
         self.loop.stall(seconds)
 

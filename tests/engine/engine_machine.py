@@ -1,4 +1,4 @@
-"""One engine, two brokers and everything that goes wrong between them, step by step.
+"""One engine, two brokers and all faults between them, step by step.
 
 `Simulation` is driven by `test_engine_machine.py`, from Hypothesis or from a seed. Brokers are logs
 with the sequence rules of real ones; what a broker received before its connection broke it may
@@ -48,7 +48,7 @@ T = TypeVar("T")
 
 
 class Watched:
-    """A record and what was heard of it."""
+    """A record and the outcomes that were reported for it."""
 
     def __init__(self, value: bytes, partition: int, delivery: Delivery, callback: bool) -> None:
         self.value = value
@@ -65,7 +65,7 @@ class Watched:
 
 
 class Sightings(Recorder):
-    """Remembers every batch that is on the wire, for the memory sum."""
+    """Remembers every batch that was in flight, for the check of the memory."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -139,7 +139,7 @@ class Simulation:
         self.spin()
 
     def spin(self) -> None:
-        """Everything happens that is due now."""
+        """Run everything that is due now."""
         self.loop.run_until_complete(quiet())
         assert not self.loop.unhandled, self.loop.unhandled
         if self.sender.done():
@@ -216,7 +216,7 @@ class Simulation:
     def _store(
         self, sent: Sent, codes: dict[TopicPartition, int]
     ) -> dict[TopicPartition, PartitionProduceResponse]:
-        """What the broker does: it appends or not, and answers a code or not."""
+        """Process a request as a broker: append or not, and choose an error code or none."""
         answers = {}
         append = self.harness.brokers.append
         for tp, batch in sent.batches.items():
@@ -233,7 +233,8 @@ class Simulation:
         return answers
 
     def process(self, number: int, *, omit: bool = False) -> None:
-        """A broker handles its oldest request and makes up an answer, per partition a code."""
+        """A broker processes its oldest request and prepares a response, with a code per
+        partition."""
         node = self._busy_node(number)
         if node is None or not self._unprocessed(node):
             return
@@ -290,7 +291,7 @@ class Simulation:
         self.spin()
 
     def leader_moves(self, partition: int, leader: int | None) -> None:
-        """The metadata do not know it yet."""
+        """The leader changes; the metadata do not contain it yet."""
         self.true_leaders[TopicPartition("t", partition)] = leader
 
     def metadata_arrives(self) -> None:
@@ -389,7 +390,7 @@ class Simulation:
     # -- the end --------------------------------------------------------------------------------
 
     def heal(self) -> None:
-        """All faults are over: everything settles soon, and nothing is left behind."""
+        """End all faults: everything must settle soon, with nothing left behind."""
         self.max_bytes = 10_000
         for node in range(1, BROKERS + 1):
             self.harness.brokers.connected(node)

@@ -1,4 +1,5 @@
-"""The event the sender waits on: sets are remembered, deadlines exact, nothing left behind."""
+"""The event that the sender waits on: sets are remembered, deadlines are exact, nothing is left
+behind."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ async def test_wait_ends_exactly_at_its_deadline() -> None:
     start = loop.time()
     await wakeup.wait(start + 2.5)
     assert loop.time() == start + 2.5
-    await wakeup.wait(start + 2.5)  # past: still a turn of the loop, no spin without one
+    await wakeup.wait(start + 2.5)  # in the past: takes one pass of the loop all the same
     assert loop.time() == start + 2.5
 
 

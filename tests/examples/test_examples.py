@@ -28,7 +28,8 @@ from tests.integration.checker import read_topic
 
 @pytest.fixture
 def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[MockCluster]:
-    """Brokers of the test's own, so that topics begin empty; the web apps find them by name."""
+    """Separate brokers for each test, so that topics are empty at first; the web applications find
+    them by name."""
     with MockCluster() as brokers:
         monkeypatch.setenv("KAFKA_BOOTSTRAP", brokers.bootstrap_servers)
         yield brokers

@@ -1,4 +1,4 @@
-"""Headers as callers write them, and what is refused."""
+"""Headers in all accepted forms, and those that are rejected."""
 
 from __future__ import annotations
 

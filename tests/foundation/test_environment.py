@@ -6,7 +6,7 @@ from aiokprod.environment import Environment, unix_ms
 
 
 class NoDialer:
-    """Is only carried around."""
+    """A dialer that is never called."""
 
 
 def test_environment_defaults_to_the_real_clock_and_fresh_randomness() -> None:

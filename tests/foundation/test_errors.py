@@ -1,4 +1,4 @@
-"""The error table against the protocol's, and what every exception must be able to do."""
+"""The error table compared with the protocol's, and properties of every exception."""
 
 from __future__ import annotations
 

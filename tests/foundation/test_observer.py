@@ -259,7 +259,7 @@ def test_histogram_takes_whatever_is_a_number() -> None:
         histogram.add(value)
     assert histogram.count == 4
     assert histogram.maximum == math.inf
-    assert histogram.quantile(0.25) == 0.0  # what is no number counts as zero
+    assert histogram.quantile(0.25) == 0.0  # NaN counts as zero
     assert 0.0 < histogram.quantile(0.5) < 2**-40
     assert histogram.quantile(1.0) == pytest.approx(1e18, rel=0.1)
     with pytest.raises(TypeError):

@@ -1,4 +1,5 @@
-"""Errors leave code that holds secrets without its frames, causes and foreign texts."""
+"""Errors leave code that holds secrets without its frames and causes, and without texts of other
+libraries."""
 
 from __future__ import annotations
 
@@ -128,7 +129,7 @@ def test_redacted_cancellation_stays_one_with_its_message() -> None:
 
 
 def test_redacted_error_is_in_no_cycle() -> None:
-    """It is freed at once, with the frames of the callers it holds."""
+    """It is freed at once, with the frames of the callers that it references."""
     gc.collect()
     gc.disable()
     try:

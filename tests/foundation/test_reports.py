@@ -1,4 +1,4 @@
-"""What a producer says of its settings: `explain` without brokers."""
+"""What a producer reports about its settings: `explain` without brokers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Decoders under mutated bytes: only `DecodeError`, in no time, and no more memory than bytes.
+"""Decoders with mutated bytes: they raise `DecodeError` only, quickly, and take no more memory than
+bytes.
 
 The decoders are compiled, so a mistake in them may also be a crash: it ends the process.
 """
@@ -31,7 +32,7 @@ FRAME_LIMIT = 1 << 20
 
 @dataclass
 class Figures:
-    """What a run came to.
+    """The result of a run.
 
     Attributes:
         most_memory: bytes that a decode held beyond twice its frame, of those measured.
@@ -62,7 +63,7 @@ class Figures:
 
 
 class Finding(AssertionError):
-    """Bytes that a decoder may not treat so; they are part of the text."""
+    """Bytes that a decoder did not treat correctly; the text contains them."""
 
 
 def fuzz_decoders(executions: int, seed: int) -> Figures:
@@ -102,14 +103,14 @@ def fuzz_decoders(executions: int, seed: int) -> Figures:
 
 
 def _check_round_trip(sample: Sample, data: bytes, message: object) -> None:
-    """What was understood can be said again, and means the same."""
+    """A message that was decoded can be encoded again and has the same meaning."""
     again = message.encode(sample.version)  # type: ignore[attr-defined]
     if sample.message.decode(again, sample.version) != message:
         raise _finding(sample, data, "means something else when it is encoded again")
 
 
 def measured(sample: Sample, data: bytes, times: int = 2) -> int:
-    """Decode under the eyes of tracemalloc; most bytes held at a time, beyond twice the frame.
+    """Decode with tracemalloc; returns the peak of bytes held, beyond twice the frame.
 
     Raises:
         Finding: it is more than twice the frame and `SPARE_BYTES`, and more than `times` the frame.
@@ -187,7 +188,8 @@ def _fed(stream: bytes, rng: random.Random) -> list[bytes] | None:
 
 
 def hostile_counts(sample: Sample) -> int:
-    """Announce far more than there is at every byte of a sample; returns how many decodes.
+    """Put counts that exceed the available bytes at every position of a sample; returns the number
+    of decodes.
 
     Raises:
         Finding: memory was taken for what is not there.

@@ -1,4 +1,4 @@
-"""The whole producer against a broker whose answers are damaged on their way.
+"""The whole producer with a broker whose responses are damaged in transit.
 
 Damaged bytes may decode to something that was never true, so offsets are not judged here; what must
 hold is P6 (everything ends in time, with a documented outcome), P8 and P9.

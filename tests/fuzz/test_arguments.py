@@ -1,4 +1,5 @@
-"""Settings and arguments of every kind: documented errors only, and nothing half done."""
+"""Settings and arguments of all kinds: only documented errors, and no call that is carried out in
+part."""
 
 from __future__ import annotations
 
@@ -43,7 +44,7 @@ def test_settings_are_taken_or_refused_by_name(options: dict[str, Any]) -> None:
         assert repr(ProducerConfig(**options))
 
 
-# Hypothesis tries words of our modules too; an error shows an unknown name, and may.
+# Hypothesis also tries words from our modules. Errors show unknown names, which is allowed.
 UNKNOWN_NAMES = st.text(max_size=12).filter(lambda name: not CANARY.search(name))
 
 

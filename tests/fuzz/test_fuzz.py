@@ -1,4 +1,4 @@
-"""A little of what `python -m tests.fuzz` does at length."""
+"""A short run of `python -m tests.fuzz`."""
 
 from __future__ import annotations
 

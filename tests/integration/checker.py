@@ -1,4 +1,4 @@
-"""History checker: what was submitted and promised, against what the log holds.
+"""History checker: compares what was submitted and reported with what the log contains.
 
 A value says which record it is (topic, producer, sequence) and carries a hash over that, the key
 and its padding. Each producer numbers its records as it hands them over. The log is read with an
@@ -79,7 +79,7 @@ class History:
 
 @dataclass
 class Report:
-    """Differences between promises and log; `ok` if there is none."""
+    """Differences between reported outcomes and log; `ok` if there are none."""
 
     records: int = 0
     acknowledged: int = 0

@@ -28,7 +28,7 @@ class Deliberate(Exception):
 
 
 def done(consumer: Any, source: str, each: int) -> bool:
-    """Has the group committed everything?"""
+    """True if the group has committed all records."""
     places = [TopicPartition(source, partition) for partition in range(PARTITIONS)]
     return all(place.offset == each for place in consumer.committed(places, timeout=30))
 

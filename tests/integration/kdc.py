@@ -22,7 +22,7 @@ _PATH = f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin"
 
 
 def missing() -> str:
-    """Why there can be no realm here; empty if there can."""
+    """Why no realm can be started here; empty if one can."""
     absent = [name for name in PROGRAMS if shutil.which(name, path=_PATH) is None]
     if absent:
         return f"{', '.join(absent)} not found: install krb5-kdc, krb5-admin-server and krb5-user"
@@ -112,7 +112,7 @@ class Realm:
         return None if password is not None else self.keytab(name)
 
     def keytab(self, name: str) -> Path:
-        """A fresh keytab of a principal; older ones count no more."""
+        """A new keytab of a principal; older ones are no longer valid."""
         path = self.folder / f"{name.replace('/', '-')}.keytab"
         path.unlink(missing_ok=True)
         self._run("kadmin.local", "-r", REALM, "-q", f"ktadd -k {path} {name}")

@@ -1,4 +1,4 @@
-"""Drivers: hand records over through each entry point and note every promise in a History."""
+"""Drivers: send records by each entry point and note every outcome in a History."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ class Stream:
         await self.stop()
 
     async def stop(self) -> None:
-        """Hands nothing more over and waits until every record is settled."""
+        """Submit nothing more and wait until every record is settled."""
         self._stop = True
         if self._task is not None:
             await self._task
@@ -208,7 +208,7 @@ async def refused(producer: Producer[bytes, bytes], topic: str, text: str) -> No
 
 
 async def healed(producer: Producer[bytes, bytes], topic: str) -> None:
-    """A producer that was refused gets in without a restart."""
+    """A producer that was refused connects without a restart."""
     async with asyncio.timeout(HANG_S):
         while True:
             try:

@@ -1,4 +1,4 @@
-"""The floor under every awaited record: one Produce request on a bare blocking socket.
+"""The lower bound of an awaited record: one Produce request on a bare blocking socket.
 
 The frame is made here byte by byte (Produce v7, classic encoding) around a batch built by aiokafka,
 so that the measure does not depend on the client it is compared with.

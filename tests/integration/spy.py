@@ -64,12 +64,12 @@ def busiest_second(instants: Iterable[float]) -> int:
 
 
 class _SpyProtocol(asyncio.Protocol):
-    """Stands between transport and protocol; hands the protocol a transport that reads along."""
+    """Between transport and protocol: passes the protocol a transport that records writes."""
 
     def __init__(self, inner: asyncio.Protocol, requests: list[tuple[float, int]]) -> None:
         self.inner = inner
         self._requests = requests
-        # Bound once: nothing stands between the socket and the protocol on the way in.
+        # Bound once, so that received data go to the protocol directly.
         self.data_received = inner.data_received  # type: ignore[method-assign]
         self.eof_received = inner.eof_received  # type: ignore[method-assign]
         self.connection_lost = inner.connection_lost  # type: ignore[method-assign]

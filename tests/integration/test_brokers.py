@@ -1,4 +1,4 @@
-"""One suite against every broker that was written by others.
+"""One suite for every broker that was not written with this producer.
 
 Apache Kafka 4.3, 3.9 and 2.1, franz-go's kfake (also limited to the APIs of 2.4) and the mock
 cluster of librdkafka. docs/brokers.md says what runs against which. The log is read back by

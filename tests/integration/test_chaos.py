@@ -1,4 +1,4 @@
-"""A short piece of `make chaos`: the tools work, and two faults are survived to the letter."""
+"""A short part of `make chaos`: the tools work, and every promise holds under two faults."""
 
 from __future__ import annotations
 

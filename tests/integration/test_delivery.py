@@ -1,4 +1,5 @@
-"""A million records through each entry point: none lost, doubled, out of order or misplaced."""
+"""A million records by each entry point: none lost, duplicated, out of order or in a wrong
+partition."""
 
 from __future__ import annotations
 
@@ -88,7 +89,7 @@ def test_delivery_acks_without_idempotence_all_arrive(
     assert report.in_log == 20_000 + 3
 
 
-@pytest.mark.slow  # not for its length: it measures time, on a quiet machine
+@pytest.mark.slow  # because it measures time, and needs an idle machine
 def test_lone_send_within_a_round_trip_and_a_millisecond(
     kafka_cluster: KafkaCluster, run: Run, topic: str
 ) -> None:

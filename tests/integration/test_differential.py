@@ -10,7 +10,7 @@ from tests.differential.campaign import Result, campaign
 from tests.differential.catalogue import scripts
 from tests.differential.script import SHORT
 
-# What once went wrong, one script each.
+# Earlier defects, one script each.
 NAMED = frozenset(
     {
         "last-attempt/56/appended/idempotent",

@@ -1,4 +1,5 @@
-"""Brokers die, topics vanish and grow under load: nothing lost, nothing doubled, quick recovery."""
+"""Brokers die, topics vanish and grow under load: nothing is lost or duplicated, and recovery is
+quick."""
 
 from __future__ import annotations
 
@@ -177,8 +178,8 @@ def test_partitions_added_nothing_lost_and_new_ones_used(
 def test_leader_frozen_and_resumed_nothing_lost_or_doubled(
     kafka_cluster: KafkaCluster, run_uvloop: Run, topic: str
 ) -> None:
-    """A frozen broker keeps its sockets open: only time-outs tell, and what it took before must
-    not be written twice when its requests are sent again to the new leader."""
+    """A frozen broker keeps its sockets open, so only timeouts show it. What it received before
+    must not be stored twice when the requests are sent again to the new leader."""
 
     async def fault(outage: Outage) -> None:
         leader = await kafka_cluster.leader_of(topic, 0)

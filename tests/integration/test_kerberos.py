@@ -16,8 +16,9 @@ from tests.integration.load import every_record_once, every_record_once_for, hea
 from tests.integration.runner import Run
 from tests.integration.test_security import CA, RECORDS, SESSION_MS, TRUST, Connections
 
-# KDC and headers come from the system, not from PyPI; `.ci/kerberos` installs them where it may,
-# and fails if that fails: only a machine where it may not skips these tests.
+# KDC and headers come from the system, not from PyPI. `.ci/kerberos` installs them if it has the
+# permission, and fails if the installation fails, so these tests are skipped only on machines where
+# it has no permission.
 pytestmark = pytest.mark.skipif(bool(missing()), reason=f"no Kerberos: {missing()}")
 
 PASSWORD = "canary-kerberos-password"

@@ -1,4 +1,4 @@
-"""A broker that answers nothing: bounded memory, fair waiting, time-outs on time."""
+"""A broker that does not respond: bounded memory, fair waiting, timeouts on time."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ EARLY = 0.05
 
 @pytest.fixture(scope="module")
 def broker() -> Iterator[KafkaCluster]:
-    """One node of its own: freezing it disturbs no other test."""
+    """A separate node, because freezing it would disturb other tests."""
     cluster = KafkaCluster(1)
     cluster.start_blocking()
     yield cluster

@@ -1,4 +1,5 @@
-"""Real brokers with TLS and SASL listeners: every record once, and what is wrong is refused."""
+"""Real brokers with TLS and SASL listeners: every record is stored once, and wrong credentials are
+refused."""
 
 from __future__ import annotations
 

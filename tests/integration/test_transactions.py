@@ -140,7 +140,8 @@ def test_restart_same_id_fences_and_aborts(cluster: KafkaCluster, run: Run, topi
 def test_crash_mid_transaction_readers_wait_no_longer_than_its_timeout(
     cluster: KafkaCluster, run_uvloop: Run, topic: str
 ) -> None:
-    """kill -9, and no producer comes back with that id: only the coordinator's clock is left."""
+    """SIGKILL, and no producer starts again with this id: only the transaction timeout of the
+    coordinator ends it."""
     timeout_s = 5.0
     servers = cluster.bootstrap_servers
 
@@ -171,7 +172,8 @@ def test_crash_mid_transaction_readers_wait_no_longer_than_its_timeout(
 def test_end_brokers_silent_returns_in_time_then_resumes(
     cluster: KafkaCluster, run_uvloop: Run, topic: str, verdict: str
 ) -> None:
-    """Every broker is frozen, connections stay: nothing but our own clock ends the call."""
+    """Every broker is frozen and connections stay open, so only the client's clock ends the
+    call."""
     timeout_s = 1.0
 
     async def scenario() -> list[float]:
@@ -215,7 +217,7 @@ def coordinator(producer: Producer[Any, Any], transactional_id: str) -> int:
 def test_commit_coordinator_killed_returns_in_time_then_another_takes_over(
     cluster: KafkaCluster, run_uvloop: Run, topic: str
 ) -> None:
-    timeout_s = 0.3  # sooner than anybody notices that the broker is gone
+    timeout_s = 0.3  # before the failure of the broker is detected
 
     async def scenario() -> float:
         await cluster.create_topic(topic, partitions=PARTITIONS)
@@ -284,7 +286,7 @@ async def sent(process: asyncio.subprocess.Process, records: int, within: float)
 
 
 async def copy_under_fire(cluster: KafkaCluster, source: str, target: str) -> float:
-    """Kills the copier after each fifth of the work, while the brokers die one by one."""
+    """Kill the copier after each fifth of the work, while the brokers are killed one by one."""
     servers = cluster.bootstrap_servers
     started = time.monotonic()
     bouncing = asyncio.ensure_future(bounce(cluster))

@@ -1,4 +1,4 @@
-"""Many interrupted calls at once, which share their requests and their judge.
+"""Many interrupted calls at once, whose requests and checks are shared.
 
 One interrupted call after another (`batch`) costs a round trip of the fake cluster and more for
 each exception. Here a burst of concurrent calls, most of them interrupted, shares them: that is ten
@@ -124,7 +124,7 @@ class Planned:
 
 @dataclass
 class Round:
-    """What one producer is put through."""
+    """The calls that one producer gets."""
 
     options: str
     seed: int
@@ -221,7 +221,7 @@ def play(drawn: Round, only: Collection[int] | None = None) -> Figures:
         try:
             await judged(harness)
         except BaseException:
-            with contextlib.suppress(Exception):  # no warnings of what is left without a look
+            with contextlib.suppress(Exception):  # no warnings about outcomes that are not read
                 await asyncio.wait_for(harness.producer.close(0), 10)
             harness.bulks.clear()
             raise

@@ -55,7 +55,7 @@ class Injector:
             self.count += 1
             if self.count == self.target:
                 self.place = f"{frame.f_code.co_qualname}:{frame.f_lineno}"
-                sys.settrace(None)  # not into `raise` and its handlers; `call` restores
+                sys.settrace(None)  # do not trace `raise` and its handlers; `call` restores
                 raise self.kind(self.place)
         return self._opcode
 

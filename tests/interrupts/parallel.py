@@ -23,7 +23,7 @@ ROUND = 200
 
 @dataclass
 class Figures:
-    """What was done: calls, exceptions raised in them, where and in what; processor time."""
+    """The result: calls, exceptions raised in them, where and in what; processor time."""
 
     calls: int = 0
     raised: int = 0
@@ -62,7 +62,7 @@ class Figures:
 
 
 async def interrupt(harness: InterruptHarness, scene: str, injector: Injector | Alarm) -> None:
-    """One interrupted call, and the judge."""
+    """Make one interrupted call and check the producer."""
     try:
         await SCENES[scene](harness, injector)
     except injector.kind:
@@ -80,14 +80,15 @@ async def measure(harness: InterruptHarness, scene: str) -> int:
 
 
 async def finish(harness: InterruptHarness) -> None:
-    """An interrupted call may leave a timer that does nothing: let it fire."""
+    """Let a timer fire that an interrupted call may have left, and that does nothing."""
     await asyncio.sleep(10)
     await asyncio.wait_for(harness.producer.close(), 10)
 
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Exceptions raised in finalizers, and errors of records, are not news here."""
+    """Ignore exceptions raised in finalizers, and log records about failed records, which are
+    expected here."""
     hook, sys.unraisablehook = sys.unraisablehook, lambda unraisable: None
     disabled = logging.root.manager.disable
     logging.disable(logging.CRITICAL)

@@ -1,4 +1,4 @@
-"""A producer under calls that are interrupted, and the judge of what becomes of every record."""
+"""A producer whose calls are interrupted, and the check of every record's outcome."""
 
 from __future__ import annotations
 
@@ -202,8 +202,8 @@ class InterruptHarness:
     # -- the judge -------------------------------------------------------------------------------
 
     async def check(self) -> None:
-        """Everything that was accepted has its outcome, and nothing is left of the interrupted
-        call: no bytes, no turns, no wait; and the producer continues."""
+        """Every accepted record has its outcome, nothing is left of the interrupted call (no bytes,
+        no permit, no waiter), and the producer continues."""
         producer = self.producer
         runtime = producer._lifecycle.runtime
         await producer.flush(60)
@@ -223,9 +223,9 @@ class InterruptHarness:
             assert queue.reserved_bytes == queue.in_flight == 0
 
     async def settled(self) -> None:
-        """Everything that was accepted since the last look is acknowledged in time, without a
-        flush or another call that wakes the sender. The cluster is well, so an error, or what
-        waits until the delivery timeout, is a consequence of an exception."""
+        """Everything accepted since the last check is acknowledged in time, without a flush or
+        another call that wakes the sender. The cluster works, so an error, or a wait until the
+        delivery timeout, is a consequence of an exception."""
         runtime = self.producer._lifecycle.runtime
         try:
             async with asyncio.timeout(SETTLED_S):
@@ -385,7 +385,7 @@ async def submit_under_timeout(harness: InterruptHarness, injector: Injector | A
 
 
 async def short_of_memory(harness: InterruptHarness, injector: Injector | Alarm) -> None:
-    """The call waits for room, and for its turn."""
+    """The call waits for memory, and for other callers that wait."""
     while harness.producer._lifecycle.runtime.memory.used < BUFFER - 4_000:
         harness.try_submit(NEVER, 1_700, partition=harness.number % PARTITIONS)
     waiting = [
@@ -400,7 +400,7 @@ async def short_of_memory(harness: InterruptHarness, injector: Injector | Alarm)
 
 
 async def share_used_up(harness: InterruptHarness, injector: Injector | Alarm) -> None:
-    """The call waits in the line of one broker."""
+    """The call waits in the queue of one broker."""
     for _ in range(14):
         await harness.submit(NEVER, 1_700, partition=0)
     waiting = [asyncio.ensure_future(harness.submit(NEVER, 1_700, partition=0)) for _ in range(2)]
@@ -435,7 +435,7 @@ async def records(harness: InterruptHarness, injector: Injector | Alarm) -> None
 
 
 async def on_the_way(harness: InterruptHarness, injector: Injector | Alarm) -> None:
-    """While requests are in flight and come back."""
+    """While requests are in flight and are answered."""
     for i in range(6):
         harness.try_submit(NEVER, 900, partition=i % PARTITIONS)
     await asyncio.sleep(harness.rng.choice((0.0, 0.001, 0.002)))

@@ -101,7 +101,7 @@ class Journal:
                 self._entries[entry["id"]] = entry
 
     def result(self, mutation: Mutation) -> str:
-        """What became of the mutant, "" if it was not run."""
+        """The result of a mutant, "" if it was not run."""
         return str(self._entries.get(identity(mutation), {"result": ""})["result"])
 
     def add(self, entry: dict[str, Any]) -> None:
@@ -165,7 +165,7 @@ def run(
     *,
     again: bool,
 ) -> None:
-    """The first round of every mutant, then the wider ones of those that survived it."""
+    """The first round of every mutant, then the wider rounds of those that survived it."""
     trees = copies(jobs)
     tests = tests_by_line(trees[0])
     for name in tests.failed:

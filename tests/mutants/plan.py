@@ -1,4 +1,4 @@
-"""What is mutated, how often, and which tests each module has to answer to."""
+"""What is mutated, how often, and which tests run for each module."""
 
 from __future__ import annotations
 

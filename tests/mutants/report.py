@@ -1,4 +1,4 @@
-"""The table of a run, and which survivors have a reason."""
+"""The table of a run, and the survivors that have a documented reason."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def reasons(path: Path = REASONS) -> dict[str, str]:
 
 
 def stale(known: Iterable[str]) -> list[str]:
-    """Keys that name no mutant: their line changed, so their reason has to be thought of again."""
+    """Keys that name no mutant: their line changed, so their reason must be reviewed."""
     existing: dict[str, set[str]] = {}
     for path in {key.split(" | ")[0] for key in known}:
         file = ROOT / path

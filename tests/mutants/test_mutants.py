@@ -1,4 +1,4 @@
-"""The mutator: what it changes, what it leaves alone, and what a run makes of the results."""
+"""The mutator: what it changes, what it leaves alone, and how the results of a run are reported."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ def test_mutant_that_met_the_first_round_only_makes_the_run_fail() -> None:
 
 
 def test_reasons_belong_to_mutants_that_exist() -> None:
-    """A reason for a line that changed excuses nothing any more and has to go."""
+    """A reason for a line that has changed is no longer valid and must be removed."""
     known = reasons()
     assert stale(known) == []
     path = "aiokprod/_engine/buffer/accumulator.py"
@@ -317,7 +317,7 @@ def test_behind_it():
 
 
 def test_test_that_fails_once_for_another_reason_is_left_out(tree: Path) -> None:
-    """And the tests behind it are run all the same."""
+    """The tests after it are run nevertheless."""
     (tree / "tests/limit/test_limit.py").write_text(FLAKY)
     tests = record(tree, [Path("tests/limit/test_limit.py")], tree.parent / "cache")
     bench = Bench(tree, tests)
@@ -463,7 +463,7 @@ def test_child_that_uses_up_its_time_or_none_has_hung(tree: Path) -> None:
 
 
 def test_child_ends_with_the_process_that_asked(tree: Path) -> None:
-    """A campaign that is killed leaves no mutant behind that spins forever."""
+    """A campaign that is killed leaves no running mutant behind."""
     (tree / "spin.py").write_text("print('begun', flush=True)\nwhile True: pass")
     script = (
         "from pathlib import Path\nfrom tests.mutants.server import Command, Server\n"

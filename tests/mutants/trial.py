@@ -76,7 +76,7 @@ class Verdict:
 
 
 class Bench:
-    """A copy of the repository in which one mutant at a time is put."""
+    """A copy of the repository in which one mutant at a time is tried."""
 
     def __init__(
         self, tree: Path, tests: TestMap, spark_tests: Mapping[str, str] = SPARK_TESTS

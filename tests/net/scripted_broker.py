@@ -1,4 +1,4 @@
-"""A broker of a few lines: gives the answers of a script, over in-memory transports."""
+"""A small broker that gives scripted responses over in-memory transports."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ class ConnectionHarness:
                 await self.wakeup.wait()
 
     async def connect(self, node_id: int = -1) -> None:
-        """Until the node takes requests, dialling as often as its backoff allows."""
+        """Dial as often as the backoff allows until the node takes requests."""
         async with asyncio.timeout(600.0):
             while not self.client.ready(node_id, self.now):
                 self.wakeup.clear()

@@ -1,5 +1,5 @@
-"""Authentication as the client sees it, with mechanisms that are scripts: work in tasks, sessions
-that end (KIP-368), TLS handshakes that fail."""
+"""Authentication as seen by the client, with scripted mechanisms: work in tasks, sessions that end
+(KIP-368), TLS handshakes that fail."""
 
 from __future__ import annotations
 

@@ -219,7 +219,7 @@ def test_version_refused_without_a_hint_asks_with_version_0() -> None:
     "hints", [[99, 99, 99], [4, 4, 4], [3, 2, 1], [2, 2, 2], [0], [-1, -5], [3, 9, 4]]
 )
 def test_f59_version_refused_for_ever_ends_after_three_questions(hints: list[int]) -> None:
-    """A hostile broker lists what it just refused."""
+    """A hostile broker lists the version that it has just refused."""
     channel = new_channel()
     channel.transport_up(1.0, 11.0)
     asked = []
@@ -283,7 +283,7 @@ def test_other_error_of_api_versions_closes_with_its_code() -> None:
 
 @pytest.mark.parametrize("length", [b"\0", b"\1"], ids=["null", "empty"])
 def test_versions_answer_without_any_api_is_damaged_and_not_an_old_broker(length: bytes) -> None:
-    """The connection ends and another one is tried: no broker speaks nothing."""
+    """The connection ends and another one is tried, because no broker supports no API at all."""
     channel = new_channel()
     channel.transport_up(1.0, 11.0)
     body = (0).to_bytes(4, "big") + b"\0\0" + length + b"\0\0\0\0" + b"\0"

@@ -45,7 +45,7 @@ from tests.virtual_time import in_virtual_time
 
 
 def conforms(client: NetworkClient) -> BrokerClient:
-    """mypy proves here that the client satisfies the engine's port."""
+    """Lets mypy check that the client implements the engine's port."""
     return client
 
 
@@ -276,7 +276,7 @@ class ForgetfulTransport(asyncio.Transport):
 
 @pytest.mark.parametrize("how", ["peer says goodbye", "a stranger cancels the dial"])
 def test_f04_connection_that_ends_before_its_dial_does_is_not_waited_for(how: str) -> None:
-    """A peer that accepts and hangs up at once: `close` waited forever, on uvloop."""
+    """A peer that accepts and closes at once: on uvloop `close` waited forever."""
 
     async def main() -> None:
         harness = ConnectionHarness()

@@ -318,7 +318,7 @@ def test_write_that_raises_closes_through_the_loss_path_not_inside_send() -> Non
 
 
 def test_request_on_a_closing_transport_fails_as_not_written() -> None:
-    """F11: a send racing the close is retried without the caller knowing."""
+    """F11: a send during the close is retried, and the caller does not notice."""
     setup = Setup()
     setup.transport.abort()
     done = setup.send()

@@ -572,7 +572,7 @@ async def refusing(answer: bytes) -> AsyncIterator[tuple[int, list[None]]]:
 def test_handshake_that_fails_leaves_nothing_to_the_garbage_collector(
     run: Run, tmp_path: Path, how: str
 ) -> None:
-    """A broker whose certificate is wrong is tried again for hours."""
+    """A broker with a wrong certificate is retried for hours."""
     client, _ = contexts(tmp_path)
 
     async def main() -> None:

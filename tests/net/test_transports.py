@@ -1,5 +1,5 @@
-"""What the design assumes of real transports, on a socket pair: asyncio's and uvloop's, plain and
-with TLS.
+"""Assumptions of the design about real transports, on a socket pair: asyncio's and uvloop's, plain
+and with TLS.
 
 The write buffer limit of 0 must make "paused" mean "the last request has not left completely".
 """

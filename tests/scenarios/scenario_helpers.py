@@ -1,4 +1,5 @@
-"""What the adversarial tests share: a world in virtual time and the judge of what happened in it.
+"""Helpers of the scenario tests: a cluster and a producer in virtual time, and the check of a
+history.
 
 Written from the promises of the design alone, without knowledge of the engine.
 """
@@ -52,7 +53,7 @@ def now() -> float:
 
 
 def make_producer(cluster: FakeCluster, **options: Any) -> Producer[Any, Any]:
-    """A producer in the cluster's world. `seed`, `unix_ms` and `rng` shape its environment."""
+    """A producer for the cluster. `seed`, `unix_ms` and `rng` determine its environment."""
     options.setdefault("bootstrap_servers", cluster.bootstrap_servers)
     rng = options.pop("rng", None) or random.Random(options.pop("seed", 1))
     environment = Environment(
@@ -65,7 +66,7 @@ def make_producer(cluster: FakeCluster, **options: Any) -> Producer[Any, Any]:
 
 
 def runtime_of(producer: Producer[Any, Any]) -> Runtime:
-    """What a producer that was started consists of."""
+    """The `Runtime` of a started producer."""
     runtime = producer._lifecycle.runtime
     assert runtime is not None
     return runtime
@@ -99,7 +100,7 @@ class Attempt:
 
 
 class History:
-    """Sends records that say where they belong, and compares the answers with the logs."""
+    """Sends records whose values identify them, and compares their outcomes with the logs."""
 
     def __init__(self, cluster: FakeCluster, producer: Producer[Any, Any], size: int = 0) -> None:
         self.cluster = cluster
@@ -109,7 +110,7 @@ class History:
         self._waiting: list[asyncio.Task[None]] = []
 
     async def submit(self, topic: str = "t", partition: int = 0) -> Attempt:
-        """Submit the next record; returns when it is admitted (or refused)."""
+        """Submit the next record; returns when it is in a batch (or refused)."""
         attempt = self._next(topic, partition)
         try:
             delivery = await self.producer.submit(topic, attempt.value, partition=partition)
@@ -120,7 +121,7 @@ class History:
         return attempt
 
     async def send(self, topic: str = "t", partition: int = 0, **options: Any) -> Attempt:
-        """Send one record to its end."""
+        """Send one record and wait for its outcome."""
         attempt = self._next(topic, partition)
         sending = self.producer.send(topic, attempt.value, partition=partition, **options)
         await self._wait(attempt, sending)
@@ -198,7 +199,7 @@ class History:
         return self.attempts
 
     def all_acked(self, **options: Any) -> list[Attempt]:
-        """`check`, and nothing failed."""
+        """`check`, and that nothing failed."""
         failed = [attempt for attempt in self.attempts if not attempt.acked]
         assert not failed, failed[:3]
         return self.check(**options)
@@ -237,7 +238,7 @@ def _judge(attempt: Attempt, places: list[tuple[str, int, int]], *, unique: bool
 async def harness(
     *, partitions: int = 1, cluster: dict[str, Any] | None = None, **options: Any
 ) -> AsyncIterator[tuple[FakeCluster, Producer[Any, Any], History]]:
-    """A cluster with topic "t", a producer and a history; the producer is closed whatever comes."""
+    """A cluster with topic "t", a producer and a history; the producer is always closed."""
     made = FakeCluster(network=MemoryNetwork(), **(cluster or {}))
     made.create_topic("t", partitions)
     producer = make_producer(made, **options)
@@ -309,7 +310,7 @@ def scenario(
             )
             check_passes()
 
-        # pytest reads the signature for parameters: take away what is not one.
+        # pytest takes parameters from the signature, so remove the arguments that are none.
         signature = inspect.signature(function)
         kept = list(signature.parameters.values())[3:]
         test.__signature__ = signature.replace(parameters=kept)  # type: ignore[attr-defined]

@@ -1,4 +1,5 @@
-"""Edges of the public API: deliveries in asyncio's helpers, interceptors, observers, accounting."""
+"""Edge cases of the public API: deliveries in asyncio's helpers, interceptors, observers,
+accounting."""
 
 from __future__ import annotations
 
@@ -128,7 +129,7 @@ async def test_removed_callback_is_not_called(
 
 
 class Ledger:
-    """Counts what an interceptor hears of each record."""
+    """Counts the calls of an interceptor for each record."""
 
     def __init__(self) -> None:
         self.sent = 0
@@ -149,7 +150,7 @@ class Ledger:
 
 
 async def every_way_to_end(cluster: FakeCluster, producer: Producer[Any, Any]) -> list[Any]:
-    """Records that end in each of the ways there are; the error of each that was submitted."""
+    """Records that end in each possible way; the error of each that was submitted."""
     expected: list[type[BaseException] | None] = []
 
     async def ends(kind: type[KafkaError] | None, coroutine: Awaitable[Any]) -> None:
@@ -267,7 +268,8 @@ CALLS: dict[str, Callable[[Producer[Any, Any]], Awaitable[object]]] = {
 
 @pytest.mark.parametrize("way", CALLS)
 def test_exception_of_a_signal_handler_in_a_serializer_ends_the_record(way: str) -> None:
-    """It leaves the call as it is, interceptors get to know of it, and the producer works on."""
+    """The call raises it unchanged, interceptors are notified, and the producer continues to
+    work."""
 
     def interrupted(value: bytes) -> bytes:
         if value == b"alarm":
@@ -437,7 +439,8 @@ async def test_many_waiters_wake_only_as_room_appears(
 
 
 def test_submit_in_a_tight_loop_lets_others_run() -> None:
-    """A producing task must not starve a heartbeat. The time slice is real time: a real loop."""
+    """A producing task must not starve a heartbeat. The time slice is real time, so this needs a
+    real loop."""
 
     async def main() -> Any:
         async with harness(partitions=3) as (_, producer, _):
@@ -461,7 +464,7 @@ def test_submit_in_a_tight_loop_lets_others_run() -> None:
 
 
 def test_instrumented_methods_are_not_passed_by(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As OpenTelemetry wraps a class."""
+    """OpenTelemetry wraps methods of a class in this way."""
     calls = []
 
     def wrap(name: str) -> None:
@@ -528,7 +531,8 @@ async def test_error_says_what_to_do_and_where(
 
 @pytest.mark.parametrize("end", ["acknowledged", "failed", "cancelled"])
 def test_handle_that_is_kept_keeps_no_engine(end: str) -> None:
-    """It knows its batch and the loop; the garbage collector cannot look into it."""
+    """A handle references its batch and the loop, and the garbage collector does not traverse
+    it."""
     kept = []
 
     async def main() -> Any:
@@ -557,7 +561,7 @@ def test_handle_that_is_kept_keeps_no_engine(end: str) -> None:
 async def test_warm_that_waits_for_a_connection_ends_with_the_producer(
     cluster: FakeCluster, producer: Producer[Any, Any], history: History, end: str
 ) -> None:
-    """Metadata are there, the leader's connection is not: seed 38632 of the simulation."""
+    """The metadata is known, the leader is not connected: seed 38632 of the simulation."""
     await history.send()
     cluster.network.hang("broker1", 9092)
     for link in cluster.network.links:

@@ -90,7 +90,7 @@ async def table(producer: Any) -> Any:
 
 
 async def pending(producer: Any) -> None:
-    """Something for a flush or an end to wait for."""
+    """Records for a flush or the end of a transaction to wait for."""
     await producer.submit("t", VICTIM, partition=0)
 
 
@@ -109,7 +109,7 @@ async def whole_transaction(producer: Any) -> None:
 
 
 async def crowd(sender: Any) -> None:
-    """More than fits into a small buffer."""
+    """More records than fit into a small buffer."""
     for _ in range(12):
         await sender.submit("t", FILLER, partition=1)
     await sender.submit("t", VICTIM, partition=0)
@@ -246,7 +246,7 @@ SITUATIONS = {**SUCCEEDS, **ENDS}
 
 
 def fill(producer: Any) -> None:
-    """Leave no room for another record; no broker may have all of it."""
+    """Use up the memory; no broker may hold all of it."""
     for size in (1_000, 100, 1):
         for partition in (0, 1):
             with contextlib.suppress(BufferFull):
@@ -315,7 +315,7 @@ def judge(call: Call, situation: str, task: asyncio.Task[Any], took: float) -> N
 
 
 async def works_again(cluster: FakeCluster, producer: Any, tv: int | None) -> None:
-    """Everything that was submitted ends, nothing is held, and another record gets through."""
+    """Everything that was submitted ends, no memory is held, and another record is delivered."""
     await asyncio.sleep(0.01)  # the call may have been faster than the fault
     await asyncio.wait_for(producer.flush(), DELIVERY_S + RECOVERY)
     if tv is None:
@@ -373,7 +373,7 @@ async def cancelled_case(call: Call, tv: int, number: int, late_s: float | None)
         if call.before is not None:
             await call.before(producer)
         reached = await cancelled_at(call.run(producer), number, late_s)
-        # An open transaction can be aborted; the same verdict again waits for the same end.
+        # An open transaction can be aborted; a repeated call waits for the same result.
         for end in (producer.abort_transaction, producer.commit_transaction):
             with contextlib.suppress(TransactionError):
                 await end()

@@ -276,7 +276,8 @@ async def test_f06_paused_leader_replaced_then_wakes(
 async def test_f06_frozen_leader_costs_no_more_than_its_failover(
     cluster: FakeCluster, producer: Producer[Any, Any], history: History
 ) -> None:
-    """Nothing is reset and the request time-out is 30 s: the client has to ask by itself."""
+    """Nothing is reset and the request timeout is 30 s, so the client has to request metadata by
+    itself."""
     await history.submit_many(3, partitions=(0, 1, 2))
     await history.settle()
     cluster.pause(1, failover_s=6)
@@ -291,7 +292,7 @@ async def test_f06_frozen_leader_costs_no_more_than_its_failover(
 async def test_f06_frozen_leader_is_not_asked_who_leads_by_now(
     cluster: FakeCluster, producer: Producer[Any, Any], history: History
 ) -> None:
-    """It is the only broker there is a connection to."""
+    """It is the only connected broker."""
     await history.send()
     cluster.pause(1, failover_s=6)
     frozen = now()
@@ -304,7 +305,7 @@ async def test_f06_frozen_leader_is_not_asked_who_leads_by_now(
 async def test_f06_frozen_idle_broker_holds_up_no_metadata(
     cluster: FakeCluster, producer: Producer[Any, Any], history: History
 ) -> None:
-    """It may be the one that is asked for a new topic; the others would know."""
+    """The metadata of a new topic may be requested from it, although the others would respond."""
     await history.submit_many(3, partitions=(0, 1, 2))
     await history.settle()
     cluster.pause(1, failover_s=1)
@@ -383,7 +384,7 @@ async def test_f06_frozen_leader_without_successor_keeps_what_it_was_given(
 async def test_f06_frozen_leader_is_left_once_there_is_another(
     cluster: FakeCluster, producer: Producer[Any, Any], history: History
 ) -> None:
-    """It accepts our connections and answers nothing: no error will say that it was replaced."""
+    """It accepts connections and does not respond, so no error shows that it was replaced."""
     sending = asyncio.ensure_future(keep_sending(history, 20, every=0.05))
     await asyncio.sleep(2)
     frozen_at = now()
@@ -400,7 +401,7 @@ async def test_f06_frozen_leader_is_left_once_there_is_another(
 async def test_f05_blackhole_is_left_once_there_is_another_leader(
     cluster: FakeCluster, producer: Producer[Any, Any], history: History
 ) -> None:
-    """The dial into the hole may take ten seconds: no error before that says who leads."""
+    """The dial may take ten seconds, and no earlier error causes a metadata request."""
     await history.send()
     cluster.network.blackhole("broker1", 9092)
     stuck = history.send_later()

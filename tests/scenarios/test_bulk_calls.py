@@ -170,7 +170,7 @@ async def test_missing_partitions_of_records_cost_one_wait_in_all(
 
 @pytest.mark.parametrize("code", [Code.INVALID_TOPIC_EXCEPTION, Code.TOPIC_AUTHORIZATION_FAILED])
 def test_topic_refused_for_one_record_is_not_asked_for_again_in_the_call(code: Code) -> None:
-    """Not even if the metadata say no more by then that it is refused, but that it is missing."""
+    """Also if the metadata later reports the topic as missing instead of refused."""
     answers = iter([code])
 
     def refuse_once(message: Any) -> Message:
@@ -275,7 +275,7 @@ async def test_part_of_records_that_break_off_is_never_committed(
 def test_bulk_call_takes_nothing_more_once_close_was_called(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Although the closing itself begins a turn of the loop later."""
+    """Although the close itself begins one pass of the loop later."""
     slice_always_over = functools.partial(YieldQueue, slice_length=-1.0)
     monkeypatch.setattr("aiokprod._client.runtime.YieldQueue", slice_always_over)
 
@@ -449,7 +449,7 @@ def test_one_record_of_a_right_type_keeps_the_result(good: int) -> None:
 
 
 def test_records_that_fail_for_what_is_in_them_never_raise() -> None:
-    """A program that looks at the errors of its records finds those of a single one there too."""
+    """A program that reads the errors of its records finds the error of a single one there too."""
 
     def upper(value: str) -> bytes:
         if value == "bad":
@@ -482,7 +482,7 @@ def test_column_of_one_wrong_type_is_refused_at_once() -> None:
 
 
 def test_serializer_that_refuses_some_contents_is_asked_for_each() -> None:
-    """Types alone say nothing of what a serializer of one's own returns."""
+    """The type of a value does not tell what a custom serializer returns."""
 
     async def main() -> None:
         options: dict[str, Any] = {

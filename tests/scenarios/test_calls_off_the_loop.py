@@ -1,4 +1,5 @@
-"""Calls off the producer's loop, and frameworks that choose by "is it async?" where to call."""
+"""Calls outside the producer's loop, and frameworks that decide by `iscoroutinefunction` where to
+call."""
 
 from __future__ import annotations
 

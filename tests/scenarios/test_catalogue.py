@@ -1,4 +1,4 @@
-"""The catalogue of faults (docs/faults.md) and its tests: no row may be without one."""
+"""The catalogue of faults (docs/faults.md) and its tests: every row has a test."""
 
 from __future__ import annotations
 

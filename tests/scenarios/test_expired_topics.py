@@ -1,4 +1,4 @@
-"""Topics that are not used any more, or vanish: nothing of them stays, and they can return."""
+"""Topics that are no longer used, or vanish: nothing of them is kept, and they can return."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def sequences_of(runtime: Runtime) -> dict[Any, Any]:
 
 
 def tables(producer: Producer[Any, Any]) -> dict[str, int]:
-    """What a producer remembers of topics."""
+    """The state that a producer keeps of topics."""
     runtime = runtime_of(producer)
     return {
         "slots": len(runtime.appender.topics),
@@ -141,7 +141,7 @@ def test_batch_keeps_its_queue_when_its_answer_names_the_leader_of_a_topic_that_
 
 
 def test_records_of_a_topic_forgotten_and_used_again_are_stored_once_and_in_order() -> None:
-    """Whatever became of those before: its sequences begin again under a higher epoch."""
+    """Whatever the outcome of earlier records: its sequences begin again under a higher epoch."""
 
     async def main() -> None:
         async with harness(partitions=2, **IDLE) as (cluster, producer, history):

@@ -1,4 +1,4 @@
-"""The judge is judged: each kind of broken promise must be found."""
+"""The history check finds each kind of broken promise."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def judged(
     stored: Sequence[tuple[int, bytes]],
     attempts: Sequence[tuple[bytes, int | BaseException | None]],
 ) -> None:
-    """The judge's verdict on a log of values and attempts (value, offset or error)."""
+    """The result of the check for a log of values and attempts (value, offset or error)."""
 
     async def main() -> None:
         cluster = FakeCluster(brokers=1)
@@ -79,7 +79,7 @@ def test_broken_promise_is_found(
 
 
 def test_record_in_another_partition_under_success_is_found() -> None:
-    """CVE-2026-35554: the bytes land elsewhere and the caller sees success."""
+    """CVE-2026-35554: the bytes are stored elsewhere and the call succeeds."""
     with pytest.raises(AssertionError):
         judged([(1, b"a"), (0, b"b")], [(b"a", 0), (b"b", 0)])
 

@@ -1,5 +1,5 @@
-"""Metadata that no broker should give, and some do: leader epochs that are missing or start again,
-topics without ids, brokers that know less than others."""
+"""Metadata that no broker should send, and some do: leader epochs that are missing or restart,
+topics without ids, brokers with less information than others."""
 
 from __future__ import annotations
 
@@ -146,8 +146,8 @@ def test_topic_created_anew_is_named_if_the_metadata_no_longer_have_ids(idempote
 async def test_old_answers_of_one_broker_do_not_bring_the_old_leader_back(
     cluster: FakeCluster, producer: Producer[Any, Any], history: History
 ) -> None:
-    """It is cut off from the controller and answers what it knew. As it leads nothing it is idle,
-    and so it is asked first each time."""
+    """It is cut off from the controller and returns what it knew. As it leads nothing, it is idle,
+    and is therefore asked first each time."""
     await history.send()
     before = cluster.topics["t"].partitions[0]
     old, epoch = before.leader, before.leader_epoch
@@ -176,9 +176,9 @@ async def test_old_answers_of_one_broker_do_not_bring_the_old_leader_back(
 async def test_old_epochs_are_not_believed_while_another_partition_has_no_leader(
     cluster: FakeCluster, producer: Producer[Any, Any], history: History
 ) -> None:
-    """Every answer then calls for another one, and the broker that is cut off from the controller
-    gives them all. Its epoch of the other partition stays older than the known one (Java
-    `Metadata.updateLatestMetadata`)."""
+    """Every response then causes another request, and the broker that is cut off from the
+    controller answers all of them. Its epoch of the other partition stays lower than the known one
+    (Java `Metadata.updateLatestMetadata`)."""
     await history.send()
     before = cluster.topics["t"].partitions[0]
     old, epoch = before.leader, before.leader_epoch

@@ -1,5 +1,5 @@
-"""F77: passes of the loop that are always over their time, so that a task that keeps sending waits,
-under every fault there is."""
+"""F77: every pass of the loop exceeds its time slice, so that a task that keeps sending waits,
+under every fault."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ async def send(
     producer: Producer[Any, Any], handles: list[Delivery], name: int, records: int
 ) -> None:
     for number in range(records):
-        # Not at the end: others look at what was submitted until then.
+        # One by one, because other tasks read the list meanwhile.
         handles.append(await producer.submit("t", b"%d-%d" % (name, number)))  # noqa: PERF401
 
 
@@ -183,5 +183,5 @@ def test_simulation_in_which_senders_wait_in_line(monkeypatch: pytest.MonkeyPatc
     for seed, found in outcomes(range(300, 420), jobs=1):
         totals.add(seed, found)
     assert not totals.broken
-    # Few: the clock is looked at with every 64th record only, and plans send less at once.
+    # Few, because the clock is read with every 64th record only, and plans send fewer at once.
     assert len(releases) >= 10, "nobody waited in line"

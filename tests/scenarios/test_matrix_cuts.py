@@ -34,7 +34,7 @@ async def exchange_sizes(api_key: int) -> dict[str, int]:
 async def one_cut(
     k: int, *, way: str, cut_with: Literal["reset", "eof"], **options: Any
 ) -> tuple[Attempt, Attempt]:
-    """Cut while a record is on its way; how it and the next one ended."""
+    """Break the connection while a record is in flight; how that record and the next one ended."""
     async with harness(**options) as (cluster, _, history):
         await history.send()
         link = cluster.network.links_to("broker1", 9092)[LAST]
@@ -70,7 +70,7 @@ def test_produce_cut_without_retries_is_acked_or_told_truly(way: str) -> None:
 
 
 async def first_send(prepare: Callable[[FakeCluster], None]) -> None:
-    """The first record of a producer whose start-up is disturbed."""
+    """The first record of a producer whose start is disturbed."""
     async with harness() as (cluster, _, history):
         prepare(cluster)
         attempt = await history.send()

@@ -121,7 +121,8 @@ def test_duplicate_sequence_on_produce(idempotent: bool) -> None:
                 assert attempt.acked
                 assert attempt.metadata.offset is None
             else:
-                # A producer without sequences cannot get it; what it makes of it must be true.
+                # Brokers do not send it to producers without sequences; the outcome must be true
+                # all the same.
                 assert error_of(attempt).outcome is Outcome.UNKNOWN
             await history.send()
             history.check()

@@ -1,4 +1,4 @@
-"""Five batches in flight, subsets of them failing in every way: P2, P3 and P4 must hold.
+"""Five batches in flight, of which some fail in every possible way: P2, P3 and P4 must hold.
 
 A sample runs every day. `python -m tests.scenarios.in_flight` runs all 65 536 cases: each
 of the five batches fails in one of seven ways or not at all, in the log already or not.
@@ -207,7 +207,7 @@ def unreliable(rng: random.Random) -> Callable[[faults.Request], faults.Reaction
 
 
 def heal(cluster: FakeCluster) -> None:
-    """End of all faults."""
+    """End all faults."""
     cluster.produce_script.clear()
     for broker in cluster.brokers.values():
         if broker.is_paused:
@@ -217,7 +217,7 @@ def heal(cluster: FakeCluster) -> None:
 
 
 async def misfortune(cluster: FakeCluster, rng: random.Random) -> None:
-    """One thing that may go wrong in a cluster, at most one broker down at a time."""
+    """One random fault of a cluster, with at most one broker down at a time."""
     down = [b.broker_id for b in cluster.brokers.values() if b.is_paused or not b.is_up]
     dice = rng.random()
     if down:

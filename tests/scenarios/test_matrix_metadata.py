@@ -1,6 +1,6 @@
-"""Every kind of refusal at Metadata and ApiVersions, once and lasting: what the caller sees, and
-how many requests it costs. One that lasts must meet the backoff, one that ends must be forgotten.
-"""
+"""Every error at Metadata and ApiVersions, once and permanently: what the caller sees, and how many
+requests it costs. A permanent one must be retried with backoff, one that ends must have no later
+effect."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def at_topic(code: int) -> Callable[[MetadataResponse], MetadataResponse]:
 
 
 def at_topic_with_partitions(code: int) -> Callable[[MetadataResponse], MetadataResponse]:
-    """Against the protocol: an error, and all that a good answer has."""
+    """Against the protocol: an error together with all data of a good response."""
     return lambda body: replace(body, topics=[replace(t, error_code=code) for t in body.topics])
 
 
@@ -195,7 +195,7 @@ def test_refused_versions_meet_the_reconnect_backoff_and_heal(code: int, lasting
                 with contextlib.suppress(KafkaError):
                     await asyncio.sleep(max(0.0, 10.0 - took))
                 # Three bootstrap addresses: 5 dials each in the first second, then one a second,
-                # and at most three questions for each.
+                # and at most three requests for each.
                 dials = len(cluster.network.dials)
                 assert dials <= 3 * 18
                 assert cluster.count(API_VERSIONS) <= (3 if code == 35 else 1) * dials

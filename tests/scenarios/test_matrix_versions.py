@@ -67,7 +67,8 @@ def test_versions_of_produce_and_metadata_in_any_pair(produce: int, metadata: in
             only_version(cluster, metadata=metadata)
             only_version(cluster, produce=produce, metadata=metadata)
             if produce == 13 and metadata < 10:
-                # Required topic ids that no broker returned: no such broker exists, no hang either.
+                # Topic ids are required and no broker returns any. No such broker exists, but it
+                # must not hang.
                 with pytest.raises(KafkaError) as info:
                     await producer.send("t", b"v", timeout=5)
                 assert info.value.outcome is Outcome.NOT_SENT

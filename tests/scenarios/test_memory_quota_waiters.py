@@ -1,4 +1,5 @@
-"""Callers that wait for a broker to give memory back, and partitions that change their leader."""
+"""Callers that wait until a broker's share of the memory is free, and partitions that change their
+leader."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from tests.scenarios.scenario_helpers import harness, now, play, until
 
 
 def test_caller_in_a_brokers_line_follows_its_partition_to_the_new_leader() -> None:
-    """And is served before those who come later."""
+    """It is served before callers that came later."""
 
     async def main() -> None:
         options: dict[str, Any] = {"linger_ms": 0, "buffer_memory": 1_000_000, "batch_size": 16384}
@@ -43,7 +44,7 @@ def test_caller_in_a_brokers_line_follows_its_partition_to_the_new_leader() -> N
             assert first.acked
             assert second.acked
             assert first.metadata.offset < second.metadata.offset, "in order of arrival"
-            # The frozen broker's silence is noticed within a second, and the move with it.
+            # The frozen broker is overdue after a second, and metadata then show the new leader.
             assert first.settled_at - moved_at < 2.0
             filling.cancel()
             cluster.resume(frozen)
@@ -52,7 +53,7 @@ def test_caller_in_a_brokers_line_follows_its_partition_to_the_new_leader() -> N
 
 
 def test_caller_waiting_for_a_topic_that_vanished_waits_for_its_metadata() -> None:
-    """Not for room at a broker that leads nothing of it any more."""
+    """Not for the share of a broker that no longer leads any of its partitions."""
 
     async def main() -> None:
         options: dict[str, Any] = {"linger_ms": 0, "buffer_memory": 1_000_000, "batch_size": 16384,

@@ -212,7 +212,7 @@ async def test_f68_delivery_survives_wait_for_gather_and_shield(
 async def test_f68_gather_takes_cancelled_deliveries_for_results(
     cluster: FakeCluster, producer: Producer[Any, Any], history: History
 ) -> None:
-    """gather reads how a child was cancelled, which is no documented part of a future."""
+    """gather reads how a child was cancelled from an undocumented attribute of futures."""
     await producer.warm(["t"])
     cluster.control(0, faults.delay(1.0), times=1)
     sent = await producer.submit("t", b"1", partition=0)

@@ -364,7 +364,7 @@ async def test_f26_unknown_codes_end_unknown_and_the_producer_lives(
 async def test_f26_failed_batch_does_not_drag_those_behind_it(
     cluster: FakeCluster, producer: Producer[Any, Any], history: History
 ) -> None:
-    """Five batches in flight, the first is refused for good: the others are renumbered."""
+    """Five batches in flight, the first is refused permanently: the others are renumbered."""
     await history.send()
     cluster.fail_produce(TP, Code.POLICY_VIOLATION)
     cluster.control(0, faults.delay(0.05))
@@ -651,9 +651,9 @@ async def test_f32_gap_reported_with_a_null_list_of_record_errors_is_healed(
 async def test_f32_gap_behind_a_record_in_doubt_is_not_stored_twice(
     cluster: FakeCluster, producer: Producer[Any, Any], history: History
 ) -> None:
-    """Both copies wait in a connection that was given up. The first record ends in doubt, the
-    second one meets the gap: renumbered, it would be stored when the old copies arrive, and
-    once more."""
+    """Both copies wait in a connection that was given up. The first record ends with outcome
+    UNKNOWN, and the second one is out of order. If it were renumbered, it would be stored twice
+    when the old copies arrive."""
     await history.send()
     link = cluster.network.links_to("broker1", 9092)[-1]
     link.up.stall()
@@ -715,7 +715,8 @@ async def test_f34_producer_forgotten_by_retention_goes_on(
 async def test_f34_producer_forgotten_again_while_renumbered_batches_wait(
     cluster: FakeCluster, producer: Producer[Any, Any], history: History
 ) -> None:
-    """The second of two renumbered batches meets a broker that has forgotten us once more."""
+    """The second of two renumbered batches meets a broker that has lost the producer's state once
+    more."""
     await history.send()
     cluster.retain("t", 0)
     cluster.control(0, faults.delay(0.1))

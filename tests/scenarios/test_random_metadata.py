@@ -71,7 +71,7 @@ Topics = list[MetadataResponseTopic]
 
 @dataclass
 class Liar:
-    """What one broker does to its answers.
+    """How one broker changes its responses.
 
     Attributes:
         often: share of its answers that are strange.
@@ -262,7 +262,7 @@ def topics_twice(liar: Liar, body: MetadataResponse) -> MetadataResponse:
 
 
 def old_answer(liar: Liar, body: MetadataResponse) -> MetadataResponse:
-    """What it said first, forever."""
+    """Always the first response."""
     kept = [liar.lags_by.setdefault(t.name or "", [t])[0] for t in body.topics]
     return replace(body, topics=kept)
 
@@ -390,8 +390,8 @@ async def world_of(seed: int) -> None:
 
 
 def _outgrow_lies(cluster: FakeCluster, producer: Producer[Any, Any]) -> None:
-    """A leader epoch from the future lasts until the true one has grown to it, as in Java: while
-    the topic id stays, older ones are those of brokers that lag behind."""
+    """A leader epoch from the future is kept until the true one has reached it, as in Java: while
+    the topic id stays the same, lower epochs come from brokers that are behind."""
     assert producer._lifecycle.runtime is not None
     told = runtime_of(producer).metadata.snapshot
     for partition in cluster.topics["t"].partitions:

@@ -1,4 +1,4 @@
-"""Brokers that take long to let us in, and brokers that want us to wait for long."""
+"""Brokers that are slow to accept a connection, and brokers with long throttle times."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ async def test_setup_timeout_grows_until_a_slow_handshake_fits(
 async def test_throttle_beyond_minutes_is_waited_out(
     cluster: FakeCluster, producer: Producer[Any, Any], history: History
 ) -> None:
-    """What the broker's own formula asks for 1 MB under a quota of 1 KiB/s."""
+    """The throttle time by the broker's formula for 1 MB under a quota of 1 KiB/s."""
     await history.send()
     cluster.throttle(966_851)
     await history.send()
@@ -64,7 +64,7 @@ async def test_throttle_beyond_minutes_is_waited_out(
     history.all_acked()
     assert 966.8 < now() - start < 966.9
     assert cluster.sends_while_throttled == 0
-    # Connections are not closed for it, but for being idle.
+    # Connections are closed because they are idle, not because of throttling.
     assert len(cluster.network.dials) <= 3
 
 
@@ -87,7 +87,8 @@ async def test_hostile_throttle_ends_records_by_their_deadline(
 
 @pytest.mark.parametrize(("count", "first_second"), [(1, 6), (3, 18), (50, 20)])
 def test_dead_bootstrap_addresses_are_not_stormed(count: int, first_second: int) -> None:
-    """A living address among a few is found at once; a long dead list has the metadata backoff."""
+    """A live address among a few is found at once; a long list of dead ones is tried with the
+    metadata backoff."""
     servers = ",".join(f"dead{number}:9092" for number in range(count))
 
     @scenario(bootstrap_servers=servers, max_block_ms=30_000)
@@ -109,7 +110,7 @@ def test_dead_bootstrap_addresses_are_not_stormed(count: int, first_second: int)
 
 
 class SlowSasl:
-    """A SASL broker that thinks for `delay_s` about each authentication."""
+    """A SASL broker that takes `delay_s` for each authentication."""
 
     def __init__(self, delay_s: float) -> None:
         self.network = MemoryNetwork()

@@ -136,7 +136,7 @@ def test_topics_leave_after_their_own_linger() -> None:
             await handles[topic]
             took[topic] = now() - start
         assert took["orders"] < 0.01
-        assert took["plain"] < 0.01  # taken along by the request for the orders
+        assert took["plain"] < 0.01  # sent with the request for the orders
         assert took["logs.app"] == pytest.approx(0.05, abs=0.01)
 
     scenario(main, adaptive_linger=False, linger_ms=1_000)

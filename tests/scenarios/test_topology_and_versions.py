@@ -227,7 +227,8 @@ async def test_f56_older_leader_epoch_does_not_win(
 async def test_f56_old_leader_without_epoch_costs_one_attempt_at_a_time(
     cluster: FakeCluster, producer: Producer[Any, Any], history: History
 ) -> None:
-    """-1 is no epoch, so every answer sends us to the old leader, which names the new one."""
+    """Epoch -1 means unknown, so every such response leads back to the old leader, which names the
+    new one."""
     for broker in (2, 3, 1, 2):
         cluster.move_leader("t", 0, broker)
     await history.send()

@@ -28,7 +28,7 @@ Users = dict[str, str]
 
 
 class Refused(Exception):
-    """The broker says no; its text travels."""
+    """The broker refuses; its text is sent to the client."""
 
 
 class PlainServer:

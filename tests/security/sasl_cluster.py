@@ -1,4 +1,4 @@
-"""A `FakeCluster` whose brokers want SASL, so that refusals meet a whole producer."""
+"""A `FakeCluster` whose brokers require SASL, for tests of refusals with a whole producer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""GSSAPI: the exchange of RFC 4752 with a Kerberos library of our own making.
+"""GSSAPI: the exchange of RFC 4752 with a fake Kerberos library.
 
 Tickets of a real KDC are in tests/integration/test_kerberos.py.
 """

@@ -1,5 +1,5 @@
-"""Every error code in the answers to SaslHandshake and SaslAuthenticate: an error for every
-waiting call, in time and without a storm; and all is well once the broker is."""
+"""Every error code in responses to SaslHandshake and SaslAuthenticate: each waiting call gets an
+error in time, attempts obey the backoff, and the producer works once the broker does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""S4: a refusal reaches every kind of waiting call, attempts obey the backoff, and it heals."""
+"""S4: a refusal fails every kind of waiting call, attempts obey the backoff, and the producer
+recovers."""
 
 from __future__ import annotations
 
@@ -34,7 +35,8 @@ TOKEN = "canary-right-token"
 
 
 class Doors:
-    """What the brokers accept; `shut` and `open` change it while a producer runs."""
+    """The credentials that the brokers accept; `shut` and `open` change them while a producer
+    runs."""
 
     def __init__(self) -> None:
         self.users = {USER: PASSWORD}
@@ -137,7 +139,7 @@ async def test_s4_refusal_reaches_buffered_records_and_heals(
 
 @in_virtual_time
 async def test_s4_one_refused_attempt_costs_no_record() -> None:
-    """A broker that says no and then yes within the patience: the records wait for it."""
+    """A broker that refuses and then accepts within the patience: the records wait for it."""
     doors = Doors()
     cluster = SaslCluster(1, doors.servers())
     cluster.create_topic("t", 1)

@@ -334,7 +334,8 @@ HEAVY = [
 def test_s5_what_takes_long_in_authentication_is_done_off_the_loop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Counts calls by thread; what they cost the loop is measured by benchmarks.authentication."""
+    """Counts calls by thread; benchmarks.authentication measures the time they take from the
+    loop."""
     calls: dict[str, set[str]] = {}
 
     def watched(owner: Any, name: str) -> None:
@@ -617,7 +618,7 @@ def test_s8_broker_that_lists_our_secret_as_a_mechanism_does_not_get_it_into_tex
 
 @pytest.mark.canary_is_text  # the mechanism alone, without the seam around it
 def test_s8_scram_error_of_the_broker_is_told_if_the_standard_knows_it() -> None:
-    """A password of lower-case letters would fit the grammar of errors."""
+    """A password of lower-case letters would match the grammar of errors."""
     for sent, told in (("unknown-user", "unknown-user"), ("letmein-please", "unknown reason")):
         exchange = Scram("SCRAM-SHA-256", Credentials("u", "letmein-please"), KeyCache())
         with pytest.raises(AuthenticationError, match=f"the broker refused: {told}$"):
@@ -1028,7 +1029,7 @@ def test_s13_import_opens_no_socket_and_starts_no_process() -> None:
 
 
 def test_s13_contents_of_distributions_are_checked_against_what_git_tracks(tmp_path: Path) -> None:
-    """The check of `make supply` sees what it is there for."""
+    """The check of `make supply` finds what it is for."""
     path = Path(__file__).parents[2] / ".ci" / "check_dist.py"
     spec = importlib.util.spec_from_file_location("check_dist", path)
     assert spec is not None

@@ -78,7 +78,7 @@ async def fails_for(made: Any, reason: str) -> None:
 
 
 async def paced(dialer: LocalDialer) -> None:
-    """Attempts keep their distance, at least the backoff of 100 ms less its jitter."""
+    """Attempts are at least the backoff of 100 ms, less its jitter, apart."""
     await until(lambda: len(dialer.dials) >= 4)
     times = [at for at, _ in dialer.dials]
     assert min(later - earlier for earlier, later in pairwise(times)) >= 0.07, times
@@ -137,7 +137,7 @@ async def test_s1_name_check_goes_only_when_told_and_says_so(
 
 
 async def test_s7_name_from_metadata_is_verified_too(tmp_path: Path) -> None:
-    """A broker that metadata name must own a certificate for that name."""
+    """A broker in the metadata must have a certificate for its name."""
     genuine = server_context(tmp_path, CA.issue(HOST))
     async with (
         tls_broker(genuine) as broker,

@@ -166,7 +166,7 @@ def endpoint(tmp_path: Path) -> Iterator[Endpoint]:
 
 
 def later(seconds: float) -> None:
-    """The clock of the running loop moves on."""
+    """Advance the clock of the running loop."""
     loop: Any = asyncio.get_running_loop()
     before = loop.time
     loop.time = lambda: before() + seconds
@@ -754,7 +754,7 @@ def test_pickled_provider_leaves_its_token_and_its_request_behind(
 def test_long_request_is_sent_whole_and_the_next_address_is_tried(
     endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An address that refuses costs its share of the time only."""
+    """An address that refuses uses only its share of the time."""
     found = socket.getaddrinfo
 
     def getaddrinfo(host: str, port: int, *args: Any, **options: Any) -> Any:

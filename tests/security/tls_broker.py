@@ -1,4 +1,4 @@
-"""A broker of a few lines behind real TLS on the loopback interface, and a client for it."""
+"""A small broker behind real TLS on the loopback interface, and a client for it."""
 
 from __future__ import annotations
 

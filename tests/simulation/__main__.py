@@ -1,4 +1,4 @@
-"""`python -m tests.simulation --seeds 0-2000 --jobs 2`: many seeds, and what they came to.
+"""`python -m tests.simulation --seeds 0-2000 --jobs 2`: runs many seeds and prints their totals.
 
 Ends with 1 if a seed broke a promise, or if the judge had to be mild too often. `--seeds N` alone
 runs that one again. Seeds are run in slices, with a line for each; `--journal` keeps them in a

@@ -1,4 +1,4 @@
-"""Broker temperaments: what brokers of some version or maker always do, drawn per seed.
+"""Broker temperaments: permanent behaviour of brokers of some version or vendor, drawn per seed.
 
 A fault happens at an instant; a temperament lasts for the whole run. Each method of
 `Temperaments` is one of them, and its docstring says who behaves so and why it is legal. Those that
@@ -53,7 +53,7 @@ AFTER_APPEND_WAITING = {
 
 
 class Temperaments:
-    """How the brokers of one seed are.
+    """The behaviour of the brokers of one seed.
 
     Attributes:
         legality: of each temperament, its docstring.
@@ -74,14 +74,15 @@ class Temperaments:
             getattr(self, name)()
 
     def calm(self) -> None:
-        """End what would prevent recovery."""
+        """End the behaviour that would prevent recovery."""
         self._is_calm = True
         for remove in self._removers:
             remove()
         self._removers.clear()
 
     def shape(self, broker: FakeBroker) -> None:
-        """Cap what a broker offers, again after it came back as another version."""
+        """Limit the API versions that a broker offers; called again when it returns as another
+        version."""
         caps = self._caps.get(broker)
         if not caps:
             return
@@ -286,13 +287,14 @@ class Temperaments:
     # -- time -----------------------------------------------------------------------------------
 
     def throttling(self) -> None:
-        """Every answer carries a throttle time: a client that is over its quota for good."""
+        """Every response carries a throttle time: the client is permanently over its quota."""
         self.throttle_ms = self.rng.choice((5, 20))
         self.cluster.throttle(self.throttle_ms)
 
     def slower_than_timeouts(self) -> None:
-        """A broker answers twice as late as the client waits, everything or metadata alone: an
-        overloaded broker, a disk that hangs. Processed at once; the answer is late."""
+        """A broker answers after twice the client's timeout, all requests or Metadata only: an
+        overloaded broker, or a disk that hangs. Requests are processed at once; the response is
+        late."""
         broker = self.rng.choice(list(self.cluster.brokers.values()))
         api_key = self.rng.choice((None, METADATA, PRODUCE))
         late_s = 2 * self.plan.options["request_timeout_ms"] / 1000

@@ -1,4 +1,4 @@
-"""Answers a client must survive without believing them (F19, F54-F57, F61-F64).
+"""Invalid responses that a client must survive and reject (F19, F54-F57, F61-F64).
 
 Bytes are only changed in ways that a client can recognise: TCP protects the rest.
 """

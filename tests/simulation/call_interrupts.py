@@ -1,5 +1,5 @@
-"""Faults inside a call: what a signal handler, a finalizer or a user's hook may do between any
-two bytecodes of `try_submit` and `submit`.
+"""Faults inside a call: the actions of a signal handler, a finalizer or user code between any two
+bytecodes of `try_submit` and `submit`.
 
 A tracer counts the bytecodes of the package and strikes at a chosen one: it raises, as a handler of
 `signal.signal` does (KeyboardInterrupt, soft time limits of job runners), or it calls the producer

@@ -1,4 +1,4 @@
-"""Where the judge is milder than a promise, why, and how often that may be."""
+"""The exemptions of the oracle: where it accepts less than a promise, why, and how often."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The fault menu: each method lets one thing go wrong, drawn from the seed's dice."""
+"""The faults: each method causes one, drawn from the seed's random generator."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ Where = tuple[str, int]
 
 
 class Misfortunes:
-    """Outcome, as one seed has it.
+    """The faults of one seed, and what the oracle must know of them.
 
     Attributes:
         wall_offset_ms, offsets_ms: how wrong the client's wall clock is, and ever was.
@@ -91,13 +91,13 @@ class Misfortunes:
         self.oldest_metadata = min(self.oldest_metadata, *versions)
 
     def strike(self) -> None:
-        """One of the seed's menu."""
+        """Cause one fault of the seed's list."""
         chosen = self.rng.choice(self._menu)
         self.done.append(chosen.__name__)
         chosen()
 
     def unreliable(self, request: Request) -> faults.Reaction | None:
-        """What may happen to any request at any time."""
+        """Faults that may happen to any request at any time."""
         if self._rate == 0.0 or self.rng.random() > self._rate:
             return None
         rng = self.rng
@@ -150,8 +150,8 @@ class Misfortunes:
         self.cluster.move_controller()
 
     def renumber(self) -> None:
-        """Brokers get other ids and keep their addresses: gateways number their members again, and
-        an operator replaces one. Two change places, or one gets a new id."""
+        """Brokers get other ids and keep their addresses: a gateway numbers its members again, or
+        an operator replaces a broker. Two exchange their ids, or one gets a new id."""
         brokers = list(self.cluster.brokers)
         one = self.rng.choice(brokers)
         other = self.rng.choice([*brokers, max(brokers) + 1])
@@ -161,7 +161,7 @@ class Misfortunes:
             self.cluster.renumber({one: other})
 
     def heal(self) -> None:
-        """Everybody up and well."""
+        """Start all brokers and end all faults."""
         cluster = self.cluster
         for broker in cluster.brokers.values():
             if broker.is_paused:
@@ -174,7 +174,7 @@ class Misfortunes:
                 link.heal()
 
     def heal_for_good(self) -> None:
-        """Nothing goes wrong any more; connections may still be in a bad way."""
+        """End all faults permanently; connections may still be in a bad state."""
         cluster = self.cluster
         self.end_vanishing()
         self.temperaments.calm()
@@ -260,8 +260,8 @@ class Misfortunes:
         self.cluster.freeze_view(self.rng.choice(list(self.cluster.brokers)))
 
     def lag(self) -> None:
-        """The metadata of a broker stay whole what they are now, its list of brokers and of
-        partitions included, for some answers."""
+        """For some responses, the metadata of a broker stay completely as they are now, including
+        the list of brokers and partitions."""
         broker = self.rng.choice(list(self.cluster.brokers.values()))
         brokers = _brokers_of(self.cluster)
         counts = {name: len(topic.partitions) for name, topic in self.cluster.topics.items()}
@@ -292,16 +292,17 @@ class Misfortunes:
         self.cluster.fail_produce(where, code, times, append=append, leader_hint=hint)
 
     def duplicate(self) -> None:
-        """The broker has forgotten where a batch is, but not that it has it."""
+        """The broker answers DUPLICATE_SEQUENCE_NUMBER: it knows that it has a batch, but not its
+        offset."""
         if self.plan.idempotent:
             where = self._somewhere()
             self.duplicated.add(where)
             self.cluster.fail_produce(where, 46, append=True)
 
     def fast_forward(self) -> None:
-        """Years pass: the sequences of quiet partitions stand just before their end, in the
-        producer as in the logs. No copy of a request outlives them, or it would come out in
-        another round: connections that were given up are gone."""
+        """Move the sequences of partitions without traffic to just before their end, in the
+        producer and in the logs, as after years. No copy of a request may remain, because it would
+        arrive after the wrap: connections that were given up are closed."""
         if any(broker.held or broker.is_paused for broker in self.cluster.brokers.values()):
             return
         for link in self.cluster.network.links:
@@ -341,7 +342,7 @@ class Misfortunes:
         self.cluster.network.blackhole(broker.host, broker.port)
 
     def half_open(self) -> None:
-        """One direction of a connection passes nothing, the other continues."""
+        """One direction of a connection drops all bytes, the other one works."""
         for link in self._links(2):
             self.rng.choice((link.up, link.down)).stall()
 
@@ -370,7 +371,7 @@ class Misfortunes:
             pipe.cut_with = self.rng.choice(("reset", "eof"))
 
     def strange(self) -> None:
-        """Answers that no healthy broker gives, and bytes that are no answer."""
+        """Responses that no healthy broker gives, and invalid bytes."""
         api_key = self.rng.choice((0, 0, 3, 3, 22))
         reaction = strange_answer(api_key, self.rng)
         self._vanished.append(self.cluster.control(api_key, reaction, times=1))
@@ -397,15 +398,16 @@ class Misfortunes:
         self.load.interrupt(step, self.rng.choice((Interrupt, TimeUp)))
 
     def reenter(self) -> None:
-        """A signal handler or a finalizer hands records over inside the next calls."""
+        """A signal handler or a finalizer submits records inside the next calls."""
         self.load.reenter(self._step())
 
     def _step(self) -> int:
-        """A bytecode of a call; most calls take few of them, one that opens a batch hundreds."""
+        """The number of a bytecode of a call. Most calls have few; one that opens a batch has
+        hundreds."""
         return int(self.rng.choice((60, 400, 1_500)) * self.rng.random()) + 1
 
     def wait(self) -> None:
-        """Nothing goes wrong for once."""
+        """No fault this time."""
 
 
 def _brokers_of(cluster: FakeCluster) -> list[MetadataResponseBroker]:

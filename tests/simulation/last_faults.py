@@ -1,4 +1,4 @@
-"""One more fault after everything has been healed, judged by how long the producer takes.
+"""One more fault after recovery, judged by the time that the producer takes.
 
 In the middle of many faults nearly everything excuses a delay. Here one thing is wrong and all else
 is well, so that a wait of some seconds too many is a defect.
@@ -51,7 +51,7 @@ FEW_GAPS = 25
 
 
 class LastFault:
-    """What strikes one simulation at its end."""
+    """The last fault of a simulation."""
 
     def __init__(self, simulation: Simulation) -> None:
         self.simulation = simulation
@@ -60,7 +60,8 @@ class LastFault:
         self.load = simulation.load
 
     async def strike(self) -> None:
-        """Strike, judge and heal; what is still in flight is left to the simulation.
+        """Cause the fault, check the producer, and end the fault. Records in flight are left to the
+        simulation.
 
         Raises:
             Violation: the producer took too long.
@@ -80,7 +81,7 @@ class LastFault:
         for partition in (staying, moving):
             await self.simulation.fresh(partition.topic, partition.index)
         if len(runtime_of(self.producer).metadata.snapshot.nodes) < 2:
-            return  # a broker was away when it last asked: one broker has the whole memory
+            return  # a broker was down at the last metadata request: one may use all memory
         if self._seems_older(moving):
             return  # it would learn of the new leader only from requests that the old one refuses
         self.cluster.pause(frozen)
@@ -92,8 +93,8 @@ class LastFault:
         caller = self.load.submit_later(moving.topic, moving.index)
         await asyncio.sleep(0.5)
         self.cluster.move_leader(moving.topic, moving.index)
-        # What hooks of the application submitted stands before it, in a batch each: the new leader
-        # serves them one by one.
+        # Records of the application's hooks are queued before it, one per batch, and the new leader
+        # processes them one by one.
         before = sum(one.where != (staying.topic, staying.index) for one in self.load.pending())
         slow_s = before * self.simulation.plan.cluster["replication_s"]
         await asyncio.sleep(self.simulation.recovery_s() + SILENCE_S + slow_s)
@@ -171,10 +172,10 @@ class LastFault:
     # -- sequences ------------------------------------------------------------------------------
 
     async def recreated_topic(self) -> None:
-        """A topic is deleted and created again with its leader, so that a producer that names
-        topics continues. Then a broker appends a batch to the new log and its answer is lost, with
-        more batches behind it: the producer reads the metadata, learns that the sequences have to
-        start again, and may not do so for a batch whose outcome is open."""
+        """A topic is deleted and created again with its leader, so that a producer that uses topic
+        names continues. Then a broker appends a batch to the new log and its response is lost, with
+        more batches after it. From the metadata the producer learns that the sequences have to
+        restart, but it must not renumber a batch whose outcome is unknown."""
         topic = TOPICS[0]
         leader = self.cluster.topics[topic].partitions[0].leader
         await self.simulation.fresh(topic, 0)
@@ -182,8 +183,8 @@ class LastFault:
         partition = self.cluster.topics[topic].partitions[0]
         if leader in partition.isr:
             partition.elect(leader)
-        # The new log knows the producer after one record. The judge excuses copies of what began at
-        # an instant before that.
+        # The new log knows the producer after one record. The oracle accepts copies of records
+        # submitted before that.
         await asyncio.sleep(ON_THE_WIRE_S)
         await self.simulation.fresh(topic, 0)
         await asyncio.sleep(ON_THE_WIRE_S)
@@ -198,8 +199,8 @@ class LastFault:
     # -- backoff --------------------------------------------------------------------------------
 
     async def refused_connections(self) -> None:
-        """All connects are refused for a while. Backoffs at their maximum have jitter, so that the
-        clients of a broker that comes back do not all knock at the same time."""
+        """All connections are refused for a while. Backoffs at their maximum have jitter, so that
+        the clients of a broker do not all reconnect at the same time."""
         network = self.cluster.network
         began = now()
         for broker in self.cluster.brokers.values():

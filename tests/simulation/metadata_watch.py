@@ -1,4 +1,4 @@
-"""A look inside: the one promise of the metadata that no log can show (F56)."""
+"""A check inside the client: the promise about metadata that no log can show (F56)."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class EpochWatch:
         self._back: list[_Step] = []
 
     def follow(self, producer: Any) -> None:
-        """Look at every view of the producer's metadata from now on."""
+        """Check every snapshot of the producer's metadata from now on."""
         self._metadata = producer._lifecycle.runtime.metadata
         self._metadata.on_change(self._look)
 
@@ -55,7 +55,7 @@ class EpochWatch:
         return len(told) == ANSWERS and all(0 <= epoch < step.before for epoch in told)
 
     def _told(self, step: _Step) -> Iterator[int]:
-        """The epochs of a partition in the answers until it went back, newest first."""
+        """The epochs of a partition in the responses before it went back, newest first."""
         answers = [
             one
             for one in self._wire.exchanges()

@@ -1,4 +1,5 @@
-"""The judge of a simulated history: promises P1 to P6 and hygiene, by what the logs hold.
+"""The oracle of a simulated history: promises P1 to P6, and that nothing is left behind, checked
+against the logs.
 
 Knows what the application submitted and received, what the logs hold, and what was done to the
 cluster; of the producer only `metrics()`.
@@ -87,14 +88,14 @@ class Place:
 
 
 def longest(plan: Plan, attempt: Attempt, waits: int) -> float:
-    """Seconds an attempt may take (P6) if its call may wait for room so many times."""
+    """The most seconds a record may take (P6) if its call may wait this many times for memory."""
     if attempt.limit_s is not None:
         return attempt.limit_s
     return plan.delivery_s_of(attempt.topic) + waits * plan.block_s
 
 
 class Judge:
-    """Looks at everything once, after the last event.
+    """Checks everything once, after the last event.
 
     `ended_at`: when the producer was closed or broken, infinite if everything came to its end.
 
@@ -127,7 +128,7 @@ class Judge:
         self.last_by_name = max(by_name, default=0.0)
 
     def check(self) -> None:
-        """All of it."""
+        """Run all checks."""
         self._read_logs()
         self.by_value = {attempt.value: attempt for attempt in self.load.attempts}
         strangers = [value for value in self.places if value not in self.by_value]
@@ -225,8 +226,8 @@ class Judge:
                 self.used["copies"] += 1
 
     def _check_timestamp(self, attempt: Attempt, place: Place) -> None:
-        """The one asked for; else what the producer's wall clock showed while it was submitted,
-        which a fault may have set meanwhile."""
+        """The requested timestamp; otherwise the time of the producer's wall clock during the
+        submission, which a fault may have set in between."""
         told = place.timestamp_ms
         if attempt.timestamp_ms is not None:
             _demand(told == attempt.timestamp_ms, "another timestamp: {} {}", attempt, place)
@@ -241,9 +242,9 @@ class Judge:
         _demand(fits, "not the time of its hand-over: {} {}", attempt, place)
 
     def _forgotten_during(self, log: tuple[bytes, int], attempt: Attempt) -> int:
-        """How often a log's brokers knew nothing of the producer before they took the last copy of
-        this record: they lost it while the record was in flight, or before and took nothing from it
-        until then. A copy in a connection that was given up may come out of it however late."""
+        """How often the brokers of a log lost the state of the producer before they appended the
+        last copy of this record: while the record was in flight, or earlier without an append in
+        between. A copy in a connection that was given up may arrive at any time."""
         instants = self._amnesia_of(log)
         if not instants:
             return 0
@@ -281,7 +282,8 @@ class Judge:
         )
 
     def _places_of(self, topic: str, key: bytes, least: int) -> set[int]:
-        """Where a key may lie if the metadata had that many partitions or more."""
+        """The partitions where a key may be stored if the metadata had at least that many
+        partitions."""
         most = max(len(one.partitions) for one in self._topics() if one.name == topic)
         positive = murmur2(key) & 0x7FFFFFFF
         return {positive % count for count in range(least, most + 1)}
@@ -306,7 +308,7 @@ class Judge:
             _demand(asked, "no documented outcome: {} {!r}", attempt, result)
 
     def _check_outcome(self, attempt: Attempt, error: KafkaError) -> None:
-        """What an error says of the log follows from the responses to each attempt."""
+        """The outcome of an error follows from the responses to each attempt."""
         attempts = self._sent(attempt)
         if error.outcome is Outcome.NOT_SENT:
             _demand(not attempts, "was sent: {} {}", attempt, attempts)
@@ -314,7 +316,7 @@ class Judge:
         open_still = [one for one in attempts if not self._tells(one, attempt.settled_at)]
         if error.outcome is Outcome.UNKNOWN:
             if attempt.limit_s is not None and isinstance(error, DeliveryTimeout):
-                return  # only this caller gave up: its batch may still leave
+                return  # only this caller gave up: its batch may still be sent
             _demand(bool(attempts), "no request held it: {} {!r}", attempt, error)
             if isinstance(error, DeliveryTimeout):
                 # What was answered between its expiry and a late waking of its task came too late.
@@ -336,7 +338,8 @@ class Judge:
         ]
 
     def _unwritten(self, attempt: Attempt) -> list[Sent]:
-        """As `_sent`, of the requests whose connection had just broken: no byte was written."""
+        """As `_sent`, for requests whose connection had just broken, so that no byte was
+        written."""
         return [
             one
             for one in self.wire.unwritten_attempts(attempt.value)
@@ -364,12 +367,12 @@ class Judge:
 
     @staticmethod
     def _tells(sent: Sent, settled_at: float) -> bool:
-        """The client knew by the answer that the broker had not appended."""
+        """True if the response said that the broker had not appended."""
         return sent.heard_at <= settled_at and sent.code in BEFORE_APPEND
 
     @staticmethod
     def _may_be_appended(sent: Sent) -> bool:
-        """There was no answer, or one that a broker may give after it has appended."""
+        """True if there was no response, or one that a broker may give after the append."""
         if sent.code is None or sent.code in AFTER_APPEND:
             return True
         return sent.code in AFTER_REPLICATION and sent.acks == -1
@@ -398,7 +401,7 @@ class Judge:
             true = [(place.partition, place.offset) for place in seen]
             _demand(told in true, "wrong offset: {}, it is at {}", attempt, true)
         if attempt.group:
-            return  # a bulk call tells no timestamps
+            return  # bulk calls return no timestamps
         stamps = [place.timestamp_ms for place in seen]
         fits = not seen or result.timestamp_ms in stamps
         _demand(fits, "told another timestamp: {}, it has {}", attempt, stamps)
@@ -407,7 +410,7 @@ class Judge:
         took = attempt.settled_at - attempt.started_at
         stalled = self.misfortunes.stalled_s(attempt.started_at, attempt.settled_at)
         if attempt.admitted_at is not None:
-            # It waits for no room any more: its batch has its deadline.
+            # It no longer waits for memory: the deadline of its batch applies.
             took_then = attempt.settled_at - attempt.admitted_at
             most = self._delivery_s(attempt) + self.slack_s + stalled
             _demand(took_then <= most, "took {} s, not {}: {}", took_then, most, attempt)
@@ -431,7 +434,7 @@ class Judge:
         )
 
     def _check_reason(self, attempt: Attempt) -> None:
-        """Nothing fails before its time without a reason that waiting does not heal."""
+        """A record fails before its deadline only for a reason that waiting would not remove."""
         error = attempt.result
         if not isinstance(error, KafkaError) or self.objects.explains(attempt):
             return
@@ -469,13 +472,13 @@ class Judge:
             sequence = any(one.code in TOO_LARGE for one in self._sent(attempt))
         in_doubt = sequence and not error.outcome.definite
         ends = code in ENDS or in_doubt
-        # One whose time is over has another class, whatever was answered last.
+        # After its deadline a record has another error class, whatever the last response was.
         _demand(given_up or ends, "failed without a reason: {} {!r}", attempt, error)
         self.used["codes" if ends else "retries"] += 1
 
     def _check_told(self, attempt: Attempt, error: KafkaError) -> None:
-        """The code of an error is one that the client received for this very record, or that says
-        how an attempt at it went without an answer."""
+        """The code of an error is one that the client received for this record, or one for an
+        attempt without a response."""
         number = None if error.code is None else error.code.number
         attempts = self._sent(attempt)
         heard = [one for one in attempts if one.heard_at <= attempt.settled_at]
@@ -486,7 +489,8 @@ class Judge:
         unheard = len(heard) < len(attempts) or any(one.code is None for one in heard)
         if unheard and (isinstance(error, ProtocolError) or number == Code.NETWORK_EXCEPTION):
             return  # the answer cannot be read, or left the partition out
-        # Without a producer id nothing leaves, and its refusal fails what waits for one.
+        # Without a producer id nothing is sent, and a refused one fails the records that wait for
+        # it.
         refused = any(
             one.api_key == INIT_PRODUCER_ID
             and one.heard_at <= attempt.settled_at
@@ -516,7 +520,8 @@ class Judge:
     # -- order ----------------------------------------------------------------------------------
 
     def _check_order(self) -> None:
-        """What was submitted later stands later (P3), as far as "later" is certain."""
+        """Records submitted later are stored later (P3), as far as the order of submission is
+        certain."""
         logs: dict[tuple[bytes, int], list[tuple[Attempt, Place]]] = {}
         # A new epoch keeps out what was given up before it; a new producer id cannot.
         all_count = self.plan.idempotent and self.plan.producer_epoch == 0
@@ -543,7 +548,7 @@ class Judge:
         return [place for place in found if place.offset == attempt.result.offset]
 
     def _check_sequences(self) -> None:
-        """Sequences of each producer epoch stand in the log without gap or repetition."""
+        """The sequences of each producer epoch are in the log without gaps or repetitions."""
         for _, partition in self._partitions():
             expected: dict[tuple[int, int], int] = {}
             for _, record in _records(partition.log.batches):
@@ -558,7 +563,7 @@ class Judge:
     # -- hooks ----------------------------------------------------------------------------------
 
     def _check_objects(self) -> None:
-        """Each record was reported to each interceptor and plug-in once, and as it ended."""
+        """Each record was reported to each interceptor and plug-in once, with its outcome."""
         judged = Judged(
             self.load.attempts,
             lambda attempt: self.places.get(attempt.value, []),
@@ -614,7 +619,7 @@ _BEGINS = re.compile(r"\('(\w+)', (\d+)\): producer (\d+) begins at (\d+)")
 
 
 def _is_given_up(attempt: Attempt) -> bool:
-    """It failed, and may be in the log."""
+    """True if it failed and may be in the log."""
     error = attempt.result
     return isinstance(error, KafkaError) and error.outcome is Outcome.UNKNOWN
 
@@ -628,7 +633,7 @@ transactions what `more` allows."""
 
 
 def check_haste(wire: Wire, more: int = 0) -> None:
-    """Requests that are repeated keep to their backoff, so that twice their rate is noticed.
+    """Repeated requests obey their backoff. The limits are tight enough to notice twice the rate.
 
     `more`: requests of successive producers, none of which knows of the one before.
     """
@@ -640,7 +645,8 @@ def check_haste(wire: Wire, more: int = 0) -> None:
 
 
 def check_counts(cluster: FakeCluster, plan: Plan, span_s: float) -> None:
-    """No hot loop: requests and connects within what the backoffs allow in `span_s` seconds."""
+    """No request and no dial is repeated without a pause: counts are within what the backoffs allow
+    in `span_s` seconds."""
     produce = cluster.count(PRODUCE)
     dials = Counter(dial.address for dial in cluster.network.dials)
     for address, count in dials.items():
@@ -658,7 +664,7 @@ def check_counts(cluster: FakeCluster, plan: Plan, span_s: float) -> None:
 
 
 def check_idle(metrics: dict[str, Any]) -> None:
-    """Everything that was held has been given back."""
+    """All memory and all reservations were given back."""
     free, total = metrics["buffer_available_bytes"], metrics["buffer_total_bytes"]
     _demand(free == total, "{} bytes are still counted", total - free)
     for gauge in ("waiting_sends", "batches_incomplete"):
@@ -666,8 +672,7 @@ def check_idle(metrics: dict[str, Any]) -> None:
 
 
 def _inversions(entries: list[tuple[Attempt, Place]]) -> Iterator[tuple[Attempt, Attempt]]:
-    """Of the entries of one log: what was admitted before the other one began, yet stands after
-    it."""
+    """Entries of one log that were submitted before another one began and are stored after it."""
     entries.sort(key=lambda entry: entry[0].began)
     admitted = sorted(
         (entry for entry in entries if entry[0].admitted is not None),
@@ -693,6 +698,7 @@ def _records(batches: list[StoredBatch]) -> Iterator[tuple[int, StoredRecord]]:
 
 
 def _demand(condition: bool, text: str, *parts: object) -> None:
-    """The text is made only if it is needed: most of the judge's time went into it."""
+    """Raise Violation unless the condition holds. The text is formatted only then, because
+    formatting took most of the time."""
     if not condition:
         raise Violation(text.format(*parts))

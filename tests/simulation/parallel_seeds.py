@@ -106,8 +106,8 @@ def outcome_of(seed: int) -> tuple[int, Report | str]:
 
 
 def run_chunk(seeds: list[int]) -> list[tuple[int, Report | str]]:
-    """Some seeds in a row. Garbage is collected between them alone, so that it is never the work of
-    the seed before, and what was there before the first one is not looked at again."""
+    """Run some seeds one after the other. Garbage is collected only between them, so that each seed
+    pays for its own, and objects that existed before are not traversed again."""
     was_enabled, was_frozen = gc.isenabled(), gc.get_freeze_count() > 0
     gc.disable()
     gc.freeze()
@@ -138,8 +138,8 @@ def outcomes(seeds: Iterable[int], jobs: int) -> Iterator[tuple[int, Report | st
 
 
 class Journal:
-    """Slices that were run to their end, one line of JSON each, so that a long run continues where
-    it was stopped. Lines of other code count for nothing."""
+    """Slices that were run completely, one line of JSON each, so that a long run continues where it
+    was stopped. Lines of another version of the code are ignored."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

@@ -1,4 +1,4 @@
-"""Whether records get their outcomes one after the other once everything has been healed."""
+"""Checks that records get their outcomes one after the other after recovery."""
 
 from __future__ import annotations
 

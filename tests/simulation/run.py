@@ -1,4 +1,4 @@
-"""One seed from beginning to end: load and faults, healing, judgment."""
+"""One seed from beginning to end: load and faults, recovery, checks."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ three backoffs of 1 s each with jitter, and what the cluster needs."""
 
 @dataclass(frozen=True)
 class Report:
-    """What a seed came to.
+    """The result of a seed.
 
     Attributes:
         trace: checksum over every byte delivered, when, and over every outcome.
@@ -113,7 +113,7 @@ def bound_passes(loop: VirtualLoop) -> None:
 
     def bounded(timeout: float | None) -> list[WorldHandle]:
         if loop.passes >= MOST_PASSES:
-            del loop._advance  # what clears up after the run makes passes of its own
+            del loop._advance  # the cleanup after the run makes more passes
             raise LivelockError(
                 f"{MOST_PASSES} loop passes until virtual time {loop.time():.3f}\n"
                 + loop.describe_tasks()
@@ -124,7 +124,7 @@ def bound_passes(loop: VirtualLoop) -> None:
 
 
 class Simulation:
-    """The world of one seed."""
+    """The cluster, the producer and the application of one seed."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
@@ -162,7 +162,7 @@ class Simulation:
         return self.cluster.unix_ms() + self.misfortunes.wall_offset_ms
 
     async def main(self) -> Report:
-        """The run; returns when the producer is closed and everything is judged."""
+        """The run; returns when the producer is closed and everything is checked."""
         loop = clock()
         bound_passes(loop)
         loop.executor_delay_s = self.plan.executor_delay_s
@@ -209,7 +209,7 @@ class Simulation:
                 self.misfortunes.heal()
 
     async def _ending(self) -> None:
-        """All faults end, or the producer does in the middle of them."""
+        """End all faults, or end the producer while they last."""
         if self.plan.ending == "close":
             await self._close_early()
         elif self.plan.ending == "stranger":
@@ -240,7 +240,7 @@ class Simulation:
         check_idle(self.producer.metrics())
 
     async def _cancel_a_task(self) -> None:
-        """F69: a stranger cancels one of the producer's tasks."""
+        """F69: other code cancels one of the producer's tasks."""
         own = [t for t in asyncio.all_tasks() if t.get_name() in _BACKGROUND]
         if not own:
             await self._close_early()
@@ -264,7 +264,7 @@ class Simulation:
         _demand(not left, f"never settled: {left[:2]}")
 
     async def _settle_down(self) -> None:
-        """All faults are over: everything ends in time, and no partition stands still."""
+        """All faults are over: everything ends in time, and no partition is stuck."""
         await self._servable()
         for link in self.cluster.network.links:
             if link.is_open:
@@ -297,7 +297,7 @@ class Simulation:
         await asyncio.sleep(self.cluster.failover_s + self.cluster.controller_s + 0.5)
 
     async def _fresh_records(self) -> None:
-        """Recovery (P11): every partition takes a record within two seconds."""
+        """Recovery (P11): every partition accepts a record within two seconds."""
         for link in self.cluster.network.links:
             if link.is_open:
                 link.reset()
@@ -352,7 +352,8 @@ class Simulation:
     # -- judgment -------------------------------------------------------------------------------
 
     def _slack(self, since: float) -> float:
-        """What a call that began at an instant may take longer: late timers and stalls since."""
+        """The additional time that a call may take because of late timers and stalls since it
+        began."""
         return TICK + 5 * self.plan.late_timers_s + self.misfortunes.stalled_s(since, now())
 
     async def _report_dropped(self) -> None:

@@ -1,4 +1,4 @@
-"""What a seed stands for: the producer's options, the cluster, the menu of faults."""
+"""The meaning of a seed: the producer's options, the cluster, the possible faults."""
 
 from __future__ import annotations
 
@@ -99,12 +99,12 @@ class Plan:
 
     @property
     def durable(self) -> bool:
-        """What was acknowledged must stay (P1)."""
+        """Acknowledged records must stay in the log (P1)."""
         return bool(self.options["acks"] == "all")
 
     @property
     def ordered(self) -> bool:
-        """Records must stand in the order of submission (P3)."""
+        """Records must be stored in the order of submission (P3)."""
         return self.idempotent or (
             self.durable and self.options["max_in_flight_requests_per_connection"] == 1
         )
@@ -157,8 +157,8 @@ def plan_of(seed: int) -> Plan:
 
 
 def _with_profile(plan: Plan) -> Plan:
-    """Some topics get a profile. Drawn from dice of its own, so that seeds without one stay what
-    they are."""
+    """Some topics get a profile. Drawn from a separate generator, so that seeds without one stay
+    the same."""
     rng = random.Random(plan.seed * 97 + 41)
     if rng.randrange(PROFILE_EVERY) or plan.last_fault:
         return plan
@@ -179,8 +179,8 @@ def _with_profile(plan: Plan) -> Plan:
 
 
 def _with_objects(plan: Plan) -> Plan:
-    """Drawn from dice of their own, so that seeds without such objects stay what they are. A last
-    fault is judged by how long something takes, which they would change."""
+    """Drawn from a separate generator, so that seeds without such objects stay the same. A last
+    fault is judged by the time that something takes, which they would change."""
     rng = random.Random(plan.seed * 89 + 37)
     if rng.randrange(OBJECTS_EVERY) or plan.habit or plan.last_fault:
         return plan
@@ -188,14 +188,14 @@ def _with_objects(plan: Plan) -> Plan:
 
 
 def _with_rare_temperaments(plan: Plan) -> Plan:
-    """Drawn from dice of their own, so that seeds without such a temperament stay what they are."""
+    """Drawn from a separate generator, so that seeds without such a temperament stay the same."""
     rng = random.Random(plan.seed * 71 + 13)
     drawn = tuple(name for name in RARE_TEMPERAMENTS if not rng.randrange(RARE_EVERY))
     return replace(plan, temperaments=plan.temperaments + drawn) if plan.idempotent else plan
 
 
 def _with_recreated_topic(plan: Plan) -> Plan:
-    """As `_with_last_fault`, with other dice."""
+    """As `_with_last_fault`, with another generator."""
     rng = random.Random(plan.seed * 79 + 23)
     if rng.randrange(LAST_FAULT_EVERY) or plan.ending != "heal" or plan.last_fault:
         return plan
@@ -209,7 +209,7 @@ def _with_recreated_topic(plan: Plan) -> Plan:
 
 
 def _with_last_fault(plan: Plan) -> Plan:
-    """Drawn from dice of their own, so that seeds without such a fault stay what they are. Options
+    """Drawn from a separate generator, so that seeds without such a fault stay the same. Options
     that would hide the fault are replaced."""
     rng = random.Random(plan.seed * 67 + 3)
     if rng.randrange(LAST_FAULT_EVERY) or plan.ending != "heal":
@@ -239,7 +239,7 @@ def _with_last_fault(plan: Plan) -> Plan:
 
 
 def _temperaments(seed: int, options: dict[str, Any], cluster: dict[str, Any]) -> tuple[str, ...]:
-    """Drawn from dice of their own, so that they change nothing else about a seed."""
+    """Drawn from a separate generator, so that they change nothing else about a seed."""
     rng = random.Random(seed * 31 + 17)
     drawn = tuple(rng.sample(TEMPERAMENTS, rng.choice((0, 1, 1, 1, 2, 3))))
     if "slow_handshakes" in drawn:

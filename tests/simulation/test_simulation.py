@@ -1,4 +1,4 @@
-"""Seeded runs with everything at once (faults.md 4.b): safety, liveness and hygiene per seed.
+"""Seeded runs with all faults at once: safety, liveness and leaks per seed.
 
 A few seeds of every day, so that the tracer sees them; `python -m tests.simulation` runs
 thousands. `AIOKPROD_SEEDS=100-2000` chooses others; a failure names its seed.
@@ -79,7 +79,7 @@ def test_equal_seeds_give_equal_runs() -> None:
 
 
 def test_equal_seeds_give_equal_runs_in_other_processes() -> None:
-    """Neither the hashes of strings nor what ran before have a say."""
+    """Neither the hashes of strings nor earlier runs in the process have an effect."""
     random.seed(7)
     here = [run_seed(seed).trace for seed in (6, 5, 4, 3)]
     for hash_seed in ("1", "77"):
@@ -125,7 +125,7 @@ def seeds_with(kind: str) -> list[int]:
 
 
 def lost(self: RecordHooks, *arguments: Any) -> None:
-    """A report that is not made."""
+    """Takes the place of a hook and reports nothing."""
 
 
 @pytest.mark.parametrize("method", ["end", "settled", "withdrawn"])
@@ -363,8 +363,8 @@ COPIES_PLAN = next(plan for plan in map(plan_of, itertools.count()) if plan.idem
 
 
 def judged_copies(forgotten_at: float, *, first_at: float, second_at: float) -> int:
-    """Judge a record submitted at 10 s and stored twice, in a log whose brokers forgot its
-    producer once."""
+    """Check a record that was submitted at 10 s and stored twice, in a log whose brokers lost the
+    producer's state once."""
     attempt = Attempt(4, "t", 1, b"4", began=4, started_at=10.0, settled_at=11.0)
     fate: Any = types.SimpleNamespace(amnesia={LOG: [forgotten_at]}, reborn={}, done=())
     load: Any = types.SimpleNamespace(attempts=[attempt])
@@ -397,7 +397,7 @@ def test_copy_stored_before_brokers_forgot_anything_is_found(forgotten_at: float
 def begins_rightly(
     given_up: BaseException | None, *, settled_at: float = 11.0, first_sent: int = 0
 ) -> bool:
-    """Judge a log that has record 1 only, which was sent behind record 0 and stored at 12 s."""
+    """Check a log that contains only record 1, which was sent after record 0 and stored at 12 s."""
     attempts = [
         Attempt(n, "t", 0, b"%d" % n, began=n, started_at=10.0, settled_at=settled_at)
         for n in range(2)

@@ -1,4 +1,5 @@
-"""Serializers, partitioners, interceptors and plug-ins of a simulated application, good and bad.
+"""Serializers, partitioners, interceptors and plug-ins of a simulated application, correct and
+faulty ones.
 
 What each of them does with a record follows from the record's number, and whether it is a bad one
 from the seed. They note what they were called with; `UserObjects.check` compares that with the
@@ -50,7 +51,7 @@ class HookError(Exception):
 
 
 class HookInterrupt(BaseException):
-    """As KeyboardInterrupt."""
+    """An exception that is no `Exception`, like KeyboardInterrupt."""
 
 
 class NeverDone:
@@ -133,7 +134,7 @@ class UserObjects:
         return zlib.crc32(f"{self.seed}/{who}/{number}".encode()) % of
 
     def mood(self, who: str, number: int) -> str:
-        """What is done with a record beside the work itself."""
+        """What is done with a record besides the normal work."""
         dice = self.draw(who, number, of=1000)
         if number < 0 or self.is_calm or dice >= 30 * self.severity:
             return ""
@@ -220,7 +221,7 @@ class UserObjects:
                 yield f"{type(hook).__name__} {hook.name}: {text}"
 
     def explains(self, attempt: Attempt) -> bool:
-        """An object of the application let the record fail in this way."""
+        """True if an object of the application made the record fail in this way."""
         reason, result = self.refusals.get(attempt.number), attempt.result
         if isinstance(result, HookInterrupt):  # through the whole call
             return INTERRUPT in map(self.refusals.get, [attempt.number, *_numbers(attempt.group)])
@@ -515,7 +516,7 @@ def outcome_of(result: Any) -> Outcomes:
 
 
 def misbehave(objects: UserObjects, who: str, number: int) -> None:
-    """What a hook does after it has noted an outcome."""
+    """The fault of a hook after it has noted an outcome."""
     dice = objects.draw(who, number, of=300)
     if dice < objects.severity:
         raise HookError

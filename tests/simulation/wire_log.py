@@ -1,4 +1,4 @@
-"""What the producer handed to its connections and what came back, read from the bytes.
+"""The requests that the producer sent and the responses it received, read from the bytes.
 
 The judge knows by it which records were ever in a Produce request, and which code the client
 got for each attempt: what an error says of a record can be compared with the responses.
@@ -175,9 +175,9 @@ class Wire:
                         yield attempt, batch.epoch, sequence, record.value or b""
 
     def hasty(self, api_key: int) -> tuple[int, int]:
-        """Requests of an API that left within less than the shortest backoff after one before them
-        for the same thing, and all of its requests. An answer that asks for haste excuses, and so
-        does a producer id that was given, was sent with records, and is given up already because
+        """Requests of an API that were sent within less than the shortest backoff after an earlier
+        one for the same thing, and all of its requests. Exempt are requests after a response that
+        demands them at once, and those after a producer id that was used and then given up because
         it has no epochs left."""
         before: dict[Any, Exchange] = {}
         repeated = []

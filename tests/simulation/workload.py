@@ -1,5 +1,5 @@
-"""The application of a simulation: submits records in every way there is and notes the
-results, with an order of events that virtual time alone does not give."""
+"""The application of a simulation: submits records by every method and notes the results, with an
+order of events that virtual time alone does not give."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ class Attempt:
 
 
 class Load:
-    """Everything the application did so far."""
+    """All records that the application has submitted so far."""
 
     def __init__(self, plan: Plan, producer: Producer[Any, Any], rng: random.Random) -> None:
         self.plan = plan
@@ -134,7 +134,7 @@ class Load:
         )  # fmt: skip
 
     def hand_over(self) -> None:
-        """Start a few records, or a bystander, on their way."""
+        """Submit a few records, or start another kind of call."""
         dice = self.rng.random()
         if dice < 0.08:
             self._spawn(self._flush())
@@ -182,7 +182,7 @@ class Load:
         self._call_under(step, self.submit_within)
 
     def submit_within(self) -> None:
-        """What a hook of the application does: hand a few records over without waiting."""
+        """Submit a few records without waiting, as a hook of the application does."""
         if self._is_within:
             return
         self._is_within = True
@@ -346,7 +346,7 @@ class Load:
         return task
 
     def _if_never_begun(self, attempt: Attempt) -> None:
-        """Its task was cancelled before its first step."""
+        """Note that its task was cancelled before its first step."""
         if attempt.result is None:
             self._end(attempt, asyncio.CancelledError())
 

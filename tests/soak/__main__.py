@@ -1,4 +1,4 @@
-"""Soak: steady load with a fault every few minutes; nothing of the process may grow.
+"""Soak test: steady load with a fault every few minutes; no resource of the process may grow.
 
     python -m tests.soak --hours 0.5                 half of the measured peak rate
     python -m tests.soak --hours 6 --rate 20000
@@ -62,8 +62,8 @@ def arguments() -> argparse.Namespace:
 
 
 class Watch:
-    """Samples of the process, and whether something was broken then. They are kept in a table that
-    is there from the beginning: what is looked at must not grow by being looked at."""
+    """Samples of the process, and whether there was a fault at that time. The table is allocated at
+    the beginning, because the measurement must not grow by itself."""
 
     def __init__(self, load: Load, began: float, most: int) -> None:
         self._table = np.full((most, len(COLUMNS)), np.nan)

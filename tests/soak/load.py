@@ -1,4 +1,4 @@
-"""What a soak does to one producer: steady load, faults by the clock, and a look at the process."""
+"""The load and the faults of a soak test for one producer, and the measurements of the process."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class Load:
         )
 
     async def peak(self, seconds: float) -> float:
-        """Acknowledged records per second of this very load when nothing holds it back."""
+        """Acknowledged records per second of this load without a limit."""
         await self.producer.warm(TOPICS)
         started = time.perf_counter()
         number = 0
@@ -216,8 +216,8 @@ FAULTS: tuple[Fault, ...] = (reset, blackhole, cut_off, slow, lossy, half_open, 
 
 
 def resident_mib() -> float:
-    """After the C library gave back what is free: how much of that it keeps for later hangs on the
-    last fault, by a MiB and more. Fragments stay."""
+    """Resident size after the C library has returned free memory to the system: how much of it the
+    library keeps depends on the last fault and varies by a MiB and more. Fragments remain."""
     with contextlib.suppress(AttributeError, OSError):
         ctypes.CDLL(None).malloc_trim(0)
     pages = int(Path("/proc/self/statm").read_text().split()[1])
@@ -235,8 +235,8 @@ class _MallInfo(ctypes.Structure):
 
 
 def allocated_mib() -> float:
-    """What the C library has handed out and not got back; 0 where it does not tell. Unlike the
-    resident size it knows no fragments and no pages kept for later."""
+    """Memory that the C library has allocated and not freed; 0 where it does not report this.
+    Unlike the resident size it includes no fragments and no pages kept for later."""
     try:
         mallinfo = ctypes.CDLL(None).mallinfo2
     except (AttributeError, OSError):
@@ -247,7 +247,7 @@ def allocated_mib() -> float:
 
 
 def stolen() -> tuple[int, int]:
-    """Ticks of this machine's processors that its host gave to others, and all ticks."""
+    """Ticks of this machine's processors that the host gave to other machines, and all ticks."""
     ticks = [int(text) for text in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
     return ticks[7], sum(ticks)
 
@@ -257,6 +257,6 @@ def descriptors() -> int:
 
 
 def timers(loop: asyncio.AbstractEventLoop) -> int:
-    """Timers that will run. Only asyncio's own loop tells."""
+    """Timers that will run. Only asyncio's own loop reports them."""
     scheduled: list[asyncio.TimerHandle] = loop._scheduled  # type: ignore[attr-defined]
     return sum(not handle.cancelled() for handle in scheduled)

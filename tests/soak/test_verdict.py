@@ -1,4 +1,4 @@
-"""What makes a soak fail."""
+"""What makes a soak test fail."""
 
 from __future__ import annotations
 

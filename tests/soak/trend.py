@@ -1,4 +1,4 @@
-"""Does a quantity grow? The slope through its samples, and how sure one can be of it.
+"""Tells whether a quantity grows: the slope of its samples, with a confidence interval.
 
 Theil and Sen's estimator: the median of the slopes between all pairs, with its interval. One step,
 as an allocator makes that takes its next arena, does not lift the lower end; several do. How large

@@ -1,4 +1,4 @@
-"""What the samples of a soak come to: nothing grows, nothing drifts, nothing failed."""
+"""The verdicts on the samples of a soak test: nothing grows, nothing drifts, nothing has failed."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def _grown(quiet: Sequence[Sample]) -> dict[str, Verdict]:
 
 
 def _backlog(samples: Sequence[Sample], quiet: Sequence[Sample]) -> Verdict:
-    """Most that was held after the warm-up, beyond what is held at rest."""
+    """The most memory that was in use after the warm-up, beyond that at rest."""
     rest = statistics.median(sample["rss_mib"] for sample in quiet)
     most = max(one["rss_mib"] for one in samples if one["second"] >= quiet[0]["second"])
     bounded = most - rest <= BACKLOG_MIB

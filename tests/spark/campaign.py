@@ -122,7 +122,7 @@ class Campaign:
         return len(list((self.folder / "checkpoint" / "commits").glob("[0-9]*")))
 
     def await_batches(self, more: int, seconds: float = 180.0) -> None:
-        """Until so many more batches are through; starts the driver again if it is gone."""
+        """Wait until this many more batches are finished; restart the driver if it has ended."""
         goal, give_up = self.commits() + more, time.monotonic() + seconds
         while self.commits() < goal:
             assert self.driver is not None
@@ -136,7 +136,7 @@ class Campaign:
             time.sleep(0.1)
 
     def end(self) -> None:
-        """Whatever is left of the driver's process group."""
+        """Kill the processes of the driver's process group that still run."""
         assert self.driver is not None
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.driver.pid, signal.SIGKILL)

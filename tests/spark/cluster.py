@@ -67,7 +67,7 @@ class _Offset(int):
 
 
 class _Served(Script):
-    """Serves the sink's own APIs where no rule of a test has a say."""
+    """Serves the APIs that only the sink uses, unless a rule of the test applies."""
 
     def __init__(self, cluster: SparkCluster) -> None:
         super().__init__()
@@ -108,7 +108,7 @@ class SparkCluster(FakeCluster):
             broker.profile = dataclasses.replace(broker.profile, ranges=ranges)
 
     def delete_topic(self, name: str) -> None:
-        """With the topic go the offsets that groups committed for it."""
+        """Delete a topic, and with it the offsets that groups committed for it."""
         super().delete_topic(name)
         for offsets in self.transactions.committed_offsets.values():
             for where in [where for where in offsets if where[0] == name]:
@@ -366,7 +366,7 @@ class Query:
         return messages
 
     async def crash(self, messages: list[Prepared], batch: int, *, ended: int) -> None:
-        """A driver that dies after its decision and so many EndTxn; its process goes too."""
+        """A driver that dies after its decision and this many EndTxn; its process ends too."""
         ender = TransactionEnder(self.options, batch)
         async with ender._cluster_client() as client:
             deadline = client.loop.time() + 60.0

@@ -91,7 +91,7 @@ class Spark:
         return not self.done and self._rng.random() < (self._share if share is None else share)
 
     def _run(self, children: list[Child], what: str) -> list[Any]:
-        """Wait for all; perhaps kill one of them on the way, at any moment of its life."""
+        """Wait for all; may kill one of them at any moment."""
         started = time.monotonic()
         if self._unlucky():
             time.sleep(self._rng.uniform(0, self._usual.get(what, 0.3)))
@@ -102,14 +102,14 @@ class Spark:
         return results
 
     def run_batch(self) -> None:
-        """Until the batch is noted as committed."""
+        """Repeat the batch until it is noted as committed."""
         give_up = time.monotonic() + DEADLINE
         while not self._attempt():
             assert time.monotonic() < give_up, f"batch {self.batches} does not get through"
         self.batches += 1
 
     def _attempt(self) -> bool:
-        """One run of the batch: True if it is through, False if it must be replayed."""
+        """One run of the batch: True if it succeeded, False if it must be replayed."""
         messages = self._tasks()
         if messages is None:
             return False

@@ -1,4 +1,4 @@
-"""Logs that can be read: leaders that answer Fetch and ListOffsets, with batches made byte by byte.
+"""Readable logs: leaders that answer Fetch and ListOffsets, with batches made byte by byte.
 
 What a broker does is taken from Java `UnifiedLog.read`, `TransactionIndex.collectAbortedTxns` and
 `ReplicaManager.fetchMessages`.
@@ -135,7 +135,7 @@ class Log:
         self._put(head + payload, 1, producer, True, commit)
 
     def skip(self, offsets: int) -> None:
-        """Compaction took these offsets away."""
+        """Compaction removed these offsets."""
         self._next += offsets
 
     def _put(

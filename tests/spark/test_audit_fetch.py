@@ -1,4 +1,4 @@
-"""Reading ranges back, over the byte-level fake cluster: what is seen, and when patience ends."""
+"""Reading ranges with the fake cluster: which records are returned, and when a read is given up."""
 
 from __future__ import annotations
 
@@ -323,7 +323,7 @@ async def test_range_of_nothing_but_aborted_records_and_markers_is_empty() -> No
 
 @in_virtual_time
 async def test_answers_without_records_for_the_reader_count_as_progress() -> None:
-    """Ten of them, each later than a sixth of the patience."""
+    """Ten responses, each after more than a sixth of the patience."""
     async with World() as harness:
         for _ in range(5):
             harness.log.write("x", producer=5, transactional=True)

@@ -1,4 +1,4 @@
-"""The driver's side of transactions: what it ends besides its own batch."""
+"""The driver's part of transactions: what it ends besides its batch."""
 
 from __future__ import annotations
 
@@ -252,7 +252,7 @@ def test_decision_that_another_driver_wrote_meanwhile_is_not_overwritten(
 
 
 def test_first_task_is_committed_alone() -> None:
-    """Every attempt at a batch has it: if it is fenced, a later attempt lives."""
+    """Every attempt at a batch has this task: if it is fenced, a later attempt exists."""
     asked: list[str] = []
 
     class Later(Cluster):

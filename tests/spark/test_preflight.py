@@ -47,7 +47,7 @@ async def check(patch: pytest.MonkeyPatch, cluster: FakeCluster, **options: str)
 
 
 def refusal(patch: pytest.MonkeyPatch, make: Callable[[], FakeCluster], **options: str) -> str:
-    """The text of the error; it comes from nowhere else."""
+    """The text of the error, which has no cause or context."""
 
     async def main() -> str:
         with pytest.raises(PreflightError) as caught:

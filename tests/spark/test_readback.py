@@ -74,7 +74,7 @@ def test_readback_equals_the_reference_reader(rows: list[Any]) -> None:
 @given(st.lists(RECORD, min_size=1, max_size=5), st.randoms())
 @settings(max_examples=60, deadline=None)
 def test_readback_of_damaged_bytes_raises_or_reads(rows: list[Any], rng: random.Random) -> None:
-    """Never more than the bytes that are there: the sanitiser of the test is the length check."""
+    """It reads no more than the bytes available: the length check of the test detects more."""
     (batch,) = read_batches(built(rows))
     damaged = bytearray(batch.payload)
     for _ in range(3):

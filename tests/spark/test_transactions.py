@@ -55,7 +55,7 @@ def four_tasks() -> list[Rows]:
 
 
 async def ended(query: Query) -> None:
-    """Nothing is left open."""
+    """Check that no transaction is open."""
     assert query.cluster.open_ids() == set()
     assert query.cluster.violations == []
     await query.restart()
@@ -90,7 +90,7 @@ def test_job_of_which_one_transaction_timed_out_stays_invisible(
 def test_job_of_which_one_transaction_was_fenced_stays_invisible(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The id has an open transaction, of a later attempt: state alone does not tell."""
+    """The id has an open transaction of a later attempt, so the state alone does not tell."""
 
     async def body() -> None:
         cluster = SparkCluster()

@@ -1,4 +1,5 @@
-"""The loop thread of a process, the feed, the lifeline: no Spark, no Kafka."""
+"""The loop thread of a process, the batch handoff, the watch of the JVM socket: no Spark, no
+Kafka."""
 
 from __future__ import annotations
 

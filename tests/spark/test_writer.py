@@ -380,7 +380,7 @@ def test_row_that_is_refused_is_counted_over_all_batches_of_the_task(
 def test_failed_row_ends_the_task_although_more_rows_come(
     harness: World, given: dict[str, str]
 ) -> None:
-    """Spark's iterator is left where it is."""
+    """Spark's iterator is not read further."""
     harness.on_loop(lambda: harness.cluster.denied_topics.add("u"))
     harness.in_task()
     taken: list[int] = []

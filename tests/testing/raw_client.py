@@ -1,4 +1,4 @@
-"""A client so simple that it cannot be wrong: one connection, one request at a time."""
+"""A minimal client: one connection, one request at a time."""
 
 from __future__ import annotations
 

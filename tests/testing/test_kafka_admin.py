@@ -1,4 +1,4 @@
-"""Which answers `FakeClusterAdmin` takes for the last word."""
+"""Which responses `FakeClusterAdmin` accepts as final."""
 
 from __future__ import annotations
 

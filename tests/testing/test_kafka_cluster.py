@@ -1,4 +1,4 @@
-"""What `KafkaCluster` takes for a node that serves, without a broker."""
+"""When `KafkaCluster` considers a node as serving, without a broker."""
 
 from __future__ import annotations
 

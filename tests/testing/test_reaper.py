@@ -1,4 +1,4 @@
-"""The helper that clears away what a killed owner leaves behind."""
+"""The helper that removes what a killed owner leaves behind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A batch of one transaction that arrives during the next one: its epoch must be over."""
+"""A batch of one transaction that arrives during the next one must have an outdated epoch."""
 
 from __future__ import annotations
 

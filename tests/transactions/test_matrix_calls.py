@@ -1,4 +1,5 @@
-"""Each request to a coordinator x each way it can fail: what the user gets, and that P7 holds."""
+"""Each request to a coordinator with each way it can fail: the error that the caller gets, and
+P7."""
 
 from __future__ import annotations
 

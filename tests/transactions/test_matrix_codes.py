@@ -1,4 +1,4 @@
-"""Every error code at every request to a coordinator: ends in its class, and P7 holds.
+"""Every error code for every request to a coordinator: the class of the resulting error, and P7.
 
 `ErrorCode.retriable` must agree with what happens (docs/design/error-codes.md).
 """
@@ -155,9 +155,9 @@ async def lasting_case(api: int, code: int, tv: int) -> tuple[int, int]:
 @pytest.mark.parametrize("tv", [1, 2], ids=["TV1", "TV2"])
 @pytest.mark.parametrize("name", APIS)
 def test_refusal_that_lasts_is_repeated_with_backoff(name: str, tv: int) -> None:
-    """0.1, 0.2, 0.4, 0.8 s, then every second, each within 20 %: 13 requests in 10 s. With code 51
-    the first pauses are 2, 4, 8 ms and so on, until they have reached the backoff; partitions
-    of a new transaction are asked for every 20 ms (KAFKA-5477)."""
+    """Pauses of 0.1, 0.2, 0.4, 0.8 s, then 1 s, each ±20 %: 13 requests in 10 s. With code 51 the
+    first pauses are 2, 4, 8 ms and so on up to the backoff; AddPartitionsToTxn of a new transaction
+    is repeated every 20 ms (KAFKA-5477)."""
     api = APIS[name]
     for code in () if tv == 2 and api in (ADD_PARTITIONS, ADD_OFFSETS) else LASTING[api]:
         requests, finds = play(partial(lasting_case, api, code, tv))

@@ -1,5 +1,5 @@
-"""Every request to a coordinator x what its broker does to it: what the calls report is what the
-logs and the groups hold in the end, and it is exactly the outcome that this file names.
+"""Every request to a coordinator with every fault of its broker: the reported outcome is that of
+the logs and groups, and the one that this file names.
 
 The oracle knows the cluster's logs and what each call reported, nothing else. A later instance of
 the producer ends what is open before it looks, so that "not committed" is final.
@@ -128,7 +128,7 @@ async def _error_of(handle: Any) -> KafkaError | None:
 
 
 def judge(cluster: FakeCluster, report: Report, *, commit: bool) -> None:
-    """All or nothing, and as reported."""
+    """Check that all or none of the records are visible, as reported."""
     seen = {value for value in committed(cluster) if value[:2] == b"1/"}
     stored = {value for value in cluster.values("t", 0) + cluster.values("t", 1) if value}
     offsets = cluster.transactions.committed_offsets.get("g", {})
@@ -260,7 +260,7 @@ def test_code_ends_as_named_and_reported_is_what_the_log_holds(
     wrong = []
     for code, processed in cases(api, times, tv):
         lies = processed and (code == UNMAPPED or (api == END and code in BEFORE_WRITING))
-        # Nor does one deny a producer id whose transaction is open.
+        # Nor does a broker deny a producer id whose transaction is open.
         lies = lies or (code == UNMAPPED and api == END and not commit)
         reaction = Reaction(process=processed, error=code)
         try:

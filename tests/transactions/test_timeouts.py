@@ -52,7 +52,7 @@ DICE = random.Random(5)
 
 
 def something_else(request: Any) -> Reaction:
-    """A different fault each time."""
+    """A random fault, another one each time."""
     return DICE.choice([*SILENT.values(), *RUDE.values(), refuse(16), refuse(15), refuse(51)])
 
 
@@ -126,9 +126,9 @@ async def test_end_always_refused_with_any_code_returns_in_time(
     cluster.control(END, refuse(code))
     error = await outcome_of(producer, ENDERS[verdict], 3.0)
     if code is Code.NONE:
-        return  # a broker that says yes and does nothing is believed
+        return  # a broker that falsely reports success cannot be detected
     if code is Code.INVALID_PRODUCER_ID_MAPPING and verdict == "abort":
-        return  # nor has this producer id anything open: it got another one
+        return  # nothing is open under this id: the producer got another one
     assert error is not None
     assert committed(cluster) == []
     cluster.script.clear()

@@ -311,7 +311,8 @@ async def test_f44_record_refused_before_it_was_queued_commit_fails(
 async def test_f44_record_that_would_block_costs_the_transaction_nothing(
     cluster: FakeCluster, producer: Producer[Any, Any]
 ) -> None:
-    """The caller of `try_submit` may repeat the call; the transaction does not lack the record."""
+    """The caller of `try_submit` may repeat the call, so the transaction does not lack the
+    record."""
     cluster.create_topic("unknown", 1)
     await producer.begin_transaction()
     await producer.send("t", b"good", partition=0)

@@ -1,4 +1,4 @@
-"""What the tests of transactions share: both protocols, and what readers may see."""
+"""Helpers of the transaction tests: both protocols, and what readers see."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ class Machine:
         return transport, protocol
 
     def die(self) -> None:
-        """What was sent arrives; nothing else is sent or received."""
+        """Power loss: what was sent arrives; nothing else is sent or received."""
         self._dead = True
         for link in self._links:
             self._cut_off(link)

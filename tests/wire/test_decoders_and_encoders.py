@@ -1,4 +1,5 @@
-"""What the compiled field decoders and encoders refuse; whole messages are tested in tests/wire."""
+"""What the compiled field decoders and encoders reject; whole messages are tested by the other
+modules of tests/wire."""
 
 from __future__ import annotations
 

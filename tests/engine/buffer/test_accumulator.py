@@ -1,4 +1,4 @@
-"""Queues of batches and when each may leave (Java RecordAccumulatorTest)."""
+"""Queues of batches, and when each batch may be sent (Java RecordAccumulatorTest)."""
 
 from __future__ import annotations
 
@@ -538,7 +538,7 @@ async def test_moved_partition_keeps_its_order_and_its_linger() -> None:
 
 @virtual
 async def test_linger_is_noted_once_however_often_the_partition_moves() -> None:
-    """Else the heap of instants would grow with every change of leaders."""
+    """Otherwise the heap of deadlines would grow with every change of leaders."""
     harness = EngineHarness(brokers=2, linger_ms=100, adaptive_linger=False)
     start = harness.now
     harness.append(b"1")
@@ -696,8 +696,8 @@ async def test_order_is_kept_while_the_head_is_being_compressed() -> None:
 
 
 def strike_everywhere(scene: Callable[[int], bool]) -> None:
-    """Run a scene with the strike at the first bytecode, the second and so on, until there is
-    none left: then the scene returns False."""
+    """Run a scene with the fault at the first bytecode, then at the second and so on, until the
+    scene returns False because it has no more bytecodes."""
     for step in itertools.count(1):
         if not scene(step):
             assert step > 50, "the tracer saw nothing"
@@ -864,8 +864,8 @@ async def test_record_appended_while_the_last_one_is_being_withdrawn_is_sent() -
 
 @virtual
 async def test_batch_without_records_that_a_pass_finds_wakes_the_sender_again() -> None:
-    """Its withdrawal was interrupted. The end of a transaction may wait for nothing else, and a
-    pass looks for that before it drains."""
+    """Its withdrawal was interrupted. The end of a transaction may wait only for this batch, and a
+    pass checks for that before it drains."""
     harness = EngineHarness()
     delivery = harness.append(b"v")
 
@@ -883,7 +883,7 @@ async def test_batch_without_records_that_a_pass_finds_wakes_the_sender_again() 
 
 @virtual
 async def test_batch_that_is_withdrawn_wakes_the_sender() -> None:
-    """The end of a transaction may wait for nothing else."""
+    """The end of a transaction may wait only for this batch."""
     harness = EngineHarness()
     harness.brokers.busy.add(1)
     delivery = harness.append(b"v")

@@ -1,4 +1,4 @@
-"""How much of the buffer each broker may hold, and the lines before the brokers."""
+"""How much of the buffer each broker may hold, and the queues of callers that wait for a broker."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ async def test_turn_that_is_dropped_ends() -> None:
 
 @pytest.mark.parametrize("kind", LOOPS)
 def test_turn_dropped_in_another_thread_passes_to_the_next_one(kind: str) -> None:
-    """The garbage collector may find it there, in the traceback of an interrupted call."""
+    """The garbage collector may run there and find it in the traceback of an interrupted call."""
 
     async def main() -> None:
         quota = two_brokers()

@@ -70,7 +70,7 @@ def test_refusal_is_noted_until_bytes_are_returned() -> None:
 
 
 async def reserve(memory: BufferMemory, size: int, deadline: float) -> None:
-    """As the admission of a record does it."""
+    """Reserve memory as the slow path does."""
     reservation = Reservation(memory)
     _held.append(reservation)
     try:
@@ -124,7 +124,7 @@ async def test_reservation_that_is_dropped_gives_its_bytes_back() -> None:
 
 @virtual
 async def test_reservation_that_is_dropped_wakes_those_who_wait() -> None:
-    """As that of a call whose `finally` a signal handler interrupted."""
+    """For example that of a call in whose `finally` a signal handler raised."""
     memory, _ = budget()
     dropped = Reservation(memory)
     assert memory.try_reserve(100, dropped)
@@ -163,7 +163,7 @@ async def test_reserve_interrupted_at_any_bytecode_keeps_no_bytes_and_no_place()
 
 @pytest.mark.parametrize("kind", LOOPS)
 def test_reservation_dropped_in_another_thread_wakes_the_loop(kind: str) -> None:
-    """The garbage collector may find it there, in the traceback of the call it was made for."""
+    """The garbage collector may run there and find it in the traceback of its call."""
 
     async def main() -> None:
         memory, _ = budget()
@@ -182,7 +182,7 @@ def test_reservation_dropped_in_another_thread_wakes_the_loop(kind: str) -> None
 
 @virtual
 async def test_reservation_dropped_between_look_and_wait_is_not_missed() -> None:
-    """A garbage collection while the future is made that is waited for."""
+    """By a garbage collection during the creation of the future that is waited for."""
     memory, _ = budget()
     held = [Reservation(memory)]
     assert memory.try_reserve(100, held[0])
@@ -205,8 +205,8 @@ async def test_reservation_dropped_between_look_and_wait_is_not_missed() -> None
 
 
 def at_bytecode(number: int, action: Callable[[], object], step: Callable[[], T]) -> tuple[T, bool]:
-    """Take a step, with `action` before a bytecode of the module: its result, and whether there
-    were so many."""
+    """Run a step with `action` before the bytecode with this number. Returns the result of the
+    step, and whether there were so many bytecodes."""
     seen = 0
 
     def trace(frame: FrameType, event: str, argument: object) -> Any:
@@ -233,8 +233,8 @@ def at_bytecode(number: int, action: Callable[[], object], step: Callable[[], T]
 async def test_reservation_dropped_at_any_moment_of_a_call_that_begins_to_wait_is_not_missed() -> (
     None
 ):
-    """The call looks for room, stands in line, and looks again: by another thread, or by a garbage
-    collection, the room may come at every bytecode of that."""
+    """The call checks for room, joins the queue, and checks again. Another thread or a garbage
+    collection may free memory at every bytecode of that."""
     number = moments = waited = 0
     while number == moments:
         number += 1

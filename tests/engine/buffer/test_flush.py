@@ -1,4 +1,4 @@
-"""Who waits for which batches (Java IncompleteBatches, RecordAccumulatorTest.testFlush)."""
+"""Which batches a flush waits for (Java IncompleteBatches, RecordAccumulatorTest.testFlush)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One batch: its bytes, its one outcome, what it tells about itself."""
+"""One batch: its bytes, its outcome, its properties."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ async def test_each_topic_waits_for_its_own_linger() -> None:
 
 @virtual
 async def test_topic_with_a_linger_is_not_sent_together_with_other_topics() -> None:
-    """The application wants larger batches of it; others leave at once."""
+    """The application wants larger batches of this topic; batches of others are sent at once."""
     harness = engine(TopicProfile(linger_ms=300), adaptive_linger=False)
     start = harness.now
     harness.append(b"x", topic="a")

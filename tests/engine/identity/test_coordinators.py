@@ -104,8 +104,9 @@ async def test_throttled_coordinator_is_waited_for_and_not_looked_up(
 async def test_batch_follows_at_once_the_request_that_had_its_broker_reserved(
     cluster: FakeCluster, producer: Producer[Any, Any], tv: int
 ) -> None:
-    """The sender leaves a broker alone while a request waits for a place in flight there, here
-    AddPartitionsToTxn or FindCoordinator, but not until that one is answered."""
+    """The sender sends nothing to a broker while a request (AddPartitionsToTxn or FindCoordinator)
+    waits for a free place in flight there. It continues as soon as that request is sent, before its
+    response."""
     cluster.network.latency_s = 0.1
     await producer.begin_transaction()
     await producer.send("t", b"0", partition=0)
@@ -172,7 +173,8 @@ async def test_slow_connection_is_waited_for(
 async def test_coordinator_that_left_the_metadata_and_then_ended_does_not_hold_up_the_commit(
     cluster: FakeCluster, producer: Producer[Any, Any]
 ) -> None:
-    """Controlled shutdown: out of the metadata first, the sockets end later."""
+    """Controlled shutdown: the broker leaves the metadata first, and its sockets are closed
+    later."""
     await producer.start()
     leaving = coordinator(cluster)
     await producer.begin_transaction()
@@ -234,7 +236,8 @@ async def test_renumbered_coordinator_is_reached_at_its_address(
 async def test_coordinator_that_the_metadata_do_not_list_is_dialled(
     cluster: FakeCluster, producer: Producer[Any, Any], listed_later: bool
 ) -> None:
-    """A new broker that metadata list late, or a proxy's coordinator, which they never list."""
+    """A new broker that is not in the metadata yet, or the coordinator of a proxy, which never
+    is."""
     hidden = cluster.brokers[2]
     cluster.coordinator_ids = (2,)
     for partition in cluster.topics["t"].partitions:
@@ -296,7 +299,7 @@ async def test_unlisted_address_is_dropped_when_another_one_is_named(
 async def test_node_that_left_the_metadata_ends_the_waiting_for_its_connection(
     cluster: FakeCluster, producer: Producer[Any, Any]
 ) -> None:
-    """A coordinator behind a black hole: no attempt fails before the setup timeout, 10 s."""
+    """The coordinator drops all packets, so no attempt fails before the setup timeout of 10 s."""
     await producer.start()
     await producer.begin_transaction()
     gone = coordinator(cluster)

@@ -115,7 +115,7 @@ def expired_in_backoff(
 
 
 def deliver_all(harness: EngineHarness) -> None:
-    """The brokers answer as they should until nothing is left."""
+    """Let the brokers process all requests correctly until none is left."""
     for _ in range(50):
         harness.refresh()
         harness.step()
@@ -195,7 +195,7 @@ async def test_sequence_after_the_highest_is_zero() -> None:
 
 
 async def before_the_wrap(left: int) -> EngineHarness:
-    """A world whose brokers are Kafka 1.0.0, `left` sequences before they wrap."""
+    """A harness whose brokers are Kafka 1.0.0, `left` sequences before they wrap."""
     harness = EngineHarness()
     ledger = harness.brokers.log(T0).ledger
     ledger.by_order = True
@@ -526,7 +526,7 @@ async def test_bump_of_one_partition_leaves_epoch_and_batches_in_flight_of_anoth
 async def test_real_gap_at_the_head_restarts_the_partition() -> None:
     harness = EngineHarness()
     acknowledged(harness)
-    harness.brokers.log(T0).truncate(0)  # an unclean election lost it, yet the state knows more
+    harness.brokers.log(T0).truncate(0)  # an unclean election lost it, but not the producer state
     harness.append_all(b"x")
     harness.step()
     harness.brokers.last.refuse(Code.OUT_OF_ORDER_SEQUENCE_NUMBER)
@@ -685,9 +685,9 @@ async def test_batch_in_doubt_behind_a_refused_batch_is_not_stored_twice() -> No
 
 @virtual
 async def test_stored_batch_is_retried_while_the_broker_still_remembers_it() -> None:
-    """The broker stored batch 1 and said it timed out; its retry is held up while newer ones go
-    through. Brokers know the last five batches: were more let through, the retry would look like
-    a gap, and be stored again under a new epoch."""
+    """The broker stored batch 1 and answered that it timed out; its retry is delayed while newer
+    batches are sent. Brokers know the last five batches: if more were sent, the retry would look
+    like a gap, and be stored again under a new epoch."""
     harness = EngineHarness(max_in_flight_requests_per_connection=5)
     acknowledged(harness)
     deliveries = harness.append_all(*(b"%d" % i for i in range(1, 12)))
@@ -787,7 +787,8 @@ async def test_successor_waits_no_longer_than_the_pass_that_gives_its_predecesso
 
 @virtual
 async def test_batch_in_doubt_is_resolved_when_the_last_open_batch_is_refused() -> None:
-    """The partition was silent forever: nothing was open that could resolve it."""
+    """The defect: the partition sent nothing any more, because no open batch was left that could
+    resolve the one in doubt."""
     harness, (expired, refused), second = expired_in_backoff(b"refused")
     second.refuse(Code.INVALID_RECORD)
     new = harness.append(b"new")
@@ -868,8 +869,8 @@ async def test_split_part_that_is_rejected_restarts_the_rest() -> None:
 
 @virtual
 async def test_parts_of_a_batch_that_is_in_the_log_are_not_stored_beside_it() -> None:
-    """The limit was lowered between two attempts; brokers look at the size before they look for
-    duplicates, and they find none of a part. Under new numbers the parts would be stored twice."""
+    """The limit was lowered between two attempts. Brokers check the size before they look for
+    duplicates, and recognise no parts. With new sequences the parts would be stored twice."""
     harness = EngineHarness()
     acknowledged(harness)
     deliveries = [harness.append(b"a"), harness.append(b"b")]
@@ -935,7 +936,7 @@ async def test_rest_of_a_batch_in_doubt_keeps_its_sequence_when_a_part_fails() -
 async def test_gap_of_a_record_in_doubt_ends_the_next_one_only_if_copies_of_both_may_arrive(
     first_lost: bool, second_lost: bool, delivered: bool
 ) -> None:
-    """A broker that has answered keeps no copy to itself; one that has not may still read it."""
+    """A broker that has responded has read the request. One that has not may still read it."""
     harness = EngineHarness()
     acknowledged(harness)
     first = harness.append(b"a")
@@ -1211,8 +1212,8 @@ def lost(
 async def test_batches_in_doubt_are_stored_once_by_a_leader_that_restarted(
     stored: int, in_flight: int
 ) -> None:
-    """Its snapshot has only the newest batch: it answers OUT_OF_ORDER_SEQUENCE_NUMBER to the ones
-    before it, as if they were missing. The newest one tells that they are not."""
+    """Its snapshot contains only the newest batch, so it answers OUT_OF_ORDER_SEQUENCE_NUMBER to
+    older ones as if they were missing. The newest batch proves that they are not."""
     stored = min(stored, in_flight)
     harness = EngineHarness()
     values = [b"%d" % number for number in range(in_flight)]
@@ -1502,7 +1503,7 @@ async def test_batches_that_expire_while_the_newest_one_is_asked_end_in_doubt() 
 @pytest.mark.parametrize("code", [Code.NOT_LEADER_OR_FOLLOWER, Code.REQUEST_TIMED_OUT])
 @virtual
 async def test_newest_in_doubt_is_asked_until_it_is_answered(code: Code) -> None:
-    """Also by another leader, which recognises all of them."""
+    """Also if another leader answers, which recognises all of them."""
     harness = EngineHarness(brokers=2)
     deliveries = lost(harness, b"a", b"b", b"c", stored=3)
     harness.brokers.last.ack()

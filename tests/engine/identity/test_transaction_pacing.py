@@ -44,7 +44,7 @@ FAST, SLOW = REPEATED_S / 2, REPEATED_S * 1.5
 
 
 class Course:
-    """Transactions one after the other, as `MarkerWait` sees them."""
+    """Consecutive transactions, as `MarkerWait` sees them."""
 
     def __init__(self) -> None:
         self.wait = MarkerWait()
@@ -55,7 +55,7 @@ class Course:
         self.wait.on_transaction_ended(self.now)
         self.now += gap
         waits = self.wait.should_wait(self.now)
-        self.now += 1.0  # the application thinks
+        self.now += 1.0  # time between transactions
         self.wait.on_batch_opened(self.now)
         self.now += waiting if waits else without
         self.wait.on_batch_acknowledged(self.now)
@@ -152,7 +152,7 @@ async def test_markers_slow_next_transactions_start_as_soon_as_they_are_written(
         assert cluster.count(ADD_PARTITIONS) <= 3 * 30
 
 
-@transactional(cluster={"marker_s": 0.012}, protocols=(2,))  # TV1 sends no copies
+@transactional(cluster={"marker_s": 0.012}, protocols=(2,))  # TV1 does not repeat EndTxn
 async def test_markers_as_slow_as_before_asked_for_about_twice(
     cluster: FakeCluster, producer: Producer[Any, Any]
 ) -> None:
@@ -260,7 +260,7 @@ async def test_markers_copy_of_end_goes_astray_nothing_depends_on_it(
 
 
 class Arrivals:
-    """When produce requests came to each leader."""
+    """The times at which Produce requests arrived at each leader."""
 
     def __init__(self, cluster: FakeCluster, takes: dict[int, float]) -> None:
         self.began = now()
@@ -284,7 +284,7 @@ class Arrivals:
 
 
 async def spread(producer: Producer[Any, Any], cluster: FakeCluster, took: float) -> Arrivals:
-    """One transaction over three leaders, each of whom takes so long."""
+    """One transaction with three leaders, each of which needs this time."""
     arrivals = Arrivals(cluster, dict.fromkeys((1, 2, 3), took))
     async with producer.transaction():
         for partition in range(3):
@@ -366,7 +366,7 @@ async def test_retried_batch_delays_the_others_briefly(
     assert sorted(committed(cluster)) == [b"other", b"slow"]
 
 
-@transactional(cluster={"brokers": 3}, protocols=(2,))  # in TV1 nothing joins by being sent to
+@transactional(cluster={"brokers": 3}, protocols=(2,))  # in TV1 Produce requests add no partitions
 async def test_partition_that_was_added_is_not_held_back(
     cluster: FakeCluster, producer: Producer[Any, Any]
 ) -> None:

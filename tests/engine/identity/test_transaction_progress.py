@@ -1,4 +1,4 @@
-"""What is known of one transaction only ever rises, and results are set once."""
+"""The view of a transaction only increases, and results are set once."""
 
 from __future__ import annotations
 

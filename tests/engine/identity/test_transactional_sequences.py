@@ -1,4 +1,4 @@
-"""Sequences within a transaction: which batches may be sent, and what errors of theirs mean."""
+"""Sequences within a transaction: which batches may be sent, and what their errors mean."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The cache: who waits for what, when the next fetch is due (Java MetadataTest,
+"""The cache: which calls wait for what, and when the next fetch is due (Java MetadataTest,
 ProducerMetadataTest, KafkaProducerTest)."""
 
 from __future__ import annotations
@@ -219,7 +219,7 @@ def test_request_made_while_an_older_one_is_under_way_is_followed_by_another() -
 
 
 def test_complaint_about_a_view_is_settled_by_the_request_under_way() -> None:
-    """A batch that is refused complains again; one request for each batch would be a storm."""
+    """Each refused batch reports the metadata as wrong; they must not cause one request each."""
     cache = known()
     cache.request_update()
     plan = cache.plan(NOW)

@@ -1,4 +1,4 @@
-"""The coroutine that fetches (Java NetworkClientTest, as far as it is about metadata)."""
+"""The coroutine that fetches metadata (the parts of Java NetworkClientTest about metadata)."""
 
 from __future__ import annotations
 
@@ -194,7 +194,8 @@ def test_third_node_is_asked_once_one_of_two_has_failed() -> None:
 
 
 def test_third_node_is_asked_when_two_have_been_silent_for_the_request_timeout() -> None:
-    """Their connections do not end by then: throttling moves the deadlines of requests."""
+    """Throttling extends the deadlines of their requests, so their connections do not end by
+    then."""
     harness, first, second = asked_twice((1, 2, 3))
     harness.step(TIMEOUT - 0.01)
     assert len(harness.client.sent) == 3
@@ -689,7 +690,7 @@ def test_run_fetches_for_a_waiter() -> None:
 
 
 def test_run_wakes_although_an_earlier_wakeup_was_interrupted() -> None:
-    """A signal handler that raises can leave an asyncio.Event set, and those who wait asleep."""
+    """A signal handler that raises can leave an asyncio.Event set without waking its waiters."""
 
     async def scenario(harness: UpdaterHarness, task: asyncio.Task[None]) -> None:
         now = asyncio.get_running_loop().time()

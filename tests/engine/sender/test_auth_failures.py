@@ -1,4 +1,4 @@
-"""`AuthFailures`: how long records wait for a broker that refuses us."""
+"""`AuthFailures`: how long records wait for a broker that refuses the credentials."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_after_the_patience_every_refusal_fails_what_waits() -> None:
     assert refusals.next_check_at == 10.0
     assert refusals.final_failures(10.0) == {1: NO}
     assert refusals.final_of_all(10.0) is NO
-    assert refusals.final_failures(19.5) == {}  # the last word is too old
+    assert refusals.final_failures(19.5) == {}  # the latest rejection is too old
     refusals.lost(1, NO, 10.0)
     assert refusals.final_failures(19.5) == {1: NO}
     before, after = batch(1, 9.5), batch(1, 10.5)

@@ -1,4 +1,5 @@
-"""The sender's passes: what leaves when, in which request, and what wakes it (Java SenderTest)."""
+"""The sender's passes: what is sent when, in which request, and what wakes the sender (Java
+SenderTest)."""
 
 from __future__ import annotations
 
@@ -509,7 +510,7 @@ async def test_broker_without_connection_is_asked_after_until_its_data_are_elsew
 
 @virtual
 async def test_brokers_are_dialled_while_a_metadata_update_is_due() -> None:
-    """The updater may be waiting for one that never gets ready."""
+    """The updater may be waiting for a node that never becomes ready."""
     harness = EngineHarness()
     harness.brokers.down[1] = 0.0
     harness.append(b"v")
@@ -1210,7 +1211,7 @@ async def test_answer_that_arrived_during_a_stall_is_read_before_the_record_expi
 
 @virtual
 async def test_each_deadline_waits_for_the_sockets_to_be_read_anew() -> None:
-    """The pass in which an earlier record expired has read nothing of what arrived since."""
+    """The pass in which an earlier record expired has not read what arrived since."""
     harness = EngineHarness(delivery_timeout_ms=30_000, request_timeout_ms=30_000, partitions=2)
     first = harness.append(b"1")
     harness.step()
@@ -1558,7 +1559,7 @@ async def test_batch_that_becomes_ready_without_a_leader_asks_for_metadata() -> 
 async def test_pass_that_overlooks_a_batch_without_a_leader_is_noticed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The check of every pass: without the request for metadata nothing ends this wait."""
+    """The check after each pass: without a metadata request nothing would end this wait."""
     monkeypatch.setattr(Sender, "_refresh_leaderless", lambda self, now: None)
     harness = EngineHarness()
     harness.leaderless_code = 0

@@ -1,4 +1,4 @@
-"""Real Spark, real brokers: fixtures of the acceptance checks.
+"""Fixtures of the acceptance checks with real Spark and real brokers.
 
 The checks are numbered as in the acceptance list of the sink; a test's name begins with its
 number. `AIOKPROD_SPARK_MASTER` runs them on another master than local[2]: "standalone" is a
@@ -27,7 +27,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.integration)
-            # Spark, py4j and pandas warn of themselves; what we do is held to errors elsewhere.
+            # Spark, py4j and pandas issue warnings; warnings of our code are errors in other tests.
             item.add_marker(pytest.mark.filterwarnings("default"))
 
 

@@ -1,4 +1,4 @@
-"""The sink with a driver that breaks down at a chosen point of a chosen batch's commit.
+"""The sink with a driver that crashes at a chosen point of the commit of a chosen batch.
 
 The point travels as the query's name ("batch:point"), an option the sink leaves alone.
 """
@@ -17,7 +17,8 @@ SECONDS = 60.0
 
 
 class CrashingWriter(AiokprodWriter):
-    """Crashes instead of finishing one commit, and leaves everything as it is then."""
+    """Crashes instead of finishing one commit, and leaves everything in the state of that
+    moment."""
 
     def commit(self, messages: Any, batchId: int | None = None) -> None:
         """As the sink's, up to the point."""

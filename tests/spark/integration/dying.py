@@ -1,4 +1,5 @@
-"""The sink in workers whose first attempt at each task is killed right after `write` returned."""
+"""The sink in workers that are killed right after `write` returned, in the first attempt at each
+task."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from aiokprod.spark.writer import AiokprodWriter
 
 
 class DyingWriter(AiokprodWriter):
-    """Writes everything; then, in the first attempt, its process is gone."""
+    """Writes everything; in the first attempt its process is killed afterwards."""
 
     def write(self, iterator: Iterator[Any]) -> Any:
         """As the sink's, but the result of the first attempt is lost."""

@@ -130,12 +130,13 @@ def wait_for(done: Callable[[], object], what: str, seconds: float = 60.0) -> No
 
 
 def arrived(broker: KafkaCluster, topic: str) -> int:
-    """Records in a topic, readable or not; also while more come faster than one could read."""
+    """Number of records in a topic, including those that readers cannot see yet; also correct while
+    records arrive faster than they could be read."""
     return sum(asyncio.run(broker.end_offsets(topic)).values())
 
 
 def ends(servers: str, topic: str, *, committed: bool) -> dict[int, int]:
-    """Where each partition that has records ends, for readers of either kind."""
+    """The end offset of each partition that has records, for readers of either isolation level."""
     from aiokprod.spark.audit_reader import AuditReader
     from aiokprod.spark.options import SealedOptions
 
@@ -145,7 +146,7 @@ def ends(servers: str, topic: str, *, committed: bool) -> dict[int, int]:
 
 
 def stable(servers: str, topic: str) -> bool:
-    """No transaction holds readers back."""
+    """True if no open transaction blocks readers."""
     return ends(servers, topic, committed=True) == ends(servers, topic, committed=False)
 
 

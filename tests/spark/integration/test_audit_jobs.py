@@ -168,7 +168,8 @@ def test_duplicates_are_counted_with_the_producers_that_wrote_them(spark: Any) -
 
 
 def test_order_finds_records_that_come_before_an_earlier_row_of_their_task(spark: Any) -> None:
-    """Of other tasks, partitions and topics nothing is said; a copy is out of no order."""
+    """Nothing is said about other tasks, partitions and topics; a copy does not count as out of
+    order."""
     log = log_of(spark, [
         row(0, partition=0), row(4, partition=0, task=1), row(2, partition=0),
         row(1, partition=0), row(1, partition=0), row(0, partition=1), row(0, topic="u"),

@@ -108,8 +108,8 @@ def test_check_13_fault_free_has_no_duplicates_and_keeps_order(
 def test_check_14_worker_killed_right_after_write_returned_loses_nothing(
     spark: Any, broker: KafkaCluster, topic: str
 ) -> None:
-    """The task's message is on its way when its worker dies: all rows are in Kafka by then, and
-    once more by the second attempt."""
+    """The worker dies before its message arrives: all rows are in Kafka by then, and once more
+    after the second attempt."""
     from tests.spark.integration import dying
 
     dying.register(spark)

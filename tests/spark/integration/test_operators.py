@@ -1,4 +1,4 @@
-"""What operators do to a job or query, with real Spark and a real broker.
+"""Actions of operators on a job or query, with real Spark and a real broker.
 
 A timeout that is too short, a checkpoint put back, a topic deleted, another time zone.
 """

@@ -1,4 +1,4 @@
-"""Check 17 and its neighbours without a JVM: tasks and driver called as Spark calls them, against
+"""Check 17 and related ones without a JVM: tasks and driver are called as Spark calls them, against
 real brokers of both transaction protocols, with crashes at every point.
 
 What Spark itself does is in the other modules; this is quick enough to try all points.
@@ -142,7 +142,7 @@ def batches(numbers: list[int]) -> Iterator[pa.RecordBatch]:
 
 
 async def leave_open(producer: Producer[Any, Any], timeout: float | None = None) -> None:
-    """What SIGKILL does to a producer: connections end, no EndTxn leaves."""
+    """The effect of SIGKILL on a producer: connections end, no EndTxn is sent."""
     if producer._lifecycle.runtime is not None:
         await producer._lifecycle.runtime.close(0)
     producer._lifecycle.closed = True
@@ -309,7 +309,7 @@ def test_check_19_other_number_of_tasks_in_the_replay(query: Query, tasks: int) 
 def test_check_19_other_rows_in_the_replay(
     query: Query, number: int, change: dict[str, Any]
 ) -> None:
-    """The same number of tasks, but of a task, committed or not, not the same rows."""
+    """The same number of tasks, but other rows of a task, whether it was committed or not."""
     messages = [query.task(0, number, 2) for number in range(2)]
     query.crash_in_commit(messages, 0, 1)
     query.writer().abort(messages, 0)
