@@ -377,7 +377,7 @@ class Code(enum.IntEnum):
     POLICY_VIOLATION = ErrorCode(
         44,
         "a policy of the cluster refused the request",
-        # not used by Kafka itself; gateways answer it without forwarding the request
+        # not sent by Kafka; gateways answer it to requests that they do not forward
         outcome=Outcome.REJECTED,
         exception="RecordRejected",
         fails_topic=True,

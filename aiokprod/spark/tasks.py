@@ -83,7 +83,8 @@ def _wait(future: concurrent.futures.Future[R], socket_watch: JvmSocketWatch) ->
 
 
 async def _tracked(work: Coroutine[Any, Any, R], ended: threading.Event) -> R:
-    """Sets `ended` when the coroutine ends; a cancelled concurrent future is done earlier."""
+    """Set `ended` when the coroutine has ended. The concurrent future is not enough: if it is
+    cancelled, it is done before that."""
     try:
         return await work
     finally:

@@ -236,7 +236,8 @@ def _java_sends_refused(finding: Finding, evidence: dict[str, Evidence]) -> bool
 
 @row("abort-without-a-transaction")
 def _abort_without_a_transaction(finding: Finding, evidence: dict[str, Evidence]) -> bool:
-    """`begin_transaction` failed in both clients: Java's abort then only forgets the error."""
+    """`begin_transaction` failed in both clients; in Java the following abort only clears the
+    error."""
     if finding.kind != "call-failed" or finding.what != "abort" or finding.ours is None:
         return False
     calls = (*evidence[OURS].calls, *evidence[JAVA].calls)

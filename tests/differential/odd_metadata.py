@@ -360,7 +360,7 @@ def _produce_offset_minus_1(
 
 @_edit(PRODUCE, "produce-no-hints")
 def _produce_no_hints(cluster: FakeCluster, request: Request, message: Any, value: int) -> Any:
-    """Agents without KIP-951."""
+    """No leader hints, as from gateways without KIP-951."""
     if request.version < HINTS_FROM:
         return message
     return replace(

@@ -174,7 +174,7 @@ class Bench:
     def _rounds(
         self, group: Group, mutation: Mutation, covering: set[str] | None
     ) -> tuple[list[Round], list[Round]]:
-        """The quick ones, as far as tests run the line, and the wider ones."""
+        """The first round, with the quick tests of the line, and the wider rounds."""
         wider = [Round("wider", command, _WIDER_S) for command in group.wider]
         if covering is None:
             naming, others = self._test_files(group, mutation)

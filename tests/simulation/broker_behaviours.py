@@ -99,7 +99,7 @@ class Temperaments:
         self.cluster.answer_filters.append(changed)
 
     def _some_brokers(self) -> list[FakeBroker]:
-        """All of them, or some."""
+        """All brokers, or a random choice of them."""
         brokers = list(self.cluster.brokers.values())
         if self.rng.random() < 0.5:
             return brokers

@@ -319,8 +319,8 @@ class Judge:
                 return  # only this caller gave up: its batch may still be sent
             _demand(bool(attempts), "no request held it: {} {!r}", attempt, error)
             if isinstance(error, DeliveryTimeout):
-                # What was answered between its expiry and a late waking of its task came too late.
-                # With an older record of its batch it expired before its own time was over.
+                # A response after the expiry and before a late wake-up of the task came too late. A
+                # record in one batch with an older record expired before its deadline.
                 expired_at = min(attempt.settled_at, attempt.started_at + self._delivery_s(attempt))
                 open_still = [one for one in attempts if not self._tells(one, expired_at)]
             if isinstance(error, ProducerClosed | ProducerFailed):

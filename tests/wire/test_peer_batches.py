@@ -42,7 +42,7 @@ WITH_CODECS = pytest.mark.parametrize(
         (peer, codec)
         for peer in PEERS
         for codec in CODEC_NAMES
-        # kafka-python needs a snappy package of its own.
+        # kafka-python needs another snappy package.
         if (peer, codec) != ("kafka-python", "snappy") or kafka_python_has_snappy()
     ],
 )

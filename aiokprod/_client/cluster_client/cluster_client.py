@@ -200,7 +200,7 @@ class ClusterClient:
                 if isinstance(where, Node):
                     node_id = self.client.coordinator_id(
                         where
-                    )  # changes once the metadata lists it
+                    )  # the id changes once the metadata list the node
                     ended = self._ended.get(node_id)
                     if isinstance(ended, NetworkError) and ended is not before.get(node_id):
                         raise ended.copy()  # another broker may be the coordinator by now

@@ -99,7 +99,7 @@ class RecordAccumulator:
         self._orders = itertools.count()
         self._tickets = itertools.count()
         self._queues: dict[TopicPartition, PartitionQueue] = {}
-        self._partitions: dict[str, int] = {}  # of each topic: 1 + the highest one with a queue
+        self._partitions: dict[str, int] = {}  # by topic: 1 + the last one with a queue
         self._leaderless = NodeQueues()
         self._nodes: defaultdict[int | None, NodeQueues] = defaultdict(NodeQueues)
         self._nodes[None] = self._leaderless

@@ -89,7 +89,7 @@ class EngineControl(Protocol):
         """True if a batch has no outcome."""
 
     def drop_unsent(self, error: KafkaError, *, with_sequence: bool, in_doubt: bool) -> None:
-        """`Sender.fail_unsent`."""
+        """See `Sender.fail_unsent`."""
 
     def transaction_version(self) -> int:
         """The finalized level of the cluster's transaction.version, 0 if unknown."""

@@ -40,8 +40,8 @@ class UnresponsiveBrokers:
         self.next_check_at = min(self.next_check_at, now + OVERDUE_AFTER_S)
 
     def response_received(self, node_id: int, now: float) -> None:
-        """Count a request that has ended, and note the response. `now` may lie ahead: until then
-        the broker throttles this client."""
+        """Count a request that has ended, and note the response. `now` is in the future if the
+        broker throttles this client until then."""
         self.in_flight[node_id] -= 1
         if self.in_flight[node_id]:
             self._unanswered[node_id] = now
