@@ -20,17 +20,12 @@ from aiokprod._client.warm_up import WarmUp
 from aiokprod._core.append import Appender
 from aiokprod._core.deadlines import Deadlines
 from aiokprod._core.yielding import YieldQueue
-from aiokprod._engine.buffer.accumulator import RecordAccumulator
-from aiokprod._engine.buffer.batch_compressor import BatchCompressor
-from aiokprod._engine.buffer.broker_memory_quota import BrokerMemoryQuota
-from aiokprod._engine.buffer.buffer_memory import BufferMemory
-from aiokprod._engine.buffer.flush import FlushTracker
 from aiokprod._engine.buffer.topic_settings import TopicSettingsTable
+from aiokprod._engine.engine import Engine
 from aiokprod._engine.identity.idempotence import idempotent_state
 from aiokprod._engine.identity.producer_state import ProducerState, non_idempotent_state
 from aiokprod._engine.metadata.cache import Metadata
 from aiokprod._engine.metadata.updater import MetadataUpdater
-from aiokprod._engine.sender.sender import Sender
 from aiokprod._engine.wakeup import WakeupEvent
 from aiokprod._net.client import NetworkClient
 from aiokprod._wire.compression import configured_codec
@@ -44,7 +39,6 @@ if TYPE_CHECKING:
     from aiokprod._client.record_hooks import RecordHooks
     from aiokprod._client.record_serializers import RecordSerializers
     from aiokprod._core.slots import TopicSlot
-    from aiokprod._engine.buffer.producer_batch import ProducerBatch
     from aiokprod._engine.identity.coordinators import Coordinators
     from aiokprod._engine.identity.transaction_calls import TransactionCalls
     from aiokprod._engine.identity.transaction_driver import TransactionDriver
@@ -103,9 +97,6 @@ class Runtime:
         wakeup = WakeupEvent(loop, keep_timer=True)
         self.wake_sender = wakeup.set
         """Make the sender look at its queues in the next pass of the loop."""
-        self.memory = BufferMemory(config.buffer_memory, self.wake_sender)
-        self.flushes = FlushTracker()
-        self.quota = BrokerMemoryQuota(config.buffer_memory, self._several_nodes)
         self.metadata = Metadata(config, environment.rng)
         self.client = NetworkClient(
             config,
@@ -121,29 +112,25 @@ class Runtime:
             software_version=version,
         )
         self.state = self._producer_state()
-        self.accumulator = RecordAccumulator(
+        engine = Engine(
             config,
             loop=loop,
-            memory=self.memory,
-            compressor=BatchCompressor(self._executor, loop, self._on_batch_compressed),
-            flushes=self.flushes,
-            quota=self.quota,
-            choose_partition=self._choose_sticky,
-            maybe_add_partition=self.state.gate.maybe_add_partition,
-            wakeup=self.wake_sender,
-            settings=topic_settings,
-        )
-        self.sender = Sender(
-            config,
-            loop=loop,
-            accumulator=self.accumulator,
             client=self.client,
             metadata=self.metadata,
             state=self.state,
+            settings=topic_settings,
             wakeup=wakeup,
+            wake=self.wake_sender,
+            executor=self._executor,
+            choose_partition=self._choose_sticky,
             backoff=self._backoff,
             observer=observer,
         )
+        self.memory = engine.memory
+        self.flushes = engine.flushes
+        self.quota = engine.quota
+        self.accumulator = engine.accumulator
+        self.sender = engine.sender
         self.updater = self._metadata_updater()
         self.deadlines = Deadlines(loop, partial(check_timeout, "send", zero=False))
         self.yield_queue = YieldQueue(loop, environment.stopwatch, self.memory)
@@ -356,9 +343,6 @@ class Runtime:
         self.sender.auth_failures.closed(node_id)
         self.observer.on_connection_closed(node_id, error)
 
-    def _on_batch_compressed(self, batch: ProducerBatch, error: BaseException | None) -> None:
-        self.sender.on_batch_compressed(batch, error)
-
     def _on_snapshot(self, snapshot: ClusterSnapshot) -> None:
         self.topic_slots.on_snapshot(snapshot)
         self.appender.snapshot = snapshot
@@ -368,9 +352,6 @@ class Runtime:
         if self._coordinators is not None:
             self._coordinators.on_snapshot(snapshot)
         self.observer.on_metadata_updated(snapshot)  # last, because an observer may send records
-
-    def _several_nodes(self) -> bool:
-        return len(self.metadata.snapshot.nodes) > 1
 
     def _choose_sticky(self, slot: TopicSlot) -> int:
         """The next partition for records without key (KIP-794). Chosen from a sample if the topic

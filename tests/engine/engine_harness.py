@@ -1,8 +1,8 @@
 """The engine with brokers that consist of logs only: no network, but real bytes.
 
 `Brokers` satisfies the engine's port; requests are encoded, read by a broker's own reader
-(`testing.fake_cluster`) and answered by order of the test. `EngineHarness` wires the engine as
-`Runtime` does and watches what becomes of every record.
+(`testing.fake_cluster`) and answered by order of the test. `EngineHarness` records the outcome of
+every record.
 """
 
 from __future__ import annotations
@@ -21,17 +21,12 @@ from aiokprod._core.append import Appender
 from aiokprod._core.batch import Delivery, RecordMetadata
 from aiokprod._core.slots import TopicSlot
 from aiokprod._core.yielding import YieldQueue
-from aiokprod._engine.buffer.accumulator import RecordAccumulator
-from aiokprod._engine.buffer.batch_compressor import BatchCompressor
-from aiokprod._engine.buffer.broker_memory_quota import BrokerMemoryQuota
-from aiokprod._engine.buffer.buffer_memory import BufferMemory
-from aiokprod._engine.buffer.flush import FlushTracker
 from aiokprod._engine.buffer.producer_batch import ProducerBatch
 from aiokprod._engine.buffer.topic_settings import TopicSettingsTable
+from aiokprod._engine.engine import Engine
 from aiokprod._engine.identity.idempotence import IdempotentSequences, idempotent_state
 from aiokprod._engine.identity.producer_state import ProducerState, non_idempotent_state
 from aiokprod._engine.metadata.cache import Metadata
-from aiokprod._engine.sender.sender import Sender
 from aiokprod._engine.wakeup import WakeupEvent
 from aiokprod._wire.compression import Codec
 from aiokprod._wire.message import Message
@@ -459,7 +454,7 @@ class Recorder(Observer):
 
 
 class EngineHarness:
-    """The engine, wired as `Runtime` wires it, and brokers 1 … `brokers` that lead in turn."""
+    """An `Engine`, and brokers 1 … `brokers` that lead in turn."""
 
     def __init__(
         self,
@@ -500,7 +495,6 @@ class EngineHarness:
         }
         self.node_ids = list(range(1, brokers + 1))
         self.observer = Recorder()
-        self.exhausted = 0
         self.wakeups = 0
         self._build(codec, executor)
         for topic in topics:
@@ -513,9 +507,6 @@ class EngineHarness:
 
     def _build(self, codec: Codec | None, executor: Executor | None) -> None:
         config = self.config
-        self.memory = BufferMemory(config.buffer_memory, self._on_exhausted)
-        self.flushes = FlushTracker()
-        self.quota = BrokerMemoryQuota(config.buffer_memory, lambda: len(self.node_ids) > 1)
         self.metadata = Metadata(config, random.Random(1))
         self.state: ProducerState
         if config.idempotent:
@@ -523,29 +514,25 @@ class EngineHarness:
         else:
             in_flight = config.max_in_flight_requests_per_connection
             self.state = non_idempotent_state(guarantee_order=in_flight == 1)
-        self.accumulator = RecordAccumulator(
+        engine = Engine(
             config,
             loop=self.loop,
-            memory=self.memory,
-            compressor=BatchCompressor(executor, self.loop, self._on_batch_compressed),
-            flushes=self.flushes,
-            quota=self.quota,
-            choose_partition=self.choose,
-            maybe_add_partition=self.state.gate.maybe_add_partition,
-            wakeup=self._wakeup,
-            settings=TopicSettingsTable(config, codec),
-        )
-        self.sender = Sender(
-            config,
-            loop=self.loop,
-            accumulator=self.accumulator,
             client=self.brokers,
             metadata=self.metadata,
             state=self.state,
+            settings=TopicSettingsTable(config, codec),
             wakeup=WakeupEvent(self.loop, keep_timer=True),
+            wake=self._wakeup,
+            executor=executor,
+            choose_partition=self.choose,
             backoff=lambda attempts: BACKOFF,
             observer=self.observer,
         )
+        self.memory = engine.memory
+        self.flushes = engine.flushes
+        self.quota = engine.quota
+        self.accumulator = engine.accumulator
+        self.sender = engine.sender
         self.appender = Appender(
             memory=self.memory,
             open_new_batch=self.accumulator.open_new_batch,
@@ -564,18 +551,11 @@ class EngineHarness:
     def now(self) -> float:
         return self.loop.time()
 
-    # -- wiring as in Runtime -------------------------------------------------------------------
-
-    def _on_exhausted(self) -> None:
-        self.exhausted += 1
-        self.sender.wakeup()
+    # -- what Runtime does ----------------------------------------------------------------------
 
     def _wakeup(self) -> None:
         self.wakeups += 1
         self.sender.wakeup()
-
-    def _on_batch_compressed(self, batch: ProducerBatch, error: BaseException | None) -> None:
-        self.sender.on_batch_compressed(batch, error)
 
     def _on_snapshot(self, snapshot: ClusterSnapshot) -> None:
         self.brokers.set_nodes(node for node in snapshot.nodes.values() if node.id >= 0)

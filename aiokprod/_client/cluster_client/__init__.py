@@ -1,7 +1,7 @@
 """A client for metadata, coordinators, ListOffsets and Fetch: a `Runtime` without records.
 
-Used by the Spark sink on the driver and in its tasks. Not public; `aiokprod.spark` imports this
-package and no other private one.
+Used by the Spark sink on the driver and in its tasks. Not public. Besides this package and the
+decorator in `_redaction`, `aiokprod.spark` imports public names only.
 """
 
 from aiokprod._client.cluster_client.cluster_client import ClusterClient
