@@ -126,7 +126,7 @@ def command(client: str, servers: str, topic: str, numbers: list[str], loop: str
     java = find_java()
     if java is None:
         raise RuntimeError("no JDK 17 or newer: leave the Java producer out with --without java")
-    # The very jars the brokers run.
+    # The same jars as those of the brokers.
     options = ["-cp", class_path(KAFKA_4), "-Dorg.slf4j.simpleLogger.defaultLogLevel=error"]
     return [java, *options, str(JAVA), servers, topic, *numbers]
 

@@ -98,8 +98,8 @@ def test_exceptions_in_many_calls_at_once_lose_no_record(seed: int, alarm: bool)
 
 
 def test_aimed_exceptions_reach_every_bytecode() -> None:
-    """Survey numbers the same bytecodes as Injector counts, and Aimed raises before each of them,
-    in generators that are entered several times as well."""
+    """`Survey` numbers the bytecodes that `Injector` counts, and `Aimed` raises before each of
+    them, also in generators that are entered several times."""
     survey, counted = Survey(), Injector(0)
     survey.call(asyncio_names)
     counted.call(asyncio_names)

@@ -67,7 +67,8 @@ def timestamps_are_a_second_late(patch: Patch) -> None:
 
 @bug
 def close_takes_three_seconds_more(patch: Patch) -> None:
-    """All stalls of a seed were slack for its close (`test_simulation` holds how they count)."""
+    """The oracle allowed a close the time of all stalls of a seed (`test_simulation` shows how they
+    count)."""
     close = Lifecycle.close
 
     async def slow(self: Any, timeout: float | None = None) -> Any:
@@ -115,8 +116,8 @@ def producer_id_given_up_unused(patch: Patch) -> None:
 
 @bug
 def record_kept_a_second_past_its_time(patch: Patch) -> None:
-    """An answer after the expiry counted as one before it: how late the outcome came must be judged
-    all the same."""
+    """The oracle took a response after the expiry for one before it. It must check how late the
+    outcome came all the same."""
     init = batch.ProducerBatch.__init__
 
     def later(
@@ -129,8 +130,8 @@ def record_kept_a_second_past_its_time(patch: Patch) -> None:
 
 @bug
 def expired_record_called_unknown(patch: Patch) -> None:
-    """The outcome of an expired record was not questioned if a refusal came after its time: one
-    whose attempts were all refused before must be definite."""
+    """The oracle did not check the outcome of an expired record if a refusal came after its
+    deadline. A record whose attempts were all refused before must have a definite outcome."""
     expired = retry_policy.delivery_timeout_error
 
     def doubtful(batch: Any, now: float, network: Any) -> Any:
@@ -195,7 +196,7 @@ def metadata_asked_for_again_at_once_after_a_failure(patch: Patch) -> None:
 
 @found_by(TRANSACTIONS)
 def coordinators_asked_at_twice_their_rate(patch: Patch) -> None:
-    """FindCoordinator requests were not counted."""
+    """The oracle did not count FindCoordinator requests."""
     init = TransactionDriver.__init__
 
     def hasty(

@@ -67,7 +67,7 @@ class Result:
 
 
 class Campaign:
-    """Plays scripts to all clients.
+    """Runs scripts with all clients.
 
     Args:
         processes: of the clients that are not in this one.
@@ -104,7 +104,7 @@ class Campaign:
         self._room = asyncio.Event()
 
     async def run(self, scripts: Iterable[Script], done: Callable[[Result], None]) -> Counter[str]:
-        """Play all scripts; `done` gets each result. Returns how often each row explained one."""
+        """Run all scripts; `done` gets each result. Returns how often each row explained one."""
         matched: Counter[str] = Counter()
         waiting = iter(scripts)
 
@@ -173,7 +173,7 @@ class Campaign:
         return result
 
     async def played(self, script: Script, number: int = 0) -> dict[str, Evidence]:
-        """Play a script to all clients at once, each with a separate cluster. `number` counts the
+        """Run a script with all clients at once, each with a separate cluster. `number` counts the
         repetitions."""
         names = [name for name in self._clients if name != LIBRDKAFKA or _second_opinion(script)]
         found = await asyncio.gather(*[self._played_to(script, name, number) for name in names])
@@ -209,8 +209,8 @@ class Campaign:
         return evidence
 
     async def _attempted(self, script: Script, name: str) -> Evidence:
-        """Play a script to one client, again if its process ended: another script may have been
-        the reason."""
+        """Run a script with one client, and again if its process ended: another script may have
+        been the reason."""
         for _ in range(2):
             evidence = await play(script, name, self._client(name))
             if not evidence.gone:

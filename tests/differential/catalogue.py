@@ -585,7 +585,7 @@ def odd_metadata() -> Iterator[Script]:
             for hints in (True, False):
                 for mode in ("idempotent", "plain"):
                     quiet: tuple[Step, ...] = () if hints else (Odd("produce-no-hints", None),)
-                    # Earlier responses had epochs: they count for less, or not at all, from now on.
+                    # Epochs of earlier responses are followed by lower ones, or by none.
                     yield Script(
                         f"epochs/{epoch}/{event}/{'hints' if hints else 'no-hints'}/{mode}",
                         "odd-metadata",

@@ -160,7 +160,7 @@ class Evidence:
 
 
 async def play(script: Script, name: str, client: Client) -> Evidence:
-    """Play a script over TCP to a client that has not been opened."""
+    """Run a script over TCP with a client that is not open yet."""
     cluster = _cluster(script, name)
     loop = asyncio.get_running_loop()
     start = loop.time()

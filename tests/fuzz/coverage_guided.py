@@ -20,7 +20,8 @@ RESPONSES = list(responses())
 
 
 def one_input(data: bytes) -> None:
-    """First byte: which response in which version; the rest: a stream of frames with it."""
+    """Decode one input. The first byte selects a response and version; the rest also serves as a
+    stream of frames."""
     if not data:
         return
     message, version = RESPONSES[data[0] % len(RESPONSES)]

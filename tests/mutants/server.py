@@ -170,7 +170,7 @@ def _kill(leader: int) -> None:
 
 
 def _work(command: Command) -> None:
-    """The child: never returns."""
+    """Run the command in the child process; never returns."""
     status = 70
     try:
         os.setsid()

@@ -110,7 +110,7 @@ def test_decode_of_a_large_damaged_frame_is_quick() -> None:
     started = time.process_time()
     with pytest.raises(DecodeError):
         MetadataResponse.decode(data, 12)
-    assert time.process_time() - started < 30  # quadratic in the megabyte it would be hours
+    assert time.process_time() - started < 30  # in quadratic time a megabyte would take hours
 
 
 @pytest.mark.parametrize("length", [b"\xff\xff\xff\xfe", b"\x80\0\0\0"])

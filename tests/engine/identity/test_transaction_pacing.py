@@ -245,7 +245,7 @@ async def test_markers_copy_of_end_goes_astray_nothing_depends_on_it(
         await producer.send("t", b"%d" % number, partition=0)
         started = now()
         await (producer.commit_transaction() if commit else producer.abort_transaction())
-        # A lost copy breaks its connection, later.
+        # The connection of a lost copy ends later.
         assert now() - started < 2.5
     await asyncio.sleep(1)
     assert committed(cluster) == [b"%d" % n for n, commit in enumerate(verdicts) if commit]
