@@ -375,7 +375,7 @@ class FailingRandom(random.Random):
 
 
 class FailingDialer:
-    """Dials, until it is set to raise something that no dialer should."""
+    """A dialer that can be set to raise an exception that no dialer should raise."""
 
     def __init__(self, network: MemoryNetwork) -> None:
         self.network = network

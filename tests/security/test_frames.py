@@ -142,7 +142,7 @@ def test_aws_credentials_take_plain_text_and_do_not_show_it() -> None:
 
 
 def test_context_of_the_users_own_is_left_alone() -> None:
-    """Nothing of the seam stands between a ready context and the connection."""
+    """The connection uses a ready context unchanged."""
 
     async def main() -> None:
         async with Producer(

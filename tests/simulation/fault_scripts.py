@@ -41,12 +41,14 @@ class Misfortunes:
     Attributes:
         wall_offset_ms, offsets_ms: how wrong the client's wall clock is, and ever was.
         stalls: when the loop was blocked, from and to.
-        amnesia: per log, the instants when retention took what its brokers knew of producers.
-        reborn: per log of a recreated topic, since when: who names topics by id cannot mistake it.
-        stopped: a broker was stopped in order, and then knows only the newest batch of a producer.
+        amnesia: by log, the times at which retention deleted the producer state of its brokers.
+        reborn: by log of a recreated topic, the time of that: a producer that uses topic ids cannot
+            confuse it with the old one.
+        stopped: a broker had a controlled shutdown, after which it knows only the newest batch of a
+            producer.
         wrapped: sequences of some partition were moved to just before their end.
-        duplicated: partitions whose broker once only said that it has a batch.
-        oldest_metadata: lowest version of Metadata that was the best of a broker.
+        duplicated: partitions whose broker once answered only that it has a batch.
+        oldest_metadata: lowest of the highest Metadata versions of the brokers.
         done: names of what happened, in order.
     """
 

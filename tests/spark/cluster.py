@@ -115,7 +115,7 @@ class SparkCluster(FakeCluster):
                 del offsets[where]
 
     def time_out(self, transactional_id: str) -> None:
-        """The coordinator ends a transaction for its timeout."""
+        """The coordinator aborts a transaction because of its timeout."""
         entry = self.transactions.ids[transactional_id]
         assert entry.phase is Phase.ONGOING
         self.transactions._timed_out(entry, entry.number)

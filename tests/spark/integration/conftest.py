@@ -1,8 +1,8 @@
 """Fixtures of the acceptance checks with real Spark and real brokers.
 
 The checks are numbered as in the acceptance list of the sink; a test's name begins with its
-number. `AIOKPROD_SPARK_MASTER` runs them on another master than local[2]: "standalone" is a
-cluster of two workers of their own, started for the run; a URL is one that is there.
+number. `AIOKPROD_SPARK_MASTER` runs them on another master than local[2]: "standalone" is a cluster
+of two workers that is started for the run; a URL is that of a running one.
 """
 
 from __future__ import annotations
