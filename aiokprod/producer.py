@@ -34,7 +34,7 @@ from aiokprod._client.validation import (
 )
 from aiokprod._config.profiles import NO_PROFILE, profiles_of
 from aiokprod._core import append
-from aiokprod._core.batch import Delivery
+from aiokprod._core.batch import Delivery, WaitExpired
 from aiokprod._core.callbacks import mark_as_coroutine_function
 from aiokprod._version import __version__
 from aiokprod._wire.compression import configured_codec
@@ -340,13 +340,12 @@ class Producer(Generic[K, V]):
         Cancellation withdraws the record if its batch has not been closed for sending; otherwise
         only the wait ends, and the record is still delivered or fails.
         """
-        limit = None
+        deadlines, deadline = self._deadlines, 0.0
         if timeout is not None:
-            deadlines = self._deadlines
             if deadlines is None:  # not started
                 check_timeout("send", timeout, zero=False)
                 deadlines = self._lifecycle.accepting().deadlines
-            limit = deadlines.begin(timeout)
+            deadline = deadlines.begin(timeout)
         appender = self._appender
         delivery = None
         if appender is not None:
@@ -356,17 +355,15 @@ class Producer(Generic[K, V]):
                 topic, value, key, partition, timestamp_ms, headers, delivery, block=timeout
             )
         metadata: RecordMetadata
-        if limit is None:
+        if timeout is None or deadlines is None:
             metadata = await delivery
             return metadata
-        limit.watch(delivery)
+        deadlines.watch(delivery, deadline, timeout)
         try:
             metadata = await delivery
             return metadata
-        except asyncio.CancelledError:
-            late = self._submitter.timed_out(delivery, limit)
-            if late is None:
-                raise
+        except WaitExpired:
+            late = self._submitter.timed_out(delivery, timeout)
         try:
             raise late
         finally:

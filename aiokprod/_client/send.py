@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from aiokprod._client.runtime import Runtime
     from aiokprod._client.slow_path import SlowPath
     from aiokprod._core.batch import Delivery
-    from aiokprod._core.deadlines import TimeLimit
     from aiokprod._core.serialization import SerializedRecord
     from aiokprod.records import RecordMetadata
 
@@ -124,14 +123,12 @@ class RecordSubmitter:
         finally:
             close_coroutines(serialized)
 
-    def timed_out(self, delivery: Delivery, limit: TimeLimit) -> DeliveryTimeout | None:
-        """The error of `send` if the wait for the record was ended by its timeout."""
-        if not limit.has_ended(delivery):
-            return None
+    def timed_out(self, delivery: Delivery, timeout: float) -> DeliveryTimeout:
+        """The error of `send` if its timeout has ended the wait for the record."""
         withdrawn = delivery.withdrawn
         late = DeliveryTimeout(
             f"{delivery.topic}-{delivery.partition}: no acknowledgment within the timeout of "
-            f"{limit.timeout} s; the record "
+            f"{timeout} s; the record "
             + ("was withdrawn and is not in the log" if withdrawn else "may be in the log"),
             outcome=Outcome.NOT_SENT if withdrawn else Outcome.UNKNOWN,
         )

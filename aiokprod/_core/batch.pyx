@@ -559,6 +559,14 @@ def report_withdrawals_with(make):
     _withdrawn_error = make
 
 
+class WaitExpired(Exception):
+    """The deadline of `send` has ended the wait for its record.
+
+    It is no CancelledError: if the task is cancelled before it wakes, asyncio puts a CancelledError
+    in place of any other exception, so the two can be told apart.
+    """
+
+
 cdef object _withdrawn_error = lambda message, topic, partition: CancelledError(message)
 
 
@@ -631,7 +639,7 @@ cdef class Delivery:
         return "stopped waiting for a record in flight: its outcome is unknown"
 
     def _make_cancelled_error(self):
-        return CancelledError(self._cancel_message)
+        return (WaitExpired if self.is_expired else CancelledError)(self._cancel_message)
 
     def result(self):
         """Its RecordMetadata; raises the record's error, CancelledError or InvalidStateError."""
@@ -834,7 +842,7 @@ cdef class Delivery:
         return True
 
     cdef int expire(self) except -1:
-        """As `cancel`, by a deadline."""
+        """As `cancel`, by a deadline: `result` raises WaitExpired."""
         if not self.is_done():
             self.is_expired = True
             self.cancel()

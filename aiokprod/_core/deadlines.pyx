@@ -8,10 +8,6 @@ timeout too late and never too early. Records that have their outcome are remove
 so that at most twice as many are kept as are waited for.
 """
 
-cimport cython
-
-from asyncio import current_task
-
 from libc.math cimport INFINITY, ceil, frexp, ldexp
 
 from aiokprod._core.batch cimport Delivery
@@ -60,32 +56,6 @@ cdef class _Timer:
                 self.deliveries = []
 
 
-@cython.freelist(64)
-@cython.no_gc
-cdef class TimeLimit:
-    """The limit of one call, from `Deadlines.begin`.
-
-    Attributes:
-        timeout: in seconds, as the caller gave it.
-    """
-    cdef Deadlines owner
-    cdef readonly object timeout
-    cdef double deadline
-    cdef Py_ssize_t cancelling     # `cancelling()` of the task when the call began
-
-    def watch(self, Delivery delivery not None):
-        """Let the wait for a record expire at the deadline. Then the record is withdrawn or, if
-        that is too late, only the wait ends."""
-        if self.owner is not None:
-            self.owner.watch(delivery, self.deadline, self.timeout)
-
-    def has_ended(self, Delivery delivery not None):
-        """True if the wait for this record was ended by the deadline, and not by a cancellation of
-        the task, which comes first if there were both."""
-        return (self.owner is not None and bool(delivery.is_expired)
-                and self.owner.count_cancelling() <= self.cancelling)
-
-
 cdef class Deadlines:
     """The timers of one producer.
 
@@ -106,32 +76,24 @@ cdef class Deadlines:
         self.timers = {}
 
     def begin(self, timeout):
-        """The `TimeLimit` of a call that begins now."""
-        cdef TimeLimit limit
+        """The deadline of a call that begins now: a time of the loop's clock."""
         if not ((type(timeout) is float or type(timeout) is int) and timeout > 0):
             self.check(timeout)
-        limit = TimeLimit.__new__(TimeLimit)
-        limit.timeout = timeout
-        limit.deadline = <double>self.clock() + <double>timeout
-        limit.cancelling = self.count_cancelling()
-        limit.owner = self
-        return limit
-
-    cdef Py_ssize_t count_cancelling(self) except -1:
-        task = current_task(self.loop)
-        return 0 if task is None else task.cancelling()
+        return <double>self.clock() + <double>timeout
 
     @property
     def timer_count(self):
         """Number of timers that have not fired."""
         return len(self.timers)
 
-    cdef int watch(self, Delivery delivery, double deadline, double timeout) except -1:
+    def watch(self, Delivery delivery not None, double deadline, double timeout):
+        """Let the wait for a record expire at its deadline. Then the record is withdrawn or, if
+        that is too late, only the wait ends. The task that waits gets `WaitExpired`."""
         cdef int exponent
         cdef double step, time
         cdef _Timer timer = self.latest
         if not 0 < timeout < INFINITY:
-            return 0
+            return
         frexp(timeout, &exponent)
         step = ldexp(1.0, exponent - STEPS_LOG2)
         time = ceil(deadline / step) * step
@@ -141,7 +103,6 @@ cdef class Deadlines:
                 timer = self.start(time)
             self.latest = timer
         timer.add(delivery)
-        return 0
 
     cdef _Timer start(self, double time):
         cdef _Timer timer = _Timer.__new__(_Timer)

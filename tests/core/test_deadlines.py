@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from aiokprod._client.send import RecordSubmitter
-from aiokprod._core.batch import Delivery
+from aiokprod._core.batch import Delivery, WaitExpired
 from aiokprod._core.deadlines import Deadlines
 from aiokprod.errors import ConfigError, DeliveryTimeout, Outcome
 from aiokprod.producer import Producer
@@ -30,6 +30,10 @@ def _deadlines() -> Deadlines:
     return Deadlines(asyncio.get_running_loop(), _no_check)
 
 
+def _watch(deadlines: Deadlines, delivery: Delivery, timeout: float) -> None:
+    deadlines.watch(delivery, deadlines.begin(timeout), timeout)
+
+
 @in_virtual_time
 async def test_wait_never_ends_too_early_and_hardly_too_late() -> None:
     loop = asyncio.get_running_loop()
@@ -43,7 +47,7 @@ async def test_wait_never_ends_too_early_and_hardly_too_late() -> None:
         delivery.add_done_callback(
             lambda _, began=began, timeout=timeout: ended.append((loop.time() - began, timeout))  # type: ignore[misc]
         )
-        deadlines.begin(timeout).watch(delivery)
+        _watch(deadlines, delivery, timeout)
         begun += 1
         await asyncio.sleep(0.0013)
     await asyncio.sleep(2_000)
@@ -61,7 +65,7 @@ async def test_near_deadlines_share_timers_and_finished_records_are_dropped() ->
     for _ in range(10):
         for _ in range(1_000):
             delivery = harness.append()
-            deadlines.begin(5.0).watch(delivery)
+            _watch(deadlines, delivery, 5.0)
             delivery.cancel()
         await asyncio.sleep(0.001)
     assert deadlines.timer_count <= 2
@@ -79,27 +83,25 @@ async def test_records_of_one_timer_end_in_order_and_say_what_became_of_them() -
     harness.topic.slots[0].core = None
     withdrawn = harness.deliveries(3_000)
     seen: list[Delivery] = []
-    limits = []
     for delivery in (*in_flight, *withdrawn):
         delivery.add_done_callback(seen.append)
-        limits.append(deadlines.begin(1.0))
-        limits[-1].watch(delivery)
+        _watch(deadlines, delivery, 1.0)
     assert deadlines.timer_count == 1
     await asyncio.sleep(1.1)
     assert seen == [*in_flight, *withdrawn]
     assert [delivery.withdrawn for delivery in seen] == [False] * 3_000 + [True] * 3_000
-    assert all(limit.has_ended(each) for limit, each in zip(limits, seen, strict=True))
+    for delivery in seen:
+        with pytest.raises(WaitExpired):
+            delivery.result()
 
 
 @in_virtual_time
 async def test_outcome_before_the_deadline_is_not_ended_by_it() -> None:
     harness, deadlines = CoreHarness(), _deadlines()
     delivery = harness.append()
-    limit = deadlines.begin(1)
-    limit.watch(delivery)
+    _watch(deadlines, delivery, 1)
     harness.core.acknowledge(3)
     await asyncio.sleep(2)
-    assert not limit.has_ended(delivery)
     assert delivery.result().offset == 3
 
 
@@ -118,7 +120,7 @@ async def test_owner_that_raises_leaves_the_other_deadlines_to_the_next_pass() -
     for core in harness.opened:
         core.owner = Owner()
     for delivery in deliveries:
-        deadlines.begin(1).watch(delivery)
+        _watch(deadlines, delivery, 1)
     await asyncio.sleep(1.1)
     assert all(delivery.withdrawn for delivery in deliveries)
     assert len(told) == 3
@@ -128,10 +130,10 @@ async def test_owner_that_raises_leaves_the_other_deadlines_to_the_next_pass() -
 @in_virtual_time
 async def test_infinite_timeout_needs_no_timer_and_closing_leaves_none() -> None:
     harness, deadlines = CoreHarness(), _deadlines()
-    deadlines.begin(float("inf")).watch(harness.append())
+    _watch(deadlines, harness.append(), float("inf"))
     assert deadlines.timer_count == 0
     for timeout in (1, 2.5, 1e9):
-        deadlines.begin(timeout).watch(harness.append())
+        _watch(deadlines, harness.append(), timeout)
     assert deadlines.timer_count == 3
     deadlines.close()
     await asyncio.sleep(10)

@@ -1,0 +1,235 @@
+"""Processor time of a record, by what the producer calls for it: serializers, a partitioner, hooks.
+
+    python -m benchmarks.ways
+    python -m benchmarks.ways --check
+
+Every way sends the same records of 100 bytes to a broker in the same process that does almost
+nothing. The ways run alternately, each with a separate producer, and each figure is the smallest of
+the rounds. "Limit" is what a way may take, in µs: mostly a multiple of what the same records take
+without the objects of the user, plus what these take alone. `--check` exits with 1 if a limit is
+exceeded.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import gc
+import sys
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from aiokprod import JsonSerializer, Producer, StringSerializer
+from aiokprod.partitioners import ConsistentRandomPartitioner, RoundRobinPartitioner
+from benchmarks.loopback_broker import TOPIC, NearbyBroker
+
+VALUE: Final = b"v" * 100
+TEXT: Final = VALUE.decode()
+DOCUMENT: Final = {"id": 7, "name": "customer-0000007", "items": [1, 2, 3], "price": 9.5}
+GROUP: Final = 6_000
+"""Records of one round."""
+TASKS: Final = 64
+ROUNDS: Final = 9
+TIMEOUT: Final = 5.0
+
+Send = Callable[[Producer[Any, Any]], Awaitable[None]]
+Times = Mapping[str, float]
+
+
+def encode(text: str) -> bytes:
+    """The serializer in Python."""
+    return text.encode()
+
+
+class _Nothing:
+    """An interceptor and a plug-in that does nothing."""
+
+    def on_send(self, record: Any) -> Any:
+        return record
+
+    def on_acknowledgement(self, metadata: Any, error: Any) -> None:
+        """Does nothing."""
+
+    def on_append(self, topic: str, key: Any, value: Any, headers: Any) -> Any:
+        return headers, None
+
+    def on_batch_settled(self, *arguments: Any) -> None:
+        """Is not called without tokens."""
+
+    def on_record_unsent(self, *arguments: Any) -> None:
+        """Is not called without tokens."""
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def submitting(make: Callable[[], Any]) -> Send:
+    """One task submits the results of `make`, then flushes."""
+
+    async def send(producer: Producer[Any, Any]) -> None:
+        for _ in range(GROUP):
+            await producer.submit(TOPIC, make())
+        await producer.flush()
+
+    return send
+
+
+def same(value: Any) -> Send:
+    """As `submitting`, with one object, so that making it is not measured."""
+
+    async def send(producer: Producer[Any, Any]) -> None:
+        for _ in range(GROUP):
+            await producer.submit(TOPIC, value)
+        await producer.flush()
+
+    return send
+
+
+def requesting(value: Any, **options: Any) -> Send:
+    """64 tasks await one `send` after the other."""
+
+    async def send(producer: Producer[Any, Any]) -> None:
+        left = iter(range(GROUP))
+
+        async def task() -> None:
+            for _ in left:
+                await producer.send(TOPIC, value, **options)
+
+        await asyncio.gather(*(task() for _ in range(TASKS)))
+
+    return send
+
+
+@dataclass(frozen=True)
+class Way:
+    """How records are sent.
+
+    Attributes:
+        settings: of the producer.
+        alone: a call of the user's objects for a record, measured apart.
+        limit: µs that the way may take, from the times of all ways and of `alone`.
+    """
+
+    name: str
+    send: Send
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    alone: Callable[[], object] | None = None
+    limit: Callable[[Times, float], float] | None = None
+
+
+def _at_most(limit: float) -> Callable[[Times, float], float]:
+    return lambda times, alone: limit
+
+
+def _times(factor: float, other: str) -> Callable[[Times, float], float]:
+    """A multiple of another way, and what the user's objects take alone."""
+    return lambda times, alone: factor * times[other] + alone
+
+
+def ways() -> list[Way]:
+    """All ways that can be measured here; those of orjson if it is installed."""
+    nothing = _Nothing()
+    found = [
+        Way("bytes", same(VALUE)),
+        Way("str, encoded by the caller", submitting(lambda: encode(TEXT))),
+        Way("str, Python function", same(TEXT), {"value_serializer": encode},
+            lambda: encode(TEXT), _times(1.3, "bytes")),
+        Way("str, StringSerializer", same(TEXT), {"value_serializer": StringSerializer()},
+            lambda: TEXT.encode("utf-8", "strict"), _times(1.3, "bytes")),
+        Way("bytearray", same(bytearray(VALUE)), limit=_times(2, "bytes")),
+        Way("memoryview", same(memoryview(VALUE)), limit=_times(2, "bytes")),
+        Way("dict, JsonSerializer", same(DOCUMENT), {"value_serializer": JsonSerializer()}),
+        Way("callable partitioner", same(VALUE), {"partitioner": lambda *record: 0},
+            limit=_at_most(3)),
+        Way("RoundRobinPartitioner", same(VALUE), {"partitioner": RoundRobinPartitioner()},
+            limit=_at_most(3)),
+        Way("ConsistentRandomPartitioner", same(VALUE),
+            {"partitioner": ConsistentRandomPartitioner()}, limit=_at_most(3)),
+        Way("plug-in that does nothing", same(VALUE), {"plugins": (nothing,)},
+            limit=_at_most(1.5)),
+        Way("interceptor that does nothing", same(VALUE), {"interceptors": (nothing,)},
+            limit=_at_most(2.5)),
+        Way("64 tasks", requesting(VALUE)),
+        Way("64 tasks, timeout=5", requesting(VALUE, timeout=TIMEOUT),
+            limit=_times(1.25, "64 tasks")),
+        Way("64 tasks, str, Python function", requesting(TEXT), {"value_serializer": encode},
+            limit=_times(1.2, "64 tasks")),
+    ]  # fmt: skip
+    with contextlib.suppress(ImportError):
+        import orjson
+
+        found += [
+            Way("dict, orjson.dumps by the caller", submitting(lambda: orjson.dumps(DOCUMENT))),
+            Way("dict, orjson.dumps", same(DOCUMENT), {"value_serializer": orjson.dumps},
+                limit=_times(1.15, "dict, orjson.dumps by the caller")),
+            Way("dict, JsonSerializer of orjson", same(DOCUMENT),
+                {"value_serializer": JsonSerializer(backend="orjson")}),
+        ]  # fmt: skip
+    return found
+
+
+async def measure(chosen: list[Way], rounds: int) -> dict[str, float]:
+    """Microseconds of processor time per record, by the name of the way."""
+    best: dict[str, float] = {}
+    async with contextlib.AsyncExitStack() as stack:
+        producers = []
+        for way in chosen:
+            producer: Producer[Any, Any] = Producer(
+                bootstrap_servers="nearby:9092",
+                environment=NearbyBroker().environment(),
+                **way.settings,
+            )
+            producers.append(await stack.enter_async_context(producer))
+            await way.send(producer)
+        for _ in range(rounds):
+            for way, producer in zip(chosen, producers, strict=True):
+                gc.collect()
+                started = time.process_time()
+                await way.send(producer)
+                used = (time.process_time() - started) / GROUP * 1e6
+                best[way.name] = min(best.get(way.name, used), used)
+    return best
+
+
+def alone(way: Way, rounds: int) -> float:
+    """Microseconds of the user's objects, without a producer; 0 if there are none to subtract."""
+    call = way.alone
+    if call is None:
+        return 0.0
+    found = []
+    for _ in range(rounds):
+        started = time.process_time()
+        for _ in range(GROUP):
+            call()
+        found.append((time.process_time() - started) / GROUP * 1e6)
+    return min(found)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.ways",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="%(default)s")
+    parser.add_argument("--check", action="store_true", help="exit 1 if a limit is exceeded")
+    chosen = parser.parse_args()
+    found = ways()
+    times = asyncio.run(measure(found, chosen.rounds))
+    exceeded = 0
+    print("| µs a record | | limit | |\n|---|---:|---:|---|")
+    for way in found:
+        took, limit, word = times[way.name], "", ""
+        if way.limit is not None:
+            most = way.limit(times, alone(way, chosen.rounds))
+            exceeded += took > most
+            limit, word = f"{most:.2f}", "exceeded" if took > most else "kept"
+        print(f"| {way.name} | {took:.2f} | {limit} | {word} |")
+    return 1 if chosen.check and exceeded else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
