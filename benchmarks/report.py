@@ -18,6 +18,7 @@ HERE: Final = Path(__file__).parent
 PAGE: Final = HERE.parent / "docs" / "reports" / "benchmarks.md"
 PLOTS: Final = HERE / "plots"
 LAG_HEADS: Final = ["loop lag ms", "less collector ms", "held ms"]
+REQUEST_HEADS: Final = ["requests/s", "batches / request", "KiB / request"]
 LAG_FIGURES: Final = ("lag_ms", "apart_ms", "held_ms")
 
 
@@ -101,8 +102,10 @@ def table(summaries: Iterable[Summary]) -> str:
     rows = list(summaries)
     timed = any("p50_ms" in row.figures for row in rows)
     lagging = any("lag_ms" in row.figures for row in rows)
+    counted = any("requests" in row.figures for row in rows)
     head = ["case", "records/s", "min..max", "CPU µs/record"]
-    head += ["p50 / p99 / p99.9 ms"] * timed + LAG_HEADS * lagging + ["RSS MiB"]
+    head += ["p50 / p99 / p99.9 ms"] * timed + LAG_HEADS * lagging + REQUEST_HEADS * counted
+    head.append("RSS MiB")
     lines = [f"| {' | '.join(head)} |", f"|---|{'---:|' * (len(head) - 1)}"]
     for row in rows:
         if not row.runs:
@@ -116,9 +119,23 @@ def table(summaries: Iterable[Summary]) -> str:
             cells.append(" / ".join(_number(row.get(name), "{:.3g}") for name in names))
         if lagging:
             cells += (_number(row.get(name), "{:.1f}") for name in LAG_FIGURES)
+        if counted:
+            cells += _requests(row)
         cells.append(_number(row.get("rss_mib"), "{:.0f}"))
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def _requests(row: Summary) -> list[str]:
+    """The cells of `REQUEST_HEADS`: medians divided by medians."""
+    requests, seconds = row.get("requests"), row.get("seconds")
+    if not requests or not seconds:
+        return ["-"] * len(REQUEST_HEADS)
+    return [
+        f"{requests / seconds:,.0f}",
+        f"{row['batches'] / requests:.2f}",
+        f"{row['bytes_sent'] / requests / 1024:,.0f}",
+    ]
 
 
 def _number(value: float | None, form: str) -> str:

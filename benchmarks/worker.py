@@ -89,6 +89,7 @@ async def measure(
             stack.enter_context(lag)
             stack.enter_context(fine)
         stack.enter_context(profiled(profile))
+        earlier = client.sent()
         limit = Limit(case.records, case.seconds)
         count = await client.run(limit)
         seconds = time.perf_counter() - limit.started
@@ -101,6 +102,7 @@ async def measure(
         "rss_mib": rss_mib(),
         "rss_grown_mib": rss_mib() - before,
         **percentiles(client.latencies),
+        **{name: number - earlier[name] for name, number in client.sent().items()},
     }
     if client.on_loop:
         result["lag_ms"] = lag.worst * 1000

@@ -29,6 +29,10 @@ class Client(Protocol):
 
     async def stop(self) -> None: ...
 
+    def sent(self) -> dict[str, int]:
+        """Produce `requests`, record `batches` and `bytes_sent` so far; empty if the client does
+        not count them."""
+
 
 class AsyncClient:
     """A client with one awaitable call that submits and one that awaits the acknowledgment."""
@@ -57,6 +61,9 @@ class AsyncClient:
                 return await self.bulk(limit)
             case _:
                 return await self.columns(limit)
+
+    def sent(self) -> dict[str, int]:
+        return {}
 
     def submit_call(self) -> Call:
         raise NotImplementedError

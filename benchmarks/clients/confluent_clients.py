@@ -60,6 +60,9 @@ class Confluent:
     async def stop(self) -> None:
         """Does nothing: the client has no `close`."""
 
+    def sent(self) -> dict[str, int]:
+        return {}
+
     async def run(self, limit: Limit) -> int:
         self._delivered = 0
         sent = self._bulk(limit) if self.case.scenario == "bulk" else self._fire(limit)

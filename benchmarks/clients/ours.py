@@ -41,6 +41,14 @@ class Aiokprod(AsyncClient):
     async def stop(self) -> None:
         await self.producer.close()
 
+    def sent(self) -> dict[str, int]:
+        metrics = self.producer.metrics()
+        return {
+            "requests": metrics["produce_requests"],
+            "batches": metrics["batches_sent"],
+            "bytes_sent": metrics["bytes_sent"],
+        }
+
     def submit_call(self) -> Call:
         call: Call = self.producer.submit
         return call
