@@ -77,6 +77,13 @@ class StringSerializer:
 
     def serialize(self, topic: str, headers: Sequence[Header], data: str) -> bytes:
         """Return the encoded text; raises the exceptions of `str.encode`."""
+        return self._encode(data)
+
+    def _bind(self, field: Field) -> BoundSerializer:
+        """What the core calls: no list of headers is made for it."""
+        return BoundSerializer(self, field, self._encode, "StringSerializer", takes_topic=False)
+
+    def _encode(self, data: str) -> bytes:
         if not isinstance(data, str):
             raise WrongType(f"expected str, not {type(data).__name__}")
         return data.encode(self.encoding)
@@ -326,7 +333,8 @@ def adapt(serializer: AnySerializer | None, field: Field) -> BoundSerializer:
         raise ConfigError(
             f"{field}_serializer={serializer.__name__}: pass an instance, {serializer.__name__}()"
         )
-    if type(serializer) is JsonSerializer:  # a derived class may define another `serialize`
+    if type(serializer) is JsonSerializer or type(serializer) is StringSerializer:
+        # Not a derived class, which may define another `serialize`.
         return serializer._bind(field)
     method = getattr(serializer, "serialize", None)
     if callable(method):

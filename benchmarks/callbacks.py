@@ -18,6 +18,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from benchmarks.loopback_broker import TOPIC, NearbyBroker
+from benchmarks.targets import Verdict
 
 if TYPE_CHECKING:
     from aiokprod import Producer
@@ -138,6 +139,19 @@ def ratios(times: Mapping[str, float]) -> dict[str, float]:
         "gather": times["gather"] / times["future_gather"],
         "wait": times["wait"] / times["future_wait"],
     }
+
+
+LIMITS: Final = {"done callback": 0.3, "on_delivery": 0.2, "gather": 0.9}
+
+
+def verdicts(codec: str, times: Mapping[str, float]) -> list[Verdict]:
+    """Whether the costs relative to plain futures keep their limits."""
+    found = ratios(times)
+    return [
+        Verdict(f"{name}, {codec}", f"≤ {most:g} of plain futures", f"{found[name]:.2f}",
+                found[name] <= most)
+        for name, most in LIMITS.items()
+    ]  # fmt: skip
 
 
 def main() -> int:

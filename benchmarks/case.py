@@ -36,8 +36,12 @@ CLIENTS: Final = {
 }
 CLUSTERS: Final = ("mock", "kafka")
 CODECS: Final = ("none", "gzip", "snappy", "lz4", "zstd")  # in the order of Kafka's codec ids
-SETTLING: Final = ("each", "gather", "flush", "callback")
-SERIALIZERS: Final = ("none", "text", "json")
+SETTLING: Final = ("each", "gather", "flush", "callback", "on_delivery")
+BY_FUNCTION: Final = ("callback", "on_delivery")
+SERIALIZERS: Final = ("none", "text", "json", "orjson")
+PARTITIONERS: Final = ("default", "callable", "round-robin", "consistent-random")
+HOOKS: Final = ("none", "interceptor", "plugin")
+BUFFERS: Final = ("bytes", "bytearray", "memoryview")
 
 _LIMITS: Final = {
     "records": (1, 1_000_000_000),
@@ -67,9 +71,16 @@ class Case:
         topics: number of topics in the cluster, including the one that is used.
         replicas: replicas of each partition; 3 means min.insync.replicas=2.
         settle: how the outcomes of "fire" are awaited: each handle, all by `gather`, by `flush`
-            alone, or by `flush` and a callback for every record.
+            alone, by a done callback of every handle, or by a function that is passed to the call
+            (`on_delivery`). For confluent-kafka and Java, "callback" is such a function.
         serializer: what the client is given as serializer of the values: nothing (they are bytes),
-            a lambda that encodes str, or one that calls `json.dumps` with a dict.
+            a lambda that encodes str, or one that calls `json.dumps` or `orjson.dumps` with a dict;
+            Java: StringSerializer, or Jackson with a map.
+        partitioner: "default" is that of the client; "callable" a function that returns 0.
+        hook: an interceptor or a plug-in that does nothing.
+        buffer: the type of values that are bytes.
+        timeout: limit of each `send` of "await", s; 0 for none. Of a client without such an
+            argument, `asyncio.wait_for` is used.
         rate: records per second of the scenario "paced".
         loop: "uvloop" or "asyncio".
     """
@@ -91,6 +102,10 @@ class Case:
     replicas: int = 1
     settle: str = "each"
     serializer: str = "none"
+    partitioner: str = "default"
+    hook: str = "none"
+    buffer: str = "bytes"
+    timeout: float = 0.0
     rate: int = 1000
     loop: str = "uvloop"
 
@@ -103,6 +118,9 @@ class Case:
             "acks": ("0", "1", "all"),
             "settle": SETTLING,
             "serializer": SERIALIZERS,
+            "partitioner": PARTITIONERS,
+            "hook": HOOKS,
+            "buffer": BUFFERS,
             "loop": ("uvloop", "asyncio"),
         }
         for name, allowed in choices.items():
@@ -113,6 +131,8 @@ class Case:
                 raise ValueError(f"{name}={getattr(self, name)}: allowed are {low} to {high}")
         if not 0 < self.seconds <= 600:
             raise ValueError(f"seconds={self.seconds}: allowed are 0 to 600")
+        if not 0 <= self.timeout <= 600:
+            raise ValueError(f"timeout={self.timeout}: allowed are 0 (none) to 600")
         if self.idempotent and self.acks != "all":
             raise ValueError(f"acks={self.acks}: needs idempotent=False")
         reason = unable(self)
@@ -143,7 +163,23 @@ _SCENARIOS_OF: Final = {
 }
 
 
-_WITH_CALLBACKS: Final = ("aiokprod", "aiokafka", "aiokafka-tuned", "confluent")
+_WITH_CALLBACKS: Final = ("aiokprod", "aiokafka", "aiokafka-tuned", "confluent", "java")
+_OF_HOOK: Final = {"interceptor": ("aiokprod", "java"), "plugin": ("aiokprod",)}
+_OF_PARTITIONER: Final = {
+    "callable": ("aiokprod", "aiokafka", "java"),
+    "round-robin": ("aiokprod", "java"),
+    "consistent-random": ("aiokprod", "confluent"),
+}
+
+
+def is_way(case: Case) -> bool:
+    """True if the client calls objects of the user for a record."""
+    return (
+        case.serializer != "none"
+        or case.partitioner != "default"
+        or case.hook != "none"
+        or case.settle in BY_FUNCTION
+    )
 
 
 def unable(case: Case) -> str:
@@ -159,15 +195,35 @@ def unable(case: Case) -> str:
         return "it cannot read the mock cluster's answer to ApiVersions v5: use kafka"
     if case.acks == "0" and case.cluster == "mock":
         return "librdkafka's mock cluster answers requests that want no answer: use kafka"
-    if family in ("java", "franz", "blaster", "round") and case.serializer != "none":
+    if family in ("franz", "blaster", "round") and case.serializer != "none":
         return "it sends bytes"
+    if case.client == "java-default" and is_way(case):
+        return "its ways are measured with the settings of java"
+    if family == "java" and case.serializer == "orjson":
+        return "it has json"
+    if family not in _OF_PARTITIONER.get(case.partitioner, (family,)):
+        return (
+            f"{case.partitioner} is a partitioner of {', '.join(_OF_PARTITIONER[case.partitioner])}"
+        )
+    if family not in _OF_HOOK.get(case.hook, (family,)):
+        return f"{case.hook} is a hook of {', '.join(_OF_HOOK[case.hook])}"
+    if case.buffer != "bytes" and family not in ("aiokprod", "aiokafka"):
+        return "it takes bytes only"
+    if case.buffer != "bytes" and case.serializer != "none":
+        return "its values are those of the serializer"
+    if case.timeout and case.scenario != "await":
+        return "a timeout is one of the scenario await"
+    if case.timeout and family not in ("aiokprod", "aiokafka"):
+        return "timeouts are measured with aiokprod, aiokafka"
+    if case.settle == "on_delivery" and case.client != "aiokprod":
+        return "its function of the call is `callback`"
     if case.scenario in ("bulk", "columns") and case.serializer != "none":
         return "bulk calls with serializers are measured by `python -m benchmarks.bulk`"
     if case.client.startswith("confluent-aio") and case.serializer != "none":
         return "AIOProducer has no serializers"
     if case.settle == "callback" and case.client not in _WITH_CALLBACKS:
         return f"callbacks are measured with {', '.join(_WITH_CALLBACKS)}"
-    if case.settle == "callback" and (case.keyed or case.headers or case.tasks > 1):
+    if case.settle in BY_FUNCTION and (case.keyed or case.headers or case.tasks > 1):
         return "callbacks are measured with values only, and one task"
     if case.client == "round-trip" and (case.tasks > 1 or case.codec != "none"):
         return "it sends one plain record after the other"

@@ -76,7 +76,13 @@ def _mock(full: bool) -> list[Group]:
         Group("shapes", "Keys and headers", _shapes(FIRE), CURVE_RUNS),
         Group("codecs", "Compression", _codecs(FIRE, CODECS[1:]), CURVE_RUNS),
         Group("acks", "Acknowledgments and idempotence", _acks(FIRE), CURVE_RUNS),
-        Group("ways", "Serializers and callbacks", _ways(FIRE), CURVE_RUNS),
+        Group("ways", "Serializers, callbacks, partitioners and hooks", _ways(FIRE), CURVE_RUNS),
+        Group(
+            "await-ways",
+            "64 tasks await each record, with a timeout and with a serializer",
+            _awaited_ways(AWAIT),
+            CURVE_RUNS,
+        ),
         Group("load", "Latency against load", _load(AWAIT, full), 1),
     ]
 
@@ -103,6 +109,8 @@ def _kafka(full: bool) -> list[Group]:
     chosen += [
         Group("codecs-rf3", "Compression, RF 3",
               _codecs(three, ("lz4", "zstd"), java=True), CURVE_RUNS),
+        Group("ways-rf1", "Serializers, callbacks, partitioners and hooks, RF 1",
+              _ways(FIRE.with_(cluster="kafka"), only="java"), CURVE_RUNS),
         Group("kib-rf3", "Values of 1 KiB, RF 3", _kib(three), CURVE_RUNS),
         Group("load-rf3", "Latency against load, RF 3",
               _load(AWAIT.with_(cluster="kafka", replicas=3), full), 1),
@@ -215,22 +223,59 @@ def _acks(base: Case) -> dict[str, Case]:
     return cases
 
 
-def _ways(base: Case) -> dict[str, Case]:
-    """The serializers are the same functions for every client."""
+def _ways(base: Case, only: str = "") -> dict[str, Case]:
+    """How applications send, for every client that can do it. confluent-kafka and Java have a
+    function for every record in any case, so they have no other ways to settle. `only`: the ways
+    that this client has, too."""
+    cases = {}
+    for way, (changes, clients) in _WAYS.items():
+        if only and only not in clients:
+            continue
+        for client, case in by_client(base, clients, **changes).items():
+            cases[f"{client}, {way}"] = case
+    return cases
+
+
+_OURS: Final = ("aiokprod",)
+_ASYNCIO: Final = ("aiokprod", "aiokafka-tuned")
+_ALL: Final = ("aiokprod", "aiokafka-tuned", "confluent", "java")
+_WAYS: Final[Mapping[str, tuple[Mapping[str, Any], tuple[str, ...]]]] = {
+    "plain": ({}, _ASYNCIO),
+    "lambda": ({"serializer": "text"}, _ASYNCIO),
+    "json.dumps": ({"serializer": "json"}, _ASYNCIO),
+    "orjson.dumps": ({"serializer": "orjson"}, _ASYNCIO),
+    "gather": ({"settle": "gather"}, _ASYNCIO),
+    "callback": ({"settle": "callback"}, _ALL),
+    "callback, zstd": ({"settle": "callback", "codec": "zstd"}, _ALL),
+    "callback, lambda": ({"settle": "callback", "serializer": "text"}, _ALL),
+    "callback, json.dumps": ({"settle": "callback", "serializer": "json"}, _ALL),
+    "on_delivery": ({"settle": "on_delivery"}, _OURS),
+    "on_delivery, lambda": ({"settle": "on_delivery", "serializer": "text"}, _OURS),
+    "on_delivery, json.dumps": ({"settle": "on_delivery", "serializer": "json"}, _OURS),
+    "bytearray": ({"buffer": "bytearray"}, _ASYNCIO),
+    "memoryview": ({"buffer": "memoryview"}, _ASYNCIO),
+    "callable partitioner": ({"partitioner": "callable"}, (*_ASYNCIO, "java")),
+    "round-robin partitioner": ({"partitioner": "round-robin"}, (*_OURS, "java")),
+    "consistent-random partitioner": (
+        {"partitioner": "consistent-random"}, (*_OURS, "confluent"),
+    ),
+    "interceptor": ({"hook": "interceptor"}, (*_OURS, "java")),
+    "plug-in": ({"hook": "plugin"}, _OURS),
+}  # fmt: skip
+
+
+def _awaited_ways(base: Case) -> dict[str, Case]:
+    """64 tasks with a serializer, and with a timeout of each call."""
     ways = {
         "plain": base,
+        "timeout": base.with_(timeout=5.0),
         "lambda": base.with_(serializer="text"),
-        "json.dumps": base.with_(serializer="json"),
-        "callback": base.with_(settle="callback"),
-        "callback, lambda": base.with_(settle="callback", serializer="text"),
     }
-    cases = {}
-    for way, case in ways.items():
-        for client in ("aiokprod", "aiokafka-tuned", "confluent"):
-            if client == "confluent" and way in ("plain", "lambda"):
-                continue  # it has a callback for every record in any case
-            cases[f"{client}, {way}"] = case.with_(client=client)
-    return cases
+    return {
+        f"{client}, {way}": case.with_(client=client)
+        for way, case in ways.items()
+        for client in ("aiokprod", "aiokafka")
+    }
 
 
 def _kib(base: Case) -> dict[str, Case]:

@@ -1,5 +1,5 @@
-"""Checks the three promises against aiokafka, on the mock cluster and on three real nodes; takes
-four minutes.
+"""Checks what the producer promises on the mock cluster and on three real nodes; takes eight
+minutes.
 
     python -m benchmarks core            both clusters (`make bench-core`)
     python -m benchmarks core --cluster mock
@@ -8,22 +8,27 @@ All producers have default settings and are idempotent with acks=all; topics on 
 replication factor 3 and min.insync.replicas=2. The clients run alternately. aiokafka runs with its
 defaults and with tuned settings, and the faster of both counts. The exit status is 1 if a promise
 is broken, or cannot be checked because another client failed.
+
+With the mock cluster also: serializers and callbacks beside aiokafka and confluent-kafka, and in
+this process the limits of `benchmarks.ways`, `benchmarks.callbacks` and `benchmarks.bulk`.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from benchmarks import catalogue
+from benchmarks import bulk, callbacks, catalogue, ways
 from benchmarks.brokers import running
-from benchmarks.case import CLUSTERS
+from benchmarks.case import CLUSTERS, CODECS
 from benchmarks.report import table
 from benchmarks.runner import Group, run_group, warm_up_brokers
 from benchmarks.suite import WARM_UP, tell
 from benchmarks.summary import Spread, Summary
-from benchmarks.targets import AIOKAFKA, Verdict
+from benchmarks.targets import AIOKAFKA, BESIDE, Verdict
+from benchmarks.targets import ways as judge_ways
 
 RUNS: Final = 5
 SECONDS: Final = 0.7
@@ -61,6 +66,32 @@ def groups(cluster: str, seconds: float = SECONDS) -> list[Group]:
         )
         for name in GROUPS[cluster]
     ]
+
+
+def ways_group(seconds: float = SECONDS) -> Group:
+    """The ways of the catalogue about which there is a promise."""
+    found = next(group for group in catalogue.groups("mock") if group.name == "ways")
+    labels = [
+        f"{client}, {way}"
+        for peer, _, pairs in BESIDE
+        for ours, theirs in pairs.items()
+        for client, way in (("aiokprod", ours), (peer, theirs))
+    ]
+    return Group(
+        found.name,
+        found.title,
+        {label: found.cases[label].with_(seconds=seconds) for label in dict.fromkeys(labels)},
+    )
+
+
+def in_this_process() -> list[Verdict]:
+    """The limits of the ways that need no other client."""
+    found = ways.ways()
+    verdicts = ways.verdicts(found, asyncio.run(ways.measure(found, ways.ROUNDS)), ways.ROUNDS)
+    for codec in CODECS:
+        times = asyncio.run(callbacks.measure(codec, callbacks.RECORDS, callbacks.RUNS))
+        verdicts += callbacks.verdicts(codec, times)
+    return verdicts + bulk.verdicts(bulk.measure(bulk.RECORDS, bulk.ROUNDS))
 
 
 def judge(group: str, summaries: Summaries) -> Verdict:
@@ -140,5 +171,13 @@ def main(chosen: argparse.Namespace) -> int:
                 found = run_group(brokers, group, runs=chosen.runs, tell=tell)
                 print(f"**{group.title}** ({brokers.name})\n\n{table(found)}\n", flush=True)
                 verdicts.append(judge(group.name, {s.label: s for s in found}))
+            if kind == "mock":
+                group = ways_group(chosen.seconds)
+                found = run_group(brokers, group, runs=chosen.runs, tell=tell)
+                print(f"**{group.title}** ({brokers.name})\n\n{table(found)}\n", flush=True)
+                measured = {s.label: s for s in found if s.runs}
+                verdicts += judge_ways(measured.get)
+        if kind == "mock":
+            verdicts += in_this_process()
     print("\n".join(line(verdict) for verdict in verdicts))
     return 0 if all(verdict.reached for verdict in verdicts) else 1

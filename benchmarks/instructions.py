@@ -168,28 +168,6 @@ def _without_waiting(coroutine: Coroutine[Any, Any, None]) -> None:
     raise AssertionError("submit waited although there was room")
 
 
-class _Idle:
-    """An interceptor and a plug-in that does nothing."""
-
-    def on_send(self, record: Any) -> Any:
-        return record
-
-    def on_acknowledgement(self, metadata: Any, error: Any) -> None:
-        """Does nothing."""
-
-    def on_append(self, topic: str, key: Any, value: Any, headers: Any) -> Any:
-        return headers, None
-
-    def on_batch_settled(self, *arguments: Any) -> None:
-        """Is not called without tokens."""
-
-    def on_record_unsent(self, *arguments: Any) -> None:
-        """Is not called without tokens."""
-
-    def close(self) -> None:
-        """Nothing is open."""
-
-
 def _with_hooks(count: int, *, intercepted: bool = False, **options: Any) -> None:
     """`try_submit`'s append with user code, and the batches' acknowledgment."""
     from aiokprod._client.record_hooks import RecordHooks
@@ -197,8 +175,9 @@ def _with_hooks(count: int, *, intercepted: bool = False, **options: Any) -> Non
     from aiokprod.interceptors import InterceptorChain
     from aiokprod.observer import Observer
     from benchmarks.append_harness import TOPIC, AppendHarness
+    from benchmarks.clients.ours import NothingDone
 
-    interceptors = InterceptorChain([_Idle()]) if intercepted else None
+    interceptors = InterceptorChain([NothingDone()]) if intercepted else None
     hooks = RecordHooks(interceptors, options.pop("plugins", ()), Observer())
     harness = AppendHarness(
         1, keep=True, serializers=RecordSerializers(None, None), hooks=hooks, **options
@@ -222,7 +201,9 @@ def intercepted(count: int) -> None:
 
 def plugged(count: int) -> None:
     """A plug-in that does nothing."""
-    _with_hooks(count, plugins=(_Idle(),))
+    from benchmarks.clients.ours import NothingDone
+
+    _with_hooks(count, plugins=(NothingDone(),))
 
 
 def settled(count: int) -> None:

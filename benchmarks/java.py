@@ -1,18 +1,21 @@
-"""Java's own benchmark, `ProducerPerformance`, from the jars the brokers run."""
+"""The Java producer, from the jars the brokers run: Java's own benchmark `ProducerPerformance`, and
+`ProduceRate.java` for serializers, callbacks, partitioners and interceptors, which that has not."""
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import tempfile
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.case import Case
+from benchmarks.case import Case, is_way
 from benchmarks.payloads import Payloads
 
 TIMEOUT: Final = 300.0
 _TOOL: Final = "org.apache.kafka.tools.ProducerPerformance"
+_WAYS: Final = Path(__file__).with_name("ProduceRate.java")
 _SETTINGS: Final = {
     "java": {"batch.size": "131072", "linger.ms": "5"},
     "java-default": {},
@@ -23,7 +26,7 @@ _LINE: Final = re.compile(r"(\d+)(?: steady state)? records sent, ([\d.]+) recor
 def measure(
     servers: str, topic: str, case: Case, payloads: Payloads, warm_up: int
 ) -> dict[str, Any]:
-    """Run the tool; the rate is the one that it reports for the records after the warm-up.
+    """Run one of the two; the rate is the one that it reports for the records after the warm-up.
 
     Raises RuntimeError with its output if it failed, MissingTool without Java.
     """
@@ -32,12 +35,14 @@ def measure(
         "enable.idempotence": str(case.idempotent).lower(),
         "compression.type": case.codec,
     }
+    if is_way(case):
+        return _measure_way(servers, topic, case, payloads, warm_up, settings)
     with tempfile.TemporaryDirectory() as scratch:
         file = Path(scratch) / "values.txt"
         file.write_bytes(b"\n".join(payloads.values) + b"\n")
         done = subprocess.run(
             [
-                *_java(),
+                *_java(_TOOL),
                 "--bootstrap-server", servers,
                 "--topic", topic,
                 "--num-records", str(case.records + warm_up),
@@ -57,6 +62,34 @@ def measure(
     return {"count": count, "seconds": seconds}
 
 
+def _measure_way(
+    servers: str,
+    topic: str,
+    case: Case,
+    payloads: Payloads,
+    warm_up: int,
+    settings: dict[str, str],
+) -> dict[str, Any]:
+    job = {
+        "topic": topic,
+        "settings": settings | {"bootstrap.servers": servers},
+        "values": [v.decode() if isinstance(v, bytes) else v for v in payloads.values],
+        "serializer": case.serializer,
+        "callback": case.settle == "callback",
+        "partitioner": case.partitioner,
+        "hook": case.hook,
+        "records": case.records,
+        "warm_up": warm_up,
+    }
+    done = subprocess.run(
+        _java(str(_WAYS)), input=json.dumps(job), capture_output=True, text=True, timeout=TIMEOUT
+    )
+    if done.returncode != 0:
+        raise RuntimeError(f"{_WAYS.name} failed:\n{(done.stdout + done.stderr)[-3000:]}")
+    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return result
+
+
 def parse(output: str) -> tuple[int, float]:
     """Records and seconds of the last summary, which does not include the warm-up."""
     lines = [line for line in output.splitlines() if "steady state" in line or "50th" in line]
@@ -67,13 +100,13 @@ def parse(output: str) -> tuple[int, float]:
     return count, count / float(found.group(2))
 
 
-def _java() -> list[str]:
+def _java(program: str) -> list[str]:
     from aiokprod.testing.kafka_artifacts import KAFKA_4, MissingTool, class_path, find_java
 
     java = find_java()
     if java is None:
-        raise MissingTool("ProducerPerformance needs a JDK of version 17 or newer")
+        raise MissingTool("the Java producer needs a JDK of version 17 or newer")
     return [
         java, "-Xms512m", "-Xmx512m", "-Dorg.slf4j.simpleLogger.defaultLogLevel=error",
-        "-cp", class_path(KAFKA_4), _TOOL,
+        "-cp", class_path(KAFKA_4), program,
     ]  # fmt: skip

@@ -58,7 +58,8 @@ def make(case: Case) -> Payloads:
     """The payloads of a case."""
     count = max(1, min(POOL_VALUES, POOL_BYTES // case.size))
     rng = random.Random(case.size)
-    values = [_VALUES[case.serializer](_value(rng, case.size)) for _ in range(count)]
+    convert = _BUFFERS[case.buffer] if case.serializer == "none" else _VALUES[case.serializer]
+    values = [convert(_value(rng, case.size)) for _ in range(count)]
     headers = [(f"header-{n}", b"%016d" % n) for n in range(case.headers)] or None
     return Payloads(values, key_list(KEYS) if case.keyed else None, headers)
 
@@ -93,10 +94,17 @@ def _as_dict(text: bytes) -> dict[str, int]:
 
 
 _VALUES: Final[Mapping[str, Callable[[bytes], Any]]] = {
-    "none": bytes,
     "text": bytes.decode,
     "json": _as_dict,
+    "orjson": _as_dict,
 }
+
+_BUFFERS: Final[Mapping[str, Callable[[bytes], Any]]] = {
+    "bytes": bytes,
+    "bytearray": bytearray,
+    "memoryview": memoryview,
+}
+
 
 _SERIALIZERS: Final[Mapping[str, Callable[[Any], bytes] | None]] = {
     "none": None,
@@ -107,4 +115,8 @@ _SERIALIZERS: Final[Mapping[str, Callable[[Any], bytes] | None]] = {
 
 def serializer(case: Case) -> Callable[[Any], bytes] | None:
     """The serializer of the values that every client is given; None if they are bytes."""
+    if case.serializer == "orjson":
+        import orjson
+
+        return orjson.dumps
     return _SERIALIZERS[case.serializer]

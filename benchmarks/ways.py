@@ -24,7 +24,9 @@ from typing import Any, Final
 
 from aiokprod import JsonSerializer, Producer, StringSerializer
 from aiokprod.partitioners import ConsistentRandomPartitioner, RoundRobinPartitioner
+from benchmarks.clients.ours import NothingDone
 from benchmarks.loopback_broker import TOPIC, NearbyBroker
+from benchmarks.targets import Verdict
 
 VALUE: Final = b"v" * 100
 TEXT: Final = VALUE.decode()
@@ -42,28 +44,6 @@ Times = Mapping[str, float]
 def encode(text: str) -> bytes:
     """The serializer in Python."""
     return text.encode()
-
-
-class _Nothing:
-    """An interceptor and a plug-in that does nothing."""
-
-    def on_send(self, record: Any) -> Any:
-        return record
-
-    def on_acknowledgement(self, metadata: Any, error: Any) -> None:
-        """Does nothing."""
-
-    def on_append(self, topic: str, key: Any, value: Any, headers: Any) -> Any:
-        return headers, None
-
-    def on_batch_settled(self, *arguments: Any) -> None:
-        """Is not called without tokens."""
-
-    def on_record_unsent(self, *arguments: Any) -> None:
-        """Is not called without tokens."""
-
-    def close(self) -> None:
-        """Nothing is open."""
 
 
 def submitting(make: Callable[[], Any]) -> Send:
@@ -109,14 +89,15 @@ class Way:
 
     Attributes:
         settings: of the producer.
-        alone: a call of the user's objects for a record, measured apart.
+        alone: the function of the user that is called for a record and its arguments, which is
+            measured apart.
         limit: µs that the way may take, from the times of all ways and of `alone`.
     """
 
     name: str
     send: Send
     settings: Mapping[str, Any] = field(default_factory=dict)
-    alone: Callable[[], object] | None = None
+    alone: tuple[Any, ...] | None = None
     limit: Callable[[Times, float], float] | None = None
 
 
@@ -131,14 +112,14 @@ def _times(factor: float, other: str) -> Callable[[Times, float], float]:
 
 def ways() -> list[Way]:
     """All ways that can be measured here; those of orjson if it is installed."""
-    nothing = _Nothing()
+    nothing = NothingDone()
     found = [
         Way("bytes", same(VALUE)),
         Way("str, encoded by the caller", submitting(lambda: encode(TEXT))),
         Way("str, Python function", same(TEXT), {"value_serializer": encode},
-            lambda: encode(TEXT), _times(1.3, "bytes")),
+            (encode, TEXT), _times(1.3, "bytes")),
         Way("str, StringSerializer", same(TEXT), {"value_serializer": StringSerializer()},
-            lambda: TEXT.encode("utf-8", "strict"), _times(1.3, "bytes")),
+            (StringSerializer().serialize, TOPIC, [], TEXT), _times(1.3, "bytes")),
         Way("bytearray", same(bytearray(VALUE)), limit=_times(2, "bytes")),
         Way("memoryview", same(memoryview(VALUE)), limit=_times(2, "bytes")),
         Way("dict, JsonSerializer", same(DOCUMENT), {"value_serializer": JsonSerializer()}),
@@ -195,17 +176,27 @@ async def measure(chosen: list[Way], rounds: int) -> dict[str, float]:
 
 
 def alone(way: Way, rounds: int) -> float:
-    """Microseconds of the user's objects, without a producer; 0 if there are none to subtract."""
-    call = way.alone
-    if call is None:
+    """Microseconds of the user's objects, without a producer; 0 if there are none to add."""
+    if way.alone is None:
         return 0.0
+    call, *arguments = way.alone
     found = []
     for _ in range(rounds):
         started = time.process_time()
         for _ in range(GROUP):
-            call()
+            call(*arguments)
         found.append((time.process_time() - started) / GROUP * 1e6)
     return min(found)
+
+
+def verdicts(found: list[Way], times: Times, rounds: int) -> list[Verdict]:
+    """Whether the ways that have a limit keep it."""
+    made = []
+    for way in found:
+        if way.limit is not None:
+            most, took = way.limit(times, alone(way, rounds)), times[way.name]
+            made.append(Verdict(way.name, f"≤ {most:.2f} µs", f"{took:.2f} µs", took <= most))
+    return made
 
 
 def main() -> int:
@@ -219,16 +210,17 @@ def main() -> int:
     chosen = parser.parse_args()
     found = ways()
     times = asyncio.run(measure(found, chosen.rounds))
-    exceeded = 0
+    judged = {verdict.scenario: verdict for verdict in verdicts(found, times, chosen.rounds)}
     print("| µs a record | | limit | |\n|---|---:|---:|---|")
-    for way in found:
-        took, limit, word = times[way.name], "", ""
-        if way.limit is not None:
-            most = way.limit(times, alone(way, chosen.rounds))
-            exceeded += took > most
-            limit, word = f"{most:.2f}", "exceeded" if took > most else "kept"
-        print(f"| {way.name} | {took:.2f} | {limit} | {word} |")
+    for name, took in times.items():
+        verdict = judged.get(name)
+        limit, word = ("", "") if verdict is None else (verdict.target, _WORDS[verdict.reached])
+        print(f"| {name} | {took:.2f} | {limit} | {word} |")
+    exceeded = any(not verdict.reached for verdict in judged.values())
     return 1 if chosen.check and exceeded else 0
+
+
+_WORDS: Final = {True: "kept", False: "exceeded", None: "not judged"}
 
 
 if __name__ == "__main__":

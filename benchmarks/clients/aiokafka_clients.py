@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
+from collections.abc import Awaitable
 from typing import Any
 
 from benchmarks.clients.base import AsyncClient
@@ -26,6 +28,7 @@ class Aiokafka(AsyncClient):
             enable_idempotence=case.idempotent,
             compression_type=None if case.codec == "none" else case.codec,
             value_serializer=serializer(case),
+            **({} if case.partitioner == "default" else {"partitioner": lambda *record: 0}),
             **self.settings,
         )
         await self.producer.start()
@@ -39,7 +42,14 @@ class Aiokafka(AsyncClient):
 
     def send_call(self) -> Call:
         call: Call = self.producer.send_and_wait
-        return call
+        timeout = self.case.timeout
+        if not timeout:
+            return call
+
+        def within(topic: str, value: Any, key: Any = None, **options: Any) -> Awaitable[Any]:
+            return asyncio.wait_for(call(topic, value, key=key, **options), timeout)
+
+        return within
 
     async def flush(self) -> None:
         await self.producer.flush()

@@ -50,6 +50,8 @@ class Confluent:
         self.topic = topic
         self.producer: Any
         options = settings(self.case, servers)
+        if self.case.partitioner != "default":
+            options["partitioner"] = self.case.partitioner.replace("-", "_")
         serialize = serializer(self.case)
         if serialize is None:
             self.producer = Producer(options)

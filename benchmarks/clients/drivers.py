@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from benchmarks.case import Case
+from benchmarks.case import BY_FUNCTION, Case
 from benchmarks.payloads import CHUNK, Header, Payloads
 
 Call = Callable[..., Awaitable[Any]]
@@ -56,8 +56,8 @@ def bind(call: Call, topic: str, headers: list[Header] | None) -> Callable[..., 
 
 async def fire(submit: Call, topic: str, case: Case, payloads: Payloads, limit: Limit) -> int:
     """Every task submits its share without waiting for acknowledgments, then awaits them."""
-    if case.settle == "callback":
-        return await _fire_with_callbacks(submit, topic, payloads, limit)
+    if case.settle in BY_FUNCTION:
+        return await _fire_with_callbacks(submit, topic, case, payloads, limit)
     share, more = divmod(limit.records, case.tasks)
     shares = [share + (number < more) for number in range(case.tasks)]
     chunk, headers = payloads.chunk(), payloads.headers
@@ -90,15 +90,19 @@ async def fire(submit: Call, topic: str, case: Case, payloads: Payloads, limit: 
     return sum(await asyncio.gather(*tasks))
 
 
-async def _fire_with_callbacks(submit: Call, topic: str, payloads: Payloads, limit: Limit) -> int:
+async def _fire_with_callbacks(
+    submit: Call, topic: str, case: Case, payloads: Payloads, limit: Limit
+) -> int:
     """One task submits, and a callback counts every outcome; the last one ends the run."""
     sent = settled = 0
     ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def on_done(handle: Any) -> None:
+        on_delivery(None, handle.exception())
+
+    def on_delivery(metadata: Any, error: BaseException | None) -> None:
         nonlocal settled
         settled += 1
-        error = handle.exception()
         if error is not None and not ended.done():
             ended.set_exception(error)
         if settled == sent and is_complete and not ended.done():
@@ -108,8 +112,12 @@ async def _fire_with_callbacks(submit: Call, topic: str, payloads: Payloads, lim
     chunk = payloads.chunk()
     while sent < limit.records and not limit.reached:
         size = min(CHUNK, limit.records - sent)
-        for value in chunk[:size]:
-            (await submit(topic, value)).add_done_callback(on_done)
+        if case.settle == "on_delivery":
+            for value in chunk[:size]:
+                await submit(topic, value, on_delivery=on_delivery)
+        else:
+            for value in chunk[:size]:
+                (await submit(topic, value)).add_done_callback(on_done)
         sent += size
     is_complete = True
     if settled == sent and not ended.done():

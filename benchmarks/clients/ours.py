@@ -5,14 +5,51 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+from benchmarks.case import Case
 from benchmarks.clients.base import AsyncClient, share_of
 from benchmarks.clients.drivers import Call, Limit
 from benchmarks.payloads import serializer
 
 if TYPE_CHECKING:
     from aiokprod._client.bulk_result import BulkResult
+
+
+class NothingDone:
+    """An interceptor and a plug-in that does nothing."""
+
+    def on_send(self, record: Any) -> Any:
+        return record
+
+    def on_acknowledgement(self, metadata: Any, error: Any) -> None:
+        """Does nothing."""
+
+    def on_append(self, topic: str, key: Any, value: Any, headers: Any) -> Any:
+        return headers, None
+
+    def on_batch_settled(self, *arguments: Any) -> None:
+        """Is not called without tokens."""
+
+    def on_record_unsent(self, *arguments: Any) -> None:
+        """Is not called without tokens."""
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def _partitioner(case: Case) -> Any:
+    from aiokprod.partitioners import ConsistentRandomPartitioner, RoundRobinPartitioner
+
+    made: dict[str, Callable[[], Any]] = {
+        "default": lambda: None,
+        "callable": lambda: lambda *record: 0,
+        "round-robin": RoundRobinPartitioner,
+        "consistent-random": ConsistentRandomPartitioner,
+    }
+    return made[case.partitioner]()
+
 
 BULK_TASKS: Final = 2
 """Number of concurrent bulk calls: one is filled while the last batches of the other are sent."""
@@ -35,6 +72,9 @@ class Aiokprod(AsyncClient):
             compression_type=case.codec,
             adaptive_linger=self.adaptive,
             value_serializer=serializer(case),
+            partitioner=_partitioner(case),
+            interceptors=[NothingDone()] if case.hook == "interceptor" else (),
+            plugins=[NothingDone()] if case.hook == "plugin" else (),
         )
         await self.producer.start()
 
@@ -55,6 +95,8 @@ class Aiokprod(AsyncClient):
 
     def send_call(self) -> Call:
         call: Call = self.producer.send
+        if self.case.timeout:
+            return partial(call, timeout=self.case.timeout)
         return call
 
     async def flush(self) -> None:

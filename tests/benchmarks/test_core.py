@@ -13,6 +13,7 @@ from benchmarks import core, runner
 from benchmarks.__main__ import main
 from benchmarks.case import CLUSTERS, Case
 from benchmarks.summary import Spread, Summary
+from benchmarks.targets import BESIDE, Verdict
 
 AIOKPROD = ("aiokprod", "aiokafka", "aiokafka-tuned")
 
@@ -103,16 +104,46 @@ def test_the_status_tells_whether_every_promise_is_kept(
 ) -> None:
     def worker(job: Mapping[str, Any]) -> dict[str, Any]:
         seconds = aiokprod_s if job["case"]["client"] == "aiokprod" else 1.0
-        return {"count": 10, "warm_up": 2, "seconds": seconds, "p50_ms": seconds}
+        figures = {"count": 10, "warm_up": 2, "seconds": seconds, "p50_ms": seconds}
+        return figures | {"cpu_us": seconds}
 
     def run_group(brokers: Any, group: runner.Group, **options: Any) -> list[Summary]:
         return runner.run_group(brokers, group, worker=worker, **options)
 
     monkeypatch.setattr(core, "running", lambda kind: contextlib.nullcontext(Anywhere()))
     monkeypatch.setattr(core, "run_group", run_group)
+    limit = Verdict("a way", "≤ 1 µs", "0.5 µs", reached=aiokprod_s < 1)
+    monkeypatch.setattr(core, "in_this_process", lambda: [limit])
     assert main(["core", "--cluster", "mock", "--runs", "2"]) == status
-    lines = capsys.readouterr().out.splitlines()[-3:]
-    assert [line.split()[0] for line in lines] == [word] * 3
+    promises = 3 + sum(len(pairs) for _, _, pairs in BESIDE) + 1
+    lines = capsys.readouterr().out.splitlines()[-promises:]
+    assert [line.split()[0] for line in lines] == [word] * promises
+
+
+def test_ways_are_measured_beside_the_clients_that_they_are_compared_with() -> None:
+    labels = set(core.ways_group(0.5).cases)
+    for peer, _, pairs in BESIDE:
+        for ours, theirs in pairs.items():
+            assert {f"aiokprod, {ours}", f"{peer}, {theirs}"} <= labels
+    assert {case.seconds for case in core.ways_group(0.5).cases.values()} == {0.5}
+
+
+def test_ways_are_judged_by_rates(monkeypatch: pytest.MonkeyPatch) -> None:
+    figures = {
+        "aiokprod, lambda": (5.0, 0.4), "aiokafka-tuned, lambda": (1.0, 6.0),
+        "aiokprod, on_delivery": (1.4, 0.5), "confluent, callback": (1.0, 1.0),
+    }  # fmt: skip
+    summaries = {
+        label: Summary(
+            "ways", label, Case(), 3,
+            {"rate": Spread(rate, rate, rate), "cpu_us": Spread(cpu, cpu, cpu)},
+        )
+        for label, (rate, cpu) in figures.items()
+    }  # fmt: skip
+    found = {verdict.scenario: verdict for verdict in core.judge_ways(summaries.get)}
+    assert found["`submit`, lambda"].reached is True
+    assert found["`submit`, lambda"].figure == "5.0 times; 15.0 times less CPU (0.40 µs)"
+    assert found["`submit`, on_delivery"].reached is False
 
 
 def test_no_runs_are_refused() -> None:

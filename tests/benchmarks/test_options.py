@@ -37,11 +37,13 @@ def test_every_field_is_an_option() -> None:
         "--seconds", "0.5", "--tasks", "7", "--size", "20", "--keyed", "--headers", "2",
         "--codec", "zstd", "--no-idempotent", "--acks", "1", "--partitions", "9", "--topics", "4",
         "--replicas", "3", "--settle", "gather", "--rate", "5", "--loop", "asyncio",
+        "--timeout", "2.5", "--partitioner", "callable", "--buffer", "bytearray",
     )  # fmt: skip
     assert found == Case(
         scenario="await", client="aiokafka", cluster="kafka", records=10, seconds=0.5, tasks=7,
         size=20, keyed=True, headers=2, codec="zstd", idempotent=False, acks="1", partitions=9,
         topics=4, replicas=3, settle="gather", rate=5, loop="asyncio",
+        timeout=2.5, partitioner="callable", buffer="bytearray",
     )  # fmt: skip
 
 
@@ -63,7 +65,17 @@ def test_a_case_survives_json() -> None:
         ({"client": "java", "keyed": True}, "java cannot do this case: it sends values only"),
         ({"client": "confluent", "scenario": "await"}, "its scenarios are fire, bulk"),
         ({"client": "confluent-aio", "headers": 1}, "refuses headers"),
-        ({"client": "java", "serializer": "json"}, "java cannot do this case: it sends bytes"),
+        ({"client": "blaster", "serializer": "json"}, "cannot do this case: it sends bytes"),
+        ({"client": "java", "serializer": "orjson"}, "java cannot do this case: it has json"),
+        ({"client": "java-default", "hook": "interceptor"}, "measured with the settings of java"),
+        ({"client": "aiokafka", "hook": "interceptor"}, "interceptor is a hook of aiokprod, java"),
+        ({"client": "confluent", "partitioner": "callable"}, "callable is a partitioner of"),
+        ({"client": "confluent", "buffer": "memoryview"}, "it takes bytes only"),
+        ({"buffer": "bytearray", "serializer": "text"}, "its values are those of the serializer"),
+        ({"timeout": 5.0}, "a timeout is one of the scenario await"),
+        ({"timeout": -1.0}, "timeout=-1.0: allowed are 0"),
+        ({"client": "confluent-aio", "scenario": "await", "timeout": 5.0}, "timeouts are measured"),
+        ({"client": "aiokafka", "settle": "on_delivery"}, "its function of the call is `callback`"),
         ({"client": "confluent-aio", "serializer": "text"}, "AIOProducer has no serializers"),
         ({"client": "aiokprod-asis", "settle": "callback"}, "callbacks are measured with"),
         ({"settle": "callback", "tasks": 2}, "with values only, and one task"),

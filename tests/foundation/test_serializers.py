@@ -221,3 +221,20 @@ def test_bound_serializer_keeps_what_the_user_passed() -> None:
     bound = adapt(mine, "key")
     assert isinstance(bound, BoundSerializer)
     assert bound.serializer is mine
+
+
+@pytest.mark.parametrize("base", [StringSerializer, JsonSerializer])
+def test_method_of_a_derived_class_is_called_with_topic_and_headers(base: Any) -> None:
+    class Derived(base):  # type: ignore[misc]
+        def serialize(self, topic: str, headers: Any, data: Any) -> bytes:
+            encoded: bytes = super().serialize(topic, headers, data)
+            return f"{topic} {headers} ".encode() + encoded
+
+    assert adapt(Derived(), "value")("t", [], "x").startswith(b"t [] ")
+
+
+def test_encoding_of_a_string_serializer_can_be_changed() -> None:
+    mine = StringSerializer()
+    bound = adapt(mine, "value")
+    mine.encoding = "latin-1"
+    assert bound("t", [], "\xe4") == b"\xe4"
