@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import subprocess
 import sys
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Final, Protocol
 
 from aiokprod.testing.kafka_admin import ClusterAdmin
@@ -34,9 +36,24 @@ class Brokers(Protocol):
     def count(self, topic: str) -> int:
         """Number of records in the topic, from the end offsets of its partitions."""
 
+    def cpu_seconds(self) -> float | None:
+        """Processor time of all brokers since they were started; None if it is not known."""
+
 
 def new_name() -> str:
     return f"bench-{uuid.uuid4().hex[:8]}"
+
+
+def cpu_seconds(pids: Iterable[int]) -> float | None:
+    """Processor time of running processes, all their threads; None without `/proc` (Linux)."""
+    ticks = 0
+    for pid in pids:
+        try:
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            return None
+        ticks += int(fields[11]) + int(fields[12])  # utime, stime
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 class MockBrokers:
@@ -65,6 +82,9 @@ class MockBrokers:
 
     def count(self, topic: str) -> int:
         return sum(self._admin.end_offsets(topic).values())
+
+    def cpu_seconds(self) -> float | None:
+        return cpu_seconds([self._process.pid])
 
     def _create(self, name: str, partitions: int, replicas: int) -> None:
         assert self._process.stdin is not None
@@ -121,6 +141,9 @@ class KafkaBrokers:
 
     def count(self, topic: str) -> int:
         return sum(self._admin.end_offsets(topic).values())
+
+    def cpu_seconds(self) -> float | None:
+        return cpu_seconds(self._cluster.pids())
 
     def stop(self) -> None:
         self._cluster.stop_blocking()

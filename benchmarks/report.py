@@ -103,7 +103,8 @@ def table(summaries: Iterable[Summary]) -> str:
     timed = any("p50_ms" in row.figures for row in rows)
     lagging = any("lag_ms" in row.figures for row in rows)
     counted = any("requests" in row.figures for row in rows)
-    head = ["case", "records/s", "min..max", "CPU µs/record"]
+    of_brokers = any("brokers_us" in row.figures for row in rows)
+    head = ["case", "records/s", "min..max", "CPU µs/record"] + ["brokers'"] * of_brokers
     head += ["p50 / p99 / p99.9 ms"] * timed + LAG_HEADS * lagging + REQUEST_HEADS * counted
     head.append("RSS MiB")
     lines = [f"| {' | '.join(head)} |", f"|---|{'---:|' * (len(head) - 1)}"]
@@ -114,6 +115,8 @@ def table(summaries: Iterable[Summary]) -> str:
         rate = row.figures["rate"]
         cells = [row.label, f"{rate.median:,.0f}", f"{rate.low:,.0f}..{rate.high:,.0f}"]
         cells.append(_number(row.get("cpu_us"), "{:.3g}"))
+        if of_brokers:
+            cells.append(_number(row.get("brokers_us"), "{:.3g}"))
         if timed:
             names = ("p50_ms", "p99_ms", "p999_ms")
             cells.append(" / ".join(_number(row.get(name), "{:.3g}") for name in names))

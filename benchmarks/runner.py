@@ -68,6 +68,7 @@ def run_case(
     """
     with brokers.topic(case) as topic:
         job = {"servers": brokers.servers, "topic": topic, "case": case.to_json(), "cpu": cpu}
+        used = brokers.cpu_seconds()
         result = worker(job)
         expected = result["count"] + result["warm_up"]
         found = _count(brokers, topic, expected, patience_s=PATIENCE if case.acks == "0" else 0.0)
@@ -76,6 +77,9 @@ def run_case(
                 f"{case.client}, {case.scenario}: {expected} records acknowledged, {found} in the "
                 "topic by its end offsets"
             )
+        now = brokers.cpu_seconds()
+        if used is not None and now is not None and found:
+            result["brokers_us"] = (now - used) / found * 1e6
         result["count"] += found - expected
         return result
 

@@ -336,6 +336,11 @@ class KafkaCluster:
     def is_running(self, node: int) -> bool:
         return self._node(node).running
 
+    def pids(self) -> list[int]:
+        """Process ids of the running nodes; of nodes in containers there are none."""
+        found = (node.pid for node in self._nodes.values() if isinstance(node, JavaNode))
+        return [pid for pid in found if pid is not None]
+
     # -- faults -------------------------------------------------------------------------------
 
     async def kill(self, node: int) -> None:

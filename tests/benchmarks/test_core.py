@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import core, runner
+from benchmarks import core, runner, targets
 from benchmarks.__main__ import main
 from benchmarks.case import CLUSTERS, Case
 from benchmarks.summary import Spread, Summary
@@ -93,6 +93,9 @@ class Anywhere:
     def count(self, topic: str) -> int:
         return 12
 
+    def cpu_seconds(self) -> None:
+        return None
+
 
 @pytest.mark.parametrize(("aiokprod_s", "status", "word"), [(0.1, 0, "kept"), (10.0, 1, "BROKEN")])
 def test_the_status_tells_whether_every_promise_is_kept(
@@ -140,7 +143,7 @@ def test_ways_are_judged_by_rates(monkeypatch: pytest.MonkeyPatch) -> None:
         )
         for label, (rate, cpu) in figures.items()
     }  # fmt: skip
-    found = {verdict.scenario: verdict for verdict in core.judge_ways(summaries.get)}
+    found = {verdict.scenario: verdict for verdict in targets.ways(summaries.get)}
     assert found["`submit`, lambda"].reached is True
     assert found["`submit`, lambda"].figure == "5.0 times; 15.0 times less CPU (0.40 µs)"
     assert found["`submit`, on_delivery"].reached is False

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
 
-from benchmarks.brokers import MockBrokers
+from benchmarks.brokers import MockBrokers, cpu_seconds
 from benchmarks.case import Case
 from benchmarks.lag import CollectorTime, LoopLag
 from benchmarks.micro_worker import importing, start
@@ -65,6 +67,7 @@ def here(job: Mapping[str, Any]) -> dict[str, Any]:
 def test_every_record_of_a_run_is_in_the_topic(brokers: MockBrokers, case: Case) -> None:
     result = run_case(brokers, case, worker=in_process if case.client == "confluent" else here)
     assert result["count"] == case.records
+    assert result["brokers_us"] >= 0
     assert result["seconds"] > 0
     assert ("p99_ms" in result) == (case.scenario in ("await", "paced"))
 
@@ -96,6 +99,16 @@ def test_a_record_too_few_or_too_many_ends_the_run(brokers: MockBrokers, lie: in
         run_case(brokers, FEW, worker=liar)
 
 
+def test_processor_time_of_processes_includes_their_threads() -> None:
+    worker = threading.Thread(target=lambda: sum(range(3_000_000)))
+    worker.start()
+    worker.join()
+    found = cpu_seconds([os.getpid()])
+    assert found is not None
+    assert abs(found - time.process_time()) < 1.0
+    assert cpu_seconds([os.getpid(), 2**22 + 1]) is None
+
+
 class NoBrokers(MockBrokers):
     """Twelve records are in every topic."""
 
@@ -107,6 +120,9 @@ class NoBrokers(MockBrokers):
 
     def count(self, topic: str) -> int:
         return 12
+
+    def cpu_seconds(self) -> None:
+        return None
 
 
 def test_without_acknowledgments_only_what_arrived_counts(monkeypatch: pytest.MonkeyPatch) -> None:
