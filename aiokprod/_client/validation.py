@@ -152,11 +152,20 @@ def _check_methods(name: str, plugin: Any, methods: Sequence[str]) -> None:
         )
 
 
+_FLOAT_BITS: Final = 1023
+"""Each int of so many bits can be converted to a float."""
+
+
 def check_timeout(call: str, timeout: Any, *, zero: bool = True) -> None:
     """Check that a timeout is None or a number of seconds ≥ 0 (> 0 without `zero`)."""
     if timeout is None:
         return
     number = not isinstance(timeout, bool) and isinstance(timeout, (int, float))
+    if number and isinstance(timeout, int) and timeout.bit_length() > _FLOAT_BITS:
+        raise ConfigError(
+            f"{call}: timeout is an int of {timeout.bit_length()} bits, which is no number of "
+            "seconds; use None or math.inf for no limit"
+        )
     if not number or math.isnan(timeout) or timeout < 0 or (timeout == 0 and not zero):
         raise ConfigError(
             f"{call}: timeout must be a number of seconds {'≥' if zero else '>'} 0 or None, not "

@@ -13,9 +13,11 @@ from libc.math cimport INFINITY, ceil, frexp, ldexp
 from aiokprod._core.batch cimport Delivery
 
 cdef enum:
-    STEPS_LOG2 = 8         # a timeout has between 128 and 256 steps
-    FEWEST = 64            # handles of a timer before the first removal
-    SLICE = 1024           # records that expire in one pass of the loop
+    STEPS_LOG2 = 8             # a timeout has between 128 and 256 steps,
+    LEAST_LOG2 = -30           # which are no shorter than this: a deadline is divided by them
+    CHECKED_ABOVE = 1 << 30    # s; a larger int may be too large for a float
+    FEWEST = 64                # handles of a timer before the first removal
+    SLICE = 1024               # records that expire in one pass of the loop
 
 
 cdef class _Timer:
@@ -77,7 +79,8 @@ cdef class Deadlines:
 
     def begin(self, timeout):
         """The deadline of a call that begins now: a time of the loop's clock."""
-        if not ((type(timeout) is float or type(timeout) is int) and timeout > 0):
+        if not ((type(timeout) is float and timeout > 0)
+                or (type(timeout) is int and 0 < timeout <= CHECKED_ABOVE)):
             self.check(timeout)
         return <double>self.clock() + <double>timeout
 
@@ -95,7 +98,7 @@ cdef class Deadlines:
         if not 0 < timeout < INFINITY:
             return
         frexp(timeout, &exponent)
-        step = ldexp(1.0, exponent - STEPS_LOG2)
+        step = ldexp(1.0, max(exponent - STEPS_LOG2, LEAST_LOG2))
         time = ceil(deadline / step) * step
         if timer is None or timer.time != time:
             timer = self.timers.get(time)

@@ -127,6 +127,38 @@ async def test_owner_that_raises_leaves_the_other_deadlines_to_the_next_pass() -
     loop.set_exception_handler(None)
 
 
+@pytest.mark.parametrize("timeout", [5e-324, 1e-310, 1e-30, 1e-9])
+def test_wait_with_the_smallest_timeouts_ends_as_withdrawn(timeout: float) -> None:
+    """A step of such a timeout is zero, or too small to divide a deadline by it."""
+
+    async def main() -> None:
+        cluster = FakeCluster(default_partitions=1)
+        async with _producer(cluster, linger_ms=60_000, adaptive_linger=False) as producer:
+            await producer.warm(["t"])
+            began = asyncio.get_running_loop().time()
+            with pytest.raises(DeliveryTimeout) as caught:
+                await producer.send("t", b"v", timeout=timeout)
+            assert caught.value.outcome is Outcome.NOT_SENT
+            assert asyncio.get_running_loop().time() - began < 1e-6
+        assert cluster.values("t", 0) == []
+
+    run(main)
+
+
+@pytest.mark.parametrize("timeout", [10**400, 1 << 1024], ids=["decimal", "binary"])
+def test_int_that_is_no_float_is_refused_before_the_record_is_appended(timeout: int) -> None:
+    async def main() -> None:
+        cluster = FakeCluster(default_partitions=1)
+        async with _producer(cluster) as producer:
+            await producer.send("t", b"first", timeout=1 << 1022)
+            for call in (producer.send("t", b"v", timeout=timeout), producer.flush(timeout)):
+                with pytest.raises(ConfigError, match=r"timeout is an int of \d+ bits"):
+                    await call
+        assert cluster.values("t", 0) == [b"first"]
+
+    run(main)
+
+
 @in_virtual_time
 async def test_infinite_timeout_needs_no_timer_and_closing_leaves_none() -> None:
     harness, deadlines = CoreHarness(), _deadlines()
