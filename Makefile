@@ -5,7 +5,7 @@
 #   make test                       lint + unit tests + coverage thresholds; eight minutes
 #   make matrices                   the long matrices of the unit tests, every case and seed
 #   make bench                      aiokprod beside aiokafka, confluent-kafka and Java; half an hour
-#   make bench-core                 three promises beside aiokafka, kept or broken; four minutes
+#   make bench-core                 what must hold beside the other clients; eight minutes
 #   make bench-columns              Arrow columns to record batches, beside memcpy; a minute
 #   make simulate                   2000 seeds of the producer among faults (SEEDS=a-b)
 #   make detection                  75 bugs put back; simulations or tests must find each

@@ -332,7 +332,8 @@ class Producer(Generic[K, V]):
 
         Raises:
             ConfigError, SerializationError, RecordTooLarge: the record is invalid or too large.
-            MetadataTimeout, BufferTimeout: max_block_ms passed; nothing was sent.
+            MetadataTimeout, BufferTimeout: max_block_ms passed; nothing was sent. An asynchronous
+                serializer is cancelled then, with a SerializationError.
             DeliveryTimeout: no acknowledgment in time; see `.outcome`.
             BrokerError: the broker rejected it; see `.code` and `.outcome`.
             ProducerClosed, ProducerFailed, WrongLoop, ForkedProcess: the producer is unusable.

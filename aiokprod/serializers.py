@@ -9,6 +9,7 @@ Source: Java `Serializer`, `KafkaProducer.doSend`.
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import json
 import struct
@@ -46,6 +47,13 @@ AnySerializer: TypeAlias = Serializer[Any] | Callable[[Any], Any]
 class WrongType(TypeError):
     """The cause of a `SerializationError` if data, or the result of a serializer, has a type that
     is not accepted. Its text names types, never values."""
+
+
+class TookTooLong(TimeoutError):
+    """The cause of a `SerializationError` if an asynchronous serializer was cancelled."""
+
+
+_TOO_LONG: Final = "it had not finished when max_block_ms, or the timeout of send, had passed"
 
 
 class BytesSerializer:
@@ -253,16 +261,21 @@ class BoundSerializer(FieldSerializer):
     def __repr__(self) -> str:
         return f"<{self.field} serializer {self.name}>"
 
-    async def finish(self, topic: str, data: Any, awaitable: Awaitable[Any]) -> Serialized:
-        """The bytes of `data`, for which the serializer returned an awaitable.
+    async def finish(
+        self, topic: str, data: Any, awaitable: Awaitable[Any], deadline: float
+    ) -> Serialized:
+        """The bytes of `data`, for which the serializer returned an awaitable. At `deadline` (loop
+        time) that is cancelled.
 
         Raises:
             SerializationError: as when the serializer is called.
         """
         try:
-            result = await awaitable
+            async with asyncio.timeout_at(deadline) as limit:
+                result = await awaitable
         except Exception as error:
-            raise self.failure(topic, data, error) from error
+            cause = TookTooLong(_TOO_LONG) if limit.expired() else error
+            raise self.failure(topic, data, cause) from error
         if type(result) is bytes or result is None:
             return result
         checked = self._as_bytes(result)
@@ -310,10 +323,10 @@ class BoundSerializer(FieldSerializer):
     def failure(self, topic: str, data: Any, error: Exception) -> SerializationError:
         """The error for an exception of the serializer.
 
-        The exception's text may quote the record, so it is only chained. Texts of `WrongType` name
-        types only.
+        The exception's text may quote the record, so it is only chained. Texts of `WrongType` and
+        `TookTooLong` do not.
         """
-        own = isinstance(error, WrongType)
+        own = isinstance(error, (WrongType, TookTooLong))
         detail = f": {error}" if own else f" ({type(error).__name__})"
         return SerializationError(
             f"topic {topic!r}: {self.field}_serializer {self.name} failed on a {self.field} of "

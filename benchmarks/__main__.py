@@ -1,6 +1,6 @@
 """The benchmarks' command line.
 
-    python -m benchmarks core                        three promises beside aiokafka: four minutes
+    python -m benchmarks core                        what must hold: eight minutes
     python -m benchmarks suite                       everything `make bench` measures
     python -m benchmarks suite --cluster mock --only fire await
     python -m benchmarks run --scenario await --client aiokafka --cluster kafka --replicas 3
@@ -10,6 +10,7 @@
     python -m benchmarks.instructions                instructions for each record (valgrind)
     python -m benchmarks.calls                       Python calls of a lone send, by module
     python -m benchmarks.bulk                        processor time of `send_many`, by form
+    python -m benchmarks.ways                        and by serializer, partitioner, hook, timeout
     python -m benchmarks.transactions                transactions a second
 
 `run --help` lists every option of a single case.

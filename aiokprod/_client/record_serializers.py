@@ -46,22 +46,22 @@ class RecordSerializers(SerializerPair):
         return self.serialize(record.topic, record.headers, record.key, record.value, serialized)
 
     async def finish(
-        self, record: ProducerRecord[Any, Any], serialized: SerializedRecord
+        self, record: ProducerRecord[Any, Any], serialized: SerializedRecord, deadline: float
     ) -> Payload:
-        """Wait for asynchronous serializers; (key, value).
+        """Wait for asynchronous serializers until `deadline` (loop time); (key, value).
 
         Raises:
-            SerializationError: a serializer failed; nothing was appended.
+            SerializationError: a serializer failed or took too long; nothing was appended.
         """
         self._raise_failure(serialized)
         key, value = serialized.key, serialized.value
         if key is not None and not isinstance(key, bytes):
-            key = await self._bound_key.finish(record.topic, record.key, key)
+            key = await self._bound_key.finish(record.topic, record.key, key, deadline)
         if not serialized.has_value:
             headers = () if serialized.headers is None else serialized.headers
             value = self._bound_value(record.topic, headers, record.value)
         if value is not None and not isinstance(value, bytes):
-            value = await self._bound_value.finish(record.topic, record.value, value)
+            value = await self._bound_value.finish(record.topic, record.value, value, deadline)
         return key, value
 
     def finish_now(self, serialized: SerializedRecord) -> Payload:

@@ -73,7 +73,7 @@ class RecordSubmitter:
         block: float | None = None,
     ) -> Delivery:
         """Wait at most `block` seconds, and at most max_block_ms, until the record is in a
-        batch.
+        batch; also for asynchronous serializers.
 
         Args:
             serialized: the results of the user code that the fast path has called; None if it has

@@ -195,7 +195,7 @@ class SlowPath:
         topic, partition = record.topic, record.partition
         await self._known(topic, partition, deadline)
         self._start_serializers(record, serialized)
-        key, value = await self._serializers.finish(record, serialized)
+        key, value = await self._serializers.finish(record, serialized, deadline)
         payload = self._payload(key, value, serialized)
         size = self._checked_size(topic, *payload)
         return await self._append_with_memory(

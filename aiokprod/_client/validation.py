@@ -8,6 +8,7 @@ import math
 from typing import TYPE_CHECKING, Any, Final
 
 from aiokprod._config.fields import unknown_key
+from aiokprod._core.callbacks import is_plain_callable
 from aiokprod._net.dialer import TcpDialer
 from aiokprod._redaction import redacted
 from aiokprod.config import ProducerConfig
@@ -177,7 +178,7 @@ def check_on_delivery(call: str, on_delivery: Any) -> None:
     """Check that `on_delivery` is None or a callable that the loop can call."""
     if on_delivery is None:
         return
-    if not callable(on_delivery) or inspect.iscoroutinefunction(on_delivery):
+    if not is_plain_callable(on_delivery):
         raise ConfigError(
             f"{call}: on_delivery must be a plain callable that takes (metadata, error), not "
             f"{on_delivery!r}"

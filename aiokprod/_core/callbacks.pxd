@@ -21,4 +21,4 @@ cdef class Callbacks:
 
 
 cdef object present_context(object known)
-cdef bint is_plain_callable(object fn) except -1
+cpdef bint is_plain_callable(object fn) except -1

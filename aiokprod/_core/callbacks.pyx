@@ -18,7 +18,8 @@ replaces it. So two contexts are equal if they hold the identical mapping. It is
 `tp_traverse`; if that shows anything else than one mapping, nothing is shared.
 """
 
-from inspect import CO_COROUTINE
+from functools import partial
+from inspect import CO_COROUTINE, iscoroutinefunction
 from types import CodeType
 
 from cpython.ref cimport PyObject, Py_DECREF
@@ -64,17 +65,27 @@ cdef extern from "Python.h":
     int PyContext_Enter(object) noexcept  # raises, too
     int PyContext_Exit(object) except -1
     bint PyFunction_Check(object)
+    bint PyMethod_Check(object)
+    bint PyCFunction_Check(object)
     PyObject* PyFunction_GetCode(object)
     PyObject* PyObject_Vectorcall(PyObject*, PyObject**, size_t, PyObject*)
 
 cdef int _coroutine_flag = CO_COROUTINE
 
 
-cdef bint is_plain_callable(object fn) except -1:
-    """True for a callable that is not an `async def` function."""
+cpdef bint is_plain_callable(object fn) except -1:
+    """True for a callable that is not an `async def` function: the coroutine of that would never
+    run. Also looks into methods, partial objects and `__call__`."""
+    while type(fn) is partial:
+        fn = fn.func
+    if PyMethod_Check(fn):
+        fn = fn.__func__
     if PyFunction_Check(fn):
         return not (<PyCodeObject*>PyFunction_GetCode(fn)).co_flags & _coroutine_flag
-    return callable(fn)
+    if PyCFunction_Check(fn):
+        return True
+    return (callable(fn) and not iscoroutinefunction(fn)
+            and not iscoroutinefunction(type(fn).__call__))
 
 
 def mark_as_coroutine_function(function not None):

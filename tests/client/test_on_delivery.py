@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any
+from unittest.mock import AsyncMock, MagicMock
 
 import pytest
 
@@ -149,27 +151,80 @@ async def test_runs_in_the_context_of_the_call_and_may_submit_and_raise() -> Non
     asyncio.get_running_loop().set_exception_handler(None)
 
 
-@pytest.mark.parametrize("started", [False, True])
-@pytest.mark.parametrize("wrong", [5, "text", "coroutine function"])
-def test_what_cannot_be_called_by_the_loop_is_refused_and_nothing_is_sent(
-    wrong: Any, started: bool
-) -> None:
-    async def coroutine_function(metadata: object, error: object) -> None: ...
+async def _coroutine_function(metadata: object, error: object) -> None: ...
 
+
+class Asynchronous:
+    """Callables that return coroutines."""
+
+    async def method(self, metadata: object, error: object) -> None: ...
+
+    async def __call__(self, metadata: object, error: object) -> None: ...
+
+
+@pytest.mark.parametrize("started", [False, True])
+@pytest.mark.parametrize(
+    "given",
+    [
+        5,
+        "text",
+        _coroutine_function,
+        Asynchronous().method,
+        Asynchronous(),
+        functools.partial(_coroutine_function),
+        functools.partial(functools.partial(Asynchronous().method), error=None),
+        AsyncMock(),
+    ],
+    ids=["int", "str", "function", "method", "object", "partial", "partial of a method", "mock"],
+)
+def test_what_cannot_be_called_by_the_loop_is_refused_and_nothing_is_sent(
+    given: Any, started: bool
+) -> None:
     async def main() -> None:
         cluster = FakeCluster(default_partitions=1)
-        given = coroutine_function if wrong == "coroutine function" else wrong
         async with _producer(cluster) as producer:
             if started:
-                await producer.warm(["t"])
+                await producer.send("t", b"the first one")  # the fast path knows the topic
             with pytest.raises(ConfigError, match="on_delivery must be"):
                 await producer.submit("t", b"v", on_delivery=given)
             with pytest.raises(ConfigError, match="on_delivery must be"):
                 producer.try_submit("t", b"v", on_delivery=given)
-            await producer.send("t", b"the only one")
-        assert cluster.values("t", 0) == [b"the only one"]
+            await producer.send("t", b"the last one")
+        assert cluster.values("t", 0) == [b"the first one"] * started + [b"the last one"]
 
     run(main)
+
+
+class Plain:
+    """Callables that the loop can call."""
+
+    def __init__(self, seen: list[object]) -> None:
+        self.seen = seen
+
+    def method(self, metadata: object, error: object) -> None:
+        self.seen.append(error)
+
+    def __call__(self, metadata: object, error: object) -> None:
+        self.seen.append(error)
+
+
+@in_virtual_time
+async def test_any_plain_callable_is_called() -> None:
+    cluster = FakeCluster(default_partitions=1)
+    seen: list[object] = []
+    plain = Plain(seen)
+    given: list[Any] = [
+        plain, plain.method, functools.partial(plain.method), functools.partial(plain),
+        lambda metadata, error: seen.append(error), MagicMock(side_effect=plain.method),
+    ]  # fmt: skip
+    async with _producer(cluster) as producer:
+        await producer.send("t", b"the first one")
+        for each in given:
+            await producer.submit("t", b"v", on_delivery=each)
+            producer.try_submit("t", b"v", on_delivery=each)
+        await producer.flush()
+        await asyncio.sleep(0)
+    assert seen == [None] * 2 * len(given)
 
 
 @in_virtual_time

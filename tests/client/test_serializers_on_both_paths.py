@@ -483,3 +483,64 @@ def test_asynchronous_serializer_is_refused_by_try_submit_and_its_coroutine_clos
 
     run(main)
     gc.collect()
+
+
+@pytest.mark.parametrize("slowly", [False, True], ids=["fast", "slow"])
+@pytest.mark.parametrize("field", ["key", "value"])
+@pytest.mark.parametrize(("options", "took"), [({}, 1.0), ({"timeout": 0.25}, 0.25)])
+def test_asynchronous_serializer_that_does_not_end_is_cancelled_in_time(
+    options: dict[str, Any], took: float, field: str, slowly: bool
+) -> None:
+    ended: list[BaseException] = []
+
+    async def never(data: bytes) -> bytes:
+        try:
+            await asyncio.get_running_loop().create_future()
+        except BaseException as error:
+            ended.append(error)
+            raise
+        raise AssertionError
+
+    async def main() -> None:
+        cluster = FakeCluster(brokers=1)
+        cluster.create_topic("t", 1)
+        serializers: Any = {f"{field}_serializer": never}
+        async with make_producer(cluster, max_block_ms=1_000, **serializers) as producer:
+            await producer.send("t", None)  # finds out about the topic
+            if slowly:
+                runtime_of(producer).fast_path.stop()
+            began = asyncio.get_running_loop().time()
+            with pytest.raises(SerializationError, match="had not finished when") as caught:
+                await producer.send("t", b"v", key=b"k", **options)
+            assert caught.value.outcome is Outcome.NOT_SENT
+            assert asyncio.get_running_loop().time() - began == pytest.approx(took)
+            result = await producer.send_many("t", [b"v", b"w"], keys=[b"k", None])
+            assert set(result.errors) >= {0}
+            assert all(isinstance(e, SerializationError) for e in result.errors.values())
+            assert producer.metrics()["records_refused"] >= 2
+        assert isinstance(ended[0], asyncio.CancelledError)
+        assert isinstance(caught.value.__cause__, TimeoutError)
+
+    run(main)
+
+
+def test_cancelled_call_of_an_asynchronous_serializer_is_a_cancellation() -> None:
+    async def never(data: bytes) -> bytes:
+        await asyncio.get_running_loop().create_future()
+        raise AssertionError
+
+    async def main() -> None:
+        cluster = FakeCluster(brokers=1)
+        cluster.create_topic("t", 1)
+        async with make_producer(cluster, value_serializer=never) as producer:
+            await producer.send("t", None)
+            task = asyncio.ensure_future(producer.send("t", b"v", timeout=5))
+            await asyncio.sleep(1)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(1):
+                    await producer.send("t", b"v", timeout=5)
+
+    run(main)
