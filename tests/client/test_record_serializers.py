@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from typing import Any
 
 import pytest
@@ -43,7 +44,7 @@ def test_key_is_serialized_before_the_value_also_if_one_has_to_be_awaited(
     log: list[str] = []
     both = RecordSerializers(Noting("key", log, key_later), Noting("value", log, value_later))
     started = both.start(RECORD)
-    assert asyncio.run(both.finish(RECORD, started)) == (b"k", b"v")
+    assert asyncio.run(both.finish(RECORD, started, math.inf)) == (b"k", b"v")
     assert (log, started.headers) == (["key", "value"], [("key", None), ("value", None)])
     assert not both.plain
 
@@ -56,7 +57,7 @@ def test_value_is_not_serialized_after_a_key_that_fails() -> None:
 
     both = RecordSerializers(fails, Noting("value", log, False))
     with pytest.raises(SerializationError, match="key_serializer"):
-        asyncio.run(both.finish(RECORD, both.start(RECORD)))
+        asyncio.run(both.finish(RECORD, both.start(RECORD), math.inf))
     assert log == []
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import json
 from typing import Any
 
@@ -196,7 +197,7 @@ def test_awaitable_serializer_is_awaited_and_checked() -> None:
         pending = bound("t", (), data)
         assert not isinstance(pending, bytes)
         assert pending is not None
-        return await bound.finish("t", data, pending)
+        return await bound.finish("t", data, pending, math.inf)
 
     async def main() -> None:
         assert await result(b"x") == b"x"
