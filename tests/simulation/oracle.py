@@ -450,7 +450,9 @@ class Judge:
             _demand(self._batch_is_older(attempt), "failed before its time: {}", attempt)
             self.used["batch age"] += 1
             return
-        elif isinstance(error, BufferTimeout | MetadataTimeout):
+        elif isinstance(error, BufferTimeout | MetadataTimeout) or (
+            isinstance(error, SerializationError) and isinstance(error.__cause__, TimeoutError)
+        ):  # an asynchronous serializer was cancelled: the waits before it took most of the time
             least = min(self.plan.block_s, attempt.limit_s or self.plan.block_s)
             _demand(took >= least - 0.002, "failed after {} s, before its time: {}", took, attempt)
             return
