@@ -72,6 +72,8 @@ public class ProduceRate {
     private final AtomicReference<Exception> failed = new AtomicReference<>();
 
     public static void main(String[] args) throws Exception {
+        // The launcher of source files has its own class loader, which Kafka does not know.
+        Thread.currentThread().setContextClassLoader(ProduceRate.class.getClassLoader());
         JsonNode job = JSON.readTree(System.in);
         Properties settings = new Properties();
         job.get("settings").fields().forEachRemaining(

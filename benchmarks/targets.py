@@ -251,8 +251,8 @@ def ways(find: Callable[[str], Summary | None]) -> Iterator[Verdict]:
                 )
 
 
-# Peer, times, and our way -> its way: what confluent-kafka calls is a function of the call. There is
-# no promise for json.dumps, which takes most of the time itself, whatever the client.
+# Peer, times, and our way -> its way: what confluent-kafka calls is a function of the call.
+# json.dumps is left out, because it takes most of the time itself with any client.
 BESIDE: Final = (
     ("aiokafka-tuned", 5.0, {
         way: way for way in ("lambda", "orjson.dumps", "callback", "callback, lambda")

@@ -1,8 +1,8 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import json
+import math
 from typing import Any
 
 import pytest
