@@ -569,6 +569,7 @@ class Judge:
         judged = Judged(
             self.load.attempts,
             lambda attempt: self.places.get(attempt.value, []),
+            lambda attempt: self.truncated.get(attempt.value, []),
             lambda attempt: not isinstance(attempt.result, KafkaError),
             self.plan.options["acks"] != 0,
             self.load.touched,

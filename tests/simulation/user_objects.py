@@ -259,6 +259,8 @@ class Judged:
 
     Args:
         places: where each value was found.
+        truncated: where it was before its log was truncated. With acks=1 an acknowledged record may
+            be lost so.
         is_own: the call ended for a reason that is no `KafkaError`.
         has_offsets: brokers return offsets.
         touched: numbers of records within whose calls a signal handler raised: what an object
@@ -269,12 +271,14 @@ class Judged:
         self,
         attempts: list[Attempt],
         places: Callable[[Attempt], list[Place]],
+        truncated: Callable[[Attempt], list[Place]],
         is_own: Callable[[Attempt], bool],
         has_offsets: bool,
         touched: set[int],
     ) -> None:
         self.attempts = attempts
         self.places = places
+        self.truncated = truncated
         self.is_own = is_own
         self.has_offsets = has_offsets
         self.touched = touched
@@ -300,7 +304,8 @@ class Judged:
             return None if same else text
         places = self.places(attempt)
         if error is None:
-            found = (noted.partition, noted.offset) in [(p.partition, p.offset) for p in places]
+            seen = [*places, *self.truncated(attempt)]
+            found = (noted.partition, noted.offset) in [(p.partition, p.offset) for p in seen]
             return None if found or not self.has_offsets or noted.offset is None else text
         definite = isinstance(error, KafkaError) and error.outcome is not Outcome.UNKNOWN
         return text if definite and places else None
