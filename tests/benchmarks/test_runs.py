@@ -20,7 +20,7 @@ from benchmarks.report import table
 from benchmarks.runner import Group, RecordsMissing, in_process, run_case, run_group
 from benchmarks.worker import run
 
-FEW = Case(records=2_000, seconds=5.0, partitions=5)
+FEW = Case(records=2_000, seconds=60.0, partitions=5)
 
 
 @pytest.fixture(scope="module")
