@@ -35,7 +35,8 @@ async def test_failure_is_told_with_the_topic_of_its_row(
     await wait_settled(cores_of(handed))
     failure = handed.first_failure()
     assert failure is not None
-    where, error = failure
+    where, row, error = failure
+    assert row == 1
     assert where == "b-0"
     assert error.code is not None
     assert error.code.number == Code.TOPIC_AUTHORIZATION_FAILED

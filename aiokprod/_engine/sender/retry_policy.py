@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from aiokprod._engine.identity.sequence_errors import SequenceDecision
 from aiokprod.errors import (
+    REJECTED_WITH_BATCH,
     Code,
     DeliveryTimeout,
     ErrorCode,
@@ -161,7 +162,7 @@ def record_errors(
         text = (
             named.get(index)
             if index in named
-            else ("rejected because other records of its batch are invalid; send it again")
+            else f"{REJECTED_WITH_BATCH}; send it again"
         )
         errors[index] = RecordRejected(
             f"{batch.topic_partition}: {text or error.message}",
