@@ -19,7 +19,6 @@ from aiokprod import GroupMetadata
 from aiokprod._client.cluster_client import (
     ClusterClient,
     EndTransaction,
-    fence_producer,
     ongoing_transactions,
 )
 from aiokprod.errors import Code, KafkaError, ProducerFenced, UnsupportedVersion, error_code
@@ -35,6 +34,7 @@ from aiokprod.spark.markers import (
     task_id,
 )
 from aiokprod.spark.options import DEFAULT_TRANSACTION_TIMEOUT_MS, EXACTLY_ONCE, FAIL
+from aiokprod.spark.orphans import fence_transaction
 from aiokprod.spark.verification import TIMED_OUT, lost_transactions
 from aiokprod.spark.worker_loop import loop_thread
 
@@ -76,8 +76,6 @@ _NOTHING: Final = object()
 
 _UNSTABLE: Final = 2.0
 """Seconds to wait for the transaction in which another process writes a decision."""
-_FENCE_TIMEOUT_MS: Final = 60_000
-"""Transaction timeout of an InitProducerId that is sent only to fence a producer."""
 _SWEEP_EVERY: Final = 10.0
 """Seconds between two searches for transactions that no task will end."""
 
@@ -354,7 +352,7 @@ class TransactionEnder:
                 _swept[sid] = now
             for orphan in sorted(orphans):
                 logger.info("ending what task %s may have left open", orphan)
-                await _fence(client, orphan, deadline)
+                await fence_transaction(client, orphan, deadline)
         except KafkaError as error:
             logger.warning("orphaned transactions of %s are left to their timeout: %s", sid, error)
 
@@ -388,18 +386,12 @@ async def _check_dropped(
     because the rows of that task are in other tasks now."""
     for index in range(now.tasks, before.tasks):
         dropped = task_id(sid, index)
-        await _fence(client, dropped, deadline)  # otherwise it could still be committed later
+        await fence_transaction(
+            client, dropped, deadline
+        )  # otherwise it could still be committed later
         marker = await read_marker(client, dropped, deadline)
         if marker is not None and marker.batch_id == now.batch_id:
             raise _differs(now, f"it had {before.tasks} tasks and has {now.tasks} now")
-
-
-async def _fence(client: ClusterClient, transactional_id: str, deadline: float) -> None:
-    """Abort the open transaction of this id."""
-    code = await fence_producer(client, transactional_id, _FENCE_TIMEOUT_MS, deadline)
-    if code != Code.NONE:
-        found = error_code(code)
-        raise KafkaError(f"transactional id {transactional_id}: {found.text}", code=found)
 
 
 def _differs(now: Marker, how: str) -> NonDeterministicReplay:

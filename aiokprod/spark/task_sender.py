@@ -140,9 +140,7 @@ class TaskSender:
             first, counts, where=self._where, transactional=self._transactional, row=self._row
         )
 
-    def _note(
-        self, error: BaseException, where: str | None = None, row: int | None = None
-    ) -> None:
+    def _note(self, error: BaseException, where: str | None = None, row: int | None = None) -> None:
         if self._failure is None:
             self._failure = error
             self._row = row

@@ -22,8 +22,8 @@ _ONGOING: Final = "Ongoing"
 """The only state in which a transaction can be committed."""
 
 TIMED_OUT: Final = (
-    "it was open for longer than kafka.transaction.timeout.ms, or a later attempt or another query "
-    "with the same ids took over"
+    "it was open for longer than kafka.transaction.timeout.ms, or a later attempt, or another query "
+    "or job with the same transactionalIdPrefix, took over"
 )
 
 

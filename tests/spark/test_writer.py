@@ -26,7 +26,14 @@ from aiokprod import ConfigError
 from aiokprod._client.cluster_client import ClusterClient
 from aiokprod.errors import Code
 from aiokprod.producer import Producer
-from aiokprod.spark import audit_reader, driver_commit, preflight, tasks, transactional_task
+from aiokprod.spark import (
+    audit_reader,
+    driver_commit,
+    orphans,
+    preflight,
+    tasks,
+    transactional_task,
+)
 from aiokprod.spark import writer as spark_writer
 from aiokprod.spark.audit_reader import AuditRange, AuditReader
 from aiokprod.spark.commit_messages import Prepared, TaskReport
@@ -64,7 +71,7 @@ class World:
         environment = self.cluster.environment()
         for module in (driver_commit, transactional_task, tasks):
             patch.setattr(module, "Producer", partial(Producer, environment=environment))
-        for module in (driver_commit, transactional_task, preflight, audit_reader):
+        for module in (driver_commit, transactional_task, preflight, orphans, audit_reader):
             patch.setattr(module, "ClusterClient", partial(ClusterClient, environment=environment))
         # The audit has no option for the kind of loop.
         patch.setattr(audit_reader, "loop_thread", lambda: self.thread)

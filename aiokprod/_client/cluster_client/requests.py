@@ -9,6 +9,7 @@ Source: Java `Admin`; KIP-98 (transactions, read_committed), KIP-447 (require_st
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -26,6 +27,8 @@ from aiokprod._wire.messages.list_offsets import (
 from aiokprod._wire.messages.list_transactions import ListTransactionsRequest
 from aiokprod._wire.messages.metadata import MetadataRequest, MetadataRequestTopic
 from aiokprod._wire.messages.offset_fetch import OffsetFetchRequest, OffsetFetchRequestGroup
+
+from aiokprod.errors import KafkaError
 
 if TYPE_CHECKING:
     from aiokprod._client.cluster_client.cluster_client import ClusterClient
@@ -357,17 +360,32 @@ async def describe_transactions(
     )
 
 
-async def ongoing_transactions(client: ClusterClient, deadline: float) -> set[str]:
-    """Transactional ids with an ongoing transaction, by ListTransactions to every known broker;
-    only those that the credentials may describe.
+async def ongoing_transactions(
+    client: ClusterClient,
+    deadline: float,
+    on_failure: Callable[[KafkaError], None] | None = None,
+) -> set[str]:
+    """Transactional ids with an ongoing transaction, by one ListTransactions to each broker,
+    concurrently; only those that the credentials may describe.
+
+    Args:
+        on_failure: called with the error of each broker that could not be asked; None raises it.
 
     Raises:
-        KafkaError: as `ClusterClient.ask`.
+        KafkaError: as `ClusterClient.nodes` and `ClusterClient.ask`.
     """
+    request = ListTransactionsRequest(state_filters=["Ongoing"])
+    nodes = await client.nodes(deadline)
+    limit = min(deadline, client.loop.time() + _LIST_SECONDS)
+    responses = await asyncio.gather(
+        *(client.ask(node, request, limit) for node in nodes), return_exceptions=True
+    )
     found: set[str] = set()
-    for node in list(client.metadata.snapshot.nodes):
-        request = ListTransactionsRequest(state_filters=["Ongoing"])
-        limit = min(deadline, client.loop.time() + _LIST_SECONDS)
-        response = await client.ask(node, request, limit)
-        found |= {one.transactional_id for one in response.body.transaction_states}
+    for response in responses:
+        if not isinstance(response, BaseException):
+            found |= {one.transactional_id for one in response.body.transaction_states}
+        elif isinstance(response, KafkaError) and on_failure is not None:
+            on_failure(response)
+        else:
+            raise response
     return found
