@@ -35,7 +35,7 @@ from aiokprod.spark.markers import (
 )
 from aiokprod.spark.options import DEFAULT_TRANSACTION_TIMEOUT_MS, EXACTLY_ONCE, FAIL
 from aiokprod.spark.orphans import fence_transaction
-from aiokprod.spark.verification import TIMED_OUT, lost_transactions
+from aiokprod.spark.verification import TIMED_OUT, lost_transactions, too_short
 from aiokprod.spark.worker_loop import loop_thread
 
 if TYPE_CHECKING:
@@ -167,8 +167,17 @@ class TransactionEnder:
             raise CommitFailed(
                 f"aiokprod: transaction {task.transactional_id} of task {task.partition}{more} "
                 f"cannot be committed: {reason}. Nothing of this attempt was committed. "
-                f"{_REPLAYED if self._exactly_once else _AGAIN}"
+                f"{self._next_step(tasks)}"
             )
+
+    def _next_step(self, tasks: Sequence[Prepared]) -> str:
+        timeout = self._options.producer_config().transaction_timeout_ms
+        longest = max(task.seconds for task in tasks)
+        return too_short(longest, timeout) or (
+            f"The longest task took {longest:.1f} s, and option kafka.transaction.timeout.ms is "
+            f"{timeout}: it must cover the time from the first row of a task to the commit of all. "
+            f"{_REPLAYED if self._exactly_once else _AGAIN}"
+        )
 
     # -- deciding -------------------------------------------------------------------------------
 

@@ -1,8 +1,8 @@
 """Ends the transactions that earlier runs of a batch job left open.
 
-The transactional ids of a batch job contain a name that is made for each run, so that InitProducerId
-of a later run does not fence them. If a driver dies, nothing would end them before their timeout, and
-`read_committed` readers would wait.
+The transactional ids of a batch job contain a name that is made for each run, so InitProducerId of
+a later run does not fence them. If a driver died, nothing else would end them before their timeout,
+and `read_committed` readers would wait.
 """
 
 from __future__ import annotations

@@ -155,7 +155,7 @@ async def _check_transactions(
     if code != Code.NONE:
         found = error_code(code)
         hint = f" ({found.spark_hint})" if found.spark_hint else ""
-        raise broker_error(Code(code), f"transactional id {name!r}: {found.text}{hint}")
+        raise broker_error(code, f"transactional id {name!r}{hint}")
 
 
 async def _longest(client: ClusterClient, name: str, refused: int, deadline: float) -> int:

@@ -124,6 +124,11 @@ class TaskSender:
         if self._failure is not None:
             raise self.failure()
 
+    @property
+    def cause(self) -> BaseException | None:
+        """The first failure, None if there is none."""
+        return self._failure
+
     def blame(self, error: BaseException) -> None:
         """Note the error that ended the attempt, unless there was an earlier one."""
         if not isinstance(error, SinkError):  # its cause was noted before

@@ -30,11 +30,13 @@ class Cluster:
 
     def __init__(self, *open_ids: str) -> None:
         self.loop = asyncio.get_running_loop()
-        self.metadata = SimpleNamespace(snapshot=SimpleNamespace(nodes={1: None}))
         self._open = open_ids
         self.undecided = False  # a transaction of the driver's id is open
         self.waited = 0.0
         self.ended: list[str] = []
+
+    async def nodes(self, deadline: float) -> list[int]:
+        return [1]
 
     async def ask(self, node_id: int, request: Any, deadline: float) -> Any:
         states = [SimpleNamespace(transactional_id=name) for name in self._open]

@@ -8,14 +8,16 @@ from functools import partial
 
 import pytest
 
-from aiokprod._client.cluster_client import ClusterClient
+from aiokprod._client.cluster_client import ClusterClient, ongoing_transactions
 from aiokprod.errors import Code
 from aiokprod.spark import orphans
 from aiokprod.spark.options import SinkOptions
 from aiokprod.spark.orphans import end_orphans
 from aiokprod.testing.fake_cluster.control import close, refuse
 from tests.spark.cluster import INIT_PRODUCER_ID, LIST_TRANSACTIONS
-from tests.spark.test_writer import HANG_S, JOB, STREAM, World
+from tests.spark.test_writer import JOB, STREAM, World
+
+HANG_S = 60.0
 
 
 @pytest.fixture
@@ -100,7 +102,7 @@ def test_broker_that_cannot_be_asked_hides_nothing_of_the_others(
         failures: list[Exception] = []
         try:
             deadline = client.loop.time() + 10.0
-            found.update(await orphans.ongoing_transactions(client, deadline, failures.append))
+            found.update(await ongoing_transactions(client, deadline, failures.append))
         finally:
             await client.close(1.0)
         assert len(failures) == 1

@@ -201,7 +201,7 @@ async def test_topic_that_is_missing_is_told_with_the_first_row_that_names_it(
     topics = [name.replace(" ", "-") for name in topics]
     loop = asyncio.get_running_loop()
     started = loop.time()
-    with pytest.raises(SinkError, match="aiokprod: gone: .* row 1 of this task: ") as caught:
+    with pytest.raises(SinkError, match=r"aiokprod: gone: .* row 1 of this task: ") as caught:
         await sender.submit(pa.RecordBatch.from_pydict({"value": [b"v"] * 5, "topic": topics}))
     assert loop.time() - started < 3.5, "both topics were waited for at the same time"
     assert "0 acknowledged, 0 unknown, 5 unsent" in str(caught.value)

@@ -279,7 +279,7 @@ def test_abort_never_raises(harness: World, caplog: pytest.LogCaptureFixture) ->
 @pytest.mark.parametrize(
     ("code", "why"),
     [
-        (Code.PRODUCER_FENCED, "a later attempt or another query"),
+        (Code.PRODUCER_FENCED, "a later attempt, or another query"),
         (Code.INVALID_PRODUCER_EPOCH, "kafka.transaction.timeout.ms"),
         (Code.INVALID_TXN_STATE, "kafka.transaction.timeout.ms"),
         (Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, None),

@@ -27,7 +27,6 @@ from aiokprod._wire.messages.list_offsets import (
 from aiokprod._wire.messages.list_transactions import ListTransactionsRequest
 from aiokprod._wire.messages.metadata import MetadataRequest, MetadataRequestTopic
 from aiokprod._wire.messages.offset_fetch import OffsetFetchRequest, OffsetFetchRequestGroup
-
 from aiokprod.errors import KafkaError
 
 if TYPE_CHECKING:
