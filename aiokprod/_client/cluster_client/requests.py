@@ -84,28 +84,32 @@ async def describe_topic(
 # -- partitions ---------------------------------------------------------------------------------
 
 
-async def list_offset(
+async def list_offsets(
     client: ClusterClient,
     leader: int,
-    topic: str,
-    partition: int,
+    partitions: Iterable[tuple[str, int]],
     deadline: float,
     *,
     timestamp: int,
     committed: bool,
-) -> tuple[int, int] | None:
-    """One ListOffsets request to a partition's leader: (error code, offset), or None if the
-    response leaves the partition out.
+) -> dict[tuple[str, int], tuple[int, int]]:
+    """One ListOffsets request to the leader of these (topic, partition).
 
     Args:
         timestamp: Unix ms; -1 for the end of the log, -2 for its start.
         committed: the end of the log is the last stable offset.
 
+    Returns:
+        (error code, offset) by (topic, partition), of those that the response has.
+
     Raises:
         KafkaError: as `ClusterClient.ask`.
     """
-    wanted = ListOffsetsPartition(partition_index=partition, timestamp=timestamp)
-    topics = [ListOffsetsTopic(name=topic, partitions=[wanted])]
+    wanted: dict[str, list[ListOffsetsPartition]] = {}
+    for topic, number in partitions:
+        entry = ListOffsetsPartition(partition_index=number, timestamp=timestamp)
+        wanted.setdefault(topic, []).append(entry)
+    topics = [ListOffsetsTopic(name=name, partitions=found) for name, found in wanted.items()]
 
     def build(version: int) -> ListOffsetsRequest:
         if version < _ISOLATION_FROM:
@@ -114,8 +118,11 @@ async def list_offset(
 
     request = VersionedRequest(ListOffsetsRequest.api_key, build, _LIST_OFFSETS_MAX)
     response = await client.ask(leader, request, deadline)
-    found = _only_partition(response.body.topics)
-    return None if found is None else (found.error_code, int(found.offset))
+    return {
+        (topic.name, one.partition_index): (one.error_code, int(one.offset))
+        for topic in response.body.topics
+        for one in topic.partitions
+    }
 
 
 class FetchedPartition(NamedTuple):
