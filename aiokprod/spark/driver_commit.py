@@ -81,6 +81,8 @@ _SWEEP_EVERY: Final = 10.0
 
 _unverified: weakref.WeakSet[ClusterClient] = weakref.WeakSet()
 """Cluster clients for which the warning about brokers before 3.0 was logged."""
+_warned: set[tuple[SinkOptions, str]] = set()
+"""Options of streams and kinds of warnings that were logged for them."""
 _swept: dict[str, float] = {}
 """Loop time at which this driver process last searched for such transactions, by query."""
 
@@ -134,7 +136,8 @@ class TransactionEnder:
             await self._end_all(client, tasks, client.loop.time() + 30.0, commit=False)
 
     def _warn(self, tasks: Sequence[Prepared]) -> None:
-        if len(tasks) > self._options.max_transactional_tasks:
+        """Warn once per job; for a stream, once in each process that commits its batches."""
+        if len(tasks) > self._options.max_transactional_tasks and self._first("tasks"):
             logger.warning(
                 "%s tasks, each with a separate transaction: coalesce(n) the stream, or raise "
                 "maxTransactionalTasks (%s)",
@@ -142,11 +145,20 @@ class TransactionEnder:
             )  # fmt: skip
         timeout = self._options.kafka.get("transaction.timeout.ms", DEFAULT_TRANSACTION_TIMEOUT_MS)
         longest = max((task.seconds for task in tasks), default=0.0)
-        if longest * 2000 > int(timeout):
+        if longest * 2000 > int(timeout) and self._first("timeout"):
             logger.warning(
                 "a task took %.0f s, more than half of kafka.transaction.timeout.ms=%s: raise it, "
                 "or make the batches smaller", longest, timeout,
             )  # fmt: skip
+
+    def _first(self, kind: str) -> bool:
+        """False if a warning of this kind was logged for an earlier batch of the stream."""
+        known = (self._options, kind)
+        if self._batch_id is None:
+            return True
+        first = known not in _warned
+        _warned.add(known)
+        return first
 
     # -- verifying ------------------------------------------------------------------------------
 
