@@ -1,7 +1,7 @@
 """The sink with a driver that waits for the test before it commits a chosen batch.
 
 Batch and folder travel as the query's name ("batch:folder"), an option the sink leaves alone. The
-driver creates the file `at-commit` in the folder and goes on once there is a file `go`.
+driver creates the file `at-commit` in the folder and continues once there is a file `go`.
 """
 
 from __future__ import annotations
