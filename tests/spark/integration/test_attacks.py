@@ -42,6 +42,7 @@ from tests.spark.integration.spark_helpers import (
 )
 
 ROWS = 200
+SECONDS = 300
 ONCE: dict[str, Any] = {"delivery": "exactly_once", "transactionalIdPrefix": "attack"}
 
 pytestmark = pytest.mark.slow
@@ -52,7 +53,7 @@ def finish(frame: Any, broker: KafkaCluster, topic: str, folder: Path, **more: o
     query = start_stream(
         frame, broker.bootstrap_servers, topic, folder, finish=True, **(ONCE | more)
     )
-    assert query.awaitTermination(120)
+    assert query.awaitTermination(SECONDS)
 
 
 def assert_each_once(broker: KafkaCluster, topic: str, folder: Path, rows: int = ROWS) -> None:
@@ -108,12 +109,16 @@ def test_broker_that_stops_at_the_commit(spark: Any, topic: str, folder: Path, h
             .option("queryName", f"{done}:{folder}")
             .start()
         )
-        wait_for(lambda: (folder / "at-commit").exists() or not query.isActive, "the commit", 90)
+        wait_for(
+            lambda: (folder / "at-commit").exists() or not query.isActive, "the commit", SECONDS
+        )
         asyncio.run(broker.kill(1) if how == "kill" else broker.pause(1))
         (folder / "go").touch()
         time.sleep(4)
         asyncio.run(broker.restart(1) if how == "kill" else broker.resume(1))
-        wait_for(lambda: commits(folder) > done or not query.isActive, "the end of the batch", 180)
+        wait_for(
+            lambda: commits(folder) > done or not query.isActive, "the end of the batch", SECONDS
+        )
         query.stop()
         finish(frame, broker, topic, folder)
         assert_each_once(broker, topic, folder)
@@ -147,7 +152,7 @@ def test_triggers_that_change_between_and_after_crashes(
             queryName=f"{commits(folder)}:{['before EndTxn', 'after 1 EndTxn'][turn % 2]}",
         )  # fmt: skip
         query = writer.trigger(**trigger).start()
-        wait_for(lambda: not query.isActive, "the crash", 90)  # noqa: B023
+        wait_for(lambda: not query.isActive, "the crash", SECONDS)  # noqa: B023
         assert "crash on purpose" in str(query.exception())
         query = (
             frame.writeStream.format("aiokprod")
@@ -157,7 +162,7 @@ def test_triggers_that_change_between_and_after_crashes(
             .start()
         )  # fmt: skip
         goal = commits(folder) + 1
-        wait_for(lambda: commits(folder) >= goal or not query.isActive, "a batch", 90)  # noqa: B023
+        wait_for(lambda: commits(folder) >= goal or not query.isActive, "a batch", SECONDS)  # noqa: B023
         assert query.exception() is None
         query.stop()
     finish(frame, broker, topic, folder)
@@ -177,7 +182,7 @@ def test_two_queries_with_one_prefix_do_not_touch_each_other(
         start_stream(frame, broker.bootstrap_servers, name, where, **ONCE)
         for name, where in zip(topics, folders, strict=True)
     ]
-    wait_for(lambda: all(commits(where) >= 4 for where in folders), "four batches of both", 120)
+    wait_for(lambda: all(commits(where) >= 4 for where in folders), "four batches of both", SECONDS)
     for query in queries:
         assert query.exception() is None
         query.stop()
@@ -189,26 +194,19 @@ def test_two_queries_with_one_prefix_do_not_touch_each_other(
 def test_copied_checkpoint_doubles_nothing(
     spark: Any, broker: KafkaCluster, topic: str, make_topic: Callable[..., None], folder: Path
 ) -> None:
-    """Two queries are one for Kafka: they fence each other, or the later one is refused."""
+    """Original and copy are one query for Kafka. What the other one has written is skipped if it is
+    the same batch, and refused if it is a later one."""
     make_topic(topic)
     frame = rate(spark, ROWS)
     finish(frame, broker, topic, folder)
     copy = folder / "copy"
     shutil.copytree(folder / "checkpoint", copy / "checkpoint")
-    queries = [
-        start_stream(frame, broker.bootstrap_servers, topic, where, **ONCE)
-        for where in (folder, copy)
-    ]
-    wait_for(lambda: not all(query.isActive for query in queries), "one to give up", 120)
-    for query in queries:
-        query.stop()
-    reasons = [str(query.exception()) for query in queries if query.exception() is not None]
-    assert reasons
-    for reason in reasons:
-        assert "copied checkpoint" in reason or "rolled back" in reason or "took over" in reason
-    ahead = max((folder, copy), key=commits)
-    finish(frame, broker, topic, ahead)
-    assert_each_once(broker, topic, ahead)
+    for where in (folder, copy, copy, folder, copy, copy):
+        finish(frame, broker, topic, where)
+    query = start_stream(frame, broker.bootstrap_servers, topic, folder, finish=True, **ONCE)
+    wait_for(lambda: not query.isActive, "the refusal", SECONDS)
+    assert "the checkpoint was rolled back" in str(query.exception())
+    assert_each_once(broker, topic, copy)
 
 
 def test_schema_that_changes_is_taken_between_batches_and_refused_in_a_replay(
@@ -228,10 +226,10 @@ def test_schema_that_changes_is_taken_between_batches_and_refused_in_a_replay(
                  queryName=f"{commits(folder)}:after 1 EndTxn")
         .start()
     )  # fmt: skip
-    wait_for(lambda: not query.isActive, "the crash", 90)
+    wait_for(lambda: not query.isActive, "the crash", SECONDS)
     for other in (frame, wider.withColumn("timestamp", f.lit(0).cast("timestamp"))):
         query = start_stream(other, broker.bootstrap_servers, topic, folder, finish=True, **ONCE)
-        wait_for(lambda: not query.isActive, "the refusal", 90)  # noqa: B023
+        wait_for(lambda: not query.isActive, "the refusal", SECONDS)  # noqa: B023
         assert "NonDeterministicReplay" in str(query.exception())
     finish(wider, broker, topic, folder)
     assert_each_once(broker, topic, folder)
@@ -261,7 +259,7 @@ def test_foreach_batch_that_fails_after_the_write(
             .trigger(availableNow=True)
             .start()
         )
-        wait_for(lambda: not query.isActive, "the end", 90)  # noqa: B023
+        wait_for(lambda: not query.isActive, "the end", SECONDS)  # noqa: B023
     assert (folder / "failed").exists()
     assert commits(folder) >= 3
     assert_each_once(broker, topic, folder)
@@ -301,7 +299,9 @@ def test_next_run_of_a_job_ends_what_its_killed_driver_left_open(
         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
     )  # fmt: skip
     try:
-        wait_for(lambda: arrived(broker, topic) > 1000 or driver.poll() is not None, "records", 120)
+        wait_for(
+            lambda: arrived(broker, topic) > 1000 or driver.poll() is not None, "records", SECONDS
+        )
         assert driver.poll() is None
     finally:
         with contextlib.suppress(ProcessLookupError):
@@ -313,7 +313,7 @@ def test_next_run_of_a_job_ends_what_its_killed_driver_left_open(
     once = {"delivery": "transactional", "transactionalIdPrefix": "dead"}
     sink(numbers(spark, 1000), servers, topic, **once).save()
     wait_for(lambda: stable(servers, topic), "readers", 60)
-    assert time.monotonic() - started < 120
+    assert time.monotonic() - started < 600, "the timeout of the transactions is 900 s"
     assert_numbers(read_back(servers, topic), 1000)
 
 
