@@ -53,8 +53,8 @@ setup(
     options={
         # A default: `build_ext --parallel N` on the command line wins.
         "build_ext": {"parallel": cores()},
-        # Puts this folder on sys.path, which is where Spark searches for modules named pyspark_*. It
-        # does not find what an import hook provides, the other kind of an editable install.
+        # An editable install puts this folder on sys.path, where Spark searches for modules named
+        # pyspark_*. It does not find what an import hook provides, the default of setuptools.
         "editable_wheel": {"mode": "compat"},
     },
 )

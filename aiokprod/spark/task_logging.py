@@ -1,8 +1,8 @@
 """What a task logs.
 
-Tasks run in several processes, and each of them would repeat a warning of its producer. A topic that
-does not exist yet is no reason for one: if the brokers create it, nothing is wrong, and if they do
-not, the task fails and its error names the topic and the row.
+Tasks run in several processes, and each would repeat a warning of its producer. A topic that does
+not exist yet is no reason for one: if the brokers create it, nothing is wrong, and if they do not,
+the task fails and its error names the topic and the row.
 """
 
 from __future__ import annotations
