@@ -372,7 +372,9 @@ def python_workers() -> dict[int, tuple[int, int, int]]:
     found = {}
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError, ValueError, IndexError):
-            if b"pyspark" not in (entry / "cmdline").read_bytes() or not descends(int(entry.name)):
+            if b"pyspark.daemon" not in (entry / "cmdline").read_bytes():  # that of the JVM has not
+                continue
+            if not descends(int(entry.name)):
                 continue
             pages = int((entry / "statm").read_text().split()[1])
             found[int(entry.name)] = (
