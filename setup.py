@@ -50,6 +50,11 @@ setup(
         # class, would be a sixth of the C code.
         compiler_directives={"auto_pickle": False},
     ),
-    # A default: `build_ext --parallel N` on the command line wins.
-    options={"build_ext": {"parallel": cores()}},
+    options={
+        # A default: `build_ext --parallel N` on the command line wins.
+        "build_ext": {"parallel": cores()},
+        # An editable install puts this folder on sys.path, where Spark searches for modules named
+        # pyspark_*. It does not find what an import hook provides, the default of setuptools.
+        "editable_wheel": {"mode": "compat"},
+    },
 )

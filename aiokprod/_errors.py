@@ -418,7 +418,10 @@ class Code(enum.IntEnum):
         refused_before_write=True,
     )
     INVALID_TRANSACTION_TIMEOUT = ErrorCode(
-        50, "transaction_timeout_ms is larger than the broker's transaction.max.timeout.ms"
+        50,
+        "transaction_timeout_ms is larger than the broker's transaction.max.timeout.ms",
+        spark_hint="lower kafka.transaction.timeout.ms, or raise transaction.max.timeout.ms of the "
+        "brokers",
     )
     CONCURRENT_TRANSACTIONS = ErrorCode(
         51,

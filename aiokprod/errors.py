@@ -86,6 +86,9 @@ __all__ = [
     "error_code",
 ]
 
+REJECTED_WITH_BATCH: Final = "rejected because other records of its batch are invalid"
+"""In the error of a record that was only in the same batch as an invalid one (KIP-467)."""
+
 
 class KafkaError(Exception):
     """Base class of all errors that this package raises deliberately.

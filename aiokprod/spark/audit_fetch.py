@@ -8,16 +8,17 @@ Source: Kafka's Fetch and ListOffsets; KIP-98 for the batches that read_committe
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from aiokprod._client.cluster_client import fetch
-from aiokprod._client.cluster_client import list_offset as request_offset
+from aiokprod._client.cluster_client import list_offsets as request_offsets
 from aiokprod.errors import Code, DecodeError, KafkaError, KafkaTimeout, NetworkError, error_code
 from aiokprod.spark._readback import RecordColumns
 
 if TYPE_CHECKING:
     from aiokprod._client.cluster_client import ClusterClient, FetchedPartition, RecordBatch
+    from aiokprod.cluster import TopicInfo
 
 T = TypeVar("T")
 
@@ -36,32 +37,106 @@ _ABORT: Final = b"\x00\x00\x00\x00"
 """Key of an abort marker: version 0, type 0."""
 
 
-async def list_offset(
-    client: ClusterClient, topic: str, partition: int, *, timestamp: int, committed: bool
-) -> int:
-    """The first offset (`EARLIEST`), or the end offset (`LATEST`), which with `committed` is the
-    last stable offset.
+async def list_offsets(
+    client: ClusterClient,
+    partitions: Iterable[tuple[str, int]],
+    *,
+    timestamp: int,
+    committed: bool,
+) -> dict[tuple[str, int], int]:
+    """The first offset (`EARLIEST`) of each (topic, partition), or the end offset (`LATEST`), which
+    with `committed` is the last stable offset. Sends one request to each leader.
 
     Raises:
-        KafkaError: the partition has no leader for `PATIENCE`, or the request fails.
+        KafkaError: a partition has no leader for `PATIENCE`, or a request fails.
     """
-    give_up = client.loop.time() + PATIENCE
+    loop = client.loop
+    found: dict[tuple[str, int], int] = {}
+    left = set(partitions)
+    give_up = loop.time() + PATIENCE
     while True:
-
-        async def send(leader: int, deadline: float) -> tuple[int, int] | None:
-            return await request_offset(
-                client, leader, topic, partition, deadline, timestamp=timestamp,
-                committed=committed,
-            )  # fmt: skip
-
-        found = await _ask_leader(client, topic, partition, send, give_up)
-        if found is not None:
-            code, offset = found
-            if not code:
-                return offset
-            _check_retriable(topic, partition, code, client.loop.time(), give_up)
+        groups = await _by_leader(client, left, give_up)
+        deadline = loop.time() + _REQUEST_SECONDS
+        responses = await asyncio.gather(
+            *(
+                request_offsets(
+                    client, leader, part, deadline, timestamp=timestamp, committed=committed
+                )
+                for leader, part in groups.items()
+            ),
+            return_exceptions=True,
+        )
+        before = len(found)
+        for part, response in zip(groups.values(), responses, strict=True):
+            found |= _offsets_of(part, response, loop.time(), give_up)
+        left -= found.keys()
+        if not left:
+            return found
+        if len(found) > before:
+            give_up = loop.time() + PATIENCE
         client.refresh()
         await asyncio.sleep(_PAUSE)
+
+
+async def _by_leader(
+    client: ClusterClient, partitions: Iterable[tuple[str, int]], give_up: float
+) -> dict[int, list[tuple[str, int]]]:
+    """The partitions that have a leader, in order.
+
+    Raises:
+        KafkaTimeout: one has none, and it is later than `give_up`.
+    """
+    wanted = sorted(partitions)
+    topics = list(dict.fromkeys(topic for topic, _ in wanted))
+    infos = await asyncio.gather(*(client.topic(topic, give_up) for topic in topics))
+    by_topic = dict(zip(topics, infos, strict=True))
+    groups: dict[int, list[tuple[str, int]]] = {}
+    for topic, partition in wanted:
+        leader = _leader(by_topic[topic], topic, partition)
+        if leader is not None:
+            groups.setdefault(leader, []).append((topic, partition))
+        elif client.loop.time() > give_up:
+            raise KafkaTimeout(f"{topic}-{partition}: no leader for {PATIENCE:.0f} s")
+    return groups
+
+
+def _leader(info: TopicInfo, topic: str, partition: int) -> int | None:
+    for one in info.partitions:
+        if one.partition == partition:
+            return one.leader
+    raise KafkaError(f"topic {topic!r} has no partition {partition}")
+
+
+def _offsets_of(
+    partitions: list[tuple[str, int]],
+    response: dict[tuple[str, int], tuple[int, int]] | BaseException,
+    now: float,
+    give_up: float,
+) -> dict[tuple[str, int], int]:
+    """The offsets in a leader's response; raises unless another attempt may find the others."""
+    if isinstance(response, BaseException):
+        if isinstance(response, (NetworkError, KafkaTimeout)) and now <= give_up:
+            return {}
+        raise response
+    found = {}
+    for topic, partition in partitions:
+        if (topic, partition) not in response:
+            _check_left_out(topic, partition, now, give_up)
+            continue
+        code, offset = response[topic, partition]
+        if code:
+            _check_retriable(topic, partition, code, now, give_up)
+        else:
+            found[topic, partition] = offset
+    return found
+
+
+def _check_left_out(topic: str, partition: int, now: float, give_up: float) -> None:
+    if now > give_up:
+        raise KafkaTimeout(
+            f"{topic}-{partition}: the leader has sent responses without the partition for "
+            f"{PATIENCE:.0f} s"
+        )
 
 
 async def _ask_leader(
@@ -73,25 +148,19 @@ async def _ask_leader(
 ) -> T | None:
     """One attempt: `send(leader, deadline)`. None if there is no leader or no connection to it, or
     if its response leaves the partition out."""
-    found = await client.topic(topic, give_up)
-    leaders = [one.leader for one in found.partitions if one.partition == partition]
-    if not leaders:
-        raise KafkaError(f"topic {topic!r} has no partition {partition}")
-    if leaders[0] is None:
+    leader = _leader(await client.topic(topic, give_up), topic, partition)
+    if leader is None:
         if client.loop.time() > give_up:
             raise KafkaTimeout(f"{topic}-{partition}: no leader for {PATIENCE:.0f} s")
         return None
     try:
-        response = await send(leaders[0], client.loop.time() + _REQUEST_SECONDS)
+        response = await send(leader, client.loop.time() + _REQUEST_SECONDS)
     except (NetworkError, KafkaTimeout):
         if client.loop.time() > give_up:
             raise
         return None
-    if response is None and client.loop.time() > give_up:
-        raise KafkaTimeout(
-            f"{topic}-{partition}: the leader has sent responses without the partition for "
-            f"{PATIENCE:.0f} s"
-        )
+    if response is None:
+        _check_left_out(topic, partition, client.loop.time(), give_up)
     return response
 
 

@@ -30,10 +30,92 @@ def read_log(spark: SparkSession, options: Mapping[str, str], **more: object) ->
     return spark.read.format("aiokprod-audit").options(**merged).load()
 
 
+def compare(expected: DataFrame, log: DataFrame, *, by: str = "id") -> DataFrame:
+    """Everything that `loss`, `extra`, `duplicates` and `integrity` find, in one pass over both:
+    (by, finding, rows, records), where rows and records are how many `expected` and `log` have.
+
+    Findings, by the first that is true: "no id" (`by` is null), "lost" (fewer records than rows),
+    "extra" (records of which there is no row), "duplicate" (more records than rows), "differs" (as
+    many, with other contents). Contents are those of the sink's columns that `expected` has, see
+    `integrity`, which also names the columns and the places of the records.
+    """
+    from pyspark.sql import functions as f
+
+    names = [name for name in _COMPARED if name in expected.columns and name != by]
+    partitioned = "partition" in names
+    contents = [name for name in names if name != "partition"]
+
+    def side(frame: DataFrame, *, is_log: bool) -> DataFrame:
+        digest = _digest(contents) if contents else f.lit(0).cast("long")
+        place = f.col("partition").cast("long") if partitioned else f.lit(None).cast("long")
+        return frame.select(
+            f.col(by), digest.alias("digest"), place.alias("place"),
+            f.lit(int(is_log)).cast("long").alias("is_log"),
+        )  # fmt: skip
+
+    # Sums of hashes are compared, which are equal for the same records in any order.
+    low = f.col("digest").bitwiseAND(f.lit(2**32 - 1))
+    high = f.shiftrightunsigned("digest", 32)
+    placed = f.shiftrightunsigned(f.xxhash64("digest", "place"), 32)
+    is_log, is_row = f.col("is_log"), 1 - f.col("is_log")
+    sign = is_log - is_row
+    found = (
+        side(expected, is_log=False)
+        .unionByName(side(log, is_log=True))
+        .groupBy(by)
+        .agg(
+            f.sum(is_row).alias("rows"),
+            f.sum(is_log).alias("records"),
+            f.sum(sign * low).alias("low"),
+            f.sum(sign * high).alias("high"),
+            f.sum(sign * placed).alias("placed"),
+            f.sum(f.when(f.col("place").isNull(), 1).otherwise(0)).alias("open"),
+        )
+    )
+    rows, records = f.col("rows"), f.col("records")
+    moved = (f.col("placed") != 0) & (f.col("open") == 0)
+    finding = (
+        f.when(f.col(by).isNull(), "no id")
+        .when(records < rows, "lost")
+        .when(rows == 0, "extra")
+        .when(records > rows, "duplicate")
+        .when((f.col("low") != 0) | (f.col("high") != 0) | moved, "differs")
+    )
+    named = found.withColumn("finding", finding).where("finding is not null")
+    return named.select(by, "finding", "rows", "records")
+
+
+def _digest(names: list[str]) -> Column:
+    """A hash of these columns as stored in the log. xxhash64 leaves nulls out, so for each value it
+    also gets whether that is null."""
+    from pyspark.sql import functions as f
+
+    parts: list[Column] = []
+    for name in names:
+        if name == "headers":
+            column = f.transform(
+                _own_headers(),
+                lambda one: f.struct(one["key"], one["value"], one["value"].isNull()),
+            )
+            column = f.when(f.size(column) > 0, column)
+        else:
+            column = f.col(name) if name == "topic" else f.col(name).cast("binary")
+        parts += [column, column.isNull()]
+    return f.xxhash64(*parts)
+
+
 def loss(expected: DataFrame, log: DataFrame, *, by: str = "id") -> DataFrame:
-    """Rows of `expected` whose column `by` no record of `log` has, and rows without an id. If a row
-    is twice in `expected`, one record is enough for both; see `duplicates`."""
-    return expected.join(log.select(by), on=by, how="left_anti")
+    """Rows of `expected` whose column `by` fewer records of `log` have than rows of `expected`, and
+    rows without an id."""
+    from pyspark.sql import functions as f
+
+    wanted = expected.groupBy(by).agg(f.count("*").alias("rows"))
+    stored = log.groupBy(by).agg(f.count("*").alias("records"))
+    missing = wanted.join(stored, on=by, how="left").where(
+        f.col("rows") > f.coalesce("records", f.lit(0))
+    )
+    lost = missing.select(f.col(by).alias("lost_id"))
+    return expected.join(lost, expected[by].eqNullSafe(lost["lost_id"]), how="left_semi")
 
 
 def extra(expected: DataFrame, log: DataFrame, *, by: str = "id") -> DataFrame:
@@ -42,13 +124,16 @@ def extra(expected: DataFrame, log: DataFrame, *, by: str = "id") -> DataFrame:
     return log.select(by, *_PLACE).join(expected.select(by), on=by, how="left_anti")
 
 
-def duplicates(log: DataFrame, *, by: str = "id") -> DataFrame:
+def duplicates(log: DataFrame, *, by: str = "id", expected: DataFrame | None = None) -> DataFrame:
     """Values of `by` that several records have: (by, copies, producers).
 
     `producers` >= 2 is a repeated attempt (a retried task, a replayed batch). 1 means that one
     producer wrote all copies: an attempt was repeated in a process that kept its producer (option
     reuseProducer), or the rows were twice in the DataFrame. An idempotent producer does not store
     a record twice.
+
+    Args:
+        expected: the source; then only values are found that more records have than rows of it.
     """
     from pyspark.sql import functions as f
 
@@ -56,28 +141,39 @@ def duplicates(log: DataFrame, *, by: str = "id") -> DataFrame:
     found = log.groupBy(by).agg(
         f.count("*").alias("copies"), f.countDistinct(session).alias("producers")
     )
-    return found.where("copies > 1")
+    several = found.where("copies > 1")
+    if expected is None:
+        return several
+    wanted = expected.groupBy(by).agg(f.count("*").alias("rows"))
+    joined = several.join(wanted, on=by, how="left").where(
+        f.col("copies") > f.coalesce("rows", f.lit(1))
+    )
+    return joined.select(*several.columns)
 
 
-def order(log: DataFrame, *, task: str, seq: str) -> DataFrame:
+def order(log: DataFrame, *, task: str | Column | None = None, seq: str = "seq") -> DataFrame:
     """Records that come before an earlier row of the same task in their partition.
 
     Args:
-        task: column that identifies the task attempt. `producerId` does so only with
-            reuseProducer=false, as otherwise one producer writes for many tasks. With the columns
-            of `with_audit_id`, use run, batch and task together, e.g. in a struct.
+        task: column that identifies the task attempt. None takes the columns of `with_audit_id`
+            together with the producer: a producer that is kept writes for many tasks (option
+            reuseProducer), and a task that is repeated writes its rows again. `producerId` alone
+            identifies a task only with reuseProducer=false.
         seq: column that increases with the rows of a task.
     """
     from pyspark.sql import Window
     from pyspark.sql import functions as f
 
+    if task is None:
+        task = f.struct("run", "batch", "task", "producerId", "producerEpoch")
     window = Window.partitionBy("topic", "partition", task).orderBy("offset")
     return log.withColumn("before", f.lag(seq).over(window)).where(f.col(seq) < f.col("before"))
 
 
 def integrity(expected: DataFrame, log: DataFrame, *, by: str = "id") -> DataFrame:
-    """Records that differ from the row of `expected` with the same `by`: (by, topic, partition,
-    offset, differs), the last one an array of column names.
+    """Records that differ from the rows of `expected` with the same `by`: (by, topic, partition,
+    offset, differs), the last one an array of column names. If several rows have the same `by`, a
+    record must be like one of them.
 
     Compared are those of the sink's columns value, key, topic, partition and headers that
     `expected` has; rows whose partition is null leave it to the partitioner. Headers that option
@@ -95,8 +191,18 @@ def integrity(expected: DataFrame, log: DataFrame, *, by: str = "id") -> DataFra
         for name in names
     ]  # fmt: skip
     differs = f.array_compact(f.array(*differing)).cast("array<string>")
-    joined = found.join(wanted, on=by).withColumn("differs", differs)
-    return joined.where(f.size("differs") > 0).select(by, *_PLACE, "differs")
+    joined = found.join(wanted, on=by).select(by, *_PLACE, differs.alias("differs"))
+    nearest = joined.groupBy(by, *_PLACE).agg(
+        f.min_by("differs", f.size("differs")).alias("differs")
+    )
+    return nearest.where(f.size("differs") > 0)
+
+
+def _own_headers() -> Column:
+    """The headers without those that the option auditHeaders adds."""
+    from pyspark.sql import functions as f
+
+    return f.filter("headers", lambda one: one["key"] != AUDIT_HEADER)
 
 
 def _normal(name: str) -> Column:
@@ -107,9 +213,8 @@ def _normal(name: str) -> Column:
         return f.sha2(f.col(name).cast("binary"), 256)
     if name != "headers":
         return f.col(name)
-    own = f.filter("headers", lambda one: one["key"] != AUDIT_HEADER)
     plain = f.transform(
-        own, lambda one: f.struct(one["key"].alias("key"), one["value"].alias("value"))
+        _own_headers(), lambda one: f.struct(one["key"].alias("key"), one["value"].alias("value"))
     )
     return f.when(f.size(plain) > 0, plain)
 
@@ -130,9 +235,9 @@ def ranges(spark: SparkSession, report_path: str, log: DataFrame) -> DataFrame:
     """Ranges of the reports (option reportPath) that have fewer records in the log than were
     acknowledged: (topic, partition, first, last, count, found).
 
-    Records of other writers in a range are counted too. Ranges without offsets, and those left out
-    of a report because there were too many, are not compared; `trimmed` in the report says of each
-    task whether some were left out.
+    Records of other writers in a range are counted too: `extra` and `compare` find those. Ranges
+    without offsets, and those left out of a report because there were too many, are not compared;
+    `trimmed` in the report says of each task whether some were left out.
     """
     from pyspark.sql import functions as f
 
@@ -145,16 +250,61 @@ def ranges(spark: SparkSession, report_path: str, log: DataFrame) -> DataFrame:
     reported = reported.select(
         *(f.col("one")[i].cast(kind).alias(name) for i, (name, kind) in enumerate(fields.items()))
     ).where("first is not null")
+    ends = reported.select("topic", "partition", f.col("first").alias("end")).union(
+        reported.select("topic", "partition", (f.col("last") + 1).alias("end"))
+    )
+    below = _records_below(log, ends.distinct())
+    until = below.select("topic", "partition", (f.col("end") - 1).alias("last"),
+                         f.col("below").alias("until"))  # fmt: skip
+    since = below.select("topic", "partition", f.col("end").alias("first"),
+                         f.col("below").alias("since"))  # fmt: skip
+    counted = reported.join(since, on=["topic", "partition", "first"]).join(
+        until, on=["topic", "partition", "last"]
+    )
+    counted = counted.withColumn("found", f.col("until") - f.col("since"))
+    return counted.where(f.col("found") < f.col("count")).select(*fields, "found")
+
+
+_BUCKET: Final = 1 << 16
+"""Offsets that are counted together in `_records_below`."""
+
+
+def _records_below(log: DataFrame, ends: DataFrame) -> DataFrame:
+    """(topic, partition, end, below): how many records of the partition have an offset less than
+    `end`.
+
+    Each record is compared with none of the others: records are counted by buckets of offsets, and
+    within a bucket by sorting it.
+    """
+    from pyspark.sql import Window
+    from pyspark.sql import functions as f
+
+    bucket = f.floor(f.col("at") / _BUCKET).alias("bucket")
+    records = log.select(
+        "topic", "partition", f.col("offset").alias("at"), f.lit(1).alias("is_record")
+    )
+    marks = ends.select("topic", "partition", f.col("end").alias("at"), f.lit(0).alias("is_record"))
+    marked = records.union(marks).select("topic", "partition", bucket, "at", "is_record")
+    place = ["topic", "partition", "bucket"]
+    # An end comes before the record with the same offset, which it does not count.
     inside = (
-        (log["topic"] == reported["topic"])
-        & (log["partition"] == reported["partition"])
-        & log["offset"].between(reported["first"], reported["last"])
+        Window.partitionBy(*place)
+        .orderBy("at", "is_record")
+        .rowsBetween(Window.unboundedPreceding, Window.currentRow)
     )
-    joined = reported.join(log, on=inside, how="left")
-    counted = joined.groupBy(*(reported[name] for name in fields)).agg(
-        f.count(log["offset"]).alias("found")
+    in_bucket = marked.withColumn("in_bucket", f.sum("is_record").over(inside)).where(
+        "is_record = 0"
     )
-    return counted.where(f.col("found") < f.col("count"))
+    earlier = (
+        Window.partitionBy("topic", "partition")
+        .orderBy("bucket")
+        .rowsBetween(Window.unboundedPreceding, -1)
+    )
+    sizes = marked.groupBy(*place).agg(f.sum("is_record").alias("size"))
+    before = sizes.withColumn("before", f.coalesce(f.sum("size").over(earlier), f.lit(0)))
+    joined = in_bucket.join(before, on=place)
+    below = (f.col("before") + f.col("in_bucket")).alias("below")
+    return joined.select("topic", "partition", f.col("at").alias("end"), below)
 
 
 def with_audit_id(log: DataFrame) -> DataFrame:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Self
@@ -14,7 +15,7 @@ from aiokprod._redaction import redacted as without_frames
 from aiokprod.config import ProducerConfig
 from aiokprod.errors import ConfigError
 from aiokprod.records import validate_topic
-from aiokprod.spark.audit_fetch import EARLIEST, LATEST, RangeReader, list_offset
+from aiokprod.spark.audit_fetch import EARLIEST, LATEST, RangeReader, list_offsets
 from aiokprod.spark.context import check_version
 from aiokprod.spark.options import (
     KAFKA_PREFIX,
@@ -34,6 +35,7 @@ SCHEMA: Final = (
     "sequence int, attributes int"
 )
 _PLAN_SECONDS: Final = 120.0
+_METADATA_SECONDS: Final = 30.0
 _RECEIVE_MAX: Final = 256 * 1024 * 1024
 _OPTIONS: Final = ("topic", "isolation", "values", "headers", "offsetsPerTask")
 _ISOLATION: Final = ("read_committed", "read_uncommitted")
@@ -161,20 +163,21 @@ async def _plan(options: AuditOptions) -> list[AuditRange]:
 
 
 async def _ranges(client: ClusterClient, options: AuditOptions) -> list[AuditRange]:
-    ranges = []
-    for topic in options.topics:
-        found = await client.topic(topic, client.loop.time() + 30.0)
-        for number in sorted(one.partition for one in found.partitions):
-            start = await list_offset(
-                client, topic, number, timestamp=EARLIEST, committed=options.committed
-            )
-            end = await list_offset(
-                client, topic, number, timestamp=LATEST, committed=options.committed
-            )
-            for first in range(start, end, options.offsets_per_task):
-                last = min(end, first + options.offsets_per_task)
-                ranges.append(AuditRange(topic, number, first, last))
-    return ranges
+    """The tasks, by topic in the order of the options, partition and offset."""
+    deadline = client.loop.time() + _METADATA_SECONDS
+    infos = await asyncio.gather(*(client.topic(topic, deadline) for topic in options.topics))
+    partitions = [
+        (topic, number)
+        for topic, info in zip(options.topics, infos, strict=True)
+        for number in sorted(one.partition for one in info.partitions)
+    ]
+    starts = await list_offsets(client, partitions, timestamp=EARLIEST, committed=options.committed)
+    ends = await list_offsets(client, partitions, timestamp=LATEST, committed=options.committed)
+    return [
+        AuditRange(*one, first, min(ends[one], first + options.offsets_per_task))
+        for one in partitions
+        for first in range(starts[one], ends[one], options.offsets_per_task)
+    ]
 
 
 def record_batch(topic: str, partition: int, columns: dict[str, Any]) -> Any:

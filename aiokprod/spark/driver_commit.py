@@ -19,7 +19,6 @@ from aiokprod import GroupMetadata
 from aiokprod._client.cluster_client import (
     ClusterClient,
     EndTransaction,
-    fence_producer,
     ongoing_transactions,
 )
 from aiokprod.errors import Code, KafkaError, ProducerFenced, UnsupportedVersion, error_code
@@ -35,7 +34,8 @@ from aiokprod.spark.markers import (
     task_id,
 )
 from aiokprod.spark.options import DEFAULT_TRANSACTION_TIMEOUT_MS, EXACTLY_ONCE, FAIL
-from aiokprod.spark.verification import TIMED_OUT, lost_transactions
+from aiokprod.spark.orphans import fence_transaction
+from aiokprod.spark.verification import TIMED_OUT, lost_transactions, too_short
 from aiokprod.spark.worker_loop import loop_thread
 
 if TYPE_CHECKING:
@@ -76,13 +76,13 @@ _NOTHING: Final = object()
 
 _UNSTABLE: Final = 2.0
 """Seconds to wait for the transaction in which another process writes a decision."""
-_FENCE_TIMEOUT_MS: Final = 60_000
-"""Transaction timeout of an InitProducerId that is sent only to fence a producer."""
 _SWEEP_EVERY: Final = 10.0
 """Seconds between two searches for transactions that no task will end."""
 
 _unverified: weakref.WeakSet[ClusterClient] = weakref.WeakSet()
 """Cluster clients for which the warning about brokers before 3.0 was logged."""
+_warned: set[tuple[SinkOptions, str]] = set()
+"""Options of streams and kinds of warnings that were logged for them."""
 _swept: dict[str, float] = {}
 """Loop time at which this driver process last searched for such transactions, by query."""
 
@@ -136,7 +136,8 @@ class TransactionEnder:
             await self._end_all(client, tasks, client.loop.time() + 30.0, commit=False)
 
     def _warn(self, tasks: Sequence[Prepared]) -> None:
-        if len(tasks) > self._options.max_transactional_tasks:
+        """Warn once per job; for a stream, once in each process that commits its batches."""
+        if len(tasks) > self._options.max_transactional_tasks and self._first("tasks"):
             logger.warning(
                 "%s tasks, each with a separate transaction: coalesce(n) the stream, or raise "
                 "maxTransactionalTasks (%s)",
@@ -144,11 +145,20 @@ class TransactionEnder:
             )  # fmt: skip
         timeout = self._options.kafka.get("transaction.timeout.ms", DEFAULT_TRANSACTION_TIMEOUT_MS)
         longest = max((task.seconds for task in tasks), default=0.0)
-        if longest * 2000 > int(timeout):
+        if longest * 2000 > int(timeout) and self._first("timeout"):
             logger.warning(
                 "a task took %.0f s, more than half of kafka.transaction.timeout.ms=%s: raise it, "
                 "or make the batches smaller", longest, timeout,
             )  # fmt: skip
+
+    def _first(self, kind: str) -> bool:
+        """False if a warning of this kind was logged for an earlier batch of the stream."""
+        known = (self._options, kind)
+        if self._batch_id is None:
+            return True
+        first = known not in _warned
+        _warned.add(known)
+        return first
 
     # -- verifying ------------------------------------------------------------------------------
 
@@ -169,8 +179,17 @@ class TransactionEnder:
             raise CommitFailed(
                 f"aiokprod: transaction {task.transactional_id} of task {task.partition}{more} "
                 f"cannot be committed: {reason}. Nothing of this attempt was committed. "
-                f"{_REPLAYED if self._exactly_once else _AGAIN}"
+                f"{self._next_step(tasks)}"
             )
+
+    def _next_step(self, tasks: Sequence[Prepared]) -> str:
+        timeout = self._options.producer_config().transaction_timeout_ms
+        longest = max(task.seconds for task in tasks)
+        return too_short(longest, timeout) or (
+            f"The longest task took {longest:.1f} s, and option kafka.transaction.timeout.ms is "
+            f"{timeout}: it must cover the time from the first row of a task to the commit of all. "
+            f"{_REPLAYED if self._exactly_once else _AGAIN}"
+        )
 
     # -- deciding -------------------------------------------------------------------------------
 
@@ -354,7 +373,7 @@ class TransactionEnder:
                 _swept[sid] = now
             for orphan in sorted(orphans):
                 logger.info("ending what task %s may have left open", orphan)
-                await _fence(client, orphan, deadline)
+                await fence_transaction(client, orphan, deadline)
         except KafkaError as error:
             logger.warning("orphaned transactions of %s are left to their timeout: %s", sid, error)
 
@@ -388,18 +407,12 @@ async def _check_dropped(
     because the rows of that task are in other tasks now."""
     for index in range(now.tasks, before.tasks):
         dropped = task_id(sid, index)
-        await _fence(client, dropped, deadline)  # otherwise it could still be committed later
+        await fence_transaction(
+            client, dropped, deadline
+        )  # otherwise it could still be committed later
         marker = await read_marker(client, dropped, deadline)
         if marker is not None and marker.batch_id == now.batch_id:
             raise _differs(now, f"it had {before.tasks} tasks and has {now.tasks} now")
-
-
-async def _fence(client: ClusterClient, transactional_id: str, deadline: float) -> None:
-    """Abort the open transaction of this id."""
-    code = await fence_producer(client, transactional_id, _FENCE_TIMEOUT_MS, deadline)
-    if code != Code.NONE:
-        found = error_code(code)
-        raise KafkaError(f"transactional id {transactional_id}: {found.text}", code=found)
 
 
 def _differs(now: Marker, how: str) -> NonDeterministicReplay:

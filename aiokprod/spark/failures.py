@@ -5,15 +5,49 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from aiokprod.errors import KafkaError, Outcome
+from aiokprod.errors import (
+    AuthenticationError,
+    AuthorizationError,
+    Code,
+    ConfigError,
+    InvalidTopic,
+    KafkaError,
+    Outcome,
+    RecordRejected,
+    RecordTooLarge,
+    SerializationError,
+    UnsupportedVersion,
+)
+from aiokprod.spark.options import in_options
 
-AGAIN: Final = (
-    "Spark will retry this task; rows already acknowledged may appear again "
-    "(delivery=at_least_once)"
+_RETRY: Final = "Spark will retry this task"
+_NO_RETRY: Final = (
+    "Spark may retry this task, but every attempt will fail for this reason until it is removed"
 )
-CLEAN: Final = (
-    "Spark will retry this task; nothing of this attempt becomes visible to read_committed readers"
+_AGAIN: Final = "rows already acknowledged may appear again (delivery=at_least_once)"
+_CLEAN: Final = "nothing of this attempt becomes visible to read_committed readers"
+
+_LASTING: Final = (
+    AuthenticationError,
+    AuthorizationError,
+    ConfigError,
+    InvalidTopic,
+    RecordRejected,
+    RecordTooLarge,
+    SerializationError,
+    UnsupportedVersion,
 )
+"""Errors that another attempt with the same rows, options and permissions meets again."""
+_LASTING_CODES: Final = frozenset(
+    {
+        Code.CLUSTER_AUTHORIZATION_FAILED,
+        Code.GROUP_AUTHORIZATION_FAILED,
+        Code.INVALID_TRANSACTION_TIMEOUT,
+        Code.TOPIC_AUTHORIZATION_FAILED,
+        Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+    }
+)
+"""The same, where the error is that of the producer which they ended."""
 
 
 class SinkError(RuntimeError):
@@ -58,13 +92,21 @@ class Counts:
             self.unsent += rows
 
 
-def describe(error: BaseException, counts: Counts, *, where: str, transactional: bool) -> SinkError:
+def describe(
+    error: BaseException,
+    counts: Counts,
+    *,
+    where: str,
+    transactional: bool,
+    row: int | None = None,
+) -> SinkError:
     """The exception of a failed task attempt.
 
     Args:
         error: the first failure.
         where: "topic-partition", or another place.
         transactional: acknowledged rows do not become visible to read_committed readers.
+        row: number, in the task, of the row that failed; None if that is not known.
     """
     if isinstance(error, KafkaError):
         name = error.code.name if error.code is not None else type(error).__name__
@@ -72,13 +114,25 @@ def describe(error: BaseException, counts: Counts, *, where: str, transactional:
         text = error.message
     else:
         name, again, text = type(error).__name__, "not retriable", str(error)
+    text = in_options(text)
     if isinstance(error, KafkaError) and error.code is not None and error.code.spark_hint:
         text += f" ({error.code.spark_hint})"
+    if row is not None:
+        text = f"row {row} of this task: {text}"
     return SinkError(
         f"aiokprod: {where}: {name} ({again}): {text}; rows of this attempt: "
         f"{counts.acknowledged} acknowledged, {counts.unknown} unknown, {counts.unsent} unsent. "
-        f"{CLEAN if transactional else AGAIN}"
+        f"{_NO_RETRY if is_lasting(error) else _RETRY}; {_CLEAN if transactional else _AGAIN}"
     )
+
+
+def is_lasting(error: BaseException) -> bool:
+    """True if every attempt will fail in the same way until a row, an option, a permission or the
+    cluster is changed."""
+    if not isinstance(error, KafkaError):
+        return False
+    code = error.code
+    return isinstance(error, _LASTING) or (code is not None and code.number in _LASTING_CODES)
 
 
 def describe_early(error: BaseException) -> SinkError:

@@ -58,6 +58,22 @@ _SHOWN_KEY: Final = "kafka.ssl.keystore.key"
 _SECRET_NAME: Final = re.compile(r"password|secret|token|jaas|credential|\.key$|keystore\.key|"
                                  r"certificate", re.IGNORECASE)  # fmt: skip
 
+_JAAS: Final = "kafka.sasl.jaas.config"
+_JAAS_OPTIONS: Final = {
+    "plainloginmodule": "kafka.sasl.mechanism=PLAIN, kafka.sasl.username and kafka.sasl.password",
+    "scramloginmodule": "kafka.sasl.mechanism=SCRAM-SHA-256 or SCRAM-SHA-512, kafka.sasl.username "
+    "and kafka.sasl.password; with tokenauth=true also kafka.sasl.delegation.token=true",
+    "krb5loginmodule": "kafka.sasl.mechanism=GSSAPI, kafka.sasl.kerberos.service.name, "
+    "kafka.sasl.kerberos.principal and kafka.sasl.kerberos.keytab",
+    "iamloginmodule": "kafka.sasl.mechanism=AWS_MSK_IAM",
+}
+"""The options that replace a JAAS text, by the class name of its login module."""
+_JAAS_ALL: Final = (
+    "kafka.sasl.mechanism, and for PLAIN and SCRAM kafka.sasl.username and kafka.sasl.password, "
+    "for GSSAPI kafka.sasl.kerberos.*"
+)
+_LOGIN_MODULE: Final = re.compile(r"(\w+)\s+(?:required|requisite|sufficient|optional)\b", re.I)
+
 _MEANT: Final = re.compile(r"did you mean '([^']+)'")
 
 
@@ -200,6 +216,8 @@ class SinkOptions:
                 name = name.replace("_", ".")  # both spellings name the same setting
             if name in _REFUSED:
                 raise ConfigError(f"option {name!r} is refused: {_REFUSED[name]}")
+            if name == _JAAS:
+                raise ConfigError(f"option {name!r} is refused: {_translate_jaas(text)}")
             if name.startswith(KAFKA_PREFIX):
                 setting = name.removeprefix(KAFKA_PREFIX)
                 if setting in kafka:
@@ -382,11 +400,33 @@ def _unknown(key: str) -> ConfigError:
                        "or a producer setting as kafka.<name>")  # fmt: skip
 
 
+def _translate_jaas(text: str) -> str:
+    """The options to set instead of a JAAS text, of which only the name of the class is read."""
+    found = _LOGIN_MODULE.search(text)
+    module = "" if found is None else found[1].lower()
+    return f"JAAS is Java's. Set these options instead: {_JAAS_OPTIONS.get(module, _JAAS_ALL)}"
+
+
 def _with_prefix(message: str, settings: Mapping[str, object]) -> str:
     """The message with the setting's name as the user wrote it. It never contains secrets."""
     message = _MEANT.sub(rf"did you mean '{KAFKA_PREFIX}\1'", message)
     for name in settings:
         for spelt in (repr(name), name.replace(".", "_")):
             if message.startswith(spelt):
-                return f"option '{KAFKA_PREFIX}{name}'" + message[len(spelt) :]
-    return f"kafka options: {message}"
+                return f"option '{KAFKA_PREFIX}{name}'" + in_options(message[len(spelt) :])
+    return f"kafka options: {in_options(message)}"
+
+
+_OPTION_OF: Final = {
+    one.name: f"{KAFKA_PREFIX}{one.name.replace('_', '.')}"
+    for one in fields(ProducerConfig)
+    if "_" in one.name
+} | {"buffer_memory": "maxBufferedBytes", "transactional_id": "transactionalIdPrefix"}
+"""Python name of a setting → the option of the sink. Names without "_" may be other words."""
+_SETTING: Final = re.compile(r"(?<![\w.'-])(?:" + "|".join(_OPTION_OF) + r")(?![\w.'-])")
+
+
+def in_options(message: str) -> str:
+    """A message of the producer with the names of the sink's options in place of the Python names
+    of the settings."""
+    return _SETTING.sub(lambda found: _OPTION_OF[found[0]], message)

@@ -1,11 +1,13 @@
-"""Checks on the driver before any task runs: servers, credentials, topic, permission to write."""
+"""Checks on the driver before any task runs: servers, credentials, topic, permission to write, and
+the timeout and permissions of transactions."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import TYPE_CHECKING, Final
 
-from aiokprod._client.cluster_client import ClusterClient, describe_topic
+from aiokprod._client.cluster_client import ClusterClient, describe_topic, fence_producer
 from aiokprod.config import ProducerConfig
 from aiokprod.errors import (
     AuthenticationError,
@@ -14,12 +16,16 @@ from aiokprod.errors import (
     ConfigError,
     KafkaError,
     KafkaTimeout,
+    broker_error,
     error_code,
 )
+from aiokprod.spark.options import AT_LEAST_ONCE, DEFAULT_TRANSACTION_TIMEOUT_MS, in_options
 from aiokprod.spark.worker_loop import loop_thread
 
 if TYPE_CHECKING:
     from aiokprod.spark.options import SinkOptions
+
+logger = logging.getLogger("aiokprod.spark")
 
 SECONDS: Final = 10.0
 """Time limit of the whole check, s."""
@@ -59,7 +65,10 @@ async def _check(options: SinkOptions) -> None:
     client = ClusterClient(config, patience=0.0)
     servers = ", ".join(config.bootstrap_servers)
     try:
-        await _look(client, config, options.topic)
+        deadline = client.loop.time() + SECONDS
+        await _look(client, config, options.topic, deadline)
+        if options.delivery != AT_LEAST_ONCE:
+            await _check_transactions(client, config, options, deadline)
     except AuthenticationError as error:
         raise PreflightError(
             f"aiokprod: {servers}: the credentials were refused: {error}. Check the options "
@@ -72,13 +81,15 @@ async def _check(options: SinkOptions) -> None:
             "kafka.security.protocol, or set preflight=false; nothing was sent"
         ) from None
     except KafkaError as error:
-        raise PreflightError(f"aiokprod: {servers}: {error}; nothing was sent") from None
+        text = in_options(str(error))
+        raise PreflightError(f"aiokprod: {servers}: {text}; nothing was sent") from None
     finally:
         await client.close(1.0)
 
 
-async def _look(client: ClusterClient, config: ProducerConfig, topic: str | None) -> None:
-    deadline = client.loop.time() + SECONDS
+async def _look(
+    client: ClusterClient, config: ProducerConfig, topic: str | None, deadline: float
+) -> None:
     while True:
         code, operations = await describe_topic(
             client, topic, deadline, allow_auto_creation=config.allow_auto_create_topics
@@ -115,3 +126,48 @@ def _refusal(topic: str, code: int, config: ProducerConfig) -> KafkaError:
             code=error_code(code),
         )
     return KafkaError(f"topic {topic!r}: {error_code(code).text}", code=error_code(code))
+
+
+async def _check_transactions(
+    client: ClusterClient, config: ProducerConfig, options: SinkOptions, deadline: float
+) -> None:
+    """Try the transaction timeout, and the permission for transactional ids, with an id that no
+    task uses: brokers tell their limit by no request that needs no further permission.
+
+    Raises:
+        ConfigError: the timeout is longer than the brokers allow.
+        AuthorizationError: WRITE or DESCRIBE on transactional ids is missing.
+    """
+    name = f"{options.transactional_id_prefix}.preflight"
+    wanted = config.transaction_timeout_ms
+    try:
+        code = await fence_producer(client, name, wanted, deadline)
+        if code == Code.INVALID_TRANSACTION_TIMEOUT:
+            limit = await _longest(client, name, wanted, deadline)
+            raise ConfigError(
+                f"option 'kafka.transaction.timeout.ms' is {wanted}, the brokers allow {limit} at "
+                "most: lower it, or raise transaction.max.timeout.ms of the brokers"
+            )
+    except KafkaTimeout as error:
+        # The first use of transactions creates an internal topic, which may take longer.
+        logger.info("the transaction timeout was not checked: %s", error)
+        return
+    if code != Code.NONE:
+        found = error_code(code)
+        hint = f" ({found.spark_hint})" if found.spark_hint else ""
+        raise broker_error(code, f"transactional id {name!r}{hint}")
+
+
+async def _longest(client: ClusterClient, name: str, refused: int, deadline: float) -> int:
+    """transaction.max.timeout.ms of the brokers, found by bisection."""
+    allowed = 0
+    guess = DEFAULT_TRANSACTION_TIMEOUT_MS  # also the default of the limit
+    while allowed + 1 < refused:
+        if not allowed < guess < refused:
+            guess = (allowed + refused) // 2
+        if await fence_producer(client, name, guess, deadline) == Code.NONE:
+            allowed = guess
+        else:
+            refused = guess
+        guess = allowed + 1 if allowed == DEFAULT_TRANSACTION_TIMEOUT_MS else -1
+    return allowed

@@ -17,6 +17,7 @@ from aiokprod.spark.options import (
     SinkOptions,
     refuse_shown_key,
 )
+from aiokprod.spark.orphans import JOB_DIGITS, end_orphans
 from aiokprod.spark.preflight import preflight
 from aiokprod.spark.sink_schema import check_schema
 from aiokprod.spark.traceback_redaction import redacted
@@ -52,7 +53,7 @@ class AiokprodDataSource(DataSource):
                     "mode('overwrite') is refused: Kafka topics are only appended to; use "
                     "mode('append')"
                 )
-            return self._writer(schema, job=uuid.uuid4().hex[:12])
+            return self._writer(schema, job=uuid.uuid4().hex[:JOB_DIGITS])
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> AiokprodWriter:
         """As `writer`. `overwrite` is the output mode complete; every result is appended."""
@@ -66,6 +67,8 @@ class AiokprodDataSource(DataSource):
         columns = check_schema(schema, topic=options.topic, unknown_columns=options.unknown_columns)
         if options.preflight:
             preflight(options)
+        if options.delivery == TRANSACTIONAL:
+            end_orphans(options)
         return AiokprodWriter(self.options, columns, job)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from aiokprod.errors import Outcome
+from aiokprod.errors import REJECTED_WITH_BATCH, Outcome
 from aiokprod.spark.sink_schema import ALLOWED
 
 if TYPE_CHECKING:
@@ -78,14 +78,18 @@ class SubmittedTable(Protocol):
 class TableHandoff:
     """One table that is being submitted.
 
+    Args:
+        first_row: number of its first row in the task.
+
     Attributes:
         complete: all of its rows are in batches or refused.
         sender: None until `submit_table` begins.
     """
 
-    __slots__ = ("complete", "sender")
+    __slots__ = ("complete", "first_row", "sender")
 
-    def __init__(self) -> None:
+    def __init__(self, first_row: int = 0) -> None:
+        self.first_row = first_row
         self.complete = False
         self.sender: SubmittedTable | None = None
 
@@ -114,18 +118,33 @@ class TableHandoff:
         if self.sender is not None:
             await self.sender.wait_settled()
 
-    def first_failure(self) -> tuple[str, KafkaError] | None:
-        """("topic-partition", error) of the first row that failed in a batch."""
+    def first_refused(self) -> tuple[int, KafkaError]:
+        """(number in the task, error) of the first row that is in no batch; there must be one."""
+        row = min(self.refused)
+        return self.first_row + row, self.refused[row]
+
+    def first_failure(self) -> tuple[str, int, KafkaError] | None:
+        """("topic-partition", number in the task, error) of the first row that failed in a batch.
+        Rows that only were in the same batch as an invalid one come last."""
         tracker = self.tracker
         failed = [] if tracker is None else tracker.failed()
         if tracker is None or not failed:
             return None
-        partition, _, error = tracker.position(failed[0])
+        entry = next((one for one in failed if not _with_batch(tracker, one)), failed[0])
+        partition, _, error = tracker.position(entry)
         assert error is not None, "a failed entry has an error"
         topics = [
             core.topic for core in self.cores if core.partition == partition and _has_failed(core)
         ]
-        return f"{topics[0]}-{partition}", error
+        return f"{topics[0]}-{partition}", self.first_row + self._row_of(entry), error
+
+    def _row_of(self, entry: int) -> int:
+        """The row of the table that is this entry of the tracker, which lacks refused rows."""
+        for refused in sorted(self.refused):
+            if refused > entry:
+                break
+            entry += 1
+        return entry
 
     def count_into(self, counts: Counts) -> None:
         """Add its rows to `counts` by outcome. All of them must have their outcome."""
@@ -139,6 +158,11 @@ class TableHandoff:
             found = tracker.position(entry)[2]
             counts.add(Outcome.UNKNOWN if found is None else found.outcome)
         counts.acknowledged += tracker.count - len(failed)
+
+
+def _with_batch(tracker: Tracker, entry: int) -> bool:
+    error = tracker.position(entry)[2]
+    return error is not None and REJECTED_WITH_BATCH in error.message
 
 
 def _has_failed(core: SinkBatch) -> bool:

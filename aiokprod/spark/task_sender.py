@@ -70,6 +70,7 @@ class TaskSender:
         self._settling: asyncio.Task[None] | None = None
         self._failure: BaseException | None = None
         self._where = topic or "this task"
+        self._row: int | None = None  # that failed, if known
         self._counts = Counts()  # of tables that are no longer pending
         self.rows = 0
         self.size = 0
@@ -86,9 +87,10 @@ class TaskSender:
             self._check()
             if self._audit_prefix is not None:
                 table = with_audit_header(table, self._audit_prefix, self.rows)
-            handed = TableHandoff()
+            handed = TableHandoff(self.rows)
             self._live.append(handed)
             try:
+                await self._look_up(table)
                 await self._check_partitions(table)
                 await submit_table(self._producer, self._topic, table, handed)
             except (KafkaError, RowError) as error:
@@ -98,7 +100,8 @@ class TaskSender:
             self.rows += table.num_rows
             self.size += table.nbytes
             if handed.refused:
-                self._note(next(iter(handed.refused.values())))
+                row, refusal = handed.first_refused()
+                self._note(refusal, row=row)
             handed.complete = True
             if self._settling is None or self._settling.done():
                 self._settling = asyncio.get_running_loop().create_task(self._settle())
@@ -121,6 +124,11 @@ class TaskSender:
         if self._failure is not None:
             raise self.failure()
 
+    @property
+    def cause(self) -> BaseException | None:
+        """The first failure, None if there is none."""
+        return self._failure
+
     def blame(self, error: BaseException) -> None:
         """Note the error that ended the attempt, unless there was an earlier one."""
         if not isinstance(error, SinkError):  # its cause was noted before
@@ -133,24 +141,47 @@ class TaskSender:
         counts = copy.copy(self._counts)
         for handed in self._live:
             handed.count_into(counts)
-        return describe(first, counts, where=self._where, transactional=self._transactional)
+        return describe(
+            first, counts, where=self._where, transactional=self._transactional, row=self._row
+        )
 
-    def _note(self, error: BaseException, where: str | None = None) -> None:
+    def _note(self, error: BaseException, where: str | None = None, row: int | None = None) -> None:
         if self._failure is None:
             self._failure = error
+            self._row = row
             if where is not None:
                 self._where = where
+
+    async def _look_up(self, table: Any) -> None:
+        """Fetch the metadata of all new topics at the same time. Rows that are appended one by one
+        would wait for one topic after the other.
+
+        Raises:
+            KafkaError: a topic has none; noted with its first row.
+        """
+        if self._topic is None:
+            named = table.column("topic")
+            wanted = named.unique().to_pylist()
+        else:
+            wanted = [self._topic] if "partition" in table.schema.names else []
+        new = [name for name in wanted if name not in self._partition_counts]
+        if not new:
+            return
+        found = await asyncio.gather(
+            *map(self._producer.partitions_for, new), return_exceptions=True
+        )
+        for name, answer in zip(new, found, strict=True):
+            if not isinstance(answer, BaseException):
+                self._partition_counts[name] = len(answer)
+                continue
+            if isinstance(answer, KafkaError):
+                row = self.rows + (0 if self._topic else named.index(name).as_py())
+                self._note(answer, name, row)
+            raise answer
 
     async def _check_partitions(self, table: Any) -> None:
         if "partition" not in table.schema.names:
             return
-        topics = [self._topic]
-        if self._topic is None:
-            topics = table.column("topic").unique().to_pylist()
-        for name in topics:
-            if name is not None and name not in self._partition_counts:
-                found = await self._producer.partitions_for(name)
-                self._partition_counts[name] = len(found)
         try:
             check_partitions(table, self._partition_counts, topic=self._topic, first_row=self.rows)
         except RowError:
@@ -168,7 +199,8 @@ class TaskSender:
             await handed.wait_settled()
             bad = handed.first_failure()
             if bad is not None:
-                self._note(bad[1], bad[0])
+                where, row, error = bad
+                self._note(error, where, row)
             if bad is not None or handed.refused:
                 return  # `failure` counts the rows that are left
             for core in handed.cores:

@@ -16,6 +16,7 @@ from aiokprod.spark.failures import describe_early
 from aiokprod.spark.jvm_socket_watch import LOOK_EVERY, JvmSocketWatch
 from aiokprod.spark.options import AT_LEAST_ONCE
 from aiokprod.spark.rows import project
+from aiokprod.spark.task_logging import quiet_metadata
 from aiokprod.spark.task_sender import TaskSender
 from aiokprod.spark.transactional_task import run_transactional
 from aiokprod.spark.worker_loop import LoopThread, loop_thread
@@ -44,6 +45,7 @@ def run_task(
     Raises:
         SinkError: a row failed.
     """
+    quiet_metadata()
     thread = loop_thread(options.loop)
     socket_watch = JvmSocketWatch.of_this_task()
     handoff = BatchHandoff(thread.loop)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from aiokprod import GroupMetadata
 from aiokprod._client.cluster_client import ClusterClient
-from aiokprod.errors import ConfigError, KafkaError, ProducerFenced
+from aiokprod.errors import Code, ConfigError, KafkaError, ProducerFenced
 from aiokprod.producer import Producer
 from aiokprod.spark.commit_messages import Prepared, report_fields, trimmed_topics
 from aiokprod.spark.context import audit_prefix
@@ -29,6 +29,7 @@ from aiokprod.spark.markers import (
 )
 from aiokprod.spark.options import EXACTLY_ONCE
 from aiokprod.spark.task_sender import TaskSender
+from aiokprod.spark.verification import too_short
 
 if TYPE_CHECKING:
     from aiokprod.spark.batch_handoff import BatchHandoff
@@ -40,9 +41,18 @@ MARKER_SECONDS = 60.0
 """Time limit for reading a marker, s, including the abort of an earlier transaction."""
 
 _FENCED = (
-    " A later attempt of this task, or another query with the same transactionalIdPrefix and query "
+    "A later attempt of this task, or another query with the same transactionalIdPrefix and query "
     "id (a copied checkpoint?), took over"
 )
+_ENDED = frozenset(
+    {
+        Code.INVALID_PRODUCER_EPOCH,
+        Code.INVALID_PRODUCER_ID_MAPPING,
+        Code.INVALID_TXN_STATE,
+        Code.PRODUCER_FENCED,
+    }
+)
+"""Codes of requests for a transaction that is no longer open."""
 
 
 async def run_transactional(
@@ -147,6 +157,7 @@ class _Run:
 
     async def _send(self, producer: Producer[Any, Any]) -> Prepared:
         await producer.begin_transaction()
+        begun = self._thread.loop.time()
         sender = TaskSender(
             producer,
             topic=self._options.topic,
@@ -164,9 +175,8 @@ class _Run:
             producer_id, epoch, second = await producer.prepare_transaction()
         except Exception as error:
             failure = sender.failure(error)
-            if isinstance(error, ProducerFenced):
-                failure = SinkError(f"{failure}.{_FENCED}")
-            raise failure from None
+            why = self._why_ended(sender.cause or error, self._thread.loop.time() - begun)
+            raise (failure if why is None else SinkError(f"{failure}. {why}")) from None
         return Prepared(
             **report_fields(
                 self._task, rows=sender.rows, size=sender.size, ranges=sender.ranges,
@@ -179,6 +189,18 @@ class _Run:
             row_hash=self._hash % 2**64,
             marked=marked,
         )  # fmt: skip
+
+    def _why_ended(self, error: BaseException, seconds: float) -> str | None:
+        """Why the transaction is no longer open; None if the failure has another reason.
+
+        Args:
+            seconds: since its begin.
+        """
+        code = error.code if isinstance(error, KafkaError) else None
+        if not isinstance(error, ProducerFenced) and (code is None or code.number not in _ENDED):
+            return None
+        timeout = self._options.producer_config().transaction_timeout_ms
+        return too_short(seconds, timeout) or _FENCED
 
     async def _mark(self, producer: Producer[Any, Any], sender: TaskSender) -> tuple[str, ...]:
         """Add the task's marker to the transaction; returns the topics that hold it."""

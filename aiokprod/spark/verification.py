@@ -22,9 +22,20 @@ _ONGOING: Final = "Ongoing"
 """The only state in which a transaction can be committed."""
 
 TIMED_OUT: Final = (
-    "it was open for longer than kafka.transaction.timeout.ms, or a later attempt or another query "
-    "with the same ids took over"
+    "it was open for longer than kafka.transaction.timeout.ms, or a later attempt, or another "
+    "query or job with the same transactionalIdPrefix, took over"
 )
+
+
+def too_short(seconds: float, timeout_ms: int) -> str | None:
+    """What to do if a transaction was open for longer than its timeout; None if it was not."""
+    if seconds * 1000 < timeout_ms:
+        return None
+    return (
+        f"The task took {seconds:.1f} s, and option kafka.transaction.timeout.ms is {timeout_ms}, "
+        "so the coordinator aborted its transaction. Every attempt that takes as long fails in the "
+        "same way: raise the option, or make the tasks shorter"
+    )
 
 
 async def lost_transactions(

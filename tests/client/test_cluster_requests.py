@@ -14,7 +14,7 @@ from aiokprod._client.cluster_client import (
     EndTransaction,
     describe_topic,
     group_offsets,
-    list_offset,
+    list_offsets,
 )
 from aiokprod._client.cluster_client.broker_access import BrokerAccess
 from aiokprod.errors import (
@@ -135,14 +135,21 @@ def test_group_offsets_report_every_code_and_return_that_of_a_partition() -> Non
 
 
 @pytest.mark.parametrize(("version", "isolation"), [(1, 0), (2, 1)])
-def test_list_offset_asks_for_the_last_stable_offset_if_the_version_can(
+def test_list_offsets_ask_for_the_last_stable_offset_if_the_version_can(
     version: int, isolation: int
 ) -> None:
-    part = code(Code.NONE, offset=17)
-    fake = client(version, SimpleNamespace(topics=[SimpleNamespace(partitions=[part])]))
-    found = list_offset(fake, 1, "t", 0, 60.0, timestamp=-1, committed=True)
-    assert asyncio.run(found) == (Code.NONE, 17)
-    assert fake.requests[0].isolation_level == isolation
+    part = code(Code.NONE, offset=17, partition_index=3)
+    topic = SimpleNamespace(name="t", partitions=[part])
+    fake = client(version, SimpleNamespace(topics=[topic]))
+    wanted = [("t", 3), ("u", 0), ("t", 4)]
+    found = list_offsets(fake, 1, wanted, 60.0, timestamp=-1, committed=True)
+    assert asyncio.run(found) == {("t", 3): (Code.NONE, 17)}, "what the response has"
+    (request,) = fake.requests
+    assert request.isolation_level == isolation
+    asked = [
+        (one.name, [part.partition_index for part in one.partitions]) for one in request.topics
+    ]
+    assert asked == [("t", [3, 4]), ("u", [0])]
 
 
 def test_describe_topic_asks_for_permissions_and_creation() -> None:
@@ -155,7 +162,7 @@ def test_describe_topic_asks_for_permissions_and_creation() -> None:
 
 
 def test_client_has_the_methods_that_the_requests_use() -> None:
-    for name in ("ask", "coordinate", "coordinate_all"):
+    for name in ("ask", "coordinate", "coordinate_all", "nodes"):
         assert asyncio.iscoroutinefunction(getattr(ClusterClient, name))
 
 

@@ -231,14 +231,18 @@ class ReadableCluster(SparkCluster):
 
     def _list_offsets(self, request: Request) -> Message:
         isolation = request.body.isolation_level if request.version >= 2 else 0
-        (topic,) = request.body.topics
-        (wanted,) = topic.partitions
-        log = self._log(request, topic.name, wanted.partition_index)
-        if isinstance(log, int):
-            code, offset = log, -1
-        else:
-            code, offset = 0, log.offset(wanted.timestamp, isolation)
-        return offsets_answer(topic.name, wanted.partition_index, code, offset)
+        found = []
+        for topic in request.body.topics:
+            partitions = []
+            for wanted in topic.partitions:
+                log = self._log(request, topic.name, wanted.partition_index)
+                if isinstance(log, int):
+                    code, offset = log, -1
+                else:
+                    code, offset = 0, log.offset(wanted.timestamp, isolation)
+                partitions.append(_offset(wanted.partition_index, code, offset))
+            found.append(ListOffsetsTopicResponse(name=topic.name, partitions=partitions))
+        return ListOffsetsResponse(topics=found)
 
     def _fetch(self, request: Request) -> Message | Reaction:
         body = request.body
@@ -265,8 +269,12 @@ class ReadableCluster(SparkCluster):
 
 def offsets_answer(topic: str, partition: int, code: int, offset: int = -1) -> Message:
     """ListOffsets with one partition."""
-    found = ListOffsetsPartitionResponse(partition_index=partition, error_code=code, offset=offset)
-    return ListOffsetsResponse(topics=[ListOffsetsTopicResponse(name=topic, partitions=[found])])
+    found = ListOffsetsTopicResponse(name=topic, partitions=[_offset(partition, code, offset)])
+    return ListOffsetsResponse(topics=[found])
+
+
+def _offset(partition: int, code: int, offset: int) -> ListOffsetsPartitionResponse:
+    return ListOffsetsPartitionResponse(partition_index=partition, error_code=code, offset=offset)
 
 
 def fetch_answer(topic: str, partition: int, code: int) -> Message:

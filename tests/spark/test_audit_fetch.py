@@ -24,7 +24,7 @@ from aiokprod.spark.audit_fetch import (
     LATEST,
     PATIENCE,
     RangeReader,
-    list_offset,
+    list_offsets,
 )
 from aiokprod.testing.fake_cluster.control import (
     Reaction,
@@ -87,9 +87,10 @@ class World:
         return [text for one in await self.columns(start, end, **how) for text in texts(one)]
 
     async def offset(self, timestamp: int, *, committed: bool = True, partition: int = 0) -> int:
-        return await list_offset(
-            self.session, "t", partition, timestamp=timestamp, committed=committed
+        found = await list_offsets(
+            self.session, [("t", partition)], timestamp=timestamp, committed=committed
         )
+        return found["t", partition]
 
 
 def longs(data: bytes) -> list[int]:
@@ -402,7 +403,7 @@ def refuse_with(harness: World, code: int, *, times: int | None) -> None:
 
 
 Reading = Callable[[World], Awaitable[object]]
-BOTH = pytest.mark.parametrize("case", [offset_of, range_of], ids=["list_offset", "read"])
+BOTH = pytest.mark.parametrize("case", [offset_of, range_of], ids=["list_offsets", "read"])
 PASSING = (Code.LEADER_NOT_AVAILABLE, Code.NOT_LEADER_OR_FOLLOWER, Code.FENCED_LEADER_EPOCH,
            Code.UNKNOWN_TOPIC_OR_PARTITION, Code.OFFSET_NOT_AVAILABLE)  # fmt: skip
 
@@ -617,7 +618,7 @@ class Leaderless:
 
 
 async def read_offset(client: Any) -> None:
-    await list_offset(client, "t", 0, timestamp=EARLIEST, committed=True)
+    await list_offsets(client, [("t", 0)], timestamp=EARLIEST, committed=True)
 
 
 async def read_range(client: Any) -> None:

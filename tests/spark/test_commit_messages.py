@@ -8,7 +8,16 @@ from typing import Any
 import pytest
 
 from aiokprod import ConfigError, DeliveryTimeout, Outcome
-from aiokprod.errors import Code, broker_error
+from aiokprod.errors import (
+    Code,
+    FatalTransactionError,
+    KafkaError,
+    ProducerFailed,
+    ProducerFenced,
+    RecordTooLarge,
+    broker_error,
+    error_code,
+)
 from aiokprod.spark.commit_messages import Prepared, TaskReport, report_fields
 from aiokprod.spark.context import Task
 from aiokprod.spark.failures import Counts, describe
@@ -121,3 +130,46 @@ def test_report_says_which_tasks_of_a_replayed_batch_were_skipped() -> None:
     assert [(task["skipped"], task["ranges"]) for task in tasks] == [
         (False, [["t", 0, 0, 4, 5]]), (True, []), (False, [["t", 0, 0, 4, 5]]),
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ConfigError("wrong"),
+        broker_error(Code.TOPIC_AUTHORIZATION_FAILED, "refused"),
+        broker_error(Code.INVALID_TIMESTAMP, "refused"),
+        broker_error(Code.MESSAGE_TOO_LARGE, "refused"),
+        broker_error(Code.INVALID_TOPIC_EXCEPTION, "refused"),
+        FatalTransactionError("ended", code=error_code(Code.INVALID_TRANSACTION_TIMEOUT)),
+        FatalTransactionError("ended", code=error_code(Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)),
+    ],
+)
+def test_failure_that_no_retry_removes_says_so(error: KafkaError) -> None:
+    text = str(describe(error, Counts(), where="t", transactional=False))
+    assert "every attempt will fail for this reason until it is removed" in text
+    assert "Spark will retry" not in text
+    assert "rows already acknowledged may appear again" in text
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        DeliveryTimeout("late"),
+        ProducerFenced("fenced"),
+        ProducerFailed("failed"),
+        broker_error(Code.NOT_ENOUGH_REPLICAS, "refused"),
+        OSError("no file"),
+    ],
+)
+def test_failure_that_a_retry_may_remove_says_that_spark_retries(error: Exception) -> None:
+    text = str(describe(error, Counts(), where="t", transactional=True))
+    assert "Spark will retry this task; nothing of this attempt becomes visible" in text
+
+
+def test_failure_text_has_the_number_of_the_row_and_the_names_of_options() -> None:
+    error = RecordTooLarge("too large, raise max_request_size")
+    text = str(describe(error, Counts(), where="t", transactional=False, row=41))
+    assert "(not retriable): row 41 of this task: too large, raise kafka.max.request.size;" in text
+    limit = broker_error(Code.INVALID_TRANSACTION_TIMEOUT, "refused")
+    text = str(describe(limit, Counts(), where="t", transactional=True))
+    assert "lower kafka.transaction.timeout.ms, or raise transaction.max.timeout.ms" in text

@@ -30,11 +30,13 @@ class Cluster:
 
     def __init__(self, *open_ids: str) -> None:
         self.loop = asyncio.get_running_loop()
-        self.metadata = SimpleNamespace(snapshot=SimpleNamespace(nodes={1: None}))
         self._open = open_ids
         self.undecided = False  # a transaction of the driver's id is open
         self.waited = 0.0
         self.ended: list[str] = []
+
+    async def nodes(self, deadline: float) -> list[int]:
+        return [1]
 
     async def ask(self, node_id: int, request: Any, deadline: float) -> Any:
         states = [SimpleNamespace(transactional_id=name) for name in self._open]
@@ -318,3 +320,21 @@ def test_failed_commit_tells_what_a_replay_does(delivery: str) -> None:
         asyncio.run(end())
     assert ("are skipped then" in str(caught.value)) is (delivery == EXACTLY_ONCE)
     assert ("writes all rows again" in str(caught.value)) is (delivery == TRANSACTIONAL)
+
+
+def test_stream_is_warned_once_and_a_job_each_time(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(driver_commit, "_warned", set())
+    few = replace(OPTIONS, max_transactional_tasks=1)
+    tasks = [replace(prepared(number, 1), seconds=800.0) for number in range(2)]
+    for batch in (0, 1, 2):
+        TransactionEnder(few, batch)._warn(tasks)
+    assert len(caplog.messages) == 2, "of the number of tasks, and of the timeout"
+    assert "2 tasks, each with a separate transaction" in caplog.messages[0]
+    assert "a task took 800 s, more than half of" in caplog.messages[1]
+    TransactionEnder(replace(few, transactional_id_prefix="other"), 3)._warn(tasks)
+    assert len(caplog.messages) == 4
+    for _ in range(2):
+        TransactionEnder(replace(few, delivery=TRANSACTIONAL), None)._warn(tasks)
+    assert len(caplog.messages) == 8

@@ -16,7 +16,7 @@ from pyspark.sql import types as t
 from aiokprod import ConfigError
 from aiokprod.spark.audit_reader import AuditOptions, AuditRange
 from aiokprod.spark.context import Task, audit_prefix
-from aiokprod.spark.options import EXACTLY_ONCE, SealedOptions, SinkOptions
+from aiokprod.spark.options import EXACTLY_ONCE, SealedOptions, SinkOptions, in_options
 from aiokprod.spark.source import AiokprodAuditSource, AiokprodDataSource
 from aiokprod.spark.traceback_redaction import redacted
 from aiokprod.spark.transactional_task import _Run
@@ -442,3 +442,62 @@ def test_user_information_in_an_address_is_shown_nowhere() -> None:
             parse_options(options)
         assert "canary" not in str(caught.value)
         assert "kafka.bootstrap.servers" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("module", "options"),
+    [
+        ("org.apache.kafka.common.security.plain.PlainLoginModule",
+         "kafka.sasl.mechanism=PLAIN, kafka.sasl.username and kafka.sasl.password"),
+        ("kafkashaded.org.apache.kafka.common.security.scram.ScramLoginModule",
+         "kafka.sasl.mechanism=SCRAM-SHA-256 or SCRAM-SHA-512"),
+        ("com.sun.security.auth.module.Krb5LoginModule", "kafka.sasl.kerberos.keytab"),
+        ("software.amazon.msk.auth.iam.IAMLoginModule", "kafka.sasl.mechanism=AWS_MSK_IAM"),
+        ("com.example.OwnModule", "for PLAIN and SCRAM kafka.sasl.username"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("prefix", ["kafka.", "secret.kafka.", "Kafka."])
+def test_jaas_text_is_translated_to_options(module: str, options: str, prefix: str) -> None:
+    word = "-".join(["canary", "jaas"])
+    text = f'{module} required username="{word}" password="{word} required x";'
+    with pytest.raises(ConfigError) as caught:
+        SinkOptions.parse(SERVERS | {f"{prefix}sasl.jaas.config": text})
+    assert options in str(caught.value)
+    assert "option 'kafka.sasl.jaas.config' is refused" in str(caught.value)
+    assert word not in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["", "required", "PlainLoginModule", 'password="x"'])
+def test_jaas_text_that_cannot_be_read_is_translated_in_general(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"kafka\.sasl\.mechanism, and for PLAIN and SCRAM"):
+        SinkOptions.parse(SERVERS | {"kafka.sasl.jaas.config": text})
+
+
+@pytest.mark.parametrize(
+    ("message", "told"),
+    [
+        ("raise max_request_size and the topic's max.message.bytes",
+         "raise kafka.max.request.size and the topic's max.message.bytes"),
+        ("raise buffer_memory, or", "raise maxBufferedBytes, or"),
+        ("needs sasl_username and sasl_password", "needs kafka.sasl.username and "
+         "kafka.sasl.password"),
+        ("security_protocol='SSL'", "kafka.security.protocol='SSL'"),
+        ("topic my_batch_size, topic a.batch_size, topic 'batch_size'",
+         "topic my_batch_size, topic a.batch_size, topic 'batch_size'"),
+        ("acks and retries", "acks and retries"),
+    ],
+)  # fmt: skip
+def test_messages_name_the_options_of_the_sink(message: str, told: str) -> None:
+    assert in_options(message) == told
+
+
+def test_refused_options_are_told_by_the_names_of_options() -> None:
+    for given in (
+        {"kafka.security.protocol": "SASL_SSL"},
+        {"kafka.security.protocol": "SASL_SSL", "kafka.sasl.mechanism": "PLAIN"},
+        {"kafka.delivery.timeout.ms": "1"},
+        {"kafka.bootstrap.servers": "user:word@host:9092"},
+    ):
+        with pytest.raises(ConfigError) as caught:
+            SinkOptions.parse(SERVERS | given)
+        assert "_" not in str(caught.value).replace("SASL_SSL", "").replace("AWS_MSK_IAM", "")

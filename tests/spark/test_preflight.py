@@ -16,14 +16,14 @@ from aiokprod.errors import Code
 from aiokprod.spark import preflight as module
 from aiokprod.spark.options import SinkOptions
 from aiokprod.spark.preflight import SECONDS, PreflightError, preflight
-from aiokprod.testing.fake_cluster import FakeCluster
-from aiokprod.testing.fake_cluster.control import lose_request
+from aiokprod.testing.fake_cluster import FakeCluster, transactions
+from aiokprod.testing.fake_cluster.control import lose_request, refuse
 from aiokprod.testing.fake_cluster.framing import Request
 from aiokprod.testing.virtual import run
 from tests.security.sasl_broker import PlainServer
 from tests.security.sasl_cluster import PASSWORD, USER, SaslCluster
 
-METADATA = 3
+METADATA, INIT_PRODUCER_ID = 3, 22
 WRITE, DESCRIBE, READ = 1 << 4, 1 << 8, 1 << 3
 NOT_TOLD = -(2**31)
 
@@ -351,3 +351,71 @@ def test_result_counts_for_a_minute_and_for_the_same_options(
     assert len(clock.bounds) == 5, "a refusal does not count"
     assert set(clock.kinds) == {"asyncio"}
     assert all(bound is not None and bound > SECONDS for bound in clock.bounds)
+
+
+# -- transactions ----------------------------------------------------------------------------------
+
+JOB = {"delivery": "transactional", "transactionalIdPrefix": "p"}
+
+
+@pytest.mark.parametrize("wanted", [900_001, 1_800_000, 2**31 - 1])
+@pytest.mark.parametrize("limit", [900_000, 899_999, 60_000, 1, 1_000_000])
+def test_transaction_timeout_longer_than_the_brokers_allow_is_refused_with_the_limit(
+    wanted: int, limit: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transactions, "MAX_TIMEOUT_MS", limit)
+    if wanted <= limit:
+        wanted = limit + 1
+    found = refusal(monkeypatch, with_topic, **JOB, kafka__transaction__timeout__ms=str(wanted))
+    assert f"option 'kafka.transaction.timeout.ms' is {wanted}" in found
+    assert f"the brokers allow {limit} at most" in found
+    assert "raise transaction.max.timeout.ms of the brokers; nothing was sent" in found
+
+
+@pytest.mark.parametrize("wanted", ["1", "60000", "900000"])
+def test_transaction_timeout_that_the_brokers_allow_passes(
+    wanted: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        cluster = with_topic()
+        settings = {"kafka__transaction__timeout__ms": wanted}
+        await check(monkeypatch, cluster, **JOB, **settings)
+        assert set(cluster.transactions.ids) == {"p.preflight"}
+        assert cluster.count(INIT_PRODUCER_ID) == 1
+
+    run(main)
+
+
+def test_plain_job_needs_no_transactional_id(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        cluster = with_topic()
+        await check(monkeypatch, cluster)
+        assert cluster.count(INIT_PRODUCER_ID) == 0
+
+    run(main)
+
+
+def test_missing_permission_for_transactional_ids_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def make() -> FakeCluster:
+        cluster = with_topic()
+        cluster.control(INIT_PRODUCER_ID, refuse(Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED))
+        return cluster
+
+    found = refusal(monkeypatch, make, **JOB)
+    assert "transactional id 'p.preflight'" in found
+    assert "grant WRITE on transactional ids with the prefix of transactionalIdPrefix" in found
+
+
+def test_coordinator_that_is_not_ready_in_time_is_left_to_the_tasks(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The first transaction of a cluster creates the topic of their states."""
+
+    async def main() -> None:
+        cluster = with_topic()
+        cluster.control(INIT_PRODUCER_ID, refuse(Code.COORDINATOR_NOT_AVAILABLE))
+        with caplog.at_level("INFO", logger="aiokprod.spark"):
+            assert await check(monkeypatch, cluster, **JOB) < SECONDS + 1.0
+        assert "the transaction timeout was not checked" in caplog.text
+
+    run(main)

@@ -7,6 +7,8 @@ done with Spark and real brokers in tests/spark/integration.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import pyarrow as pa
@@ -79,9 +81,87 @@ def test_job_of_which_one_transaction_timed_out_stays_invisible(
         assert f"transaction p.job.{lost} of task {lost} cannot be committed" in text
         assert "CompleteAbort" in text
         assert "kafka.transaction.timeout.ms" in text
-        assert "Nothing of this attempt was committed. Run the job again" in text
+        assert "Nothing of this attempt was committed. The longest task took 0." in text
+        assert "option kafka.transaction.timeout.ms is 900000: it must cover" in text
+        assert text.endswith("Run the job again")
         await query.abort(messages)
         assert cluster.committed("t") == []
+        await ended(query)
+
+    run(body)
+
+
+@pytest.mark.parametrize("delivery", ["transactional", "exactly_once"])
+def test_batch_that_takes_longer_than_the_timeout_says_so_in_every_attempt(
+    delivery: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A loop of restarts ends each time with the option to change and what it has to cover."""
+
+    async def body() -> None:
+        cluster = SparkCluster()
+        timeout = {"kafka.transaction.timeout.ms": "3000"}
+        query = Query(monkeypatch, cluster, delivery=delivery, topic="t", **timeout)
+        batch = None if delivery == "transactional" else 0
+        for _ in range(3):
+            messages = await query.tasks(batch, four_tasks())
+            messages = [dataclasses.replace(one, seconds=4.5) for one in messages]
+            cluster.time_out(query.id(1))
+            with pytest.raises(CommitFailed) as caught:
+                await query.commit(messages, batch)
+            text = str(caught.value)
+            assert "took 4.5 s, and option kafka.transaction.timeout.ms is 3000" in text
+            assert "Every attempt that takes as long fails in the same way: raise the" in text
+            await query.abort(messages, batch)
+        assert cluster.committed("t") == []
+        await query.run(batch, four_tasks())
+        assert cluster.committed("t") == values(*range(8))
+        await ended(query)
+
+    run(body)
+
+
+class Slowly:
+    """Tables with a pause before the second one."""
+
+    def __init__(self, pause: float, then: Callable[[], None]) -> None:
+        self._pause, self._then = pause, then
+        self._left = 2
+
+    async def get(self) -> Any:
+        self._left -= 1
+        if self._left < 0:
+            return None
+        if self._left == 0:
+            await asyncio.sleep(self._pause)
+            self._then()
+        return pa.RecordBatch.from_pydict({"value": [b"v"]})
+
+
+@pytest.mark.parametrize(
+    ("pause", "text"),
+    [
+        (5.0, r"The task took 5\.\d s, and option kafka\.transaction\.timeout\.ms is 3000"),
+        (1.0, "A later attempt of this task, or another query"),
+    ],
+)
+def test_task_whose_transaction_was_ended_says_why(
+    pause: float, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def body() -> None:
+        cluster = SparkCluster()
+        timeout = {"kafka.transaction.timeout.ms": "3000"}
+        query = Query(monkeypatch, cluster, topic="t", **timeout)
+
+        def end_it() -> None:
+            if query.id(0) in cluster.open_ids():  # the coordinator has not yet
+                cluster.time_out(query.id(0))
+
+        feed: Any = Slowly(pause, end_it)
+        task = Task(0, 0, "host", 0, "q", None, speculation=False)
+        with pytest.raises(SinkError, match=text):
+            await transactional_task.run_transactional(
+                query.thread, query.options, task, feed, None
+            )
         await ended(query)
 
     run(body)
@@ -333,7 +413,7 @@ def test_batch_of_which_one_transaction_timed_out_is_neither_decided_nor_committ
         await query.run(0, [rows(90), rows(91)])
         messages = await query.tasks(1, four_tasks())
         cluster.time_out(query.id(3))
-        with pytest.raises(CommitFailed, match=r"attempt was committed\. Spark replays"):
+        with pytest.raises(CommitFailed, match=r"attempt was committed\. .*Spark replays"):
             await query.commit(messages, 1)
         await query.abort(messages, 1)
         assert cluster.committed("t") == values(90, 91)

@@ -26,7 +26,14 @@ from aiokprod import ConfigError
 from aiokprod._client.cluster_client import ClusterClient
 from aiokprod.errors import Code
 from aiokprod.producer import Producer
-from aiokprod.spark import audit_reader, driver_commit, preflight, tasks, transactional_task
+from aiokprod.spark import (
+    audit_reader,
+    driver_commit,
+    orphans,
+    preflight,
+    tasks,
+    transactional_task,
+)
 from aiokprod.spark import writer as spark_writer
 from aiokprod.spark.audit_reader import AuditRange, AuditReader
 from aiokprod.spark.commit_messages import Prepared, TaskReport
@@ -64,7 +71,7 @@ class World:
         environment = self.cluster.environment()
         for module in (driver_commit, transactional_task, tasks):
             patch.setattr(module, "Producer", partial(Producer, environment=environment))
-        for module in (driver_commit, transactional_task, preflight, audit_reader):
+        for module in (driver_commit, transactional_task, preflight, orphans, audit_reader):
             patch.setattr(module, "ClusterClient", partial(ClusterClient, environment=environment))
         # The audit has no option for the kind of loop.
         patch.setattr(audit_reader, "loop_thread", lambda: self.thread)
@@ -272,7 +279,7 @@ def test_abort_never_raises(harness: World, caplog: pytest.LogCaptureFixture) ->
 @pytest.mark.parametrize(
     ("code", "why"),
     [
-        (Code.PRODUCER_FENCED, "a later attempt or another query"),
+        (Code.PRODUCER_FENCED, "a later attempt, or another query"),
         (Code.INVALID_PRODUCER_EPOCH, "kafka.transaction.timeout.ms"),
         (Code.INVALID_TXN_STATE, "kafka.transaction.timeout.ms"),
         (Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, None),

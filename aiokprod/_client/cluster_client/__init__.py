@@ -15,7 +15,7 @@ from aiokprod._client.cluster_client.requests import (
     fence_producer,
     fetch,
     group_offsets,
-    list_offset,
+    list_offsets,
     ongoing_transactions,
 )
 from aiokprod._wire.batch_reader import RecordBatch
@@ -32,6 +32,6 @@ __all__ = [
     "fence_producer",
     "fetch",
     "group_offsets",
-    "list_offset",
+    "list_offsets",
     "ongoing_transactions",
 ]

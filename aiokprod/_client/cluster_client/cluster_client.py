@@ -137,6 +137,19 @@ class ClusterClient:
             else:
                 return snapshot.topics[name]
 
+    async def nodes(self, deadline: float) -> list[int]:
+        """The node ids of all brokers; waits for the first metadata.
+
+        Raises:
+            AuthenticationError: every broker refuses the credentials.
+            KafkaTimeout: there was no metadata before `deadline`.
+        """
+        while not self.metadata.snapshot.nodes:
+            await self._connected(None, deadline)
+            generation = self.metadata.request_update()
+            await self.metadata.wait_newer(generation, deadline=deadline)
+        return sorted(self.metadata.snapshot.nodes)
+
     def refresh(self) -> None:
         """Request a metadata update, e.g. because a leader has moved."""
         self.metadata.request_update()

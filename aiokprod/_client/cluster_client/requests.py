@@ -9,6 +9,7 @@ Source: Java `Admin`; KIP-98 (transactions, read_committed), KIP-447 (require_st
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -26,6 +27,7 @@ from aiokprod._wire.messages.list_offsets import (
 from aiokprod._wire.messages.list_transactions import ListTransactionsRequest
 from aiokprod._wire.messages.metadata import MetadataRequest, MetadataRequestTopic
 from aiokprod._wire.messages.offset_fetch import OffsetFetchRequest, OffsetFetchRequestGroup
+from aiokprod.errors import KafkaError
 
 if TYPE_CHECKING:
     from aiokprod._client.cluster_client.cluster_client import ClusterClient
@@ -82,28 +84,32 @@ async def describe_topic(
 # -- partitions ---------------------------------------------------------------------------------
 
 
-async def list_offset(
+async def list_offsets(
     client: ClusterClient,
     leader: int,
-    topic: str,
-    partition: int,
+    partitions: Iterable[tuple[str, int]],
     deadline: float,
     *,
     timestamp: int,
     committed: bool,
-) -> tuple[int, int] | None:
-    """One ListOffsets request to a partition's leader: (error code, offset), or None if the
-    response leaves the partition out.
+) -> dict[tuple[str, int], tuple[int, int]]:
+    """One ListOffsets request to the leader of these (topic, partition).
 
     Args:
         timestamp: Unix ms; -1 for the end of the log, -2 for its start.
         committed: the end of the log is the last stable offset.
 
+    Returns:
+        (error code, offset) by (topic, partition), of those that the response has.
+
     Raises:
         KafkaError: as `ClusterClient.ask`.
     """
-    wanted = ListOffsetsPartition(partition_index=partition, timestamp=timestamp)
-    topics = [ListOffsetsTopic(name=topic, partitions=[wanted])]
+    wanted: dict[str, list[ListOffsetsPartition]] = {}
+    for topic, number in partitions:
+        entry = ListOffsetsPartition(partition_index=number, timestamp=timestamp)
+        wanted.setdefault(topic, []).append(entry)
+    topics = [ListOffsetsTopic(name=name, partitions=found) for name, found in wanted.items()]
 
     def build(version: int) -> ListOffsetsRequest:
         if version < _ISOLATION_FROM:
@@ -112,8 +118,11 @@ async def list_offset(
 
     request = VersionedRequest(ListOffsetsRequest.api_key, build, _LIST_OFFSETS_MAX)
     response = await client.ask(leader, request, deadline)
-    found = _only_partition(response.body.topics)
-    return None if found is None else (found.error_code, int(found.offset))
+    return {
+        (topic.name, one.partition_index): (one.error_code, int(one.offset))
+        for topic in response.body.topics
+        for one in topic.partitions
+    }
 
 
 class FetchedPartition(NamedTuple):
@@ -357,17 +366,32 @@ async def describe_transactions(
     )
 
 
-async def ongoing_transactions(client: ClusterClient, deadline: float) -> set[str]:
-    """Transactional ids with an ongoing transaction, by ListTransactions to every known broker;
-    only those that the credentials may describe.
+async def ongoing_transactions(
+    client: ClusterClient,
+    deadline: float,
+    on_failure: Callable[[KafkaError], None] | None = None,
+) -> set[str]:
+    """Transactional ids with an ongoing transaction, by one ListTransactions to each broker,
+    concurrently; only those that the credentials may describe.
+
+    Args:
+        on_failure: called with the error of each broker that could not be asked; None raises it.
 
     Raises:
-        KafkaError: as `ClusterClient.ask`.
+        KafkaError: as `ClusterClient.nodes` and `ClusterClient.ask`.
     """
+    request = ListTransactionsRequest(state_filters=["Ongoing"])
+    nodes = await client.nodes(deadline)
+    limit = min(deadline, client.loop.time() + _LIST_SECONDS)
+    responses = await asyncio.gather(
+        *(client.ask(node, request, limit) for node in nodes), return_exceptions=True
+    )
     found: set[str] = set()
-    for node in list(client.metadata.snapshot.nodes):
-        request = ListTransactionsRequest(state_filters=["Ongoing"])
-        limit = min(deadline, client.loop.time() + _LIST_SECONDS)
-        response = await client.ask(node, request, limit)
-        found |= {one.transactional_id for one in response.body.transaction_states}
+    for response in responses:
+        if not isinstance(response, BaseException):
+            found |= {one.transactional_id for one in response.body.transaction_states}
+        elif isinstance(response, KafkaError) and on_failure is not None:
+            on_failure(response)
+        else:
+            raise response
     return found

@@ -312,8 +312,7 @@ class Metadata:
         self._topics.misses = merged.misses
         doubtful = not merged.lower_epochs.keys() <= self._topics.lower_epochs.keys()
         self._topics.lower_epochs = merged.lower_epochs
-        for name, code in merged.answered.items():
-            self._topics.note_answer(name, code, snapshot.generation)
+        self._topics.note_answers(merged.answered, snapshot.generation)
         # A response after a rebootstrap that lists the same unreachable brokers as before does not
         # count as a change: without backoff they would be tried ten times a second.
         sent_back = self._bootstrapped and snapshot.nodes == self._given_up

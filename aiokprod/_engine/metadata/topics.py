@@ -6,16 +6,19 @@ Source: Java `ProducerMetadata.topics`, `newTopics`, `retainTopic`.
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from aiokprod.errors import error_code
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from aiokprod.records import TopicPartition
 
 logger = logging.getLogger(__name__)
+
+_NAMED: Final = 10
+"""Maximum number of topics that a log line names."""
 
 
 class TrackedTopics:
@@ -86,13 +89,25 @@ class TrackedTopics:
         """Generation and error code of the last response that had the topic; (0, 0) if none."""
         return self._answers.get(topic, (0, 0))
 
-    def note_answer(self, topic: str, code: int, generation: int) -> None:
-        """A response had the topic. Logs an error only if it differs from the last one."""
+    def note_answers(self, answered: Mapping[str, int], generation: int) -> None:
+        """A response had these topics with these error codes. Logs an error only if it differs from
+        the last one of the topic, and all topics with the same error in one line."""
+        failed: dict[int, list[str]] = {}
+        for topic, code in answered.items():
+            if code and code != self.answer(topic)[1]:
+                failed.setdefault(code, []).append(topic)
+            self._note_answer(topic, code, generation)
+        for code, topics in failed.items():
+            row = error_code(code)
+            names = ", ".join(topics[:_NAMED])
+            if len(topics) > _NAMED:
+                names += f" and {len(topics) - _NAMED} more"
+            what = "topic" if len(topics) == 1 else "topics"
+            logger.warning("metadata of %s %s: %s, %s", what, names, row.name, row.text)
+
+    def _note_answer(self, topic: str, code: int, generation: int) -> None:
         self.new.pop(topic, None)
         self.fast_retry.discard(topic)
         if not code:
             self.refused_ids.discard(topic)
-        if code and code != self.answer(topic)[1]:
-            row = error_code(code)
-            logger.warning("metadata of topic %s: %s, %s", topic, row.name, row.text)
         self._answers[topic] = (generation, code)

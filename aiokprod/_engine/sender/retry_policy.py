@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from aiokprod._engine.identity.sequence_errors import SequenceDecision
 from aiokprod.errors import (
+    REJECTED_WITH_BATCH,
     Code,
     DeliveryTimeout,
     ErrorCode,
@@ -158,11 +159,7 @@ def record_errors(
     named = {entry.batch_index: entry.batch_index_error_message for entry in answer.record_errors}
     errors: dict[int, KafkaError] = {}
     for index in range(batch.core.record_count):
-        text = (
-            named.get(index)
-            if index in named
-            else ("rejected because other records of its batch are invalid; send it again")
-        )
+        text = named.get(index) if index in named else f"{REJECTED_WITH_BATCH}; send it again"
         errors[index] = RecordRejected(
             f"{batch.topic_partition}: {text or error.message}",
             code=error.code,

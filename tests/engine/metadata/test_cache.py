@@ -12,6 +12,7 @@ import pytest
 
 from aiokprod._engine.metadata.cache import Metadata, UpdatePlan
 from aiokprod._engine.metadata.merge import MISSES_BEFORE_FORGETTING
+from aiokprod._engine.metadata.topics import TrackedTopics
 from aiokprod._wire.messages.metadata import MetadataResponse
 from aiokprod.cluster import ZERO_TOPIC_ID, ClusterSnapshot, Node
 from aiokprod.errors import (
@@ -812,3 +813,24 @@ def test_lookup_among_thousands_of_topics_keeps_untouched_ones_identical_F60() -
     cache.mark_used("another", NOW + 1)
     assert refresh(cache, answer(topic("another", 1)), NOW + 1).topics == ("another",)
     assert all(cache.snapshot.topics[name] is before.topics[name] for name in names)
+
+
+def test_errors_of_topics_in_one_response_are_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    topics = TrackedTopics(60.0, lambda: None)
+    codes = {f"t{number:02}": int(Code.UNKNOWN_TOPIC_OR_PARTITION) for number in range(12)}
+    codes |= {"fine": 0, "bad": int(Code.INVALID_TOPIC_EXCEPTION)}
+    with caplog.at_level(logging.WARNING):
+        topics.note_answers(codes, 1)
+        topics.note_answers(codes, 2)
+        assert len(caplog.messages) == 2, "the same errors are logged once"
+        topics.note_answers(codes | {"bad": 0, "t00": 0, "fine": 29}, 3)
+        topics.note_answers(codes, 4)
+    names = ", ".join(f"t{number:02}" for number in range(10))
+    assert caplog.messages[0].startswith(
+        f"metadata of topics {names} and 2 more: UNKNOWN_TOPIC_OR_PARTITION, "
+    )
+    assert [one.partition(":")[0] for one in caplog.messages[1:]] == [
+        "metadata of topic bad", "metadata of topic fine", "metadata of topic t00",
+        "metadata of topic bad",
+    ]  # fmt: skip
+    assert topics.answer("t00") == (4, int(Code.UNKNOWN_TOPIC_OR_PARTITION))

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 import datetime
-from collections.abc import Sequence
+import random
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.sql import functions as f
 
 from aiokprod.spark import audit_jobs as jobs
 from aiokprod.spark import register
@@ -101,6 +104,94 @@ def test_integrity_names_what_differs(
     assert integrity(spark, log_of(spark, spoilt), source(spark, rows)) == [("8", differs)]
 
 
+DAMAGE: dict[str, tuple[Callable[[list[dict[str, Any]]], object], set[tuple[str | None, str]]]] = {
+    "lost": (lambda log: log.pop(4), {("4", "lost")}),
+    "doubled": (lambda log: log.append(row(4)), {("4", "duplicate")}),
+    "doubled by another producer": (
+        lambda log: log.append(row(4, producer=6)), {("4", "duplicate")},
+    ),
+    "value changed": (lambda log: log[4].update(value="other"), {("4", "differs")}),
+    "value is null": (lambda log: log[4].update(value=None), {("4", "differs")}),
+    "key changed": (lambda log: log[4].update(key="other"), {("4", "differs")}),
+    "headers gone": (lambda log: log[4].update(headers=[]), {("4", "differs")}),
+    "header changed": (lambda log: log[5].update(headers=[("a", b"1"), ("b", b"")]),
+                       {("5", "differs")}),
+    "header added": (lambda log: log[3].update(headers=[("new", b"")]), {("3", "differs")}),
+    "other partition": (lambda log: log[4].update(partition=1), {("4", "differs")}),
+    "other topic": (lambda log: log[4].update(topic="u"), {("4", "differs")}),
+    "phantom": (lambda log: log.append(row(77)), {("77", "extra")}),
+    "record without an id": (lambda log: log.append(row(78, id=None)), {(None, "no id")}),
+    "contents of two rows exchanged": (
+        lambda log: (log[4].update(value="v6"), log[6].update(value="v4")),
+        {("4", "differs"), ("6", "differs")},
+    ),
+    "partitions of two rows exchanged": (
+        lambda log: (log[4].update(partition=1), log[5].update(partition=0)),
+        {("4", "differs"), ("5", "differs")},
+    ),
+    "one row of two equal ones lost": (lambda log: log.pop(9), {("8", "lost")}),
+    "one row lost and another doubled": (
+        lambda log: log.__setitem__(4, row(6)), {("4", "lost"), ("6", "duplicate")},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", DAMAGE)
+def test_compare_finds_each_kind_of_damage_and_nothing_else(spark: Any, kind: str) -> None:
+    """The source has row 8 twice."""
+    rows = [*(row(number) for number in range(9)), row(8)]
+    log = copy.deepcopy(rows)
+    damage, finding = DAMAGE[kind]
+    damage(log)
+    found = jobs.compare(source(spark, rows), log_of(spark, log))
+    assert found.columns == ["id", "finding", "rows", "records"]
+    assert {(one.id, one.finding) for one in found.collect()} == finding
+
+
+def test_compare_of_a_clean_log_finds_nothing(spark: Any) -> None:
+    rows = [*(row(number) for number in range(9)), row(8), row(8, value="same id")]
+    expected, log = source(spark, rows), log_of(spark, rows)
+    for wanted in (
+        expected,
+        expected.select("id"),
+        expected.select("id", "value"),
+        expected.withColumn("partition", f.lit(None).cast("int")),
+        expected.withColumn("value", f.col("value").cast("binary")),
+    ):
+        assert jobs.compare(wanted, log).collect() == []
+    by_key = log.withColumn("key", log["key"].cast("string"))
+    assert jobs.compare(expected.select("key", "value"), by_key, by="key").collect() == []
+
+
+def test_compare_of_equal_ids_tells_contents_and_places_apart(spark: Any) -> None:
+    rows = [row(1, value="a", partition=0), row(1, value="b", partition=1)]
+    expected = source(spark, rows)
+    exchanged = [row(1, value="a", partition=1), row(1, value="b", partition=0)]
+    for log in (exchanged, [rows[0], rows[0]], [rows[0], row(1, value="c", partition=1)]):
+        (found,) = jobs.compare(expected, log_of(spark, log)).collect()
+        assert (found.id, found.finding, found.rows, found.records) == ("1", "differs", 2, 2)
+
+
+def test_integrity_of_equal_ids_wants_one_of_the_rows(spark: Any) -> None:
+    rows = [row(1, value="a"), row(1, value="b"), row(2)]
+    assert integrity(spark, log_of(spark, rows), source(spark, rows)) == []
+    spoilt = [rows[0], row(1, value="c"), rows[2]]
+    assert integrity(spark, log_of(spark, spoilt), source(spark, rows)) == [("1", ["value"])]
+
+
+def test_duplicates_that_the_source_has_too_are_left_out(spark: Any) -> None:
+    rows = [row(1), row(1), row(2), row(3)]
+    log = log_of(spark, [*rows, row(2), row(77), row(77)])
+    found = jobs.duplicates(log, expected=source(spark, rows)).collect()
+    assert sorted((one.id, one.copies) for one in found) == [("2", 2), ("77", 2)]
+
+
+def test_loss_of_one_of_two_equal_ids_is_found(spark: Any) -> None:
+    rows = [row(1), row(1), row(2), row(2)]
+    found = jobs.loss(source(spark, rows), log_of(spark, rows[1:])).collect()
+    assert [one.id for one in found] == ["1", "1"]
+
+
 def test_partition_that_the_source_leaves_open_is_not_compared(spark: Any) -> None:
     rows = [row(number) for number in range(4)]
     open_ones = [one | {"partition": None} for one in rows]
@@ -167,6 +258,19 @@ def test_duplicates_are_counted_with_the_producers_that_wrote_them(spark: Any) -
     assert sorted(map(tuple, by)) == [(0, 3, 2), (1, 6, 3)]
 
 
+def test_order_takes_a_kept_producer_and_a_repeated_task_for_no_disorder(spark: Any) -> None:
+    """One producer writes for three tasks, of which the last is repeated by another producer."""
+    log = log_of(spark, [
+        row(5, partition=0), row(6, partition=0),
+        row(0, partition=0, task=1), row(1, partition=0, task=1),
+        row(0, partition=0, task=2), row(0, partition=0, task=2, producer=6),
+        row(1, partition=0, task=2, producer=6),
+    ])  # fmt: skip
+    assert jobs.order(log).collect() == []
+    swapped = log_of(spark, [row(6, partition=0), row(5, partition=0)])
+    assert [one.seq for one in jobs.order(swapped).collect()] == [5]
+
+
 def test_order_finds_records_that_come_before_an_earlier_row_of_their_task(spark: Any) -> None:
     """Nothing is said about other tasks, partitions and topics; a copy does not count as out of
     order."""
@@ -216,6 +320,44 @@ def test_acknowledged_ranges_that_the_log_does_not_fill_are_found(
     assert sorted(map(tuple, found.collect())) == [
         ("t", 0, 4, 8, 5, 2), ("t", 1, 0, 1, 2, 0), ("u", 0, 3, 3, 1, 0),
     ]  # fmt: skip
+
+
+def test_ranges_of_long_reports_are_counted_without_pairing_records(
+    spark: Any, tmp_path: Path
+) -> None:
+    """Ranges of many tasks overlap, over more than one bucket of offsets; records are counted as
+    Python does it here."""
+    size = 200_000
+    rng = random.Random(7)
+    missing = set(rng.sample(range(size), 50))
+    told = []
+    for _ in range(400):
+        first = rng.randrange(size)
+        last = min(size - 1, first + rng.randrange(2 * 70_000))
+        gone = sum(first <= offset <= last for offset in missing)
+        told.append((first, last, last - first + 1 - rng.choice([0, gone])))
+    want = {
+        (first, last, count): found
+        for first, last, count in told
+        if (found := last - first + 1 - sum(first <= offset <= last for offset in missing)) < count
+    }
+    report = TaskReport(0, 0, "host", 9, 1, tuple(("t", 3, *one) for one in told), trimmed=False,
+                        seconds=0.1, query_id=None, batch_id=None)  # fmt: skip
+    folder = str(tmp_path / "reports")
+    committed(
+        SinkOptions.parse({"kafka.bootstrap.servers": "b:9092", "reportPath": folder}), [report], 1
+    )
+    log = (
+        spark.range(size)
+        .where(~f.col("id").isin(*missing))
+        .select(f.lit("t").alias("topic"), f.lit(3).alias("partition"), f.col("id").alias("offset"))
+    )
+    other = log.withColumn("partition", f.lit(4))
+    found = jobs.ranges(spark, folder, log.union(other))
+    assert {(one.first, one.last, one["count"]): one.found for one in found.collect()} == want
+    plan = found._jdf.queryExecution().executedPlan().toString()
+    assert "NestedLoop" not in plan
+    assert "Cartesian" not in plan
 
 
 def test_read_log_is_the_audit_format_with_its_options(spark: Any) -> None:

@@ -237,7 +237,7 @@ def test_check_05_wrong_options_fail_on_the_driver_and_show_no_secret(
             },
             "nothing was sent",
         ),
-        ({"kafka__sasl__jaas__config": secret}, "sasl_username and sasl_password"),
+        ({"kafka__sasl__jaas__config": secret}, "kafka.sasl.username and kafka.sasl.password"),
     ):
         found = refused(spark, frame, servers, topic, **options)
         assert text in found
@@ -288,6 +288,10 @@ def test_check_06_rows_refused_in_the_task_by_number(
     assert "row 7 of this task: the topic is null" in found
     found = refused(spark, frame.drop("topic"), broker.bootstrap_servers, topic)
     assert "row 3 of this task: partition 3 is out of range" in found
+    illegal = frame.drop("partition").fillna("no topic", ["topic"])
+    found = refused(spark, illegal, broker.bootstrap_servers, None)
+    assert "row 7 of this task: topic 'no topic'" in found
+    assert "every attempt will fail for this reason" in found
     assert read_back(broker.bootstrap_servers, topic) == []
 
 

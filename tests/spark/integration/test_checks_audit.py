@@ -86,6 +86,36 @@ def test_check_28_audit_header_identifies_rows(
     assert jobs.order(log, task="task", seq="seq").collect() == []
 
 
+def test_check_28_kept_producers_and_copied_topics_cause_no_findings(
+    spark: Any, broker: KafkaCluster, topic: str, make_topic: Callable[..., None]
+) -> None:
+    """Three jobs in the same workers; then a copy of the topic with its headers, each row twice."""
+    copied = f"{topic}-copied"
+    for name in (topic, copied):
+        make_topic(name, 2)
+    source = expected(spark, 3000)
+    for job in range(3):
+        rows = source.where(f.col("seq") % 3 == job).select(f.col("id").alias("key"), "value")
+        sink(rows, broker.bootstrap_servers, topic, auditHeaders="true").save()
+    log = read(spark, broker, topic).drop("seq")
+    twice = log.withColumn("copy", f.explode(f.array(f.lit(1), f.lit(2))))
+    columns = ["key", "value", "partition", "headers"]
+    sink(twice.select(columns), broker.bootstrap_servers, copied, auditHeaders="true").save()
+    assert jobs.compare(source.select("id", "value"), log).collect() == []
+    audited = jobs.with_audit_id(log.drop("id"))
+    producers = audited.groupBy("producerId").agg(f.countDistinct("run").alias("jobs"))
+    assert producers.agg(f.max("jobs")).first()[0] > 1, "a producer was kept for another job"
+    for records, rows in ((audited, 3000), (jobs.with_audit_id(read(spark, broker, copied)), 6000)):
+        assert jobs.duplicates(records).collect() == []
+        assert jobs.order(records).collect() == []
+        assert records.select("id").distinct().count() == records.count() == rows
+    copy = read(spark, broker, copied)
+    assert jobs.compare(twice.select("id", *columns), copy).collect() == []
+    assert jobs.loss(twice.select("id"), copy).collect() == []
+    assert jobs.duplicates(copy, expected=twice).collect() == []
+    assert jobs.integrity(twice.select("id", *columns), copy).collect() == []
+
+
 @pytest.mark.slow
 def test_check_28_planted_faults_in_a_million_are_found(
     spark: Any, broker: KafkaCluster, topic: str, make_topic: Callable[..., None]

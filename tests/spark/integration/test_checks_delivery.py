@@ -211,8 +211,11 @@ def test_check_16_record_too_large_fails_with_the_counts(
     text = str(caught.value)
     assert "RecordTooLarge" in text or "MESSAGE_TOO_LARGE" in text
     assert "not retriable" in text
+    assert "row 5 of this task: " in text
+    assert "raise kafka.max.request.size" in text
     assert "rows of this attempt: " in text
-    assert "Spark will retry this task; rows already acknowledged may appear again" in text
+    assert "every attempt will fail for this reason until it is removed" in text
+    assert "rows already acknowledged may appear again" in text
 
 
 def test_check_16_brokers_refusal_fails_with_the_counts(

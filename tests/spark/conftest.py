@@ -1,0 +1,17 @@
+"""Tests that run tasks in this process leave nothing of them behind."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from aiokprod._engine.metadata.topics import logger
+
+
+@pytest.fixture(autouse=True)
+def log_filters() -> Iterator[None]:
+    """Removes the filter that tasks add, which would hide warnings from other tests."""
+    before = list(logger.filters)
+    yield
+    logger.filters[:] = before
