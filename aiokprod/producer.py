@@ -9,6 +9,7 @@ import sys
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, overload
 
 from aiokprod._client.bulk_result import BulkProgress, BulkResult, check_progress
+from aiokprod._client.explanation import explain
 from aiokprod._client.lifecycle import Lifecycle
 from aiokprod._client.record_hooks import RecordHooks
 from aiokprod._client.record_serializers import RecordSerializers
@@ -17,7 +18,7 @@ from aiokprod._client.send import RecordSubmitter
 from aiokprod._client.send_many import BulkSender
 from aiokprod._client.send_table import TableSender
 from aiokprod._client.slow_path import SlowPath
-from aiokprod._client.status import Health, explain, health
+from aiokprod._client.status import Health, health
 from aiokprod._client.transactions import Transaction, Transactions, run_transaction
 from aiokprod._client.user_hooks import UserHooks
 from aiokprod._client.validation import (
@@ -784,9 +785,11 @@ class Producer(Generic[K, V]):
         return health(lifecycle.runtime, closed=lifecycle.closed or lifecycle.forked)
 
     def explain(self) -> str:
-        """Effective settings, negotiated versions and risky combinations, as text for humans.
-        Contains no secrets."""
-        return explain(self._config, self._lifecycle.runtime)
+        """The situation as text for humans: what waits for which broker and why, the connections,
+        the settings that differ from the defaults and risky combinations. Contains no secrets."""
+        lifecycle = self._lifecycle
+        closed = lifecycle.closed or lifecycle.forked
+        return explain(self._config, lifecycle.runtime, self._client_id, closed=closed)
 
     def __repr__(self) -> str:
         lifecycle = self._lifecycle

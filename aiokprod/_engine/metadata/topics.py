@@ -6,9 +6,10 @@ Source: Java `ProducerMetadata.topics`, `newTopics`, `retainTopic`.
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from aiokprod.errors import error_code
+from aiokprod._log_fields import log_fields
+from aiokprod.errors import Code, error_code
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -16,6 +17,13 @@ if TYPE_CHECKING:
     from aiokprod.records import TopicPartition
 
 logger = logging.getLogger(__name__)
+
+CREATION_S: Final = 3.0
+"""Seconds within which a topic that brokers create automatically should be in the metadata."""
+
+_BEING_CREATED: Final = frozenset({Code.UNKNOWN_TOPIC_OR_PARTITION, Code.LEADER_NOT_AVAILABLE})
+"""Codes of a topic that is being created. For a while the response to a request that creates a
+topic is the same as if it did not."""
 
 
 class TrackedTopics:
@@ -31,7 +39,9 @@ class TrackedTopics:
 
     __slots__ = (
         "_answers",
+        "_auto_create",
         "_expires_at",
+        "_first_used",
         "_max_idle",
         "_on_new",
         "fast_retry",
@@ -41,7 +51,11 @@ class TrackedTopics:
         "refused_ids",
     )
 
-    def __init__(self, max_idle: float, on_new: Callable[[], None]) -> None:
+    def __init__(
+        self, max_idle: float, on_new: Callable[[], None], *, auto_create: bool = True
+    ) -> None:
+        self._auto_create = auto_create
+        self._first_used: dict[str, float] = {}  # topics that may be about to be created
         self._max_idle = max_idle
         self._on_new = on_new
         self._expires_at: dict[str, float] = {}
@@ -65,6 +79,8 @@ class TrackedTopics:
         if is_new:
             self.new[topic] = None
             self.fast_retry.add(topic)
+            if self._auto_create:
+                self._first_used[topic] = now
         self._expires_at[topic] = now + self._max_idle
         if is_new:
             self._on_new()
@@ -79,6 +95,7 @@ class TrackedTopics:
             return True
         del self._expires_at[topic]
         self._answers.pop(topic, None)
+        self._first_used.pop(topic, None)
         self.refused_ids.discard(topic)
         return False
 
@@ -86,13 +103,28 @@ class TrackedTopics:
         """Generation and error code of the last response that had the topic; (0, 0) if none."""
         return self._answers.get(topic, (0, 0))
 
-    def note_answer(self, topic: str, code: int, generation: int) -> None:
-        """A response had the topic. Logs an error only if it differs from the last one."""
+    def note_answer(self, topic: str, code: int, generation: int, now: float) -> None:
+        """A response had the topic. Logs an error only if it differs from the last one, and that a
+        new topic is missing only if it still is after `CREATION_S`."""
         self.new.pop(topic, None)
         self.fast_retry.discard(topic)
         if not code:
             self.refused_ids.discard(topic)
-        if code and code != self.answer(topic)[1]:
-            row = error_code(code)
-            logger.warning("metadata of topic %s: %s, %s", topic, row.name, row.text)
+        before = self.answer(topic)[1]
         self._answers[topic] = (generation, code)
+        first_used = self._first_used.get(topic)
+        if first_used is not None and code in _BEING_CREATED and now < first_used + CREATION_S:
+            return
+        self._first_used.pop(topic, None)
+        if not code or (code == before and first_used is None):
+            return
+        row = error_code(code)
+        fields = log_fields("topic_error", topic=topic, code=row.name)
+        if first_used is not None and code == Code.UNKNOWN_TOPIC_OR_PARTITION:
+            logger.warning(
+                "topic %s does not exist, and no broker has created it within %.3g s: create it, "
+                "or set auto.create.topics.enable=true on the brokers",
+                topic, CREATION_S, extra=fields,
+            )  # fmt: skip
+        else:
+            logger.warning("metadata of topic %s: %s, %s", topic, row.name, row.text, extra=fields)
