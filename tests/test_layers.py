@@ -13,7 +13,7 @@ PACKAGE = Path(__file__).parent.parent / "aiokprod"
 
 FOUNDATION = {
     "_backoff", "_config", "_consumer_groups", "_errors", "_histogram", "_json", "_log_fields",
-    "_redaction", "_security", "_version", "cluster", "config", "environment", "errors",
+    "_redaction", "_security", "_version", "cluster", "config", "environment", "errors", "findings",
     "interceptors", "observer", "partitioners", "plugins", "records", "security", "serializers",
     "topic_profiles",
 }  # fmt: skip
