@@ -231,16 +231,17 @@ class DeliveryWatch:
         if self._outage is not None or not (self._moved or self._runtime.sender.retries.batches):
             return False
         self._untold_since = min(self._untold_since, now)
-        over = not any(batch.attempts > 1 for batch in list(self._runtime.accumulator.incomplete))
+        batches = list(self._runtime.accumulator.incomplete)
+        over = not any(batch.last_failure[0] for batch in batches)
         if now < self._summed_at + _LINE_EVERY or not (
             over or now >= self._untold_since + _LINE_EVERY
         ):
             return True
-        batches, topics, moved = self._take()
+        retries, topics, moved = self._take()
         logger.info(
-            "%s", _summary("", batches, topics, moved),
+            "%s", _summary("", retries, topics, moved),
             extra=log_fields(
-                "batches_retried", client_id=self._runtime.client_id, retries=batches,
+                "batches_retried", client_id=self._runtime.client_id, retries=retries,
                 leaders_changed=moved,
             ),
         )  # fmt: skip

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from aiokprod._config.profiles import NO_PROFILE, TopicConfig, profiles_of
@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
 STALL_S: Final = 5.0
 """Seconds without an acknowledgment after which waiting records are stalled."""
+
+_NEARLY: Final = 0.8
+"""Part of `STALL_S` after which a partition counts as stalled if another one is."""
 
 _NAMED: Final = 3
 """Number of causes, and of partitions for each, that a text names."""
@@ -48,7 +51,7 @@ class WaitingPartition:
         age_s: seconds since the oldest one was appended.
         silent_s: seconds since the end of its linger or, if that is later, since the last
             acknowledgment of this partition.
-        stalled: `silent_s` is at least `stall_after`.
+        stalled: `silent_s` is at least `stall_after`, or nearly if another partition is stalled.
         attempts, last_code: number of attempts of its batch, and the code of the last failed one.
         reason: what the records wait for.
     """
@@ -140,6 +143,14 @@ def waiting(runtime: Runtime, now: float) -> Waiting:
     partitions = [
         _partition(runtime, batch, records[queue], now) for queue, batch in oldest.items()
     ]
+    if any(partition.stalled for partition in partitions):
+        # An outage stalls its partitions one after the other; name all of them at once.
+        partitions = [
+            partition
+            if partition.silent_s < _NEARLY * STALL_S
+            else replace(partition, stalled=True)
+            for partition in partitions
+        ]
     topics = [
         WaitingTopic(
             topic, wait.calls, now - wait.since, now - wait.since >= STALL_S,

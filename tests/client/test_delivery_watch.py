@@ -14,6 +14,8 @@ from aiokprod import Producer
 from aiokprod.errors import Code
 from aiokprod.testing.fake_cluster import FakeCluster, delay, refuse
 from tests.client.outages import LogTap, steady_traffic, tapped
+from tests.security.sasl_broker import PlainServer
+from tests.security.sasl_cluster import PASSWORD, USER, SaslCluster
 from tests.virtual_time import in_virtual_time
 
 PRODUCE, METADATA = 0, 3
@@ -332,6 +334,76 @@ async def test_idle_producer_has_no_timer() -> None:
 
 def is_watching(producer: Producer[Any, Any]) -> bool:
     return producer._lifecycle.started().watch._timer is not None
+
+
+@in_virtual_time
+async def test_brokers_that_refuse_the_credentials_are_named() -> None:
+    cluster = SaslCluster(3, {"PLAIN": lambda: PlainServer({USER: PASSWORD})})
+    cluster.create_topic("t", 3)
+    loop = asyncio.get_running_loop()
+    with tapped() as log:
+        async with steady_traffic(
+            cluster, security_protocol="SASL_PLAINTEXT", sasl_mechanism="PLAIN",
+            sasl_allow_cleartext=True, sasl_username=USER, sasl_password=PASSWORD,
+        ) as producer:  # fmt: skip
+            await asyncio.sleep(5.0)
+            assert producer.health().ok
+            start = loop.time()
+            cluster.servers = {"PLAIN": lambda: PlainServer({USER: "other"})}
+            cluster.cut()
+            await asyncio.sleep(LIMIT_S)
+            ((at, text),) = log.since(start, logging.WARNING)
+            assert at < 1.0
+            assert "refused PLAIN" in text
+            cause = producer.health().cause
+            assert cause is not None
+            assert "refused PLAIN" in cause
+            assert PASSWORD not in producer.explain() + str(producer.health())
+
+
+@in_virtual_time
+async def test_partition_without_a_leader_is_named_as_such() -> None:
+    cluster = FakeCluster(3)
+    cluster.create_topic("t", 3)
+    async with steady_traffic(cluster) as producer:
+        await asyncio.sleep(5.0)
+        cluster.topics["t"].partitions[0].elect(None)
+        await asyncio.sleep(8.0)
+        health = producer.health()
+        assert health.cause is not None
+        assert "no leader is known (" in health.cause
+        assert "records of t-0)" in health.cause
+        assert health.partitions_without_leader == health.partitions_stalled == 1
+        assert "  t-0: no leader, " in producer.explain()
+
+
+@in_virtual_time
+async def test_topic_that_is_never_created_is_named() -> None:
+    cluster = FakeCluster(1, default_replication=1, auto_create=False)
+    async with steady_traffic(cluster, max_block_ms=60_000) as producer:
+        await asyncio.sleep(6.5)
+        cause = producer.health().cause
+        assert cause is not None
+        assert "UNKNOWN_TOPIC_OR_PARTITION: " in cause
+        assert "calls for topic t)" in cause
+
+
+@in_virtual_time
+async def test_record_that_is_old_although_others_are_acknowledged_is_not_ok() -> None:
+    cluster = FakeCluster(1, default_replication=1)
+    cluster.create_topic("t", 3)
+    cluster.control(PRODUCE, delay(4.0))
+    async with steady_traffic(
+        cluster, request_timeout_ms=5_000, max_in_flight_requests_per_connection=1
+    ) as producer:
+        await asyncio.sleep(30.0)
+        runtime = producer._lifecycle.started()
+        oldest = next(iter(runtime.accumulator.incomplete))
+        oldest.created_at -= 10.0
+        oldest.queue.acknowledged_at = asyncio.get_running_loop().time()
+        cause = producer.health().cause
+        assert cause is not None
+        assert "a record has no outcome after 1" in cause
 
 
 @in_virtual_time

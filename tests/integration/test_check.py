@@ -1,6 +1,6 @@
 """`Producer.check` against real brokers with fifteen planted faults: each is found, with a remedy.
 
-The broker that is too old is kfake with the API versions of Kafka 2.0.
+The broker that is too old is one of Kafka 2.0.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ from aiokprod import Environment, Finding, Producer, Severity
 from aiokprod._net.dialer import TcpDialer
 from aiokprod.testing.kafka_cluster import HOST, KafkaCluster
 from aiokprod.testing.kafka_node import free_ports
-from tests.integration.kfake_cluster import KfakeCluster
 from tests.integration.runner import Run
 from tests.integration.test_security import ALICE, CA, OTHER_CA, TRUST, USERS, bearer, jaas
 from tests.security.certs import DAY, NOW, Authority
@@ -96,9 +95,11 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaCluster]:
 
 
 @pytest.fixture(scope="module")
-def kfake_of_kafka_2_0() -> Iterator[KfakeCluster]:
-    with KfakeCluster(version="v2.0") as made:
-        yield made
+def kafka_2_0() -> Iterator[KafkaCluster]:
+    made = KafkaCluster(1, version="2.0.1", heap="384m")
+    made.start_blocking()
+    yield made
+    made.stop_blocking()
 
 
 @pytest.fixture(scope="module")
@@ -269,9 +270,9 @@ class TestFaults:
         assert len(found) == 3
         assert subject == f"broker {HOST}:1 (id 1)"
 
-    def test_15_version_too_old(self, kfake_of_kafka_2_0: KfakeCluster, run: Run) -> None:
-        servers = kfake_of_kafka_2_0.bootstrap_servers
-        found = check(run, servers, compression_type="zstd")
+    def test_15_version_too_old(self, kafka_2_0: KafkaCluster, run: Run) -> None:
+        assert check(run, kafka_2_0.bootstrap_servers) == ()
+        found = check(run, kafka_2_0.bootstrap_servers, compression_type="zstd")
         text = has(found, "version_too_old", ERROR, "upgrade the broker to Kafka 2.1").text
         assert "zstd" in text
 

@@ -13,7 +13,7 @@ import pytest
 
 from aiokprod import ConfigError, Finding, Producer, ProducerConfig, Severity
 from aiokprod._wire.messages.sasl_handshake import SaslHandshakeResponse
-from aiokprod.errors import Code
+from aiokprod.errors import Code, error_code
 from aiokprod.testing.fake_cluster import FakeCluster
 from aiokprod.testing.fake_cluster.control import answer, close, edit, garbage, lose_answer, refuse
 from aiokprod.testing.fake_cluster.topology import TopicConfig
@@ -283,6 +283,22 @@ async def test_clock_skew_of_tokens_is_found(claims: dict[str, Any], text: str |
     assert all("synchronise the clocks" in finding.remedy for finding in found)
 
 
+@in_virtual_time
+async def test_one_broker_that_refuses_the_credentials_is_found() -> None:
+    cluster = sasl_cluster()
+    cluster.servers_of[2] = {"PLAIN": lambda: PlainServer({USER: "other"})}
+    found = await check(cluster, "orders", bootstrap_servers="broker1:9092", **SASL)
+    assert one(found, "authentication_failed").subject == "broker broker2:9092 (id 2)"
+
+
+@in_virtual_time
+async def test_server_that_never_lists_brokers_is_found() -> None:
+    cluster = healthy()
+    cluster.control(METADATA, edit(lambda message: replace(message, brokers=[])))
+    found = await check(cluster, "orders", bootstrap_servers="broker1:9092", timeout=8.0)
+    assert one(found, "check_incomplete", WARNING).subject == "the cluster"
+
+
 # -- topics ---------------------------------------------------------------------------------------
 
 
@@ -315,6 +331,32 @@ async def test_missing_topic_without_permission_to_see_the_brokers_settings_is_a
     cluster.control(DESCRIBE_CONFIGS, refuse(Code.CLUSTER_AUTHORIZATION_FAILED))
     found = one(await check(cluster, "orderz"), "topic_missing")
     assert "whether the brokers create topics cannot be seen" in found.text
+
+
+@pytest.mark.parametrize(
+    ("code", "severity", "remedy"),
+    [
+        (Code.LEADER_NOT_AVAILABLE, WARNING, "try again later"),
+        (Code.INVALID_TOPIC_EXCEPTION, ERROR, "use another topic"),
+    ],
+)
+@in_virtual_time
+async def test_topic_with_another_error_is_found(
+    code: int, severity: Severity, remedy: str
+) -> None:
+    cluster = healthy(version_profile="3.9")
+    cluster.control(METADATA, refuse(code))
+    found = one(await check(cluster, "orders"), "topic_unavailable", severity)
+    assert error_code(code).name in found.text
+    assert found.remedy == remedy
+
+
+@in_virtual_time
+async def test_settings_of_the_broker_that_cannot_be_read_are_no_obstacle() -> None:
+    cluster = healthy()
+    cluster.control(DESCRIBE_CONFIGS, close())
+    found = one(await check(cluster, "orderz"), "topic_missing")
+    assert "cannot be seen" in found.text
 
 
 @pytest.mark.parametrize("how", ["denied_topics", "read_only_topics"])
