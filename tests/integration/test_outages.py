@@ -30,8 +30,12 @@ Fault = Callable[[KafkaCluster], Coroutine[Any, Any, None]]
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[KafkaCluster]:
-    # No failover while one broker is frozen, so that its partitions wait as long as it is.
-    made = KafkaCluster(3, heap="384m", config={"broker.session.timeout.ms": "120000"})
+    # No failover while one broker is frozen, so that its partitions wait as long as it is. Brokers
+    # that are killed can register again once their session has expired.
+    config = {
+        "broker.session.timeout.ms": "45000", "initial.broker.registration.timeout.ms": "150000"
+    }  # fmt: skip
+    made = KafkaCluster(3, heap="384m", config=config)
     made.start_blocking()
     yield made
     made.stop_blocking()

@@ -30,13 +30,15 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_ATTEMPT_MS: Final = 4_000
+_ATTEMPT_MS: Final = 5_000
 """Limit of one attempt to connect, and of one request, in ms."""
 _AT_ONCE: Final = 16
 """Number of brokers that are checked at the same time."""
 _ADDRESSES: Final = 4
 """Number of attempts to connect to a name of which some addresses do not answer."""
 _CLOSE_S: Final = 1.0
+_OF_ONE_SERVER: Final = ("dns_failed", "unreachable", "no_answer")
+"""Findings that are only warnings if another server answers."""
 
 _LEVELS: Final = {
     Severity.ERROR: logging.ERROR, Severity.WARNING: logging.WARNING, Severity.INFO: logging.INFO,
@@ -108,9 +110,7 @@ class _Checker:
             patience=0.0,
         )
         try:
-            # A name with a dead address: the client tries one address after the other.
-            attempts = _ADDRESSES if found else 1
-            failure = await self._answers(client, server, (host, port), attempts)
+            failure = await self._answers(client, server, (host, port), several=bool(found))
         except BaseException:
             await client.close(0.0)
             raise
@@ -121,17 +121,24 @@ class _Checker:
         return found if failure is None else [*found, *failure]
 
     async def _answers(
-        self, client: ClusterClient, server: str, address: tuple[str, int], attempts: int
+        self, client: ClusterClient, server: str, address: tuple[str, int], *, several: bool
     ) -> list[Finding] | None:
-        """None if the server answers a Metadata request, else the findings."""
+        """None if the server answers a Metadata request, else the findings.
+
+        Args:
+            several: the name has several addresses, some of which cannot be reached: the client
+                tries one after the other.
+        """
+        # A connection that the broker closes may be an accident.
+        attempts = _ADDRESSES if several else 2
         try:
             while True:
                 attempts -= 1
                 try:
                     connection = await client.connect(-1, self._limit())
                     break
-                except DialError:
-                    if not attempts:
+                except (DialError, Disconnected) as error:
+                    if not attempts or (isinstance(error, DialError) and not several):
                         raise
             if connection is not None:
                 versions = check_versions(client, -1, server)
@@ -216,7 +223,7 @@ class _Checker:
 
 
 def _not_fatal(finding: Finding) -> Finding:
-    if finding.severity is Severity.ERROR and finding.code in ("dns_failed", "unreachable"):
+    if finding.severity is Severity.ERROR and finding.code in _OF_ONE_SERVER:
         return dataclasses.replace(finding, severity=Severity.WARNING)
     return finding
 

@@ -24,7 +24,7 @@ from tests.virtual_time import in_virtual_time
 
 METADATA, SASL_HANDSHAKE, API_VERSIONS, DESCRIBE_CONFIGS = 3, 17, 18, 32
 ERROR, WARNING, INFO = Severity.ERROR, Severity.WARNING, Severity.INFO
-SECONDS = 12.0
+SECONDS = 15.0
 """Limit of a check, in virtual seconds."""
 
 
@@ -156,6 +156,24 @@ async def test_frozen_server_is_found() -> None:
     cluster.pause(1)
     found = one(await check(cluster, "orders"), "no_answer")
     assert "did not answer" in found.text
+
+
+@in_virtual_time
+async def test_connection_that_is_closed_once_is_no_finding() -> None:
+    cluster = healthy()
+    cluster.control(API_VERSIONS, close(), times=1)
+    assert await check(cluster, "orders", bootstrap_servers="broker1:9092") == ()
+
+
+@in_virtual_time
+async def test_one_frozen_server_is_a_warning_and_a_broker_an_error() -> None:
+    cluster = healthy()
+    cluster.pause(2)
+    found = await check(cluster, "orders")
+    assert {(f.code, f.severity, f.subject) for f in found} == {
+        ("no_answer", WARNING, "broker2:9092"),
+        ("no_answer", ERROR, "broker broker2:9092 (id 2)"),
+    }
 
 
 @in_virtual_time
