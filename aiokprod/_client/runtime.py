@@ -137,6 +137,7 @@ class Runtime:
         self.quota = engine.quota
         self.accumulator = engine.accumulator
         self.sender = engine.sender
+        self.sender.failures.client_id = client_id
         self.updater = self._metadata_updater()
         self.deadlines = Deadlines(loop, partial(check_timeout, "send", zero=False))
         self.yield_queue = YieldQueue(loop, environment.stopwatch, self.memory)

@@ -241,6 +241,7 @@ async def test_failures_that_no_task_awaits_are_summed_up() -> None:
     assert failed[1]["kafka_partitions"] == ["t-1", "t-2", "t-0"]
     assert "records to t-1, t-2, t-0 failed and no task was waiting" in failed[1]["message"]
     assert failed[0]["levelno"] == logging.ERROR
+    assert failed[0]["kafka_client_id"].startswith("aiokprod-")
 
 
 @in_virtual_time

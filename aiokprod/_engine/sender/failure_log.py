@@ -26,10 +26,12 @@ class FailureLog:
 
     Attributes:
         pending: number of records that are not logged yet.
+        client_id: for the log.
     """
 
     def __init__(self) -> None:
         self.pending = 0
+        self.client_id: str | None = None
         self._logged_at = -math.inf
         self._partitions: dict[TopicPartition, None] = {}
         self._error: KafkaError | None = None
@@ -51,7 +53,8 @@ class FailureLog:
             "%d records to %s failed and no task was waiting for them: %s",
             self.pending, ", ".join(names[:_NAMED]) + more, self._error,
             extra=log_fields(
-                "records_failed", error=self._error, records=self.pending, partitions=names[:100]
+                "records_failed", error=self._error, client_id=self.client_id,
+                records=self.pending, partitions=names[:100],
             ),
         )  # fmt: skip
         self._logged_at, self.pending, self._error = now, 0, None
