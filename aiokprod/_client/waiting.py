@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
-from aiokprod._config.profiles import NO_PROFILE, TopicConfig, profiles_of
+from aiokprod._config.profiles import NO_PROFILE, EffectiveSettings, profiles_of
 from aiokprod._engine.sender.unresponsive_brokers import OVERDUE_AFTER_S
 from aiokprod.errors import error_code
 
@@ -36,7 +36,7 @@ def shortest_stall(config: ProducerConfig) -> float:
     """The shortest `stall_after` of all topics."""
     found = STALL_S
     for profile in (NO_PROFILE, *(profile for _, profile in profiles_of(config))):
-        topic = TopicConfig.of(config, profile)
+        topic = EffectiveSettings.of(config, profile)
         found = min(found, stall_after((topic.delivery_timeout_ms - topic.linger_ms) / 1000))
     return found
 

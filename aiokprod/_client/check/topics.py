@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from aiokprod._client.cluster_client import describe_configs, describe_topics
-from aiokprod._config.profiles import NO_PROFILE, TopicConfig, compiled, profiles_of
+from aiokprod._config.profiles import NO_PROFILE, EffectiveSettings, compiled, profiles_of
 from aiokprod.errors import Code, KafkaError, error_code
 from aiokprod.findings import Finding, Severity
 
@@ -188,7 +188,7 @@ def _size(client: ClusterClient, topic: str, settings: Mapping[str, str | None])
     limit = int(value)
     config = client.config
     profiles = (p for pattern, p in profiles_of(config) if compiled(pattern).fullmatch(topic))
-    batch_size = TopicConfig.of(config, next(profiles, NO_PROFILE)).batch_size
+    batch_size = EffectiveSettings.of(config, next(profiles, NO_PROFILE)).batch_size
     batch = min(batch_size, config.max_request_size)
     if limit < batch:
         text = (
