@@ -55,6 +55,7 @@ from aiokprod.errors import (
     WouldBlock,
     WrongLoop,
 )
+from aiokprod.findings import Finding, Severity
 from aiokprod.interceptors import ProducerInterceptor
 from aiokprod.observer import Metrics, Observer
 from aiokprod.partitioners import (
@@ -107,6 +108,7 @@ __all__ = [
     "Environment",
     "ErrorCode",
     "FatalTransactionError",
+    "Finding",
     "ForkedProcess",
     "FrameTooLarge",
     "GroupMetadata",
@@ -145,6 +147,7 @@ __all__ = [
     "Secret",
     "SerializationError",
     "Serializer",
+    "Severity",
     "StringSerializer",
     "TopicInfo",
     "TopicPartition",

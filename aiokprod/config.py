@@ -42,6 +42,7 @@ from aiokprod._config.security import (
     SecretText,
     check_security,
 )
+from aiokprod._log_fields import log_fields
 from aiokprod._redaction import redacted, redacted_init
 from aiokprod._security.secret import MASK, Credentials, Secret
 from aiokprod._security.token_provider import TokenProvider
@@ -353,7 +354,10 @@ class ProducerConfig:
                 "or set enable_idempotence=False",
             )
         if self.enable_idempotence is None and against:
-            logger.warning("idempotence is off because of %s", against)
+            logger.warning(
+                "idempotence is off because of %s", against,
+                extra=log_fields("setting_adjusted", setting="enable_idempotence"),
+            )  # fmt: skip
 
     def _choose_elastic_batch_size(self) -> None:
         if isinstance(self.elastic_batch_size, DefaultInt):
@@ -376,8 +380,9 @@ class ProducerConfig:
                 f"use at least linger_ms + request_timeout_ms = {least}",
             )
         logger.warning(
-            "delivery_timeout_ms is raised to linger_ms + request_timeout_ms = %d", least
-        )
+            "delivery_timeout_ms is raised to linger_ms + request_timeout_ms = %d", least,
+            extra=log_fields("setting_adjusted", setting="delivery_timeout_ms"),
+        )  # fmt: skip
         object.__setattr__(self, "delivery_timeout_ms", DefaultInt(least))
 
     def _warn_of_fixed_backoff(self) -> None:
@@ -394,4 +399,5 @@ class ProducerConfig:
                     getattr(self, low),
                     high,
                     getattr(self, high),
+                    extra=log_fields("setting_adjusted", setting=low),
                 )

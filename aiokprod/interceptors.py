@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from aiokprod._core.hooks import InterceptorCalls
 from aiokprod._core.record_fields import record_size_bound
+from aiokprod._log_fields import log_fields
 from aiokprod.errors import KafkaError
 from aiokprod.records import ProducerRecord, RecordMetadata
 
@@ -75,8 +76,9 @@ class InterceptorChain(InterceptorCalls):
     def failed(self, interceptor: ProducerInterceptor, method: str, error: Exception) -> None:
         """Log the exception of an interceptor, which is otherwise ignored."""
         logger.warning(
-            "interceptor %s failed in %s", type(interceptor).__name__, method, exc_info=error
-        )
+            "interceptor %s failed in %s", type(interceptor).__name__, method, exc_info=error,
+            extra=log_fields("user_code_failed", error=error, hook=method),
+        )  # fmt: skip
 
 
 def _takes_headers(interceptor: ProducerInterceptor) -> bool:

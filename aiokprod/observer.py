@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any, Final, Protocol
 
 from aiokprod._histogram import Histogram
+from aiokprod._log_fields import log_fields
 from aiokprod.cluster import ClusterSnapshot
 from aiokprod.errors import ErrorCode, KafkaError
 from aiokprod.records import TopicPartition
@@ -251,7 +252,10 @@ class ObserverChain(Observer):
     def _log(self, observer: object, hook: str, error: Exception) -> None:
         key = (id(observer), hook)
         if key in self._failed:
-            logger.debug("observer %s failed in %s again", type(observer).__name__, hook)
+            logger.debug(
+                "observer %s failed in %s again", type(observer).__name__, hook,
+                extra=log_fields("user_code_failed", error=error, hook=hook),
+            )  # fmt: skip
             return
         self._failed.add(key)
         logger.warning(
@@ -259,4 +263,5 @@ class ObserverChain(Observer):
             type(observer).__name__,
             hook,
             exc_info=error,
+            extra=log_fields("user_code_failed", error=error, hook=hook),
         )

@@ -9,6 +9,7 @@ import sys
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, overload
 
 from aiokprod._client.bulk_result import BulkProgress, BulkResult, check_progress
+from aiokprod._client.explanation import explain
 from aiokprod._client.lifecycle import Lifecycle
 from aiokprod._client.record_hooks import RecordHooks
 from aiokprod._client.record_serializers import RecordSerializers
@@ -17,7 +18,7 @@ from aiokprod._client.send import RecordSubmitter
 from aiokprod._client.send_many import BulkSender
 from aiokprod._client.send_table import TableSender
 from aiokprod._client.slow_path import SlowPath
-from aiokprod._client.status import Health, explain, health
+from aiokprod._client.status import Health, health
 from aiokprod._client.transactions import Transaction, Transactions, run_transaction
 from aiokprod._client.user_hooks import UserHooks
 from aiokprod._client.validation import (
@@ -46,6 +47,7 @@ from aiokprod.errors import (
     KafkaError,
     Outcome,
 )
+from aiokprod.findings import Finding
 from aiokprod.interceptors import InterceptorChain, ProducerInterceptor
 from aiokprod.observer import Metrics, Observer, ObserverChain
 from aiokprod.partitioners import AnyPartitioner
@@ -242,11 +244,18 @@ class Producer(Generic[K, V]):
         self._deadlines = runtime.deadlines
         return runtime
 
-    async def start(self) -> None:
+    async def start(self, *, check: bool | Iterable[str] = False) -> tuple[Finding, ...]:
         """Start, and check that at least one bootstrap server can be resolved.
 
         Optional and idempotent: the first send starts the producer too. Does not require a broker
         to be up.
+
+        Args:
+            check: True to check servers and brokers, or names of topics to check those too; see
+                `check`. Findings are logged and returned, and do not prevent the start.
+
+        Returns:
+            The findings; empty without `check`.
 
         With a transactional_id it also initialises transactions and waits up to max_block_ms for
         the coordinator, which fences an earlier instance with this id and aborts its transaction.
@@ -257,8 +266,50 @@ class Producer(Generic[K, V]):
             TransactionError, BrokerError: the coordinator rejected the request.
             ProducerClosed, WrongLoop, ForkedProcess: the producer cannot be used here.
         """
+        if isinstance(check, bool):
+            topics: Iterable[str] | None = () if check else None
+        else:
+            topics = checked_topics("start", check)
         await self._lifecycle.start()
+        findings: tuple[Finding, ...] = ()
+        if topics is not None:
+            from aiokprod._client.check import log_findings
+
+            findings = await self.check(topics)
+            log_findings(findings, self._client_id)
         await self._transactions.initialise()
+        return findings
+
+    async def check(
+        self, topics: Iterable[str] = (), *, timeout: float = 15.0
+    ) -> tuple[Finding, ...]:
+        """Look for what would keep records from being delivered, over separate connections.
+
+        Checks each bootstrap server (name, every address, TLS, SASL, versions), each broker of the
+        cluster at the address that it advertises, and the topics: existence, permission to write,
+        leaders, acks against replicas and min.insync.replicas, batch_size and max_request_size
+        against max.message.bytes. Sends no record and creates no topic. The producer need not be
+        started.
+
+        Args:
+            topics: names of the topics that records will be sent to.
+            timeout: limit of the check, seconds above 0. What is not checked in time is a finding.
+
+        Returns:
+            The findings, errors first; empty if nothing was found. docs/check.md lists them.
+
+        Raises:
+            ConfigError: an argument is invalid.
+            WrongLoop, ForkedProcess: the producer belongs to another event loop or process.
+
+        Cancellation ends the check and closes its connections.
+        """
+        names = checked_topics("check", topics)
+        check_timeout("check", timeout, zero=False)
+        self._lifecycle.check_loop_and_process(running=True)
+        from aiokprod._client.check import check as run_check  # seldom needed, slow to import
+
+        return await run_check(self._config, self._environment, names, timeout)
 
     async def __aenter__(self) -> Self:
         try:
@@ -784,9 +835,11 @@ class Producer(Generic[K, V]):
         return health(lifecycle.runtime, closed=lifecycle.closed or lifecycle.forked)
 
     def explain(self) -> str:
-        """Effective settings, negotiated versions and risky combinations, as text for humans.
-        Contains no secrets."""
-        return explain(self._config, self._lifecycle.runtime)
+        """The situation as text for humans: what waits for which broker and why, the connections,
+        the settings that differ from the defaults and risky combinations. Contains no secrets."""
+        lifecycle = self._lifecycle
+        closed = lifecycle.closed or lifecycle.forked
+        return explain(self._config, lifecycle.runtime, self._client_id, closed=closed)
 
     def __repr__(self) -> str:
         lifecycle = self._lifecycle

@@ -248,3 +248,14 @@ def test_numbers_of_the_reliability_page_are_those_of_the_code() -> None:
     assert f"puts {len(BUGS)} bugs back" in text
     assert f"runs the {len(QUICK)} bugs that" in text
     assert f"injects {len(CATALOGUE)} faults" in text
+
+
+def test_check_page_has_every_finding() -> None:
+    source = "".join(
+        path.read_text(encoding="utf-8")
+        for path in (DOCS.parent / "aiokprod" / "_client" / "check").glob("*.py")
+    )
+    codes = set(re.findall(r'Finding\(\s*"(\w+)"', source))
+    codes |= set(re.findall(r'\bcode = "(\w+)"', source))
+    codes |= set(re.findall(r'code, remedy = "(\w+)"', source))
+    assert set(first_column(section("check.md", "What is checked"))) == codes

@@ -12,9 +12,9 @@ import pytest
 PACKAGE = Path(__file__).parent.parent / "aiokprod"
 
 FOUNDATION = {
-    "_backoff", "_config", "_consumer_groups", "_errors", "_histogram", "_json", "_redaction",
-    "_security", "_version", "cluster", "config", "environment", "errors", "interceptors",
-    "observer", "partitioners", "plugins", "records", "security", "serializers",
+    "_backoff", "_config", "_consumer_groups", "_errors", "_histogram", "_json", "_log_fields",
+    "_redaction", "_security", "_version", "cluster", "config", "environment", "errors", "findings",
+    "interceptors", "observer", "partitioners", "plugins", "records", "security", "serializers",
     "topic_profiles",
 }  # fmt: skip
 """Public values and extension points, and what they are made of."""
@@ -31,6 +31,7 @@ ALLOWED = {
 }
 SPARK_MAY_IMPORT = {
     "aiokprod._client.cluster_client",
+    "aiokprod._log_fields",  # its log records have the same fields
     "aiokprod._redaction",  # a decorator for all code that has secrets in local variables
 }
 """Besides its own modules and the public ones."""

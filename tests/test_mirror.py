@@ -10,15 +10,18 @@ TESTS = Path(__file__).parent
 PACKAGE = TESTS.parent / "aiokprod"
 
 ELSEWHERE = {
+    "_log_fields": "test_logging.py",
     "_client/bulk_result": "client/test_send_many.py scenarios/test_bulk_calls.py",
     "_client/cluster_client/broker_access": "client/test_cluster_requests.py",
     "_client/cluster_client/requests": "client/test_cluster_requests.py",
+    "_client/check/servers": "client/check/test_checker.py",
+    "_client/check/topics": "client/check/test_checker.py",
     "_client/fast_path": "test_layers.py client/test_hooks_on_both_paths.py",
     "_client/lifecycle": "scenarios/test_process_and_event_loop.py scenarios/test_cancellation.py",
     "_client/record_hooks": "client/test_hooks_on_both_paths.py client/test_misbehaving_hooks.py",
     "_client/send": "client/test_submit_under_timeout.py client/test_on_delivery.py",
     "_client/slow_path": "client/test_hooks_on_both_paths.py scenarios/test_blocking_calls.py",
-    "_client/status": "foundation/test_reports.py scenarios/test_api_edge_cases.py",
+    "_client/status": "client/test_delivery_watch.py client/test_explanation.py",
     "_client/transactions": "transactions/test_api.py",
     "_client/validation": "foundation/test_arguments.py scenarios/test_invalid_arguments.py",
     "_client/warm_up": "scenarios/test_api_edge_cases.py",

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from aiokprod._core.hooks import HookCalls
 from aiokprod._core.record_fields import record_size_bound
+from aiokprod._log_fields import log_fields
 from aiokprod.errors import KafkaError, Outcome
 
 if TYPE_CHECKING:
@@ -79,7 +80,10 @@ class RecordHooks(HookCalls):
         """Log the exception of a plug-in, which is otherwise ignored."""
         key = (id(plugin), method)
         if key in self._failed:
-            logger.debug("plug-in %s failed in %s again", type(plugin).__name__, method)
+            logger.debug(
+                "plug-in %s failed in %s again", type(plugin).__name__, method,
+                extra=log_fields("user_code_failed", error=error, hook=method),
+            )  # fmt: skip
             return
         self._failed.add(key)
         logger.warning(
@@ -87,6 +91,7 @@ class RecordHooks(HookCalls):
             type(plugin).__name__,
             method,
             exc_info=error,
+            extra=log_fields("user_code_failed", error=error, hook=method),
         )
 
     def check_headers(self, headers: tuple[Header, ...]) -> None:

@@ -13,9 +13,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from aiokprod._backoff import ExponentialBackoff
+from aiokprod._client.delivery_watch import DeliveryWatch
 from aiokprod._client.fast_path import FastPathSwitch
 from aiokprod._client.topic_slots import TopicSlots
 from aiokprod._client.validation import check_timeout
+from aiokprod._client.waiting import shortest_stall
 from aiokprod._client.warm_up import WarmUp
 from aiokprod._core.append import Appender
 from aiokprod._core.deadlines import Deadlines
@@ -27,6 +29,7 @@ from aiokprod._engine.identity.producer_state import ProducerState, non_idempote
 from aiokprod._engine.metadata.cache import Metadata
 from aiokprod._engine.metadata.updater import MetadataUpdater
 from aiokprod._engine.wakeup import WakeupEvent
+from aiokprod._log_fields import log_fields
 from aiokprod._net.client import NetworkClient
 from aiokprod._wire.compression import configured_codec
 from aiokprod.errors import KafkaError, ProducerClosed, ProducerFailed
@@ -51,6 +54,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _NOT_IDEMPOTENT_ORDERED = 1
+_PRODUCE = 0
 _STICKY_SAMPLE = 32
 _TRANSACTION_FEATURE = "transaction.version"
 
@@ -61,6 +65,7 @@ class Runtime:
     Attributes:
         failure: the error that ended the producer, None while it works.
         transactions: its calls, if the producer is transactional.
+        watch: notices outages.
     """
 
     def __init__(
@@ -78,6 +83,7 @@ class Runtime:
         partitioner: Partitioner | None,
     ) -> None:
         self.config = config
+        self.client_id = client_id
         self.loop = loop
         self.observer = observer
         self.failure: KafkaError | None = None
@@ -131,6 +137,7 @@ class Runtime:
         self.quota = engine.quota
         self.accumulator = engine.accumulator
         self.sender = engine.sender
+        self.sender.failures.client_id = client_id
         self.updater = self._metadata_updater()
         self.deadlines = Deadlines(loop, partial(check_timeout, "send", zero=False))
         self.yield_queue = YieldQueue(loop, environment.stopwatch, self.memory)
@@ -157,6 +164,7 @@ class Runtime:
         self.warm_up = WarmUp(
             loop, self.metadata, self.client, self.sender.auth_failures, lambda: self.failure
         )
+        self.watch = DeliveryWatch(self, shortest_stall(config))
         self.metadata.on_change(self._on_snapshot)
 
     def _producer_state(self) -> ProducerState:
@@ -272,7 +280,10 @@ class Runtime:
         """End the producer: every pending and later call raises ProducerFailed with this cause."""
         if self.failure is not None or self._closing:
             return
-        logger.error("the producer failed and must be replaced", exc_info=cause)
+        logger.error(
+            "the producer failed and must be replaced", exc_info=cause,
+            extra=log_fields("producer_failed", error=cause, client_id=self.client_id),
+        )  # fmt: skip
         failure = ProducerFailed(
             f"the producer failed and cannot be used any more ({type(cause).__name__}: {cause}); "
             "close it and create a new one"
@@ -288,12 +299,14 @@ class Runtime:
 
     def _stop_with(self, error: KafkaError) -> None:
         self.failure = error
+        self.watch.close()
         self.fast_path.stop()
         self.memory.close(error)
         self.quota.close(error)
         self.metadata.close(error)
         self.state.source.close(error)
         self.sender.fail_all(error)
+        self.sender.failures.flush(self.loop.time(), at_once=True)
         self.warm_up.wake()
 
     # -- events between the parts ---------------------------------------------------------------
@@ -311,6 +324,7 @@ class Runtime:
         if self._coordinators is not None:
             self._coordinators.on_disconnect(node_id, error)
         self.updater.on_disconnect(node_id, error)
+        self.watch.on_disconnect(node_id, error)
         self.sender.auth_failures.lost(node_id, error, self.loop.time())
         self.warm_up.wake()
         self.wake_sender()
@@ -327,6 +341,9 @@ class Runtime:
         logger.error(
             "%d records of a bulk call failed and its result was not read, the first one: %s",
             records, error,
+            extra=log_fields(
+                "records_failed", error=error, records=records, client_id=self.client_id
+            ),
         )  # fmt: skip
         partition = -1 if error.partition is None else error.partition
         topic_partition = TopicPartition(error.topic or "", partition)
@@ -337,6 +354,7 @@ class Runtime:
 
     def _on_connected(self, node_id: int) -> None:
         self.sender.auth_failures.connected(node_id)
+        self.watch.on_connected(node_id)
         self.observer.on_connection_opened(node_id)
 
     def _on_connection_closed(self, node_id: int, error: KafkaError | None) -> None:
@@ -349,9 +367,15 @@ class Runtime:
         self.accumulator.on_snapshot(snapshot, self.loop.time())
         self.quota.on_nodes_changed()
         self.sender.on_snapshot()
+        self.watch.on_snapshot(snapshot)
         if self._coordinators is not None:
             self._coordinators.on_snapshot(snapshot)
         self.observer.on_metadata_updated(snapshot)  # last, because an observer may send records
+
+    def is_connected(self, node_id: int) -> bool:
+        """True if there is a connection to a broker that accepts requests, or did until now."""
+        # Versions are known only while a connection is up, even if it is throttled or full.
+        return self.client.version_range(node_id, _PRODUCE) is not None
 
     def _choose_sticky(self, slot: TopicSlot) -> int:
         """The next partition for records without key (KIP-794). Chosen from a sample if the topic

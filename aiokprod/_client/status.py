@@ -1,10 +1,11 @@
-"""The status of a producer: drain report, health, explanation."""
+"""The status of a producer: drain report and health."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from aiokprod._client.waiting import waiting
 from aiokprod._engine.sender.retry_policy import outcome_of
 from aiokprod.errors import Outcome
 from aiokprod.records import DrainReport, UndeliveredBatch
@@ -13,8 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from aiokprod._client.runtime import Runtime
+    from aiokprod._client.waiting import Waiting
     from aiokprod._engine.buffer.producer_batch import ProducerBatch
-    from aiokprod.config import ProducerConfig
     from aiokprod.observer import Metrics
 
 
@@ -57,88 +58,92 @@ class Health:
 
     Attributes:
         state: "new", "running", "failed" or "closed".
+        ok: running, metadata known, no record stalled, and no record older than its linger +
+            `request_timeout_ms`. Records of a partition are stalled after 5 s without an
+            acknowledgment from it, their linger not counted (half of the rest of
+            `delivery_timeout_ms`, if that is less); calls after 5 s without metadata.
+        cause: why `ok` is False, None if it is True.
         error: the error that ended the producer, if `state` is "failed".
         brokers_known: number of brokers in the metadata; 0 until the first response.
+        brokers_connected: number of them to which there is a connection.
         partitions_without_leader: number of them, in the topics in use.
+        partitions_stalled: number of partitions whose records are stalled.
         oldest_record_age_s: age of the oldest record without an outcome, s.
+        last_ack_age_s: seconds since the last acknowledgment, None if there was none.
+        last_error: the last failure of a connection or of an attempt to deliver a batch, which may
+            be over; None if there was none.
         pressure: part of buffer_memory in use, or of the share that one broker may hold, 0 to 1;
             shed load when it approaches 1.
         waiting_sends: callers that wait for memory in the buffer or in the share of a broker.
-        ok: running, metadata known, and no record older than its linger + `request_timeout_ms`.
     """
 
     state: str
-    error: str | None
-    brokers_known: int
-    partitions_without_leader: int
-    oldest_record_age_s: float
-    pressure: float
-    waiting_sends: int
-    ok: bool
+    ok: bool = False
+    cause: str | None = None
+    error: str | None = None
+    brokers_known: int = 0
+    brokers_connected: int = 0
+    partitions_without_leader: int = 0
+    partitions_stalled: int = 0
+    oldest_record_age_s: float = 0.0
+    last_ack_age_s: float | None = None
+    last_error: str | None = None
+    pressure: float = 0.0
+    waiting_sends: int = 0
 
 
 def health(runtime: Runtime | None, *, closed: bool) -> Health:
     """The health of a producer; see `Health`."""
     if runtime is None or closed:
-        return Health("closed" if closed else "new", None, 0, 0, 0.0, 0.0, 0, ok=False)
+        state = "closed" if closed else "new"
+        return Health(state, cause=f"the producer is {state}")
     failure = runtime.failure or runtime.state.source.fatal_error
-    snapshot = runtime.metadata.snapshot
-    known = 0 if runtime.metadata.bootstrapped else len(snapshot.nodes)
-    oldest = next(iter(runtime.accumulator.incomplete), None)
     now = runtime.loop.time()
-    age = 0.0 if oldest is None else now - oldest.created_at
-    late_since = now - runtime.config.request_timeout_ms / 1000
-    late = any(
-        batch.created_at + batch.queue.settings.linger < late_since
-        for batch in list(runtime.accumulator.incomplete)
-    )
-    leaderless = sum(
-        len(topic.partitions) - len(topic.available) for topic in snapshot.topics.values()
-    )
+    snapshot, found = runtime.metadata.snapshot, waiting(runtime, now)
+    known = () if runtime.metadata.bootstrapped else tuple(snapshot.nodes)
+    oldest = next(iter(runtime.accumulator.incomplete), None)
+    acknowledged_at = runtime.sender.acknowledged_at
+    cause = _cause(runtime, found, now) if failure is None else str(failure)
     return Health(
         state="running" if failure is None else "failed",
+        ok=cause is None,
+        cause=cause,
         error=None if failure is None else str(failure),
-        brokers_known=known,
-        partitions_without_leader=leaderless,
-        oldest_record_age_s=age,
+        brokers_known=len(known),
+        brokers_connected=sum(map(runtime.is_connected, known)),
+        partitions_without_leader=sum(
+            len(topic.partitions) - len(topic.available) for topic in snapshot.topics.values()
+        ),
+        partitions_stalled=len(found.stalled),
+        oldest_record_age_s=0.0 if oldest is None else now - oldest.created_at,
+        last_ack_age_s=None if acknowledged_at is None else now - acknowledged_at,
+        last_error=last_error(runtime),
         pressure=min(1.0, max(runtime.memory.used / runtime.memory.limit, runtime.quota.pressure)),
         waiting_sends=runtime.memory.waiting + runtime.quota.waiting,
-        ok=failure is None and known > 0 and not late,
     )
 
 
-def explain(config: ProducerConfig, runtime: Runtime | None) -> str:
-    """Effective settings, negotiated versions and risky combinations as text."""
-    lines = ["settings:"]
-    lines += [f"  {name} = {value!r}" for name, value in sorted(config.effective().items())]
-    if runtime is not None:
-        lines.append("brokers:")
-        for node in runtime.metadata.snapshot.nodes.values():
-            produce = runtime.client.version_range(node.id, 0)
-            shown = (
-                "not connected" if produce is None else f"Produce v{produce[0]} to v{produce[1]}"
+def _cause(runtime: Runtime, found: Waiting, now: float) -> str | None:
+    stalled = found.cause()
+    if stalled is not None:
+        return f"no acknowledgment for {found.silent_s():.1f} s: {stalled}"
+    if runtime.metadata.bootstrapped:
+        return "no broker has answered yet" + runtime.metadata.network_text()
+    patience = runtime.config.request_timeout_ms / 1000
+    for partition in found.partitions:
+        if partition.age_s - partition.queue.settings.linger > patience:
+            return (
+                f"{partition.topic_partition}: a record has no outcome after "
+                f"{partition.age_s:.1f} s: {partition.reason}"
             )
-            lines.append(f"  {node}: {shown}")
-    risks = _risks(config)
-    lines.append("risks:" if risks else "risks: none known")
-    lines += [f"  {risk}" for risk in risks]
-    return "\n".join(lines)
+    return None
 
 
-def _risks(config: ProducerConfig) -> list[str]:
-    risks = []
-    if config.required_acks == 0:
-        risks.append("acks=0: records are lost without notice when a broker or connection fails")
-    elif config.required_acks == 1:
-        risks.append(
-            "acks=1: acknowledged records are lost if the leader dies before it replicates"
-        )
-    if not config.idempotent:
-        risks.append("without idempotence a retry may duplicate records")
-        if config.max_in_flight_requests_per_connection > 1:
-            risks.append(
-                "without idempotence and with more than one request in flight a retry may reorder"
-            )
-    if config.retries == 0:
-        risks.append("retries=0: every leader change fails records")
-    return risks
+def last_error(runtime: Runtime) -> str | None:
+    """The last failure of a connection or of an attempt to deliver a batch; None if none."""
+    errors = [runtime.watch.last_error, runtime.sender.retries.last]
+    found = [error for error in errors if error is not None]
+    if found:
+        return max(found, key=lambda error: error[1])[0]
+    error = runtime.metadata.last_error
+    return None if error is None else error.message

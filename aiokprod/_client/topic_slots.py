@@ -6,6 +6,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from aiokprod._core.slots import TopicSlot
+from aiokprod._log_fields import log_fields
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -96,5 +97,8 @@ class TopicSlots:
         if any(topic_id):
             self.topic_ids[topic] = topic_id
             if known is not None and known != topic_id:
-                logger.warning("topic %s was recreated: its new log gets new sequences", topic)
+                logger.warning(
+                    "topic %s was recreated: its new log gets new sequences", topic,
+                    extra=log_fields("topic_recreated", topic=topic),
+                )  # fmt: skip
                 self._sequences.on_topic_recreated(topic)

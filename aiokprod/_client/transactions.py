@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 from aiokprod._client.validation import check_timeout
 from aiokprod._consumer_groups import checked_offsets, group_metadata
 from aiokprod._engine.identity.transaction_states import TxnState
+from aiokprod._log_fields import log_fields
 from aiokprod.errors import (
     AbortableTransactionError,
     ConfigError,
@@ -167,7 +168,10 @@ class Transaction:
             if self._transactions.needs_abort:
                 await self._transactions.end(commit=False, timeout=self._timeout)
         except KafkaError as error:
-            logger.warning("aborting after %r failed: %s", reason, error)
+            logger.warning(
+                "aborting after %r failed: %s", reason, error,
+                extra=log_fields("abort_failed", error=error),
+            )  # fmt: skip
 
 
 async def run_transaction(
@@ -188,7 +192,10 @@ async def run_transaction(
             attempt += 1
             if attempt > retries or not _repeatable(error) or transactions.commit_unknown:
                 raise
-            logger.info("repeating a transaction after attempt %d: %s", attempt, error)
+            logger.info(
+                "repeating a transaction after attempt %d: %s", attempt, error,
+                extra=log_fields("transaction_repeated", error=error, attempt=attempt),
+            )  # fmt: skip
         await asyncio.sleep(pause(attempt))
 
 

@@ -13,6 +13,7 @@ import inspect
 import logging
 from collections.abc import Iterable
 
+from aiokprod._log_fields import log_fields
 from aiokprod.config import ProducerConfig
 from aiokprod.errors import ConfigError
 
@@ -69,9 +70,13 @@ class UserHooks:
                     logger.warning(
                         "%s.close is asynchronous and was not awaited: use a plain method",
                         type(plugin).__name__,
+                        extra=log_fields("user_code_failed", hook="close"),
                     )
-            except Exception:
-                logger.warning("%s.close failed", type(plugin).__name__, exc_info=True)
+            except Exception as error:
+                logger.warning(
+                    "%s.close failed", type(plugin).__name__, exc_info=True,
+                    extra=log_fields("user_code_failed", error=error, hook="close"),
+                )  # fmt: skip
             except BaseException as error:
                 interrupt = interrupt or error
         if interrupt is not None:

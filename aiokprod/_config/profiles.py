@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from aiokprod._config.fields import DefaultInt, invalid_setting
+from aiokprod._log_fields import log_fields
 from aiokprod.errors import ConfigError
 from aiokprod.topic_profiles import TopicProfile, check_level
 
@@ -206,5 +207,6 @@ def _check_delivery_timeout(
         config.delivery_timeout_ms
     ):
         logger.warning(
-            "%s: delivery_timeout_ms is raised to linger_ms + request_timeout_ms = %d", where, least
-        )
+            "%s: delivery_timeout_ms is raised to linger_ms + request_timeout_ms = %d",
+            where, least, extra=log_fields("setting_adjusted", setting="delivery_timeout_ms"),
+        )  # fmt: skip

@@ -77,8 +77,11 @@ class KafkaChannel:
         receive_max_bytes: largest response once READY; before that it is `HANDSHAKE_MAX_BYTES`.
         software_version: for ApiVersions; brokers accept only `[a-zA-Z0-9.-]` (KIP-511).
         authenticator: None for listeners without SASL.
+        is_kafka: an earlier connection to this address was READY.
 
     Attributes:
+        is_kafka: the address is known to be a listener for this client, so that errors need not ask
+            whether it is one.
         state: changed by `_advance` only.
         versions: versions of each API that both sides support; empty before ApiVersions.
         features: finalized levels of cluster features, from this broker (KIP-584).
@@ -96,8 +99,10 @@ class KafkaChannel:
         receive_max_bytes: int,
         software_version: str,
         authenticator: Authenticator | None = None,
+        is_kafka: bool = False,
     ) -> None:
         self.peer = peer
+        self.is_kafka = is_kafka
         self.state = State.CONNECTING
         self.versions: VersionRanges = _NO_VERSIONS
         self.features = NO_FEATURES
@@ -323,13 +328,17 @@ class KafkaChannel:
         if self.state is State.CONNECTING:
             reason = CloseReason.NEVER_CONNECTED
         elif self.state is State.CHECKING_API_VERSIONS:
-            how += (
-                " before answering ApiVersions; is the port a TLS or SASL listener, does it want a "
-                "client certificate, or is it not a Kafka broker?"
-            )
+            how += " before answering ApiVersions"
+            if not self.is_kafka:
+                how += (
+                    "; is the port a TLS or SASL listener, does it want a client certificate, or "
+                    "is it not a Kafka broker?"
+                )
         elif self.state is State.AUTHENTICATING:
             reason = CloseReason.DURING_AUTH
-            how += " during authentication; the credentials or the listener may be wrong"
+            how += " during authentication"
+            if not self.is_kafka:
+                how += "; the credentials or the listener may be wrong"
         error: KafkaError = Disconnected(f"{self.peer}: {how}")
         # In TLS 1.3 the handshake is complete for the client before the broker has checked its
         # certificate, so a broker refuses the certificate on what looks like a connection.

@@ -7,7 +7,6 @@ Source: Java `NetworkClient`.
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
 import os
 from collections.abc import Callable, Iterable
@@ -18,6 +17,7 @@ from aiokprod._net.authentication import Authenticator
 from aiokprod._net.channel_states import CloseReason
 from aiokprod._net.connection import Connection
 from aiokprod._net.connection_factory import ConnectionFactory
+from aiokprod._net.connection_log import ConnectionLog
 from aiokprod._net.connection_states import ClusterConnectionStates
 from aiokprod._net.dial_tasks import DialTasks
 from aiokprod._net.least_loaded import Candidate, least_loaded
@@ -33,14 +33,9 @@ from aiokprod.errors import (
     ProducerClosed,
 )
 
-log = logging.getLogger(__name__)
-
 _COORDINATOR_IDS: Final = -1_000_000
 """Highest id of nodes whose address is known from FindCoordinator only. Their ids are far below
 those of the bootstrap addresses, -1, -2, …"""
-
-_WARN_EVERY: Final = 30.0
-"""Seconds between two warnings about one broker."""
 
 _CANCEL_GRACE: Final = 0.1
 """Seconds after the deadline in which cancelled dial tasks can end, which takes some passes of the
@@ -63,6 +58,9 @@ class NetworkClient:
             called for every end of a connection, with None if the client closed it.
         on_callback_error: called if an `on_done` raised; default: the loop's exception handler.
         authenticator: creates the authenticator of a connection; None uses the configuration.
+
+    Attributes:
+        log: what is logged about the connections.
     """
 
     def __init__(
@@ -91,9 +89,11 @@ class NetworkClient:
         self._on_callback_error = on_callback_error
         if authenticator is None:
             authenticator = authenticators(config, environment.unix_ms)
+        self.log = ConnectionLog(client_id or config.client_id)
         self._connection = ConnectionFactory(
-            config, loop, self, client_id, software_version, authenticator, environment.rng
-        )
+            config, loop, self, client_id, software_version, authenticator, environment.rng,
+            is_kafka=self.log.is_kafka,
+        )  # fmt: skip
         self._states = ClusterConnectionStates.of(config, environment.rng)
         self._bootstrap = tuple(
             Node(-1 - index, host, port)
@@ -109,9 +109,6 @@ class NetworkClient:
         self._features = NO_FEATURES
         self._closed = False
         self._sought: int | None = None  # the node to dial that `least_loaded` chose last
-        self._warn_again: dict[
-            int, float
-        ] = {}  # node id -> time of its next warning at the earliest
         self._none_left = asyncio.Event()
         self._none_left.set()
         self._pid = os.getpid()
@@ -295,7 +292,7 @@ class NetworkClient:
                 await self._none_left.wait()
         except TimeoutError:
             if self._connections:
-                log.warning("dropping %d connections: time to close is up", len(self._connections))
+                self.log.dropped(len(self._connections))
 
     # -- dialling -------------------------------------------------------------------------------
 
@@ -310,7 +307,7 @@ class NetworkClient:
         broker.connection = connection
         self._connections.add(connection)
         self._none_left.clear()
-        log.debug("connecting to %s", connection.channel.peer)
+        self.log.connecting(connection)
         self._dials.start(node, connection)
 
     def _listed(self) -> list[tuple[int, Candidate]]:
@@ -323,7 +320,6 @@ class NetworkClient:
         node_id = broker.node.id
         del self._brokers[node_id]
         self._states.forget(node_id)
-        self._warn_again.pop(node_id, None)
         self._cancel_throttle(node_id)
         if broker.connection is not None:
             broker.connection.close()
@@ -332,12 +328,11 @@ class NetworkClient:
 
     def connection_ready(self, connection: Connection) -> None:
         """ConnectionOwner: the connection accepts requests."""
-        log.info("connected to %s", connection.channel.peer)
+        self.log.connected(connection)
         # Not called for a retired connection: one that was not READY then was closed.
         self._states.ready(connection.node_id, self._loop.time())
         if connection.channel.features.epoch > self._features.epoch:
             self._features = connection.channel.features
-        self._warn_again.pop(connection.node_id, None)
         if self._on_connection_opened is not None:
             self._on_connection_opened(connection.node_id)
         self._on_wakeup()
@@ -390,7 +385,7 @@ class NetworkClient:
                 node_id, now, was_up=connection.was_up, was_ready=connection.was_ready
             )
         if error is not None and not self._closed:
-            self._log_disconnect(connection, reason, error)
+            self.log.closed(connection, reason, error, now)
             # An idle close says nothing about the cluster. A metadata refresh because of it would
             # open a connection again, which becomes idle again, and so on.
             if not own_wish:
@@ -436,17 +431,3 @@ class NetworkClient:
             raise ForkedProcess(
                 "this producer belongs to the parent process; create one after the fork"
             )
-
-    def _log_disconnect(
-        self, connection: Connection, reason: CloseReason, error: KafkaError
-    ) -> None:
-        known = (CloseReason.IDLE, CloseReason.EOF, CloseReason.RESET, CloseReason.TIMEOUT)
-        level = logging.INFO if reason in known and connection.was_ready else logging.WARNING
-        now = self._loop.time()
-        if level == logging.WARNING:
-            # An unreachable broker is dialled about once a second: limit the number of warnings.
-            if now < self._warn_again.get(connection.node_id, -math.inf):
-                level = logging.DEBUG
-            else:
-                self._warn_again[connection.node_id] = now + _WARN_EVERY
-        log.log(level, "connection closed (%s): %s", reason.value, error)

@@ -13,6 +13,7 @@ import math
 from dataclasses import dataclass
 from typing import Any, Final, Protocol, cast
 
+from aiokprod._log_fields import log_fields
 from aiokprod._net.authentication import AuthenticationStep
 from aiokprod._net.channel import KafkaChannel
 from aiokprod._net.channel_states import (
@@ -104,6 +105,7 @@ class Connection(asyncio.Protocol):
     Args:
         max_idle: seconds without traffic after which it closes; inf = never.
         request_timeout: least timeout of the ApiVersions request, in seconds.
+        address: host and port of the node.
 
     Attributes:
         setup_deadline: loop time by which the transport must be connected, including TLS.
@@ -128,6 +130,7 @@ class Connection(asyncio.Protocol):
         "_timer",
         "_timer_at",
         "_transport",
+        "address",
         "channel",
         "node_id",
         "setup_deadline",
@@ -145,8 +148,10 @@ class Connection(asyncio.Protocol):
         max_idle: float = math.inf,
         session: SessionLimits = _ENDLESS,
         request_timeout: float = 0.0,
+        address: tuple[str, int] = ("", 0),
     ) -> None:
         self.node_id = node_id
+        self.address = address
         self.channel = channel
         self.setup_deadline = math.inf
         self._setup_timeout = math.inf
@@ -306,7 +311,10 @@ class Connection(asyncio.Protocol):
         try:
             self.channel.receive_data(data, now)
         except Exception as error:
-            log.exception("%s: cannot process received data", self.channel.peer)
+            log.exception(
+                "%s: cannot process received data", self.channel.peer,
+                extra=log_fields("response_not_processed", error=error, node_id=self.node_id),
+            )  # fmt: skip
             failure = ProtocolError(f"{self.channel.peer}: cannot process received data: {error!r}")
             failure.__cause__ = error
             self.channel.fail(CloseReason.PROTOCOL, failure)
@@ -425,7 +433,10 @@ class Connection(asyncio.Protocol):
             delay = min(lifetime, _LONGEST_SESSION) * self._session.share
             self._session_timer = self._loop.call_later(delay, self._session_ends)
         if self.was_ready:
-            log.debug("%s: authenticated again", self.channel.peer)
+            log.debug(
+                "%s: authenticated again", self.channel.peer,
+                extra=log_fields("authenticated_again", node_id=self.node_id),
+            )  # fmt: skip
             self._owner.connection_progress(self)
             return
         self.was_ready = True
@@ -539,7 +550,8 @@ class Connection(asyncio.Protocol):
         oldest = self.channel.in_flight.oldest
         waited = 0.0 if oldest is None else now - oldest.created
         hint = ""
-        if self.channel.state is State.CHECKING_API_VERSIONS:
+        checking = self.channel.state is State.CHECKING_API_VERSIONS
+        if checking and not self.channel.is_kafka:
             hint = "; is the port a TLS listener, or not a Kafka broker?"
         return RequestTimedOut(
             f"{self.channel.peer} did not answer the oldest of {len(self.channel.in_flight)} "

@@ -27,6 +27,7 @@ class ConnectionFactory:
         software_version: converted to the format that brokers accept (KIP-511).
         authenticator: creates the authenticator of a connection; None for listeners without SASL.
         rng: random source that spreads re-authentications.
+        is_kafka: tells whether an address is known to be a listener for this client.
     """
 
     def __init__(
@@ -38,7 +39,10 @@ class ConnectionFactory:
         software_version: str,
         authenticator: Callable[[Node], Authenticator] | None,
         rng: random.Random,
+        *,
+        is_kafka: Callable[[tuple[str, int]], bool] = lambda address: False,
     ) -> None:
+        self._is_kafka = is_kafka
         self._rng = rng
         self._request_timeout = config.request_timeout_ms / 1000
         self._setup_timeout = config.socket_connection_setup_timeout_ms / 1000
@@ -60,6 +64,7 @@ class ConnectionFactory:
             receive_max_bytes=self._config.receive_max_bytes,
             software_version=self._software_version,
             authenticator=None if self._authenticator is None else self._authenticator(node),
+            is_kafka=self._is_kafka((node.host, node.port)),
         )
         return Connection(
             node.id,
@@ -69,6 +74,7 @@ class ConnectionFactory:
             self._max_idle,
             self._session(),
             self._request_timeout,
+            (node.host, node.port),
         )
 
     def _session(self) -> SessionLimits:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from aiokprod._net.channel_states import CloseReason
 from aiokprod._net.connection import Connection
 from aiokprod._net.connection_states import ClusterConnectionStates
+from aiokprod._net.dialer import HandshakeEnded
 from aiokprod._net.tls import TlsContexts, tls_failure
 from aiokprod.cluster import Node
 from aiokprod.environment import Dialer
@@ -75,6 +76,9 @@ class DialTasks:
                 if address is None:
                     raise DialError(f"{node.host}:{node.port} has no address")
                 await self._open(node, connection, address)
+        except HandshakeEnded as error:
+            hint = "" if connection.channel.is_kafka else "; is the port a plaintext listener?"
+            raise DialError(error.message + hint) from error
         except TimeoutError as error:
             raise DialError("not connected within the setup timeout") from error
 

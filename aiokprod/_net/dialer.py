@@ -20,6 +20,10 @@ __all__ = ["Dialer", "TcpDialer"]
 OS_DEFAULT: Final = -1
 
 
+class HandshakeEnded(DialError):
+    """The server ended the connection during the TLS handshake without an alert."""
+
+
 class TcpDialer:
     """TCP, and TLS over it, through the running event loop.
 
@@ -91,9 +95,8 @@ class TcpDialer:
             raise
         except OSError as error:
             if tls is not None and isinstance(error, ConnectionError) and connected:
-                raise DialError(
-                    f"{host}:{port} ended the connection during the TLS handshake; is the port a "
-                    "plaintext listener?"
+                raise HandshakeEnded(
+                    f"{host}:{port} ended the connection during the TLS handshake"
                 ) from error
             raise DialError(f"cannot connect to {host}:{port}: {error}") from error
         finally:

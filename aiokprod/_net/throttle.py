@@ -22,6 +22,7 @@ _CLIENT_WAITS_SINCE: Final = {
     25: 1,  # AddOffsetsToTxn
     26: 1,  # EndTxn
     28: 1,  # TxnOffsetCommit
+    32: 2,  # DescribeConfigs
 }
 """First version in which the client waits. APIs not listed are newer than KIP-219: always."""
 

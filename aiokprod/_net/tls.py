@@ -10,6 +10,7 @@ import ssl
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final, NoReturn
 
+from aiokprod._log_fields import log_fields
 from aiokprod._redaction import redacted
 from aiokprod.errors import AuthenticationError, ConfigError
 
@@ -60,13 +61,22 @@ class TlsContexts:
         if config.ssl_endpoint_identification_algorithm == "":
             log.warning(
                 "ssl_endpoint_identification_algorithm is empty: a certificate of any name is "
-                "accepted from every broker"
+                "accepted from every broker",
+                extra=log_fields(
+                    "insecure_setting", setting="ssl_endpoint_identification_algorithm"
+                ),
             )
         given = config.ssl_context
         if given is not None and given.verify_mode is not ssl.CERT_REQUIRED:
-            log.warning("ssl_context does not verify certificates: anyone can be the broker")
+            log.warning(
+                "ssl_context does not verify certificates: anyone can be the broker",
+                extra=log_fields("insecure_setting", setting="ssl_context"),
+            )
         elif given is not None and not given.check_hostname:
-            log.warning("ssl_context does not check host names: any certificate is accepted")
+            log.warning(
+                "ssl_context does not check host names: any certificate is accepted",
+                extra=log_fields("insecure_setting", setting="ssl_context"),
+            )
 
     async def get(self) -> ssl.SSLContext:
         """The context. Files are checked and read in a worker thread.

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 from urllib.parse import urlencode, urlsplit
 
+from aiokprod._log_fields import log_fields
 from aiokprod._security.https import HttpsAnswer, HttpsExchange, HttpsRequest
 from aiokprod._security.secret import Secret
 from aiokprod.environment import unix_ms
@@ -182,6 +183,7 @@ class TokenEndpoint:
                 "exp): every connection will fetch one",
                 self._host,
                 self._port,
+                extra=log_fields("token_without_lifetime", host=self._host, port=self._port),
             )
         return Secret(token), lifetime if 0 < lifetime < math.inf else 0.0
 

@@ -313,3 +313,9 @@ def string_array(versions: str = "0+", *, ignorable: bool = False) -> Sequence[s
     """Declare an array of strings; neither array nor strings may be null. Decoded as a tuple."""
     none: Sequence[str] = ()
     return _declare(none, WireType.STRING, versions, array=True, ignorable=ignorable)
+
+
+def nullable_string_array(versions: str = "0+") -> Sequence[str] | None:
+    """Declare a nullable array of strings, which are not null; None = null."""
+    none: Sequence[str] | None = ()
+    return _declare(none, WireType.STRING, versions, array=True, nullable=versions)

@@ -21,6 +21,7 @@ from aiokprod._client.cluster_client import (
     EndTransaction,
     ongoing_transactions,
 )
+from aiokprod._log_fields import log_fields
 from aiokprod.errors import Code, KafkaError, ProducerFenced, UnsupportedVersion, error_code
 from aiokprod.producer import Producer
 from aiokprod.spark.failures import CheckpointRolledBack, NonDeterministicReplay, rolled_back
@@ -142,6 +143,7 @@ class TransactionEnder:
                 "%s tasks, each with a separate transaction: coalesce(n) the stream, or raise "
                 "maxTransactionalTasks (%s)",
                 len(tasks), self._options.max_transactional_tasks,
+                extra=log_fields("spark_many_transactions", tasks=len(tasks)),
             )  # fmt: skip
         timeout = self._options.kafka.get("transaction.timeout.ms", DEFAULT_TRANSACTION_TIMEOUT_MS)
         longest = max((task.seconds for task in tasks), default=0.0)
@@ -149,6 +151,7 @@ class TransactionEnder:
             logger.warning(
                 "a task took %.0f s, more than half of kafka.transaction.timeout.ms=%s: raise it, "
                 "or make the batches smaller", longest, timeout,
+                extra=log_fields("spark_slow_task", seconds=longest),
             )  # fmt: skip
 
     def _first(self, kind: str) -> bool:
@@ -171,7 +174,7 @@ class TransactionEnder:
         except UnsupportedVersion:
             if not self._exactly_once and client not in _unverified:
                 _unverified.add(client)
-                logger.warning(_OLD_BROKERS)
+                logger.warning(_OLD_BROKERS, extra=log_fields("spark_unverified_commit"))
             return
         if lost:
             task, reason = lost[0]
@@ -292,7 +295,7 @@ class TransactionEnder:
                 f"{text}. Nothing of this attempt was committed. If that is not so, set "
                 "option('missingMarkers', 'warn') until a batch is committed"
             )
-        logger.warning("%s", text)
+        logger.warning("%s", text, extra=log_fields("spark_markers_missing"))
 
     def _sid(self, tasks: Sequence[Prepared]) -> str:
         prefix, query_id = self._options.transactional_id_prefix, tasks[0].query_id
@@ -337,7 +340,12 @@ class TransactionEnder:
         except BaseException as error:  # interrupted, or no definite response
             if commit and end.in_doubt:
                 why = str(error) or "the commit was interrupted"
-                logger.warning("%s may be committed: %s. %s", where, why, next_step)
+                logger.warning(
+                    "%s may be committed: %s. %s", where, why, next_step,
+                    extra=log_fields(
+                        "spark_commit_unknown", error=error, transactional_id=task.transactional_id
+                    ),
+                )  # fmt: skip
             raise
         if code == Code.NONE or (not commit and code in _GONE):
             return  # aborting a committed or fenced transaction changes nothing
@@ -372,10 +380,16 @@ class TransactionEnder:
                 orphans |= {tid for tid in open_ids if is_task_id(tid, sid)} - ours
                 _swept[sid] = now
             for orphan in sorted(orphans):
-                logger.info("ending what task %s may have left open", orphan)
+                logger.info(
+                    "ending what task %s may have left open", orphan,
+                    extra=log_fields("spark_orphan_ended", transactional_id=orphan),
+                )  # fmt: skip
                 await fence_transaction(client, orphan, deadline)
         except KafkaError as error:
-            logger.warning("orphaned transactions of %s are left to their timeout: %s", sid, error)
+            logger.warning(
+                "orphaned transactions of %s are left to their timeout: %s", sid, error,
+                extra=log_fields("spark_orphans_left", error=error),
+            )  # fmt: skip
 
 
 def _open(tasks: Sequence[Prepared]) -> list[Prepared]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from aiokprod import __version__
+from aiokprod._log_fields import log_fields
 from aiokprod.environment import unix_ms
 from aiokprod.spark.commit_messages import Prepared
 
@@ -29,6 +30,7 @@ def committed(options: SinkOptions, tasks: Sequence[TaskReport], batch_id: int |
     logger.info(
         "%s rows in %s tasks acknowledged%s",
         rows, len(tasks), "" if batch_id is None else f", batch {batch_id}",
+        extra=log_fields("spark_job_done", records=rows, tasks=len(tasks), batch_id=batch_id),
     )  # fmt: skip
     if options.report_path is None:
         return
@@ -38,7 +40,10 @@ def committed(options: SinkOptions, tasks: Sequence[TaskReport], batch_id: int |
         with (folder / FILE_NAME).open("a", encoding="utf-8") as file:
             file.write(json.dumps(report(tasks, batch_id)) + "\n")
     except OSError as error:
-        logger.warning("the report in %s cannot be written: %s", options.report_path, error)
+        logger.warning(
+            "the report in %s cannot be written: %s", options.report_path, error,
+            extra=log_fields("spark_report_failed", error=error),
+        )  # fmt: skip
 
 
 def report(tasks: Sequence[TaskReport], batch_id: int | None) -> dict[str, Any]:

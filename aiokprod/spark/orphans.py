@@ -13,6 +13,7 @@ import re
 from typing import TYPE_CHECKING, Final
 
 from aiokprod._client.cluster_client import ClusterClient, fence_producer, ongoing_transactions
+from aiokprod._log_fields import log_fields
 from aiokprod.errors import Code, KafkaError, error_code
 from aiokprod.spark.worker_loop import loop_thread
 
@@ -45,12 +46,14 @@ def end_orphans(options: SinkOptions) -> None:
         logger.warning(
             "aiokprod: transactions that an earlier run of this job may have left open are left to "
             "their timeout: %s", error,
+            extra=log_fields("spark_orphans_left", error=error),
         )  # fmt: skip
         return
     if ended:
         logger.warning(
             "aiokprod: ended %s transactions that an earlier run with this transactionalIdPrefix "
             "had left open, %s first", len(ended), ended[0],
+            extra=log_fields("spark_orphans_ended", count=len(ended)),
         )  # fmt: skip
 
 
@@ -75,6 +78,7 @@ async def _end(options: SinkOptions) -> list[str]:
             logger.warning(
                 "aiokprod: transactions that an earlier run of this job may have left open were "
                 "not searched for on every broker: %s", failures[0],
+                extra=log_fields("spark_orphans_left", error=failures[0]),
             )  # fmt: skip
         return orphans
     finally:

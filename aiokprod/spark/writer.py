@@ -17,6 +17,7 @@ from pyspark.sql.datasource import (
 )
 
 from aiokprod import __version__
+from aiokprod._log_fields import log_fields
 from aiokprod.errors import ConfigError
 from aiokprod.spark import job_report
 from aiokprod.spark.commit_messages import Prepared, TaskReport
@@ -104,4 +105,7 @@ class AiokprodWriter(DataSourceStreamWriter, DataSourceArrowWriter):
                 ender = TransactionEnder(options, batch_id=None)  # only a commit needs the batch
                 loop_thread(options.loop).run(ender.abort(prepared))
         except BaseException as error:
-            logger.warning("aborting the transactions failed: %s: %s", type(error).__name__, error)
+            logger.warning(
+                "aborting the transactions failed: %s: %s", type(error).__name__, error,
+                extra=log_fields("abort_failed", error=error),
+            )  # fmt: skip

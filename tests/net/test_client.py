@@ -3,7 +3,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import itertools
-import logging
 import math
 import os
 from collections.abc import Callable
@@ -651,41 +650,6 @@ async def test_f1_killed_broker_fails_requests_and_is_dialled_again_after_the_ba
     broker.start()
     await harness.connect()
     await harness.close()
-
-
-def test_broker_that_is_away_is_warned_of_twice_a_minute_and_after_each_connection(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    caplog.set_level(logging.DEBUG)
-    at: list[tuple[float, int]] = []
-
-    async def main() -> None:
-        harness = ConnectionHarness()
-        broker = harness.broker()
-
-        def note(record: logging.LogRecord) -> bool:
-            if record.getMessage().startswith("connection closed ("):
-                at.append((round(harness.now - start), record.levelno))
-            return True
-
-        caplog.handler.addFilter(note)
-        for up_at in (0.0, 45.0):
-            await harness.connect()
-            broker.stop()
-            start = harness.now - up_at
-            while harness.now < start + up_at + 40.0:
-                harness.client.ready(-1, harness.now)
-                await asyncio.sleep(0.5)
-            broker.start()
-        caplog.handler.removeFilter(note)
-        await harness.close()
-
-    run(main, limit_s=7200.0)
-    assert [second for second, level in at if level == logging.INFO] == [0, 45]
-    first, *others = [second for second, level in at if level == logging.WARNING]
-    assert first <= 2
-    assert [second - first for second in others] == [30, 45, 75]
-    assert len([level for _, level in at if level == logging.DEBUG]) > 40
 
 
 @in_virtual_time

@@ -53,7 +53,13 @@ class Issued:
 
 
 class Authority:
-    def __init__(self, common: str = "test CA", number: int = 0, issuer: Authority | None = None):
+    def __init__(
+        self,
+        common: str = "test CA",
+        number: int = 0,
+        issuer: Authority | None = None,
+        end: datetime.datetime = NOW + 365 * DAY,
+    ):
         self.common, self.number = common, number
         signer = issuer or self
         self.certificate = (
@@ -62,8 +68,8 @@ class Authority:
             .issuer_name(name(signer.common))
             .public_key(private_key(number).public_key())
             .serial_number(x509.random_serial_number())
-            .not_valid_before(NOW - DAY)
-            .not_valid_after(NOW + 365 * DAY)
+            .not_valid_before(min(NOW, end) - DAY)
+            .not_valid_after(end)
             .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
             .sign(private_key(signer.number), hashes.SHA256())
         )

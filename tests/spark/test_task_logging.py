@@ -13,7 +13,7 @@ from aiokprod.spark.task_logging import quiet_metadata
 
 def answered(count: int, code: Code = Code.UNKNOWN_TOPIC_OR_PARTITION) -> None:
     topics = TrackedTopics(60.0, lambda: None)
-    topics.note_answers({f"t{number}": int(code) for number in range(count)}, 1)
+    topics.note_answers({f"t{number}": int(code) for number in range(count)}, 1, 10.0)
 
 
 def test_task_warns_of_no_topic_that_is_being_created(caplog: pytest.LogCaptureFixture) -> None:

@@ -46,6 +46,10 @@ _BATCHED_FROM: Final = 4
 _PORTS: Final = 1 << 16
 
 
+class _Replaced(Exception):
+    """The metadata have taken the place of a bootstrap address."""
+
+
 class ClusterClient:
     """Connections to one cluster, on the event loop that is running when it is created.
 
@@ -66,7 +70,7 @@ class ClusterClient:
         *,
         patience: float | None = None,
     ) -> None:
-        self._config = config
+        self.config = config
         self.loop = asyncio.get_running_loop()
         environment = environment or tcp_environment(config)
         self._rng = environment.rng
@@ -154,6 +158,23 @@ class ClusterClient:
         """Request a metadata update, e.g. because a leader has moved."""
         self.metadata.request_update()
 
+    async def connect(self, node_id: int, deadline: float) -> ReadyConnection | None:
+        """Connect to a broker. Unlike the other calls it does not try again: it raises the error of
+        the first attempt that fails.
+
+        Returns:
+            The connection; None if `node_id` is a bootstrap address that has already answered a
+            Metadata request, by which the brokers took its place.
+
+        Raises:
+            AuthenticationError, NetworkError, KafkaError: the connection could not be made.
+            KafkaTimeout: it was not made before `deadline`.
+        """
+        try:
+            return await self._connected(node_id, deadline, once=True)
+        except _Replaced:
+            return None
+
     # -- requests -------------------------------------------------------------------------------
 
     async def ask(
@@ -191,7 +212,7 @@ class ClusterClient:
                 done.set_result(response)
 
         now = self.loop.time()
-        timeout = min(self._config.request_timeout_ms / 1000, max(0.001, deadline - now))
+        timeout = min(self.config.request_timeout_ms / 1000, max(0.001, deadline - now))
         cap = request.max_version if isinstance(request, VersionedRequest) else None
         connection.send(request, on_done, now, timeout=timeout, max_version=cap)
         response = await done
@@ -199,8 +220,11 @@ class ClusterClient:
             raise response.error
         return response
 
-    async def _connected(self, where: int | Node | None, deadline: float) -> ReadyConnection:
-        """Wait until a broker's connection can take a request, and return it."""
+    async def _connected(
+        self, where: int | Node | None, deadline: float, *, once: bool = False
+    ) -> ReadyConnection:
+        """Wait until a broker's connection can take a request, and return it. With `once` an
+        attempt that fails ends the wait with its error."""
         node_id: int | None
         wakeup = WakeupEvent(self.loop)
         began = self.loop.time()
@@ -223,6 +247,12 @@ class ClusterClient:
                 connection = None if node is None else self.client.ready(node, now)
                 if connection is not None:
                     return connection
+                if once and node_id is not None:
+                    error = self._ended.get(node_id)
+                    if error is not None and error is not before.get(node_id):
+                        raise error.copy()
+                    if node_id < 0 and not self.metadata.bootstrapped:
+                        raise _Replaced
                 self._check_reachable(node_id, began, now, deadline)
                 if node is not None and node >= 0 and node not in self.metadata.snapshot.nodes:
                     self.refresh()
@@ -242,7 +272,7 @@ class ClusterClient:
         if refusal is not None:
             raise refusal.copy()
         if late:
-            servers = ", ".join(self._config.bootstrap_servers)
+            servers = ", ".join(self.config.bootstrap_servers)
             what = servers if node_id is None else f"broker {node_id} of {servers}"
             cause = self.metadata.last_error
             why = f": {cause}" if cause is not None else ""

@@ -17,6 +17,10 @@ from aiokprod._engine.identity import transaction_requests
 from aiokprod._engine.identity.coordinators import CoordinatorKind, VersionedRequest
 from aiokprod._engine.identity.transaction_states import may_be_carried_out
 from aiokprod._wire.batch_reader import RecordBatch, read_batches
+from aiokprod._wire.messages.describe_configs import (
+    DescribeConfigsRequest,
+    DescribeConfigsResource,
+)
 from aiokprod._wire.messages.describe_transactions import DescribeTransactionsRequest
 from aiokprod._wire.messages.fetch import FetchPartition, FetchRequest, FetchTopic
 from aiokprod._wire.messages.list_offsets import (
@@ -79,6 +83,101 @@ async def describe_topic(
         return 0, -(2**31)
     (found,) = response.body.topics
     return found.error_code, found.topic_authorized_operations
+
+
+class PartitionDescription(NamedTuple):
+    """A partition in a Metadata response: leader (-1 if there is none), replicas, in-sync ones."""
+
+    number: int
+    leader: int
+    replicas: tuple[int, ...]
+    isr: tuple[int, ...]
+
+
+class TopicDescription(NamedTuple):
+    """A topic in a Metadata response.
+
+    Attributes:
+        operations: bits of the operations that the credentials may carry out (AclOperation; -2**31
+            if the broker does not report them).
+    """
+
+    name: str
+    error_code: int
+    operations: int
+    partitions: list[PartitionDescription]
+
+
+async def describe_topics(
+    client: ClusterClient, topics: Collection[str], deadline: float
+) -> list[TopicDescription]:
+    """Ask any broker for topics with one Metadata request, which creates none.
+
+    Raises:
+        KafkaError: as `ClusterClient.ask`.
+    """
+
+    def build(version: int) -> MetadataRequest:
+        more: dict[str, Any] = {}
+        if version >= _PERMISSIONS_FROM:
+            more["include_topic_authorized_operations"] = True
+        if version >= _AUTO_CREATION_FROM:
+            more["allow_auto_topic_creation"] = False
+        return MetadataRequest(topics=[MetadataRequestTopic(name=name) for name in topics], **more)
+
+    request = VersionedRequest(MetadataRequest.api_key, build, _METADATA_MAX)
+    response = await client.ask(None, request, deadline)
+    return [
+        TopicDescription(
+            found.name or "",
+            found.error_code,
+            found.topic_authorized_operations,
+            [
+                PartitionDescription(
+                    p.partition_index, p.leader_id, tuple(p.replica_nodes), tuple(p.isr_nodes)
+                )
+                for p in sorted(found.partitions, key=lambda p: p.partition_index)
+            ],
+        )
+        for found in response.body.topics
+    ]
+
+
+async def describe_configs(
+    client: ClusterClient,
+    node_id: int,
+    resources: Iterable[tuple[int, str, Collection[str]]],
+    deadline: float,
+) -> dict[tuple[int, str], tuple[int, dict[str, str | None]]]:
+    """The settings of topics, or of the broker that is asked, with one DescribeConfigs request.
+
+    Args:
+        resources: type (2 is a topic, 4 a broker), name and wanted settings of each.
+
+    Returns:
+        By type and name: error code, and value by setting (None if it is sensitive).
+
+    Raises:
+        KafkaError: as `ClusterClient.ask`.
+    """
+    message = DescribeConfigsRequest(
+        resources=[
+            DescribeConfigsResource(
+                resource_type=kind, resource_name=name, configuration_keys=list(keys)
+            )
+            for kind, name, keys in resources
+        ]
+    )
+    if not message.resources:
+        return {}
+    response = await client.ask(node_id, message, deadline)
+    return {
+        (one.resource_type, one.resource_name): (
+            one.error_code,
+            {config.name: config.value for config in one.configs},
+        )
+        for one in response.body.results
+    }
 
 
 # -- partitions ---------------------------------------------------------------------------------

@@ -24,13 +24,15 @@ class PartitionQueue(PartitionSlot):
     Attributes:
         settings: those of its topic.
         node: broker id of the leader in the metadata, None if there is no leader.
-        warn_at: time from which the next retry is logged as a warning again.
+        acknowledged_at: loop time of the last acknowledgment of one of its batches; -inf before the
+            first.
         wire_node: broker to which the batches in flight were sent; valid while `in_flight` > 0.
         linger_at: linger deadline that was noted last (see `RecordAccumulator.next_due`).
     """
 
     __slots__ = (
         "accumulator",
+        "acknowledged_at",
         "batches",
         "in_flight",
         "last_full",
@@ -38,7 +40,6 @@ class PartitionQueue(PartitionSlot):
         "node",
         "settings",
         "topic_partition",
-        "warn_at",
         "wire_node",
     )
 
@@ -52,7 +53,7 @@ class PartitionQueue(PartitionSlot):
         self.batches: deque[ProducerBatch] = deque()
         self.node: int | None = None
         self.in_flight = 0
-        self.warn_at = 0.0
+        self.acknowledged_at = -math.inf
         self.wire_node = -1
         self.last_full = False
         self.linger_at = -1.0

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from aiokprod._engine.wakeup import WakeupEvent
+from aiokprod._log_fields import log_fields
 from aiokprod._wire.messages.find_coordinator import FindCoordinatorRequest
 from aiokprod.cluster import Node
 from aiokprod.errors import AuthenticationError, Code
@@ -195,7 +196,10 @@ class Coordinators:
         if entry.node_id < 0 or not entry.host or not 0 < entry.port < _PORTS:
             return int(Code.COORDINATOR_NOT_AVAILABLE), None
         node = Node(entry.node_id, entry.host, entry.port)
-        logger.info("coordinator of %s %s is broker %s", kind.name, key, node)
+        logger.info(
+            "coordinator of %s %s is broker %s", kind.name, key, node,
+            extra=log_fields("coordinator_found", kind=kind.name, key=key, node_id=node.id),
+        )  # fmt: skip
         self._known[kind, key] = _KnownCoordinator(node, _lists(self._metadata.snapshot, node))
         self._client.set_coordinators([one.node for one in self._known.values()])
         return _NO_CODE, None

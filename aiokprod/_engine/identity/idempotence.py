@@ -12,6 +12,7 @@ from aiokprod._engine.identity.producer_id_requests import ProducerIdRequests
 from aiokprod._engine.identity.producer_state import FatalErrorGate, ProducerState
 from aiokprod._engine.identity.sequence_errors import SequenceAction, classify_idempotent
 from aiokprod._engine.identity.sequences import PartitionSequences, SequenceTracker
+from aiokprod._log_fields import log_fields
 from aiokprod._wire.record_batch import NO_PRODUCER_ID, NO_SEQUENCE
 from aiokprod.records import TopicPartition
 
@@ -154,8 +155,12 @@ class IdempotentSequences:
         for key in ready:
             tracker.planned.discard(key)
             entry = tracker.partitions[key]
-            logger.info(
+            logger.debug(
                 "%s: restarting sequences under producer id %d, epoch %d (%d batches open)",
                 key, tracker.producer_id, tracker.epoch, len(entry.open),
+                extra=log_fields(
+                    "sequences_restarted", topic_partition=key, producer_id=tracker.producer_id,
+                    epoch=tracker.epoch,
+                ),
             )  # fmt: skip
             entry.reset_sequences(tracker.producer_id, tracker.epoch)

@@ -23,6 +23,7 @@ from aiokprod._engine.identity.transaction_progress import CoordinatorView, Offs
 from aiokprod._engine.identity.transaction_states import may_be_carried_out
 from aiokprod._engine.wakeup import WakeupEvent
 from aiokprod._errors import ErrorAction, TxnApi
+from aiokprod._log_fields import log_fields
 from aiokprod.errors import (
     AuthenticationError,
     Code,
@@ -313,7 +314,12 @@ class TransactionDriver:
             if not self._manager.wants(step):
                 break
             attempts += 1
-            logger.debug("%s: %s again after %s", self._id, call.value, result)
+            logger.debug(
+                "%s: %s again after %s", self._id, call.value, result,
+                extra=log_fields(
+                    "transaction_request_retried", transactional_id=self._id, request=call.value
+                ),
+            )  # fmt: skip
             await asyncio.sleep(self._pause(call, result.code, attempts))
         result.action = None
         return result

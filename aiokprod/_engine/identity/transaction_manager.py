@@ -30,6 +30,7 @@ from aiokprod._engine.identity.transaction_progress import (
     resolve,
 )
 from aiokprod._engine.identity.transaction_states import ENDING, MAY_SEND, TRANSITIONS, TxnState
+from aiokprod._log_fields import log_fields
 from aiokprod.errors import (
     AbortableTransactionError,
     AuthenticationError,
@@ -127,7 +128,12 @@ class TransactionManager:
 
     def _become(self, state: TxnState) -> None:
         assert state in TRANSITIONS[self.state], f"{self.state} -> {state}"
-        logger.debug("%s: %s -> %s", self.transactional_id, self.state.value, state.value)
+        logger.debug(
+            "%s: %s -> %s", self.transactional_id, self.state.value, state.value,
+            extra=log_fields(
+                "transaction_state", transactional_id=self.transactional_id, state=state.value
+            ),
+        )  # fmt: skip
         self.state = state
         self._engine.set_accepting(state is TxnState.IN_TRANSACTION)
         self._engine.set_completing(state in ENDING)

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Sequence
 from typing import Protocol
 
+from aiokprod._log_fields import log_fields
 from aiokprod.errors import ConfigError, DialError
 
 logger = logging.getLogger(__name__)
@@ -62,7 +63,10 @@ async def check_bootstrap(
             if None in failures.values():
                 return
             for lookup, error in failures.items():
-                logger.warning("bootstrap server %s cannot be resolved: %s", lookups[lookup], error)
+                logger.warning(
+                    "bootstrap server %s cannot be resolved: %s", lookups[lookup], error,
+                    extra=log_fields("name_not_resolved", error=error, server=lookups[lookup]),
+                )  # fmt: skip
                 cause = error
     finally:
         for lookup in waiting:

@@ -55,6 +55,14 @@ class UpdatePlan:
     topics: tuple[str, ...]
 
 
+@dataclass(slots=True)
+class TopicWait:
+    """The calls that wait for a topic: since when, and how many."""
+
+    since: float
+    calls: int = 0
+
+
 class Metadata:
     """The cache. All times are seconds of `loop.time()`.
 
@@ -65,6 +73,9 @@ class Metadata:
         claimed: nodes whose next free place in flight is reserved for a metadata request, because
             another node has not responded to it in time: Produce requests are not sent to them.
             Written by the updater.
+        waits: number of calls that wait for a topic, and the time since which at least one does, by
+            topic.
+        on_waiting: called when a call begins to wait for a topic; None for no call.
     """
 
     def __init__(self, config: ProducerConfig, rng: random.Random) -> None:
@@ -86,7 +97,14 @@ class Metadata:
         self._closed_by: KafkaError | None = None
         self._refused_by: KafkaError | None = None
 
-        self._topics = TrackedTopics(config.metadata_max_idle_ms / 1000, self._request_partial)
+        self.waits: dict[str, TopicWait] = {}
+        self.on_waiting: Callable[[], None] | None = None
+
+        self._topics = TrackedTopics(
+            config.metadata_max_idle_ms / 1000,
+            self._request_partial,
+            auto_create=config.allow_auto_create_topics,
+        )
         self.mark_used = self._topics.mark_used
         """Keep a topic; request a fetch if it is new. O(1)."""
         self.claimed: frozenset[int] = frozenset()
@@ -207,6 +225,27 @@ class Metadata:
         loop = asyncio.get_running_loop()
         start = now = loop.time()
         first_generation = self.snapshot.generation
+        self.mark_used(topic, now)
+        snapshot = self.lookup(topic, partition)
+        if snapshot is not None:
+            return snapshot
+        wait = self.waits.setdefault(topic, TopicWait(now))
+        wait.calls += 1
+        try:
+            if self.on_waiting is not None:
+                self.on_waiting()
+            return await self._wait_for_topic(topic, partition, deadline, start, first_generation)
+        finally:
+            wait.calls -= 1
+            if not wait.calls:
+                del self.waits[topic]
+
+    async def _wait_for_topic(
+        self, topic: str, partition: int | None, deadline: float, start: float, first: int
+    ) -> ClusterSnapshot:
+        """As `wait_for_topic`. `start` is the time and `first` the generation at its begin."""
+        loop = asyncio.get_running_loop()
+        now = start
         while True:
             self.mark_used(topic, now)
             snapshot = self.lookup(topic, partition)
@@ -215,7 +254,7 @@ class Metadata:
             if self._refused_by is not None:
                 raise self._refused_by.copy()
             generation, code = self._topics.answer(topic)
-            if error_code(code).fails_topic and generation > first_generation:
+            if error_code(code).fails_topic and generation > first:
                 raise self._refusal(topic, code)
             if now >= deadline:
                 raise self._timeout(topic, partition, now - start)
@@ -236,7 +275,7 @@ class Metadata:
             if self._closed_by is not None:
                 raise self._closed_by.copy()
             if now >= deadline:
-                text = f"no newer metadata after {now - start:.3g} s" + self._network_text()
+                text = f"no newer metadata after {now - start:.3g} s" + self.network_text()
                 raise MetadataTimeout(text) from self._last_error
             await self._broadcast.wait(deadline)
             now = loop.time()
@@ -312,7 +351,7 @@ class Metadata:
         self._topics.misses = merged.misses
         doubtful = not merged.lower_epochs.keys() <= self._topics.lower_epochs.keys()
         self._topics.lower_epochs = merged.lower_epochs
-        self._topics.note_answers(merged.answered, snapshot.generation)
+        self._topics.note_answers(merged.answered, snapshot.generation, now)
         # A response after a rebootstrap that lists the same unreachable brokers as before does not
         # count as a change: without backoff they would be tried ten times a second.
         sent_back = self._bootstrapped and snapshot.nodes == self._given_up
@@ -436,14 +475,16 @@ class Metadata:
         else:
             text = f"partition {partition} is not among the {count} of topic {topic!r} {limit}"
         code = self.topic_error(topic)
-        error = MetadataTimeout(text + self._network_text())
+        error = MetadataTimeout(text + self.network_text())
         if self._last_error is not None or not code:
             error.__cause__ = self._last_error
         else:
             error.__cause__ = broker_error(code, f"topic {topic!r}", outcome=Outcome.NOT_SENT)
         return error
 
-    def _network_text(self) -> str:
+    def network_text(self) -> str:
+        """Which brokers gave no usable answer, and the last error, as the end of a sentence; empty
+        if the last fetch succeeded."""
         if self._last_error is None and not self._bootstrapped:
             return ""
         nodes = list(self.snapshot.nodes.values())

@@ -19,6 +19,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from aiokprod._log_fields import log_fields
 from aiokprod._wire.messages.metadata import (
     MetadataResponse,
     MetadataResponsePartition,
@@ -117,6 +118,7 @@ class ResponseMerger:
                 "the cluster id changed from %s to %s: the addresses lead to another cluster",
                 self._old.cluster_id,
                 self._response.cluster_id,
+                extra=log_fields("cluster_id_changed", cluster_id=self._response.cluster_id),
             )
         for topic in self._response.topics:
             if topic.name is not None and self._retain(topic.name):
@@ -200,6 +202,7 @@ class ResponseMerger:
                 name,
                 misses,
                 error_code(code).name,
+                extra=log_fields("topic_gone", topic=name, code=error_code(code).name),
             )
 
     def _count_miss(self, name: str) -> int:
@@ -237,12 +240,18 @@ class ResponseMerger:
         ids happens to be asked for metadata. Java removes the id after every response without one.
         """
         if topic.topic_id == ZERO_TOPIC_ID and known.name in self._refused_ids:
-            logger.warning("topic %s: a broker refused its id, the metadata have none", known.name)
+            logger.warning(
+                "topic %s: a broker refused its id, the metadata have none", known.name,
+                extra=log_fields("topic_recreated", topic=known.name),
+            )  # fmt: skip
             return True
         if topic.topic_id in (ZERO_TOPIC_ID, known.topic_id):
             return self._other_cluster
         if known.topic_id != ZERO_TOPIC_ID:
-            logger.warning("topic %s was deleted and created again: its id changed", known.name)
+            logger.warning(
+                "topic %s was deleted and created again: its id changed", known.name,
+                extra=log_fields("topic_recreated", topic=known.name),
+            )  # fmt: skip
         return True
 
     def _entries(
@@ -260,7 +269,10 @@ class ResponseMerger:
         for partition in topic.partitions:
             index = partition.partition_index
             if not 0 <= index < limit:
-                logger.warning("partition %s-%d makes no sense and is ignored", name, index)
+                logger.warning(
+                    "partition %s-%d makes no sense and is ignored", name, index,
+                    extra=log_fields("metadata_inconsistent", topic=name, partition=index),
+                )  # fmt: skip
                 self._result.stale = True
                 continue
             known = before[index] if index < len(before) else None
@@ -346,6 +358,7 @@ class ResponseMerger:
             epoch,
             known.leader_epoch,
             count,
+            extra=log_fields("topic_recreated", topic_partition=key),
         )
         return False
 

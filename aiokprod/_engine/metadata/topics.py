@@ -8,7 +8,8 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Final
 
-from aiokprod.errors import error_code
+from aiokprod._log_fields import log_fields
+from aiokprod.errors import Code, error_code
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -19,6 +20,13 @@ logger = logging.getLogger(__name__)
 
 _NAMED: Final = 10
 """Maximum number of topics that a log line names."""
+
+CREATION_S: Final = 3.0
+"""Seconds within which a topic that brokers create automatically should be in the metadata."""
+
+_BEING_CREATED: Final = frozenset({Code.UNKNOWN_TOPIC_OR_PARTITION, Code.LEADER_NOT_AVAILABLE})
+"""Codes of a topic that is being created. For a while the response to a request that creates a
+topic is the same as if it did not."""
 
 
 class TrackedTopics:
@@ -34,7 +42,9 @@ class TrackedTopics:
 
     __slots__ = (
         "_answers",
+        "_auto_create",
         "_expires_at",
+        "_first_used",
         "_max_idle",
         "_on_new",
         "fast_retry",
@@ -44,7 +54,11 @@ class TrackedTopics:
         "refused_ids",
     )
 
-    def __init__(self, max_idle: float, on_new: Callable[[], None]) -> None:
+    def __init__(
+        self, max_idle: float, on_new: Callable[[], None], *, auto_create: bool = True
+    ) -> None:
+        self._auto_create = auto_create
+        self._first_used: dict[str, float] = {}  # topics that may be about to be created
         self._max_idle = max_idle
         self._on_new = on_new
         self._expires_at: dict[str, float] = {}
@@ -68,6 +82,8 @@ class TrackedTopics:
         if is_new:
             self.new[topic] = None
             self.fast_retry.add(topic)
+            if self._auto_create:
+                self._first_used[topic] = now
         self._expires_at[topic] = now + self._max_idle
         if is_new:
             self._on_new()
@@ -82,6 +98,7 @@ class TrackedTopics:
             return True
         del self._expires_at[topic]
         self._answers.pop(topic, None)
+        self._first_used.pop(topic, None)
         self.refused_ids.discard(topic)
         return False
 
@@ -89,25 +106,54 @@ class TrackedTopics:
         """Generation and error code of the last response that had the topic; (0, 0) if none."""
         return self._answers.get(topic, (0, 0))
 
-    def note_answers(self, answered: Mapping[str, int], generation: int) -> None:
+    def note_answers(self, answered: Mapping[str, int], generation: int, now: float) -> None:
         """A response had these topics with these error codes. Logs an error only if it differs from
-        the last one of the topic, and all topics with the same error in one line."""
+        the last one of the topic, and that a new topic is missing only if it still is after
+        `CREATION_S`; topics with the same error are in one line."""
         failed: dict[int, list[str]] = {}
+        missing: list[str] = []
         for topic, code in answered.items():
-            if code and code != self.answer(topic)[1]:
-                failed.setdefault(code, []).append(topic)
-            self._note_answer(topic, code, generation)
+            is_new = topic in self._first_used
+            if self._note_answer(topic, code, generation, now):
+                not_created = is_new and code == Code.UNKNOWN_TOPIC_OR_PARTITION
+                (missing if not_created else failed.setdefault(code, [])).append(topic)
+        if missing:
+            logger.warning(
+                "%s: not in the metadata, and no broker has created it within %.3g s: create it, "
+                "or set auto.create.topics.enable=true on the brokers",
+                _named(missing), CREATION_S,
+                extra=_fields(missing, Code.UNKNOWN_TOPIC_OR_PARTITION),
+            )  # fmt: skip
         for code, topics in failed.items():
             row = error_code(code)
-            names = ", ".join(topics[:_NAMED])
-            if len(topics) > _NAMED:
-                names += f" and {len(topics) - _NAMED} more"
-            what = "topic" if len(topics) == 1 else "topics"
-            logger.warning("metadata of %s %s: %s, %s", what, names, row.name, row.text)
+            logger.warning(
+                "metadata of %s: %s, %s", _named(topics), row.name, row.text,
+                extra=_fields(topics, code),
+            )  # fmt: skip
 
-    def _note_answer(self, topic: str, code: int, generation: int) -> None:
+    def _note_answer(self, topic: str, code: int, generation: int, now: float) -> bool:
+        """True if the error is to be logged."""
         self.new.pop(topic, None)
         self.fast_retry.discard(topic)
         if not code:
             self.refused_ids.discard(topic)
+        before = self.answer(topic)[1]
         self._answers[topic] = (generation, code)
+        first_used = self._first_used.get(topic)
+        if first_used is not None and code in _BEING_CREATED and now < first_used + CREATION_S:
+            return False
+        self._first_used.pop(topic, None)
+        return code != 0 and (code != before or first_used is not None)
+
+
+def _named(topics: list[str]) -> str:
+    """ "topic a", or "topics a, b and 3 more"."""
+    names = ", ".join(topics[:_NAMED])
+    if len(topics) > _NAMED:
+        names += f" and {len(topics) - _NAMED} more"
+    return f"topic {names}" if len(topics) == 1 else f"topics {names}"
+
+
+def _fields(topics: list[str], code: int) -> dict[str, object]:
+    name = error_code(code).name
+    return log_fields("topic_error", topic=", ".join(topics[:_NAMED]), code=name)

@@ -17,6 +17,7 @@ from typing import Final
 from aiokprod._engine.metadata.cache import Metadata, UpdatePlan
 from aiokprod._engine.ports import BrokerClient, ClientResponse, ReadyConnection
 from aiokprod._engine.sender.unresponsive_brokers import OVERDUE_AFTER_S
+from aiokprod._log_fields import log_fields
 from aiokprod._wire.messages.metadata import (
     MetadataRequest,
     MetadataRequestTopic,
@@ -214,10 +215,18 @@ class MetadataUpdater:
 
     def _choose_node(self, now: float) -> int | None:
         if now > self._overdue_at():
-            logger.warning("no metadata for %.3g s: bootstrapping again", self._trigger)
+            logger.warning(
+                "no metadata for %.3g s: bootstrapping again", self._trigger,
+                extra=log_fields("rebootstrap"),
+            )  # fmt: skip
             self._rebootstrap(now)
         if self._all_lost():
-            logger.warning("no known broker can be reached: bootstrapping again")
+            # DEBUG, because it happens in every outage of the cluster, of which `DeliveryWatch`
+            # warns once if records wait.
+            logger.debug(
+                "no known broker can be reached: bootstrapping again",
+                extra=log_fields("rebootstrap"),
+            )
             self._forget_failures()
             self._metadata.rebootstrap()
         return self._client.least_loaded(now)
@@ -296,7 +305,10 @@ class MetadataUpdater:
         )
         fetch.asked.add(connection.node_id)
         fetch.unanswered += 1
-        logger.debug("asking node %d for metadata of %d topics", connection.node_id, len(topics))
+        logger.debug(
+            "asking node %d for metadata of %d topics", connection.node_id, len(topics),
+            extra=log_fields("metadata_requested", node_id=connection.node_id, topics=len(topics)),
+        )  # fmt: skip
         connection.send(request, partial(self._on_done, fetch), now, timeout=self._request_timeout)
 
     def _ask_another(self, fetch: _Fetch, now: float) -> float:
@@ -350,7 +362,10 @@ class MetadataUpdater:
                 reliable_epochs=response.version >= _RELIABLE_EPOCHS_SINCE,
             )
             return
-        logger.debug("metadata request to node %d failed: %s", response.node_id, error)
+        logger.debug(
+            "metadata request to node %d failed: %s", response.node_id, error,
+            extra=log_fields("metadata_request_failed", error=error, node_id=response.node_id),
+        )  # fmt: skip
         if isinstance(response.error, (AuthenticationError, UnsupportedVersion)):
             metadata.fatal(now, error)
             return
@@ -358,7 +373,10 @@ class MetadataUpdater:
         metadata.failed(now, error)
         code = error.code
         if code is not None and code.number == Code.REBOOTSTRAP_REQUIRED and self._may_rebootstrap:
-            logger.warning("node %d asks to bootstrap again", response.node_id)
+            logger.warning(
+                "node %d asks to bootstrap again", response.node_id,
+                extra=log_fields("rebootstrap", node_id=response.node_id),
+            )  # fmt: skip
             self._rebootstrap(now)
 
     def _error_in(self, body: MetadataResponse, node_id: int) -> KafkaError | None:

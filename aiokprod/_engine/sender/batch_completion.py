@@ -10,7 +10,9 @@ import logging
 from typing import TYPE_CHECKING, Any, Final
 
 from aiokprod._engine.buffer.batch_splitter import part_limit, plain_records
+from aiokprod._engine.sender.failure_log import FailureLog
 from aiokprod._engine.sender.produce_request import ProduceCall, partition_responses
+from aiokprod._engine.sender.retry_log import RetryLog
 from aiokprod._engine.sender.retry_policy import (
     Action,
     batch_error,
@@ -20,6 +22,7 @@ from aiokprod._engine.sender.retry_policy import (
     record_errors,
     retry_delay,
 )
+from aiokprod._log_fields import log_fields
 from aiokprod.cluster import Node
 from aiokprod.errors import (
     Code,
@@ -45,12 +48,15 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _LEADER_HINT_VERSION: Final = 10
-_WARN_EVERY: Final = 30.0
-"""Seconds between two warnings about retries of one partition."""
 
 
 class BatchCompletion:
     """Acknowledges stored batches, and carries out what `retry_policy.decide` returns for others.
+
+    Attributes:
+        acknowledged_at: loop time of the last acknowledgment, None before the first.
+        retries: retries that are not logged yet.
+        failures: failed records for which no task was waiting, which are not logged yet.
 
     Args:
         wakeup: called when the sender has to make another pass at once.
@@ -74,6 +80,9 @@ class BatchCompletion:
         self._sequences = state.sequences
         self._gate = state.gate
         self._source = state.source
+        self.acknowledged_at: float | None = None
+        self.retries = RetryLog()
+        self.failures = FailureLog()
         self._retries = retries
         self._backoff = backoff
         self._observer = observer
@@ -203,7 +212,9 @@ class BatchCompletion:
         first = batch.core.acknowledge(base_offset, append_time_ms, batch)
         self._accumulator.deallocate(batch)
         if first:
-            self._observer.on_batch_acknowledged(batch, self._loop.time())
+            now = self._loop.time()
+            self.acknowledged_at = batch.queue.acknowledged_at = now
+            self._observer.on_batch_acknowledged(batch, now)
 
     def _conclude(
         self,
@@ -266,15 +277,18 @@ class BatchCompletion:
             awaits_markers=awaits_markers and self._source.transactional_id is not None,
         )
         self._observer.on_batch_retry(batch, code)
-        level = logging.DEBUG
-        # Java logs a warning for each retry. Waiting for transaction markers is not a failure.
-        if now >= batch.queue.warn_at and not awaits_markers:
-            batch.queue.warn_at = now + _WARN_EVERY
-            level = logging.WARNING
-        logger.log(
-            level, "%s: retrying after %s from broker %d in %.3f s (attempt %d)",
-            batch, code.name, node_id, delay, batch.attempts,
-        )  # fmt: skip
+        if not awaits_markers:  # waiting for transaction markers is not a failure
+            self.retries.note(batch, code, node_id, now)
+        # Java logs a warning for each retry. Here `DeliveryWatch` logs them once per outage.
+        if logger.isEnabledFor(logging.DEBUG):
+            logger.debug(
+                "%s: retrying after %s from broker %d in %.3f s (attempt %d)",
+                batch, code.name, node_id, delay, batch.attempts,
+                extra=log_fields(
+                    "batch_retried", topic_partition=batch.topic_partition, node_id=node_id,
+                    code=code.name, attempt=batch.attempts, records=batch.core.record_count,
+                ),
+            )  # fmt: skip
         self._accumulator.reenqueue(batch, now, now + delay)
 
     def _has_newer_leader(self, batch: ProducerBatch) -> bool:
@@ -297,7 +311,13 @@ class BatchCompletion:
     def _split(self, batch: ProducerBatch, now: float) -> None:
         payload, limit = plain_records(batch), part_limit(batch)
         self._observer.on_batch_split(batch)
-        logger.info("%s: too large for the broker, splitting", batch)
+        logger.info(
+            "%s: too large for the broker, splitting", batch,
+            extra=log_fields(
+                "batch_split", topic_partition=batch.topic_partition, size=batch.size,
+                records=batch.core.record_count,
+            ),
+        )  # fmt: skip
         parts = self._accumulator.split(batch, payload, limit, now)
         self._sequences.on_split(batch, parts)
 
@@ -317,9 +337,7 @@ class BatchCompletion:
             self._observer.on_batch_failed(batch, error)
             if unwatched:
                 self._observer.on_unretrieved_failure(batch.topic_partition, unwatched, error)
-                logger.error(
-                    "%d records to %s failed and no task was waiting for them: %s",
-                    unwatched, batch.topic_partition, error,
-                )  # fmt: skip
+                now = self._loop.time()
+                self.failures.note(batch.topic_partition, unwatched, error, now)
         self._accumulator.deallocate(batch)
         self._accumulator.reclassify(batch.queue, self._loop.time())

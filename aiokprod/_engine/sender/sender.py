@@ -9,7 +9,6 @@ Source: Java `Sender`.
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
 from functools import partial
 from typing import TYPE_CHECKING
@@ -38,11 +37,11 @@ if TYPE_CHECKING:
     from aiokprod._engine.identity.producer_state import ProducerState
     from aiokprod._engine.metadata.cache import Metadata
     from aiokprod._engine.ports import BrokerClient, ClientResponse, ReadyConnection
+    from aiokprod._engine.sender.failure_log import FailureLog
+    from aiokprod._engine.sender.retry_log import RetryLog
     from aiokprod._engine.wakeup import WakeupEvent
     from aiokprod.config import ProducerConfig
     from aiokprod.observer import Observer
-
-logger = logging.getLogger(__name__)
 
 
 class Sender:
@@ -51,6 +50,7 @@ class Sender:
     Attributes:
         auth_failures: authentication failures of brokers; the network layer reports every
             connection that is opened or closed to it.
+        on_waiting: called after a pass that leaves batches without an outcome; None for no call.
     """
 
     def __init__(
@@ -92,8 +92,26 @@ class Sender:
             wakeup=self.wakeup,
         )
         self._unresponsive = UnresponsiveBrokers()
+        self.silent_since = self._unresponsive.silent_since
+        """See `UnresponsiveBrokers.silent_since`."""
+        self.on_waiting: Callable[[], None] | None = None
         self._leaders_changed = False
         self._expiry_noticed = False
+
+    @property
+    def acknowledged_at(self) -> float | None:
+        """Loop time of the last acknowledgment, None before the first."""
+        return self._completion.acknowledged_at
+
+    @property
+    def failures(self) -> FailureLog:
+        """Failed records for which no task was waiting, which are not logged yet."""
+        return self._completion.failures
+
+    @property
+    def retries(self) -> RetryLog:
+        """Retries that are not logged yet."""
+        return self._completion.retries
 
     # -- loop -----------------------------------------------------------------------------------
 
@@ -104,6 +122,8 @@ class Sender:
             while True:
                 wakeup.clear()
                 deadline = self.run_once(clock())
+                if self.on_waiting is not None and self._accumulator.incomplete:
+                    self.on_waiting()
                 await wakeup.wait(deadline)
         finally:
             wakeup.close()

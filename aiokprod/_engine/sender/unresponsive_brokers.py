@@ -58,6 +58,12 @@ class UnresponsiveBrokers:
         elif not self._unanswered:
             self.next_check_at = math.inf
 
+    def silent_since(self, node_id: int) -> float | None:
+        """Since when a broker with Produce requests in flight, or to which a connection is being
+        made, has not responded; None if neither is the case. Ahead while the broker throttles this
+        client."""
+        return self._unanswered.get(node_id, self.connecting.get(node_id))
+
     def any_overdue(self, now: float) -> bool:
         """True if a broker is overdue; sets the time of the next check."""
         sinces = [*self._unanswered.values(), *self.connecting.values()]

@@ -42,7 +42,7 @@ class OAuthBearer:
         self._refusal: str | None = None
 
     async def first(self) -> bytes:
-        self._token = await self._fetch()
+        self._token = await self.fetch()
         fields = {"auth": f"Bearer {self._token}", **self._extensions()}
         text = "".join(f"{key}={value}\x01" for key, value in fields.items())
         return f"n,,\x01{text}\x01".encode()
@@ -63,7 +63,12 @@ class OAuthBearer:
     def secrets(self) -> tuple[str, ...]:
         return (self._token,) if self._token else ()
 
-    async def _fetch(self) -> str:
+    async def fetch(self) -> str:
+        """A token from the provider.
+
+        Raises:
+            AuthenticationError: the provider failed, or gave something else or an expired token.
+        """
         method = getattr(self._provider, "token", self._provider)
         try:
             given = await method()

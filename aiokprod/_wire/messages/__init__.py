@@ -40,6 +40,7 @@ APIS: Final = {
     25: Api("add_offsets_to_txn", 0, 4),
     26: Api("end_txn", 0, 5),
     28: Api("txn_offset_commit", 0, 5),
+    32: Api("describe_configs", 1, 4),
     36: Api("sasl_authenticate", 0, 2),
     65: Api("describe_transactions", 0, 0),
     66: Api("list_transactions", 0, 2),

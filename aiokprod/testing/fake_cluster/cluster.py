@@ -78,6 +78,8 @@ class FakeCluster(FakeClusterAdmin):
         marker_s: seconds from EndTxn until the markers are written.
 
     Attributes:
+        denied_topics, read_only_topics: topics that clients may not see, or not write to.
+        hidden_settings: topics whose settings clients may not read.
         transactions: state of the transaction coordinators.
         answer_filters: applied in order to every response, after the edits of the script; each gets
             the request and the message, and returns the message to send.
@@ -117,6 +119,8 @@ class FakeCluster(FakeClusterAdmin):
         self.failover_s = failover_s
         self.controller_s = controller_s
         self.denied_topics: set[str] = set()
+        self.read_only_topics: set[str] = set()
+        self.hidden_settings: set[str] = set()
         self.script = Script()
         self.answer_filters: list[AnswerFilter] = []
         self.produce_script = ProduceScript()

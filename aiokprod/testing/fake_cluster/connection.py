@@ -30,7 +30,7 @@ from aiokprod.testing.transports import Link, MemoryTransport
 if TYPE_CHECKING:
     from aiokprod.testing.fake_cluster.broker import FakeBroker
 
-CLIENT_WAITS_SINCE = {0: 6, 3: 6, 10: 2, 18: 2, 22: 1, 24: 1, 25: 1, 26: 1, 28: 1}
+CLIENT_WAITS_SINCE = {0: 6, 3: 6, 10: 2, 18: 2, 22: 1, 24: 1, 25: 1, 26: 1, 28: 1, 32: 2}
 """First version of an API after whose throttle time the client has to wait; in APIs that are not
 listed, every version. Source: Java `AbstractResponse.shouldClientThrottle` of each response
 (KIP-219)."""

@@ -9,6 +9,7 @@ from aiokprod._wire.messages import REQUESTS
 Ranges = dict[int, tuple[int, int]]
 
 PRODUCE, METADATA, FIND_COORDINATOR, API_VERSIONS, INIT_PRODUCER_ID = 0, 3, 10, 18, 22
+DESCRIBE_CONFIGS = 32
 ADD_PARTITIONS_TO_TXN, ADD_OFFSETS_TO_TXN, END_TXN, TXN_OFFSET_COMMIT = 24, 25, 26, 28
 
 
@@ -44,6 +45,7 @@ def _served(**highest: int) -> Ranges:
         "add_offsets": (ADD_OFFSETS_TO_TXN, 0),
         "end_txn": (END_TXN, 0),
         "commit_offsets": (TXN_OFFSET_COMMIT, 0),
+        "describe_configs": (DESCRIBE_CONFIGS, 0),
     }
     ranges = {names[name][0]: (names[name][1], high) for name, high in highest.items()}
     return dict(sorted(ranges.items()))
@@ -77,6 +79,7 @@ PROFILES: dict[str, Profile] = {
             add_offsets=0,
             end_txn=0,
             commit_offsets=0,
+            describe_configs=1,
         ),
         strict_ledger=True,
         names_api_versions=False,
@@ -92,6 +95,7 @@ PROFILES: dict[str, Profile] = {
             add_offsets=1,
             end_txn=1,
             commit_offsets=2,
+            describe_configs=2,
         ),
         strict_ledger=True,
         names_api_versions=False,
@@ -107,6 +111,7 @@ PROFILES: dict[str, Profile] = {
             add_offsets=1,
             end_txn=1,
             commit_offsets=2,
+            describe_configs=2,
         )
     ),
     "2.8": Profile(
@@ -120,6 +125,7 @@ PROFILES: dict[str, Profile] = {
             add_offsets=3,
             end_txn=3,
             commit_offsets=3,
+            describe_configs=4,
         )
     ),
     "3.9": Profile(
@@ -133,6 +139,7 @@ PROFILES: dict[str, Profile] = {
             add_offsets=4,
             end_txn=4,
             commit_offsets=4,
+            describe_configs=4,
         )
     ),
     "4.0": Profile(
@@ -146,6 +153,7 @@ PROFILES: dict[str, Profile] = {
             add_offsets=4,
             end_txn=5,
             commit_offsets=5,
+            describe_configs=4,
         ),
         transaction_version=2,
     ),
@@ -160,6 +168,7 @@ PROFILES: dict[str, Profile] = {
             add_offsets=4,
             end_txn=5,
             commit_offsets=5,
+            describe_configs=4,
         ),
         transaction_version=2,
     ),

@@ -788,7 +788,7 @@ def test_close_with_an_error_raises_that_one() -> None:
 def test_topic_error_is_logged_when_it_changes_not_each_time(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    cache = metadata()
+    cache = metadata(allow_auto_create_topics=False)
     cache.mark_used("t", NOW)
     with caplog.at_level(logging.WARNING):
         for step, code in enumerate([3, 3, 3, 5, 5, 3]):
@@ -798,6 +798,53 @@ def test_topic_error_is_logged_when_it_changes_not_each_time(
         "LEADER_NOT_AVAILABLE",
         "UNKNOWN_TOPIC_OR_PARTITION",
     ]
+    assert [vars(record)["kafka_topic"] for record in caplog.records] == ["t"] * 3
+
+
+@pytest.mark.parametrize("code", [Code.UNKNOWN_TOPIC_OR_PARTITION, Code.LEADER_NOT_AVAILABLE])
+def test_topic_that_is_being_created_is_not_warned_of(
+    code: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    cache = metadata()
+    cache.mark_used("t", NOW)
+    for step in (0.0, 1.0, 2.9):
+        refresh(cache, answer(topic("t", 0, error=code)), NOW + step)
+    refresh(cache, answer(topic("t", 1)), NOW + 2.95)
+    assert not caplog.records
+    refresh(cache, answer(topic("t", 0, error=code)), NOW + 100)
+    assert len(caplog.records) == 1, "it existed before"
+
+
+def test_topic_that_no_broker_creates_is_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    cache = metadata()
+    cache.mark_used("t", NOW)
+    for step in (0.0, 2.9, 3.0, 4.0, 5.0):
+        refresh(cache, answer(topic("t", 0, error=3)), NOW + step)
+    (record,) = caplog.records
+    assert "no broker has created it within 3 s: create it, or set auto.create" in caplog.text
+    assert vars(record)["kafka_event"] == "topic_error"
+    assert vars(record)["kafka_code"] == "UNKNOWN_TOPIC_OR_PARTITION"
+
+
+def test_waits_for_a_topic_are_counted_until_they_end() -> None:
+    async def main() -> None:
+        clock = asyncio.get_running_loop().time
+        cache, start = metadata(), clock()
+        begun: list[dict[str, int]] = []
+        cache.on_waiting = lambda: begun.append({t: w.calls for t, w in cache.waits.items()})
+        calls = [
+            asyncio.create_task(cache.wait_for_topic("t", deadline=start + seconds))
+            for seconds in (1.0, 2.0)
+        ]
+        await asyncio.sleep(1.5)
+        assert begun == [{"t": 1}, {"t": 2}]
+        assert cache.waits["t"].calls == 1
+        assert cache.waits["t"].since == start
+        calls[1].cancel()
+        await asyncio.gather(*calls, return_exceptions=True)
+        assert not cache.waits
+
+    run(main)
 
 
 def test_lookup_among_thousands_of_topics_keeps_untouched_ones_identical_F60() -> None:
@@ -820,11 +867,11 @@ def test_errors_of_topics_in_one_response_are_one_line(caplog: pytest.LogCapture
     codes = {f"t{number:02}": int(Code.UNKNOWN_TOPIC_OR_PARTITION) for number in range(12)}
     codes |= {"fine": 0, "bad": int(Code.INVALID_TOPIC_EXCEPTION)}
     with caplog.at_level(logging.WARNING):
-        topics.note_answers(codes, 1)
-        topics.note_answers(codes, 2)
+        topics.note_answers(codes, 1, 10.0)
+        topics.note_answers(codes, 2, 10.0)
         assert len(caplog.messages) == 2, "the same errors are logged once"
-        topics.note_answers(codes | {"bad": 0, "t00": 0, "fine": 29}, 3)
-        topics.note_answers(codes, 4)
+        topics.note_answers(codes | {"bad": 0, "t00": 0, "fine": 29}, 3, 10.0)
+        topics.note_answers(codes, 4, 10.0)
     names = ", ".join(f"t{number:02}" for number in range(10))
     assert caplog.messages[0].startswith(
         f"metadata of topics {names} and 2 more: UNKNOWN_TOPIC_OR_PARTITION, "

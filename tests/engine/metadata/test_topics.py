@@ -37,7 +37,7 @@ def test_new_topic_is_reported_once_and_kept_in_order(
 
 def test_idle_topic_is_forgotten_with_what_is_known_of_it(topics: TrackedTopics) -> None:
     topics.mark_used("t", 0.0)
-    topics.note_answers({"t": 0}, 7)
+    topics.note_answers({"t": 0}, 7, 10.0)
     topics.refused_ids.add("t")
     assert topics.retain("t", IDLE - 0.1)
     topics.mark_used("t", 100.0)
@@ -52,7 +52,7 @@ def test_idle_topic_is_forgotten_with_what_is_known_of_it(topics: TrackedTopics)
 def test_topic_without_a_response_is_kept_however_long_that_takes(topics: TrackedTopics) -> None:
     topics.mark_used("t", 0.0)
     assert topics.retain("t", 100 * IDLE)
-    topics.note_answers({"t": UNKNOWN_TOPIC}, 1)
+    topics.note_answers({"t": UNKNOWN_TOPIC}, 1, 10.0)
     assert not topics.retain("t", 100 * IDLE)
 
 
@@ -61,11 +61,11 @@ def test_answer_ends_the_fast_retry_and_a_good_one_the_doubt_about_the_id(
 ) -> None:
     topics.mark_used("t", 0.0)
     topics.refused_ids.add("t")
-    topics.note_answers({"t": LEADER_NOT_AVAILABLE}, 2)
+    topics.note_answers({"t": LEADER_NOT_AVAILABLE}, 2, 10.0)
     assert topics.answer("t") == (2, LEADER_NOT_AVAILABLE)
     assert topics.fast_retry == set()
     assert topics.refused_ids == {"t"}
-    topics.note_answers({"t": 0}, 3)
+    topics.note_answers({"t": 0}, 3, 10.0)
     assert topics.answer("t") == (3, 0)
     assert topics.refused_ids == set()
 
@@ -76,6 +76,6 @@ def test_error_is_logged_when_it_changes_only(
     topics.mark_used("t", 0.0)
     with caplog.at_level(logging.WARNING):
         for code in (UNKNOWN_TOPIC, UNKNOWN_TOPIC, LEADER_NOT_AVAILABLE, 0, UNKNOWN_TOPIC):
-            topics.note_answers({"t": code}, 1)
-    names = [record.getMessage().split(": ")[1].split(",")[0] for record in caplog.records]
+            topics.note_answers({"t": code}, 1, 10.0)
+    names = [vars(record)["kafka_code"] for record in caplog.records]
     assert names == ["UNKNOWN_TOPIC_OR_PARTITION", "LEADER_NOT_AVAILABLE", names[0]]

@@ -1606,7 +1606,7 @@ async def test_pass_that_leaves_a_batch_behind_is_noticed(monkeypatch: pytest.Mo
 
 
 @virtual
-async def test_retries_are_warned_of_once_per_partition_and_half_minute(
+async def test_retries_are_counted_and_logged_at_debug_level(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     harness = EngineHarness(partitions=2, delivery_timeout_ms=300_000)
@@ -1627,7 +1627,15 @@ async def test_retries_are_warned_of_once_per_partition_and_half_minute(
     assert offset_of(delivery) == 0
     retries = [r for r in caplog.records if "retrying after" in r.getMessage()]
     assert len(retries) == 67
-    warnings = [r.getMessage() for r in retries if r.levelno == logging.WARNING]
-    assert [text.count(" t-0 ") for text in warnings] == [1, 1, 1, 0]
-    assert "retrying after NOT_ENOUGH_REPLICAS from broker 1 in" in warnings[0]
-    assert "(attempt 1)" in warnings[0]
+    assert {record.levelno for record in retries} == {logging.DEBUG}
+    assert "retrying after NOT_ENOUGH_REPLICAS from broker 1 in" in retries[0].getMessage()
+    fields = vars(retries[0])
+    assert (fields["kafka_event"], fields["kafka_attempt"]) == ("batch_retried", 1)
+    assert (fields["kafka_topic"], fields["kafka_partition"]) == ("t", 0)
+    # Waiting for the markers of a transaction does not count.
+    log = harness.sender.retries
+    assert log.last is not None
+    assert log.last[0] == "t-1: NOT_ENOUGH_REPLICAS from broker 1"
+    assert log.take() == ({"NOT_ENOUGH_REPLICAS": 66}, ["t"])
+    assert log.take() == ({}, [])
+    assert harness.sender.acknowledged_at == harness.now

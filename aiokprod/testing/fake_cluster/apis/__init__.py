@@ -23,6 +23,7 @@ _MODULES = {
     25: "add_offsets_to_txn",
     26: "end_txn",
     28: "txn_offset_commit",
+    32: "describe_configs",
 }
 
 

@@ -41,7 +41,7 @@ def error(broker: FakeBroker, request: Request, code: int) -> AddPartitionsToTxn
 def _judge(broker: FakeBroker, where: tuple[str, int]) -> Code:
     topic, index = where
     cluster = broker.cluster
-    if topic in cluster.denied_topics:
+    if topic in cluster.denied_topics or topic in cluster.read_only_topics:
         return Code.TOPIC_AUTHORIZATION_FAILED
     if topic not in cluster.topics or index >= len(cluster.topics[topic].partitions):
         return Code.UNKNOWN_TOPIC_OR_PARTITION

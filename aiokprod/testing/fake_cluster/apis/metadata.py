@@ -19,6 +19,10 @@ from aiokprod.testing.fake_cluster.topology import Partition, Topic
 
 ZERO_ID = bytes(16)
 BY_ID_FROM = 12
+PERMISSIONS_FROM = 8
+WRITE, DESCRIBE = 1 << 4, 1 << 8
+"""Bits of AclOperation."""
+_NOT_REPORTED = -(2**31)
 _LEGAL = re.compile(r"[a-zA-Z0-9._-]{1,249}", re.ASCII)
 
 
@@ -29,8 +33,7 @@ def handle(broker: FakeBroker, request: Request) -> Answer:
     if wanted is None or (request.version == 0 and not wanted):
         topics = [_topic(broker, topic) for topic in cluster.topics.values()]
     else:
-        create = request.body.allow_auto_topic_creation
-        topics = [_asked(broker, item, create, request.version) for item in wanted]
+        topics = [_asked(broker, item, request) for item in wanted]
     return Answer(_around(broker, topics))
 
 
@@ -70,10 +73,10 @@ def _around(broker: FakeBroker, topics: list[MetadataResponseTopic]) -> Metadata
     )
 
 
-def _asked(broker: FakeBroker, item: Any, create: bool, version: int) -> MetadataResponseTopic:
+def _asked(broker: FakeBroker, item: Any, request: Request) -> MetadataResponseTopic:
     cluster = broker.cluster
     name = item.name
-    if version >= BY_ID_FROM and name is None:
+    if request.version >= BY_ID_FROM and name is None:
         found = cluster.topic_by_id(item.topic_id)
         if found is None:
             return MetadataResponseTopic(
@@ -86,14 +89,20 @@ def _asked(broker: FakeBroker, item: Any, create: bool, version: int) -> Metadat
         return MetadataResponseTopic(error_code=Code.INVALID_TOPIC_EXCEPTION, name=name)
     topic = cluster.topics.get(name)
     if topic is not None:
-        return _topic(broker, topic)
-    if create and cluster.auto_create:
+        operations = _NOT_REPORTED
+        if request.version >= PERMISSIONS_FROM and request.body.include_topic_authorized_operations:
+            operations = DESCRIBE if name in cluster.read_only_topics else DESCRIBE | WRITE
+        return _topic(broker, topic, operations)
+    if request.body.allow_auto_topic_creation and cluster.auto_create:
         cluster.create_soon(name)
     return MetadataResponseTopic(error_code=Code.UNKNOWN_TOPIC_OR_PARTITION, name=name)
 
 
-def _topic(broker: FakeBroker, topic: Topic) -> MetadataResponseTopic:
+def _topic(
+    broker: FakeBroker, topic: Topic, operations: int = _NOT_REPORTED
+) -> MetadataResponseTopic:
     return MetadataResponseTopic(
+        topic_authorized_operations=operations,
         name=topic.name,
         topic_id=topic.topic_id,
         is_internal=topic.is_internal,

@@ -146,7 +146,7 @@ def _led_here(
     if topic is None:
         code = Code.UNKNOWN_TOPIC_ID if by_id else Code.UNKNOWN_TOPIC_OR_PARTITION
         raise BatchRefused(code, "no such topic")
-    if topic.name in cluster.denied_topics:
+    if topic.name in cluster.denied_topics or topic.name in cluster.read_only_topics:
         raise BatchRefused(Code.TOPIC_AUTHORIZATION_FAILED, "denied")
     if not 0 <= index < len(topic.partitions):
         raise BatchRefused(Code.UNKNOWN_TOPIC_OR_PARTITION, f"no partition {index}")

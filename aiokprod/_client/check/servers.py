@@ -1,0 +1,60 @@
+"""Checks of the bootstrap servers without Kafka's protocol: name resolution, TCP connections."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final
+
+from aiokprod.errors import DialError
+from aiokprod.findings import Finding, Severity
+
+if TYPE_CHECKING:
+    from aiokprod.environment import Dialer
+
+_MAX_ADDRESSES: Final = 8
+"""Number of addresses of a name that are checked."""
+_CONNECT_S: Final = 3.0
+"""Limit for the connection to one address, in seconds."""
+
+REACH: Final = "check host and port, that the broker runs, and that no firewall is in between"
+
+
+async def reach(dialer: Dialer, host: str, port: int, deadline: float) -> list[Finding]:
+    """Resolve a server's name and connect to each of its addresses; no finding if all answer."""
+    server = f"{host}:{port}"
+    loop = asyncio.get_running_loop()
+    try:
+        async with asyncio.timeout_at(deadline):
+            addresses = await dialer.resolve(host, port)
+    except (DialError, TimeoutError) as error:
+        why = error.message if isinstance(error, DialError) else "no answer of the resolver in time"
+        return [
+            Finding("dns_failed", Severity.ERROR, server, f"the name cannot be resolved: {why}",
+                    "correct the host name in bootstrap_servers, or the DNS")
+        ]  # fmt: skip
+    until = min(deadline, loop.time() + _CONNECT_S)
+    tried = addresses[:_MAX_ADDRESSES]
+    errors = await asyncio.gather(*(_connect(dialer, address, until) for address in tried))
+    failed = {address[0]: error for address, error in zip(tried, errors, strict=True) if error}
+    if not failed:
+        return []
+    causes = "; ".join(f"{address}: {error}" for address, error in failed.items())
+    if len(failed) == len(tried):
+        text = f"no TCP connection: {causes}"
+        return [Finding("unreachable", Severity.ERROR, server, text, REACH)]
+    text = f"{len(failed)} of {len(addresses)} addresses of the name cannot be reached: {causes}"
+    remedy = "remove the dead addresses from the DNS, or start what should listen there"
+    return [Finding("address_unreachable", Severity.WARNING, server, text, remedy)]
+
+
+async def _connect(dialer: Dialer, address: tuple[str, int], deadline: float) -> str | None:
+    """Why no connection to the address could be made; None if it could."""
+    try:
+        async with asyncio.timeout_at(deadline):
+            transport, _ = await dialer.connect(asyncio.Protocol, *address)
+    except TimeoutError:
+        return "not connected in time"
+    except DialError as error:
+        return error.message
+    transport.abort()
+    return None

@@ -1,0 +1,259 @@
+"""Notices when records wait without acknowledgments, and logs an outage once.
+
+A timer runs only while records, or calls for metadata, wait. The log has one WARNING per outage,
+another one if further brokers are affected, and one INFO when it is over; retries and changed
+leaders are summed up in that INFO, or in one of their own if there was no outage.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from typing import TYPE_CHECKING, Final
+
+from aiokprod._client.waiting import waiting
+from aiokprod._log_fields import log_fields
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from aiokprod._client.runtime import Runtime
+    from aiokprod._client.waiting import Waiting
+    from aiokprod._engine.buffer.queues import PartitionQueue
+    from aiokprod.cluster import ClusterSnapshot
+    from aiokprod.errors import KafkaError
+
+logger = logging.getLogger(__name__)
+
+_CHECK_EVERY: Final = 0.5
+"""Seconds between two checks while something waits. The first one is made when the oldest record
+may be stalled, if that is earlier."""
+_LINE_EVERY: Final = 10.0
+"""Shortest time between two lines about one outage, and between two about retries, in seconds."""
+_FORGET_AFTER: Final = 30.0
+"""Seconds after which the end of an outage is assumed for a partition to which no more records are
+sent: whether it has ended is then unknown."""
+
+
+class _Outage:
+    """An outage: since when, its parts that have not recovered, and what was logged of it.
+
+    Attributes:
+        waits: when each stalled partition and topic was last seen to wait.
+        nodes: the brokers that were named in the log.
+    """
+
+    def __init__(self, since: float) -> None:
+        self.since = since
+        self.waits: dict[PartitionQueue | str, float] = {}
+        self.nodes: set[int] = set()
+        self.logged = False
+        self.acknowledged = False
+
+
+class DeliveryWatch:
+    """Watches the records of one producer.
+
+    Attributes:
+        connection_errors: why the last connection to a broker, or the last attempt, ended; brokers
+            that are connected are absent.
+        last_error: text and time of the last such error, None if there was none.
+
+    Args:
+        stall: seconds without an acknowledgment before which nothing can be stalled.
+    """
+
+    def __init__(self, runtime: Runtime, stall: float) -> None:
+        self.connection_errors: dict[int, KafkaError] = {}
+        self.last_error: tuple[str, float] | None = None
+        self._runtime = runtime
+        self._loop = runtime.loop
+        self._stall = stall
+        self._timer: asyncio.TimerHandle | None = None
+        self._closed = False
+        self._outage: _Outage | None = None
+        self._leaders: dict[str, tuple[int | None, ...]] = {}
+        self._snapshot = runtime.metadata.snapshot
+        self._moved = 0  # partitions whose leader changed, not logged yet
+        self._untold_since = math.inf  # when the first of the retries and changes happened
+        self._summed_at = -math.inf
+        self._set_idle()
+
+    # -- events ---------------------------------------------------------------------------------
+
+    def on_disconnect(self, node_id: int, error: KafkaError) -> None:
+        """A connection, or the attempt to open one, failed."""
+        self.connection_errors[node_id] = error
+        self.last_error = error.message, self._loop.time()
+
+    def on_connected(self, node_id: int) -> None:
+        """A connection accepts requests."""
+        self.connection_errors.pop(node_id, None)
+
+    def on_snapshot(self, snapshot: ClusterSnapshot) -> None:
+        """Count the partitions that have another leader than the last known one."""
+        before, self._snapshot = self._snapshot.topics, snapshot
+        for name, info in snapshot.topics.items():
+            if before.get(name) is info:
+                continue
+            last = self._leaders.get(name, ())
+            leaders = [p.leader for p in info.partitions]
+            for index, leader in enumerate(last[: len(leaders)]):
+                if leaders[index] is None:
+                    leaders[index] = leader  # no leader for the moment is no other leader
+                elif leader is not None and leader != leaders[index]:
+                    self._moved += 1
+            self._leaders[name] = tuple(leaders)
+        for name in before.keys() - snapshot.topics.keys():
+            self._leaders.pop(name, None)
+        if self._moved and self._timer is None:
+            self._begin()
+
+    def close(self) -> None:
+        """Stop watching."""
+        self._closed = True
+        self._runtime.sender.on_waiting = self._runtime.metadata.on_waiting = None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    # -- the timer ------------------------------------------------------------------------------
+
+    def _set_idle(self) -> None:
+        """Stop the timer until something waits."""
+        self._timer = None
+        self._runtime.sender.on_waiting = self._runtime.metadata.on_waiting = self._begin
+
+    def _begin(self) -> None:
+        self._runtime.sender.on_waiting = self._runtime.metadata.on_waiting = None
+        if self._closed:
+            return
+        at = now = self._loop.time()
+        oldest = next(iter(self._runtime.accumulator.incomplete), None)
+        if oldest is not None:
+            at = oldest.created_at + self._stall
+        at = min(at, now + _CHECK_EVERY) if at > now else now + _CHECK_EVERY
+        self._timer = self._loop.call_at(at, self._check)
+
+    def _check(self) -> None:
+        runtime, now = self._runtime, self._loop.time()
+        if self._outage is not None or self._may_be_stalled(now):
+            self._look(waiting(runtime, now), now)
+        summary_due = self._sum_up(now)
+        runtime.sender.failures.flush(now)
+        pending = summary_due or self._outage is not None or runtime.sender.failures.pending
+        if pending or runtime.accumulator.incomplete or runtime.metadata.waits:
+            self._begin()
+        else:
+            self._set_idle()
+
+    def _may_be_stalled(self, now: float) -> bool:
+        """False if everything that waits is too young to be stalled. O(1) without long lingers."""
+        oldest = next(iter(self._runtime.accumulator.incomplete), None)
+        if oldest is not None and now - oldest.created_at >= self._stall:
+            return True
+        waits = self._runtime.metadata.waits.values()
+        return any(now - wait.since >= self._stall for wait in waits)
+
+    # -- outages --------------------------------------------------------------------------------
+
+    def _look(self, found: Waiting, now: float) -> None:
+        outage, stalled, topics = self._outage, found.stalled, found.stalled_topics
+        if outage is None:
+            if not stalled and not topics:
+                return
+            outage = self._outage = _Outage(now - found.silent_s())
+        outage.waits.update(dict.fromkeys((each.queue for each in stalled), now))
+        outage.waits.update(dict.fromkeys((each.topic for each in topics), now))
+        self._drop_recovered(outage, now)
+        if not outage.waits:
+            self._end(outage, now)
+        elif stalled or topics:
+            self._warn(outage, found, now)
+
+    def _drop_recovered(self, outage: _Outage, now: float) -> None:
+        for key, seen_at in list(outage.waits.items()):
+            if isinstance(key, str):
+                recovered = key in self._runtime.metadata.snapshot.topics
+            else:
+                recovered = key.acknowledged_at > outage.since and seen_at < now
+            outage.acknowledged = outage.acknowledged or recovered
+            if recovered or now - seen_at > _FORGET_AFTER:
+                del outage.waits[key]
+
+    def _warn(self, outage: _Outage, found: Waiting, now: float) -> None:
+        stalled = found.stalled
+        nodes = {each.leader for each in stalled if each.leader is not None}
+        log = self._runtime.client.log
+        news = not outage.logged or not nodes <= outage.nodes
+        if not news or now < log.warned_at + _LINE_EVERY:
+            return
+        outage.logged = True
+        outage.nodes |= nodes
+        log.warned_at = now
+        records = sum(each.records for each in stalled)
+        logger.warning(
+            "no acknowledgment for %.1f s: %s", found.silent_s(), found.cause(),
+            extra=log_fields(
+                "delivery_stalled", client_id=self._runtime.client_id,
+                seconds=round(found.silent_s(), 3), records=records, partitions=len(stalled),
+                calls=sum(each.calls for each in found.stalled_topics),
+                node_ids=sorted(nodes),
+            ),
+        )  # fmt: skip
+
+    def _end(self, outage: _Outage, now: float) -> None:
+        self._outage = None
+        if not outage.logged:
+            return
+        what = "acknowledged again" if outage.acknowledged else "no record waits any more"
+        batches, topics, moved = self._take()
+        logger.info(
+            "%s after %.1f s%s", what, now - outage.since, _summary("; ", batches, topics, moved),
+            extra=log_fields(
+                "delivery_resumed", client_id=self._runtime.client_id,
+                seconds=round(now - outage.since, 3), acknowledged=outage.acknowledged,
+                retries=batches, leaders_changed=moved,
+            ),
+        )  # fmt: skip
+
+    # -- retries and leaders --------------------------------------------------------------------
+
+    def _take(self) -> tuple[dict[str, int], list[str], int]:
+        batches, topics = self._runtime.sender.retries.take()
+        moved, self._moved = self._moved, 0
+        self._untold_since, self._summed_at = math.inf, self._loop.time()
+        return batches, topics, moved
+
+    def _sum_up(self, now: float) -> bool:
+        """Log retries and changed leaders once they are over, or after `_LINE_EVERY` seconds. True
+        if that is still to be done."""
+        if self._outage is not None or not (self._moved or self._runtime.sender.retries.batches):
+            return False
+        self._untold_since = min(self._untold_since, now)
+        batches = list(self._runtime.accumulator.incomplete)
+        over = not any(batch.last_failure[0] for batch in batches)
+        if now < self._summed_at + _LINE_EVERY or not (
+            over or now >= self._untold_since + _LINE_EVERY
+        ):
+            return True
+        retries, topics, moved = self._take()
+        logger.info(
+            "%s", _summary("", retries, topics, moved),
+            extra=log_fields(
+                "batches_retried", client_id=self._runtime.client_id, retries=retries,
+                leaders_changed=moved,
+            ),
+        )  # fmt: skip
+        return False
+
+
+def _summary(prefix: str, batches: dict[str, int], topics: list[str], moved: int) -> str:
+    parts = []
+    if batches:
+        codes = ", ".join(f"{code} {count}" for code, count in batches.items())
+        named = ", ".join(topics[:3]) + (f" and {len(topics) - 3} more" if topics[3:] else "")
+        parts.append(f"{sum(batches.values())} retries of batches ({codes}) of topics {named}")
+    if moved:
+        parts.append(f"{moved} partitions have another leader")
+    return prefix + "; ".join(parts) if parts else ""

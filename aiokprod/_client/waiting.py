@@ -1,0 +1,218 @@
+"""What waits: records without an outcome and calls without metadata, since when and for what."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
+
+from aiokprod._config.profiles import NO_PROFILE, EffectiveSettings, profiles_of
+from aiokprod._engine.sender.unresponsive_brokers import OVERDUE_AFTER_S
+from aiokprod.errors import error_code
+
+if TYPE_CHECKING:
+    from aiokprod._client.runtime import Runtime
+    from aiokprod._engine.buffer.producer_batch import ProducerBatch
+    from aiokprod._engine.buffer.queues import PartitionQueue
+    from aiokprod.config import ProducerConfig
+    from aiokprod.records import TopicPartition
+
+STALL_S: Final = 5.0
+"""Seconds without an acknowledgment after which waiting records are stalled."""
+
+_NEARLY: Final = 0.8
+"""Part of `STALL_S` after which a partition counts as stalled if another one is."""
+
+_NAMED: Final = 3
+"""Number of causes, and of partitions for each, that a text names."""
+
+
+def stall_after(lifetime: float) -> float:
+    """Seconds without an acknowledgment after which records are stalled: `STALL_S`, or half of
+    the time from the end of their linger to their delivery timeout if that is less."""
+    return min(STALL_S, lifetime / 2)
+
+
+def shortest_stall(config: ProducerConfig) -> float:
+    """The shortest `stall_after` of all topics."""
+    found = STALL_S
+    for profile in (NO_PROFILE, *(profile for _, profile in profiles_of(config))):
+        topic = EffectiveSettings.of(config, profile)
+        found = min(found, stall_after((topic.delivery_timeout_ms - topic.linger_ms) / 1000))
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingPartition:
+    """The records of a partition that have no outcome.
+
+    Attributes:
+        leader: broker id of the broker that they wait for: that of the request in flight, or the
+            leader in the metadata, None if there is none.
+        age_s: seconds since the oldest one was appended.
+        silent_s: seconds since the end of its linger or, if that is later, since the last
+            acknowledgment of this partition.
+        stalled: `silent_s` is at least `stall_after`, or nearly if another partition is stalled.
+        attempts, last_code: number of attempts of its batch, and the code of the last failed one.
+        reason: what the records wait for.
+    """
+
+    queue: PartitionQueue
+    leader: int | None
+    records: int
+    age_s: float
+    silent_s: float
+    stalled: bool
+    attempts: int
+    last_code: str
+    reason: str
+
+    @property
+    def topic_partition(self) -> TopicPartition:
+        return self.queue.topic_partition
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingTopic:
+    """Calls that wait for the metadata of a topic, `silent_s` seconds so far; `reason` says why."""
+
+    topic: str
+    calls: int
+    silent_s: float
+    stalled: bool
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """Everything that waits at one instant, the oldest first."""
+
+    partitions: list[WaitingPartition]
+    topics: list[WaitingTopic]
+
+    @property
+    def stalled(self) -> list[WaitingPartition]:
+        """The partitions without an acknowledgment for too long."""
+        return [partition for partition in self.partitions if partition.stalled]
+
+    @property
+    def stalled_topics(self) -> list[WaitingTopic]:
+        """The topics whose metadata is missing for too long."""
+        return [topic for topic in self.topics if topic.stalled]
+
+    def silent_s(self) -> float:
+        """The longest time for which something stalled has waited, 0 if nothing is stalled."""
+        waits = [each.silent_s for each in self.stalled]
+        waits += [each.silent_s for each in self.stalled_topics]
+        return max(waits, default=0.0)
+
+    def cause(self) -> str | None:
+        """What stalled records and calls wait for; None if nothing is stalled."""
+        by_reason: dict[str, list[str]] = {}
+        records: dict[str, int] = {}
+        for partition in self.stalled:
+            by_reason.setdefault(partition.reason, []).append(str(partition.topic_partition))
+            records[partition.reason] = records.get(partition.reason, 0) + partition.records
+        texts = [
+            f"{reason} ({records[reason]} records of {_listed(names)})"
+            for reason, names in by_reason.items()
+        ]
+        texts += [f"{t.reason} ({t.calls} calls for topic {t.topic})" for t in self.stalled_topics]
+        if not texts:
+            return None
+        more = f"; and {len(texts) - _NAMED} more causes" if len(texts) > _NAMED else ""
+        return "; ".join(texts[:_NAMED]) + more
+
+
+def _listed(names: list[str]) -> str:
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return ", ".join(names[:_NAMED]) + more
+
+
+def waiting(runtime: Runtime, now: float) -> Waiting:
+    """What waits. O(batches without an outcome)."""
+    oldest: dict[PartitionQueue, ProducerBatch] = {}
+    records: dict[PartitionQueue, int] = {}
+    for batch in list(runtime.accumulator.incomplete):
+        if batch.core.settled:
+            continue
+        queue = batch.queue
+        records[queue] = records.get(queue, 0) + batch.core.record_count
+        known = oldest.get(queue)
+        if known is None or batch.created_at < known.created_at:
+            oldest[queue] = batch
+    partitions = [
+        _partition(runtime, batch, records[queue], now) for queue, batch in oldest.items()
+    ]
+    if any(partition.stalled for partition in partitions):
+        # An outage stalls its partitions one after the other; name all of them at once.
+        partitions = [
+            partition
+            if partition.silent_s < _NEARLY * STALL_S
+            else replace(partition, stalled=True)
+            for partition in partitions
+        ]
+    topics = [
+        WaitingTopic(
+            topic, wait.calls, now - wait.since, now - wait.since >= STALL_S,
+            _topic_reason(runtime, topic),
+        )
+        for topic, wait in runtime.metadata.waits.items()
+    ]  # fmt: skip
+    return Waiting(partitions, topics)
+
+
+def _partition(
+    runtime: Runtime, batch: ProducerBatch, records: int, now: float
+) -> WaitingPartition:
+    queue = batch.queue
+    due_at = batch.created_at + queue.settings.linger
+    silent = now - max(due_at, queue.acknowledged_at)
+    leader = batch.wire_node if batch.in_flight else queue.node
+    return WaitingPartition(
+        queue=queue,
+        leader=leader,
+        records=records,
+        age_s=now - batch.created_at,
+        silent_s=silent,
+        stalled=silent >= stall_after(batch.deadline - due_at),
+        attempts=batch.attempts,
+        last_code=batch.last_failure[0],
+        reason=_reason(runtime, batch, leader, now),
+    )
+
+
+def _reason(runtime: Runtime, batch: ProducerBatch, leader: int | None, now: float) -> str:
+    metadata, failed = runtime.metadata, batch.last_failure[0]
+    if leader is None:
+        if metadata.bootstrapped:
+            return "no broker can be reached" + metadata.network_text()
+        code = metadata.topic_error(batch.queue.topic)
+        return f"no leader is known ({error_code(code).name})" if code else "no leader is known"
+    broker = broker_name(runtime, leader)
+    if not runtime.is_connected(leader):
+        error = runtime.watch.connection_errors.get(leader)
+        return f"{broker} is not connected" if error is None else error.message
+    retry_at = runtime.client.retry_at(leader, now)
+    if now < retry_at and retry_at - now < float("inf"):
+        return f"{broker} throttles this client for another {retry_at - now:.1f} s"
+    silent_since = runtime.sender.silent_since(leader)
+    if silent_since is not None and now - silent_since >= OVERDUE_AFTER_S:
+        # No seconds: the text stays the same while the broker does not answer.
+        return f"{broker} does not answer"
+    if failed:
+        return f"{broker} answers {failed}"
+    return f"{broker} has not acknowledged them" if batch.attempts else "they are not sent yet"
+
+
+def _topic_reason(runtime: Runtime, topic: str) -> str:
+    code = runtime.metadata.topic_error(topic)
+    if code:
+        row = error_code(code)
+        return f"{row.name}: {row.text}"
+    return "no metadata" + (runtime.metadata.network_text() or "; no broker has answered yet")
+
+
+def broker_name(runtime: Runtime, node_id: int) -> str:
+    """The broker as log lines name it: id and address."""
+    node = runtime.metadata.snapshot.nodes.get(node_id)
+    return f"broker {node_id}" if node is None else f"broker {node}"

@@ -1,0 +1,43 @@
+"""`Finding`: what `Producer.check` found, and what to do about it."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+
+class Severity(enum.Enum):
+    """How serious a finding is.
+
+    ERROR: records cannot be delivered, or not to some partitions. WARNING: they can, but some
+    may fail, or the configuration is risky. INFO: something that is good to know.
+    """
+
+    ERROR = "error"
+    WARNING = "warning"
+    INFO = "info"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One finding of `Producer.check`.
+
+    Attributes:
+        code: identifies the kind of finding; a stable name, such as "topic_missing".
+            docs/check.md lists them.
+        severity: see `Severity`.
+        subject: what it is about: "b:9092", "broker b:9092 (id 1)", "topic orders".
+        text: what was found.
+        remedy: what to do about it.
+
+    None of the texts contains credentials.
+    """
+
+    code: str
+    severity: Severity
+    subject: str
+    text: str
+    remedy: str
+
+    def __str__(self) -> str:
+        return f"{self.severity.value}: {self.subject}: {self.text}. {self.remedy}"
