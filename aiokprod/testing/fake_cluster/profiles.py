@@ -10,6 +10,7 @@ Ranges = dict[int, tuple[int, int]]
 
 PRODUCE, METADATA, FIND_COORDINATOR, API_VERSIONS, INIT_PRODUCER_ID = 0, 3, 10, 18, 22
 ADD_PARTITIONS_TO_TXN, ADD_OFFSETS_TO_TXN, END_TXN, TXN_OFFSET_COMMIT = 24, 25, 26, 28
+OFFSET_FETCH, DESCRIBE_TRANSACTIONS, LIST_TRANSACTIONS = 9, 65, 66
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +45,9 @@ def _served(**highest: int) -> Ranges:
         "add_offsets": (ADD_OFFSETS_TO_TXN, 0),
         "end_txn": (END_TXN, 0),
         "commit_offsets": (TXN_OFFSET_COMMIT, 0),
+        "fetch_offsets": (OFFSET_FETCH, 1),
+        "describe": (DESCRIBE_TRANSACTIONS, 0),
+        "list": (LIST_TRANSACTIONS, 0),
     }
     ranges = {names[name][0]: (names[name][1], high) for name, high in highest.items()}
     return dict(sorted(ranges.items()))
@@ -61,6 +65,7 @@ PROFILES: dict[str, Profile] = {
             add_offsets=0,
             end_txn=0,
             commit_offsets=0,
+            fetch_offsets=3,
         ),
         strict_ledger=True,
         names_api_versions=False,
@@ -77,6 +82,7 @@ PROFILES: dict[str, Profile] = {
             add_offsets=0,
             end_txn=0,
             commit_offsets=0,
+            fetch_offsets=3,
         ),
         strict_ledger=True,
         names_api_versions=False,
@@ -92,6 +98,7 @@ PROFILES: dict[str, Profile] = {
             add_offsets=1,
             end_txn=1,
             commit_offsets=2,
+            fetch_offsets=5,
         ),
         strict_ledger=True,
         names_api_versions=False,
@@ -107,6 +114,7 @@ PROFILES: dict[str, Profile] = {
             add_offsets=1,
             end_txn=1,
             commit_offsets=2,
+            fetch_offsets=6,
         )
     ),
     "2.8": Profile(
@@ -120,6 +128,7 @@ PROFILES: dict[str, Profile] = {
             add_offsets=3,
             end_txn=3,
             commit_offsets=3,
+            fetch_offsets=7,
         )
     ),
     "3.9": Profile(
@@ -133,6 +142,9 @@ PROFILES: dict[str, Profile] = {
             add_offsets=4,
             end_txn=4,
             commit_offsets=4,
+            fetch_offsets=9,
+            describe=0,
+            list=1,
         )
     ),
     "4.0": Profile(
@@ -146,6 +158,9 @@ PROFILES: dict[str, Profile] = {
             add_offsets=4,
             end_txn=5,
             commit_offsets=5,
+            fetch_offsets=9,
+            describe=0,
+            list=1,
         ),
         transaction_version=2,
     ),
@@ -160,6 +175,9 @@ PROFILES: dict[str, Profile] = {
             add_offsets=4,
             end_txn=5,
             commit_offsets=5,
+            fetch_offsets=10,
+            describe=0,
+            list=2,
         ),
         transaction_version=2,
     ),

@@ -16,6 +16,7 @@ __all__ = ["Answer", "api"]
 _MODULES = {
     0: "produce",
     3: "metadata",
+    9: "offset_fetch",
     10: "find_coordinator",
     18: "api_versions",
     22: "init_producer_id",
@@ -23,6 +24,8 @@ _MODULES = {
     25: "add_offsets_to_txn",
     26: "end_txn",
     28: "txn_offset_commit",
+    65: "describe_transactions",
+    66: "list_transactions",
 }
 
 
