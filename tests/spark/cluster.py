@@ -72,9 +72,9 @@ class SparkCluster(FakeCluster):
         self.order = 1
         self.script = _Served(self)
         self.serving: dict[int, Callable[[Request], Message | Reaction | None]] = {}
-        self.answer_filters.append(self._turned_round)
+        self.answer_filters.append(self._in_order)
 
-    def _turned_round(self, request: Request, message: Any) -> Message:
+    def _in_order(self, request: Request, message: Any) -> Message:
         if request.api_key == OFFSET_FETCH and self.order < 0:
             message = dataclasses.replace(
                 message,

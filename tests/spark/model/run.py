@@ -121,6 +121,7 @@ class Operator:
         self.missing_markers = self.plan.missing_markers
         self.checkpoint = Checkpoint()
         self.others: list[Checkpoint] = []  # that were copied, or put aside for an older one
+        self.abandoned: list[Checkpoint] = []
         self.backups = [Checkpoint()]
         self.batches = 0
         self._started = 0
@@ -139,7 +140,7 @@ class Operator:
         await self._recover()
         await self._check_orphans()
         self.batches = len(self.checkpoint.commits)
-        return self.world.judge.check_stream([self.checkpoint, *self.others])
+        return self.world.judge.check_stream([self.checkpoint, *self.others, *self.abandoned])
 
     def _driver(self, checkpoint: Checkpoint, settings: Settings) -> Driver:
         self._started += 1
@@ -271,6 +272,12 @@ class Operator:
                 self.world.cluster.recreate_topic(topic)
             else:
                 self.world.cluster.delete_topic(topic)
+        if not any(self.world.cluster.transactions.committed_offsets.values()):
+            # Kafka has no marker that could refuse a checkpoint of another history: from now on,
+            # one checkpoint is used, and its copies.
+            self.abandoned += self.others
+            self.others.clear()
+            self.backups = [self.checkpoint.copy()]
 
     async def _stand_still(self) -> None:
         """The query is stopped for longer than the brokers keep offsets."""

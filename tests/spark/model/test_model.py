@@ -25,10 +25,10 @@ from tests.spark.model.plan import ACTIONS, FAULTS, Settings, plan_of
 from tests.spark.model.run import run_seed
 
 ROOT = Path(__file__).parents[3]
-SEEDS = parsed(os.environ.get("AIOKPROD_SPARK_SEEDS", "0-200"))
+SEEDS = parsed(os.environ.get("AIOKPROD_SPARK_SEEDS", "0-100"))
 PROGRAM = """
 from tests.spark.model.run import run_seed
-print([run_seed(seed).trace for seed in (9, 11)])
+print([run_seed(seed).trace for seed in (2, 11)])
 """
 
 
@@ -45,7 +45,7 @@ def test_equal_seeds_give_equal_runs_in_any_process() -> None:
         [sys.executable, "-c", PROGRAM], cwd=ROOT, env=environment, capture_output=True, text=True,
         check=True,
     )  # fmt: skip
-    assert done.stdout.strip() == str([run_seed(seed).trace for seed in (9, 11)])
+    assert done.stdout.strip() == str([run_seed(seed).trace for seed in (2, 11)])
 
 
 def test_seeds_draw_all_faults_and_actions() -> None:
@@ -67,7 +67,7 @@ def test_replayed_rows_are_split_as_before() -> None:
 # -- the judge ------------------------------------------------------------------------------------
 
 
-FOUND = {"R1": 14, "R2": 0, "R2b": 0, "R4": 6}
+FOUND = {"R1": 14, "R2": 61, "R2b": 1178, "R4": 6}
 """A seed that finds each defect; `python -m tests.spark.model --detect` searches from 0 on."""
 
 
@@ -120,7 +120,7 @@ def test_mistake_in_the_protocol_is_found(
     mistake: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mistake(monkeypatch)
-    assert any(verdict_on(seed) is not None for seed in range(60))
+    assert any(verdict_on(seed) is not None for seed in range(10))
 
 
 # -- the command ----------------------------------------------------------------------------------
